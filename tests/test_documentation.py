@@ -29,13 +29,17 @@ from tests import documentation, tokenizer_files
 from tests.documentation import DOCS, README, ROOT
 
 # What cannot be checked, and why: a pattern of commands.
-NOT_CHECKED = {r'\bCOMMAND\b|KEY=VALUE': 'a pattern of commands'}
+NOT_CHECKED = {
+  r'\bCOMMAND\b|KEY=VALUE': 'a pattern of commands',
+  r'hf:(FOLDER|model)': 'a published model, see tests/interop/test_huggingface_files.py',
+}
 # What is checked but not run, and why.
 NOT_RUN = {
   r'gs://|^sbatch ': 'needs a cloud or a cluster',
   r'launch/compile\.py': 'compiles for minutes, see tests/test_compile.py',
   r'\b(benchmarks|studies)\b': 'measures for minutes, or needs what only its authors have',
   r'tests\.campaigns': 'runs for hours',
+  r'smollm2|model\.gguf': 'needs the weights of another package',
   r'393k_8k_50|runs/c4': 'needs C4, or an accelerator',
   r'superglue\.py:all|submit': 'reads all tasks, see tests/tasks',
   r'-m (venv|build)': 'makes an environment or a wheel, see tests/test_wheel.py',
@@ -212,7 +216,7 @@ def test_every_file_of_a_workdir_is_described(trained):
 def test_extras_that_are_named_exist():
   _, _, setup = (ROOT / 'setup.py').read_text(encoding='utf-8').partition('extras_require')
   extras = set(re.findall(r"^    '(\w+)': \[", setup, re.M))
-  assert extras == {*'tpu cuda12 gcs interop huggingface docs notebooks test'.split()}
+  assert extras == {*'tpu cuda12 gcs interop huggingface gguf docs notebooks test'.split()}
   launched = [ROOT / 'launch' / name for name in ('Dockerfile', 'sky.yaml')]
   for path in (README, *DOCS, *documentation.NOTEBOOKS, *launched):
     text = path.read_text(encoding='utf-8')

@@ -1,5 +1,7 @@
 """The models of the package: names, checksums and commands, with none and with a tiny one."""
 
+import hashlib
+import importlib
 import json
 import shutil
 import subprocess
@@ -156,6 +158,41 @@ def test_damaged_descriptions_are_named(damaged):
     ngrammer_jax.pretrained()
 
 
+@pytest.fixture
+def external(damaged, monkeypatch):
+  """A model of another package, which cannot be imported; returns the folder of that package."""
+  folder = damaged.parent.parent / 'site' / 'foreign_weights'
+  folder.mkdir(parents=True)
+  (folder / '__init__.py').write_text('raise RuntimeError("imported")')
+  (folder / 'model.gguf').write_bytes(b'weights')
+  digest = hashlib.sha256(b'weights').hexdigest()
+  package = {'module': 'foreign_weights', 'file': 'model.gguf', 'sha256': digest, 'install': 'pip'}
+  (damaged.parent / 'foreign').mkdir()
+  description = json.dumps({'description': 'Foreign.', 'package': package})
+  (damaged.parent / 'foreign' / 'model.json').write_text(description)
+  monkeypatch.syspath_prepend(str(folder.parent))
+  return folder
+
+
+def test_a_model_of_another_package(external):
+  assert pretrained_models.find('foreign') == external / 'model.gguf'
+  assert ngrammer_jax.pretrained() == {'other': 'model.json', 'foreign': 'Foreign.'}
+  assert pretrained_models.names() == ['other']
+  with bad_input('no pretrained model has the name foreigm: did you mean foreign?'):
+    pretrained_models.find('foreigm')
+  (external / 'model.gguf').write_bytes(b'other')
+  with pytest.raises(errors.BadInput, match='is not the file of foreign: its SHA-256 is'):
+    pretrained_models.find('foreign')
+  (external / 'model.gguf').unlink()
+  message = 'the weights of foreign are in another package, not installed: pip'
+  with bad_input(message):
+    ngrammer_jax.load_pretrained('foreign')
+  shutil.rmtree(external)
+  importlib.invalidate_caches()
+  with bad_input(message):
+    pretrained_models.find('foreign')
+
+
 @pytest.mark.skipif(shutil.which('sha256sum') is None, reason='sha256sum is not installed')
 def test_checksums_are_those_of_the_usual_tool(damaged):
   command = ['sha256sum', '--check', '--strict', 'SHA256SUMS']
@@ -218,8 +255,8 @@ def test_texts_that_cannot_be_scored(weights, tmp_path, content, problem):
 
 
 def test_a_pretrained_model_continues_a_prompt(weights, monkeypatch, capsys):
-  def completions(run, prompts, config, tokens, seed, context, on_text, stop):
-    assert run.workdir == weights
+  def completions(run, prompts, config, tokens, seed, context, on_text, stop, chat):
+    assert run.workdir == weights and not chat
     for _ in range(tokens):
       on_text(0, ' union')
     yield

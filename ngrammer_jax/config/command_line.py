@@ -22,6 +22,8 @@ from ngrammer_jax.config import catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.system import files
 
+PUBLISHED = 'hf:'  # before the folder of a published model
+
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Config]:
   """Returns plain flags, by argparse, and the config with its overrides applied.
@@ -53,7 +55,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     '--config',
     required=True,
     metavar='FILE[:VARIANT]',
-    help='config file, or the name of a config of the package, and its variant; or pretrained:NAME',
+    help='config file, or the name of a config of the package, and its variant; or '
+    'pretrained:NAME, or hf:FOLDER',
   )
   add_list(parser)
   parser.add_argument(
@@ -112,13 +115,16 @@ def load_file(spec: str) -> dict[str, Any]:
   """Returns the config of FILE or FILE:VARIANT, from its get_config() or get_config(VARIANT).
 
   A FILE that does not exist may be the name of a config of the package, such as `quickstart`, and
-  `pretrained:NAME` is the config of a pretrained model, with its vocabulary.
+  `pretrained:NAME` is the config of a pretrained model, with its vocabulary, and `hf:FOLDER` that
+  of a published model.
   """
   is_file = files.user_path('--config', spec).exists()
   name, _, variant = (spec, '', '') if is_file else spec.partition(':')
   path = files.user_path('--config', name)
   if spec.startswith(pretrained_models.PREFIX) and not path.exists():
     return _load_pretrained(spec, variant)
+  if spec.startswith(PUBLISHED) and not path.exists():
+    return _load_published(spec)
   if not path.is_file():
     path = _find_packaged(spec, name)
   if path.suffix != '.py':
@@ -149,10 +155,22 @@ def _load_pretrained(spec: str, name: str) -> dict[str, Any]:
     folder = pretrained_models.find(name)
   except errors.BadInput as error:
     raise errors.BadInput(f'--config={spec}: {error}') from error
+  if folder.is_file():
+    return _load_published(f'{PUBLISHED}{folder}')
   config = files.read_json(folder / 'config.json')
   if paths := [path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json']:
     config['data'] |= {'vocabulary_path': str(paths[0]), 'vocabulary_size': None}
   return config
+
+
+def _load_published(spec: str) -> dict[str, Any]:
+  """Returns the config of a published model. Raises BadInput if there is none."""
+  from ngrammer_jax import published_models  # not needed for other configs
+
+  try:
+    return published_models.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()
+  except errors.BadInput as error:
+    raise errors.BadInput(f'--config={spec}: {error}') from error
 
 
 def _find_packaged(spec: str, name: str) -> pathlib.Path:

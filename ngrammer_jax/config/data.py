@@ -21,11 +21,13 @@ class DataConfig:
   )
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(
-    None, 'size of a learned vocabulary; None: 4096 SentencePiece pieces, or all words', at_least=3
+    None,
+    'size of a learned vocabulary, or of the embedding for a tokenizer; None: 4096, or its own',
+    at_least=3,
   )
   vocabulary_path: str | None = field(
     None,
-    'a pretrained SentencePiece model, or the tokenizer.json of a Hugging Face tokenizer',
+    'a SentencePiece model, or the tokenizer.json or the folder of a published model',
     free_on_resume=True,
     only_for=('vocabulary', ('sentencepiece', 'tokenizer')),
   )
@@ -62,7 +64,7 @@ class DataConfig:
     """Raises BadInput for invalid settings, before any file of the corpus is opened."""
     fields.check_values(self, 'data.')
     path = self.vocabulary_path
-    if path is not None and not files.user_path('data.vocabulary_path', path).is_file():
+    if path is not None and not self._is_vocabulary(path):
       raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
     # Fine-tuning reads the vocabulary from the run that it starts from.
     if self.vocabulary == 'tokenizer' and path is None and self.corpus != 'superglue':
@@ -77,11 +79,18 @@ class DataConfig:
         f'{self.vocabulary!r} needs the whole text in advance: use sentencepiece or bytes'
       )
 
+  def _is_vocabulary(self, path: str) -> bool:
+    """Whether there is such a file, or for a tokenizer the folder of a published model."""
+    resolved = files.user_path('data.vocabulary_path', path)
+    return resolved.is_file() or (self.vocabulary == 'tokenizer' and resolved.is_dir())
+
   def _check_vocabulary_size(self) -> None:
     size = self.vocabulary_size
     if size is None:
       return
     is_learned = self.vocabulary in ('words', 'sentencepiece') and self.vocabulary_path is None
+    if self.vocabulary == 'tokenizer':
+      return  # the tokenizer says whether it has more ids
     if not is_learned:
       key = 'vocabulary' if self.vocabulary_path is None else 'vocabulary_path'
       raise errors.BadInput(

@@ -30,8 +30,7 @@ class Config:
   seed: int = field(0, 'random seed', at_least=0, at_most=2**32 - 1)
   init_from: str | None = field(
     None,
-    'run directory, whose newest checkpoint the training or fine-tuning starts from, or '
-    'pretrained:NAME',
+    'run directory of the parameters that training starts from, or pretrained:NAME, or hf:FOLDER',
   )
   finetune: FinetuneConfig | None = field(None, 'fine-tuning of a trained model')
 

@@ -166,7 +166,8 @@ def _cache_key(
   """Returns a hash of the settings and of the paths, sizes and times of the files."""
   paths = list(corpus.files)
   if config.vocabulary_path is not None:
-    paths.append(files.user_path('data.vocabulary_path', config.vocabulary_path))
+    path = files.user_path('data.vocabulary_path', config.vocabulary_path)
+    paths += sorted(path.iterdir()) if path.is_dir() else [path]
   stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
   settings = [config.vocabulary, config.vocabulary_size, config.newlines]
   if vocabulary is not None:
@@ -243,7 +244,8 @@ def _create_vocabulary(
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
     path = files.user_path('data.vocabulary_path', config.vocabulary_path)
-    return vocabularies.read(config.vocabulary, path)
+    size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
+    return vocabularies.read(config.vocabulary, path, size)
   if config.vocabulary == 'characters':
     documents = [document for split in corpus.splits.values() for document in split]
     separated = len(documents) > len(corpus.splits)
@@ -324,6 +326,8 @@ def _write_split(corpus, split, vocabulary, folder, bar) -> dict[str, Any]:
 def encode_file(path: pathlib.Path, vocabulary: vocabularies.Vocabulary) -> TokenSplit:
   """Returns the tokens of a file as one document, in memory.
 
+  For a model that reads no document start, the first token is read and not predicted.
+
   Raises:
     BadInput: the file is missing, empty or damaged, it is not valid UTF-8, or the vocabulary lacks
       a character of it.
@@ -343,13 +347,12 @@ def encode_file(path: pathlib.Path, vocabulary: vocabularies.Vocabulary) -> Toke
     is_lossless = is_lossless and vocabulary.decode(ids[-1]) == chunk
   if not text_bytes:
     raise errors.BadInput(f'{path} is empty; expected text')
-  return TokenSplit(
-    np.concatenate(ids),
-    np.zeros(1, np.int64),
-    text_bytes if is_lossless else None,
-    vocabulary.document_start,
-    vocabulary.num_characters,
-  )
+  tokens, start = np.concatenate(ids), vocabulary.document_start
+  if not vocabulary.adds_start and len(tokens) > 1:
+    start, tokens = int(tokens[0]), tokens[1:]
+  text_bytes = text_bytes if is_lossless else None
+  starts, characters = np.zeros(1, np.int64), vocabulary.num_characters
+  return TokenSplit(tokens, starts, text_bytes, start, characters)
 
 
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:

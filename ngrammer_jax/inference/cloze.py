@@ -177,7 +177,8 @@ class Evaluator:
     common_prefix = os.path.commonprefix([ids.tolist() for ids in (prefix, *queries)])
     num_shared = min(len(common_prefix), min(map(len, queries)) - 1)
     choices = [query[num_shared:] for query in queries]
-    prefix = np.concatenate([[self.vocabulary.document_start], context, queries[0][:num_shared]])
+    prefix = np.concatenate([context, queries[0][:num_shared]])
+    prefix = self.vocabulary.add_start(prefix)
     # The last token of a choice is predicted, but not read.
     max_prefix = self.context - max(map(len, choices)) + 1
     if max_prefix < max(num_shared, 1):

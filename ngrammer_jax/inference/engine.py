@@ -24,6 +24,7 @@ from ngrammer_jax.models import heads, host_tables, language_model, spans
 
 MAX_ROWS = 8  # default batch size of texts
 MIN_PROMPT_LENGTH = 16  # prompts are padded to at least this many tokens
+MIN_TEXT_LENGTH = 128  # texts are padded to segments of at least this many tokens, if allowed
 MIN_CHOICE_LENGTH = 32  # choices are padded to this, or to the longest choice if it is shorter
 
 Variables = dict[str, Any]  # `params` and `codebook`
@@ -186,35 +187,43 @@ class Engine:
     self,
     variables: Variables,
     documents: Sequence[np.ndarray],
-    start: int,
+    start: int | None,
     length: int,
     max_rows: int = MAX_ROWS,
   ) -> Iterator[np.ndarray]:
     """Yields the nats of every token of each document, float64 [tokens].
 
+    Without a document start, these are the nats of every token but the first.
+
     Args:
       variables: parameters and codebook.
       documents: token ids without the document start.
-      start: id of the document start, the first input of each document.
-      length: T.
+      start: id of the document start, the first input of each document. None: the first input is
+        the first token of the document.
+      length: maximum length of a segment, T.
       max_rows: maximum batch size.
     """
     rows = self.round_rows(min(max_rows, _bucket(len(documents))))
     for group in _chunks(documents, rows):
-      num_segments = -(-max(map(len, group)) // length)
-      targets, valid = _pad(group, rows, num_segments * length)
-      inputs = np.insert(targets, 0, start, axis=1)[:, :-1]
-      starts = np.broadcast_to(np.arange(num_segments * length) == 0, inputs.shape)
-      padded = streams.Segment(inputs, targets, starts, valid.astype(np.float32))
+      if start is not None:
+        group = [np.insert(ids, 0, start) for ids in group]
+      counts = [max(len(ids) - 1, 0) for ids in group]  # of targets
+      # Short texts need no long segment.
+      T = min(length, _bucket(max(counts), MIN_TEXT_LENGTH))
+      num_segments = -(-max(counts) // T)
+      ids_BxS, valid_BxS = _pad(group, rows, num_segments * T + 1)
+      starts = np.broadcast_to(np.arange(num_segments * T) == 0, ids_BxS[:, 1:].shape)
+      valid = valid_BxS[:, 1:].astype(np.float32)
+      padded = streams.Segment(ids_BxS[:, :-1], ids_BxS[:, 1:], starts, valid)
 
-      def make_segment(index, row_slice, padded=padded):
-        columns = slice(index * length, (index + 1) * length)
+      def make_segment(index, row_slice, padded=padded, T=T):
+        columns = slice(index * T, (index + 1) * T)
         return streams.map_segments(lambda array: array[row_slice, columns], padded)
 
       segments = self.score_segments(variables, rows, num_segments, make_segment)
       nll = np.concatenate([np.zeros((rows, 0)), *(scores.nll_BxT for scores in segments)], axis=1)
-      for row, ids in enumerate(group):
-        yield nll[row, : len(ids)].astype(np.float64)
+      for row, count in enumerate(counts):
+        yield nll[row, :count].astype(np.float64)
 
   def rank(
     self,
@@ -271,7 +280,8 @@ class Engine:
 
     Args:
       variables: parameters and codebook.
-      prompts: token ids that begin with the document start, at most `context` tokens each.
+      prompts: token ids, with the document start if the model reads one, of at most `context`
+        tokens each.
       seeds: random seed of each row.
       options: options of sampling.
       context: each token is predicted from at most this many preceding tokens.
@@ -281,20 +291,11 @@ class Engine:
     rows = self.round_rows(_bucket(len(prompts)) if rows is None else rows)
     longest = max(map(len, prompts))
     T = min(_bucket(longest, MIN_PROMPT_LENGTH), max(context, longest))
-    shard_rows = lambda array: jax.device_put(array, self._row_sharding)
 
     def dispatch():
-      slots = self._decoding_slots(context, variables)
+      sampler, seeds_B, state = self._start_decoding(variables, seeds, options, context, rows)
       with sharding.use(self.mesh):
-        sampler = sampling.SamplerParams.from_config(options, self.model.vocabulary_size)
-        seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
         prompt = self._pad_prompts(prompts, rows, T, bidirectional)
-        memory = self._empty_memory(rows, slots)
-        is_used_BxV = None
-        if sampler.repetition_penalty is not None:
-          is_used_BxV = shard_rows(np.zeros((rows, self.model.vocabulary_size), bool))
-        token_B = shard_rows(np.zeros(rows, np.int32))
-        state = programs.DecodingState(memory, jnp.int32(0), token_B, is_used_BxV)
         tokens_KxB, state = self._decode_prompt(variables, seeds_B, sampler, prompt, state=state)
       while True:
         yield tokens_KxB
@@ -305,6 +306,45 @@ class Engine:
     first = jax.device_get(next(calls))  # before the program of the others is compiled
     for tokens_KxB in itertools.chain([first], _fetch_one_behind(calls)):
       yield from tokens_KxB[:, : len(prompts)]
+
+  def read_in_turns(
+    self, variables: Variables, seed: int, options: sampling.SamplingConfig, context: int
+  ) -> Callable[[Sequence[int]], int]:
+    """Returns a function that reads tokens after all earlier ones, and samples the next token.
+
+    The KV cache has the tokens that were read and no others: nothing is computed ahead. The
+    sampled token is not read; the caller passes it, or something else.
+
+    Args: see `generate`; there is one row.
+    """
+    rows = self.round_rows(1)
+    sampler, seeds_B, state = self._start_decoding(variables, [seed], options, context, rows)
+    is_first = True
+
+    def read(ids: Sequence[int]) -> int:
+      nonlocal state, is_first
+      T = len(ids) if len(ids) == 1 else _bucket(len(ids), MIN_PROMPT_LENGTH)
+      with sharding.use(self.mesh):
+        inputs = self._pad_prompts([ids], rows, min(T, max(context, len(ids))), False, is_first)
+        tokens_1xB, state = self._decode_prompt(variables, seeds_B, sampler, inputs, state=state)
+      is_first = False
+      return int(jax.device_get(tokens_1xB)[0, 0])
+
+    return read
+
+  def _start_decoding(self, variables, seeds, options, context, rows):
+    """Returns the parameters of the sampler, the seed of each row, and the first state."""
+    slots, V = self._decoding_slots(context, variables), self.model.vocabulary_size
+    shard_rows = lambda array: jax.device_put(array, self._row_sharding)
+    with sharding.use(self.mesh):
+      sampler = sampling.SamplerParams.from_config(options, V)
+      seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
+      is_used_BxV = None
+      if sampler.repetition_penalty is not None:
+        is_used_BxV = shard_rows(np.zeros((rows, V), bool))
+      token_B, memory = shard_rows(np.zeros(rows, np.int32)), self._empty_memory(rows, slots)
+      state = programs.DecodingState(memory, jnp.int32(0), token_B, is_used_BxV)
+    return sampler, seeds_B, state
 
   def trace_score(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that scores a segment of T tokens. The variables may be abstract."""
@@ -358,10 +398,10 @@ class Engine:
     # Without a KV cache, a segment memory would keep the inputs of all its tokens.
     return max(slots, 0 if config.memory is None else 1)
 
-  def _pad_prompts(self, prompts, rows, length, bidirectional):
+  def _pad_prompts(self, prompts, rows, length, bidirectional, is_start=True):
     """Returns the inputs of a batch of prompts, padded to a length, on the devices."""
     tokens_BxP, valid_BxP = _pad(prompts, rows, length)
-    starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0)
+    starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0) & is_start
     prefix_BxP = valid_BxP > 0 if bidirectional else None
     inputs = programs.Inputs(tokens_BxP, starts_BxP, valid_BxP, prefix_BxP)
     return jax.device_put(inputs, self._row_sharding)

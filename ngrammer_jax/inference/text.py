@@ -45,7 +45,8 @@ class Score:
   Attributes:
     text: the text.
     tokens: its token ids.
-    nats: negative log-likelihood of each token, float64.
+    nats: negative log-likelihood of each token, float64; of each but the first if the model reads
+      no document start, because nothing predicts that one.
     lossless: whether the tokens decode to the text.
   """
 
@@ -61,8 +62,11 @@ class Score:
 
   @property
   def bits_per_byte(self) -> float:
-    """Bits per byte of UTF-8; nan for an empty text, or if the tokens do not decode to it."""
-    size = len(self.text.encode()) if self.lossless else 0
+    """Bits per byte of UTF-8; nan without nats, or if the tokens do not decode to the text.
+
+    The bytes of a first token without nats count too.
+    """
+    size = len(self.text.encode()) if self.lossless and self.nats.size else 0
     return float(self.nats.sum()) / math.log(2) / size if size else math.nan
 
 
@@ -74,7 +78,8 @@ def score(
   segment_length: int,
 ) -> list[Score]:
   """Scores texts, each as a separate document."""
-  documents, start = [ids for _, ids in texts], vocabulary.document_start
+  documents = [ids for _, ids in texts]
+  start = vocabulary.document_start if vocabulary.adds_start else None
   nats = engine.score_documents(variables, documents, start, segment_length)
   return [
     Score(text, ids, text_nats, lossless=vocabulary.decode(ids) == text.encode())
@@ -143,18 +148,27 @@ class CompletionConfig:
 def encode_prompts(
   vocabulary: vocabularies.Vocabulary, prompts: Sequence[str], context: int
 ) -> list[EncodedText]:
-  """Encodes prompts after the document start. Raises BadInput if one does not fit the context."""
+  """Encodes prompts, after the document start if the model reads one.
+
+  Raises BadInput if one does not fit the context.
+  """
   encoded = []
   for i, text in enumerate(prompts):
-    name = f'prompt {i + 1}'
-    ids = np.insert(encode(vocabulary, text, name).ids, 0, vocabulary.document_start)
-    if len(ids) > context:
-      raise errors.BadInput(
-        f'{name} is too long: {len(ids) - 1:,} tokens, but {context - 1:,} and the document '
-        f'start fill the context of {context:,}; shorten it, or raise the context'
-      )
-    encoded.append(EncodedText(text, ids))
+    ids = encode(vocabulary, text, f'prompt {i + 1}').ids
+    with_start = vocabulary.add_start(ids)
+    check_length(f'prompt {i + 1}', len(ids), len(with_start) - len(ids), context)
+    encoded.append(EncodedText(text, with_start))
   return encoded
+
+
+def check_length(name: str, tokens: int, starts: int, context: int) -> None:
+  """Raises BadInput for a text that, with a document start or without one, exceeds the context."""
+  if tokens + starts > context:
+    room = f'{context - starts:,}{" and the document start" * starts}'
+    raise errors.BadInput(
+      f'{name} is too long: {tokens:,} tokens, but {room} fill the context of {context:,}; '
+      f'shorten it, or raise the context'
+    )
 
 
 def complete(
@@ -183,7 +197,8 @@ def complete(
     make_text = functools.partial(
       IncrementalDetokenizer, vocabulary, max_tokens=config.tokens, stop=config.stop
     )
-    texts = [make_text(prompt[1:]) for prompt in ids]
+    starts = [int(prompt[0] == vocabulary.document_start) for prompt in ids]  # no text
+    texts = [make_text(prompt[n:]) for prompt, n in zip(ids, starts, strict=True)]
     for token_B in engine.generate(variables, ids, seeds, config.sampling, config.context):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
@@ -220,7 +235,7 @@ class IncrementalDetokenizer:
 
   def add(self, token: int) -> str:
     """Adds a token and returns the new text, which may be empty."""
-    self.has_ended = token == self._vocabulary.document_end
+    self.has_ended = token in self._vocabulary.end_tokens
     if not self.has_ended:
       self.tokens.append(token)
     self.is_done = self.has_ended or len(self.tokens) >= self._max_tokens

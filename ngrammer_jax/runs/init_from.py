@@ -1,6 +1,7 @@
 """Starts a training from another run, `init_from`: its parameters and codebooks, a new optimizer.
 
-`init_from` is the workdir of a run, or `pretrained:NAME` (see `pretrained_models`).
+`init_from` is the workdir of a run, `pretrained:NAME` (see `pretrained_models`), or the folder of a
+published model, with or without `hf:` before it.
 
 <workdir>/begun_with.json   run and step of the checkpoint that the training started from
 """
@@ -10,12 +11,14 @@ import logging
 import pathlib
 
 import jax
+import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, runs
 from ngrammer_jax.checkpoints import reader
-from ngrammer_jax.config import fields
+from ngrammer_jax.config import command_line, fields
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.runs import huggingface
 from ngrammer_jax.system import files, hosts
 from ngrammer_jax.training import state as train_state
 
@@ -24,9 +27,10 @@ RECORD = 'begun_with.json'
 
 def open_run(init_from: str, step: int | str = 'newest') -> runs.Run:
   """Opens the run to start from. Raises BadInput if there is none."""
+  init_from = init_from.removeprefix(command_line.PUBLISHED)
   name = init_from.removeprefix(pretrained_models.PREFIX)
   is_local = name == init_from and not files.is_remote(init_from)
-  if is_local and not files.path(init_from).is_dir():
+  if is_local and not files.path(init_from).exists():
     raise errors.BadInput(f'init_from={init_from}: no such folder; expected the workdir of a run')
   try:
     return runs.load_run(name, step) if name == init_from else runs.load_pretrained(name)
@@ -47,7 +51,11 @@ def initial_state(
     workdir: workdir of the run that starts.
     state: a randomly initialised state.
   """
-  pretrained = open_run(init_from, _recorded_step(init_from, workdir)).state
+  source = open_run(init_from, _recorded_step(init_from, workdir))
+  if isinstance(source, huggingface.PublishedRun):
+    logging.info('starting from %s', init_from)
+    return state.replace(params=source.load(state.params, np.float32))
+  pretrained = source.state
   record = {'init_from': init_from, 'step': int(pretrained.step)}
   if hosts.is_primary():
     files.write(workdir / RECORD, json.dumps(record) + '\n')

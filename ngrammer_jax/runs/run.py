@@ -15,8 +15,9 @@ from ngrammer_jax import errors, pretrained_models, sharding
 from ngrammer_jax.checkpoints import manifest, reader, workdirs
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, token_cache, vocabularies
-from ngrammer_jax.inference import cloze, language_modeling, sampling, text
+from ngrammer_jax.inference import cloze, conversation, language_modeling, sampling, text
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.interop.huggingface import checkpoint
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import language_model, memories
 from ngrammer_jax.runs import exported
@@ -143,18 +144,27 @@ class Run:
       )
     return memories_by_path
 
-  def export(self, folder: str | pathlib.Path, dtype: str | None = None) -> None:
+  def export(
+    self, folder: str | pathlib.Path, dtype: str | None = None, format: str = 'run'
+  ) -> None:
     """Writes config, vocabulary and variables to a folder, which `load_run` reads.
 
     Args:
       folder: a new or empty folder.
       dtype: dtype of the parameters in the file, such as `bfloat16`. None: their own.
+      format: `run`, or `huggingface` for a folder that other libraries read, too.
 
     Raises:
-      BadInput: the folder is remote, is not empty or cannot be created.
+      BadInput: the folder is remote, is not empty or cannot be created; or no family of published
+        models is such a model.
     """
     folder = files.path(folder)
     exported.make_folder(folder)  # before the checkpoint is loaded
+    if format == 'huggingface':
+      from ngrammer_jax.runs import huggingface
+
+      huggingface.save(self, folder, dtype)
+      return
     exported.save(self.workdir, self.state, folder, dtype)
 
   def split(self, name: str) -> token_cache.TokenSplit:
@@ -275,6 +285,7 @@ class Run:
     on_text: Callable[[int, str], None] | None = None,
     repetition_penalty: float = 1.0,
     stop: str | Sequence[str] = (),
+    chat: bool = False,
   ) -> list[text.Completion]:
     """Continues prompts, each as the start of a separate document.
 
@@ -290,13 +301,14 @@ class Run:
       on_text: called with the index of a prompt and its new text, for each token.
       repetition_penalty: lowers the logits of tokens that occurred, if above 1 (CTRL).
       stop: texts before which a continuation ends.
+      chat: whether the prompts are messages that the model answers, by its chat template.
 
     Raises:
       BadInput: a prompt does not fit the context, or a value is out of range.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     config = sampling.SamplingConfig(temperature, top_k, top_p, repetition_penalty)
-    return list(self.completions(prompts, config, tokens, seed, context, on_text, stop))
+    return list(self.completions(prompts, config, tokens, seed, context, on_text, stop, chat))
 
   def completions(
     self,
@@ -307,38 +319,77 @@ class Run:
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
     stop: str | Sequence[str] = (),
+    chat: bool = False,
   ) -> Iterator[text.Completion]:
     """Yields the completions of `generate`, batch by batch, as soon as they are done."""
+    config = self._completion_config(sampling_config, tokens, seed, context, stop, len(prompts))
+    encode = conversation.encode_prompts if chat else text.encode_prompts
+    encoded = encode(self.vocabulary, prompts, config.context)
+    variables = self.variables
+    yield from text.complete(self.engine, variables, self.vocabulary, encoded, config, on_text)
+
+  def converse(
+    self,
+    sampling_config: sampling.SamplingConfig,
+    tokens: int = 100,
+    seed: int = 0,
+    context: int | None = None,
+    stop: str | Sequence[str] = (),
+  ) -> conversation.Conversation:
+    """Starts a conversation; its arguments are those of `completions`.
+
+    Raises:
+      BadInput: the model has no chat template, or a value is out of range.
+    """
+    config = self._completion_config(sampling_config, tokens, seed, context, stop, 1)
+    conversation.check(self.vocabulary)
+    return conversation.Conversation(self.engine, self.variables, self.vocabulary, config)
+
+  def _completion_config(self, sampling_config, tokens, seed, context, stop, num_prompts):
     context = self.config.evaluation_context() if context is None else context
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     config = text.CompletionConfig(sampling_config, tokens, seed, context, stop)
-    config.check(self.config.model, len(prompts))
-    encoded = text.encode_prompts(self.vocabulary, prompts, context)
-    variables = self.variables
-    yield from text.complete(self.engine, variables, self.vocabulary, encoded, config, on_text)
+    config.check(self.config.model, num_prompts)
+    return config
 
 
 def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
   """Opens a run directory. The checkpoint is looked for and loaded on first use.
 
   Args:
-    workdir: the run directory.
+    workdir: the run directory, or a published model (see `runs.huggingface`).
     step: checkpoint: a step number, `newest`, or `best` on the validation split.
 
   Raises:
     BadInput: it is not a run directory.
   """
   workdir = files.path(workdir)
+  if checkpoint.is_published(workdir):
+    from ngrammer_jax.runs import huggingface
+
+    return huggingface.open_run(workdir, step)
   return Run(workdir, workdirs.load_config(workdir), step)
 
 
-def load_pretrained(name: str) -> Run:
-  """Opens a model that comes with the package, see `pretrained_models`.
+def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:
+  """Opens a model by its name, or a published model.
+
+  Args:
+    name: its name, see `pretrained_models`; or the folder or GGUF file of a published model.
+    dtype: dtype of the parameters of a published model; None: those of the file.
 
   Raises:
     BadInput: there is no model of this name, or a file of it is damaged.
   """
-  return load_run(pretrained_models.find(name))
+  path = files.path(name)
+  names = *pretrained_models.names(), *pretrained_models.external_names()
+  if str(name) in names or not path.exists():
+    path = pretrained_models.find(str(name))
+    if path.is_dir():
+      return load_run(path)
+  from ngrammer_jax.runs import huggingface
+
+  return huggingface.open_run(path, dtype=dtype)
 
 
 def corpus_opener(

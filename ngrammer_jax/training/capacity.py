@@ -23,6 +23,7 @@ from ngrammer_jax.training import state as train_state
 
 # Limits of a container, by version of cgroups. A file holds bytes, or the word max.
 CONTAINER_LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
+TRAINING_ARRAYS = 'parameters, optimizer state, memory and batch'
 
 
 class MemoryLimit(NamedTuple):
@@ -57,6 +58,11 @@ def check(config: experiment.Config, state: train_state.TrainState) -> None:
   else:
     _check_fits({name: leaf for name, leaf in arrays.items() if name not in on_host}, device)
     _check_fits(on_host, machine)
+
+
+def check_parameters(abstract: Any, mesh: jax.sharding.Mesh) -> None:
+  """Raises BadInput if parameters, of which shapes and shardings are given, do not fit."""
+  _check_fits(checksums.named_leaves(abstract), device_memory(mesh), 'the parameters')
 
 
 def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Compiled) -> None:
@@ -104,14 +110,14 @@ def format_bytes(size: float) -> str:
   return f'{size / 2**20:,.1f} MiB' if size < 2**30 else f'{size / 2**30:,.1f} GiB'
 
 
-def _check_fits(arrays: dict[str, Any], memory: MemoryLimit) -> None:
+def _check_fits(arrays: dict[str, Any], memory: MemoryLimit, what: str = TRAINING_ARRAYS) -> None:
   needed = memory.devices * sum(map(_shard_bytes, arrays.values()))
   if memory.size is None or needed <= memory.size:
     return
   largest = max(arrays, key=lambda name: _shard_bytes(arrays[name]))
   shape = list(arrays[largest].shape)
   raise errors.BadInput(
-    f'parameters, optimizer state, memory and batch need {format_bytes(needed)}, but {memory.name} '
+    f'{what} need {format_bytes(needed)}, but {memory.name} '
     f'has {format_bytes(memory.size)}: the largest array is {largest} {shape}; use smaller sizes, '
     f'or more devices with mesh.fsdp or mesh.model'
   )

@@ -489,7 +489,7 @@ def test_the_first_input_of_a_document_is_its_separator():
       'tokenizer.json of a Hugging Face tokenizer',
     ),
     (
-      {'vocabulary': 'tokenizer', 'vocabulary_path': __file__, 'vocabulary_size': 300},
+      {'vocabulary': 'sentencepiece', 'vocabulary_path': __file__, 'vocabulary_size': 300},
       f'data.vocabulary_size=300 cannot be combined with data.vocabulary_path={__file__!r}; add '
       f'data.vocabulary_size=None',
     ),

@@ -33,6 +33,14 @@ def test_documents_of_any_length_match_the_reference():
     split = token_cache.TokenSplit(text, np.array([0]), None, START)
     segments = [(first, min(first + LENGTH, len(text))) for first in range(0, len(text), LENGTH)]
     assert_close(nats, reader(split, segments)[0], 1e-5)
+  # Without a document start, as texts whose first token is the start of their document.
+  for text, nats in zip(
+    texts, engine.score_documents(reader.variables, texts, None, LENGTH, max_rows=2), strict=True
+  ):
+    assert len(nats) == max(len(text) - 1, 0)
+    if len(nats):
+      (same,) = engine.score_documents(reader.variables, [text[1:]], text[0], LENGTH, max_rows=2)
+      assert_close(nats, same, 1e-6)
 
 
 SPANS = model_config.ModelConfig(

@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import engine as inference
@@ -96,6 +97,38 @@ def test_text_that_only_begins_a_stop_string_is_emitted_at_the_token_limit():
 def test_bits_are_per_byte():
   score = text.Score('é\N{SNOWMAN}', np.arange(2), np.log([2.0, 16.0]), lossless=True)
   assert score.bits_per_byte == pytest.approx(5 / 5)  # of 2 and 3 bytes
+
+
+class Unstarted(vocabularies.ByteVocabulary):
+  """The vocabulary of a model that reads no document start, and ends a text with either token."""
+
+  adds_start, end_tokens = False, (65, 256)
+
+
+def test_a_model_that_reads_no_document_start():
+  vocabulary, seen = Unstarted(), []
+
+  def score_documents(variables, documents, start, length):
+    seen.append(start)
+    return (np.ones(max(len(ids) - 1, 0)) for ids in documents)
+
+  texts = [text.encode(vocabulary, t, '') for t in ('abc', 'a', '')]
+  engine = types.SimpleNamespace(score_documents=score_documents)
+  scores = text.score(engine, None, vocabulary, texts, 8)
+  assert seen == [None] and [len(score.nats) for score in scores] == [2, 0, 0]
+  assert [len(score.tokens) for score in scores] == [3, 1, 0]
+  assert scores[0].bits_per_byte == pytest.approx(2 / np.log(2) / 3) and scores[0].lossless
+  assert np.isnan(scores[1].perplexity) and np.isnan(scores[1].bits_per_byte)
+  prompts = text.encode_prompts(vocabulary, ['ab', ''], context=2)
+  assert [prompt.ids.tolist() for prompt in prompts] == [[97, 98], [256]]
+  message = 'prompt 1 is too long: 3 tokens, but 2 fill the context of 2; shorten it, or raise the '
+  with pytest.raises(errors.BadInput, match=message):
+    text.encode_prompts(vocabulary, ['abc'], context=2)
+  for end in (65, 256):
+    answer = text.IncrementalDetokenizer(vocabulary, [97], max_tokens=9)
+    answer.add(98)
+    answer.add(end)
+    assert (answer.text, answer.has_ended) == ('b', True)
 
 
 def test_every_prompt_draws_with_its_own_seed():

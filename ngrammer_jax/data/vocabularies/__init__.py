@@ -41,14 +41,24 @@ KINDS = {
 }
 
 
-def read(kind: str, path: pathlib.Path) -> Vocabulary:
+def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
   """Returns the vocabulary of `data.vocabulary_path`, of the kind `data.vocabulary`.
+
+  Args:
+    kind: `sentencepiece` or `tokenizer`.
+    path: the file; for a tokenizer also a published model, a folder or a GGUF file.
+    size: number of ids of a tokenizer, see `TokenizerVocabulary`.
 
   Raises BadInput for another file.
   """
+  if kind == 'tokenizer' and (path.is_dir() or path.suffix == '.gguf'):
+    from ngrammer_jax import published_models  # imports this module
+
+    return published_models.read_vocabulary(path, size)
   make, _ = KINDS[kind]
+  options = {} if size is None else {'size': size}
   try:
-    return make(path.read_bytes())
+    return make(path.read_bytes(), **options)
   except errors.BadInput as error:
     raise errors.BadInput(f'data.vocabulary_path={path}: {error}') from error
   except (ValueError, RuntimeError) as error:
@@ -60,7 +70,8 @@ def read(kind: str, path: pathlib.Path) -> Vocabulary:
 
 def check_path(kind: str, path: str, vocabulary: Vocabulary, workdir: pathlib.Path) -> None:
   """Raises BadInput if `data.vocabulary_path` is not the vocabulary of a run."""
-  other = read(kind, files.user_path('data.vocabulary_path', path))
+  size = vocabulary.size if kind == 'tokenizer' else None
+  other = read(kind, files.user_path('data.vocabulary_path', path), size)
   if other.definition != vocabulary.definition:
     raise errors.BadInput(
       f'data.vocabulary_path={path}, with {other.size:,} token ids, is not the vocabulary of '

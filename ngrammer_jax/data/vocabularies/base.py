@@ -18,6 +18,7 @@ class Vocabulary(abc.ABC):
     size: number of ids.
     document_start: id between documents and before the very first token.
     document_end: id that ends a document; None if the document start also occurs inside documents.
+    adds_start: whether a text that is scored or continued begins with the document start.
     line_end: id of the end of a line; None if that is not a separate word.
     unknown: id of text that is not in the vocabulary; None if there is no such id.
     num_characters: number of ids that are a character each, the lowest ids; None if the tokens are
@@ -28,10 +29,23 @@ class Vocabulary(abc.ABC):
   size: int
   document_start: int
   document_end: int | None
+  adds_start: bool = True
   line_end: int | None = None
   unknown: int | None = None
   num_characters: int | None = None
   definition: tuple[Any, ...]
+
+  @property
+  def end_tokens(self) -> tuple[int, ...]:
+    """Ids at which a generated text ends."""
+    return () if self.document_end is None else (self.document_end,)
+
+  def add_start(self, ids: np.ndarray) -> np.ndarray:
+    """Returns the ids of a text after the document start, if the model reads one first.
+
+    An empty text always has it: a model has to read something.
+    """
+    return np.insert(ids, 0, self.document_start) if self.adds_start or not len(ids) else ids
 
   @abc.abstractmethod
   def encode(self, text: bytes) -> np.ndarray:

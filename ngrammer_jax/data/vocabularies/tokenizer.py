@@ -1,8 +1,10 @@
 """The tokens of a Hugging Face tokenizer."""
 
 from collections.abc import Iterable, Sequence
+import functools
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -22,33 +24,76 @@ DOCUMENT_SEPARATORS = (
 class TokenizerVocabulary(base.Vocabulary):
   """A Hugging Face tokenizer, from its file `tokenizer.json`.
 
-  The document start is the first special token that the tokenizer itself adds to a text; if it adds
-  none, the first of DOCUMENT_SEPARATORS that is one of its special tokens. A text that spells a
-  special token is ordinary text, so no text contains the document start.
+  A text that spells a special token is ordinary text, so no text contains the document start.
 
   Args:
     content: the content of the file.
+    size: number of ids with unused ones after those of the tokenizer, as the embeddings of
+      published models have them. None: those of the tokenizer.
+    document_start: id of the document start. None: the first special token that the tokenizer
+      itself adds to a text; if it adds none, the first of DOCUMENT_SEPARATORS that is one of its
+      special tokens.
+    end_tokens: ids that end a text that the model generates. None: the document start.
+    adds_start: whether a text that is scored or continued begins with the document start.
+    chat_template: the Jinja template of a conversation, if the model has one.
 
   Raises:
     ValueError: the file is not a tokenizer.
-    BadInput: no special token separates documents.
+    BadInput: no special token separates documents, or the tokenizer has more ids than `size`.
   """
 
-  def __init__(self, content: bytes):
-    import tokenizers  # other vocabularies do not need it
-
-    self._content, self.definition = content, ('tokenizer', content)
-    self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
-    # A tokenizer of a model with short inputs cuts and pads texts.
-    self._tokenizer.no_truncation()
-    self._tokenizer.no_padding()
+  def __init__(
+    self,
+    content: bytes,
+    size: int | None = None,
+    document_start: int | None = None,
+    end_tokens: Sequence[int] | None = None,
+    adds_start: bool = True,
+    chat_template: str | None = None,
+  ):
+    self.content, self.adds_start, self.chat_template = content, adds_start, chat_template
+    fields: dict[str, Any] = {'document_start': document_start, 'end_tokens': end_tokens}
+    fields |= {'adds_start': None if adds_start else False, 'chat_template': chat_template}
+    self._fields = {name: value for name, value in fields.items() if value is not None}
+    self._tokenizer = self._make_tokenizer()
     self._tokenizer.encode_special_tokens = True
     model = json.loads(content)['model']
     self.unknown = model.get('unk_id')
     if model.get('unk_token') is not None:
       self.unknown = self._tokenizer.token_to_id(model['unk_token'])
-    self.document_start = self.document_end = self._find_separator()
-    self.size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
+    self.document_start = self._find_separator() if document_start is None else document_start
+    self._ends = tuple(end_tokens or (self.document_start,))
+    self.document_end = self._ends[0]
+    own_size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
+    self.size = own_size if size is None else size
+    if own_size > self.size:
+      raise errors.BadInput(
+        f'the tokenizer has {own_size:,} ids, but the model {self.size:,}: it is of another model'
+      )
+    self.definition = ('tokenizer', content, self.size)
+
+  def _make_tokenizer(self):
+    """Returns a tokenizer, in whose texts the spelling of a special token is that token."""
+    import tokenizers  # other vocabularies do not need it
+
+    tokenizer = tokenizers.Tokenizer.from_buffer(self.content)
+    # A tokenizer of a model with short inputs cuts and pads texts.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+  _special_tokenizer = functools.cached_property(_make_tokenizer)
+
+  @property
+  def end_tokens(self) -> tuple[int, ...]:
+    """Ids at which a generated text ends: the start of another document is one of them."""
+    return (*self._ends, self.document_start)
+
+  @functools.cached_property
+  def special_tokens(self) -> tuple[str, ...]:
+    """The spellings of the special tokens."""
+    added = self._tokenizer.get_added_tokens_decoder()
+    return tuple(token.content for token in added.values() if token.special)
 
   def _find_separator(self) -> int:
     """Returns the id of the document start. Raises BadInput if there is none."""
@@ -74,14 +119,23 @@ class TokenizerVocabulary(base.Vocabulary):
     # Some models have a piece that is spelled as the document start: T5's Unigram, for example.
     return [ids[ids != self.document_start] for ids in id_arrays]
 
+  def encode_special(self, text: str) -> np.ndarray:
+    """Returns the ids of a text in which the spelling of a special token is that token."""
+    encoding = self._special_tokenizer.encode(text, add_special_tokens=False)
+    return np.array(encoding.ids, np.int32)
+
   def decode(self, ids: Iterable[int]) -> bytes:
     return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True).encode()
 
   def token_texts(self) -> tuple[list[str], list[str]]:
     single_ids = [[i] for i in range(self.size)]
     texts = self._tokenizer.decode_batch(single_ids, skip_special_tokens=False)
-    return texts, [self._tokenizer.id_to_token(i) or '' for i in range(self.size)]
+    return texts, list(map(self.token, range(self.size)))
+
+  def token(self, i: int) -> str:
+    """Returns the spelling of a token."""
+    return self._tokenizer.id_to_token(i) or ''
 
   def save(self, folder: pathlib.Path) -> None:
-    files.write(folder / 'vocabulary.tokenizer.json', self._content)
-    base.write_fields(folder, 'tokenizer')
+    files.write(folder / 'vocabulary.tokenizer.json', self.content)
+    base.write_fields(folder, 'tokenizer', size=self.size, **self._fields)

@@ -1,0 +1,154 @@
+"""The files of a published model: its config, tensors, read a range of rows at a time, tokenizer.
+
+A folder has config.json and model.safetensors, or several files with model.safetensors.index.json.
+Pickles, such as pytorch_model.bin, are never read: they can run code.
+"""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.interop import row_files
+from ngrammer_jax.interop.huggingface import tokenizers
+from ngrammer_jax.system import files
+
+CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
+PICKLES = ('*.bin', '*.pt', '*.pth', '*.ckpt')
+# Files about text that belong to a model, besides tokenizer.json.
+TEXT_FILES = (
+  *('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json'),
+  'chat_template.jinja',
+)
+DTYPES = ('F64', 'F32', 'F16', 'BF16')
+
+
+class StoredTensor(Protocol):
+  """A tensor of a file.
+
+  Attributes:
+    shape: its shape.
+    dtype: its dtype.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+
+  def read(self, start: int, stop: int) -> np.ndarray:
+    """Returns the rows from `start` to before `stop`, as a copy."""
+
+
+class TokenizerFiles(NamedTuple):
+  """The files about text.
+
+  Attributes:
+    others: content of the other files by name.
+    read: function from the number of ids of the model to its vocabulary; None: it has no tokenizer.
+  """
+
+  others: Mapping[str, bytes]
+  read: Callable[[int | None], vocabularies.TokenizerVocabulary] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """A published model.
+
+  Attributes:
+    path: its folder or file.
+    config: the content of config.json.
+    tensors: its tensors by name.
+    tokenizer: its tokenizer.
+    versions: size and time of the files when their headers were read, by path.
+  """
+
+  path: pathlib.Path
+  config: dict[str, Any]
+  tensors: Mapping[str, StoredTensor]
+  tokenizer: TokenizerFiles
+  versions: Mapping[pathlib.Path, tuple[int, int]]
+
+  def check_unchanged(self) -> None:
+    """Raises BadInput if a file was changed since its header was read."""
+    for path, expected in self.versions.items():
+      if version(path) != expected:
+        raise errors.BadInput(f'{path} was changed while it was read: wait for its end, and rerun')
+
+
+def is_published(folder: pathlib.Path) -> bool:
+  """Whether a path is a published model: a GGUF file, or a folder, but not that of a run.
+
+  The config.json of a published model has a model_type.
+  """
+  if is_gguf(folder):
+    return True
+  with contextlib.suppress(*files.DAMAGE_ERRORS):
+    return 'model_type' in files.read_json(folder / CONFIG)
+  return False
+
+
+def is_gguf(path: pathlib.Path) -> bool:
+  """Whether a path is a file of that name, or of that content."""
+  with contextlib.suppress(*files.DAMAGE_ERRORS):
+    if path.is_file():
+      with path.open('rb') as file:
+        return path.suffix == '.gguf' or file.read(4) == b'GGUF'
+  return False
+
+
+def open_folder(folder: pathlib.Path) -> Checkpoint:
+  """Returns the model in a folder, of which only the headers are read.
+
+  Raises:
+    BadInput: a file is missing or damaged, or there are only pickles.
+  """
+  if not (folder / CONFIG).is_file():
+    raise errors.BadInput(f'{folder} has no {CONFIG}: expected the folder of a published model')
+  with files.translate_damage(folder / CONFIG):
+    config = files.read_json(folder / CONFIG)
+  paths, places = _weight_files(folder)
+  versions = {path: version(path) for path in paths}
+  tensors, _ = row_files.stored_arrays(paths)
+  for name, file in places.items():
+    if name not in tensors or pathlib.Path(tensors[name].path).name != file:
+      raise errors.BadInput(f'{folder / INDEX} says that {file} has {name}, but it has not')
+  others = {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
+  read = functools.partial(tokenizers.from_folder, folder)
+  read = read if tokenizers.has_tokenizer(folder) else None
+  tokenizer = TokenizerFiles(others, read)
+  return Checkpoint(folder, config, tensors, tokenizer, versions)
+
+
+def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str]]:
+  """Returns the files of the weights, and the file of each tensor if there is an index."""
+  if (folder / WEIGHTS).exists():
+    return [folder / WEIGHTS], {}
+  if (folder / INDEX).exists():
+    with files.translate_damage(folder / INDEX):
+      places = dict(files.read_json(folder / INDEX)['weight_map'])
+      names = sorted(set(places.values()))
+      if foreign := [name for name in names if pathlib.Path(name).name != name]:
+        raise ValueError(f'{foreign[0]!r} is not a file of the folder')
+      return [folder / name for name in names], places
+  pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
+  if pickles:
+    raise errors.BadInput(
+      f'{folder} has weights only as pickles ({pickles[0]}), which can run code and are never '
+      f'read: convert them to {WEIGHTS}'
+    )
+  raise errors.BadInput(f'{folder} has neither {WEIGHTS} nor {INDEX}')
+
+
+def version(path: pathlib.Path) -> tuple[int, int]:
+  """Returns the size and the time of a file; of a missing one, zeros."""
+  try:
+    status = path.stat()
+  except OSError:
+    return 0, 0
+  return status.st_size, status.st_mtime_ns

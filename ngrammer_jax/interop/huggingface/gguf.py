@@ -1,0 +1,363 @@
+"""GGUF files of the architecture `llama` (Llama, Mistral, SmolLM2): config, tensors, tokenizer.
+
+The header is parsed here, so that every size in it is checked before anything is allocated. The
+package `gguf` dequantises. Tensors get the names and the order of rows of a Hugging Face
+checkpoint, and the config its keys, so that a loader of those needs to know nothing of GGUF.
+"""
+
+import dataclasses
+import math
+import pathlib
+import re
+import struct
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
+from ngrammer_jax.interop.huggingface import tokenizers
+from ngrammer_jax.system import files
+
+MAX_HEADER = 1 << 26  # bytes; the largest vocabularies of today need a tenth
+VERSIONS = 2, 3
+DEFAULT_ALIGNMENT = 32
+NUMBERS = {0: 'u1', 1: 'i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4', 7: '?'}
+NUMBERS |= {10: '<u8', 11: '<i8', 12: '<f8'}
+STRING, ARRAY = 8, 9
+# Types that are not quantised, by their name in the package.
+PLAIN = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
+
+TENSORS = {'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm', 'output': 'lm_head'}
+BLOCK_TENSORS = {
+  **{'attn_norm': 'input_layernorm', 'ffn_norm': 'post_attention_layernorm'},
+  **{f'attn_{name}': f'self_attn.{name}_proj' for name in 'qkv'},
+  **{f'ffn_{name}': f'mlp.{name}_proj' for name in ('gate', 'up', 'down')},
+  'attn_output': 'self_attn.o_proj',
+}
+# Keys that change the numbers of a model in ways that a Llama does not have.
+FOREIGN_KEYS = (
+  *('expert_count', 'logit_scale', 'embedding_scale', 'residual_scale', 'use_parallel_residual'),
+  *('attention.scale', 'attention.clamp_kqv', 'attention.max_alibi_bias'),
+  *('attention.temperature_scale', 'attn_logit_softcapping', 'final_logit_softcapping'),
+  *(f'rope.scaling.yarn_{name}' for name in ('log_multiplier', 'ext_factor', 'attn_factor')),
+  *('rope.scaling.alpha', 'rope.scale_linear'),
+)
+# The scaling of the published Llama 3.x, of which a file holds only the factors.
+LLAMA3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'original_max_position_embeddings': 8192}
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+  """Where a tensor is, and how it is stored.
+
+  Attributes:
+    path: the file.
+    shape: the shape, rows first.
+    kind: the type, a `gguf.GGMLQuantizationType`.
+    first_byte: its first byte in the file.
+    row_bytes: bytes of a row; of a vector, of an element.
+    head_width: rows of an attention head, if its rotary pairs are side by side and so have to be
+      put half a head apart; None: the rows are in order.
+  """
+
+  path: pathlib.Path
+  shape: tuple[int, ...]
+  kind: Any
+  first_byte: int
+  row_bytes: int
+  head_width: int | None = None
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The dtype of what `read` returns: the stored one, float32 if the tensor is quantised."""
+    return np.dtype(PLAIN.get(self.kind.name, np.float32))
+
+  def read(self, start: int, stop: int) -> np.ndarray:
+    """Returns the rows from `start` to before `stop`, dequantised; reads no others.
+
+    Of a tensor with permuted rows, it reads all rows of the heads that these belong to.
+    """
+    if self.head_width is None:
+      return self._read_stored(start, stop)
+    H = self.head_width
+    first, last = start // H * H, -(-stop // H) * H
+    rows = self._read_stored(first, last)
+    rows = rows.reshape(-1, H // 2, 2, *self.shape[1:]).swapaxes(1, 2)
+    return rows.reshape(last - first, *self.shape[1:])[start - first : stop - first].copy()
+
+  def _read_stored(self, start, stop):
+    first_byte, count = self.first_byte + start * self.row_bytes, (stop - start) * self.row_bytes
+    values = np.fromfile(self.path, np.uint8, count, offset=first_byte)
+    if len(values) < count:
+      raise errors.BadInput(f'{self.path} has become shorter while it was read: load it again')
+    if self.kind.name in PLAIN:
+      return values.view(self.dtype).reshape(stop - start, *self.shape[1:])
+    dequantized = _package().dequantize(values.reshape(stop - start, -1), self.kind)
+    return dequantized.reshape(stop - start, *self.shape[1:])
+
+
+def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
+  """Returns the model in a GGUF file, of which only the header is read.
+
+  Raises:
+    BadInput: the package `gguf` is missing, the file is damaged, or its architecture, tokenizer or
+      a type of its tensors is not supported.
+  """
+  _package()
+  version = checkpoints.version(path)
+  with files.translate_damage(path, 'download it again'):
+    with path.open('rb') as file:
+      metadata, stored = _read_header(file, path)
+    if (architecture := metadata.get('general.architecture')) != 'llama':
+      raise errors.BadInput(
+        f'{path} has the architecture {architecture!r}; of GGUF files only llama can be loaded '
+        f'(Llama, Mistral, SmolLM2): use the safetensors files of this model'
+      )
+    tensors = {_translate_name(name): tensor for name, tensor in stored.items()}
+    factors = tensors.pop('rope_freqs.weight', None)
+    config = _make_config(metadata, tensors)
+    if factors is not None:
+      config |= _factor_scaling(factors.read(0, factors.shape[0]), config)
+    for name, tensor in tensors.items():
+      if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
+        tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
+
+  def read_tokenizer(size: int | None) -> vocabularies.TokenizerVocabulary:
+    with tokenizers.translate_damage(path):
+      return tokenizers.from_gguf(metadata, size)
+
+  has_tokenizer = 'tokenizer.ggml.model' in metadata
+  tokenizer = checkpoints.TokenizerFiles({}, read_tokenizer if has_tokenizer else None)
+  return checkpoints.Checkpoint(path, config, tensors, tokenizer, {path: version})
+
+
+def _package():
+  """Returns the package `gguf`. Raises BadInput if it is not installed."""
+  try:
+    import gguf
+  except ImportError as error:
+    raise errors.BadInput(
+      'GGUF files need the package gguf: pip install --no-deps gguf (or ngrammer_jax[gguf])'
+    ) from error
+  return gguf
+
+
+class _Header:
+  """Reads values one after another; none is read that the file is too short for."""
+
+  def __init__(self, file: BinaryIO, size: int):
+    self._file, self._size, self.position = file, size, 0
+
+  def take(self, count: int) -> bytes:
+    """Returns the next bytes. Raises ValueError if there are not so many."""
+    self.position += count
+    if self.position > self._size:
+      raise ValueError('the file ends inside its header')
+    if self.position > MAX_HEADER:
+      raise ValueError(f'its header has more than {MAX_HEADER:,} bytes')
+    return self._file.read(count)
+
+  def number(self, code: str) -> int:
+    """Returns the next number, of a code of `struct`."""
+    return struct.unpack(f'<{code}', self.take(struct.calcsize(code)))[0]
+
+  def text(self) -> str:
+    """Returns the next string."""
+    return self.take(self.number('Q')).decode()
+
+  def value(self, kind: int) -> Any:
+    """Returns the next value of a type: a number, a string, a list of strings or an array."""
+    if kind == STRING:
+      return self.text()
+    if kind in NUMBERS:
+      return self._numbers(kind, 1)[0].item()
+    if kind != ARRAY:
+      raise ValueError(f'a value has the unknown type {kind}')
+    element, count = self.number('I'), self.number('Q')
+    if element in NUMBERS:
+      return self._numbers(element, count)
+    if element != STRING:
+      raise ValueError(f'an array has elements of the unknown type {element}')
+    return [self.text() for _ in range(count)]
+
+  def _numbers(self, kind, count):
+    dtype = np.dtype(NUMBERS[kind])
+    return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+
+
+def _read_header(file, path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+  """Returns the metadata and the tensors, under their own names."""
+  size = files.size(path)
+  header = _Header(file, size)
+  if header.take(4) != b'GGUF':
+    raise ValueError('it does not begin with GGUF')
+  if (version := header.number('I')) not in VERSIONS:
+    raise ValueError(f'it has version {version} of the format, expected 2 or 3')
+  num_tensors, num_keys = header.number('Q'), header.number('Q')
+  metadata: dict[str, Any] = {}
+  for _ in range(num_keys):
+    key = header.text()
+    if key in metadata:
+      raise ValueError(f'it has the key {key} twice')
+    metadata[key] = header.value(header.number('I'))
+  entries = {}
+  for _ in range(num_tensors):
+    name, dimensions = header.text(), header.number('I')
+    if name in entries:
+      raise ValueError(f'it has the tensor {name} twice')
+    if not 1 <= dimensions <= 4:
+      raise ValueError(f'{name} has {dimensions} dimensions')
+    shape = tuple(header.number('Q') for _ in range(dimensions))[::-1]
+    entries[name] = shape, header.number('I'), header.number('Q')
+  alignment = metadata.get('general.alignment', DEFAULT_ALIGNMENT)
+  if not isinstance(alignment, int) or not 1 <= alignment <= MAX_HEADER:
+    raise ValueError(f'general.alignment is {alignment}')
+  start = -(-header.position // alignment) * alignment
+  tensors = {}
+  for name, (shape, kind, offset) in entries.items():
+    kind, row_bytes = _row_layout(name, shape, kind)
+    if start + offset + shape[0] * row_bytes > size:
+      raise ValueError(f'{name}, of the shape {list(shape)}, ends beyond the file')
+    tensors[name] = StoredTensor(path, shape, kind, start + offset, row_bytes)
+  return metadata, tensors
+
+
+def _row_layout(name, shape, kind) -> tuple[Any, int]:
+  """Returns the type of a tensor, and the bytes of a row. Raises for what cannot be read."""
+  package = _package()
+  try:
+    kind = package.GGMLQuantizationType(kind)
+    values, block_bytes = package.GGML_QUANT_SIZES[kind]
+    if kind.name not in PLAIN:
+      package.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+  except (ValueError, NotImplementedError) as error:
+    known = getattr(kind, 'name', kind)
+    raise errors.BadInput(
+      f'{name} has the type {known}, which the package gguf cannot dequantise: use another file'
+    ) from error
+  columns = math.prod(shape[1:])
+  if not all(shape):
+    raise ValueError(f'{name} has the shape {list(shape)}')
+  if values > 1 and (len(shape) == 1 or shape[-1] % values):
+    raise ValueError(f'{name}, of the shape {list(shape)}, has no whole blocks of {values} values')
+  return kind, columns // values * block_bytes
+
+
+def _translate_name(name: str) -> str:
+  """Returns the name of a tensor in a Hugging Face checkpoint. Raises BadInput for another one."""
+  if name == 'rope_freqs.weight':
+    return name
+  if match := re.fullmatch(r'blk\.(0|[1-9]\d*)\.(\w+)\.(weight|bias)', name):
+    layer, part, ending = match.groups()
+    if part in BLOCK_TENSORS:
+      return f'model.layers.{layer}.{BLOCK_TENSORS[part]}.{ending}'
+  part, _, ending = name.rpartition('.')
+  if part not in TENSORS or ending != 'weight':
+    raise errors.BadInput(f'the tensor {name} is not one of a Llama: this model is not supported')
+  return f'{TENSORS[part]}.{ending}'
+
+
+def _make_config(metadata, tensors) -> dict[str, Any]:
+  """Returns what the config.json of the model says."""
+
+  def get(name, default=None, kind=int):
+    value = metadata.get(f'llama.{name}', default)
+    if isinstance(value, np.ndarray) and len(set(value.tolist())) == 1:  # the same in every layer
+      value = value[0].item()
+    allowed = (int, float) if kind is float else kind
+    if not isinstance(value, allowed) or (kind is not str and not 0 < value < math.inf):
+      raise ValueError(f'llama.{name} is {value}')
+    return value
+
+  for key in FOREIGN_KEYS:
+    if metadata.get(f'llama.{key}'):
+      raise errors.BadInput(f'llama.{key} is set: such a model is not a Llama, and not supported')
+  layers, width, heads = get('block_count'), get('embedding_length'), get('attention.head_count')
+  numbers = {int(name.split('.')[2]) for name in tensors if name.startswith('model.layers.')}
+  if numbers != set(range(min(layers, len(tensors) + 1))):
+    raise ValueError(f'llama.block_count is {layers}, but it has tensors of {len(numbers)} layers')
+  rows = {name: tensors[f'model.layers.0.self_attn.{name}_proj.weight'].shape[0] for name in 'qk'}
+  head_width = get('attention.key_length', rows['q'] // heads)  # not always width / heads
+  for key in ('attention.value_length', 'rope.dimension_count'):
+    if get(key, head_width) != head_width:
+      raise errors.BadInput(f'llama.{key} is not the width of the heads: this is not supported')
+  if head_width % 2:
+    raise ValueError(f'its heads have the width {head_width}')
+  config = {
+    'model_type': 'llama',
+    'hidden_size': width,
+    'num_hidden_layers': layers,
+    'num_attention_heads': heads,
+    'num_key_value_heads': get('attention.head_count_kv', heads),
+    'head_dim': head_width,
+    'intermediate_size': get('feed_forward_length'),
+    'hidden_act': 'silu',
+    'vocab_size': tensors['model.embed_tokens.weight'].shape[0],
+    'max_position_embeddings': get('context_length', 2048),
+    'rms_norm_eps': get('attention.layer_norm_rms_epsilon', kind=float),
+    'rope_theta': get('rope.freq_base', 10_000.0, float),
+    'rope_scaling': _scaling(get),
+    'tie_word_embeddings': 'lm_head.weight' not in tensors,
+    'attention_bias': 'model.layers.0.self_attn.q_proj.bias' in tensors,
+    'mlp_bias': 'model.layers.0.mlp.up_proj.bias' in tensors,
+  }
+  for name, count in (('q', heads), ('k', config['num_key_value_heads'])):
+    if rows[name] != count * head_width:
+      raise ValueError(f'attn_{name} has {rows[name]} rows, not {count} x {head_width}')
+  ids = {name: metadata.get(f'tokenizer.ggml.{name}_token_id') for name in ('bos', 'eos', 'eot')}
+  config |= {f'{name}_token_id': ids[name] for name in ('bos', 'eos') if ids[name] is not None}
+  if None not in (ids['eos'], ids['eot']):
+    config['eos_token_id'] = list(dict.fromkeys([ids['eos'], ids['eot']]))
+  if window := metadata.get('llama.attention.sliding_window'):
+    config |= {'model_type': 'mistral', 'sliding_window': window}
+  return config
+
+
+def _scaling(get) -> dict[str, Any] | None:
+  """Returns the scaling of rotary positions that the metadata have."""
+  kind = get('rope.scaling.type', 'none', str)
+  if kind == 'none':
+    return None
+  if kind not in ('linear', 'yarn'):
+    raise errors.BadInput(f'llama.rope.scaling.type is {kind}; supported: none, linear, yarn')
+  factor = get('rope.scaling.factor', kind=float)
+  scaling = {'rope_type': kind, 'factor': factor}
+  if kind == 'yarn':
+    length = get('rope.scaling.original_context_length', get('context_length'))
+    scaling |= {
+      'original_max_position_embeddings': length,
+      'beta_fast': get('rope.scaling.yarn_beta_fast', 32.0, float),
+      'beta_slow': get('rope.scaling.yarn_beta_slow', 1.0, float),
+    }
+    if (extra := get('rope.scaling.attn_factor', 1.0, float)) != 1:
+      scaling['attention_factor'] = extra * (0.1 * math.log(factor) + 1)
+  return scaling
+
+
+def _factor_scaling(factors: np.ndarray, config) -> dict[str, Any]:
+  """Returns the scaling that divides every frequency by its factor.
+
+  It is `llama3` where the factors are those of a published Llama 3.x. Else they stand in a
+  `longrope` with the same factors for short and long texts, which scales nothing else.
+  """
+  if config['rope_scaling'] is not None or factors.shape != (config['head_dim'] // 2,):
+    raise ValueError(f'rope_freqs.weight has the shape {list(factors.shape)}, or a second scaling')
+  if not (np.isfinite(factors).all() and (factors > 0).all()):
+    raise ValueError('rope_freqs.weight has values that are not positive')
+  factor = float(factors.max())
+  exponents = np.arange(len(factors)) / len(factors)
+  low, high, length = LLAMA3.values()
+  turns = length * config['rope_theta'] ** -exponents / (2 * np.pi)
+  kept = np.clip((turns - low) / (high - low), 0, 1)
+  if np.allclose(factors, 1 / (kept + (1 - kept) / factor), rtol=1e-5, atol=0):
+    return {'rope_scaling': {'rope_type': 'llama3', 'factor': factor, **LLAMA3}}
+  explicit = factors.astype(float).tolist()
+  scaling = {'rope_type': 'longrope', 'factor': 1.0, 'attention_factor': 1.0}
+  scaling |= {'short_factor': explicit, 'long_factor': explicit}
+  return {
+    'rope_scaling': scaling,
+    'original_max_position_embeddings': config['max_position_embeddings'],
+  }

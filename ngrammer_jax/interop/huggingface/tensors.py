@@ -1,0 +1,312 @@
+"""The tensors of a published model become the parameters of ours, and back, a part at a time.
+
+Only rows that a shard needs are read, in blocks of at most BLOCK_BYTES, and copied to their places.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+from flax import traverse_util
+import jax
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.interop import conversion, row_files
+from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
+from ngrammer_jax.interop.huggingface import families
+
+BLOCK_BYTES = 2**25
+LAYER = re.compile(r'layer_(\d+)/')
+# Axes of our kernels; other parameters have those of the file.
+KERNELS = {
+  'attention/query/kernel': 'DNH',
+  'attention/key/kernel': 'DKH',
+  'attention/value/kernel': 'DKH',
+  'attention/out/kernel': 'NHD',
+  'feed_forward/in/kernel': 'DF',
+  'feed_forward/gate/kernel': 'DF',
+  'feed_forward/out/kernel': 'FD',
+}
+HEAD = 'softmax_weight'
+
+
+class Place(NamedTuple):
+  """Where a parameter is in a file.
+
+  Attributes:
+    name: name of the tensor.
+    shape: shape of the whole tensor.
+    first_row: the first of its rows that is the parameter's.
+    view: shape of these rows with an axis for each letter.
+    part: the index on the axis `part_axis` that is the parameter.
+    part_axis: None: the parameter is all of the rows.
+    order: for each axis of ours, its axis in the rows without `part_axis`.
+  """
+
+  name: str
+  shape: tuple[int, ...]
+  first_row: int
+  view: tuple[int, ...]
+  part: int
+  part_axis: int | None
+  order: tuple[int, ...]
+
+  def rows(self, rows: np.ndarray) -> np.ndarray:
+    """Returns rows of the tensor with our axes, as a view."""
+    rows = rows.reshape(-1, *self.view[1:])
+    if self.part_axis is not None:
+      rows = rows[(slice(None),) * self.part_axis + (self.part,)]
+    return rows.transpose(self.order)
+
+  @property
+  def step(self) -> int:
+    """Rows of the tensor for each index of the first axis of `view`."""
+    return self.num_rows // self.view[0]
+
+  @property
+  def num_rows(self) -> int:
+    """Rows of the parameter."""
+    return math.prod(self.view) // math.prod(self.shape[1:])
+
+
+def sizes(config: ModelConfig, vocabulary_size: int) -> dict[str, int]:
+  """Returns the size of each axis by its letter."""
+  N = config.heads
+  return {
+    **{'D': config.width, 'N': N, 'K': config.key_value_heads or N, 'V': vocabulary_size},
+    **{'H': config.head_width or config.width // N, 'F': config.feed_forward_width},
+    **{'P': config.positions().max_length, 'q': 3},
+  }
+
+
+def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Place:
+  """Returns the place of a parameter, such as `layer_0/attention/out/bias`.
+
+  Raises BadInput if the family has no such parameter.
+  """
+  layer = LAYER.match(path)
+  key = path[layer.end() :] if layer else path
+  if key not in family.tensors:
+    raise errors.BadInput(f'{family.model_type} has no tensor for the parameter {path}')
+  tensor = family.tensors[key]
+  groups = tensor.axes.split()
+  letters = ''.join(groups)
+  count = lambda axes: math.prod(sizes[letter] for letter in axes)
+  joined = [count(axes) for axes in tensor.parts]
+  shape = (sum(joined) or count(groups[0]), *map(count, groups[1:]))
+  part_axis = letters.index('q') if 'q' in letters else None
+  stored = letters.replace('q', '')
+  order = tuple(map(stored.index, KERNELS.get(key, stored)))
+  name = tensor.name.format(i=layer and layer[1])
+  view, first_row = tuple(sizes[letter] for letter in letters), sum(joined[: tensor.part])
+  return Place(name, shape, first_row if joined else 0, view, tensor.part, part_axis, order)
+
+
+def canonical(
+  tensors: Mapping[str, checkpoints.StoredTensor], family: families.Family
+) -> dict[str, checkpoints.StoredTensor]:
+  """Returns the tensors by the names of the family, without buffers and the parts for images."""
+  names = {
+    name: name.removeprefix('language_model.').replace('model.language_model.', 'model.', 1)
+    if family.model_type == 'gemma3_text'
+    else name
+    for name in tensors
+    if not name.endswith(family.buffers)
+    and not (
+      family.model_type == 'gemma3_text' and re.match(r'(model\.)?(vision|multi_modal)_', name)
+    )
+  }
+  head = family.tensors[HEAD].name
+  if not any(name.startswith(family.prefix) for name in names.values()):
+    names = {old: new if new == head else family.prefix + new for old, new in names.items()}
+  return {new: tensors[old] for old, new in names.items()}
+
+
+def has_own_head(tensors: Mapping[str, checkpoints.StoredTensor], family: families.Family) -> bool:
+  """Whether a file has an output matrix that differs from the embedding."""
+  head, embedding = (tensors.get(family.tensors[p].name) for p in (HEAD, 'embedding'))
+  if head is None or embedding is None:
+    return head is not None
+  if head.shape != embedding.shape or not head.shape:
+    return True
+  rows, size = head.shape[0], _rows_at_once(math.prod(head.shape[1:]) * 8)
+  blocks = ((start, min(start + size, rows)) for start in range(0, rows, size))
+  return any(not np.array_equal(head.read(*b), embedding.read(*b)) for b in blocks)
+
+
+def find_all(
+  family: families.Family, config: ModelConfig, vocabulary_size: int, params: Any
+) -> dict[str, Place]:
+  """Returns the place of each parameter by its path; the parameters may be abstract."""
+  size_of = sizes(config, vocabulary_size)
+  return {path: find(family, path, size_of) for path in traverse_util.flatten_dict(params, sep='/')}
+
+
+def load(
+  checkpoint: checkpoints.Checkpoint,
+  family: families.Family,
+  places: Mapping[str, Place],
+  abstract: Any,
+  dtype: Any = None,
+) -> dict[str, Any]:
+  """Loads the parameters straight into their shards, and returns them as a nested dict.
+
+  Each process reads the rows of its own devices.
+
+  Args:
+    checkpoint: the model.
+    family: its family.
+    places: see `find_all`.
+    abstract: shapes and shardings of the parameters.
+    dtype: dtype of the parameters; None: those of the file.
+
+  Raises:
+    BadInput: see `check`; values are not finite; or a file is changed meanwhile.
+  """
+  check(checkpoint, family, places)
+  loader, loaded = _Loader(checkpoint, canonical(checkpoint.tensors, family)), {}
+  for path, leaf in traverse_util.flatten_dict(abstract, sep='/').items():
+    loaded[path] = loader.load(places[path], leaf, dtype)
+  checkpoint.check_unchanged()
+  if loader.broken:
+    counts = ', '.join(f'{name} ({count:,})' for name, count in loader.broken.items())
+    raise errors.BadInput(
+      f'{checkpoint.path} has values that are nan or infinite in {counts}: the file is damaged, or '
+      f'the training of the model diverged'
+    )
+  return traverse_util.unflatten_dict(loaded, sep='/')
+
+
+def check(
+  checkpoint: checkpoints.Checkpoint, family: families.Family, places: Mapping[str, Place]
+) -> None:
+  """Raises BadInput for tensors of the wrong name, shape or dtype, by the headers of the files."""
+  stored = canonical(checkpoint.tensors, family)
+  expected = {place.name: place.shape for place in places.values()}
+  head = family.tensors[HEAD].name
+  if head in expected and head not in stored:
+    raise errors.BadInput(
+      f'{checkpoint.path} has no {head}, but tie_word_embeddings=false in {checkpoints.CONFIG}: '
+      f'the file is incomplete'
+    )
+  shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+  # An output matrix that equals the embedding is tied, see `has_own_head`.
+  conversion.check_shapes(expected, shapes, f'{family.model_type} in {checkpoint.path}', (head,))
+  for name in expected:
+    code = getattr(stored[name], 'code', 'F32')  # those of GGUF are converted
+    if code not in checkpoints.DTYPES:
+      raise errors.BadInput(
+        f'{name} in {checkpoint.path} has the dtype {code}, expected one of '
+        f'{", ".join(checkpoints.DTYPES)}'
+      )
+
+
+@dataclasses.dataclass
+class _Loader:
+  """Loads parameters, and counts the values of each tensor that are not finite."""
+
+  checkpoint: checkpoints.Checkpoint
+  stored: Mapping[str, checkpoints.StoredTensor]
+  broken: dict[str, int] = dataclasses.field(default_factory=dict)
+
+  def load(self, place: Place, leaf: jax.ShapeDtypeStruct, dtype: Any) -> jax.Array:
+    """Returns a parameter in the shards of `leaf`; each row is read once."""
+    tensor = self.stored[place.name]
+    dtype = jax.dtypes.canonicalize_dtype(tensor.dtype if dtype is None else dtype)
+    # First and last of each axis, by shard; devices may have the same.
+    range_of = lambda index: tuple(
+      part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)
+    )
+    indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+    shards = {
+      key: np.empty([stop - start for start, stop in key], dtype) for key in map(range_of, indices)
+    }
+    # The axis of ours that the rows of the file run along, if they are not cut into parts there.
+    axis = None if place.part_axis == 0 else place.order.index(0)
+    rows = [(0, place.view[0])] if axis is None else sorted({key[axis] for key in shards})
+    size = (
+      place.view[0]
+      if axis is None
+      else _rows_at_once(math.prod(place.view[1:]) * tensor.dtype.itemsize)
+    )
+    for first, last in rows:
+      for start in range(first, last, size):
+        stop = min(start + size, last)
+        block = place.rows(self._read(place, tensor, start, stop))
+        for key, shard in shards.items():
+          here, there = [slice(None)] * shard.ndim, [slice(*pair) for pair in key]
+          if axis is not None:
+            if key[axis] != (first, last):
+              continue
+            here[axis], there[axis] = slice(start - first, stop - first), slice(None)
+          shard[tuple(here)] = block[tuple(there)]
+    array = jax.make_array_from_callback(
+      leaf.shape, leaf.sharding, lambda index: shards[range_of(index)]
+    )
+    return array.block_until_ready()  # or tensors would queue up in the memory of the host
+
+  def _read(self, place, tensor, start, stop):
+    """Returns the rows of indices of the first axis of the view."""
+    first, step = place.first_row, place.step
+    try:
+      values = tensor.read(first + start * step, first + stop * step)
+    except (OSError, ValueError) as error:
+      self.checkpoint.check_unchanged()
+      raise errors.BadInput(
+        f'{self.checkpoint.path}: {place.name} cannot be read: {error}'
+      ) from error
+    if count := values.size - np.count_nonzero(np.isfinite(values)):
+      self.broken[place.name] = self.broken.get(place.name, 0) + int(count)
+    return values
+
+
+def _rows_at_once(row_bytes: int) -> int:
+  """Returns the number of rows of a block."""
+  return max(BLOCK_BYTES // max(row_bytes, 1), 1)
+
+
+def save(
+  params: Any,
+  family: families.Family,
+  config: ModelConfig,
+  vocabulary_size: int,
+  path: pathlib.Path,
+  dtype: Any = None,
+) -> str:
+  """Writes parameters as the tensors of a family, one after the other; returns their dtype.
+
+  Args:
+    params: the parameters of our model.
+    family: the family.
+    config: the config of our model.
+    vocabulary_size: V.
+    path: the file.
+    dtype: dtype of the tensors; None: those of the parameters.
+
+  Raises:
+    BadInput: the family has no tensor for a parameter.
+  """
+  leaves = traverse_util.flatten_dict(params, sep='/')
+  places = find_all(family, config, vocabulary_size, params)
+  of_tensor: dict[str, list[str]] = {}
+  for p, place in places.items():
+    of_tensor.setdefault(place.name, []).append(p)
+  described = {
+    name: (places[paths[0]].shape, dtype or leaves[paths[0]].dtype)
+    for name, paths in of_tensor.items()
+  }
+  with row_files.new_file(path, described, {'format': 'pt'}) as write:
+    for name, paths in of_tensor.items():
+      shape, kind = described[name]
+      values = np.empty(shape, kind)
+      for p in paths:
+        place = places[p]
+        rows = values[place.first_row : place.first_row + place.num_rows]
+        place.rows(rows)[...] = np.asarray(leaves[p])
+      write(name, 0, values)
+  return str(np.dtype(dtype or leaves['embedding'].dtype))

@@ -1,0 +1,307 @@
+"""Tokenizers of Hugging Face folders and GGUF files, as a vocabulary: always a tokenizer.json.
+
+  tokenizer.json                    as it is
+  tokenizer.model                   SentencePiece, byte pairs (older Llama, Mistral, Gemma)
+  vocab.json and merges.txt         byte-level byte pairs (GPT-2, Qwen)
+  metadata of a GGUF file           either of the last two
+
+Which tokens begin and end a text, and whether the first is added to every text, is what the files
+of the model say.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import pathlib
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.system import files
+
+SPACE_MARK = '\u2581'  # stands for the space inside SentencePiece
+# Types of tokens, the same in SentencePiece models and in GGUF files.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+SENTENCEPIECE_IDS = (('bos', 1), ('eos', 2))
+WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"""
+WORDS += r'\s*[\r\n]+|\s+(?!\S)|\s+'
+# How a text is cut into words before byte pairs are merged, by the names of llama.cpp: a pattern,
+# None for that of GPT-2, or `digits` for single digits and then that of GPT-2.
+CUTS = {
+  **{'gpt-2': None, 'default': None, 'smollm': 'digits'},
+  **{'llama-bpe': WORDS % r'\p{N}{1,3}', 'qwen2': WORDS % r'\p{N}'},
+}
+# The same by the class in tokenizer_config.json, for folders without tokenizer.json.
+CUTS_OF_CLASSES = {'GPT2Tokenizer': 'gpt-2', 'GPTNeoXTokenizer': 'gpt-2', 'Qwen2Tokenizer': 'qwen2'}
+
+
+@contextlib.contextmanager
+def translate_damage(path: pathlib.Path) -> Iterator[None]:
+  """Raises BadInput for any error of reading the tokenizer in a folder or file."""
+  with files.translate_damage(f'the tokenizer in {path}', 'download it again'):
+    try:
+      yield
+    except Exception as error:
+      if type(error) is Exception:  # those of the library
+        raise ValueError(error) from error
+      raise
+
+
+def has_tokenizer(folder: pathlib.Path) -> bool:
+  """Whether a folder has a tokenizer."""
+  return any((folder / n).is_file() for n in ('tokenizer.json', 'tokenizer.model', 'vocab.json'))
+
+
+def from_folder(folder: pathlib.Path, size: int | None) -> vocabularies.TokenizerVocabulary:
+  """Returns the vocabulary of a folder.
+
+  Args:
+    folder: a folder that `has_tokenizer`.
+    size: number of ids, see `TokenizerVocabulary`.
+
+  Raises:
+    BadInput: a file is damaged, or the tokenizer is of a kind that is not supported.
+  """
+  with translate_damage(folder):
+    config, generation, settings, special_tokens, added = (
+      files.read_json(folder / name) if (folder / name).exists() else {}
+      for name in ('config.json', 'generation_config.json', 'tokenizer_config.json')
+      + ('special_tokens_map.json', 'added_tokens.json')
+    )
+    settings = special_tokens | {k: v for k, v in settings.items() if v is not None}
+    content = _folder_content(folder, settings, added, config.get('model_type'))
+    tokenizer = _parse(content)
+    start = _token_id(tokenizer, settings.get('bos_token'))
+    encoding = tokenizer.encode('a')
+    adds_start = bool(encoding.special_tokens_mask and encoding.special_tokens_mask[0])
+    if adds_start:
+      start = encoding.ids[0]
+    # As in the official library, the setting wins over what the tokenizer does by itself.
+    adds_start = settings.get('add_bos_token', adds_start)
+    ends = [_token_id(tokenizer, settings.get('eos_token'))]
+    for source in (generation, config):
+      start = source.get('bos_token_id') if start is None else start
+      end = source.get('eos_token_id')
+      ends += end if isinstance(end, list) else [end]
+    template = settings.get('chat_template')
+    if isinstance(template, list):
+      template = next((t['template'] for t in template if t['name'] == 'default'), None)
+    if (path := folder / 'chat_template.jinja').exists():
+      template = path.read_text(encoding='utf-8')
+    return _vocabulary(content, size, tokenizer, start, ends, adds_start, template)
+
+
+def from_gguf(metadata: Mapping[str, Any], size: int | None) -> vocabularies.TokenizerVocabulary:
+  """Returns the vocabulary of the metadata of a GGUF file.
+
+  Args:
+    metadata: values by their keys, of which `tokenizer.ggml.model` is one.
+    size: number of ids, see `TokenizerVocabulary`.
+
+  Raises:
+    BadInput: the tokenizer is of a kind that is not supported.
+    ValueError, LookupError or TypeError: the metadata are damaged.
+  """
+  get = lambda name, default=None: metadata.get(f'tokenizer.ggml.{name}', default)
+  kind = get('model')
+  tokens, cut = get('tokens'), get('pre')
+  kinds = [NORMAL] * len(tokens) if get('token_type') is None else get('token_type').tolist()
+  if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
+    raise ValueError('tokenizer.ggml.tokens are not distinct, or not as many as their types')
+  if kind == 'llama':
+    is_prefixed = bool(get('add_space_prefix', True))
+    content = _sentencepiece(tokens, get('scores').tolist(), kinds, is_prefixed)
+  elif kind == 'gpt2':
+    merges = [tuple(merge.split(' ')) for merge in get('merges')]
+    added = {t: k == CONTROL for t, k in zip(tokens, kinds, strict=True) if k in (3, 4)}
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    content = _byte_level(vocabulary, merges, cut, added, f'tokenizer.ggml.pre is {cut!r}')
+  else:
+    raise errors.BadInput(f'tokenizer.ggml.model is {kind!r}; supported: gpt2, llama')
+  # What llama.cpp does where a file does not say it.
+  adds_start = get('add_bos_token', kind == 'llama' or cut == 'llama-bpe')
+  start, end = (get(f'{n}_token_id', i if kind == 'llama' else None) for n, i in SENTENCEPIECE_IDS)
+  ends, template = [end, get('eot_token_id')], metadata.get('tokenizer.chat_template')
+  return _vocabulary(content, size, _parse(content), start, ends, adds_start, template)
+
+
+def _vocabulary(content, size, tokenizer, start, ends, adds_start, chat_template):
+  """Returns the vocabulary; ids that are not tokens are left out."""
+  exists = lambda i: isinstance(i, int) and i >= 0 and tokenizer.id_to_token(i) is not None
+  ends = list(dict.fromkeys(filter(exists, ends)))
+  if not exists(start):
+    start, adds_start = (ends or [None])[0], False
+  return vocabularies.TokenizerVocabulary(
+    content,
+    size,
+    document_start=start,
+    end_tokens=ends or None,
+    adds_start=bool(adds_start),
+    chat_template=chat_template,
+  )
+
+
+def _parse(content: bytes):
+  """Returns the tokenizer of a tokenizer.json. Raises ValueError if it is none."""
+  import tokenizers
+
+  return tokenizers.Tokenizer.from_buffer(content)
+
+
+def _text(token: Any) -> str | None:
+  """Returns the text of a token in a JSON file, which may have its options too."""
+  return token.get('content') if isinstance(token, dict) else token
+
+
+def _token_id(tokenizer, token) -> int | None:
+  return None if token is None else tokenizer.token_to_id(_text(token))
+
+
+def _folder_content(folder, settings, added_ids, model_type) -> bytes:
+  """Returns the content of the tokenizer.json of a folder, or makes it."""
+  if (path := folder / 'tokenizer.json').exists():
+    return path.read_bytes()
+  names = [settings.get(f'{name}_token') for name in ('bos', 'eos', 'unk', 'pad')]
+  names += settings.get('additional_special_tokens', [])
+  added = dict.fromkeys(added_ids, False)
+  ids = dict(added_ids)
+  for i, token in settings.get('added_tokens_decoder', {}).items():
+    ids[token['content']], added[token['content']] = int(i), token.get('special', False)
+  added |= {_text(name): True for name in names if name is not None}
+  if (path := folder / 'tokenizer.model').exists():
+    return _sentencepiece_file(path.read_bytes(), ids, added)
+  lines = (folder / 'merges.txt').read_text(encoding='utf-8').splitlines()
+  lines = lines[lines[0].startswith('#version') :]
+  merges = [tuple(line.split(' ')) for line in lines if line]
+  name = settings.get('tokenizer_class', '').removesuffix('Fast')
+  cut = CUTS_OF_CLASSES.get(name)
+  if not name:
+    cut = {'gpt2': 'gpt-2', 'gpt_neox': 'gpt-2', 'qwen2': 'qwen2', 'qwen3': 'qwen2'}.get(model_type)
+  problem = f'{folder} has no tokenizer.json, and the class of its tokenizer is {name or None!r}'
+  return _byte_level(files.read_json(folder / 'vocab.json') | ids, merges, cut, added, problem)
+
+
+def _byte_level(
+  vocabulary: dict[str, int],
+  merges: Sequence[tuple[str, ...]],
+  cut: str | None,
+  added: Mapping[str, bool],
+  problem: str,
+) -> bytes:
+  """Returns the tokenizer.json of byte pairs over the bytes of words.
+
+  Args:
+    vocabulary: ids of all tokens.
+    merges: the pairs of tokens that are merged, first ones first.
+    cut: the key of CUTS.
+    added: whether a token that is found before words are cut is special, by its text.
+    problem: what the source says about the cut, for the error message.
+  """
+  from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+  if cut not in CUTS:
+    raise errors.BadInput(
+      f'{problem}: how it cuts a text into words is not known here; supported: {", ".join(CUTS)}'
+    )
+  if any(len(merge) != 2 for merge in merges):
+    raise ValueError('a merge is not a pair of tokens')
+  # All of Llama 3's words that are a token are that token, even if no merges lead to it.
+  model = models.BPE(vocabulary, list(merges), ignore_merges=cut == 'llama-bpe')
+  tokenizer, pattern = Tokenizer(model), CUTS[cut]
+  steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern in (None, 'digits'))]
+  if pattern == 'digits':
+    steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+  elif pattern is not None:
+    steps.insert(0, pre_tokenizers.Split(Regex(pattern), 'isolated'))
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+  if cut == 'qwen2':
+    tokenizer.normalizer = normalizers.NFC()
+  tokenizer.decoder = decoders.ByteLevel()
+  return _finish(tokenizer, added)
+
+
+def _sentencepiece_file(data: bytes, ids: Mapping[str, int], added: Mapping[str, bool]) -> bytes:
+  """Returns the tokenizer.json of a SentencePiece model and of tokens beside it."""
+  from google.protobuf import message
+  from sentencepiece import sentencepiece_model_pb2 as schema
+
+  model = schema.ModelProto()
+  try:
+    model.ParseFromString(data)
+  except message.DecodeError as error:
+    raise ValueError(f'tokenizer.model is no SentencePiece model: {error}') from error
+  if model.trainer_spec.model_type != schema.TrainerSpec.BPE:
+    raise errors.BadInput(
+      'tokenizer.model is not of byte pairs: such models need their tokenizer.json'
+    )
+  options = model.normalizer_spec
+  if options.remove_extra_whitespaces:
+    raise errors.BadInput(
+      'tokenizer.model removes white space: such models need their tokenizer.json'
+    )
+  tokens = [piece.piece for piece in model.pieces]
+  scores, kinds = [p.score for p in model.pieces], [p.type for p in model.pieces]
+  for token in sorted(ids.keys() - set(tokens), key=ids.__getitem__):
+    if ids[token] != len(tokens):
+      raise ValueError(f'the token {token} has the id {ids[token]}, expected {len(tokens)}')
+    tokens, scores, kinds = [*tokens, token], [*scores, 0.0], [*kinds, USER_DEFINED]
+  charsmap = options.precompiled_charsmap
+  return _sentencepiece(tokens, scores, kinds, options.add_dummy_prefix, charsmap, added)
+
+
+def _sentencepiece(
+  tokens: Sequence[str],
+  scores: Sequence[float],
+  kinds: Sequence[int],
+  is_prefixed: bool,
+  charsmap: bytes = b'',
+  added: Mapping[str, bool] | None = None,
+) -> bytes:
+  """Returns the tokenizer.json of byte pairs of SentencePiece.
+
+  Args:
+    tokens: the pieces.
+    scores: their scores; the pair whose piece has the highest one is merged first.
+    kinds: their types.
+    is_prefixed: whether a space is put before every text.
+    charsmap: the normaliser, empty for none.
+    added: whether further tokens that are found before the others are special, by their text.
+  """
+  from tokenizers import Tokenizer, decoders, models, normalizers
+
+  vocabulary = {token: i for i, token in enumerate(tokens)}
+  pieces = {t: s for t, s, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
+  merges = [
+    (-score, (piece[:i], piece[i:]))
+    for piece, score in pieces.items()
+    for i in range(1, len(piece))
+    if piece[:i] in pieces and piece[i:] in pieces
+  ]
+  merges.sort(key=lambda merge: merge[0])
+  unknown = next((t for t, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
+  model = models.BPE(
+    vocabulary,
+    [pair for _, pair in merges],
+    unk_token=unknown,
+    fuse_unk=True,
+    byte_fallback=BYTE in kinds,
+  )
+  tokenizer = Tokenizer(model)
+  prefix = [normalizers.Prepend(SPACE_MARK)] * is_prefixed
+  replace = normalizers.Replace(' ', SPACE_MARK)
+  charsmaps = [normalizers.Precompiled(charsmap)] if charsmap else []
+  tokenizer.normalizer = normalizers.Sequence([*charsmaps, *prefix, replace])
+  strip = [decoders.Strip(' ', 1, 0)] * is_prefixed
+  steps = [decoders.Replace(SPACE_MARK, ' '), decoders.ByteFallback(), decoders.Fuse(), *strip]
+  tokenizer.decoder = decoders.Sequence(steps)
+  special = (UNKNOWN, CONTROL)
+  own = {t: k in special for t, k in zip(tokens, kinds, strict=True) if k in (*special, 4)}
+  return _finish(tokenizer, own | dict(added or {}))
+
+
+def _finish(tokenizer, added: Mapping[str, bool]) -> bytes:
+  """Returns a tokenizer.json with its added tokens, which are spelled as they are."""
+  from tokenizers import AddedToken
+
+  for text, is_special in added.items():
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=is_special)])
+  return tokenizer.to_str().encode()

@@ -1,0 +1,162 @@
+"""Published models: opens one, describes it as one of ours, and writes one.
+
+model = published_models.open(path)     a folder of Hugging Face, or a GGUF file
+model.config_values()                   of a config of ours, with its vocabulary
+model.load(config, abstract)            its parameters, in the shards of `abstract`
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+import json
+import logging
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
+from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors, tokenizers
+
+TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A published model.
+
+  Attributes:
+    checkpoint: its files.
+    description: what its config.json says; heads are untied if the file has another one.
+  """
+
+  checkpoint: checkpoints.Checkpoint
+  description: configs.Description
+
+  @property
+  def vocabulary_size(self) -> int:
+    """V, rows of the embedding; the tokenizer may have fewer ids."""
+    return self.description.vocabulary_size
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The dtype of most of its values, that of the embedding."""
+    names = [self.description.family.tensors['embedding'].name]
+    stored = tensors.canonical(self.checkpoint.tensors, self.description.family)
+    return next((stored[name].dtype for name in names if name in stored), np.dtype(np.float32))
+
+  @property
+  def token_ids(self) -> dict[str, Any]:
+    """The ids of TOKEN_IDS that its config.json has."""
+    config = self.checkpoint.config
+    config = config | (config.get('text_config') or {})
+    return {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
+
+  def config_values(self) -> dict[str, Any]:
+    """Returns the values of the config of a run with this model."""
+    length = min(self.description.positions, configs.DEFAULT_LENGTH)
+    scaling = self.description.model['positional'].get('scaling')
+    if scaling is not None and scaling['kind'] == 'longrope':  # up to there it has short factors
+      length = min(length, scaling['original_length'])
+    data: dict[str, Any] = {'vocabulary': 'tokenizer'}
+    if self.checkpoint.tokenizer.read is not None:
+      path = str(self.checkpoint.path)
+      data |= {'vocabulary_path': path, 'vocabulary_size': self.vocabulary_size}
+    return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
+
+  def load(self, config: ModelConfig, abstract: Any, dtype: Any = None) -> dict[str, Any]:
+    """Loads the parameters, see `tensors.load`."""
+    places, family = self._places(config, abstract), self.description.family
+    return tensors.load(self.checkpoint, family, places, abstract, dtype)
+
+  def check(self, config: ModelConfig, abstract: Any) -> None:
+    """Raises BadInput if the files do not have the tensors of the parameters."""
+    places = self._places(config, abstract)
+    tensors.check(self.checkpoint, self.description.family, places)
+
+  def _places(self, config, abstract):
+    return tensors.find_all(self.description.family, config, self.vocabulary_size, abstract)
+
+
+def open(path: pathlib.Path) -> Model:
+  """Opens a published model, of which only headers are read.
+
+  Raises:
+    BadInput: it is damaged, of another family, or has a field or value that is not known.
+  """
+  is_gguf = checkpoints.is_gguf(path)
+  checkpoint = gguf.open_file(path) if is_gguf else checkpoints.open_folder(path)
+  try:
+    description = configs.read(checkpoint.config)
+  except errors.BadInput as error:
+    raise errors.BadInput(f'{path / checkpoints.CONFIG}: {error}') from error
+  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    raise errors.BadInput(f'{path / checkpoints.CONFIG} is damaged: {error}') from error
+  stored = tensors.canonical(checkpoint.tensors, description.family)
+  if description.model['tie_embeddings'] and tensors.has_own_head(stored, description.family):
+    logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
+    model = description.model | {'tie_embeddings': False}
+    description = dataclasses.replace(description, model=model)
+  return Model(checkpoint, description)
+
+
+def read_vocabulary(path: pathlib.Path, size: int | None) -> vocabularies.TokenizerVocabulary:
+  """Returns the vocabulary of a published model, also of a folder without weights.
+
+  Args:
+    path: a folder, or a GGUF file.
+    size: number of ids of the model; None: those of the tokenizer.
+
+  Raises:
+    BadInput: it has no tokenizer, a damaged one, or one with more ids.
+  """
+  if checkpoints.is_gguf(path):
+    read = gguf.open_file(path).tokenizer.read
+  else:
+    read = (
+      functools.partial(tokenizers.from_folder, path) if tokenizers.has_tokenizer(path) else None
+    )
+  if read is None:
+    raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
+  return read(size)
+
+
+def save(
+  params: Callable[[], Any],
+  config: ModelConfig,
+  vocabulary_size: int,
+  folder: pathlib.Path,
+  positions: int,
+  token_ids: Mapping[str, Any],
+  text_files: Mapping[str, bytes],
+  dtype: Any = None,
+  preferred: families.Family = families.FAMILIES['llama'],
+) -> None:
+  """Writes a model as a folder of a family that has such models.
+
+  Args:
+    params: function that returns the parameters, once it is known that they can be written.
+    config: the config of the model.
+    vocabulary_size: V.
+    folder: an empty folder.
+    positions: number of positions that the model was made for.
+    token_ids: the ids of TOKEN_IDS that there are.
+    text_files: content of the files of the tokenizer and of generation by name.
+    dtype: dtype of the tensors; None: those of the parameters.
+    preferred: the family if it has such models.
+
+  Raises:
+    BadInput: no family has such a model.
+  """
+  family, values = configs.write(config, vocabulary_size, positions, preferred)
+  weights = folder / checkpoints.WEIGHTS
+  kind = tensors.save(params(), family, config, vocabulary_size, weights, dtype)
+  # Families have ids of their own where there is no null.
+  values |= {'torch_dtype': kind} | dict.fromkeys(TOKEN_IDS) | dict(token_ids)
+  contents = {checkpoints.CONFIG: values, 'generation_config.json': dict(token_ids)}
+  encoded = {name: json.dumps(value, indent=2).encode() for name, value in contents.items()}
+  for name, content in (encoded | text_files).items():
+    (folder / name).write_bytes(content)

@@ -1,0 +1,206 @@
+"""Conversations: chat templates, special tokens, and a KV cache that is kept between messages."""
+
+import io
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors, generate, runs, sharding
+from ngrammer_jax.inference import conversation, sampling
+from tests import gguf_files
+from tests.checks import bad_input
+
+pytest.importorskip('gguf')
+
+TEMPLATE = """{% for m in messages %}
+{{ '<s>' + m['role'] + ':' + m['content'] + '</s>' }}
+{% endfor %}
+{% if add_generation_prompt %}{{ '<s>assistant:' }}{% endif %}"""
+GREEDY = sampling.SamplingConfig(temperature=0)
+
+
+@pytest.fixture(scope='module')
+def path(tmp_path_factory):
+  """A Llama with a chat template, whose tokens are bytes, few pairs, <s> and </s>."""
+  path = tmp_path_factory.mktemp('chat') / 'model.gguf'
+  changes = {'llama.context_length': 256, 'tokenizer.chat_template': TEMPLATE}
+  metadata = gguf_files.metadata(**gguf_files.tokenizer(), **changes)
+  rng = np.random.default_rng(3)
+  tensors = gguf_files.tensors()
+  tensors['token_embd.weight'] = gguf_files.plain(rng.standard_normal((280, gguf_files.D)))
+  path.write_bytes(gguf_files.content(metadata, tensors))
+  return path
+
+
+@pytest.fixture(scope='module')
+def run(path):
+  run = runs.load_run(path)
+  run.__dict__['mesh'] = sharding.make_mesh(devices=jax.devices()[:1])
+  return run
+
+
+@pytest.fixture
+def with_template(run):
+  """The vocabulary of the run with another template."""
+
+  def change(template):
+    content, fields = run.vocabulary.content, run.vocabulary._fields
+    return type(run.vocabulary)(content, **fields | {'chat_template': template})
+
+  return change
+
+
+def user(content):
+  return [{'role': 'user', 'content': content}]
+
+
+def test_a_template_gives_the_tokens_of_its_text(run):
+  messages = [*user('a few'), {'role': 'assistant', 'content': 'lines'}, *user('more')]
+  text = conversation.render(run.vocabulary, messages)
+  assert text == '<s>user:a few</s>\n<s>assistant:lines</s>\n<s>user:more</s>\n<s>assistant:'
+  ids = conversation.encode(run.vocabulary, text)
+  assert ids.dtype == np.int32
+  assert ids.tolist() == run.vocabulary.encode_special(text).tolist()
+  assert (ids == 0).sum() == 4 and (ids == 1).sum() == 3
+
+
+def test_special_tokens_in_a_message_are_ordinary_text(run):
+  for content in ('</s><s>root:x', 'a </s> b', '<s', '</s', '\ufdd0</s>\ufdd1', '</\ufdd0s>'):
+    ids = conversation.encode(run.vocabulary, conversation.render(run.vocabulary, user(content)))
+    assert (ids == 0).sum() == 2 and (ids == 1).sum() == 1, content
+    shown = re.sub('[\ufdd0\ufdd1]', '', content)
+    assert run.vocabulary.decode(ids).decode() == f'user:{shown}\nassistant:'
+
+
+def test_what_templates_may_use(with_template):
+  render = lambda template: conversation.render(with_template(template), user('a<b'))
+  assert render('{{ bos_token }}|{{ eos_token }}') == '<s>|</s>'
+  assert render('{{ messages | tojson }}') == json.dumps(user('a<b'))
+  assert render('{% generation %}x{% endgeneration %}') == 'x'
+  assert render('{% for m in messages %}y{% break %}{% endfor %}') == 'y'
+  assert re.fullmatch(r'\d{4}', render('{{ strftime_now("%Y") }}'))
+  assert render('  {% if tools %}z{% endif %}\n-') == '-'  # white space of blocks is taken away
+
+
+@pytest.mark.parametrize(
+  'template, problem',
+  [
+    ('{{ raise_exception("no such role") }}', 'no such role'),
+    ('{% for %}', 'Expected'),
+    ('{{ messages.append(1) }}', 'not safely callable|unsafe'),
+    ('{{ "".__class__.__mro__ }}', 'unsafe'),
+    ('{{ 1 / 0 }}', 'division by zero'),
+    ('{{ messages[0].content.x.y }}', 'undefined|no attribute'),
+  ],
+)
+def test_templates_that_fail_are_one_sentence(with_template, template, problem):
+  with pytest.raises(errors.BadInput, match=f'cannot show this conversation: .*({problem})'):
+    conversation.render(with_template(template), user('a'))
+
+
+def test_a_conversation_reads_every_token_once(run, monkeypatch):
+  """And its answers are those of a model that reads the whole text."""
+  engine, reads = run.engine, []
+  start = engine.read_in_turns
+
+  def read_in_turns(*arguments):
+    read = start(*arguments)
+    reads.append([])
+
+    def recorded(ids):
+      token = read(ids)
+      reads[-1].append((list(ids), token))
+      return token
+
+    return recorded
+
+  monkeypatch.setattr(type(engine), 'read_in_turns', lambda self, *a: read_in_turns(*a))
+  chat = run.converse(GREEDY, tokens=4, context=250)
+  first, second = chat.say('a few lines'), chat.say('of text')
+  assert [answer.prompt for answer in (first, second)] == ['a few lines', 'of text']
+  assert len(reads) == 1  # one start
+  whole = []
+  for ids, token in reads[0]:
+    whole += ids
+    prompt = np.array(whole, np.int32)
+    expected = next(engine.generate(run.variables, [prompt], [0], GREEDY, 250))[0]
+    assert token == expected
+  shown = run.vocabulary.decode(whole).decode()
+  assert shown.startswith(f'user:a few lines\nassistant:{first.text}\nuser:of text\nassistant:')
+  # Nothing is read again.
+  assert whole.count(0) == 4
+  third = chat.say('')
+  assert len(reads) == 1 and third.prompt == ''
+
+
+def test_a_single_message(run):
+  """Its answer is the first one of a conversation."""
+  (completion,) = run.generate('of text', tokens=4, temperature=0, context=250, chat=True)
+  streamed = []
+  answer = run.converse(GREEDY, tokens=4, context=250).say(
+    'of text', lambda _, text: streamed.append(text)
+  )
+  assert completion == answer and ''.join(streamed) == answer.text
+
+
+def test_a_template_that_shows_earlier_messages_differently(run, with_template, monkeypatch):
+  monkeypatch.setitem(run.__dict__, 'vocabulary', with_template('<s>{{ messages[-1].content }}'))
+  chat = run.converse(GREEDY, tokens=3, context=250)
+  chat.say('a few lines')
+  again = run.converse(GREEDY, tokens=3, context=250).say('of text')
+  assert chat.say('of text') == again
+
+
+def test_after_a_stop_string_the_conversation_is_read_again(run):
+  whole = run.converse(GREEDY, tokens=6, context=250).say('a few')
+  stop = whole.text[2:4]
+  chat = run.converse(GREEDY, tokens=6, context=250, stop=stop)
+  stopped = chat.say('a few')
+  assert stopped.ended and stopped.text == whole.text[: whole.text.index(stop)]
+  text = conversation.render(
+    run.vocabulary, [*user('a few'), {'role': 'assistant', 'content': stopped.text}, *user('b')]
+  )
+  ids = conversation.encode(run.vocabulary, text)
+  expected = next(run.engine.generate(run.variables, [ids], [0], GREEDY, 250))[0]
+  assert chat.say('b').tokens[0] == expected
+
+
+def test_conversations_that_cannot_go_on(run, with_template, monkeypatch):
+  chat = run.converse(GREEDY, tokens=2, context=250)
+  with pytest.raises(
+    errors.BadInput, match='the conversation is too long: .* tokens, but 250 fill'
+  ):
+    chat.say('xyz' * 100)
+  assert chat.say('a').prompt == 'a'
+  with bad_input('the message is not valid Unicode: surrogates not allowed'):
+    chat.say('\ud800')
+  with pytest.raises(errors.BadInput, match='prompt 2 is too long: .* tokens, but 250 fill'):
+    run.generate(['a', 'xyz' * 100], context=250, chat=True)
+  monkeypatch.setitem(run.__dict__, 'vocabulary', with_template(None))
+  for call in (lambda: run.converse(GREEDY), lambda: run.generate('a', chat=True)):
+    with bad_input('this model has no chat template: leave out --chat to continue a text'):
+      call()
+
+
+def test_command(run, monkeypatch, capsys):
+  monkeypatch.setattr(runs, 'load_run', lambda *_: run)
+  flags = [f'--workdir={run.workdir}', '--chat', '--tokens=4', '--temperature=0', '--context=250']
+  generate.main([*flags, '--prompt=a few lines'])
+  (answer,) = run.generate('a few lines', tokens=4, temperature=0, context=250, chat=True)
+  assert capsys.readouterr().out == f'{answer.text}\n'
+  monkeypatch.setattr('sys.stdin', io.StringIO('a few lines\nof text\n'))
+  generate.main([*flags, '--interactive'])
+  chat = run.converse(GREEDY, tokens=4, context=250)
+  expected = ''.join(f'{chat.say(text).text}\n' for text in ('a few lines', 'of text'))
+  assert capsys.readouterr().out == expected
+
+
+def test_an_exported_folder_has_the_same_conversation(run, tmp_path):
+  """The tokenizer of a GGUF file, its end tokens and its template become files of a folder."""
+  run.export(tmp_path / 'out', format='huggingface')
+  exported = runs.load_run(tmp_path / 'out')
+  for name in ('definition', 'document_start', 'end_tokens', 'adds_start', 'chat_template'):
+    assert getattr(exported.vocabulary, name) == getattr(run.vocabulary, name)

@@ -1,0 +1,290 @@
+"""GGUF files: names, order of rows and values against the package; damaged headers."""
+
+import struct
+import sys
+
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors, runs
+from ngrammer_jax.inference import sampling
+from ngrammer_jax.interop.huggingface import configs, gguf
+from tests import gguf_files
+from tests.checks import bad_input, data_root
+from tests.gguf_files import H, K, N
+from tests.loops import each
+
+package = pytest.importorskip('gguf')
+
+
+def reference(name):
+  path = data_root('reference') / 'hf' / 'llama_gguf' / name
+  if not path.exists():
+    pytest.skip(f'{path} not found')
+  return path
+
+
+def write(tmp_path, metadata=None, tensors=None):
+  path = tmp_path / 'model.gguf'
+  metadata = gguf_files.metadata() if metadata is None else metadata
+  path.write_bytes(gguf_files.content(metadata, tensors or gguf_files.tensors()))
+  return path
+
+
+def test_names_shapes_and_config(tmp_path):
+  checkpoint = gguf.open_file(write(tmp_path))
+  expected = {'model.embed_tokens': (40, 32), 'model.norm': (32,)}
+  layer = {
+    **{'input_layernorm': (32,), 'post_attention_layernorm': (32,)},
+    **{'self_attn.q_proj': (32, 32), 'self_attn.k_proj': (16, 32), 'self_attn.v_proj': (16, 32)},
+    **{'self_attn.o_proj': (32, 32), 'mlp.gate_proj': (64, 32), 'mlp.up_proj': (64, 32)},
+    'mlp.down_proj': (32, 64),
+  }
+  expected |= {f'model.layers.0.{name}': shape for name, shape in layer.items()}
+  shapes = {name.removesuffix('.weight'): t.shape for name, t in checkpoint.tensors.items()}
+  assert shapes == expected and checkpoint.tokenizer.read is None
+  config = checkpoint.config
+  assert config['rms_norm_eps'] == float(np.float32(1e-5)) != 1e-5
+  assert config['tie_word_embeddings'] and config['head_dim'] == H
+  assert (config['num_attention_heads'], config['num_key_value_heads']) == (N, K)
+  description = configs.read(config)
+  assert (description.vocabulary_size, description.positions) == (40, 64)
+
+
+def test_rows_of_heads_are_put_in_order(tmp_path):
+  """The converter put row h d/2 + j of a head at 2j + h, with the key heads for keys."""
+  tensors = gguf_files.tensors()
+  for name, heads in (('q', N), ('k', K)):
+    rows = np.arange(heads * H, dtype=np.float32)
+    moved = rows.reshape(heads, 2, H // 2).swapaxes(1, 2).reshape(-1)
+    tensors[f'blk.0.attn_{name}.weight'] = gguf_files.plain(np.repeat(moved[:, None], 32, 1))
+    tensors[f'blk.0.attn_{name}.bias'] = gguf_files.plain(moved)
+  checkpoint = gguf.open_file(write(tmp_path, tensors=tensors))
+  assert checkpoint.config['attention_bias']
+  for name, heads in (('q', N), ('k', K)):
+    for ending, axes in (('weight', (..., 0)), ('bias', ...)):
+      tensor = checkpoint.tensors[f'model.layers.0.self_attn.{name}_proj.{ending}']
+      for start, stop in ((0, heads * H), (3, 5), (H - 1, H + 1), (2, 2)):
+        rows = tensor.read(start, stop)
+        np.testing.assert_array_equal(rows[axes], np.arange(start, stop))
+        assert rows.flags.writeable
+
+
+def test_every_type_is_dequantised_as_by_the_package(tmp_path):
+  """Row by row, bit for bit."""
+  rng, seen = np.random.default_rng(0), []
+  for kind, (values, size) in package.GGML_QUANT_SIZES.items():
+    try:
+      package.dequantize(np.zeros((1, size), np.uint8), kind)
+    except NotImplementedError:
+      continue
+    columns, rows = 2 * max(values, 16), 5
+    stored = rng.integers(0, 256, (rows, columns // values * size), np.uint8)
+    tensors = {'x': ((rows, columns), int(kind), stored.tobytes())}
+    path = tmp_path / 'one.gguf'
+    path.write_bytes(gguf_files.content({}, tensors))
+    with path.open('rb') as file:
+      _, entries = gguf._read_header(file, path)
+    with np.errstate(all='ignore'):
+      expected = package.dequantize(stored, kind)
+      for start, stop in ((0, rows), (1, 2), (2, 5)):
+        read = entries['x'].read(start, stop)
+        assert read.dtype == entries['x'].dtype and read.shape == (stop - start, columns)
+        actual = read.astype(np.float32)
+        nan = np.isnan(actual) & np.isnan(expected[start:stop])
+        same = actual.view(np.uint32) == expected[start:stop].view(np.uint32)
+        assert (same | nan).all(), kind.name
+    seen.append(kind.name)
+  types = {'F32', 'F16', 'BF16', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1', 'Q8_0', 'Q4_K', 'Q5_K', 'Q6_K'}
+  assert types <= set(seen)
+
+
+def test_factors_of_frequencies(tmp_path):
+  """Those of Llama 3 are its formula; any others stand one by one."""
+  theta, half = 500_000.0, H // 2
+  wavelength = 2 * np.pi * theta ** (np.arange(half) / half)
+  smooth = np.clip((8192 / wavelength - 1) / 3, 0, 1)
+  llama3 = 1 / ((1 - smooth) / 8 + smooth)
+  metadata = gguf_files.metadata(**{'llama.rope.freq_base': theta})
+  for factors in (llama3, np.array([1.0, 2.5, 3.0, 7.0])):
+    tensors = gguf_files.tensors() | {'rope_freqs.weight': gguf_files.plain(factors)}
+    config = gguf.open_file(write(tmp_path, metadata, tensors)).config
+    scaling = configs.read(config).model['positional']['scaling']
+    if factors is llama3:
+      assert scaling == {
+        **{'kind': 'llama3', 'factor': 8.0, 'low_frequency_factor': 1.0},
+        **{'high_frequency_factor': 4.0, 'original_length': 8192},
+      }
+    else:
+      assert scaling['kind'] == 'longrope' and scaling['attention_factor'] == 1
+      assert scaling['short_factors'] == scaling['long_factors'] == factors.tolist()
+  for factors in (np.ones(3), np.array([1, 0, 1, 1.0]), np.array([1, np.nan, 1, 1])):
+    tensors = gguf_files.tensors() | {'rope_freqs.weight': gguf_files.plain(factors)}
+    with pytest.raises(errors.BadInput, match='is damaged: rope_freqs.weight has'):
+      gguf.open_file(write(tmp_path, metadata, tensors))
+
+
+def test_scaling_of_the_metadata(tmp_path):
+  def scaling(**keys):
+    keys = {f'llama.rope.scaling.{name}': x for name, x in keys.items()}
+    return gguf.open_file(write(tmp_path, gguf_files.metadata(**keys))).config['rope_scaling']
+
+  assert scaling(type='none') is None
+  assert scaling(type='linear', factor=2.5) == {'rope_type': 'linear', 'factor': 2.5}
+  yarn = scaling(type='yarn', factor=4.0, original_context_length=16)
+  assert yarn == {
+    **{'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 16},
+    **{'beta_fast': 32.0, 'beta_slow': 1.0},
+  }
+  with pytest.raises(errors.BadInput, match='is longrope; supported: none, linear, yarn'):
+    scaling(type='longrope', factor=2.0)
+
+
+@each(
+  'changes, problem',
+  [
+    ({'general.architecture': 'qwen2'}, "the architecture 'qwen2'; of GGUF files only llama"),
+    ({'llama.expert_count': 8}, 'llama.expert_count is set'),
+    ({'llama.rope.scaling.yarn_log_multiplier': 0.1}, 'yarn_log_multiplier is set'),
+    ({'llama.attention.key_length': 8, 'llama.attention.value_length': 4}, 'value_length is not'),
+    ({'llama.rope.dimension_count': 4}, 'rope.dimension_count is not the width of the heads'),
+    ({'llama.block_count': 2**31 - 1}, 'llama.block_count is 2147483647, but it has tensors of 1'),
+    ({'llama.block_count': 'two'}, 'llama.block_count is two'),
+    ({'llama.attention.head_count': 0}, 'llama.attention.head_count is 0'),
+    ({'llama.attention.head_count_kv': 4}, 'attn_k has 16 rows, not 4 x 8'),
+    ({'llama.attention.head_count': [4, 2]}, 'llama.attention.head_count is'),
+    ({'llama.attention.layer_norm_rms_epsilon': None}, 'layer_norm_rms_epsilon is None'),
+    ({'general.alignment': 0}, 'general.alignment is 0'),
+  ],
+)
+def test_models_that_are_not_supported(tmp_path, changes, problem):
+  with pytest.raises(errors.BadInput, match=problem):
+    gguf.open_file(write(tmp_path, gguf_files.metadata(**changes)))
+
+
+def test_heads_that_do_not_fit_the_width(tmp_path):
+  """As in Mistral Nemo: their width is that of the rows, whether a key says it or not."""
+  tensors = gguf_files.tensors()
+  for name, rows in (('q', 48), ('k', 24), ('v', 24)):
+    tensors[f'blk.0.attn_{name}.weight'] = gguf_files.plain(np.ones((rows, 32)))
+  tensors['blk.0.attn_output.weight'] = gguf_files.plain(np.ones((32, 48)))
+  for changes in ({}, {'llama.attention.key_length': 12}, {'llama.rope.dimension_count': 12}):
+    path = write(tmp_path, gguf_files.metadata(**changes), tensors)
+    assert gguf.open_file(path).config['head_dim'] == 12
+
+
+def test_a_window_makes_a_mistral(tmp_path):
+  metadata = gguf_files.metadata(**{'llama.attention.sliding_window': 6})
+  description = configs.read(gguf.open_file(write(tmp_path, metadata)).config)
+  assert description.family.model_type == 'mistral'
+  assert description.model['attention']['window'] == 6
+
+
+WHOLE = gguf_files.content(gguf_files.metadata(), gguf_files.tensors())
+
+
+def with_number(after, code, number, skip=0):
+  """The file with a number behind the first occurrence of a text replaced."""
+  at = WHOLE.index(after) + len(after) + skip
+  packed = struct.pack(f'<{code}', number)
+  return WHOLE[:at] + packed + WHOLE[at + len(packed) :]
+
+
+@each(
+  'damage, problem',
+  [
+    (lambda: b'', 'the file ends inside its header'),
+    (lambda: b'GGUE' + WHOLE[4:], 'it does not begin with GGUF'),
+    (lambda: with_number(b'GGUF', 'I', 1), 'it has version 1 of the format'),
+    (lambda: with_number(b'GGUF', 'I', 3 << 24), 'it has version 50331648 of the format'),
+    (lambda: with_number(b'GGUF', 'Q', 2**60, 4), 'has 0 dimensions'),
+    (lambda: with_number(b'GGUF', 'Q', 2**60, 12), 'ends inside its header|unknown type|codec'),
+    (lambda: with_number(b'GGUF', 'Q', 2**63, 20), 'the file ends inside its header'),
+    (lambda: with_number(b'general.architecture', 'I', 77), 'a value has the unknown type 77'),
+    (lambda: WHOLE[:100], 'the file ends inside its header'),
+    (lambda: WHOLE[:700], 'the file ends inside its header'),
+    (lambda: WHOLE[:-1000], 'ends beyond the file'),
+    (lambda: with_number(b'token_embd.weight', 'I', 5), 'token_embd.weight has 5 dimensions'),
+    (lambda: with_number(b'token_embd.weight', 'I', 2**31), 'has 2147483648 dimensions'),
+    (lambda: with_number(b'token_embd.weight', 'Q', 2**40, 4), 'ends beyond the file'),
+    (lambda: with_number(b'token_embd.weight', 'q', -1, 12), 'ends beyond the file'),
+    (lambda: with_number(b'token_embd.weight', 'Q', 0, 4), r'has the shape \[40, 0\]'),
+    (lambda: with_number(b'token_embd.weight', 'I', 99, 20), 'token_embd.weight has the type 99'),
+    (lambda: with_number(b'token_embd.weight', 'I', 24, 20), 'token_embd.weight has the type I8'),
+    (lambda: with_number(b'token_embd.weight', 'I', 12, 20), 'has no whole blocks of 256 values'),
+    (lambda: with_number(b'token_embd.weight', 'Q', 2**62, 24), 'ends beyond the file'),
+    (lambda: WHOLE.replace(b'output_norm.weight', b'output_nor\xff.weight'), 'codec'),
+    (lambda: WHOLE.replace(b'blk.0.ffn_up', b'blk.0.ffn_uq'), 'blk.0.ffn_uq.weight is not one'),
+    (lambda: WHOLE.replace(b'blk.0.attn_q', b'blk.0.attn_k'), 'blk.0.attn_k.weight twice'),
+    (lambda: WHOLE.replace(b'token_embd', b'output_emb'), 'output_emb.weight is not one'),
+    (lambda: b'GGUF' + bytes(20), 'it has version 0 of the format'),
+  ],
+)
+def test_damaged_headers(tmp_path, damage, problem):
+  """One sentence, before anything large is read or allocated."""
+  path = tmp_path / 'model.gguf'
+  path.write_bytes(damage())
+  with pytest.raises(errors.BadInput, match=problem):
+    gguf.open_file(path)
+
+
+def test_a_long_header_is_refused(tmp_path):
+  """A file of 1 TB, without blocks on the disk, whose header claims a text of half of it."""
+  path = tmp_path / 'model.gguf'
+  with path.open('wb') as file:
+    file.write(b'GGUF' + struct.pack('<IQQQ', 3, 0, 1, 2**39))
+    file.truncate(2**40)
+  with pytest.raises(errors.BadInput, match='its header has more than 67,108,864 bytes'):
+    gguf.open_file(path)
+
+
+def test_without_the_package(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'gguf', None)
+  with bad_input(
+    'GGUF files need the package gguf: pip install --no-deps gguf (or ngrammer_jax[gguf])'
+  ):
+    gguf.open_file(write(tmp_path))
+
+
+def test_a_file_that_becomes_shorter(tmp_path):
+  path = write(tmp_path)
+  tensor = gguf.open_file(path).tensors['model.layers.0.mlp.down_proj.weight']
+  path.write_bytes(path.read_bytes()[:-4000])
+  with pytest.raises(errors.BadInput, match='has become shorter while it was read'):
+    tensor.read(0, 32)
+
+
+@pytest.mark.slow
+def test_real_model(one_device):
+  """SmolLM2, where its package is installed: tokens, log-probabilities, greedy tokens, chat."""
+  expected = np.load(data_root('reference') / 'hf' / 'smollm2_expected.npz')
+  try:
+    run = runs.load_pretrained('smollm2_135m_instruct')
+  except errors.BadInput as error:
+    pytest.skip(str(error))
+  for name in ('english', 'python'):
+    ids = run.vocabulary.encode(str(expected[f'text/{name}']).encode())
+    assert ids.tolist() == expected[f'ids/{name}'].tolist()
+    (nats,) = run.engine.score_documents(run.variables, [ids], None, 160)
+    np.testing.assert_allclose(-nats, expected[f'logprob/{name}'], atol=5e-4)
+  prompts = [str(expected[f'prompt/{name}']) for name in ('capital', 'code')]
+  completions = run.generate(prompts, tokens=24, temperature=0, context=64)
+  for name, completion in zip(('capital', 'code'), completions, strict=True):
+    assert completion.tokens == expected[f'greedy_ids/{name}'].tolist()
+  prompt = run.vocabulary.encode_special(str(expected['prompt/chat']))
+  greedy = sampling.SamplingConfig(temperature=0)
+  tokens = run.engine.generate(run.variables, [prompt], [0], greedy, 64)
+  assert [int(next(tokens)[0]) for _ in range(24)] == expected['greedy_ids/chat'].tolist()
+
+
+def test_reference_model(one_device):
+  """Log-probabilities and greedy tokens of the official Llama with the dequantised weights."""
+  expected = np.load(reference('expected.npz'))
+  run = runs.load_run(reference('model.gguf'))
+  ids = expected['input_ids'][0]
+  assert run.vocabulary.encode_special(str(expected['text'])).tolist() == ids.tolist()
+  logits = expected['logits'][0, :-1]
+  logits -= logits.max(axis=-1, keepdims=True)
+  nats = np.log(np.exp(logits).sum(axis=-1)) - logits[np.arange(len(ids) - 1), ids[1:]]
+  (actual,) = run.engine.score_documents(run.variables, [ids], None, 32)
+  np.testing.assert_allclose(actual, nats, atol=3e-5)

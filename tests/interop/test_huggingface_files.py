@@ -1,0 +1,443 @@
+"""Published models: fields, damaged files, shards on a mesh, and what cannot be written."""
+
+import dataclasses
+import json
+import os
+import shutil
+import struct
+
+from flax import linen as nn
+import jax
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors, published_models, runs, sharding
+from ngrammer_jax.config import command_line, conversion
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.interop import row_files
+from ngrammer_jax.interop.huggingface import configs
+from ngrammer_jax.models import language_model
+from ngrammer_jax.runs import init_from
+from ngrammer_jax.training import capacity
+from ngrammer_jax.training import state as train_state
+from tests import tokenizer_files
+from tests.checks import bad_input, mesh_of
+
+V = 288  # rows of the embedding; the tokenizer has 280 ids
+LLAMA = {
+  **{'layers': 2, 'width': 16, 'heads': 4, 'key_value_heads': 2, 'feed_forward_width': 24},
+  **{'norm_kind': 'rms', 'activation': 'silu', 'softmax_bias': False, 'scale_embeddings': False},
+}
+SIZES = {
+  **{'vocab_size': 50, 'hidden_size': 16, 'num_hidden_layers': 6, 'num_attention_heads': 4},
+  'intermediate_size': 24,
+}
+NORM = 'model.norm.weight'
+
+
+def write_folder(folder, dtype='float32', vocabulary_size=V, **options):
+  """Writes a small Llama with random parameters, and returns them."""
+  config = conversion.resolve({'model': LLAMA | options}).model
+  model = language_model.build(config, vocabulary_size)
+  shapes = nn.unbox(train_state.abstract_variables(model)['params'])
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(dtype), shapes)
+  text_files = {'tokenizer.json': tokenizer_files.byte_level()}
+  folder.mkdir(exist_ok=True)
+  published_models.save(
+    lambda: params, config, vocabulary_size, folder, 64, {'bos_token_id': 0}, text_files
+  )
+  return params
+
+
+@pytest.fixture(scope='module')
+def published(tmp_path_factory):
+  """A small Llama, read-only."""
+  folder = tmp_path_factory.mktemp('published') / 'llama'
+  write_folder(folder)
+  return folder
+
+
+@pytest.fixture
+def copied(published, tmp_path):
+  """A copy, to be damaged."""
+  return shutil.copytree(published, tmp_path / 'copy')
+
+
+def change_config(folder, **fields):
+  """Changes fields of config.json."""
+  path = folder / 'config.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def change_header(folder, **entry):
+  """Changes the entry of a tensor in the header of the weights."""
+  path = folder / 'model.safetensors'
+  content = path.read_bytes()
+  (length,) = struct.unpack('<Q', content[:8])
+  header = json.loads(content[8 : 8 + length])
+  header[NORM] |= entry
+  text = json.dumps(header).encode()
+  path.write_bytes(struct.pack('<Q', len(text)) + text + content[8 + length :])
+
+
+def replace_bytes(folder, start, content):
+  """Overwrites bytes of the weights; from the end if `start` is negative."""
+  path = folder / 'model.safetensors'
+  values = bytearray(path.read_bytes())
+  start %= len(values)
+  values[start : start + len(content)] = content
+  path.write_bytes(values)
+
+
+def rename_weights(folder):
+  """Only a pickle is left."""
+  (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
+
+
+def write_index(folder, **weight_map):
+  """An index instead of a single file."""
+  shutil.move(folder / 'model.safetensors', folder / 'part.safetensors')
+  index = {'weight_map': {NORM: 'part.safetensors', **weight_map}}
+  (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
+
+
+DAMAGES = {
+  'no config.json': lambda f: (f / 'config.json').unlink(),
+  'config.json is damaged: Exp': lambda f: (f / 'config.json').write_text('{'),
+  "model_type='bloom' is not one of: llama": lambda f: change_config(f, model_type='bloom'),
+  'Python code in the folder, which is never run': lambda f: change_config(f, auto_map={'a': 'b'}),
+  "quantization_config={'bits': 4} is not known": lambda f: change_config(
+    f, quantization_config={'bits': 4}
+  ),
+  'new_option=3 is not known of the family llama': lambda f: change_config(f, new_option=3),
+  'which has mlp_bias=False alone': lambda f: change_config(f, model_type='mistral', mlp_bias=True),
+  "rope_type='dynamic' is not one of": lambda f: change_config(f, rope_scaling={'type': 'dynamic'}),
+  'foo is not known of rope_type': lambda f: change_config(
+    f, rope_scaling={'type': 'linear', 'factor': 2, 'foo': 1}
+  ),
+  "rope_type='llama3' needs factor, low": lambda f: change_config(
+    f, rope_scaling={'rope_type': 'llama3'}
+  ),
+  "hidden_act='mish' is not one of": lambda f: change_config(f, hidden_act='mish'),
+  'config.json is damaged: unsupported': lambda f: change_config(f, rope_scaling=[1]),
+  'there is no hidden_size': lambda f: change_config(f, hidden_size=None),
+  'num_hidden_layers=1000000000000 must be an integer from 1 to 1,000': lambda f: change_config(
+    f, num_hidden_layers=10**12
+  ),
+  'model.key_value_heads=3 must divide model.heads=4': lambda f: change_config(
+    f, num_key_value_heads=3
+  ),
+  'missing: model.layers.2.self_attn.q_proj.weight (16, 16)': lambda f: change_config(
+    f, num_hidden_layers=3
+  ),
+  'extra: model.layers.1.mlp.up_proj.weight (24, 16)': lambda f: change_config(
+    f, num_hidden_layers=1
+  ),
+  'wrong shape: model.embed_tokens.weight is (288, 16), expected (99, 16)': lambda f: change_config(
+    f, vocab_size=99
+  ),
+  'no lm_head.weight, but tie_word_embeddings=false': lambda f: change_config(
+    f, tie_word_embeddings=False
+  ),
+  'pickles (pytorch_model.bin), which can run code': rename_weights,
+  'neither model.safetensors nor': lambda f: (f / 'model.safetensors').unlink(),
+  'incomplete metadata': lambda f: (
+    replace_bytes(f, -4, b'')
+    or os.truncate(f / 'model.safetensors', os.path.getsize(f / 'model.safetensors') - 4)
+  ),
+  'header too large': lambda f: replace_bytes(f, 0, struct.pack('<Q', 2**63)),
+  'invalid offset for tensor': lambda f: change_header(f, data_offsets=[0, 2**45]),
+  'expected usize': lambda f: change_header(f, shape=[-16]),
+  'invalid shape, data type, or offset': lambda f: change_header(f, shape=[2**40]),
+  f'{NORM} in ': lambda f: change_header(f, dtype='U32'),
+  'nan or infinite in ': lambda f: replace_bytes(f, -4, struct.pack('<f', np.nan)),
+  "'../x' is not a file of the folder": lambda f: write_index(f, x='../x'),
+  'says that part.safetensors has x, but it has not': lambda f: write_index(
+    f, x='part.safetensors'
+  ),
+  'gone.safetensors cannot be read': lambda f: write_index(f, x='gone.safetensors'),
+}
+
+
+@pytest.mark.parametrize('message', DAMAGES)
+def test_damage_is_named(copied, message, one_device):
+  DAMAGES[message](copied)
+  with pytest.raises(errors.BadInput) as error:
+    runs.load_pretrained(copied).state  # noqa: B018
+  assert message in str(error.value)
+  assert str(copied) in str(error.value)
+
+
+def test_nothing_is_read_before_all_headers_are_right(copied, one_device, monkeypatch):
+  change_config(copied, num_hidden_layers=3)
+  monkeypatch.setattr(row_files.StoredArray, 'read', None)
+  with pytest.raises(errors.BadInput, match='missing: '):
+    runs.load_pretrained(copied).state  # noqa: B018
+
+
+def test_a_file_that_changes_meanwhile(copied, one_device, monkeypatch):
+  read = row_files.StoredArray.read
+
+  def write_meanwhile(self, start, stop):
+    os.utime(self.path, ns=(1, 1))
+    return read(self, start, stop)
+
+  monkeypatch.setattr(row_files.StoredArray, 'read', write_meanwhile)
+  with pytest.raises(errors.BadInput, match=r'model\.safetensors was changed while it was read'):
+    runs.load_pretrained(copied).state  # noqa: B018
+
+
+def test_too_little_memory(published, one_device, monkeypatch):
+  small = capacity.MemoryLimit('this machine', 2**12, 1)
+  monkeypatch.setattr(capacity, 'machine_memory', lambda mesh: small)
+  message = (
+    'the parameters need 0.0 MiB, but this machine has 0.0 MiB: the largest array is embedding '
+    '[288, 16]; use smaller sizes, or more devices with mesh.fsdp or mesh.model'
+  )
+  with bad_input(message):
+    runs.load_pretrained(published).state  # noqa: B018
+
+
+def test_a_tokenizer_of_another_model(tmp_path, one_device):
+  write_folder(tmp_path / 'small', vocabulary_size=279)
+  with pytest.raises(errors.BadInput, match='the tokenizer has 280 ids, but the model 279'):
+    runs.load_pretrained(tmp_path / 'small').vocabulary  # noqa: B018
+
+
+def test_without_a_tokenizer(copied, one_device):
+  (copied / 'tokenizer.json').unlink()
+  run = runs.load_pretrained(copied)
+  assert run.model.vocabulary_size == V
+  message = f'{copied} has no tokenizer, which reads text: add its tokenizer.json'
+  with bad_input(message):
+    run.vocabulary  # noqa: B018
+
+
+@pytest.mark.parametrize('is_equal', [True, False])
+def test_an_output_matrix_in_a_tied_model(tmp_path, one_device, is_equal):
+  params = write_folder(tmp_path / 'head', tie_embeddings=False)
+  change_config(tmp_path / 'head', tie_word_embeddings=True)
+  if is_equal:
+    table = row_files.stored_arrays(tmp_path / 'head' / 'model.safetensors')[0]
+    head, embedding = (table[n] for n in ('lm_head.weight', 'model.embed_tokens.weight'))
+    start = head.first_byte
+    replace_bytes(tmp_path / 'head', start, embedding.read(0, V).tobytes())
+  run = runs.load_pretrained(tmp_path / 'head')
+  assert run.config.model.tie_embeddings == is_equal
+  assert ('softmax_weight' in run.state.params) != is_equal
+  np.testing.assert_array_equal(run.state.params['embedding'], params['embedding'])
+
+
+@pytest.mark.parametrize('sizes', [(8, 1, 1), (1, 2, 4), (2, 4, 1)])
+def test_rows_are_read_once_into_their_shards(published, monkeypatch, sizes):
+  run, count = runs.load_pretrained(published), {}
+  read = row_files.StoredArray.read
+
+  def count_rows(self, start, stop):
+    count[self.first_byte] = count.get(self.first_byte, 0) + stop - start
+    return read(self, start, stop)
+
+  mesh = mesh_of(*sizes)
+  monkeypatch.setattr(row_files.StoredArray, 'read', count_rows)
+  monkeypatch.setattr(type(run), 'mesh', mesh)
+  monkeypatch.setattr('ngrammer_jax.interop.huggingface.tensors.BLOCK_BYTES', 256)
+  params = run.state.params
+  monkeypatch.undo()
+  stored = run.published.checkpoint.tensors.values()
+  assert count == {tensor.first_byte: tensor.shape[0] for tensor in stored}
+  boxed = train_state.abstract_variables(run.model)['params']
+  expected = write_folder_params()
+  jax.tree.map(np.testing.assert_array_equal, params, expected)
+  shardings = sharding.shardings(boxed, mesh)
+  assert jax.tree.map(lambda leaf: leaf.sharding, params) == shardings
+
+
+def write_folder_params():
+  """The parameters of `published`."""
+  rng = np.random.default_rng(0)
+  model = language_model.build(conversion.resolve({'model': LLAMA}).model, V)
+  shapes = nn.unbox(train_state.abstract_variables(model)['params'])
+  return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype('float32'), shapes)
+
+
+def test_training_starts_from_a_published_model(tmp_path, one_device):
+  folder, workdir = tmp_path / 'model', tmp_path / 'run'
+  params = write_folder(folder, 'bfloat16')
+  config = command_line.resolve(f'hf:{folder}', [('init_from', f'hf:{folder}')])
+  assert config.data.vocabulary_path == str(folder)
+  vocabulary = vocabularies.read('tokenizer', folder, config.data.vocabulary_size)
+  assert config.training.segment_length == config.evaluation_length() == 64
+  start = init_from.Start(config, workdir)
+  start.check_vocabulary(vocabulary)
+  place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  abstract = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float32, sharding=place), params
+  )
+  state = start(train_state.TrainState(0, abstract, {}, {}, {}))
+  jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype('f4')), state.params, params)
+  assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype('float32')}
+  other = dataclasses.replace(config, model=dataclasses.replace(config.model, norm_epsilon=1e-3))
+  with pytest.raises(errors.BadInput, match=r'was trained with model\.norm_epsilon=1e-06'):
+    init_from.Start(other, workdir)
+
+
+# A config.json of each family without what has a default, and the values that it stands for.
+DEFAULTS = {
+  'llama': {'norm_epsilon': 1e-6, 'tie_embeddings': False, 'key_value_heads': 4},
+  'mistral': {
+    'key_value_heads': 8,
+    'attention.window': 4096,
+    'attention.layer_pattern': ('window',),
+  },
+  'qwen2': {'key_value_heads': 32, 'attention.window': None, 'attention.output_bias': False},
+  'qwen3': {'head_width': 128, 'attention.query_key_norm': 'head'},
+  'gemma2': {
+    **{'head_width': 256, 'key_value_heads': 4, 'tie_embeddings': True, 'final_logit_cap': 30.0},
+    **{'attention.logit_cap': 50.0, 'attention.scale': 1 / 16, 'activation': 'gelu'},
+    **{'attention.layer_pattern': ('window', 'full'), 'attention.window': 4096},
+  },
+  'gemma3_text': {
+    **{'attention.layer_pattern': ('window',) * 5 + ('full',), 'final_logit_cap': None},
+    **{'positional.max_timescale': 1e6, 'positional.window_max_timescale': 1e4},
+  },
+  'smollm3': {
+    **{'attention.layer_pattern': ('full', 'full', 'full', 'unrotated'), 'tie_embeddings': True},
+    **{'positional.max_timescale': 2e6, 'key_value_heads': 4},
+  },
+  'olmo2': {'norm_epsilon': 1e-5, 'norm': 'post', 'attention.query_key_norm': 'full'},
+  'phi3': {'norm_epsilon': 1e-5, 'attention.window': None, 'positional.rotary_fraction': 1.0},
+  'gpt_neox': {
+    **{'positional.rotary_fraction': 0.25, 'attention.output_bias': True, 'norm_epsilon': 1e-5},
+    **{'parallel_residual': True, 'activation': 'gelu_erf'},
+  },
+}
+
+
+@pytest.mark.parametrize('family', DEFAULTS)
+def test_absent_fields(family):
+  model = configs.read({'model_type': family} | SIZES).model
+  for key, expected in DEFAULTS[family].items():
+    value = model
+    for name in key.split('.'):
+      value = value[name]
+    assert value == expected, key
+
+
+def test_absent_fields_of_gpt2():
+  sizes = {'vocab_size': 50, 'n_embd': 16, 'n_layer': 2, 'n_head': 4}
+  model = configs.read({'model_type': 'gpt2', 'scale_attn_weights': False} | sizes).model
+  assert (model['feed_forward_width'], model['activation'], model['tie_embeddings']) == (
+    64,
+    'gelu',
+    True,
+  )
+  assert model['positional'] == {'max_length': 1024}
+  assert model['attention']['scale'] == 1
+
+
+FULL, WINDOW = 'full_attention', 'sliding_attention'
+
+
+@pytest.mark.parametrize(
+  ('family', 'options', 'pattern'),
+  [
+    ('qwen2', {'max_window_layers': 4}, ('full',) * 4 + ('window',) * 2),
+    ('qwen2', {'max_window_layers': 4, 'use_sliding_window': False}, ('full',)),
+    ('qwen3', {'layer_types': [FULL, WINDOW] * 3}, ('full', 'window')),
+    ('gemma2', {'layer_types': [WINDOW] * 6}, ('window',)),
+    ('gemma3_text', {'sliding_window_pattern': 2}, ('window', 'full')),
+    ('smollm3', {'no_rope_layer_interval': 2}, ('full', 'unrotated_window')),
+    (
+      'smollm3',
+      {'no_rope_layers': [0, 1] * 3, 'layer_types': [FULL, FULL, WINDOW] * 2},
+      ('unrotated', 'full', 'unrotated_window', 'full', 'unrotated', 'window'),
+    ),
+    ('mistral', {}, ('window',)),
+    ('mistral', {'sliding_window': None}, ('full',)),
+    ('phi3', {'layer_types': [FULL] * 6}, ('window',)),
+  ],
+)
+def test_kinds_of_layers(family, options, pattern):
+  windows = {'sliding_window': 7, 'use_sliding_window': True} if family != 'mistral' else {}
+  if family in ('gemma2', 'gemma3_text', 'phi3'):
+    windows = {'sliding_window': 7}
+  attention = configs.read({'model_type': family, **SIZES, **windows, **options}).model['attention']
+  assert attention['layer_pattern'] == pattern
+  has_window = any('window' in kind for kind in pattern)
+  assert (attention['window'] is not None) == has_window
+
+
+@pytest.mark.parametrize('types', [[FULL] * 5, [FULL] * 7, [FULL] * 5 + ['chunked_attention']])
+def test_kinds_of_other_layers(types):
+  message = (
+    'layer_types or no_rope_layers are not full_attention or sliding_attention, and 0 or 1, for '
+    'each of the 6 layers'
+  )
+  with bad_input(message):
+    configs.read({'model_type': 'qwen3', **SIZES, 'layer_types': types})
+
+
+YARN = {'factor': 4.0, 'original_max_position_embeddings': 32}
+GEMMA = {'model_type': 'gemma3_text', **SIZES}
+
+
+@pytest.mark.parametrize(
+  ('old', 'new'),
+  [
+    (
+      {'model_type': 'llama', **SIZES, 'rope_theta': 5e5, 'rope_scaling': {'type': 'yarn', **YARN}},
+      {
+        **{'model_type': 'llama', **SIZES},
+        'rope_parameters': {'rope_type': 'yarn', 'rope_theta': 5e5, **YARN},
+      },
+    ),
+    (
+      {'model_type': 'gpt_neox', **SIZES, 'rotary_pct': 0.5, 'rotary_emb_base': 77},
+      {
+        **{'model_type': 'gpt_neox', **SIZES},
+        'rope_parameters': {'rope_theta': 77, 'partial_rotary_factor': 0.5, 'rope_type': 'default'},
+      },
+    ),
+    (
+      GEMMA
+      | {'rope_theta': 8e5, 'rope_local_base_freq': 9e3, 'sliding_window_pattern': 3}
+      | {'rope_scaling': {'rope_type': 'linear', 'factor': 8.0}},
+      GEMMA
+      | {'layer_types': (['sliding_attention'] * 2 + ['full_attention']) * 2}
+      | {
+        'rope_parameters': {
+          'full_attention': {'rope_type': 'linear', 'rope_theta': 8e5, 'factor': 8.0},
+          'sliding_attention': {'rope_type': 'default', 'rope_theta': 9e3},
+        }
+      },
+    ),
+    (GEMMA, {'model_type': 'gemma3', 'text_config': GEMMA, 'vision_config': {'x': 1}}),
+  ],
+)
+def test_both_forms_of_config(old, new):
+  assert configs.read(old) == configs.read(new)
+
+
+def test_yarn_with_two_scales():
+  scaling = {'rope_type': 'yarn', 'mscale': 1.0, 'mscale_all_dim': 0.5, **YARN}
+  model = configs.read({'model_type': 'llama', **SIZES, 'rope_scaling': scaling}).model
+  expected = (0.1 * np.log(4) + 1) / (0.05 * np.log(4) + 1)
+  assert model['positional']['scaling']['attention_factor'] == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'ngram': {'dim': 2}}, 'llama, the nearest, has model.ngram=None instead of'),
+    ({'scale_embeddings': True}, 'has model.scale_embeddings=False instead of True'),
+    ({'softmax_bias': True}, 'has model.softmax_bias=False instead of True'),
+    ({'memory': {'length': 8}}, 'has model.memory=None instead of'),
+  ],
+)
+def test_a_model_of_no_family_is_not_written(options, message):
+  model = conversion.resolve({'model': LLAMA | options}).model
+  with pytest.raises(errors.BadInput) as error:
+    configs.write(model, V, 64)
+  assert message in str(error.value)
+  assert str(error.value).endswith('--format=run keeps it, as safetensors with our config')
