@@ -2,6 +2,7 @@
 
 A model of the package and any text: --pretrained=NAME --text=FILE
 Keys of the evaluation section can be overridden: --config.evaluation.memory.length=256
+So can those of the mesh, for a model that one device cannot hold: --config.mesh.fsdp=8
 Where the corpus of the training is on this machine: --config.data.path=/path/to/corpus
 
 The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
@@ -62,7 +63,7 @@ def _evaluate_language_model(run, overrides, options, folder):
   from ngrammer_jax.inference import language_modeling
 
   # The places of the corpus may be others on this machine.
-  allowed = ('evaluation.*', 'data.path', 'data.cache_dir')
+  allowed = ('evaluation.*', 'mesh.*', 'data.path', 'data.cache_dir')
   config = command_line.override(run.config, overrides, *allowed)
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.

@@ -67,7 +67,7 @@ def test_only_evaluation_options_can_be_overridden(trained, monkeypatch):
         evaluate.main([f'--workdir={run}', *more])
   assert calls == [('validation', 40, 'streams'), ('test', None, 'transformer_xl')]
   with bad_input(
-    '--config.model.width: only evaluation.*, data.path, data.cache_dir of a trained run '
+    '--config.model.width: only evaluation.*, mesh.*, data.path, data.cache_dir of a trained run '
     'can be changed here'
   ):
     evaluate.main([f'--workdir={run}', '--config.model.width=8'])
