@@ -169,14 +169,25 @@ def test_an_unfinished_run_is_refused(run, trained):
 
 
 def test_models_of_the_package_are_whole_and_small():
-  size = 0
-  for name, description in pretrained_models.pretrained().items():
+  size, descriptions = 0, pretrained_models.pretrained()
+  for name in pretrained_models.names():
     folder = pretrained_models.find(name)  # verifies the checksums
     model = check_card(folder)
-    assert (model['name'], model['description']) == (name, description)
+    assert (model['name'], model['description']) == (name, descriptions[name])
     assert model['bytes'] == (folder / 'model.safetensors').stat().st_size
     size += sum(path.stat().st_size for path in folder.iterdir())
   assert size <= ship_model.MAX_BYTES
+
+
+def test_models_of_other_packages_have_cards():
+  for name in pretrained_models.external_names():
+    folder = pretrained_models.FOLDER / name
+    model = json.loads((folder / 'model.json').read_text(encoding='utf-8'))
+    card = (folder / 'MODEL_CARD.md').read_text(encoding='utf-8')
+    assert model['name'] == name and model['package']['install'] in card
+    for words in (model['licence'], f'{model["parameters"]:,}', f'{model["bytes"]:,}'):
+      assert words in card
+    assert sorted(path.name for path in folder.iterdir()) == ['MODEL_CARD.md', 'model.json']
 
 
 @pytest.mark.parametrize('name', pretrained_models.names())

@@ -145,6 +145,7 @@ def test_scaling_of_the_metadata(tmp_path):
   [
     ({'general.architecture': 'qwen2'}, "the architecture 'qwen2'; of GGUF files only llama"),
     ({'llama.expert_count': 8}, 'llama.expert_count is set'),
+    ({'llama.rope.scaling.yarn_log_multiplier': 0.1}, 'yarn_log_multiplier is set'),
     ({'llama.attention.key_length': 8, 'llama.attention.value_length': 4}, 'value_length is not'),
     ({'llama.rope.dimension_count': 4}, 'rope.dimension_count is not the width of the heads'),
     ({'llama.block_count': 2**31 - 1}, 'llama.block_count is 2147483647, but it has tensors of 1'),
@@ -159,6 +160,17 @@ def test_scaling_of_the_metadata(tmp_path):
 def test_models_that_are_not_supported(tmp_path, changes, problem):
   with pytest.raises(errors.BadInput, match=problem):
     gguf.open_file(write(tmp_path, gguf_files.metadata(**changes)))
+
+
+def test_heads_that_do_not_fit_the_width(tmp_path):
+  """As in Mistral Nemo: their width is that of the rows, whether a key says it or not."""
+  tensors = gguf_files.tensors()
+  for name, rows in (('q', 48), ('k', 24), ('v', 24)):
+    tensors[f'blk.0.attn_{name}.weight'] = gguf_files.plain(np.ones((rows, 32)))
+  tensors['blk.0.attn_output.weight'] = gguf_files.plain(np.ones((32, 48)))
+  for changes in ({}, {'llama.attention.key_length': 12}, {'llama.rope.dimension_count': 12}):
+    path = write(tmp_path, gguf_files.metadata(**changes), tensors)
+    assert gguf.open_file(path).config['head_dim'] == 12
 
 
 def test_a_window_makes_a_mistral(tmp_path):

@@ -42,6 +42,8 @@ FOREIGN_KEYS = (
   *('expert_count', 'logit_scale', 'embedding_scale', 'residual_scale', 'use_parallel_residual'),
   *('attention.scale', 'attention.clamp_kqv', 'attention.max_alibi_bias'),
   *('attention.temperature_scale', 'attn_logit_softcapping', 'final_logit_softcapping'),
+  *(f'rope.scaling.yarn_{name}' for name in ('log_multiplier', 'ext_factor', 'attn_factor')),
+  *('rope.scaling.alpha', 'rope.scale_linear'),
 )
 # The scaling of the published Llama 3.x, of which a file holds only the factors.
 LLAMA3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'original_max_position_embeddings': 8192}
@@ -277,7 +279,8 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
   numbers = {int(name.split('.')[2]) for name in tensors if name.startswith('model.layers.')}
   if numbers != set(range(min(layers, len(tensors) + 1))):
     raise ValueError(f'llama.block_count is {layers}, but it has tensors of {len(numbers)} layers')
-  head_width = get('attention.key_length', width // heads)
+  rows = {name: tensors[f'model.layers.0.self_attn.{name}_proj.weight'].shape[0] for name in 'qk'}
+  head_width = get('attention.key_length', rows['q'] // heads)  # not always width / heads
   for key in ('attention.value_length', 'rope.dimension_count'):
     if get(key, head_width) != head_width:
       raise errors.BadInput(f'llama.{key} is not the width of the heads: this is not supported')
@@ -301,10 +304,9 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
     'attention_bias': 'model.layers.0.self_attn.q_proj.bias' in tensors,
     'mlp_bias': 'model.layers.0.mlp.up_proj.bias' in tensors,
   }
-  for name, projection in (('num_attention_heads', 'q'), ('num_key_value_heads', 'k')):
-    rows = tensors[f'model.layers.0.self_attn.{projection}_proj.weight'].shape[0]
-    if rows != config[name] * head_width:
-      raise ValueError(f'attn_{projection} has {rows} rows, not {config[name]} x {head_width}')
+  for name, count in (('q', heads), ('k', config['num_key_value_heads'])):
+    if rows[name] != count * head_width:
+      raise ValueError(f'attn_{name} has {rows[name]} rows, not {count} x {head_width}')
   ids = {name: metadata.get(f'tokenizer.ggml.{name}_token_id') for name in ('bos', 'eos', 'eot')}
   config |= {f'{name}_token_id': ids[name] for name in ('bos', 'eos') if ids[name] is not None}
   if None not in (ids['eos'], ids['eot']):
