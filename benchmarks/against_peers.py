@@ -27,6 +27,7 @@ from benchmarks import (
   dense_step,
   ngrammer_layer,
   paired,
+  published_model,
   span_step,
   transformer_xl_step,
 )
@@ -39,6 +40,7 @@ CASES: dict[str, Callable[[Peers], dict[str, paired.Make]]] = {
   'dense_step_plain': lambda peers: dense_step.sides('plain'),
   'ngrammer_layer': lambda peers: ngrammer_layer.sides(),
   'decoding': lambda peers: decoding_against_peers.sides(),
+  'published_model': published_model.sides,
   'span_step': span_step.sides,
   'transformer_xl_step': transformer_xl_step.sides,
 }
@@ -46,7 +48,7 @@ QUICK = CASES | {
   'dense_step': lambda peers: dense_step.sides(),
   'decoding': lambda peers: decoding_against_peers.sides(is_quick=True),
 }
-del QUICK['dense_step_plain']
+del QUICK['dense_step_plain'], QUICK['published_model']
 
 
 def versions(peers: Peers) -> dict[str, str]:

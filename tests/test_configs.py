@@ -294,3 +294,17 @@ def test_small_ngram_memories_have_the_model_of_other_configs():
     load('ngram_memories.py:text8_blt')
   with pytest.raises(errors.BadInput, match="did you mean 'quickstart_engram'. Available"):
     load('ngram_memories.py:engram')
+
+
+@pytest.mark.parametrize(
+  'variant, words, params',
+  [
+    ('llama_quickstart', 4096, 2_753_856),
+    ('qwen3_quickstart', 4096, 1_967_616),
+    ('llama_enwik8', 257, 34_092_544),
+    pytest.param('llama_c4', 32_000, 245_924_864, marks=pytest.mark.slow),
+    pytest.param('qwen3_c4', 32_000, 213_158_912, marks=pytest.mark.slow),
+  ],
+)
+def test_rows_of_transformers_of_today(variant, words, params):
+  assert counts_of_many_layers(f'transformer.py:{variant}', words) == (params, 0)

@@ -6,9 +6,8 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
-RECIPES = ('transformer_xl', 'adaptive_span', 'normal')
-_NORMAL = ('recipe', ('transformer_xl', 'normal'))
-_TRANSFORMER_XL = ('recipe', ('transformer_xl',))
+RECIPES = ('transformer_xl', 'adaptive_span')
+_NORMAL = ('recipe', ('transformer_xl',))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,10 +20,7 @@ class InitialConfig:
   # 0.005 in the large word-level configs of the TensorFlow code.
   deviation: float = field(0.02, 'standard deviation', above=0, only_for=_NORMAL)
   projection_deviation: float = field(
-    0.01,
-    'standard deviation of the projections of an adaptive softmax',
-    above=0,
-    only_for=_TRANSFORMER_XL,
+    0.01, 'standard deviation of the projections of an adaptive softmax', above=0, only_for=_NORMAL
   )
 
   def check(self, model: Any) -> None:

@@ -6,8 +6,6 @@ of variance 1 / width, biases of 0.
 `transformer_xl` (PyTorch): kernels, embeddings, u and v are normal with `deviation`, scales of
 norms 1 + normal with `deviation`, projections of an adaptive softmax normal with
 `projection_deviation`, biases 0.
-`normal` (GPT-2, Llama, Qwen): kernels and embeddings are normal with `deviation`, biases 0, scales
-of norms 1.
 `adaptive_span`: embeddings are unit normal, kernels and biases uniform up to 1 / sqrt(inputs).
 N-gram memories, spans, persistent vectors and convolutions keep their own initializers.
 """
@@ -31,11 +29,7 @@ _DISTANCES = ('content_bias', 'position_bias', 'distance_embedding', 'position')
 def reinitialize(config: initial.InitialConfig, params: Any, key: jax.Array) -> Any:
   """Returns the parameters with new values by the recipe; the key of each depends on its name."""
   fan_in = _bias_fan_in(params)
-  init = {
-    'transformer_xl': _init_transformer_xl,
-    'adaptive_span': _init_adaptive_span,
-    'normal': _init_normal,
-  }
+  init = {'transformer_xl': _init_transformer_xl, 'adaptive_span': _init_adaptive_span}
 
   def reinitialize_leaf(path, leaf):
     names = path_names(path)
@@ -73,13 +67,6 @@ def _init_transformer_xl(config, key, names, leaf, fan_in):
   if suffix == 'distance_bias':
     return jnp.zeros_like(leaf)
   return normal() if suffix in ('kernel', *_BIAS_OF, *_PROJECTIONS, *_DISTANCES) else leaf
-
-
-def _init_normal(config, key, names, leaf, fan_in):
-  del fan_in
-  if param_suffix(names) not in ('kernel', 'absolute_position', *_BIAS_OF):
-    return leaf
-  return config.deviation * jax.random.normal(key, leaf.shape, leaf.dtype)
 
 
 def _init_adaptive_span(config, key, names, leaf, fan_in):

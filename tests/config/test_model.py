@@ -203,12 +203,12 @@ def spans(**fields):
     ),
     (
       {'initial': model_config.InitialConfig('gpt')},
-      "model.initial.recipe='gpt' is not one of: transformer_xl, adaptive_span, normal",
+      "model.initial.recipe='gpt' is not one of: transformer_xl, adaptive_span",
     ),
     (
       {'initial': model_config.InitialConfig('adaptive_span', deviation=0.1)},
       "model.initial.deviation=0.1 is not for model.initial.recipe='adaptive_span', but for "
-      'transformer_xl, normal: use 0.02',
+      'transformer_xl: use 0.02',
     ),
     (
       {'initial': model_config.InitialConfig(deviation=0.0)},

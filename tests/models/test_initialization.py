@@ -102,17 +102,6 @@ def test_adaptive_span():
   assert num_drawn == 2 + 8  # the softmax, and 4 kernels and 2 with their biases
 
 
-def test_normal():
-  """Kernels and embeddings Normal(0, 0.02); biases, and scales of norms, as they were."""
-  fields = {'tie_embeddings': False, 'position': 'absolute'}
-  for name, leaf in reinitialized('normal', **fields).items():
-    is_drawn = name.endswith('kernel') or name in (
-      *('embedding', 'softmax_weight', 'absolute_position'),
-    )
-    expected = 0.02 if is_drawn else 0
-    assert spread(leaf)[1] == pytest.approx(expected, rel=0.05), name
-
-
 def test_projections_of_adaptive_span():
   params = reinitialized('adaptive_span', adaptive_softmax=ADAPTIVE)
   for i, width in enumerate((D, D // 2)):
