@@ -151,6 +151,11 @@ def save(
   Raises:
     BadInput: no family has such a model.
   """
+  if config.scale_embeddings and not (
+    config.tie_embeddings or preferred.options['scale_embeddings']
+  ):
+    params = functools.partial(_with_scaled_embedding, params, config)
+    config = dataclasses.replace(config, scale_embeddings=False)
   family, values = configs.write(config, vocabulary_size, positions, preferred)
   weights = folder / checkpoints.WEIGHTS
   kind = tensors.save(params(), family, config, vocabulary_size, weights, dtype)
@@ -160,3 +165,9 @@ def save(
   encoded = {name: json.dumps(value, indent=2).encode() for name, value in contents.items()}
   for name, content in (encoded | text_files).items():
     (folder / name).write_bytes(content)
+
+
+def _with_scaled_embedding(params, config):
+  """Returns parameters for a model that does not scale its embedding as ours does."""
+  tree = params()
+  return tree | {'embedding': tree['embedding'] * config.width**0.5}

@@ -441,3 +441,17 @@ def test_a_model_of_no_family_is_not_written(options, message):
     configs.write(model, V, 64)
   assert message in str(error.value)
   assert str(error.value).endswith('--format=run keeps it, as safetensors with our config')
+
+
+def test_an_embedding_that_is_scaled_is_written_as_it_is_read(tmp_path, one_device):
+  """A family without a scale gets rows that have it; tied to the output, they cannot."""
+  options = {'scale_embeddings': True, 'tie_embeddings': False}
+  params = write_folder(tmp_path / 'scaled', **options)
+  written = runs.load_pretrained(tmp_path / 'scaled')
+  assert not written.config.model.scale_embeddings
+  width = written.config.model.width
+  np.testing.assert_allclose(
+    written.state.params['embedding'], np.asarray(params['embedding']) * width**0.5, rtol=1e-6
+  )
+  with pytest.raises(errors.BadInput, match='scale_embeddings=False instead of True'):
+    write_folder(tmp_path / 'tied', **options | {'tie_embeddings': True})
