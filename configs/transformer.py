@@ -83,7 +83,7 @@ def get_config(variant: str = 'llama_quickstart'):
     m.positional = config.block('model.positional', max_timescale=5e5)
     m.remat = 'full'
     m.vocabulary_chunk = 8192
-    c.mesh = 'fsdp'
+    c.mesh.data, c.mesh.fsdp = 1, -1
     c.data.corpus = 'c4/en'
     c.data.vocabulary = 'sentencepiece'
     c.data.vocabulary_size = 128_256
