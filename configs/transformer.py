@@ -17,6 +17,12 @@ after the 300 steps of quickstart on 2 cores of an AMD EPYC, where the N-Grammer
   text8          1,191,744             1,186,560
   enwik8        34,092,544            33,962,496
   c4           245,924,864           213,158,912
+  8b         8,030,261,248
+
+llama_8b is Llama 3 8B (arXiv 2407.21783) and has its vocabulary size; embeddings are not scaled.
+llama_8b_ngrammer adds the best layer of ngrammer_c4.py, with 402,663,424 parameters (in all
+8,432,924,672) and 33,554,432 values of centroids. Corpus, steps and learning rate of both are ours.
+Neither has been trained with this code; docs/compile.md has their memory on TPU slices.
 """
 
 from ngrammer_jax import config
@@ -27,14 +33,18 @@ SIZES = {
   'text8': (3, 192, 6, 2, 512),
   'enwik8': (12, 512, 8, 2, 1408),
   'c4': (16, 1024, 16, 4, 2816),
+  '8b': (32, 4096, 32, 8, 14_336),
 }
-VARIANTS = tuple(f'{style}_{size}' for style in ('llama', 'qwen3') for size in SIZES)
+VARIANTS = (
+  *(f'{style}_{size}' for style in ('llama', 'qwen3') for size in SIZES if size != '8b'),
+  *('llama_8b', 'llama_8b_ngrammer'),
+)
 
 
 def get_config(variant: str = 'llama_quickstart'):
   """Returns the config of one of VARIANTS."""
   config.check_variant(variant, VARIANTS)
-  style, size = variant.split('_')
+  style, size, *ngrammer = variant.split('_')
   c = config.default()
   m, t = c.model, c.training
 
@@ -68,6 +78,20 @@ def get_config(variant: str = 'llama_quickstart'):
     c.optimizer.learning_rate, c.optimizer.warmup_steps = 1e-3, 4_000
     c.optimizer.schedule = 'rsqrt'
     c.evaluation.streams, c.evaluation.max_tokens = 256, 2**22
+  elif size == '8b':
+    m.scale_embeddings = False
+    m.positional = config.block('model.positional', max_timescale=5e5)
+    m.remat = 'full'
+    m.vocabulary_chunk = 8192
+    c.mesh.data, c.mesh.fsdp = 1, -1
+    c.data.corpus = 'c4/en'
+    c.data.vocabulary = 'sentencepiece'
+    c.data.vocabulary_size = 128_256
+    t.steps, t.batch_size, t.segment_length = 500_000, 64, 4096
+    t.log_every, t.evaluate_every, t.checkpoint_every = 100, 10_000, 1_000
+    c.optimizer.learning_rate, c.optimizer.warmup_steps = 3e-4, 8_000
+    c.optimizer.schedule = 'rsqrt'
+    c.evaluation.streams, c.evaluation.max_tokens = 64, 2**22
   elif size == 'text8':
     c.data.corpus = 'text8'
     c.data.vocabulary = 'characters'
@@ -82,5 +106,7 @@ def get_config(variant: str = 'llama_quickstart'):
     t.log_every, t.evaluate_every, t.checkpoint_every = 100, 10_000, 2_000
     c.optimizer.learning_rate, c.optimizer.warmup_steps = 1e-3, 2_000
     c.evaluation.streams = 24
-  m.scan_layers = size in ('enwik8', 'c4')  # a scan is slower than unrolled layers on a CPU
+  m.scan_layers = size in ('enwik8', 'c4', '8b')  # a scan is slower than unrolled layers on a CPU
+  if ngrammer:
+    m.ngram = config.block('model.ngram', clusters=8192, vocabulary_size=1536 * 256, dim=32)
   return c

@@ -101,6 +101,7 @@ LARGE = {
   'transformer_xl.py:wt103_large': 267_735,
   'transformer_xl.py:wt103_base': 267_735,
   'adaptive_span.py:text8_pers': 27,
+  'transformer.py:llama_8b_ngrammer': 128_256,
   'attention_lstm.py:recurrent_memory': 77_000,
   'attention_lstm.py:key_value_predict': 77_000,
 }
@@ -297,14 +298,16 @@ def test_small_ngram_memories_have_the_model_of_other_configs():
 
 
 @pytest.mark.parametrize(
-  'variant, words, params',
+  'variant, words, params, centroids',
   [
-    ('llama_quickstart', 4096, 2_753_856),
-    ('qwen3_quickstart', 4096, 1_967_616),
-    ('llama_enwik8', 257, 34_092_544),
-    pytest.param('llama_c4', 32_000, 245_924_864, marks=pytest.mark.slow),
-    pytest.param('qwen3_c4', 32_000, 213_158_912, marks=pytest.mark.slow),
+    ('llama_quickstart', 4096, 2_753_856, 0),
+    ('qwen3_quickstart', 4096, 1_967_616, 0),
+    ('llama_enwik8', 257, 34_092_544, 0),
+    pytest.param('llama_c4', 32_000, 245_924_864, 0, marks=pytest.mark.slow),
+    pytest.param('qwen3_c4', 32_000, 213_158_912, 0, marks=pytest.mark.slow),
+    pytest.param('llama_8b', 128_256, 8_030_261_248, 0, marks=pytest.mark.slow),
+    pytest.param('llama_8b_ngrammer', 128_256, 8_432_924_672, 33_554_432, marks=pytest.mark.slow),
   ],
 )
-def test_rows_of_transformers_of_today(variant, words, params):
-  assert counts_of_many_layers(f'transformer.py:{variant}', words) == (params, 0)
+def test_rows_of_transformers_of_today(variant, words, params, centroids):
+  assert counts_of_many_layers(f'transformer.py:{variant}', words) == (params, centroids)

@@ -39,6 +39,9 @@ ROWS_SHARE = 0.25
 # Without shards, measured with 12,288 lookups on one CPU device: gradient and update of Adagrad
 # take as long by rows as on the whole table at 0.125 with E = 8, and a third at 0.25 with E = 64.
 UNSHARDED_ROWS_SHARE = 0.125
+# Values that a device holds of the rows of all devices: 1 GiB in float32. On a TPU a row has whole
+# lanes. Without parts, memory would grow with the batch of all devices.
+MAX_VALUES, LANES = 2**28, 128
 
 
 class Lookup(struct.PyTreeNode):
@@ -101,6 +104,11 @@ class TableSharding(NamedTuple):
     size = self.shard_rows
     rows_Bx = local_Bx + size * jax.lax.axis_index(self.table)
     return jnp.where(local_Bx < size, rows_Bx, self.V)
+
+  def parts(self, rows: int, E: int, axes: tuple[str, ...]) -> int:
+    """Returns in how many parts devices along the axes exchange their rows, so many on each."""
+    values = rows * self.size(axes) * (-(-E // LANES) * LANES)
+    return min(max(1, -(-values // MAX_VALUES)), max(1, rows))
 
 
 def lookup(table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto') -> jax.Array:
@@ -184,16 +192,28 @@ def make_sharding(V: int, B: int | None = None, exchange: str = 'auto') -> Table
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _lookup(sharding: TableSharding, table_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Array:
 
-  def lookup_shard(table_VxE, rows_Bx):
-    rows_Bx = all_gather(rows_Bx, sharding.shared)
+  def look_up_part(table_VxE, rows_C):
+    rows_C = all_gather(rows_C, sharding.shared)
     # Rows of other shards are zeros, so the sum over shards is exact.
-    local_rows = sharding.local_rows(rows_Bx)
-    y_BxE = take(table_VxE, local_rows)
+    y_CxE = take(table_VxE, sharding.local_rows(rows_C))
     table_only = tuple(axis for axis in sharding.table if axis not in sharding.batch)
-    y_BxE = jax.lax.psum(y_BxE, table_only) if table_only else y_BxE
-    return jax.lax.psum_scatter(y_BxE, sharding.shared, tiled=True) if sharding.shared else y_BxE
+    y_CxE = jax.lax.psum(y_CxE, table_only) if table_only else y_CxE
+    return jax.lax.psum_scatter(y_CxE, sharding.shared, tiled=True) if sharding.shared else y_CxE
+
+  def lookup_shard(table_VxE, rows_Bx):
+    E = table_VxE.shape[1]
+    rows_PxC = _split(rows_Bx.ravel(), sharding.parts(rows_Bx.size, E, sharding.shared), sharding.V)
+    y_PxCxE = jax.lax.map(functools.partial(look_up_part, table_VxE), rows_PxC)
+    return y_PxCxE.reshape(-1, E)[: rows_Bx.size].reshape(*rows_Bx.shape, E)
 
   return sharding.shard_map(lookup_shard, ('table', 'batch'), 'batch')(table_VxE, rows_Bx)
+
+
+def _split(array_Rx: jax.Array, parts: int, fill: int) -> jax.Array:
+  """Splits the first axis into parts of equal size, the last one padded."""
+  R, *rest = array_Rx.shape
+  padding = [(0, -R % parts)] + [(0, 0)] * len(rest)
+  return jnp.pad(array_Rx, padding, constant_values=fill).reshape(parts, -(-R // parts), *rest)
 
 
 def _forward(sharding, table_VxE, rows_Bx):
@@ -206,11 +226,17 @@ def _backward(sharding, rows_Bx, gradient_BxE):
   gathered = sharding.batch if by_rows else sharding.shared
   rest = tuple(axis for axis in sharding.batch if axis not in gathered)
 
+  def add_part(total_VxE, part):
+    rows_C, gradient_CxE = (all_gather(array, gathered) for array in part)
+    return total_VxE.at[sharding.local_rows(rows_C)].add(gradient_CxE, mode='drop'), None
+
   def add_shard(gradient_BxE, rows_Bx):
-    gradient_BxE, rows_Bx = (all_gather(array, gathered) for array in (gradient_BxE, rows_Bx))
-    zeros_VxE = jnp.zeros((sharding.shard_rows, gradient_BxE.shape[-1]), gradient_BxE.dtype)
-    local_rows = sharding.local_rows(rows_Bx)
-    gradient_VxE = zeros_VxE.at[local_rows].add(gradient_BxE, mode='drop')
+    E = gradient_BxE.shape[-1]
+    parts = sharding.parts(rows_Bx.size, E, gathered)
+    rows_PxC = _split(rows_Bx.ravel(), parts, sharding.V)
+    gradient_PxCxE = _split(gradient_BxE.reshape(-1, E), parts, 0)
+    zeros_VxE = jnp.zeros((sharding.shard_rows, E), gradient_BxE.dtype)
+    gradient_VxE, _ = jax.lax.scan(add_part, zeros_VxE, (rows_PxC, gradient_PxCxE))
     return jax.lax.psum(gradient_VxE, rest) if rest else gradient_VxE
 
   return sharding.shard_map(add_shard, ('batch', 'batch'), 'table')(gradient_BxE, rows_Bx), None

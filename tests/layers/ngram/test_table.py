@@ -69,6 +69,22 @@ def test_rows_and_gradients_are_those_of_one_device(exchange, shape):
     assert set(gradient_kinds) == ({'all-gather'} if shape[0] * shape[1] > 1 else set())
 
 
+@pytest.mark.parametrize('exchange, shape', [('table', (1, 8, 1)), ('rows', (4, 2, 1))])
+def test_rows_of_large_batches_are_exchanged_in_parts(monkeypatch, exchange, shape):
+  """24 rows of each of 8 devices, in 5 parts: the last one is padded."""
+  *arrays, gradient = example()
+  mesh = sharding.make_mesh(*shape)
+  monkeypatch.setattr(table, 'MAX_VALUES', 5 * 8 * table.LANES)
+  with sharding.use(mesh):
+    program = compiled(arrays, exchange)
+    actual_gradient, output = program(*arrays)
+  np.testing.assert_array_equal(output, arrays[0][arrays[1]])
+  np.testing.assert_allclose(actual_gradient, gradient, atol=2e-6)
+  collectives = hlo.Program(program.as_text(), dict(mesh.shape)).collectives()
+  gathers = {each.times for each in collectives if each.kind == 'all-gather'}
+  assert 5 in gathers and 1 not in gathers
+
+
 @pytest.mark.parametrize('lookups, kind', [(1024, 'all-gather'), (2048, 'all-reduce')])
 def test_auto_exchanges_rows_where_few_are_looked_up(lookups, kind):
   """Up to a quarter of the rows of the table; these are fewer bytes in the compiled program."""
