@@ -21,6 +21,7 @@ from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
 from tests import tokenizer_files
+from tests.campaigns import damages
 from tests.checks import bad_input, mesh_of
 
 V = 288  # rows of the embedding; the tokenizer has 280 ids
@@ -37,7 +38,8 @@ NORM = 'model.norm.weight'
 
 def write_folder(folder, dtype='float32', vocabulary_size=V, **options):
   """Writes a small Llama with random parameters, and returns them."""
-  config = conversion.resolve({'model': LLAMA | options}).model
+  values = {'model': LLAMA | options, 'training': {'segment_length': 8}}
+  config = conversion.resolve(values).model
   model = language_model.build(config, vocabulary_size)
   shapes = nn.unbox(train_state.abstract_variables(model)['params'])
   rng = np.random.default_rng(0)
@@ -280,6 +282,33 @@ def test_training_starts_from_a_published_model(tmp_path, one_device):
   other = dataclasses.replace(config, model=dataclasses.replace(config.model, norm_epsilon=1e-3))
   with pytest.raises(errors.BadInput, match=r'was trained with model\.norm_epsilon=1e-06'):
     init_from.Start(other, workdir)
+
+
+GPT2 = {
+  **{'norm_kind': 'layer', 'activation': 'gelu', 'gated': False, 'bias': True},
+  **{'position': 'absolute', 'positional': {'max_length': 24}, 'feed_forward_width': 64},
+  'key_value_heads': None,
+}
+
+
+def test_learned_positions_end(tmp_path, one_device, monkeypatch):
+  """A text that has more of them is refused before devices are used; the last one is read."""
+  folder = tmp_path / 'gpt2'
+  write_folder(folder, **GPT2)
+  run = runs.load_pretrained(folder)
+  (completion,) = run.generate('ab', tokens=23, temperature=0)
+  assert len(completion.tokens) == 23 or completion.has_ended
+  monkeypatch.setattr(sharding, 'make_mesh', None)
+  for options, message in (
+    (
+      ['--context=25'],
+      'context=25 exceeds the positions of the model, model.positional.max_length',
+    ),
+    (['--tokens=24'], 'prompt 1 has 2 tokens, which with tokens=24 new ones exceed the positions'),
+  ):
+    arguments = [*options, f'--workdir={folder}', '--prompt=ab']
+    outcome = damages.run('generate', arguments, (tmp_path,))
+    assert outcome.shortcoming(message) is None, outcome
 
 
 # A config.json of each family without what has a default, and the values that it stands for.

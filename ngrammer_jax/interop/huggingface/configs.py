@@ -382,7 +382,9 @@ def _write_scaling(scaling: Any, family: families.Family) -> dict[str, Any] | No
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
   """Returns what a model has otherwise than that of a config.json, for an error message."""
   try:
-    official = conversion.resolve({'model': read(config).model}).model
+    # The length of segments is not written.
+    values = {'model': read(config).model, 'training': {'segment_length': 1}}
+    official = conversion.resolve(values).model
   except errors.BadInput as error:
     return [str(error)]
   may_differ = lambda key: (
