@@ -135,15 +135,15 @@ class CompletionConfig:
         f'context={self.context} has no meaning for model.recurrent, whose state holds all it has '
         f'read: leave it out'
       )
+    for name, least in (('tokens', 1), ('context', 1), ('seed', 0)):
+      value = getattr(self, name)
+      if not isinstance(value, numbers.Integral) or value < least:
+        raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
     if model.num_positions is not None and self.context > model.num_positions:
       raise errors.BadInput(
         f'context={self.context} exceeds the positions of the model, model.positional.max_length='
         f'{model.num_positions}: lower it'
       )
-    for name, least in (('tokens', 1), ('context', 1), ('seed', 0)):
-      value = getattr(self, name)
-      if not isinstance(value, numbers.Integral) or value < least:
-        raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
     if '' in self.stop:
       raise errors.BadInput("stop='' is in every text; expected at least one character")
     if self.seed + num_prompts > 2**32:
