@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import itertools
 import json
 import pathlib
@@ -351,7 +352,8 @@ HEADER = 2_000
 
 def published_models(lab: Lab, draw: random.Random) -> Case:
   """A damaged file of a published model; all of the others are read too."""
-  intact = lab.published / draw.choice(('whole', 'shards', 'model.gguf'))
+  has_package = importlib.util.find_spec('gguf') is not None
+  intact = lab.published / draw.choice(('whole', 'shards', *['model.gguf'] * has_package))
   file = intact if intact.is_file() else draw.choice(sorted(intact.iterdir()))
   model, path = (lab.run.parent / each.relative_to(lab.folder) for each in (intact, file))
 

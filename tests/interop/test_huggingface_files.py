@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import struct
+from unittest import mock
 
 from flax import linen as nn
 import jax
@@ -106,6 +107,9 @@ DAMAGES = {
   'there is no hidden_size': lambda f: change_config(f, hidden_size=None),
   'num_hidden_layers=1000000000000 must be an integer from 1 to 1,000': lambda f: change_config(
     f, num_hidden_layers=10**12
+  ),
+  'max_position_embeddings={} must be an integer from 1 to 2,147,483,647': lambda f: change_config(
+    f, max_position_embeddings={}
   ),
   'model.key_value_heads=3 must divide model.heads=4': lambda f: change_config(
     f, num_key_value_heads=3
@@ -271,24 +275,22 @@ GPT2 = {
 }
 
 
-def test_learned_positions_end(tmp_path, one_device, monkeypatch):
-  """A text that has more of them is refused before devices are used; the last one is read."""
-  folder = tmp_path / 'gpt2'
+def test_learned_positions_end(tmp_path, monkeypatch):
+  """A text that has more of them is refused before devices are used."""
+  folder, devices = tmp_path / 'gpt2', 'devices are used'
   published_folders.write(folder, **GPT2)
-  run = runs.load_pretrained(folder)
-  (completion,) = run.generate('ab', tokens=23, temperature=0)
-  assert len(completion.tokens) == 23 or completion.has_ended
-  monkeypatch.setattr(sharding, 'make_mesh', None)
-  for options, message in (
-    (
-      ['--context=25'],
-      'context=25 exceeds the positions of the model, model.positional.max_length',
-    ),
-    (['--tokens=24'], 'prompt 1 has 2 tokens, which with tokens=24 new ones exceed the positions'),
+  monkeypatch.setattr(sharding, 'make_mesh', mock.Mock(side_effect=AssertionError(devices)))
+
+  def generate(option):
+    return damages.run('generate', [option, f'--workdir={folder}', '--prompt=ab'], (tmp_path,))
+
+  for option, message in (
+    ('--context=25', 'context=25 exceeds the positions of the model'),
+    ('--tokens=24', 'prompt 1 has 2 tokens, which with tokens=24 new ones exceed the positions'),
   ):
-    arguments = [*options, f'--workdir={folder}', '--prompt=ab']
-    outcome = damages.run('generate', arguments, (tmp_path,))
+    outcome = generate(option)
     assert outcome.shortcoming(message) is None, outcome
+  assert str(generate('--tokens=23').status) == devices
 
 
 # A config.json of each family without what has a default, and the values that it stands for.

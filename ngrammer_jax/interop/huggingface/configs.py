@@ -82,6 +82,7 @@ SCALINGS = {
   'longrope': _LENGTH | _FACTORS | {'short_factors': 'short_factor', 'long_factors': 'long_factor'},
 }
 LIMITS = dict.fromkeys(('num_attention_heads', 'hidden_size', 'vocab_size'), fields.MAX_INT)
+LIMITS['max_position_embeddings'] = fields.MAX_INT
 LIMITS['num_hidden_layers'] = 1000
 # Fields with the same meaning as a key of `config.model`, and the value in families without one.
 SHARED = {
