@@ -1,4 +1,4 @@
-"""Exports a run: python -m ngrammer_jax.export --workdir=DIR --output=FOLDER.
+"""Exports a run or a pretrained model: python -m ngrammer_jax.export --workdir=DIR --output=FOLDER.
 
 The folder has the config, the vocabulary, and the variables as safetensors. `evaluate`, `generate`,
 `analyze` and `load_run` take it in place of a run directory.
@@ -11,8 +11,7 @@ from ngrammer_jax.system import files
 def main(argv: list[str]) -> int:
   """Writes the folder."""
   parser = flags.make_parser('export', __doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
-  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+  flags.add_run(parser)
   parser.add_argument('--output', type=files.path, required=True, help='a new or empty folder')
   parser.add_argument(
     '--dtype',
@@ -26,11 +25,7 @@ def main(argv: list[str]) -> int:
     help='run: for this package; huggingface: for other libraries, too',
   )
   options = parser.parse_args(argv)
-
-  from ngrammer_jax import runs
-
-  run = runs.load_run(options.workdir, flags.step(options.step))
-  run.export(options.output, options.dtype, options.format)
+  flags.load_run(options).export(options.output, options.dtype, options.format)
   print(f'wrote {options.output}')
   return 0
 

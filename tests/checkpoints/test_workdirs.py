@@ -119,7 +119,9 @@ def test_another_tokenizer_is_named(tiny, tmp_path):
   ):
     workdirs.check_text(run, config, 'abd')
   path.write_bytes(tokenizer_files.byte_level(size=280))
-  with pytest.raises(errors.BadInput, match=f'data.vocabulary_path={path}.* is not the vocabulary'):
+  with pytest.raises(
+    errors.BadInput, match=f'data.vocabulary_path={path}: the tokenizer has 280 ids'
+  ):
     workdirs.check_text(run, config, 'abd')
 
 

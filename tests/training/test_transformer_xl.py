@@ -13,8 +13,8 @@ from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
-from tests.checks import assert_close, random_variables
-from tests.interop.test_transformer_xl import PRECISIONS, config_of, parameters
+from tests.checks import arrays_of, assert_close, random_variables
+from tests.interop.test_transformer_xl import PRECISIONS, config_of
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
     model = transformer.TransformerLM(config, V)
     lr = float(f['cfg/lr'])
     load = lambda t: transformer_xl.load_language_model(
-      parameters(f, f'param/{t}/', dtype), config, V
+      arrays_of(f, f'param/{t}/', dtype), config, V
     )
     params = load(0)['params']
     labels = jax.tree.map(lambda _: 'dense', params)
