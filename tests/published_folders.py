@@ -37,6 +37,28 @@ def write(folder, dtype='float32', vocabulary_size=V, **options):
   return params
 
 
+def write_settings(folder: pathlib.Path) -> None:
+  """Writes what other files of a folder say about its tokens."""
+  settings = {
+    **{'bos_token': None, 'eos_token': {'content': tokenizer_files.END, 'special': True}},
+    **{'tokenizer_class': 'GPT2Tokenizer', 'add_bos_token': False, 'chat_template': '{{ 1 }}'},
+    'added_tokens_decoder': {'0': {'content': tokenizer_files.END, 'special': True}},
+  }
+  (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+  special = {'eos_token': tokenizer_files.END, 'pad_token': tokenizer_files.END}
+  (folder / 'special_tokens_map.json').write_text(json.dumps(special))
+
+
+def divide_tokenizer(folder: pathlib.Path) -> None:
+  """Replaces the tokenizer.json of a folder by vocab.json and merges.txt."""
+  path = folder / 'tokenizer.json'
+  model = json.loads(path.read_text())['model']
+  path.unlink()
+  (folder / 'vocab.json').write_text(json.dumps(model['vocab']))
+  merges = '\n'.join(' '.join(pair) for pair in model['merges'])
+  (folder / 'merges.txt').write_text(f'#version: 0.2\n{merges}\n')
+
+
 def split(folder: pathlib.Path, count: int = 2) -> None:
   """Divides the weights of a folder among several files with an index."""
   path = folder / 'model.safetensors'

@@ -154,6 +154,9 @@ class Lab:
       published_folders.write(self.published / 'whole')
       published_folders.write(self.published / 'shards', tie_embeddings=False)
       published_folders.split(self.published / 'shards')
+      published_folders.divide_tokenizer(self.published / 'shards')
+      for name in ('whole', 'shards'):
+        published_folders.write_settings(self.published / name)
       metadata = gguf_files.metadata(**gguf_files.tokenizer())
       rows = gguf_files.plain(np.ones((280, gguf_files.D)))
       tensors = gguf_files.tensors() | {'token_embd.weight': rows}
@@ -361,7 +364,7 @@ def published_models(lab: Lab, draw: random.Random) -> Case:
     kind, content = draw.choice(('header', 'header', 'bytes', 'other')), file.read_bytes()
     if kind == 'other':
       draw.choice(list(damages.ANY.values())).apply(path)
-    elif kind == 'bytes' or path.suffix == '.gguf':
+    elif kind == 'bytes' or path.suffix in ('.gguf', '.txt'):
       end = HEADER if kind == 'header' else None
       path.write_bytes(damages.change_bytes(content, draw, end))
     elif path.suffix == '.safetensors':
