@@ -1,5 +1,8 @@
 """Exceptions that the commands turn into exit codes."""
 
+from collections.abc import Iterator
+import contextlib
+import os
 import signal
 
 RERUN_ALL = 'rerun the same command in all processes to resume from the last checkpoint'
@@ -10,6 +13,15 @@ class BadInput(ValueError):
 
   The commands print only the message and exit with status 2: rerunning them cannot help.
   """
+
+
+@contextlib.contextmanager
+def named(name: str | os.PathLike[str]) -> Iterator[None]:
+  """Puts the name of what is read before the message of a BadInput."""
+  try:
+    yield
+  except BadInput as error:
+    raise BadInput(f'{name}: {error}') from error
 
 
 class NotApplicable(BadInput):

@@ -20,6 +20,7 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors, tokenizers
+from ngrammer_jax.system import files
 
 TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
 
@@ -89,12 +90,9 @@ def open(path: pathlib.Path) -> Model:
   """
   is_gguf = checkpoints.is_gguf(path)
   checkpoint = gguf.open_file(path) if is_gguf else checkpoints.open_folder(path)
-  try:
+  name = checkpoint.config_path
+  with files.translate_damage(name), errors.named(name):
     description = configs.read(checkpoint.config)
-  except errors.BadInput as error:
-    raise errors.BadInput(f'{path / checkpoints.CONFIG}: {error}') from error
-  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-    raise errors.BadInput(f'{path / checkpoints.CONFIG} is damaged: {error}') from error
   stored = tensors.canonical(checkpoint.tensors, description.family)
   if description.model['tie_embeddings'] and tensors.has_own_head(stored, description.family):
     logging.warning('%s has an output matrix other than the embedding: they are not tied', path)

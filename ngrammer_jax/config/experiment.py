@@ -60,10 +60,17 @@ class Config:
   def _check_positions(self) -> None:
     length = max(self.training.segment_length, self.evaluation_length())
     positions = self.model.positions()
-    if self.model.position == 'learned' and length > positions.max_length:
+    if self.model.position not in ('learned', 'absolute'):
+      return
+    if length > positions.max_length:
       raise errors.BadInput(
         f'model.positional.max_length={positions.max_length} is less than the segment length '
         f'{length}: raise it, or lower training.segment_length or evaluation.segment_length'
+      )
+    if self.model.position == 'absolute' and self.model.memory is not None:
+      raise errors.BadInput(
+        f'model.memory reads documents of any length, but model.position="absolute" has '
+        f'{positions.max_length} positions: use model.memory=None, or model.position="rope"'
       )
 
   def _check_cutoffs(self) -> None:

@@ -125,6 +125,11 @@ class ModelConfig:
     """Options of the position encoding."""
     return self.positional or PositionalConfig()
 
+  @property
+  def num_positions(self) -> int | None:
+    """Number of positions of a document that the model can read; None: no limit."""
+    return self.positions().max_length if self.position == 'absolute' else None
+
   def attention_options(self) -> AttentionConfig:
     """Options of attention."""
     return self.attention or AttentionConfig()

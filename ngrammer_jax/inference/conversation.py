@@ -114,7 +114,7 @@ class Conversation:
     vocabulary: vocabularies.TokenizerVocabulary,
     config: text.CompletionConfig,
   ):
-    self._vocabulary, self._config = vocabulary, config
+    self._vocabulary, self._config, self._model = vocabulary, config, engine.model.config
     self._start = lambda: engine.read_in_turns(
       variables, config.seed, config.sampling, config.context
     )
@@ -144,6 +144,7 @@ class Conversation:
     new_ids = [*self._unread, *encode(self._vocabulary, rendered[len(self._shown) :]).tolist()]
     name, count = 'the conversation', len(self._ids) + len(new_ids)
     text.check_length(name, count, 0, self._config.context)
+    text.check_positions(self._model, name, count, self._config.tokens)
     read, ids = self._read or self._start(), [*self._ids, *new_ids]
     self._forget()  # until the answer is complete
     config = self._config

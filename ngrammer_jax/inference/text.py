@@ -139,6 +139,11 @@ class CompletionConfig:
       value = getattr(self, name)
       if not isinstance(value, numbers.Integral) or value < least:
         raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
+    if model.num_positions is not None and self.context > model.num_positions:
+      raise errors.BadInput(
+        f'context={self.context} exceeds the positions of the model, model.positional.max_length='
+        f'{model.num_positions}: lower it'
+      )
     if '' in self.stop:
       raise errors.BadInput("stop='' is in every text; expected at least one character")
     if self.seed + num_prompts > 2**32:
@@ -168,6 +173,17 @@ def check_length(name: str, tokens: int, starts: int, context: int) -> None:
     raise errors.BadInput(
       f'{name} is too long: {tokens:,} tokens, but {room} fill the context of {context:,}; '
       f'shorten it, or raise the context'
+    )
+
+
+def check_positions(model: model_config.ModelConfig, name: str, read: int, new_tokens: int) -> None:
+  """Raises BadInput if a text of `read` tokens and its continuation have too many positions."""
+  last = read + new_tokens - 1  # the last token is not read
+  if model.num_positions is not None and last > model.num_positions:
+    raise errors.BadInput(
+      f'{name} has {read:,} tokens, which with tokens={new_tokens:,} new ones exceed the positions '
+      f'of the model, model.positional.max_length={model.num_positions:,}: shorten it, or lower '
+      f'tokens'
     )
 
 

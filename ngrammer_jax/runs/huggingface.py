@@ -15,7 +15,6 @@ from ngrammer_jax import errors, published_models, sharding
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import token_cache, vocabularies
 from ngrammer_jax.data.vocabularies import tokenizer
-from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import run
 from ngrammer_jax.system import files
@@ -104,12 +103,11 @@ def open_run(
     BadInput: it is damaged, of another family, or has a field or value that is not known.
   """
   path = files.path(path)
-  values = published_models.open(path).config_values()
+  model = published_models.open(path)
+  values = model.config_values()
   has_text = 'vocabulary_path' in values['data']
-  try:
+  with errors.named(model.checkpoint.config_path):
     config = conversion.resolve(values if has_text else values | {'data': {}})
-  except errors.BadInput as error:
-    raise errors.BadInput(f'{path / checkpoints.CONFIG}: {error}') from error
   return PublishedRun(path, config, step, dtype)
 
 

@@ -325,6 +325,8 @@ class Run:
     config = self._completion_config(sampling_config, tokens, seed, context, stop, len(prompts))
     encode = conversation.encode_prompts if chat else text.encode_prompts
     encoded = encode(self.vocabulary, prompts, config.context)
+    for i, prompt in enumerate(encoded):
+      text.check_positions(self.config.model, f'prompt {i + 1}', len(prompt.ids), tokens)
     variables = self.variables
     yield from text.complete(self.engine, variables, self.vocabulary, encoded, config, on_text)
 

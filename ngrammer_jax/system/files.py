@@ -32,7 +32,7 @@ os.environ.setdefault('EPATH_USE_TF', 'false')  # or etils uses TensorFlow where
 # Errors that reading a damaged file may raise.
 DAMAGE_ERRORS = (
   *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError),
-  *(zipfile.BadZipFile, zlib.error),
+  *(ArithmeticError, zipfile.BadZipFile, zlib.error),
 )
 
 

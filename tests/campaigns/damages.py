@@ -5,7 +5,7 @@ DAMAGES has what may be found in place of each file of a workdir, VALUES files w
 disk.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import hashlib
@@ -15,7 +15,9 @@ import json
 import logging
 import os
 import pathlib
+import random
 import shutil
+import struct
 import sys
 from typing import Any
 import warnings
@@ -162,6 +164,71 @@ VALUES = {
     'a tokenizer that is missing': (Content(b'{"kind": "tokenizer"}'), 'vocabulary.tokenizer.json'),
   },
 }
+
+
+# In place of a value of JSON.
+VALUES_OF_JSON = (
+  *(None, [], {}, '', 'text', '../x', 'x' * 1000, 0, -1, 1, 3, 2**31, 2**63, 10**30, 0.5, 1e308),
+  *(True, False, float('nan'), float('inf'), [1, 2], ['a'], {'a': 1}, [[]] * 9),
+)
+NUMBERS = (0, 1, 7, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1)  # in place of bytes of a header
+
+
+def change_bytes(content: bytes, draw: random.Random, end: int | None = None) -> bytes:
+  """Returns bytes with a flipped bit, cut short, with a part twice, or with another number.
+
+  Args:
+    content: the bytes.
+    draw: draws the change.
+    end: number of the first bytes, of which one is changed; None: all.
+  """
+  changed = bytearray(content)
+  place = draw.randrange(min(end or len(changed), len(changed)))
+  kind = draw.choice(('flip', 'flip', 'cut', 'double', 'random', 'number'))
+  if kind == 'flip':
+    changed[place] ^= 1 << draw.randrange(8)
+  elif kind == 'cut':
+    del changed[place:]
+  elif kind == 'double':
+    changed[place:place] = changed[place // 2 :]
+  elif kind == 'random':
+    changed[place : place + 8] = draw.randbytes(8)
+  else:
+    changed[place : place + 8] = struct.pack('<Q', draw.choice(NUMBERS))
+  return bytes(changed)
+
+
+def change_json(content: bytes, draw: random.Random) -> bytes:
+  """Returns JSON in which a value is deleted, replaced, or has another name."""
+  fields = json.loads(content)
+  parent, key = draw.choice(list(_places(fields)))
+  kind = draw.choice(('delete', 'rename', 'replace', 'replace', 'replace', 'add'))
+  value = parent[key]
+  if kind == 'delete':
+    del parent[key]
+  elif kind == 'rename' and isinstance(parent, dict):
+    parent[f'{key}_'] = parent.pop(key)
+  elif kind == 'add' and type(value) in (int, float):
+    parent[key] = value + draw.choice((-1, 1, 8, 2**20))
+  else:
+    parent[key] = draw.choice(VALUES_OF_JSON)
+  return json.dumps(fields).encode()
+
+
+def _places(value: Any, limit: int = 50) -> Iterator[tuple[Any, Any]]:
+  """Yields every list and dict of a value with each of its keys; of long ones, the first."""
+  keys = list(value) if isinstance(value, dict) else range(len(value))
+  for key in keys[:limit]:
+    yield value, key
+    if isinstance(value[key], dict | list):
+      yield from _places(value[key], limit)
+
+
+def change_safetensors(content: bytes, draw: random.Random) -> bytes:
+  """Returns weights whose header is changed as `change_json` does; its length is right."""
+  (length,) = struct.unpack('<Q', content[:8])
+  header = change_json(content[8 : 8 + length], draw)
+  return struct.pack('<Q', len(header)) + header + content[8 + length :]
 
 
 @dataclasses.dataclass(frozen=True)

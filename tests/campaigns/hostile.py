@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import itertools
 import json
 import pathlib
@@ -39,8 +40,9 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.config import fields
+from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.system import text_tables
-from tests import tiny_run
+from tests import gguf_files, published_folders, tiny_run
 from tests.campaigns import damages, kill_campaign
 from tests.training.helpers import write_config
 
@@ -99,6 +101,7 @@ class Case:
     names: texts of which the refusal must have one.
     damage: changes the copy of the run before.
     may_be_harmless: whether the input may be accepted too.
+    reached: what a command calls, a class or module and a name, once it has accepted its input.
   """
 
   subcommand: str
@@ -106,6 +109,7 @@ class Case:
   names: tuple[str, ...]
   damage: Callable[[], None] = lambda: None
   may_be_harmless: bool = False
+  reached: tuple[Any, str] = (sharding, 'make_mesh')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +125,10 @@ class Lab:
   @property
   def run(self) -> pathlib.Path:
     return self.folder / 'lab' / 'run'
+
+  @property
+  def published(self) -> pathlib.Path:
+    return self.folder / 'published'
 
   @property
   def config(self) -> pathlib.Path:
@@ -141,11 +149,24 @@ class Lab:
       if outcome.status not in (0, None):
         sys.exit(f'the run that is damaged cannot be trained:\n{outcome.error}')
 
+    if not self.published.exists():
+      self.published.mkdir()
+      published_folders.write(self.published / 'whole')
+      published_folders.write(self.published / 'shards', tie_embeddings=False)
+      published_folders.split(self.published / 'shards')
+      published_folders.divide_tokenizer(self.published / 'shards')
+      for name in ('whole', 'shards'):
+        published_folders.write_settings(self.published / name)
+      metadata = gguf_files.metadata(**gguf_files.tokenizer())
+      rows = gguf_files.plain(np.ones((280, gguf_files.D)))
+      tensors = gguf_files.tensors() | {'token_embd.weight': rows}
+      (self.published / 'model.gguf').write_bytes(gguf_files.content(metadata, tensors))
+
   def restore(self) -> None:
-    """Makes the copy intact again."""
+    """Makes the copies intact again."""
     damages.remove(self.run.parent)
-    self.run.parent.mkdir()
     shutil.copytree(self.intact, self.run, symlinks=True)
+    shutil.copytree(self.published, self.run.with_name('published'))
 
 
 def wrong_values(lab: Lab, draw: random.Random) -> Case:
@@ -289,18 +310,8 @@ def flipped_bits(lab: Lab, draw: random.Random) -> Case:
   file = draw.choice(list(damages.DAMAGES))
 
   def damage():
-    content = bytearray((lab.run / file).read_bytes())
-    place = draw.randrange(len(content))
-    kind = draw.choice(('flip', 'flip', 'cut', 'double', 'random'))
-    if kind == 'flip':
-      content[place] ^= 1 << draw.randrange(8)
-    elif kind == 'cut':
-      del content[place:]
-    elif kind == 'double':
-      content[place:place] = content[place // 2 :]
-    else:
-      content[place : place + 8] = draw.randbytes(8)
-    (lab.run / file).write_bytes(content)
+    path = lab.run / file
+    path.write_bytes(damages.change_bytes(path.read_bytes(), draw))
 
   names = file, 'model.', 'training.', 'data.', 'evaluation.', 'optimizer.', 'mesh.'
   return dataclasses.replace(_damage(lab, draw, file, damage, names), may_be_harmless=True)
@@ -338,6 +349,35 @@ def wrong_texts(lab: Lab, draw: random.Random) -> Case:
   return Case('train', arguments, (name, 'data.', 'characters'), damage)
 
 
+# Bytes of the headers of small files: others are values, most of which are harmless.
+HEADER = 2_000
+
+
+def published_models(lab: Lab, draw: random.Random) -> Case:
+  """A damaged file of a published model; all of the others are read too."""
+  has_package = importlib.util.find_spec('gguf') is not None
+  intact = lab.published / draw.choice(('whole', 'shards', *['model.gguf'] * has_package))
+  file = intact if intact.is_file() else draw.choice(sorted(intact.iterdir()))
+  model, path = (lab.run.parent / each.relative_to(lab.folder) for each in (intact, file))
+
+  def damage():
+    kind, content = draw.choice(('header', 'header', 'bytes', 'other')), file.read_bytes()
+    if kind == 'other':
+      draw.choice(list(damages.ANY.values())).apply(path)
+    elif kind == 'bytes' or path.suffix in ('.gguf', '.txt'):
+      end = HEADER if kind == 'header' else None
+      path.write_bytes(damages.change_bytes(content, draw, end))
+    elif path.suffix == '.safetensors':
+      path.write_bytes(damages.change_safetensors(content, draw))
+    else:
+      path.write_bytes(damages.change_json(content, draw))
+
+  arguments = '--prompt=a', '--tokens=2', f'--workdir={model}'
+  reached = inference.Engine, 'prepare'  # the weights are read
+  names = model.name, path.name
+  return Case('generate', arguments, names, damage, may_be_harmless=True, reached=reached)
+
+
 INPUTS = {
   'values of keys': wrong_values,
   'misspelled keys': misspelled_keys,
@@ -346,15 +386,16 @@ INPUTS = {
   'files of a run': damaged_files,
   'bits of a run': flipped_bits,
   'texts': wrong_texts,
+  'published models': published_models,
 }
-WEIGHTS = (30, 5, 20, 5, 15, 15, 5)
+WEIGHTS = (30, 5, 20, 5, 15, 15, 5, 15)
 
 
 def try_input(lab: Lab, case: Case) -> tuple[str, str]:
   """Runs a case; returns `refused`, `harmless` or what failed, and what was printed last."""
   lab.restore()
   case.damage()
-  with mock.patch.object(sharding, 'make_mesh', side_effect=DevicesUsed):
+  with mock.patch.object(*case.reached, side_effect=DevicesUsed):
     outcome = damages.run(case.subcommand, list(case.arguments), (lab.run.parent,))
   last = (outcome.error.splitlines() or [''])[-1]
   if isinstance(outcome.status, DevicesUsed) or outcome.status in (0, None):

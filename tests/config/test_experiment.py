@@ -185,6 +185,24 @@ def test_possible_config_passes(fields):
       'model.positional.max_length=512 is less than the segment length 600: raise it, or lower '
       'training.segment_length or evaluation.segment_length',
     ),
+    (
+      {'model': {'position': 'absolute'}, 'training': {'segment_length': 513}},
+      'model.positional.max_length=512 is less than the segment length 513: raise it, or lower '
+      'training.segment_length or evaluation.segment_length',
+    ),
+    (
+      {
+        'model': {'position': 'absolute', 'positional': {'max_length': 256}},
+        'evaluation': {'segment_length': 257},
+      },
+      'model.positional.max_length=256 is less than the segment length 257: raise it, or lower '
+      'training.segment_length or evaluation.segment_length',
+    ),
+    (
+      {'model': {'position': 'absolute', 'memory': {}}},
+      'model.memory reads documents of any length, but model.position="absolute" has 512 '
+      'positions: use model.memory=None, or model.position="rope"',
+    ),
     ({'mesh': {'data': 0}}, 'mesh.data=0 must be at least 1, or -1'),
     ({'mesh': {'fsdp': -2}}, 'mesh.fsdp=-2 must be at least 1, or -1'),
     ({'mesh': {'model': 0}}, 'mesh.model=0 must be at least 1, or -1'),

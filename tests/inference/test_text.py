@@ -7,6 +7,8 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.positions import PositionalConfig
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling, text
@@ -144,3 +146,15 @@ def test_every_prompt_draws_with_its_own_seed():
   completions = list(text.complete(engine, None, vocabulary, prompts, config))
   assert drawn == [completion.seed for completion in completions]
   assert drawn == list(range(70, 70 + len(prompts)))
+
+
+def test_learned_positions_end():
+  model = model_config.ModelConfig(position='absolute', positional=PositionalConfig(max_length=9))
+  make = lambda context: text.CompletionConfig(sampling.SamplingConfig(), 5, 0, context)
+  make(9).check(model, 1)
+  with pytest.raises(errors.BadInput, match='context=10 exceeds the positions of the model'):
+    make(10).check(model, 1)
+  text.check_positions(model, 'prompt 1', 5, 5)  # the last token is not read
+  with pytest.raises(errors.BadInput, match='prompt 2 has 6 tokens, which with tokens=5 new ones'):
+    text.check_positions(model, 'prompt 2', 6, 5)
+  text.check_positions(model_config.ModelConfig(), 'prompt 1', 10**9, 5)

@@ -3,6 +3,7 @@
 import struct
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -158,7 +159,7 @@ def test_scaling_of_the_metadata(tmp_path):
   ],
 )
 def test_models_that_are_not_supported(tmp_path, changes, problem):
-  with pytest.raises(errors.BadInput, match=problem):
+  with pytest.raises(errors.BadInput, match=rf'model\.gguf.*{problem}'):
     gguf.open_file(write(tmp_path, gguf_files.metadata(**changes)))
 
 
@@ -275,6 +276,18 @@ def test_real_model(one_device):
   greedy = sampling.SamplingConfig(temperature=0)
   tokens = run.engine.generate(run.variables, [prompt], [0], greedy, 64)
   assert [int(next(tokens)[0]) for _ in range(24)] == expected['greedy_ids/chat'].tolist()
+
+
+@pytest.mark.slow
+def test_real_model_in_bfloat16(one_device):
+  """The weights stay in two bytes each while they are used."""
+  try:
+    run = runs.load_pretrained('smollm2_135m_instruct', 'bfloat16')
+  except errors.BadInput as error:
+    pytest.skip(str(error))
+  (completion,) = run.generate('The capital of France is', tokens=4, temperature=0, context=64)
+  assert completion.text.startswith(' Paris.')
+  assert sum(leaf.nbytes for leaf in jax.tree.leaves(run.variables)) < 270e6
 
 
 def test_reference_model(one_device):

@@ -5,13 +5,14 @@ import json
 import os
 import shutil
 import struct
+from unittest import mock
 
 from flax import linen as nn
 import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, published_models, runs, sharding
+from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.config import command_line, conversion
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
@@ -20,14 +21,11 @@ from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
-from tests import tokenizer_files
+from tests import published_folders
+from tests.campaigns import damages
 from tests.checks import bad_input, mesh_of
+from tests.published_folders import LLAMA, V
 
-V = 288  # rows of the embedding; the tokenizer has 280 ids
-LLAMA = {
-  **{'layers': 2, 'width': 16, 'heads': 4, 'key_value_heads': 2, 'feed_forward_width': 24},
-  **{'norm_kind': 'rms', 'activation': 'silu', 'softmax_bias': False, 'scale_embeddings': False},
-}
 SIZES = {
   **{'vocab_size': 50, 'hidden_size': 16, 'num_hidden_layers': 6, 'num_attention_heads': 4},
   'intermediate_size': 24,
@@ -35,26 +33,11 @@ SIZES = {
 NORM = 'model.norm.weight'
 
 
-def write_folder(folder, dtype='float32', vocabulary_size=V, **options):
-  """Writes a small Llama with random parameters, and returns them."""
-  config = conversion.resolve({'model': LLAMA | options}).model
-  model = language_model.build(config, vocabulary_size)
-  shapes = nn.unbox(train_state.abstract_variables(model)['params'])
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(dtype), shapes)
-  text_files = {'tokenizer.json': tokenizer_files.byte_level()}
-  folder.mkdir(exist_ok=True)
-  published_models.save(
-    lambda: params, config, vocabulary_size, folder, 64, {'bos_token_id': 0}, text_files
-  )
-  return params
-
-
 @pytest.fixture(scope='module')
 def published(tmp_path_factory):
   """A small Llama, read-only."""
   folder = tmp_path_factory.mktemp('published') / 'llama'
-  write_folder(folder)
+  published_folders.write(folder)
   return folder
 
 
@@ -124,6 +107,9 @@ DAMAGES = {
   'there is no hidden_size': lambda f: change_config(f, hidden_size=None),
   'num_hidden_layers=1000000000000 must be an integer from 1 to 1,000': lambda f: change_config(
     f, num_hidden_layers=10**12
+  ),
+  'max_position_embeddings={} must be an integer from 1 to 2,147,483,647': lambda f: change_config(
+    f, max_position_embeddings={}
   ),
   'model.key_value_heads=3 must divide model.heads=4': lambda f: change_config(
     f, num_key_value_heads=3
@@ -200,7 +186,7 @@ def test_too_little_memory(published, one_device, monkeypatch):
 
 
 def test_a_tokenizer_of_another_model(tmp_path, one_device):
-  write_folder(tmp_path / 'small', vocabulary_size=279)
+  published_folders.write(tmp_path / 'small', vocabulary_size=279)
   with pytest.raises(errors.BadInput, match='the tokenizer has 280 ids, but the model 279'):
     runs.load_pretrained(tmp_path / 'small').vocabulary  # noqa: B018
 
@@ -216,7 +202,7 @@ def test_without_a_tokenizer(copied, one_device):
 
 @pytest.mark.parametrize('is_equal', [True, False])
 def test_an_output_matrix_in_a_tied_model(tmp_path, one_device, is_equal):
-  params = write_folder(tmp_path / 'head', tie_embeddings=False)
+  params = published_folders.write(tmp_path / 'head', tie_embeddings=False)
   change_config(tmp_path / 'head', tie_word_embeddings=True)
   if is_equal:
     table = row_files.stored_arrays(tmp_path / 'head' / 'model.safetensors')[0]
@@ -263,7 +249,7 @@ def write_folder_params():
 
 def test_training_starts_from_a_published_model(tmp_path, one_device):
   folder, workdir = tmp_path / 'model', tmp_path / 'run'
-  params = write_folder(folder, 'bfloat16')
+  params = published_folders.write(folder, 'bfloat16')
   config = command_line.resolve(f'hf:{folder}', [('init_from', f'hf:{folder}')])
   assert config.data.vocabulary_path == str(folder)
   vocabulary = vocabularies.read('tokenizer', folder, config.data.vocabulary_size)
@@ -280,6 +266,31 @@ def test_training_starts_from_a_published_model(tmp_path, one_device):
   other = dataclasses.replace(config, model=dataclasses.replace(config.model, norm_epsilon=1e-3))
   with pytest.raises(errors.BadInput, match=r'was trained with model\.norm_epsilon=1e-06'):
     init_from.Start(other, workdir)
+
+
+GPT2 = {
+  **{'norm_kind': 'layer', 'activation': 'gelu', 'gated': False, 'bias': True},
+  **{'position': 'absolute', 'positional': {'max_length': 24}, 'feed_forward_width': 64},
+  'key_value_heads': None,
+}
+
+
+def test_learned_positions_end(tmp_path, monkeypatch):
+  """A text that has more of them is refused before devices are used."""
+  folder, devices = tmp_path / 'gpt2', 'devices are used'
+  published_folders.write(folder, **GPT2)
+  monkeypatch.setattr(sharding, 'make_mesh', mock.Mock(side_effect=AssertionError(devices)))
+
+  def generate(option):
+    return damages.run('generate', [option, f'--workdir={folder}', '--prompt=ab'], (tmp_path,))
+
+  for option, message in (
+    ('--context=25', 'context=25 exceeds the positions of the model'),
+    ('--tokens=24', 'prompt 1 has 2 tokens, which with tokens=24 new ones exceed the positions'),
+  ):
+    outcome = generate(option)
+    assert outcome.shortcoming(message) is None, outcome
+  assert str(generate('--tokens=23').status) == devices
 
 
 # A config.json of each family without what has a default, and the values that it stands for.
@@ -446,7 +457,7 @@ def test_a_model_of_no_family_is_not_written(options, message):
 def test_an_embedding_that_is_scaled_is_written_as_it_is_read(tmp_path, one_device):
   """A family without a scale gets rows that have it; tied to the output, they cannot."""
   options = {'scale_embeddings': True, 'tie_embeddings': False}
-  params = write_folder(tmp_path / 'scaled', **options)
+  params = published_folders.write(tmp_path / 'scaled', **options)
   written = runs.load_pretrained(tmp_path / 'scaled')
   assert not written.config.model.scale_embeddings
   width = written.config.model.width
@@ -454,4 +465,4 @@ def test_an_embedding_that_is_scaled_is_written_as_it_is_read(tmp_path, one_devi
     written.state.params['embedding'], np.asarray(params['embedding']) * width**0.5, rtol=1e-6
   )
   with pytest.raises(errors.BadInput, match='scale_embeddings=False instead of True'):
-    write_folder(tmp_path / 'tied', **options | {'tie_embeddings': True})
+    published_folders.write(tmp_path / 'tied', **options | {'tie_embeddings': True})

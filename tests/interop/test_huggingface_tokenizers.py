@@ -115,6 +115,7 @@ def test_what_the_files_of_a_folder_say(tmp_path):
     ),
     (content, {'config_json': {'bos_token_id': None, 'eos_token_id': 1}}, (1, (1, 1), False)),
     (content, {'config_json': {'bos_token_id': 9_999, 'eos_token_id': -1}}, (0, (0, 0), False)),
+    (content, {'config_json': {'bos_token_id': 10**30, 'eos_token_id': -1}}, (0, (0, 0), False)),
   ]
   for i, (tokenizer, others, (start, ends, adds_start)) in enumerate(cases):
     vocabulary = read(write(tmp_path / str(i), tokenizer_json=tokenizer, **others))
@@ -161,9 +162,9 @@ def test_pairs_and_merges_in_two_files(tmp_path):
   )
   assert words(qwen, 'a12') == ['a', '1', '2'] and qwen.size == 281
   assert qwen.encode_special('<|im_end|>').tolist() == [280]
-  with pytest.raises(errors.BadInput, match="the class of its tokenizer is 'BloomTokenizer'"):
+  with pytest.raises(errors.BadInput, match="the class of the tokenizer is 'BloomTokenizer'"):
     read(folder('bloom', tokenizer_class='BloomTokenizer', **names))
-  with pytest.raises(errors.BadInput, match='the class of its tokenizer is None'):
+  with pytest.raises(errors.BadInput, match='the class of the tokenizer is None'):
     read(folder('none', **names))
 
 

@@ -74,6 +74,11 @@ class Checkpoint:
   tokenizer: TokenizerFiles
   versions: Mapping[pathlib.Path, tuple[int, int]]
 
+  @property
+  def config_path(self) -> pathlib.Path:
+    """The file that has the config."""
+    return self.path if self.path.is_file() else self.path / CONFIG
+
   def check_unchanged(self) -> None:
     """Raises BadInput if a file was changed since its header was read."""
     for path, expected in self.versions.items():

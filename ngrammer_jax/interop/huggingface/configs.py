@@ -82,6 +82,7 @@ SCALINGS = {
   'longrope': _LENGTH | _FACTORS | {'short_factors': 'short_factor', 'long_factors': 'long_factor'},
 }
 LIMITS = dict.fromkeys(('num_attention_heads', 'hidden_size', 'vocab_size'), fields.MAX_INT)
+LIMITS['max_position_embeddings'] = fields.MAX_INT
 LIMITS['num_hidden_layers'] = 1000
 # Fields with the same meaning as a key of `config.model`, and the value in families without one.
 SHARED = {
@@ -382,7 +383,9 @@ def _write_scaling(scaling: Any, family: families.Family) -> dict[str, Any] | No
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
   """Returns what a model has otherwise than that of a config.json, for an error message."""
   try:
-    official = conversion.resolve({'model': read(config).model}).model
+    # The length of segments is not written.
+    values = {'model': read(config).model, 'training': {'segment_length': 1}}
+    official = conversion.resolve(values).model
   except errors.BadInput as error:
     return [str(error)]
   may_differ = lambda key: (

@@ -108,12 +108,12 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
   """
   _package()
   version = checkpoints.version(path)
-  with files.translate_damage(path, 'download it again'):
+  with files.translate_damage(path, 'download it again'), errors.named(path):
     with path.open('rb') as file:
       metadata, stored = _read_header(file, path)
     if (architecture := metadata.get('general.architecture')) != 'llama':
       raise errors.BadInput(
-        f'{path} has the architecture {architecture!r}; of GGUF files only llama can be loaded '
+        f'it has the architecture {architecture!r}; of GGUF files only llama can be loaded '
         f'(Llama, Mistral, SmolLM2): use the safetensors files of this model'
       )
     tensors = {_translate_name(name): tensor for name, tensor in stored.items()}

@@ -37,7 +37,8 @@ CUTS_OF_CLASSES = {'GPT2Tokenizer': 'gpt-2', 'GPTNeoXTokenizer': 'gpt-2', 'Qwen2
 @contextlib.contextmanager
 def translate_damage(path: pathlib.Path) -> Iterator[None]:
   """Raises BadInput for any error of reading the tokenizer in a folder or file."""
-  with files.translate_damage(f'the tokenizer in {path}', 'download it again'):
+  name = f'the tokenizer in {path}'
+  with files.translate_damage(name, 'download it again'), errors.named(path):
     try:
       yield
     except Exception as error:
@@ -126,7 +127,7 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> vocabularies.Tok
 
 def _vocabulary(content, size, tokenizer, start, ends, adds_start, chat_template):
   """Returns the vocabulary; ids that are not tokens are left out."""
-  exists = lambda i: isinstance(i, int) and i >= 0 and tokenizer.id_to_token(i) is not None
+  exists = lambda i: type(i) is int and 0 <= i < 2**31 and tokenizer.id_to_token(i) is not None
   ends = list(dict.fromkeys(filter(exists, ends)))
   if not exists(start):
     start, adds_start = (ends or [None])[0], False
@@ -176,7 +177,7 @@ def _folder_content(folder, settings, added_ids, model_type) -> bytes:
   cut = CUTS_OF_CLASSES.get(name)
   if not name:
     cut = {'gpt2': 'gpt-2', 'gpt_neox': 'gpt-2', 'qwen2': 'qwen2', 'qwen3': 'qwen2'}.get(model_type)
-  problem = f'{folder} has no tokenizer.json, and the class of its tokenizer is {name or None!r}'
+  problem = f'there is no tokenizer.json, and the class of the tokenizer is {name or None!r}'
   return _byte_level(files.read_json(folder / 'vocab.json') | ids, merges, cut, added, problem)
 
 
