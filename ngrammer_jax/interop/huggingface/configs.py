@@ -234,13 +234,15 @@ def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, 
   if missing := [own[name] for name, value in values.items() if value is families.REQUIRED]:
     raise errors.BadInput(f'there is no {", ".join(missing)}')
   for name, value in values.items():
-    default = type(family.fields[name])
-    types = (int, float) if default in (int, float) else (default,)
-    expected, is_valid = ' or '.join(t.__name__ for t in types), type(value) in types
+    default = family.fields[name]
+    types = (int, float) if type(default) in (int, float) else (type(default),)
+    is_valid, expected = type(value) in types, ' or '.join(t.__name__ for t in types)
     if most := LIMITS.get(name):
-      expected = f'an integer from 1 to {most:,}'
       is_valid = type(value) is int and 1 <= value <= most
-    if not (is_valid or value is None or default is type(None)):
+      expected = f'an integer from 1 to {most:,}'
+    elif default is None:
+      continue
+    if value is not None and not is_valid:
       raise errors.BadInput(f'{own[name]}={fields.format_value(value)} must be {expected}')
   return values
 
@@ -257,8 +259,7 @@ def _layer_kinds(
 ) -> tuple[tuple[str, ...], int | None]:
   """Returns the kinds of the layers, which are repeated, and the window if a layer has one."""
   layers, window = range(c['num_hidden_layers']), c.get('sliding_window')
-  if not c.get('use_sliding_window', True):
-    window = None
+  window = window if c.get('use_sliding_window', True) else None
   for name, choices in (('layer_types', LAYER_TYPES), ('no_rope_layers', (0, 1))):
     values = c.get(name)
     is_list = isinstance(values, list) and len(values) == len(layers)

@@ -125,9 +125,9 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
       if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
         tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
 
+  @tokenizers.translate_damage(path)
   def read_tokenizer(size: int | None) -> vocabularies.TokenizerVocabulary:
-    with tokenizers.translate_damage(path):
-      return tokenizers.from_gguf(metadata, size)
+    return tokenizers.from_gguf(metadata, size)
 
   has_tokenizer = 'tokenizer.ggml.model' in metadata
   tokenizer = checkpoints.TokenizerFiles({}, read_tokenizer if has_tokenizer else None)

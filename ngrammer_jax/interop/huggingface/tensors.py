@@ -160,9 +160,9 @@ def load(
     BadInput: see `check`; values are not finite; or a file is changed meanwhile.
   """
   check(checkpoint, family, places)
-  loader, loaded = _Loader(checkpoint, canonical(checkpoint.tensors, family)), {}
-  for path, leaf in traverse_util.flatten_dict(abstract, sep='/').items():
-    loaded[path] = loader.load(places[path], leaf, dtype)
+  loader = _Loader(checkpoint, canonical(checkpoint.tensors, family))
+  leaves = traverse_util.flatten_dict(abstract, sep='/').items()
+  loaded = {path: loader.load(places[path], leaf, dtype) for path, leaf in leaves}
   checkpoint.check_unchanged()
   if loader.broken:
     counts = ', '.join(f'{name} ({count:,})' for name, count in loader.broken.items())
@@ -284,20 +284,13 @@ def save(
   """
   leaves = traverse_util.flatten_dict(params, sep='/')
   places = find_all(family, config, vocabulary_size, params)
-  of_tensor: dict[str, list[str]] = {}
-  for p, place in places.items():
-    of_tensor.setdefault(place.name, []).append(p)
-  described = {
-    name: (places[paths[0]].shape, dtype or leaves[paths[0]].dtype)
-    for name, paths in of_tensor.items()
-  }
+  described = {place.name: (place.shape, dtype or leaves[p].dtype) for p, place in places.items()}
   with row_files.new_file(path, described, {'format': 'pt'}) as write:
-    for name, paths in of_tensor.items():
-      shape, kind = described[name]
+    for name, (shape, kind) in described.items():
       values = np.empty(shape, kind)
-      for p in paths:
-        place = places[p]
-        rows = values[place.first_row : place.first_row + place.num_rows]
-        place.rows(rows)[...] = np.asarray(leaves[p])
+      for p, place in places.items():
+        if place.name == name:
+          rows = values[place.first_row : place.first_row + place.num_rows]
+          place.rows(rows)[...] = np.asarray(leaves[p])
       write(name, 0, values)
   return str(np.dtype(dtype or leaves['embedding'].dtype))
