@@ -169,8 +169,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
   """Adds --workdir, --pretrained and --step: which model is used."""
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--workdir', type=files.path, help='run directory')
-  names = [*pretrained_models.names(), *pretrained_models.external_names()]
-  names = ', '.join(names) or pretrained_models.NO_MODELS
+  names = ', '.join(pretrained_models.all_names()) or pretrained_models.NO_MODELS
   text = f'model of the package: {names}; or the folder of a published model'
   source.add_argument('--pretrained', metavar='NAME', help=text)
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")

@@ -33,7 +33,7 @@ def pretrained() -> dict[str, str]:
     BadInput: a description is missing or damaged.
   """
   descriptions = {}
-  for name in [*names(), *external_names()]:
+  for name in all_names():
     with _translate_damage(FOLDER / name):
       descriptions[name] = files.read_json(FOLDER / name / DESCRIPTION)['description']
   return descriptions
@@ -56,6 +56,11 @@ def external_names() -> list[str]:
   return sorted(described - set(names()))
 
 
+def all_names() -> list[str]:
+  """Returns the names of all models, first of those that come with the package."""
+  return [*names(), *external_names()]
+
+
 def find(name: str) -> pathlib.Path:
   """Returns the folder of a model, after its files were verified by checksum.
 
@@ -67,7 +72,7 @@ def find(name: str) -> pathlib.Path:
   """
   if name in external_names():
     return _find_external(name)
-  available = [*names(), *external_names()]
+  available = all_names()
   if name not in available:
     near = difflib.get_close_matches(name, available, n=1)
     hint = f'did you mean {near[0]}?' if near else f'available: {", ".join(available) or NO_MODELS}'

@@ -6,6 +6,7 @@ special tokens; what a user writes is ordinary text, also where it spells one.
 
 from collections.abc import Callable, Sequence
 import datetime
+import functools
 import json
 import re
 from typing import NoReturn
@@ -61,17 +62,19 @@ def render(vocabulary: vocabularies.TokenizerVocabulary, messages: Sequence[Mess
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
   )
-  environment.filters['tojson'] = _to_json
+  # The filter of Jinja escapes HTML.
+  environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
   environment.globals['raise_exception'] = _raise_exception
   environment.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
   special = sorted(vocabulary.special_tokens, key=len, reverse=True)
   spelled = re.compile('|'.join(map(re.escape, special)) or '$^')
   mark = lambda content: spelled.sub(rf'{OPEN}\g<0>{CLOSE}', _unmark(content))
+  begin = vocabulary.token(vocabulary.document_start) if vocabulary.has_begin_token else ''
   try:
     return environment.from_string(vocabulary.chat_template).render(
       messages=[message | {'content': mark(message['content'])} for message in messages],
       add_generation_prompt=True,
-      bos_token=vocabulary.token(vocabulary.document_start),
+      bos_token=begin,
       eos_token=vocabulary.token(vocabulary.document_end),
       tools=None,
       documents=None,
@@ -115,7 +118,7 @@ class Conversation:
     config: text.CompletionConfig,
   ):
     self._vocabulary, self._config, self._model = vocabulary, config, engine.model.config
-    self._start = lambda: engine.read_in_turns(
+    self._start = lambda: engine.start_incremental_decoding(
       variables, config.seed, config.sampling, config.context
     )
     self._messages: list[Message] = []
@@ -176,13 +179,6 @@ def _check_unicode(name: str, content: str) -> None:
     content.encode()
   except UnicodeEncodeError as error:
     raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
-
-
-def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-  """As `json.dumps`: the filter of Jinja escapes HTML."""
-  return json.dumps(
-    value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-  )
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -307,7 +307,7 @@ class Engine:
     for tokens_KxB in itertools.chain([first], _fetch_one_behind(calls)):
       yield from tokens_KxB[:, : len(prompts)]
 
-  def read_in_turns(
+  def start_incremental_decoding(
     self, variables: Variables, seed: int, options: sampling.SamplingConfig, context: int
   ) -> Callable[[Sequence[int]], int]:
     """Returns a function that reads tokens after all earlier ones, and samples the next token.

@@ -12,7 +12,9 @@ import pytest
 from ngrammer_jax import errors, generate, runs, sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.positions import PositionalConfig
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import conversation, sampling, text
+from ngrammer_jax.interop.huggingface import tokenizers
 from tests import gguf_files
 from tests.checks import bad_input
 
@@ -88,6 +90,16 @@ def test_what_templates_may_use(with_template):
   assert render('  {% if tools %}z{% endif %}\n-') == '-'  # white space of blocks is taken away
 
 
+@pytest.mark.parametrize(('begin', 'shown'), [(None, ''), (0, '<s>'), (1, '</s>')])
+def test_a_begin_token_that_is_absent_is_empty(tmp_path, begin, shown):
+  metadata = gguf_files.tokenizer(bos_token_id=begin)
+  metadata['tokenizer.chat_template'] = '{{ bos_token }}|{{ eos_token }}'
+  vocabulary = tokenizers.from_gguf(metadata, None)
+  vocabulary.save(tmp_path)
+  for read in (vocabulary, vocabularies.load(tmp_path)):
+    assert conversation.render(read, user('a')) == f'{shown}|</s>'
+
+
 @pytest.mark.parametrize(
   'template, problem',
   [
@@ -107,9 +119,9 @@ def test_templates_that_fail_are_one_sentence(with_template, template, problem):
 def test_a_conversation_reads_every_token_once(run, monkeypatch):
   """And its answers are those of a model that reads the whole text."""
   engine, reads = run.engine, []
-  start = engine.read_in_turns
+  start = engine.start_incremental_decoding
 
-  def read_in_turns(*arguments):
+  def start_and_record(*arguments):
     read = start(*arguments)
     reads.append([])
 
@@ -120,7 +132,9 @@ def test_a_conversation_reads_every_token_once(run, monkeypatch):
 
     return recorded
 
-  monkeypatch.setattr(type(engine), 'read_in_turns', lambda self, *a: read_in_turns(*a))
+  monkeypatch.setattr(
+    type(engine), 'start_incremental_decoding', lambda self, *a: start_and_record(*a)
+  )
   chat = run.converse(GREEDY, tokens=4, context=250)
   first, second = chat.say('a few lines'), chat.say('of text')
   assert [answer.prompt for answer in (first, second)] == ['a few lines', 'of text']

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors, runs
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.interop.huggingface import configs, gguf
 from tests import gguf_files
@@ -172,6 +173,13 @@ def test_heads_that_do_not_fit_the_width(tmp_path):
   for changes in ({}, {'llama.attention.key_length': 12}, {'llama.rope.dimension_count': 12}):
     path = write(tmp_path, gguf_files.metadata(**changes), tensors)
     assert gguf.open_file(path).config['head_dim'] == 12
+
+
+def test_a_vocabulary_of_a_file_with_another_name(tmp_path):
+  path = tmp_path / 'blob'
+  metadata = gguf_files.metadata(**gguf_files.tokenizer())
+  path.write_bytes(gguf_files.content(metadata, gguf_files.tensors()))
+  assert vocabularies.read('tokenizer', path).end_tokens == (1, 0)
 
 
 def test_a_window_makes_a_mistral(tmp_path):

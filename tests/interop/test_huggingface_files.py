@@ -90,20 +90,32 @@ DAMAGES = {
   'config.json is damaged: Exp': lambda f: (f / 'config.json').write_text('{'),
   "model_type='bloom' is not one of: llama": lambda f: change_config(f, model_type='bloom'),
   'Python code in the folder, which is never run': lambda f: change_config(f, auto_map={'a': 'b'}),
-  "quantization_config={'bits': 4} is not known": lambda f: change_config(
+  "quantization_config={'bits': 4} is not supported for llama: it": lambda f: change_config(
     f, quantization_config={'bits': 4}
   ),
-  'new_option=3 is not known of the family llama': lambda f: change_config(f, new_option=3),
-  'which has mlp_bias=False alone': lambda f: change_config(f, model_type='mistral', mlp_bias=True),
+  'new_option=3 is not supported for llama: it may': lambda f: change_config(f, new_option=3),
+  'mlp_bias=True is not supported for mistral (only mlp_bias=False)': lambda f: change_config(
+    f, model_type='mistral', mlp_bias=True
+  ),
   "rope_type='dynamic' is not one of": lambda f: change_config(f, rope_scaling={'type': 'dynamic'}),
-  'foo is not known of rope_type': lambda f: change_config(
+  'foo is not supported for rope_type=linear': lambda f: change_config(
     f, rope_scaling={'type': 'linear', 'factor': 2, 'foo': 1}
   ),
   "rope_type='llama3' needs factor, low": lambda f: change_config(
     f, rope_scaling={'rope_type': 'llama3'}
   ),
   "hidden_act='mish' is not one of": lambda f: change_config(f, hidden_act='mish'),
-  'config.json is damaged: unsupported': lambda f: change_config(f, rope_scaling=[1]),
+  "hidden_act=['silu'] must be str": lambda f: change_config(f, hidden_act=['silu']),
+  'rope_scaling=[1] must be dict': lambda f: change_config(f, rope_scaling=[1]),
+  "rope_theta='x' must be int or float": lambda f: change_config(f, rope_theta='x'),
+  "model_type=['llama'] is not one of": lambda f: change_config(f, model_type=['llama']),
+  "rope_type=['linear'] is not one of": lambda f: change_config(
+    f, rope_scaling={'type': ['linear']}
+  ),
+  "rope_type=['linear', 'yarn'] is not one of": lambda f: change_config(
+    f, rope_scaling={'type': 'linear', 'rope_type': 'yarn'}
+  ),
+  'head_dim=0 must be an integer from 1': lambda f: change_config(f, head_dim=0),
   'there is no hidden_size': lambda f: change_config(f, hidden_size=None),
   'num_hidden_layers=1000000000000 must be an integer from 1 to 1,000': lambda f: change_config(
     f, num_hidden_layers=10**12
@@ -139,7 +151,7 @@ DAMAGES = {
   f'{NORM} in ': lambda f: change_header(f, dtype='U32'),
   'nan or infinite in ': lambda f: replace_bytes(f, -4, struct.pack('<f', np.nan)),
   "'../x' is not a file of the folder": lambda f: write_index(f, x='../x'),
-  'says that part.safetensors has x, but it has not': lambda f: write_index(
+  'says that part.safetensors has x, but part.safetensors lacks it': lambda f: write_index(
     f, x='part.safetensors'
   ),
   'gone.safetensors cannot be read': lambda f: write_index(f, x='gone.safetensors'),
@@ -379,14 +391,17 @@ def test_kinds_of_layers(family, options, pattern):
   assert (attention['window'] is not None) == has_window
 
 
-@pytest.mark.parametrize('types', [[FULL] * 5, [FULL] * 7, [FULL] * 5 + ['chunked_attention']])
+@pytest.mark.parametrize('types', [[FULL] * 5, [FULL] * 7, [FULL] * 5 + ['chunked'], 'full', [[]]])
 def test_kinds_of_other_layers(types):
-  message = (
-    'layer_types or no_rope_layers are not full_attention or sliding_attention, and 0 or 1, for '
-    'each of the 6 layers'
-  )
-  with bad_input(message):
+  message = 'layer_types=.* must be a list of full_attention or sliding_attention for each of the 6'
+  with pytest.raises(errors.BadInput, match=message):
     configs.read({'model_type': 'qwen3', **SIZES, 'layer_types': types})
+
+
+@pytest.mark.parametrize('flags', [[0] * 5, [0, 1, 2] * 2, [], 1])
+def test_other_layers_without_rotation(flags):
+  with bad_input(f'no_rope_layers={flags} must be a list of 0 or 1 for each of the 6 layers'):
+    configs.read({'model_type': 'smollm3', **SIZES, 'no_rope_layers': flags})
 
 
 YARN = {'factor': 4.0, 'original_max_position_embeddings': 32}

@@ -105,7 +105,8 @@ def test_greedy_continuation_in_turns(reference_model, name, one_device):
   run, expected = reference_model(name, 'float32')
   prompt, greedy = expected['input_ids'][0].tolist(), expected['greedy_ids'].tolist()
   for size in (1, 5, len(prompt)):
-    read = run.engine.read_in_turns(run.variables, 0, GREEDY, len(prompt) + len(greedy))
+    context = len(prompt) + len(greedy)
+    read = run.engine.start_incremental_decoding(run.variables, 0, GREEDY, context)
     for first in range(0, len(prompt), size):
       found = [read(prompt[first : first + size])]
     while len(found) < len(greedy):

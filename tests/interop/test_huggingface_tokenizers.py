@@ -58,7 +58,7 @@ def test_how_texts_are_cut_into_words(cut, expected):
 @each(
   'changes, problem',
   [
-    ({'pre': 'tekken'}, "tokenizer.ggml.pre is 'tekken': how it cuts a text into words is not"),
+    ({'pre': 'tekken'}, "tokenizer.ggml.pre is 'tekken': its pre-tokenizer is not supported"),
     ({'pre': None}, 'tokenizer.ggml.pre is None'),
     ({'model': 'bert'}, "tokenizer.ggml.model is 'bert'; supported: gpt2, llama"),
   ],
@@ -208,8 +208,7 @@ def test_sentencepiece_models_give_the_same_tokens(tmp_path, prefix):
   content = train(prefix)
   own = sentencepiece.SentencePieceProcessor(model_proto=content)
   folder = write(
-    tmp_path / str(prefix),
-    tokenizer_config_json={'add_bos_token': True, 'bos_token': '<s>', 'eos_token': '</s>'},
+    tmp_path / str(prefix), tokenizer_config_json={'bos_token': '<s>', 'eos_token': '</s>'}
   )
   (folder / 'tokenizer.model').write_bytes(content)
   pieces = [own.id_to_piece(i) for i in range(len(own))]
@@ -239,6 +238,8 @@ def test_sentencepiece_models_give_the_same_tokens(tmp_path, prefix):
       if '<s>' not in text:
         assert vocabulary.encode(text.encode()).tolist() == expected, text
       assert vocabulary.decode(vocabulary.encode(text.encode())) == text.encode()
+  (folder / 'tokenizer_config.json').unlink()
+  assert read(folder).adds_start and read(folder).document_start == 1
 
 
 @each(

@@ -51,10 +51,12 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
 
   Raises BadInput for another file.
   """
-  if kind == 'tokenizer' and (path.is_dir() or path.suffix == '.gguf'):
-    from ngrammer_jax import published_models  # imports this module
+  if kind == 'tokenizer':
+    from ngrammer_jax import published_models  # they import this module
+    from ngrammer_jax.interop.huggingface import checkpoint
 
-    return published_models.read_vocabulary(path, size)
+    if path.is_dir() or checkpoint.is_gguf(path):
+      return published_models.read_vocabulary(path, size)
   make, _ = KINDS[kind]
   options = {} if size is None else {'size': size}
   try:

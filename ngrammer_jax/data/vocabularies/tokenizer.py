@@ -30,12 +30,15 @@ class TokenizerVocabulary(base.Vocabulary):
     content: the content of the file.
     size: number of ids with unused ones after those of the tokenizer, as the embeddings of
       published models have them. None: those of the tokenizer.
-    document_start: id of the document start. None: the first special token that the tokenizer
-      itself adds to a text; if it adds none, the first of DOCUMENT_SEPARATORS that is one of its
-      special tokens.
-    end_tokens: ids that end a text that the model generates. None: the document start.
+    document_start: id of the document start. None: the first of the end tokens. Without these too,
+      the first special token that the tokenizer itself adds to a text; if it adds none, the first
+      of DOCUMENT_SEPARATORS that is one of its special tokens.
+    end_tokens: ids that end a text that the model generates. Empty: the document start.
     adds_start: whether a text that is scored or continued begins with the document start.
     chat_template: the Jinja template of a conversation, if the model has one.
+
+  Attributes:
+    has_begin_token: whether the document start is a begin token of the model; False: an end token.
 
   Raises:
     ValueError: the file is not a tokenizer.
@@ -47,12 +50,12 @@ class TokenizerVocabulary(base.Vocabulary):
     content: bytes,
     size: int | None = None,
     document_start: int | None = None,
-    end_tokens: Sequence[int] | None = None,
+    end_tokens: Sequence[int] = (),
     adds_start: bool = True,
     chat_template: str | None = None,
   ):
     self.content, self.adds_start, self.chat_template = content, adds_start, chat_template
-    fields: dict[str, Any] = {'document_start': document_start, 'end_tokens': end_tokens}
+    fields: dict[str, Any] = {'document_start': document_start, 'end_tokens': end_tokens or None}
     fields |= {'adds_start': None if adds_start else False, 'chat_template': chat_template}
     self._fields = {name: value for name, value in fields.items() if value is not None}
     self._tokenizer = self._make_tokenizer()
@@ -61,8 +64,11 @@ class TokenizerVocabulary(base.Vocabulary):
     self.unknown = model.get('unk_id')
     if model.get('unk_token') is not None:
       self.unknown = self._tokenizer.token_to_id(model['unk_token'])
-    self.document_start = self._find_separator() if document_start is None else document_start
-    self._ends = tuple(end_tokens or (self.document_start,))
+    self.has_begin_token = document_start is not None or not end_tokens
+    if document_start is None:
+      document_start = end_tokens[0] if end_tokens else self._find_separator()
+    self.document_start = document_start
+    self._ends = tuple(end_tokens or (document_start,))
     self.document_end = self._ends[0]
     own_size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
     self.size = own_size if size is None else size

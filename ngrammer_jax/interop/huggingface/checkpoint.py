@@ -7,7 +7,6 @@ Pickles, such as pytorch_model.bin, are never read: they can run code.
 from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
-import functools
 import pathlib
 from typing import Any, NamedTuple, Protocol
 
@@ -122,11 +121,9 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
   tensors, _ = row_files.stored_arrays(paths)
   for name, file in places.items():
     if name not in tensors or pathlib.Path(tensors[name].path).name != file:
-      raise errors.BadInput(f'{folder / INDEX} says that {file} has {name}, but it has not')
+      raise errors.BadInput(f'{folder / INDEX} says that {file} has {name}, but {file} lacks it')
   others = {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
-  read = functools.partial(tokenizers.from_folder, folder)
-  read = read if tokenizers.has_tokenizer(folder) else None
-  tokenizer = TokenizerFiles(others, read)
+  tokenizer = TokenizerFiles(others, tokenizers.folder_reader(folder))
   return Checkpoint(folder, config, tensors, tokenizer, versions)
 
 

@@ -67,11 +67,18 @@ ACTIVATIONS = {
   'gelu': 'gelu_erf',
   'relu': 'relu',
 }
-KINDS = ('full_attention', 'sliding_attention')
+LAYER_TYPES = ('full_attention', 'sliding_attention')
+# Our kinds of layers, by whether they have rotary positions and a window.
+LAYER_KINDS = {
+  **{(True, False): 'full', (True, True): 'window'},
+  **{(False, False): 'unrotated', (False, True): 'unrotated_window'},
+}
 # Fields of our config and of a rotary scaling, for each of its types.
-_LENGTH = {'original_length': 'original_max_position_embeddings'}
+ORIGINAL_LENGTH = 'original_max_position_embeddings'
+_LENGTH = {'original_length': ORIGINAL_LENGTH}
 _FACTORS = {'attention_factor': 'attention_factor', 'factor': 'factor'}
 SCALINGS = {
+  'default': {},
   'linear': {'factor': 'factor'},
   'llama3': _LENGTH
   | {'factor': 'factor', 'low_frequency_factor': 'low_freq_factor'}
@@ -81,9 +88,15 @@ SCALINGS = {
   | {'beta_fast': 'beta_fast', 'beta_slow': 'beta_slow', 'truncate': 'truncate'},
   'longrope': _LENGTH | _FACTORS | {'short_factors': 'short_factor', 'long_factors': 'long_factor'},
 }
-LIMITS = dict.fromkeys(('num_attention_heads', 'hidden_size', 'vocab_size'), fields.MAX_INT)
-LIMITS['max_position_embeddings'] = fields.MAX_INT
-LIMITS['num_hidden_layers'] = 1000
+# The largest value of integers above 0.
+LIMITS = {'num_hidden_layers': 1000} | dict.fromkeys(
+  """
+  vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim
+  max_position_embeddings original_max_position_embeddings sliding_window_pattern
+  no_rope_layer_interval
+  """.split(),
+  fields.MAX_INT,
+)
 # Fields with the same meaning as a key of `config.model`, and the value in families without one.
 SHARED = {
   'num_hidden_layers': ('layers', None),
@@ -132,9 +145,6 @@ def read(config: Mapping[str, Any]) -> Description:
   if isinstance(config.get('text_config'), Mapping):  # of a model with images
     config = config['text_config']
   c = _normalize(config, family)
-  for name, most in LIMITS.items():
-    if type(c[name]) is not int or not 1 <= c[name] <= most:
-      raise errors.BadInput(f'{name}={c[name]!r} must be an integer from 1 to {most:,}')
   if c['hidden_act'] not in ACTIVATIONS:
     raise errors.BadInput(f'hidden_act={c["hidden_act"]!r} is not one of: {", ".join(ACTIVATIONS)}')
   pattern, window = _layer_kinds(c, family)
@@ -178,34 +188,32 @@ def write(
   Raises:
     BadInput: no family has such a model; names what the nearest one lacks.
   """
-  nearest = None
+  problems = {}
   for family in (preferred, *families.FAMILIES.values()):
     config = _write(model, vocabulary_size, positions, family)
-    problems = _differences(config, model)
-    if not problems:
+    problems[family.model_type] = _differences(config, model)
+    if not problems[family.model_type]:
       return family, config
-    if nearest is None or len(problems) < len(nearest[1]):
-      nearest = family, problems
-  family, problems = nearest
+  nearest = min(problems, key=lambda name: len(problems[name]))
   raise errors.BadInput(
-    f'no family of Hugging Face has such a model; {family.model_type}, the nearest, has '
-    f'{", ".join(problems)}: --format=run keeps it, as safetensors with our config'
+    f'no family of Hugging Face has such a model; {nearest}, the nearest, has '
+    f'{", ".join(problems[nearest])}: --format=run keeps it, as safetensors with our config'
   )
 
 
 def _family(config: Mapping[str, Any]) -> families.Family:
   """Returns the family of a config.json. Raises BadInput for another architecture."""
-  kind, known = config.get('model_type'), families.FAMILIES
+  kind, supported = config.get('model_type'), [*families.FAMILIES]
   if config.get('auto_map'):
     raise errors.BadInput(
       f'auto_map says that model_type={kind!r} is computed by Python code in the folder, which is '
-      f'never run: use a model of {", ".join(known)} without it'
+      f'never run: use a model of {", ".join(supported)} without it'
     )
   if kind == 'gemma3':
     kind = 'gemma3_text'
-  if kind not in known:
-    raise errors.BadInput(f'model_type={kind!r} is not one of: {", ".join(known)}')
-  return known[kind]
+  if kind not in supported:
+    raise errors.BadInput(f'model_type={kind!r} is not one of: {", ".join(supported)}')
+  return families.FAMILIES[kind]
 
 
 def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, Any]:
@@ -215,16 +223,27 @@ def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, 
   for name, value in config.items():
     if name in ignored or value is None or (name in NEUTRAL and value == NEUTRAL[name]):
       continue
-    known = f', which has {name}={NEUTRAL[name]!r} alone' if name in NEUTRAL else ''
+    supported = f' (only {name}={NEUTRAL[name]!r})' if name in NEUTRAL else ''
     raise errors.BadInput(
-      f'{name}={fields.format_value(value)} is not known of the family {family.model_type}{known}: '
+      f'{name}={fields.format_value(value)} is not supported for {family.model_type}{supported}: '
       f'it may change what the model computes'
     )
   values = {name: config.get(own[name], default) for name, default in family.fields.items()}
-  for name, value in values.items():
-    values[name] = family.fields[name] if value is None and name not in NULLABLE else value
+  absent = {name for name, value in values.items() if value is None and name not in NULLABLE}
+  values |= {name: family.fields[name] for name in absent}
   if missing := [own[name] for name, value in values.items() if value is families.REQUIRED]:
     raise errors.BadInput(f'there is no {", ".join(missing)}')
+  for name, value in values.items():
+    default = family.fields[name]
+    types = (int, float) if type(default) in (int, float) else (type(default),)
+    is_valid, expected = type(value) in types, ' or '.join(t.__name__ for t in types)
+    if most := LIMITS.get(name):
+      is_valid = type(value) is int and 1 <= value <= most
+      expected = f'an integer from 1 to {most:,}'
+    elif default is None:
+      continue
+    if value is not None and not is_valid:
+      raise errors.BadInput(f'{own[name]}={fields.format_value(value)} must be {expected}')
   return values
 
 
@@ -240,14 +259,21 @@ def _layer_kinds(
 ) -> tuple[tuple[str, ...], int | None]:
   """Returns the kinds of the layers, which are repeated, and the window if a layer has one."""
   layers, window = range(c['num_hidden_layers']), c.get('sliding_window')
-  if not c.get('use_sliding_window', True):
-    window = None
-  rotated, types = [True for _ in layers], c.get('layer_types')
-  if 'no_rope_layers' in c:  # named the wrong way round: 1 in layers with rotary positions
-    interval = c['no_rope_layer_interval']
-    rotated = c['no_rope_layers'] or [(i + 1) % interval != 0 for i in layers]
-  if types is not None:
-    is_windowed = [kind == KINDS[1] for kind in types]
+  window = window if c.get('use_sliding_window', True) else None
+  for name, choices in (('layer_types', LAYER_TYPES), ('no_rope_layers', (0, 1))):
+    values = c.get(name)
+    is_list = isinstance(values, list) and len(values) == len(layers)
+    if values is not None and not (is_list and all(value in choices for value in values)):
+      raise errors.BadInput(
+        f'{name}={fields.format_value(values)} must be a list of {choices[0]} or {choices[1]} for '
+        f'each of the {len(layers)} layers'
+      )
+  is_rotated = c.get('no_rope_layers')  # named the wrong way round: 1 is rotary
+  if is_rotated is None:
+    interval = c.get('no_rope_layer_interval')
+    is_rotated = [interval is None or (i + 1) % interval != 0 for i in layers]
+  if c.get('layer_types') is not None:
+    is_windowed = [name == LAYER_TYPES[1] for name in c['layer_types']]
   elif 'max_window_layers' in c:
     is_windowed = [i >= c['max_window_layers'] for i in layers]
   elif 'sliding_window_pattern' in c:
@@ -255,35 +281,26 @@ def _layer_kinds(
   elif family.model_type == 'gemma2':
     is_windowed = [i % 2 == 0 for i in layers]
   else:  # of SmolLM3, the layers without rotary positions
-    is_windowed = [not is_rotated or 'no_rope_layers' not in c for is_rotated in rotated]
-  if {len(layers)} != {len(rotated), len(is_windowed)} or not {*(types or ())} <= {*KINDS}:
-    raise errors.BadInput(
-      f'layer_types or no_rope_layers are not {" or ".join(KINDS)}, and 0 or 1, for each of the '
-      f'{len(layers)} layers'
-    )
-  kinds = tuple(
-    ('' if is_rotated else 'un') + 'rotated' + ('_window' if has_window and window else '')
-    for is_rotated, has_window in zip(rotated, is_windowed, strict=True)
-  )
-  kinds = tuple({'rotated': 'full', 'rotated_window': 'window'}.get(kind, kind) for kind in kinds)
+    is_windowed = [not rotated or 'no_rope_layers' not in c for rotated in is_rotated]
+  has_window = [windowed and bool(window) for windowed in is_windowed]
+  kinds = tuple(map(LAYER_KINDS.get, zip(is_rotated, has_window, strict=True)))
   # The first kinds of which all others are repetitions.
   is_period = lambda p: all(kind == kinds[i % p] for i, kind in enumerate(kinds))
   pattern = kinds[: next(p for p in range(1, len(kinds) + 1) if is_period(p))]
-  return pattern, window if any('window' in kind for kind in kinds) else None
+  return pattern, window if any(has_window) else None
 
 
 def _positional(c: Mapping[str, Any], family: families.Family) -> dict[str, Any]:
   """Returns the values of `model.positional` of a rotary model."""
-  given = (c['rope_scaling'] or {}) | (c['rope_parameters'] or {})
-  local = dict(given.pop('sliding_attention', None) or {})
-  given |= given.pop('full_attention', None) or {}
-  if 'partial_rotary_factor' in c or given.get('partial_rotary_factor') == 1:
-    c = {'partial_rotary_factor': 1.0} | c
-    c['partial_rotary_factor'] = given.pop('partial_rotary_factor', c['partial_rotary_factor'])
+  rotary, fraction = c['rope_scaling'] | c['rope_parameters'], c.get('partial_rotary_factor', 1.0)
+  local = dict(rotary.pop('sliding_attention', None) or {})
+  rotary |= rotary.pop('full_attention', None) or {}
+  if 'partial_rotary_factor' in c or rotary.get('partial_rotary_factor') == 1:
+    fraction = rotary.pop('partial_rotary_factor', fraction)
   positional = {
-    'max_timescale': given.pop('rope_theta', c['rope_theta']),
-    'rotary_fraction': c.get('partial_rotary_factor', 1.0),
-    'scaling': _scaling(given, c, family),
+    'max_timescale': rotary.pop('rope_theta', c['rope_theta']),
+    'rotary_fraction': fraction,
+    'scaling': _scaling(rotary, c, family),
   }
   if 'rope_local_base_freq' in c:
     positional['window_max_timescale'] = local.pop('rope_theta', c['rope_local_base_freq'])
@@ -293,44 +310,36 @@ def _positional(c: Mapping[str, Any], family: families.Family) -> dict[str, Any]
 
 
 def _scaling(
-  given: Mapping[str, Any], c: Mapping[str, Any], family: families.Family
+  rotary: Mapping[str, Any], c: Mapping[str, Any], family: families.Family
 ) -> dict[str, Any] | None:
   """Returns the values of `model.positional.scaling` of a dict of rotary parameters."""
-  given = {name: value for name, value in given.items() if value is not None}
-  kinds = {given.pop(name) for name in ('type', 'rope_type') if name in given}
-  kind = next(iter(kinds), 'default') if len(kinds) < 2 else str(sorted(kinds))
+  rotary = {name: value for name, value in rotary.items() if value is not None}
+  kinds = [rotary.pop(name) for name in ('type', 'rope_type') if name in rotary] or ['default']
+  kind = kinds[0] if kinds[0] == kinds[-1] else kinds
   if kind == 'su' or (kind == 'yarn' and family.model_type == 'phi3'):
     kind = 'longrope'
-  if kind == 'default':
-    kind, names = None, {}
-  elif kind not in SCALINGS:
+  if kind not in [*SCALINGS]:  # it may be a list
     raise errors.BadInput(
-      f'rope_type={kind!r} is not one of: default, {", ".join(SCALINGS)}; it changes the numbers'
+      f'rope_type={kind!r} is not one of: {", ".join(SCALINGS)}; it changes the numbers'
     )
-  else:
-    names = SCALINGS[kind]
-  scales = (
-    [given.pop(name, None) for name in ('mscale', 'mscale_all_dim')] if kind == 'yarn' else []
-  )
-  given.setdefault('original_max_position_embeddings', c['max_position_embeddings'])
-  if c['original_max_position_embeddings'] is not None:
-    given['original_max_position_embeddings'] = c['original_max_position_embeddings']
-  unknown = given.keys() - {*names.values(), 'original_max_position_embeddings'}
-  if unknown:
-    named = f'rope_type={kind or "default"!r}'
-    raise errors.BadInput(f'{", ".join(sorted(unknown))} is not known of {named}')
-  if kind is None:
+  names, scales = SCALINGS[kind], ()
+  if kind == 'yarn':
+    scales = [rotary.pop(name) for name in ('mscale', 'mscale_all_dim') if name in rotary]
+  M = c[ORIGINAL_LENGTH] or rotary.get(ORIGINAL_LENGTH, c['max_position_embeddings'])
+  rotary[ORIGINAL_LENGTH] = M
+  if unsupported := rotary.keys() - {*names.values(), ORIGINAL_LENGTH}:
+    raise errors.BadInput(f'{", ".join(sorted(unsupported))} is not supported for rope_type={kind}')
+  if kind == 'default':
     return None
   if kind in ('yarn', 'longrope'):
-    M = given['original_max_position_embeddings']
-    given.setdefault('factor', max(c['max_position_embeddings'] / M, 1))
-  if all(scales) and scales and 'attention_factor' not in given:
-    high, low = (0.1 * scale * math.log(given['factor']) + 1 for scale in scales)
-    given['attention_factor'] = high / low
+    rotary.setdefault('factor', max(c['max_position_embeddings'] / M, 1))
+  if len(scales) == 2 and all(scales):
+    high, low = (0.1 * scale * math.log(rotary['factor']) + 1 for scale in scales)
+    rotary.setdefault('attention_factor', high / low)
   optional = ('attention_factor', 'beta_fast', 'beta_slow', 'truncate')
-  if missing := [n for n in names.values() if n not in given and n not in optional]:
+  if missing := [n for n in names.values() if n not in rotary and n not in optional]:
     raise errors.BadInput(f'rope_type={kind!r} needs {", ".join(missing)}')
-  return {'kind': kind} | {ours: given[name] for ours, name in names.items() if name in given}
+  return {'kind': kind} | {ours: rotary[name] for ours, name in names.items() if name in rotary}
 
 
 def _write(
@@ -343,7 +352,8 @@ def _write(
   scaling = _write_scaling(p.scaling, family)
   if 'type' in (scaling or {}):  # the factor of a Phi-3 is a ratio of lengths
     positions = round(p.scaling.factor * p.scaling.original_length)
-  is_windowed = ['window' in kind for kind in a.layer_pattern]
+  kinds = model.layer_kinds()
+  is_windowed = [kind.has_window for kind in kinds]
   values = {name: operator.attrgetter(key)(model) for name, (key, _) in SHARED.items()} | {
     'vocab_size': vocabulary_size,
     'hidden_act': next((n for n, own in ACTIVATIONS.items() if own == model.activation), 'silu'),
@@ -353,8 +363,8 @@ def _write(
     'use_sliding_window': a.window is not None,
     'max_window_layers': [*is_windowed, True].index(True),
     'sliding_window_pattern': 1 + [*is_windowed, False].index(False),
-    'layer_types': [KINDS[has_window] for has_window in is_windowed],
-    'no_rope_layers': [int('unrotated' not in kind) for kind in a.layer_pattern],
+    'layer_types': [LAYER_TYPES[has_window] for has_window in is_windowed],
+    'no_rope_layers': [int(kind.is_rotated) for kind in kinds],
     'rope_theta': p.max_timescale,
     'rope_local_base_freq': p.window_max_timescale or p.max_timescale,
     'partial_rotary_factor': p.rotary_fraction,
@@ -388,17 +398,14 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
     official = conversion.resolve(values).model
   except errors.BadInput as error:
     return [str(error)]
-  may_differ = lambda key: (
-    key.path.removeprefix('model.') in weights.MODEL_TRAINING_OPTIONS or key.path == _IS_LONG
-  )
+  # The last depends on the text.
+  ignored = *weights.MODEL_TRAINING_OPTIONS, 'positional.scaling.is_long'
+  may_differ = lambda key: key.path.removeprefix('model.') in ignored
   official, model = comparable(official), comparable(model)
   return [
     f'{key.path}={fields.format_value(old)} instead of {fields.format_value(new)}'
     for key, old, new in fields.differences(official, model, 'model.', may_differ)
   ]
-
-
-_IS_LONG = 'model.positional.scaling.is_long'  # depends on the text
 
 
 def comparable(model: ModelConfig) -> ModelConfig:

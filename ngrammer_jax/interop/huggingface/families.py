@@ -159,7 +159,7 @@ _SIZES = {
   **{'num_attention_heads': REQUIRED, 'intermediate_size': REQUIRED, 'tie_word_embeddings': False},
 }
 _ROPE = {
-  **{'rope_theta': 10_000.0, 'rope_scaling': None, 'rope_parameters': None},
+  **{'rope_theta': 10_000.0, 'rope_scaling': {}, 'rope_parameters': {}},
   'original_max_position_embeddings': None,
 }
 _LLAMA_FIELDS = (

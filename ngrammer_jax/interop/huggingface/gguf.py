@@ -125,9 +125,9 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
       if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
         tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
 
+  @tokenizers.translate_damage(path)
   def read_tokenizer(size: int | None) -> vocabularies.TokenizerVocabulary:
-    with tokenizers.translate_damage(path):
-      return tokenizers.from_gguf(metadata, size)
+    return tokenizers.from_gguf(metadata, size)
 
   has_tokenizer = 'tokenizer.ggml.model' in metadata
   tokenizer = checkpoints.TokenizerFiles({}, read_tokenizer if has_tokenizer else None)
@@ -234,9 +234,9 @@ def _row_layout(name, shape, kind) -> tuple[Any, int]:
     if kind.name not in PLAIN:
       package.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
   except (ValueError, NotImplementedError) as error:
-    known = getattr(kind, 'name', kind)
     raise errors.BadInput(
-      f'{name} has the type {known}, which the package gguf cannot dequantise: use another file'
+      f'{name} has the type {getattr(kind, "name", kind)}, which the package gguf cannot '
+      f'dequantise: use another file'
     ) from error
   columns = math.prod(shape[1:])
   if not all(shape):
@@ -351,8 +351,8 @@ def _factor_scaling(factors: np.ndarray, config) -> dict[str, Any]:
   exponents = np.arange(len(factors)) / len(factors)
   low, high, length = LLAMA3.values()
   turns = length * config['rope_theta'] ** -exponents / (2 * np.pi)
-  kept = np.clip((turns - low) / (high - low), 0, 1)
-  if np.allclose(factors, 1 / (kept + (1 - kept) / factor), rtol=1e-5, atol=0):
+  smooth = np.clip((turns - low) / (high - low), 0, 1)
+  if np.allclose(factors, 1 / (smooth + (1 - smooth) / factor), rtol=1e-5, atol=0):
     return {'rope_scaling': {'rope_type': 'llama3', 'factor': factor, **LLAMA3}}
   explicit = factors.astype(float).tolist()
   scaling = {'rope_type': 'longrope', 'factor': 1.0, 'attention_factor': 1.0}

@@ -74,16 +74,6 @@ class Place(NamedTuple):
     return math.prod(self.view) // math.prod(self.shape[1:])
 
 
-def sizes(config: ModelConfig, vocabulary_size: int) -> dict[str, int]:
-  """Returns the size of each axis by its letter."""
-  N = config.heads
-  return {
-    **{'D': config.width, 'N': N, 'K': config.key_value_heads or N, 'V': vocabulary_size},
-    **{'H': config.head_width or config.width // N, 'F': config.feed_forward_width},
-    **{'P': config.positions().max_length, 'q': 3},
-  }
-
-
 def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Place:
   """Returns the place of a parameter, such as `layer_0/attention/out/bias`.
 
@@ -111,16 +101,13 @@ def canonical(
   tensors: Mapping[str, checkpoints.StoredTensor], family: families.Family
 ) -> dict[str, checkpoints.StoredTensor]:
   """Returns the tensors by the names of the family, without buffers and the parts for images."""
-  names = {
-    name: name.removeprefix('language_model.').replace('model.language_model.', 'model.', 1)
-    if family.model_type == 'gemma3_text'
-    else name
-    for name in tensors
-    if not name.endswith(family.buffers)
-    and not (
-      family.model_type == 'gemma3_text' and re.match(r'(model\.)?(vision|multi_modal)_', name)
-    )
-  }
+  names = {name: name for name in tensors if not name.endswith(family.buffers)}
+  if family.model_type == 'gemma3_text':
+    names = {
+      name: name.removeprefix('language_model.').replace('model.language_model.', 'model.', 1)
+      for name in names
+      if not re.match(r'(model\.)?(vision|multi_modal)_', name)
+    }
   head = family.tensors[HEAD].name
   if not any(name.startswith(family.prefix) for name in names.values()):
     names = {old: new if new == head else family.prefix + new for old, new in names.items()}
@@ -143,8 +130,12 @@ def find_all(
   family: families.Family, config: ModelConfig, vocabulary_size: int, params: Any
 ) -> dict[str, Place]:
   """Returns the place of each parameter by its path; the parameters may be abstract."""
-  size_of = sizes(config, vocabulary_size)
-  return {path: find(family, path, size_of) for path in traverse_util.flatten_dict(params, sep='/')}
+  sizes = {
+    **{'D': config.width, 'N': config.heads, 'K': config.context_key_heads, 'V': vocabulary_size},
+    **{'H': config.head_features, 'F': config.feed_forward_width, 'q': 3},
+    'P': config.positions().max_length,
+  }
+  return {path: find(family, path, sizes) for path in traverse_util.flatten_dict(params, sep='/')}
 
 
 def load(
@@ -169,9 +160,9 @@ def load(
     BadInput: see `check`; values are not finite; or a file is changed meanwhile.
   """
   check(checkpoint, family, places)
-  loader, loaded = _Loader(checkpoint, canonical(checkpoint.tensors, family)), {}
-  for path, leaf in traverse_util.flatten_dict(abstract, sep='/').items():
-    loaded[path] = loader.load(places[path], leaf, dtype)
+  loader = _Loader(checkpoint, canonical(checkpoint.tensors, family))
+  leaves = traverse_util.flatten_dict(abstract, sep='/').items()
+  loaded = {path: loader.load(places[path], leaf, dtype) for path, leaf in leaves}
   checkpoint.check_unchanged()
   if loader.broken:
     counts = ', '.join(f'{name} ({count:,})' for name, count in loader.broken.items())
@@ -239,12 +230,12 @@ class _Loader:
         stop = min(start + size, last)
         block = place.rows(self._read(place, tensor, start, stop))
         for key, shard in shards.items():
-          here, there = [slice(None)] * shard.ndim, [slice(*pair) for pair in key]
+          target, source = [slice(None)] * shard.ndim, [slice(*pair) for pair in key]
           if axis is not None:
             if key[axis] != (first, last):
               continue
-            here[axis], there[axis] = slice(start - first, stop - first), slice(None)
-          shard[tuple(here)] = block[tuple(there)]
+            target[axis], source[axis] = slice(start - first, stop - first), slice(None)
+          shard[tuple(target)] = block[tuple(source)]
     array = jax.make_array_from_callback(
       leaf.shape, leaf.sharding, lambda index: shards[range_of(index)]
     )
@@ -293,20 +284,13 @@ def save(
   """
   leaves = traverse_util.flatten_dict(params, sep='/')
   places = find_all(family, config, vocabulary_size, params)
-  of_tensor: dict[str, list[str]] = {}
-  for p, place in places.items():
-    of_tensor.setdefault(place.name, []).append(p)
-  described = {
-    name: (places[paths[0]].shape, dtype or leaves[paths[0]].dtype)
-    for name, paths in of_tensor.items()
-  }
+  described = {place.name: (place.shape, dtype or leaves[p].dtype) for p, place in places.items()}
   with row_files.new_file(path, described, {'format': 'pt'}) as write:
-    for name, paths in of_tensor.items():
-      shape, kind = described[name]
+    for name, (shape, kind) in described.items():
       values = np.empty(shape, kind)
-      for p in paths:
-        place = places[p]
-        rows = values[place.first_row : place.first_row + place.num_rows]
-        place.rows(rows)[...] = np.asarray(leaves[p])
+      for p, place in places.items():
+        if place.name == name:
+          rows = values[place.first_row : place.first_row + place.num_rows]
+          place.rows(rows)[...] = np.asarray(leaves[p])
       write(name, 0, values)
   return str(np.dtype(dtype or leaves['embedding'].dtype))

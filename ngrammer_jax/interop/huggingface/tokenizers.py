@@ -9,8 +9,9 @@ Which tokens begin and end a text, and whether the first is added to every text,
 of the model say.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import functools
 import pathlib
 from typing import Any
 
@@ -24,14 +25,17 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SENTENCEPIECE_IDS = (('bos', 1), ('eos', 2))
 WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"""
 WORDS += r'\s*[\r\n]+|\s+(?!\S)|\s+'
-# How a text is cut into words before byte pairs are merged, by the names of llama.cpp: a pattern,
-# None for that of GPT-2, or `digits` for single digits and then that of GPT-2.
-CUTS = {
+# The pre-tokenizers of byte pairs, by the names of llama.cpp: a pattern of words, None for that of
+# GPT-2, or `digits` for single digits and then that of GPT-2.
+PRE_TOKENIZERS = {
   **{'gpt-2': None, 'default': None, 'smollm': 'digits'},
   **{'llama-bpe': WORDS % r'\p{N}{1,3}', 'qwen2': WORDS % r'\p{N}'},
 }
-# The same by the class in tokenizer_config.json, for folders without tokenizer.json.
-CUTS_OF_CLASSES = {'GPT2Tokenizer': 'gpt-2', 'GPTNeoXTokenizer': 'gpt-2', 'Qwen2Tokenizer': 'qwen2'}
+# Their names by the class in tokenizer_config.json or model_type, without tokenizer.json.
+PRE_TOKENIZER_NAMES = {
+  **dict.fromkeys(('GPT2Tokenizer', 'GPTNeoXTokenizer', 'gpt2', 'gpt_neox'), 'gpt-2'),
+  **dict.fromkeys(('Qwen2Tokenizer', 'qwen2', 'qwen3'), 'qwen2'),
+}
 
 
 @contextlib.contextmanager
@@ -50,6 +54,13 @@ def translate_damage(path: pathlib.Path) -> Iterator[None]:
 def has_tokenizer(folder: pathlib.Path) -> bool:
   """Whether a folder has a tokenizer."""
   return any((folder / n).is_file() for n in ('tokenizer.json', 'tokenizer.model', 'vocab.json'))
+
+
+def folder_reader(
+  folder: pathlib.Path,
+) -> Callable[[int | None], vocabularies.TokenizerVocabulary] | None:
+  """Returns `from_folder` of a folder, as a function of the size; None: it has no tokenizer."""
+  return functools.partial(from_folder, folder) if has_tokenizer(folder) else None
 
 
 def from_folder(folder: pathlib.Path, size: int | None) -> vocabularies.TokenizerVocabulary:
@@ -76,6 +87,8 @@ def from_folder(folder: pathlib.Path, size: int | None) -> vocabularies.Tokenize
     adds_start = bool(encoding.special_tokens_mask and encoding.special_tokens_mask[0])
     if adds_start:
       start = encoding.ids[0]
+    elif not (folder / 'tokenizer.json').exists():
+      adds_start = (folder / 'tokenizer.model').exists()  # as Llama, Mistral and Gemma
     # As in the official library, the setting wins over what the tokenizer does by itself.
     adds_start = settings.get('add_bos_token', adds_start)
     ends = [_token_id(tokenizer, settings.get('eos_token'))]
@@ -104,7 +117,7 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> vocabularies.Tok
   """
   get = lambda name, default=None: metadata.get(f'tokenizer.ggml.{name}', default)
   kind = get('model')
-  tokens, cut = get('tokens'), get('pre')
+  tokens, pre_tokenizer = get('tokens'), get('pre')
   kinds = [NORMAL] * len(tokens) if get('token_type') is None else get('token_type').tolist()
   if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
     raise ValueError('tokenizer.ggml.tokens are not distinct, or not as many as their types')
@@ -115,11 +128,12 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> vocabularies.Tok
     merges = [tuple(merge.split(' ')) for merge in get('merges')]
     added = {t: k == CONTROL for t, k in zip(tokens, kinds, strict=True) if k in (3, 4)}
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    content = _byte_level(vocabulary, merges, cut, added, f'tokenizer.ggml.pre is {cut!r}')
+    problem = f'tokenizer.ggml.pre is {pre_tokenizer!r}'
+    content = _byte_level(vocabulary, merges, pre_tokenizer, added, problem)
   else:
     raise errors.BadInput(f'tokenizer.ggml.model is {kind!r}; supported: gpt2, llama')
   # What llama.cpp does where a file does not say it.
-  adds_start = get('add_bos_token', kind == 'llama' or cut == 'llama-bpe')
+  adds_start = get('add_bos_token', kind == 'llama' or pre_tokenizer == 'llama-bpe')
   start, end = (get(f'{n}_token_id', i if kind == 'llama' else None) for n, i in SENTENCEPIECE_IDS)
   ends, template = [end, get('eot_token_id')], metadata.get('tokenizer.chat_template')
   return _vocabulary(content, size, _parse(content), start, ends, adds_start, template)
@@ -130,14 +144,9 @@ def _vocabulary(content, size, tokenizer, start, ends, adds_start, chat_template
   exists = lambda i: type(i) is int and 0 <= i < 2**31 and tokenizer.id_to_token(i) is not None
   ends = list(dict.fromkeys(filter(exists, ends)))
   if not exists(start):
-    start, adds_start = (ends or [None])[0], False
+    start, adds_start = None, adds_start and not ends
   return vocabularies.TokenizerVocabulary(
-    content,
-    size,
-    document_start=start,
-    end_tokens=ends or None,
-    adds_start=bool(adds_start),
-    chat_template=chat_template,
+    content, size, start, ends, bool(adds_start), chat_template
   )
 
 
@@ -174,17 +183,16 @@ def _folder_content(folder, settings, added_ids, model_type) -> bytes:
   lines = lines[lines[0].startswith('#version') :]
   merges = [tuple(line.split(' ')) for line in lines if line]
   name = settings.get('tokenizer_class', '').removesuffix('Fast')
-  cut = CUTS_OF_CLASSES.get(name)
-  if not name:
-    cut = {'gpt2': 'gpt-2', 'gpt_neox': 'gpt-2', 'qwen2': 'qwen2', 'qwen3': 'qwen2'}.get(model_type)
+  pre_tokenizer = PRE_TOKENIZER_NAMES.get(name or model_type)
   problem = f'there is no tokenizer.json, and the class of the tokenizer is {name or None!r}'
-  return _byte_level(files.read_json(folder / 'vocab.json') | ids, merges, cut, added, problem)
+  vocabulary = files.read_json(folder / 'vocab.json') | ids
+  return _byte_level(vocabulary, merges, pre_tokenizer, added, problem)
 
 
 def _byte_level(
   vocabulary: dict[str, int],
   merges: Sequence[tuple[str, ...]],
-  cut: str | None,
+  pre_tokenizer: str | None,
   added: Mapping[str, bool],
   problem: str,
 ) -> bytes:
@@ -193,28 +201,28 @@ def _byte_level(
   Args:
     vocabulary: ids of all tokens.
     merges: the pairs of tokens that are merged, first ones first.
-    cut: the key of CUTS.
-    added: whether a token that is found before words are cut is special, by its text.
-    problem: what the source says about the cut, for the error message.
+    pre_tokenizer: the key of PRE_TOKENIZERS.
+    added: whether a token that is found before the pre-tokenizer is special, by its text.
+    problem: what the source says about the pre-tokenizer, for the error message.
   """
   from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-  if cut not in CUTS:
+  if pre_tokenizer not in PRE_TOKENIZERS:
     raise errors.BadInput(
-      f'{problem}: how it cuts a text into words is not known here; supported: {", ".join(CUTS)}'
+      f'{problem}: its pre-tokenizer is not supported; expected one of: {", ".join(PRE_TOKENIZERS)}'
     )
   if any(len(merge) != 2 for merge in merges):
     raise ValueError('a merge is not a pair of tokens')
   # All of Llama 3's words that are a token are that token, even if no merges lead to it.
-  model = models.BPE(vocabulary, list(merges), ignore_merges=cut == 'llama-bpe')
-  tokenizer, pattern = Tokenizer(model), CUTS[cut]
+  model = models.BPE(vocabulary, list(merges), ignore_merges=pre_tokenizer == 'llama-bpe')
+  tokenizer, pattern = Tokenizer(model), PRE_TOKENIZERS[pre_tokenizer]
   steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern in (None, 'digits'))]
   if pattern == 'digits':
     steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
   elif pattern is not None:
     steps.insert(0, pre_tokenizers.Split(Regex(pattern), 'isolated'))
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-  if cut == 'qwen2':
+  if pre_tokenizer == 'qwen2':
     tokenizer.normalizer = normalizers.NFC()
   tokenizer.decoder = decoders.ByteLevel()
   return _finish(tokenizer, added)
