@@ -32,7 +32,7 @@ class AttentionConfig:
     None, 'c of the capped attention logits c tanh(s / c); None: not capped', above=0
   )
   scale: float | None = field(
-    None, 'multiplies the products of queries and keys; None: 1 / sqrt(head width)', above=0
+    None, 'multiplies queries times keys of the context; None: 1 / sqrt(head width)', above=0
   )
   inverse_layer_scale: bool = field(False, 'divide the scores of layer i, from 0, by i + 1 (GPT-2)')
   query_key_norm: str | None = field(
@@ -70,12 +70,12 @@ class AttentionConfig:
     if has_window != (self.window is not None):
       raise errors.BadInput(
         f'model.attention.window={self.window} does not fit model.attention.layer_pattern='
-        f'{self.layer_pattern}: a window needs layers of the kind "window", and these a window'
+        f'{self.layer_pattern}: layers of the kind "window" need a window, and a window such layers'
       )
-    if self.scale is not None and model.per_dim_scale:
+    if model.per_dim_scale and (self.scale is not None or self.inverse_layer_scale):
+      name = 'inverse_layer_scale' if self.scale is None else f'scale={self.scale}'
       raise errors.BadInput(
-        f'model.attention.scale={self.scale} and model.per_dim_scale both scale the queries: use '
-        f'one of them'
+        f'model.attention.{name} and model.per_dim_scale both scale the queries: use one of them'
       )
     if self.query_key_norm is not None and model.shared_query_key:
       raise errors.BadInput(

@@ -59,7 +59,14 @@ class Config:
 
   def _check_positions(self) -> None:
     length = max(self.training.segment_length, self.evaluation_length())
-    positions = self.model.positions()
+    positions, limit = self.model.positions(), self.model.num_positions
+    memory = self.model.memory.length if self.model.memory else 0
+    if self.model.position == 'rope' and limit and self.training.segment_length + memory > limit:
+      raise errors.BadInput(
+        f'training.segment_length={self.training.segment_length} with its memory is longer than '
+        f'model.positional.scaling.original_length={limit}: use shorter segments, or '
+        f'model.positional.scaling.is_long=True'
+      )
     if self.model.position not in ('learned', 'absolute'):
       return
     if length > positions.max_length:
@@ -103,4 +110,10 @@ class Config:
   def evaluation_model(self) -> ModelConfig:
     """The model config with the memory and the positions of evaluation."""
     memory = self.evaluation.memory
-    return self.model if memory is None else memory.apply(self.model)
+    model = self.model if memory is None else memory.apply(self.model)
+    context = self.evaluation_length() + (model.memory.length if model.memory else 0)
+    if model.position == 'rope' and model.num_positions and context > model.num_positions:
+      scaling = dataclasses.replace(model.positional.scaling, is_long=True)
+      positional = dataclasses.replace(model.positional, scaling=scaling)
+      model = dataclasses.replace(model, positional=positional)
+    return model

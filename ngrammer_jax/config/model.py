@@ -128,7 +128,11 @@ class ModelConfig:
   @property
   def num_positions(self) -> int | None:
     """Number of positions of a document that the model can read; None: no limit."""
-    return self.positions().max_length if self.position == 'absolute' else None
+    p = self.positions()
+    if self.position == 'absolute':
+      return p.max_length
+    has_short_factors = p.scaling is not None and p.scaling.kind == 'longrope'
+    return p.scaling.original_length if has_short_factors and not p.scaling.is_long else None
 
   def attention_options(self) -> AttentionConfig:
     """Options of attention."""
@@ -163,7 +167,9 @@ class ModelConfig:
   @property
   def context_key_heads(self) -> int:
     """Number of heads of keys and values of the context."""
-    return self.key_value_heads or self.context_heads
+    return (
+      self.context_heads if self.key_value_heads in (None, self.heads) else self.key_value_heads
+    )
 
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
@@ -257,6 +263,8 @@ class ModelConfig:
         )
     if self.key_value_heads is not None:
       self._check_grouped_heads()
+    if self.positional is None:
+      self.positions().check(self)
     if self.width != self.heads * self.head_features:
       placed = [self.ngram is not None and self.ngram.layer == 'attention']
       placed += [memory.point == 'after_attention' for memory in self.ngram_memories]

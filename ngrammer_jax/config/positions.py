@@ -60,7 +60,7 @@ class RotaryScalingConfig:
   long_factors: tuple[float, ...] = field(
     (), 'divisors of the frequencies for longer texts', above=0, only_for=_LONGROPE
   )
-  is_long: bool = field(False, 'whether texts are longer', only_for=_LONGROPE)
+  is_long: bool = field(False, 'whether texts are longer', only_for=_LONGROPE, free_on_init=True)
 
   def check_pairs(self, pairs: int) -> None:
     """Raises BadInput for factors that do not fit the number of rotated pairs of features."""

@@ -141,8 +141,8 @@ class CompletionConfig:
         raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
     if model.num_positions is not None and self.context > model.num_positions:
       raise errors.BadInput(
-        f'context={self.context} exceeds the positions of the model, model.positional.max_length='
-        f'{model.num_positions}: lower it'
+        f'context={self.context} exceeds the {model.num_positions:,} positions of the model: lower '
+        f'it'
       )
     if '' in self.stop:
       raise errors.BadInput("stop='' is in every text; expected at least one character")
@@ -181,9 +181,8 @@ def check_positions(model: model_config.ModelConfig, name: str, read: int, new_t
   last = read + new_tokens - 1  # the last token is not read
   if model.num_positions is not None and last > model.num_positions:
     raise errors.BadInput(
-      f'{name} has {read:,} tokens, which with tokens={new_tokens:,} new ones exceed the positions '
-      f'of the model, model.positional.max_length={model.num_positions:,}: shorten it, or lower '
-      f'tokens'
+      f'{name} has {read:,} tokens, which with tokens={new_tokens:,} new ones exceed the '
+      f'{model.num_positions:,} positions of the model: shorten it, or lower tokens'
     )
 
 

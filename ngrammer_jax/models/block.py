@@ -205,7 +205,7 @@ def make_attention(
     persistent=c.persistent and persistent.Persistent(c.persistent.vectors, c.persistent.kind),
     dropout=c.attention_dropout,
     logit_cap=options.logit_cap,
-    key_heads=c.key_value_heads,
+    key_heads=c.context_key_heads,
     head_width=c.head_width,
     scale=scale,
     kernel=c.kernel,

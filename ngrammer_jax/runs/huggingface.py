@@ -53,11 +53,6 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def evaluated(self) -> language_model.LanguageModel:
     c = self.config.evaluation_model()
-    scaling = c.positions().scaling
-    if scaling is not None and scaling.kind == 'longrope':  # the factors of the longest text
-      is_long = scaling.is_long or self.config.evaluation_context() > scaling.original_length
-      scaling = dataclasses.replace(scaling, is_long=is_long)
-      c = dataclasses.replace(c, positional=dataclasses.replace(c.positions(), scaling=scaling))
     return language_model.build(c, self.published.vocabulary_size)
 
   def find_checkpoint(self) -> None:

@@ -344,8 +344,9 @@ class Run:
     config = self._completion_config(sampling_config, tokens, seed, context, stop, len(prompts))
     encode = conversation.encode_prompts if chat else text.encode_prompts
     encoded = encode(self.vocabulary, prompts, config.context)
+    model = self.config.evaluation_model()
     for i, prompt in enumerate(encoded):
-      text.check_positions(self.config.model, f'prompt {i + 1}', len(prompt.ids), tokens)
+      text.check_positions(model, f'prompt {i + 1}', len(prompt.ids), tokens)
     variables = self.variables
     yield from text.complete(self.engine, variables, self.vocabulary, encoded, config, on_text)
 
@@ -370,7 +371,7 @@ class Run:
     context = self.config.evaluation_context() if context is None else context
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     config = text.CompletionConfig(sampling_config, tokens, seed, context, stop)
-    config.check(self.config.model, num_prompts)
+    config.check(self.config.evaluation_model(), num_prompts)
     return config
 
 

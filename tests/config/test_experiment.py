@@ -262,3 +262,28 @@ def test_a_call_ends_at_every_event_and_nowhere_by_where_a_run_began():
   assert list(t.calls(17)) == []
   rarely = dataclasses.replace(t, log_every=100, evaluate_every=0, checkpoint_every=100)
   assert list(rarely.calls(0)) == [(0, 4), (4, 8), (8, 12), (12, 16), (16, 17)]
+
+
+def longrope(training, evaluation):
+  scaling = {'kind': 'longrope', 'factor': 2.0, 'original_length': 48}
+  scaling |= {'short_factors': [1.0] * 32, 'long_factors': [2.0] * 32}
+  return config.resolve(
+    {
+      'model': {'positional': {'scaling': scaling}},
+      'training': {'segment_length': training},
+      'evaluation': {'segment_length': evaluation},
+    }
+  )
+
+
+def test_longrope_has_long_factors_where_the_context_is_longer():
+  for length, is_long in ((48, False), (49, True)):
+    model = longrope(48, length).evaluation_model()
+    assert model.positional.scaling.is_long == is_long
+    assert model.num_positions == (None if is_long else 48)
+  with bad_input(
+    'training.segment_length=49 with its memory is longer than '
+    'model.positional.scaling.original_length=48: use shorter segments, or '
+    'model.positional.scaling.is_long=True'
+  ):
+    longrope(49, 48)

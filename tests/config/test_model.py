@@ -147,12 +147,22 @@ def spans(**fields):
     (
       attention(layer_pattern=('full', 'window')),
       "model.attention.window=None does not fit model.attention.layer_pattern=('full', 'window'): "
-      'a window needs layers of the kind "window", and these a window',
+      'layers of the kind "window" need a window, and a window such layers',
     ),
     (
       attention(layer_pattern=('unrotated',)) | {'position': 'sinusoid'},
       "model.attention.layer_pattern=('unrotated',) has layers without rotation, which "
       'model.position=\'sinusoid\' does not have: use "full" and "window"',
+    ),
+    (
+      attention(inverse_layer_scale=True) | {'per_dim_scale': True},
+      'model.attention.inverse_layer_scale and model.per_dim_scale both scale the queries: use one '
+      'of them',
+    ),
+    (
+      {'head_width': 7},
+      'model.positional.rotary_fraction=1.0 rotates 7 of the 7 features of a head, which must be '
+      'even and above 0',
     ),
     (
       attention(scale=0.1) | {'per_dim_scale': True},

@@ -152,7 +152,7 @@ def test_learned_positions_end():
   model = model_config.ModelConfig(position='absolute', positional=PositionalConfig(max_length=9))
   make = lambda context: text.CompletionConfig(sampling.SamplingConfig(), 5, 0, context)
   make(9).check(model, 1)
-  with pytest.raises(errors.BadInput, match='context=10 exceeds the positions of the model'):
+  with pytest.raises(errors.BadInput, match='context=10 exceeds the 9 positions of the model'):
     make(10).check(model, 1)
   text.check_positions(model, 'prompt 1', 5, 5)  # the last token is not read
   with pytest.raises(errors.BadInput, match='prompt 2 has 6 tokens, which with tokens=5 new ones'):

@@ -368,8 +368,8 @@ def test_learned_positions_end(tmp_path, monkeypatch):
     return damages.run('generate', [option, f'--workdir={folder}', '--prompt=ab'], (tmp_path,))
 
   for option, message in (
-    ('--context=25', 'context=25 exceeds the positions of the model'),
-    ('--tokens=24', 'prompt 1 has 2 tokens, which with tokens=24 new ones exceed the positions'),
+    ('--context=25', 'context=25 exceeds the 24 positions of the model'),
+    ('--tokens=24', 'prompt 1 has 2 tokens, which with tokens=24 new ones exceed the 24 positions'),
   ):
     outcome = generate(option)
     assert outcome.shortcoming(message) is None, outcome
