@@ -159,6 +159,8 @@ def _initialize(workdir, config, vocabulary, content_hash, stack) -> None:
       _lock(workdir, stack.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
     check(workdir, config)  # again: another run may have started meanwhile
     check_text(workdir, config, content_hash)
+    if not reader.steps(workdir):
+      (workdir / ORIGIN).unlink(missing_ok=True)  # of an earlier start
     write(workdir, config, vocabulary, content_hash)
   except OSError as error:
     reason = error.strerror or error
