@@ -23,7 +23,6 @@ from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.interop.huggingface import checkpoint
 from ngrammer_jax.system import files, hosts
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
@@ -189,11 +188,6 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
   """Returns the config of a run. Raises BadInput if there is none."""
   files.check_reachable(workdir)
   path = workdir / CONFIG
-  if checkpoint.is_published(workdir):
-    raise errors.BadInput(
-      f'--workdir={workdir} is a published model, which has no checkpoints: expected a folder that '
-      f'ngrammer_jax.train wrote'
-    )
   if not path.exists():
     problem = f'holds no {CONFIG}: not a run directory' if workdir.exists() else 'does not exist'
     raise errors.BadInput(
