@@ -114,7 +114,8 @@ def blocks_are_faster(workload: Workload, has_spans: bool) -> bool:
   scores = T * (M + T)
   if T < MIN_QUERIES or scores < MIN_SCORES:
     return False
-  is_large = scores >= (2 if M >= T else 32) * MIN_SCORES
+  # Of a context of T tokens, a KV cache has T - 1.
+  is_large = scores >= (2 if M >= T - 1 else 32) * MIN_SCORES
   return has_spans or (is_large and workload.platform == 'cpu')
 
 

@@ -279,6 +279,7 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
     (None, 64, 0, 'prefix', False),  # blocks know no later tokens
     (None, 64, 0, 'no spans', False),
     (None, 64, 192, 'no spans', True),
+    (None, 193, 192, 'no spans', True),  # a prompt that fills its context
     (None, 512, 1, 'no spans', True),  # a long segment without a memory
     (None, 448, 1, 'no spans', False),
     (None, 64, 192, 'tpu', False),  # without spans, they are faster on a CPU only
