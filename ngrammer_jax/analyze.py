@@ -20,7 +20,7 @@ import json
 import pathlib
 from typing import Any
 
-from ngrammer_jax import flags
+from ngrammer_jax import errors, flags
 from ngrammer_jax.system import files
 
 HELP = {
@@ -97,6 +97,10 @@ def main(argv: list[str]) -> int:
     '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
   )
   options = parser.parse_args(argv)
+  if options.analysis == 'report':
+    options.output = options.output or _default(options, 'output', 'report.html')
+  elif options.analysis not in PRINTED:
+    options.figure = options.figure or _default(options, 'figure', f'{options.analysis}.png')
   functions = {'report': _report, 'checkpoint': _checkpoint, 'cloze': _cloze}
   functions |= {'compare': _compare, 'gates': _gates, 'recl': _recl}
   functions.get(options.analysis, _analyze_run)(options)
@@ -143,7 +147,7 @@ def _gates(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import report
 
   result = _analyze_run(options)
-  page = _figure(options).with_suffix('.html')
+  page = options.figure.with_suffix('.html')
   files.write_output(page, report.format_gates(result))
   print(f'wrote {page}')
 
@@ -183,7 +187,7 @@ def _write(
   from ngrammer_jax.analysis import figures, parts
 
   analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
-  figure = _figure(options)
+  figure = options.figure
   with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
     result = analyze(analysis)
     content = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
@@ -201,21 +205,27 @@ def _report(options: argparse.Namespace) -> None:
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures, report
 
-  output = options.output or options.workdir[0] / 'report.html'
-  files.check_output_file('--output', output, 'report.html')
+  files.check_output_file('--output', options.output, 'report.html')
   all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
   names = figures.run_labels(options.workdir, options.label)
   samples = report.Samples(options.prompt, options.samples, options.tokens)
   page = report.format_page(report.collect(all_runs, names, options.split, samples))
-  files.write_output(output, page)
-  print(f'wrote {output}')
+  files.write_output(options.output, page)
+  print(f'wrote {options.output}')
 
 
-def _figure(options: argparse.Namespace) -> pathlib.Path:
-  """Returns the file of the figure; other results are beside it, under the same name."""
+def _default(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:
+  """Returns the file in the first workdir that a flag without a value stands for."""
+  from ngrammer_jax.interop.huggingface import checkpoint
+
   is_list = options.analysis in OF_SEVERAL_RUNS
   workdir = options.workdir[0] if is_list else options.workdir
-  return options.figure or workdir / f'{options.analysis}.png'
+  if checkpoint.is_published(workdir):
+    raise errors.BadInput(
+      f'--workdir={workdir} is a published model, to which no files are added: name the file of '
+      f'the results with --{flag}={name}'
+    )
+  return workdir / name
 
 
 if __name__ == '__main__':

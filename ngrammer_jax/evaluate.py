@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     '--output',
     type=files.path,
     metavar='DIR',
-    help='folder of the results; default: evaluation in the workdir, none with --pretrained',
+    help='folder of the results; default: evaluation in the workdir, none for a published model',
   )
   cloze = parser.add_argument_group("the Children's Book Test")
   cloze.add_argument(
@@ -49,8 +49,8 @@ def main(argv: list[str]) -> int:
   folder = options.output
   if folder is not None:
     hosts.on_primary(files.make_output_folder, folder)
-  elif options.workdir is not None:
-    folder = options.workdir / 'evaluation'
+  elif options.workdir is not None and run.results_folder is not None:
+    folder = run.results_folder / 'evaluation'
   if options.cloze is not None:
     return _answer_cloze(run, overrides, options, folder)
   if run.config.finetune is not None and options.text is None:

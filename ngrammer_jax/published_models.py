@@ -22,6 +22,7 @@ from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors, tokenizers
 from ngrammer_jax.system import files
 
+GENERATION = 'generation_config.json'
 TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
 
 
@@ -55,6 +56,18 @@ class Model:
     config = self.checkpoint.config
     config = config | (config.get('text_config') or {})
     return {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
+
+  @property
+  def origin(self) -> dict[str, Any]:
+    """What a config of ours does not have, as JSON. Raises BadInput for damaged settings."""
+    with files.translate_damage(self.checkpoint.path / GENERATION, 'download it again'):
+      generation = dict(json.loads(self.checkpoint.tokenizer.others.get(GENERATION, '{}')))
+    return {
+      'family': self.description.family.model_type,
+      'positions': self.description.positions,
+      'token_ids': self.token_ids,
+      'generation': generation,
+    }
 
   def config_values(self) -> dict[str, Any]:
     """Returns the values of the config of a run with this model."""
@@ -159,7 +172,7 @@ def save(
   kind = tensors.save(params(), family, config, vocabulary_size, weights, dtype)
   # Families have ids of their own where there is no null.
   values |= {'torch_dtype': kind} | dict.fromkeys(TOKEN_IDS) | dict(token_ids)
-  contents = {checkpoints.CONFIG: values, 'generation_config.json': dict(token_ids)}
+  contents = {checkpoints.CONFIG: values, GENERATION: dict(token_ids)}
   encoded = {name: json.dumps(value, indent=2).encode() for name, value in contents.items()}
   for name, content in (encoded | text_files).items():
     (folder / name).write_bytes(content)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import manifest, reader, workdirs
+from ngrammer_jax.interop.huggingface import checkpoint as published
 from ngrammer_jax.system import text_tables
 
 
@@ -27,6 +28,11 @@ def format_table(
     BadInput: not a run directory, no such checkpoint, no such array, or its manifest cannot be
       read.
   """
+  if published.is_published(workdir):
+    raise errors.BadInput(
+      f'--workdir={workdir} is a published model, which has no checkpoints: expected a folder that '
+      f'ngrammer_jax.train wrote'
+    )
   workdirs.load_config(workdir)  # raises if this is not a run directory
   steps, best = reader.steps(workdir), reader.best_step(workdir)
   step_by_name = {'newest': max(steps, default=None), 'best': best}

@@ -1,7 +1,8 @@
 """The files of a workdir other than checkpoints, and the config changes that a resume allows.
 
 config.json    the resolved config
-corpus.json    hash of the text and of the vocabulary settings
+corpus.json    hash of the text and of the vocabulary settings; null: of an unknown text
+published.json what else a published model says that the training started from
 vocabulary.*   vocabulary, to encode and decode text without the corpus
 lock           held by the process that trains
 """
@@ -15,7 +16,7 @@ import os
 import pathlib
 import socket
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
@@ -25,6 +26,7 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.system import files, hosts
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
+ORIGIN = 'published.json'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
 OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
 SHARED_SECONDS = 60  # after which all processes see a file of the primary
@@ -59,15 +61,8 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
   """Raises BadInput if a workdir was started on other text, or with another vocabulary."""
   if not reader.steps(workdir) and not is_exported(workdir):
     return  # nothing was learned from a text
-  path = workdir / CORPUS
-  if not path.exists():
-    raise errors.BadInput(
-      f'--workdir={workdir} holds no {CORPUS}: the text it was started on is unknown; '
-      f'use another workdir'
-    )
-  with files.translate_damage(path, REMEDY):
-    previous = files.read_json(path)['content_hash']
-  if previous != content_hash:
+  previous = read_content_hash(workdir)
+  if previous not in (None, content_hash):
     data = config.data
     if data.vocabulary_path is not None and (workdir / 'vocabulary.json').exists():
       vocabulary = vocabularies.load(workdir)
@@ -78,6 +73,46 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
       f'{getattr(config.data, key)} has the content hash {content_hash[:12]}, '
       f'expected {previous[:12]}; use that text, or another workdir'
     )
+
+
+def read_content_hash(workdir: pathlib.Path) -> str | None:
+  """Returns the hash of the text that a workdir was started on; None: that is not known.
+
+  Raises:
+    BadInput: the file is missing or damaged.
+  """
+  path = workdir / CORPUS
+  if not path.exists():
+    raise errors.BadInput(
+      f'--workdir={workdir} holds no {CORPUS}: the text it was started on is unknown; '
+      f'use another workdir'
+    )
+  with files.translate_damage(path, REMEDY):
+    return files.read_json(path)['content_hash']
+
+
+def write(
+  folder: pathlib.Path,
+  config: experiment.Config,
+  vocabulary: vocabularies.Vocabulary,
+  content_hash: str | None,
+) -> None:
+  """Writes the vocabulary, the hash of the text and the config."""
+  vocabulary.save(folder)
+  files.write(folder / CORPUS, json.dumps({'content_hash': content_hash}) + '\n')
+  experiment.save(config, folder / CONFIG)
+
+
+def read_origin(workdir: pathlib.Path) -> dict[str, Any]:
+  """Returns what `write_origin` wrote; {}: training did not start from a published model."""
+  with files.translate_damage(workdir / ORIGIN, REMEDY):
+    return files.read_json(workdir / ORIGIN) if (workdir / ORIGIN).exists() else {}
+
+
+def write_origin(folder: pathlib.Path, origin: dict[str, Any]) -> None:
+  """Writes `published_models.Model.origin`, if there is one."""
+  if origin:
+    files.write(folder / ORIGIN, json.dumps(origin, indent=2) + '\n')
 
 
 @contextlib.contextmanager
@@ -123,9 +158,9 @@ def _initialize(workdir, config, vocabulary, content_hash, stack) -> None:
       _lock(workdir, stack.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
     check(workdir, config)  # again: another run may have started meanwhile
     check_text(workdir, config, content_hash)
-    vocabulary.save(workdir)
-    files.write(workdir / CORPUS, json.dumps({'content_hash': content_hash}) + '\n')
-    experiment.save(config, workdir / CONFIG)
+    if not reader.steps(workdir):
+      (workdir / ORIGIN).unlink(missing_ok=True)  # of an earlier start
+    write(workdir, config, vocabulary, content_hash)
   except OSError as error:
     reason = error.strerror or error
     raise errors.BadInput(f'--workdir={workdir} cannot be written: {reason}') from error

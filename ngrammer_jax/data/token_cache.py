@@ -25,6 +25,12 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, shards, text_files, vocabularies
 from ngrammer_jax.system import files, progress
 
+# The files of a published model that decide on its tokens; its weights do not.
+TOKENIZER_FILES = (
+  *('tokenizer.json', 'tokenizer.model', 'vocab.json', 'merges.txt', 'added_tokens.json'),
+  *('tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja'),
+  *('config.json', 'generation_config.json'),
+)
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
 
 
@@ -167,7 +173,8 @@ def _cache_key(
   paths = list(corpus.files)
   if config.vocabulary_path is not None:
     path = files.user_path('data.vocabulary_path', config.vocabulary_path)
-    paths += sorted(path.iterdir()) if path.is_dir() else [path]
+    own = [path / name for name in TOKENIZER_FILES if (path / name).exists()]
+    paths += own if path.is_dir() else [path]
   stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
   settings = [config.vocabulary, config.vocabulary_size, config.newlines]
   if vocabulary is not None:

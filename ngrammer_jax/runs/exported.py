@@ -2,7 +2,7 @@
 
 <folder>/model.safetensors   step, parameters and codebook; names are joined by '/'
 
-The parameters may be in bfloat16, which halves the file; they are float32 again when restored. The
+The parameters may be in 16 bits, which halves the file; they are float32 again when restored. The
 codebook, of which ids of clusters are computed, keeps its dtype.
 
 It has no optimizer state: it can be scored, sampled and analysed by `load_run`, but not resumed.
@@ -30,15 +30,8 @@ def make_folder(folder: pathlib.Path) -> None:
     raise errors.BadInput(f'--output={folder} is not an empty folder; use another one')
 
 
-def save(
-  workdir: pathlib.Path,
-  state: train_state.TrainState,
-  folder: pathlib.Path,
-  dtype: str | None = None,
-) -> None:
-  """Exports a run to an empty folder, its parameters in a dtype; None: in their own."""
-  for path in (workdir / 'config.json', workdir / 'corpus.json', *workdir.glob('vocabulary.*')):
-    files.write(folder / path.name, path.read_bytes())
+def save(state: train_state.TrainState, folder: pathlib.Path, dtype: str | None = None) -> None:
+  """Writes the variables to the folder, the parameters in a dtype; None: in their own."""
   params = jax.tree.map(lambda leaf: np.asarray(leaf).astype(dtype or leaf.dtype), state.params)
   others = jax.tree.map(np.asarray, {'step': state.step, 'codebook': state.codebook})
   safetensors.save({'params': params, **others}, folder / workdirs.EXPORTED)
@@ -62,7 +55,7 @@ def restore(
   expected = checksums.named_leaves(selected)
   for name in loaded.keys() & expected.keys():
     leaf, original = loaded[name], expected[name].dtype
-    if leaf.dtype == jnp.bfloat16 and jnp.issubdtype(original, jnp.floating):
+    if leaf.dtype in (jnp.bfloat16, jnp.float16) and jnp.issubdtype(original, jnp.floating):
       loaded[name] = leaf.astype(original)
   leaves = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in loaded.items()}
   reader.check_same_leaves(folder / workdirs.EXPORTED, leaves, selected)

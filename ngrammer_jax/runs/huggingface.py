@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import json
-import logging
 import pathlib
 from typing import Any
 
@@ -14,14 +12,11 @@ import jax.numpy as jnp
 from ngrammer_jax import errors, published_models, sharding
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import token_cache, vocabularies
-from ngrammer_jax.data.vocabularies import tokenizer
 from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import run
 from ngrammer_jax.system import files
 from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
-
-TOKENIZER = 'tokenizer.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +33,13 @@ class PublishedRun(run.Run):
   def published(self) -> published_models.Model:
     """The files of the model."""
     return published_models.open(self.workdir)
+
+  content_hash = None  # its text is not known
+  results_folder = None  # nothing is added to its files
+
+  @property
+  def origin(self) -> dict[str, Any]:
+    return self.published.origin
 
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
@@ -104,37 +106,3 @@ def open_run(
   with errors.named(model.checkpoint.config_path):
     config = conversion.resolve(values if has_text else values | {'data': {}})
   return PublishedRun(path, config, step, dtype)
-
-
-def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> None:
-  """Writes a run as a folder that other libraries read, see `published_models.save`."""
-  config = source.config
-  if isinstance(source, PublishedRun):
-    published = source.published
-    description, files_of_text = published.description, published.checkpoint.tokenizer
-    about = (description.positions, published.token_ids)
-    text_files = dict(files_of_text.others)
-    if files_of_text.read is not None:
-      text_files = _about_text(source.vocabulary)[1] | text_files
-    options = {'dtype': dtype, 'preferred': description.family}
-  else:
-    token_ids, text_files = _about_text(source.vocabulary)
-    about, options = (config.evaluation_length(), token_ids), {'dtype': dtype}
-  V, params = source.model.vocabulary_size, lambda: source.state.params
-  published_models.save(params, config.model, V, folder, *about, text_files, **options)
-
-
-def _about_text(vocabulary: vocabularies.Vocabulary) -> tuple[dict[str, int], dict[str, bytes]]:
-  """Returns the ids of special tokens, and the files of a tokenizer if the vocabulary is one."""
-  ids = {'bos_token_id': vocabulary.document_start, 'eos_token_id': vocabulary.document_end}
-  ids = {name: id for name, id in ids.items() if id is not None}
-  if not isinstance(vocabulary, tokenizer.TokenizerVocabulary):
-    logging.warning('%s has no tokenizer.json: text is encoded here', type(vocabulary).__name__)
-    return ids, {}
-  _, tokens = vocabulary.token_texts()
-  config = {name.removesuffix('_id'): tokens[id] for name, id in ids.items()}
-  config |= {'tokenizer_class': 'PreTrainedTokenizerFast', 'add_bos_token': vocabulary.adds_start}
-  if vocabulary.chat_template is not None:
-    config['chat_template'] = vocabulary.chat_template
-  encoded = json.dumps(config, ensure_ascii=False).encode()
-  return ids, {TOKENIZER: vocabulary.content, 'tokenizer_config.json': encoded}

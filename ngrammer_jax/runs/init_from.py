@@ -4,6 +4,7 @@
 published model, with or without `hf:` before it.
 
 <workdir>/begun_with.json   run and step of the checkpoint that the training started from
+<workdir>/published.json    what else a published model says, for an export of the training
 """
 
 import json
@@ -15,7 +16,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, runs
-from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.config import command_line, fields
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.runs import huggingface
@@ -52,6 +53,8 @@ def initial_state(
     state: a randomly initialised state.
   """
   source = open_run(init_from, _recorded_step(init_from, workdir))
+  if hosts.is_primary():
+    workdirs.write_origin(workdir, source.origin)
   if isinstance(source, huggingface.PublishedRun):
     logging.info('starting from %s', init_from)
     return state.replace(params=source.load(state.params, np.float32))
@@ -96,28 +99,38 @@ class Start:
       self._source = open_run(config.init_from)
       self._check_model(self._source.config)
 
+  @property
+  def _source_config(self) -> str | None:
+    """The flag that gives the config of a model; None: the other run is a training."""
+    init_from = self._config.init_from
+    if init_from.startswith(pretrained_models.PREFIX):
+      return f'--config={init_from}'
+    is_published = isinstance(self._source, huggingface.PublishedRun)
+    return f'--config={command_line.PUBLISHED}{self._source.workdir}' if is_published else None
+
   def _check_model(self, source: experiment.Config) -> None:
     """Raises BadInput for another model; values that are `free_on_init` may differ."""
     init_from = self._config.init_from
     may_differ = lambda key: key.free_on_resume or key.free_on_init
     differences = fields.differences(source.model, self._config.model, 'model.', may_differ)
     for key, old, new in differences:
-      is_pretrained = init_from.startswith(pretrained_models.PREFIX)
-      remedy = f'--config={init_from}' if is_pretrained else 'the old value'
       raise errors.BadInput(
         f'init_from={init_from} was trained with {key.path}={old!r}, now it is {new!r}: use '
-        f'{remedy}, or omit init_from'
+        f'{self._source_config or "the old value"}, or omit init_from'
       )
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:
     """Raises BadInput if the other run has another vocabulary."""
     if self._source is None or self._source.vocabulary.definition == vocabulary.definition:
       return
+    remedy = self._source_config or (
+      f'the same text, data.vocabulary_path={self._source.workdir}/vocabulary.model of a run with '
+      f'"sentencepiece"'
+    )
     raise errors.BadInput(
       f'init_from={self._config.init_from} has another vocabulary, of '
-      f'{self._source.vocabulary.size:,} token ids instead of {vocabulary.size:,}: use the same '
-      f'text, data.vocabulary_path={self._source.workdir}/vocabulary.model of a run with '
-      f'"sentencepiece", or omit init_from'
+      f'{self._source.vocabulary.size:,} token ids instead of {vocabulary.size:,}: use {remedy}, '
+      f'or omit init_from'
     )
 
   def __call__(self, state: train_state.TrainState) -> train_state.TrainState:

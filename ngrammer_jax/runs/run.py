@@ -45,6 +45,21 @@ class Run:
     """The vocabulary, which encodes and decodes text."""
     return vocabularies.load(self.workdir)
 
+  @property
+  def content_hash(self) -> str | None:
+    """The hash of the text of the training; None: it is not known."""
+    return workdirs.read_content_hash(self.workdir)
+
+  @property
+  def origin(self) -> dict[str, Any]:
+    """`published_models.Model.origin` of the model that training started from; {}: of none."""
+    return workdirs.read_origin(self.workdir)
+
+  @property
+  def results_folder(self) -> pathlib.Path | None:
+    """Where results are written unless the user names a folder; None: nowhere."""
+    return self.workdir
+
   @functools.cached_property
   def mesh(self) -> jax.sharding.Mesh:
     """The mesh of the config, or one with all devices along `data` if their number does not fit."""
@@ -159,13 +174,17 @@ class Run:
         models is such a model.
     """
     folder = files.path(folder)
-    exported.make_folder(folder)  # before the checkpoint is loaded
     if format == 'huggingface':
-      from ngrammer_jax.runs import huggingface
+      from ngrammer_jax.runs import huggingface_export
 
-      huggingface.save(self, folder, dtype)
+      exported.make_folder(folder)  # before the checkpoint is loaded
+      huggingface_export.save(self, folder, dtype)
       return
-    exported.save(self.workdir, self.state, folder, dtype)
+    settings, origin = (self.config, self.vocabulary, self.content_hash), self.origin
+    exported.make_folder(folder)  # once it is known that they can be read
+    workdirs.write(folder, *settings)
+    workdirs.write_origin(folder, origin)
+    exported.save(self.state, folder, dtype)
 
   def split(self, name: str) -> token_cache.TokenSplit:
     """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""

@@ -231,3 +231,14 @@ def test_a_record_of_the_text_without_its_hash_is_damaged(tiny, tmp_path):
     f'another workdir'
   ):
     workdirs.check_text(tmp_path, tiny(), 'abc')
+
+
+def test_an_earlier_start_from_a_published_model_is_forgotten(tiny, tmp_path, given):
+  workdir = tmp_path / 'run'
+  occupy(workdir, tiny(), given)
+  for kept in (False, True):
+    workdirs.write_origin(workdir, {'positions': 8})
+    if kept:
+      (workdir / 'checkpoints' / '4').mkdir(parents=True)
+    occupy(workdir, tiny(), given)
+    assert workdirs.read_origin(workdir) == ({'positions': 8} if kept else {})

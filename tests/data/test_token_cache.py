@@ -300,6 +300,21 @@ def test_changed_tokenizer_is_tokenised_again(text, write_calls, tokenizer):
   assert sizes == [270, 280] and len(hashes) == len(write_calls) == 2
 
 
+def test_weights_and_results_beside_a_tokenizer_change_no_tokens(text, write_calls, tmp_path):
+  folder = tmp_path / 'model'
+  (folder / 'evaluation').mkdir(parents=True)
+  (folder / 'tokenizer.json').write_bytes(tokenizer_files.byte_level())
+  settings = {'vocabulary': 'tokenizer', 'vocabulary_path': str(folder)}
+  for name, calls in (
+    *(('tokenizer.json', 1), ('model.safetensors', 1), ('evaluation/test.json', 1)),
+    *(('generation_config.json', 2), ('tokenizer_config.json', 3)),
+  ):
+    if not (folder / name).exists():
+      (folder / name).write_text('{}')
+    text(**settings)
+    assert len(write_calls) == calls, name
+
+
 def shorten(path):
   path.write_bytes(path.read_bytes()[:-8])
 

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax import analyze, errors, evaluate, runs, sharding
+from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import command_line, conversion
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
@@ -268,6 +269,7 @@ def test_training_starts_from_a_published_model(tmp_path, one_device):
   assert config.training.segment_length == config.evaluation_length() == 64
   start = init_from.Start(config, workdir)
   start.check_vocabulary(vocabulary)
+  workdir.mkdir()
   place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   abstract = jax.tree.map(
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float32, sharding=place), params
@@ -276,8 +278,90 @@ def test_training_starts_from_a_published_model(tmp_path, one_device):
   jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype('f4')), state.params, params)
   assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype('float32')}
   other = dataclasses.replace(config, model=dataclasses.replace(config.model, norm_epsilon=1e-3))
-  with pytest.raises(errors.BadInput, match=r'was trained with model\.norm_epsilon=1e-06'):
+  with bad_input(
+    f'init_from=hf:{folder} was trained with model.norm_epsilon=1e-06, now it is 0.001: use '
+    f'--config=hf:{folder}, or omit init_from'
+  ):
     init_from.Start(other, workdir)
+  with bad_input(
+    f'init_from=hf:{folder} has another vocabulary, of 288 token ids instead of 257: use '
+    f'--config=hf:{folder}, or omit init_from'
+  ):
+    start.check_vocabulary(vocabularies.ByteVocabulary())
+
+
+def test_a_training_keeps_what_else_is_published(tmp_path, one_device):
+  folder, workdir, out = (tmp_path / name for name in ('model', 'run', 'out'))
+  params = published_folders.write(folder)
+  change_config(folder, bos_token_id=None, eos_token_id=[0, 5], pad_token_id=7)
+  (folder / 'generation_config.json').write_text('{"temperature": 0.6, "eos_token_id": 0}')
+  overrides = [('init_from', f'hf:{folder}'), ('training.segment_length', '16')]
+  config = command_line.resolve(f'hf:{folder}', overrides)
+  assert config.evaluation_length() == 16
+  workdir.mkdir()
+  workdirs.write(workdir, config, runs.load_run(folder).vocabulary, 'abc')
+  place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), params)
+  state = init_from.Start(config, workdir)(train_state.TrainState(0, abstract, {}, {}, {}))
+  for path in folder.glob('*config.json'):
+    path.unlink()
+  run = runs.load_run(workdir)
+  run.__dict__['state'] = state
+  run.export(tmp_path / 'exported')
+  exported = runs.load_run(tmp_path / 'exported')
+  exported.__dict__['state'] = state
+  exported.export(out, format='huggingface')
+  written = {path.name: json.loads(path.read_text()) for path in out.glob('*config.json')}
+  ids = {'eos_token_id': [0, 5], 'pad_token_id': 7}
+  assert written['generation_config.json'] == {'temperature': 0.6} | ids
+  values = written['config.json']
+  assert ids.items() <= values.items() and values['bos_token_id'] is None
+  assert values['max_position_embeddings'] == 64
+  tokens = written['tokenizer_config.json']
+  assert 'bos_token' not in tokens and tokens['eos_token'] == '<|endoftext|>'
+  assert tokens['pad_token'] == run.vocabulary.token(7)
+  assert runs.load_run(out).vocabulary.end_tokens == run.vocabulary.end_tokens
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float16'])
+def test_a_published_model_becomes_an_exported_run(tmp_path, one_device, dtype):
+  folder, out = tmp_path / 'model', tmp_path / 'out'
+  params = published_folders.write(folder, dtype)
+  source = runs.load_run(folder)
+  source.export(out)
+  run = runs.load_run(out)
+  assert type(run) is runs.Run and run.config == source.config
+  assert run.vocabulary.definition == source.vocabulary.definition
+  jax.tree.map(
+    lambda a, b: np.testing.assert_array_equal(a, b.astype('f4')), run.state.params, params
+  )
+  workdirs.check_text(out, run.config, 'of any text')
+  (folder / 'tokenizer.json').unlink()
+  with pytest.raises(errors.BadInput, match='has no tokenizer'):
+    runs.load_run(folder).export(tmp_path / 'none')
+  assert not (tmp_path / 'none').exists()
+
+
+def test_nothing_is_added_to_a_published_model(copied, tmp_path, one_device, capsys):
+  names, text = sorted(path.name for path in copied.iterdir()), tmp_path / 'text.txt'
+  text.write_text('a few lines of some text')
+  model = f'--workdir={copied}'
+  assert evaluate.main([model, f'--text={text}']) == 0
+  assert 'wrote' not in capsys.readouterr().out
+  assert evaluate.main([model, f'--text={text}', f'--output={tmp_path / "results"}']) == 0
+  assert capsys.readouterr().out.endswith(f'wrote {tmp_path}/results/text_text.json\n')
+  for analysis, flag in (('report', 'output=report.html'), ('attention', 'figure=attention.png')):
+    with bad_input(
+      f'{model} is a published model, to which no files are added: name the file of the results '
+      f'with --{flag}'
+    ):
+      analyze.main([analysis, model])
+  with bad_input(
+    f'{model} is a published model, which has no checkpoints: expected a folder that '
+    f'ngrammer_jax.train wrote'
+  ):
+    analyze.main(['checkpoint', model])
+  assert sorted(path.name for path in copied.iterdir()) == names
 
 
 GPT2 = {

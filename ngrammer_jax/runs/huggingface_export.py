@@ -1,0 +1,63 @@
+"""A run as a folder that other libraries read."""
+
+import json
+import logging
+import pathlib
+
+from ngrammer_jax import published_models
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import tokenizer
+from ngrammer_jax.interop.huggingface import families
+from ngrammer_jax.runs import huggingface, run
+
+
+def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> None:
+  """Writes a run, see `published_models.save`.
+
+  Of a training that started from a published model, what that model says is kept: its family, its
+  number of positions and its settings of generation.
+  """
+  config, origin, V = source.config, source.origin, source.model.vocabulary_size
+  token_ids = dict(origin.get('token_ids', {}))
+  if isinstance(source, huggingface.PublishedRun):
+    files_of_text = source.published.checkpoint.tokenizer
+    text_files = dict(files_of_text.others)
+    if files_of_text.read is not None:
+      text_files = _text_files(source.vocabulary, token_ids) | text_files
+  else:
+    text_files = _text_files(source.vocabulary, token_ids)
+    token_ids |= _token_ids(source.vocabulary)
+    generation = origin.get('generation', {}) | token_ids
+    text_files[published_models.GENERATION] = json.dumps(generation, indent=2).encode()
+  positions = origin.get('positions', config.evaluation_length())
+  family = families.FAMILIES[origin.get('family', 'llama')]
+  about = positions, token_ids, text_files, dtype, family
+  published_models.save(lambda: source.state.params, config.model, V, folder, *about)
+
+
+def _token_ids(vocabulary: vocabularies.Vocabulary) -> dict[str, int | list[int]]:
+  """Returns the ids of the tokens that begin and end a text, by the name of their field."""
+  start, ends = vocabulary.document_start, list(vocabulary.end_tokens)
+  if isinstance(vocabulary, tokenizer.TokenizerVocabulary):
+    ends.pop()  # the document start
+  ids = {'eos_token_id': ends if len(ends) > 1 else ends[0]} if ends else {}
+  # A model that reads no token before a text has its end as the document start.
+  return ids if start in ends and not vocabulary.adds_start else {'bos_token_id': start} | ids
+
+
+def _text_files(
+  vocabulary: vocabularies.Vocabulary, published_ids: dict[str, int]
+) -> dict[str, bytes]:
+  """Returns the files of a tokenizer, none if the vocabulary is not one."""
+  if not isinstance(vocabulary, tokenizer.TokenizerVocabulary):
+    logging.warning('%s has no tokenizer.json: text is encoded here', type(vocabulary).__name__)
+    return {}
+  padding = {name: id for name, id in published_ids.items() if name == 'pad_token_id'}
+  config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'add_bos_token': vocabulary.adds_start}
+  for name, ids in (padding | _token_ids(vocabulary)).items():
+    token = vocabulary.token(ids[0] if isinstance(ids, list) else ids)
+    config |= {name.removesuffix('_id'): token} if token else {}
+  if vocabulary.chat_template is not None:
+    config['chat_template'] = vocabulary.chat_template
+  encoded = json.dumps(config, ensure_ascii=False).encode()
+  return {'tokenizer.json': vocabulary.content, 'tokenizer_config.json': encoded}
