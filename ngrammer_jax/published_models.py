@@ -127,9 +127,7 @@ def read_vocabulary(path: pathlib.Path, size: int | None) -> vocabularies.Tokeni
   if checkpoints.is_gguf(path):
     read = gguf.open_file(path).tokenizer.read
   else:
-    read = (
-      functools.partial(tokenizers.from_folder, path) if tokenizers.has_tokenizer(path) else None
-    )
+    read = tokenizers.folder_reader(path)
   if read is None:
     raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
   return read(size)

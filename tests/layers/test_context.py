@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from ngrammer_jax.layers import context, documents
 
@@ -31,3 +32,16 @@ def test_segments_with_a_memory_equal_one_list_of_tokens():
       sees = 0 <= key <= first + t and numbers[b, key] == numbers[b, first + t]
       assert visible[b, t, s] == sees, (first, b, t, s)
       assert s >= M or key < 0 or position[b, s] == positions[b, key]
+
+
+@pytest.mark.parametrize('own', [None, 2])
+def test_a_window_counts_the_token_itself(own):
+  """The narrower of two windows holds."""
+  segment = context.Segment(np.zeros((1, T), int), np.zeros((1, T), bool))
+  visibility = context.Visibility(window=own)
+  made, _ = context.make(segment, visibility, context.empty_tokens(1, M))
+  keys = context.with_window(made, 3, None).keys
+  window = 3 if own is None else own
+  assert keys.window == window and not keys.is_plain_causal
+  expected = [[M + t - window < s <= M + t and s >= M for s in range(M + T)] for t in range(T)]
+  assert np.asarray(keys.visible_BxTxS)[0].tolist() == expected

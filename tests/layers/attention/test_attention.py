@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import Attention, documents
-from ngrammer_jax.layers.attention import attention, blocks, position, relative
+from ngrammer_jax.layers import Attention, documents, dropout
+from ngrammer_jax.layers.attention import attention, blocks, full, position, relative
+from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.context import Context, Keys, Positions
 from ngrammer_jax.layers.normalization import LayerNorm
 from tests.checks import assert_close
@@ -213,3 +214,25 @@ def test_bfloat16_scores_are_not_rounded():
   _, state = apply(layer, {'params': params}, x, context, mutable=('intermediates',))
   probs = np.asarray(state['intermediates']['probs'][0])
   assert probs[0, 0, 1, 1] > probs[0, 0, 1, 0]
+
+
+def test_shared_key_heads_equal_slow_loop(x64):
+  """Query heads 0 and 1 attend to key head 0, and 2 and 3 to key head 1, also in a KV cache."""
+  rng = np.random.default_rng(0)
+  query, (key, value) = rng.normal(size=(1, 3, 4, H)), rng.normal(size=(2, 1, 3, 2, H))
+  cached = rng.normal(size=(2, 1, 2, 5, H))  # keys and values [B, C, M, H]
+  visible = np.tri(3, 8, 5, dtype=bool)[None]
+  heads = full.Heads(*map(jnp.asarray, (query, key, value)))
+  cache = KeyValues(*map(jnp.asarray, cached), {})
+  attend = jax.jit(
+    lambda heads, cache: full.attend(heads, None, Keys(visible), cache, False, dropout.Dropout())
+  )
+  expected = np.zeros_like(query)
+  for t, n in np.ndindex(3, 4):
+    keys, values = (
+      np.concatenate([old[0, n // 2], new[0, :, n // 2]])
+      for old, new in zip(cached, (key, value), strict=True)
+    )
+    weights = np.exp(keys[: t + 6] @ query[0, t, n])
+    expected[0, t, n] = weights / weights.sum() @ values[: t + 6]
+  assert_close(attend(heads, cache).values_BxTxNxH, expected, 1e-12)
