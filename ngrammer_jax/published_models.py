@@ -23,6 +23,7 @@ from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors, t
 from ngrammer_jax.system import files
 
 GENERATION = 'generation_config.json'
+is_gguf = checkpoints.is_gguf  # for `data`, which does not import `interop`
 TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
 
 

@@ -53,9 +53,8 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
   """
   if kind == 'tokenizer':
     from ngrammer_jax import published_models  # they import this module
-    from ngrammer_jax.interop.huggingface import checkpoint
 
-    if path.is_dir() or checkpoint.is_gguf(path):
+    if path.is_dir() or published_models.is_gguf(path):
       return published_models.read_vocabulary(path, size)
   make, _ = KINDS[kind]
   options = {} if size is None else {'size': size}
