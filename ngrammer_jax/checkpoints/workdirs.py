@@ -28,7 +28,13 @@ from ngrammer_jax.system import files, hosts
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 ORIGIN = 'published.json'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
-OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
+OWN_FILES = (
+  'config',
+  'corpus',
+  'vocabulary',
+  'lock',
+  reader.BASE,
+)  # a killed start may leave these
 SHARED_SECONDS = 60  # after which all processes see a file of the primary
 REMEDY = 'restore it from a backup, or use another workdir'
 

@@ -7,6 +7,7 @@ published model, with or without `hf:` before it.
 <workdir>/published.json    what else a published model says, for an export of the training
 """
 
+from collections.abc import Mapping
 import json
 import logging
 import pathlib
@@ -57,15 +58,15 @@ def initial_state(
     workdirs.write_origin(workdir, source.origin)
   if isinstance(source, huggingface.PublishedRun):
     logging.info('starting from %s', init_from)
-    return state.replace(params=source.load(state.params, np.float32))
+    return state.replace(params=source.load(state.params))
   pretrained = source.state
   record = {'init_from': init_from, 'step': int(pretrained.step)}
   if hosts.is_primary():
     files.write(workdir / RECORD, json.dumps(record) + '\n')
   message = 'starting from step %s of %s, with a new optimizer state'
   logging.info(message, f'{record["step"]:,}', init_from)
-  # With the sharding of this run, not of the other.
-  reshard = lambda new, old: jax.device_put(old, new.sharding)
+  # With the sharding and dtypes of this run, not of the other.
+  reshard = lambda new, old: jax.device_put(old.astype(new.dtype), new.sharding)
   return state.replace(
     params=jax.tree.map(reshard, state.params, pretrained.params),
     codebook=jax.tree.map(reshard, state.codebook, pretrained.codebook),
@@ -132,6 +133,10 @@ class Start:
       f'{self._source.vocabulary.size:,} token ids instead of {vocabulary.size:,}: use {remedy}, '
       f'or omit init_from'
     )
+
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Returns the dtype of every parameter that the other run has, by name."""
+    return self._source.parameter_dtypes
 
   def __call__(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from, see `initial_state`."""

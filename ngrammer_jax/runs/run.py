@@ -7,12 +7,13 @@ import logging
 import pathlib
 from typing import Any
 
+from flax import linen as nn
 import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, sharding
-from ngrammer_jax.checkpoints import manifest, reader, workdirs
+from ngrammer_jax.checkpoints import checksums, manifest, reader, workdirs
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, token_cache, vocabularies
 from ngrammer_jax.inference import cloze, conversation, language_modeling, sampling, text
@@ -105,7 +106,8 @@ class Run:
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
     step = self.find_checkpoint()
-    abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
+    base = reader.base_dtypes(self.workdir)
+    abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh, base).abstract
     if step is None:
       return exported.restore(self.workdir, self.step, abstract)
     # The batch size of training need not be divisible by the devices of an evaluation.
@@ -119,6 +121,13 @@ class Run:
       raise errors.BadInput(
         f'--step={self.step}: checkpoint {step} is damaged: {error}; use another step'
       ) from error
+
+  @functools.cached_property
+  def parameter_dtypes(self) -> dict[str, np.dtype]:
+    """Dtype of each parameter by name."""
+    params = nn.unbox(train_state.abstract_variables(self.model)['params'])
+    dtypes = {name: leaf.dtype for name, leaf in checksums.named_leaves(params).items()}
+    return dtypes | reader.base_dtypes(self.workdir)
 
   @functools.cached_property
   def engine(self) -> inference.Engine:

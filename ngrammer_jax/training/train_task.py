@@ -1,9 +1,11 @@
 """The data and the validation of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import logging
 import pathlib
 from typing import Any, Protocol
+
+import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
@@ -22,12 +24,14 @@ class TrainTask(Protocol):
     best_metric: the validation metric whose lowest value marks the best checkpoint.
     patience: number of validations without an improvement after which training stops; None
       disables early stopping.
+    source_dtypes: dtype of every parameter that training starts from, by name; {}: of none.
   """
 
   vocabulary: vocabularies.Vocabulary
   content_hash: str
   best_metric: str
   patience: int | None
+  source_dtypes: Mapping[str, np.dtype]
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
     """Returns some rows of the batch of a step: a pure function of its arguments."""
@@ -47,6 +51,16 @@ class TrainTask(Protocol):
     """Logs the amount of training data."""
 
 
+class Start(Protocol):
+  """The parameters that training starts from."""
+
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Returns the dtype of each of them by name."""
+
+  def __call__(self, state: train_state.TrainState) -> train_state.TrainState:
+    """Returns a state with them."""
+
+
 class CorpusTask:
   """Language modeling on the text of `config.data`, as contiguous streams.
 
@@ -54,7 +68,7 @@ class CorpusTask:
     config: the experiment config.
     workdir: run directory; a streamed corpus stores its reader positions there.
     find: finds the corpus, see `token_cache.prepare`.
-    start: from an initial state to that with the parameters of another run, see
+    start: from an initial state to that with the parameters of another run, with their dtypes, see
       `init_from.Start`; None: training starts from random parameters.
   """
 
@@ -65,7 +79,7 @@ class CorpusTask:
     config: experiment.Config,
     workdir: pathlib.Path | None = None,
     find: Callable[[data_config.DataConfig], corpora.Corpus] | None = None,
-    start: Callable[[train_state.TrainState], train_state.TrainState] | None = None,
+    start: Start | None = None,
   ):
     self._config, self._start, t = config, start, config.training
     self._corpus = token_cache.prepare(config.data, find)
@@ -87,6 +101,11 @@ class CorpusTask:
         f'training.batch_size={t.batch_size} is more than the {len(self._split.tokens)} training '
         f'tokens'
       )
+
+  @property
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Dtypes of the parameters of the other run by name."""
+    return {} if self._start is None else self._start.source_dtypes()
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
     """Returns rows of a step; see `streams.train_segment` and `packing.PackedDataset`."""

@@ -1,6 +1,6 @@
 """Fine-tuning of a pre-trained model on SuperGLUE tasks, and its evaluation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -70,6 +70,7 @@ def resolve_config(
   )
   _check_model(config)
   config.check()
+  config.check_parts()
   for name in task_names(config):
     evaluation.resolve_choosing(name, config.finetune.choosing)
   return config
@@ -149,6 +150,11 @@ class FinetuneTask:
   def _permutation(self, epoch):
     count = len(self._rows.tokens_BxT)
     return np.random.default_rng((self._config.seed, epoch)).permutation(count)
+
+  @property
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Dtypes of the parameters of the initial checkpoint by name."""
+    return _source(self._config, self._workdir).parameter_dtypes
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
     """Returns the segment of a step. Each epoch has all rows once, in another random order."""
