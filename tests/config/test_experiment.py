@@ -114,7 +114,7 @@ def test_possible_config_passes(fields):
   'fields, message',
   [
     ({'sed': 1}, 'unknown config key sed: did you mean seed?'),
-    ({'train': {}}, 'unknown config key train: did you mean training?'),
+    ({'trainin': {}}, 'unknown config key trainin: did you mean training?'),
     ({'training': {'stpes': 1}}, 'unknown config key training.stpes: did you mean training.steps?'),
     (
       {'model': {'ngram': {'cluster': 4}}},
