@@ -154,9 +154,9 @@ def test_possible_config_passes(fields):
       'optimizer.table.learning_rate=-1.0 must be above 0',
     ),
     (
-      {'evaluation': {'memory': {'length': 8}}},
-      'evaluation.memory is set, but the model has no memory: set model.memory, or '
-      'evaluation.memory=None',
+      {'model': {'position': 'relative'}, 'evaluation': {'memory': {'length': 8}}},
+      "evaluation.memory is set, but the model has no memory, which model.position='relative' "
+      'needs in training too: use evaluation.memory=None',
     ),
     (
       {'model': SPANS, 'evaluation': {'memory': {'length': 128}}},

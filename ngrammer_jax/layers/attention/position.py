@@ -30,6 +30,10 @@ class Rotation:
     """Returns the angles of a range of the tokens."""
     return jax.tree.map(lambda part: part[..., start:stop, :, :], self)
 
+  def without_factor(self) -> 'Rotation':
+    """Returns the rotation alone, without the factor that some scalings of frequencies have."""
+    return jax.tree.map(lambda part: part / jnp.hypot(self.sin, self.cos), self)
+
 
 def rotation(
   position_BxT: jax.Array,
