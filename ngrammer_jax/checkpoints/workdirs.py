@@ -116,7 +116,7 @@ def read_origin(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def write_origin(folder: pathlib.Path, origin: dict[str, Any]) -> None:
-  """Writes `published_models.Model.origin`, if there is one."""
+  """Writes `open_weights.Model.origin`, if there is one."""
   if origin:
     files.write(folder / ORIGIN, json.dumps(origin, indent=2) + '\n')
 

@@ -158,17 +158,17 @@ def _load_pretrained(spec: str, name: str) -> dict[str, Any]:
   if folder.is_file():
     return _load_published(f'{PUBLISHED}{folder}')
   config = files.read_json(folder / 'config.json')
-  if paths := [path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json']:
-    config['data'] |= {'vocabulary_path': str(paths[0]), 'vocabulary_size': None}
+  if path := conversion.stored_vocabulary(folder):
+    config['data'] |= {'vocabulary_path': str(path), 'vocabulary_size': None}
   return config
 
 
 def _load_published(spec: str) -> dict[str, Any]:
   """Returns the config of a published model. Raises BadInput if there is none."""
-  from ngrammer_jax import published_models  # not needed for other configs
+  from ngrammer_jax import open_weights  # not needed for other configs
 
   try:
-    return published_models.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()
+    return open_weights.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()
   except errors.BadInput as error:
     raise errors.BadInput(f'--config={spec}: {error}') from error
 

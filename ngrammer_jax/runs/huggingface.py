@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors, published_models, sharding
+from ngrammer_jax import errors, open_weights, sharding
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import token_cache, vocabularies
 from ngrammer_jax.models import language_model
@@ -32,9 +32,9 @@ class PublishedRun(run.Run):
   dtype: str | None = None
 
   @functools.cached_property
-  def published(self) -> published_models.Model:
+  def published(self) -> open_weights.Model:
     """The files of the model."""
-    return published_models.open(self.workdir)
+    return open_weights.open(self.workdir)
 
   content_hash = None  # its text is not known
   results_folder = None  # nothing is added to its files
@@ -46,7 +46,7 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
-    return published_models.read_vocabulary(self.workdir, self.published.vocabulary_size)
+    return open_weights.read_vocabulary(self.workdir, self.published.vocabulary_size)
 
   @functools.cached_property
   def model(self) -> language_model.LanguageModel:
@@ -108,7 +108,7 @@ def open_run(
     BadInput: it is damaged, of another family, or has a field or value that is not known.
   """
   path = files.path(path)
-  model = published_models.open(path)
+  model = open_weights.open(path)
   values = model.config_values()
   has_text = 'vocabulary_path' in values['data']
   with errors.named(model.checkpoint.config_path):

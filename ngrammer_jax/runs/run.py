@@ -53,7 +53,7 @@ class Run:
 
   @property
   def origin(self) -> dict[str, Any]:
-    """`published_models.Model.origin` of the model that training started from; {}: of none."""
+    """`open_weights.Model.origin` of the model that training started from; {}: of none."""
     return workdirs.read_origin(self.workdir)
 
   @property
@@ -213,8 +213,11 @@ class Run:
     with hosts.collective_errors():
       # Of a foreign run: the user has not said that anything may be deleted there.
       may_delete = data.cache_dir is None
-      # Where a run was exported to, its vocabulary need not be learned again.
-      vocabulary = self.vocabulary if workdirs.is_exported(self.workdir) else None
+      # Where a run was exported to, its vocabulary need not be learned again; `conversion.load`
+      # names it where that of the training is gone.
+      has_only_own = str(data.vocabulary_path).startswith(f'{self.workdir}/')
+      is_given = workdirs.is_exported(self.workdir) or has_only_own
+      vocabulary = self.vocabulary if is_given else None
       corpus = token_cache.prepare(data, corpus_opener(data), may_delete, vocabulary)
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     return corpus.splits
@@ -413,8 +416,7 @@ def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:
     BadInput: there is no model of this name, or a file of it is damaged.
   """
   path = files.path(name)
-  names = *pretrained_models.names(), *pretrained_models.external_names()
-  if str(name) in names or not path.exists():
+  if str(name) in pretrained_models.all_names() or not path.exists():
     path = pretrained_models.find(str(name))
     if path.is_dir():
       return load_run(path)

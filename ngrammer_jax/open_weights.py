@@ -1,6 +1,6 @@
 """Published models: opens one, describes it as one of ours, and writes one.
 
-model = published_models.open(path)     a folder of Hugging Face, or a GGUF file
+model = open_weights.open(path)     a folder of Hugging Face, or a GGUF file
 model.config_values()                   of a config of ours, with its vocabulary
 model.load(config, abstract)            its parameters, in the dtypes and shards of `abstract`
 """
