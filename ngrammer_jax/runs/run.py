@@ -16,7 +16,7 @@ from ngrammer_jax import errors, pretrained_models, sharding
 from ngrammer_jax.checkpoints import checksums, manifest, reader, workdirs
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, token_cache, vocabularies
-from ngrammer_jax.inference import cloze, conversation, language_modeling, sampling, text
+from ngrammer_jax.inference import cloze, conversation, language_modeling, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface import checkpoint
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -303,6 +303,25 @@ class Run:
     length = self.config.evaluation_length()
     variables = self.variables
     return text.score(self.engine, variables, self.vocabulary, encoded, length)
+
+  def score_pairs(
+    self, texts: Sequence[tuple[pairs.Encodable, pairs.Encodable]], rows: int = inference.MAX_ROWS
+  ) -> list[pairs.PairScore]:
+    """Scores continuations, each after its context at the start of a separate document.
+
+    A token is predicted from the last tokens that fit the context of the evaluation.
+
+    Args:
+      texts: pairs of a context and its continuation, texts or token ids; see `pairs.encode`.
+      rows: maximum batch size in contexts.
+
+    Raises:
+      BadInput: the vocabulary lacks a character or an id, or the model cannot continue a text.
+    """
+    inference.check_model(self.config.model)
+    encoded = [pairs.encode(self.vocabulary, pair, f'pair {i + 1}') for i, pair in enumerate(texts)]
+    limit, variables = self.config.evaluation_context(), self.variables
+    return pairs.score(self.engine, variables, encoded, limit, rows)
 
   def generate(
     self,
