@@ -59,12 +59,13 @@ class TrainStep:
     """Returns the state after the segment, and the metrics of the step."""
     config = self.model.config
     gradient, memory, nll, codebook = self._gradient(state, segment)
-    updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
-    metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
-    for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
-      metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
+    with jax.named_scope('optimizer'):
+      updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
+      metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
+      for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
+        metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
+      params = row_gradient.apply_updates(state.params, updates)
     metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.parts is None)
-    params = row_gradient.apply_updates(state.params, updates)
     if config.span is not None:
       metrics |= spans.metrics(config, params, memory)
     return state.replace(
