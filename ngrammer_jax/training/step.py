@@ -62,14 +62,15 @@ class TrainStep:
     """Returns the state after the segment, and the metrics of the step."""
     config = self.model.config
     gradient, memory, nll, codebook = self._gradient(state, segment)
-    trained = model_parts.without(state.params, self.frozen)
-    updates, opt_state = self.optimizer.update(gradient, state.opt_state, trained)
-    metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
-    for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
-      metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
     codebook = self._with_frozen_codebooks(codebook, state.codebook)
+    with jax.named_scope('optimizer'):
+      trained = model_parts.without(state.params, self.frozen)
+      updates, opt_state = self.optimizer.update(gradient, state.opt_state, trained)
+      metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
+      for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
+        metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
+      params = model_parts.merge(state.params, row_gradient.apply_updates(trained, updates))
     metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.parts is None)
-    params = model_parts.merge(state.params, row_gradient.apply_updates(trained, updates))
     if config.span is not None:
       metrics |= spans.metrics(config, params, memory)
     return state.replace(

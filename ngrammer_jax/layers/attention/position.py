@@ -63,6 +63,7 @@ def rotation(
   return Rotation(sin, cos, interleaved)
 
 
+@jax.named_scope('rotary')
 def rotate(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:
   """Rotary position encoding (Su et al. 2021) of the first r features of queries or keys."""
   sin, cos, r = rotation.sin, rotation.cos, 2 * rotation.sin.shape[-1]
