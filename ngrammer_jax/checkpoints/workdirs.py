@@ -74,10 +74,10 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
       vocabulary = vocabularies.load(workdir)
       vocabularies.check_path(data.vocabulary, data.vocabulary_path, vocabulary, workdir)
     key = 'path' if config.finetune is None else 'superglue_dir'
+    source = 'data.mixture' if data.mixture else f'data.{key}={getattr(data, key)}'
     raise errors.BadInput(
-      f'--workdir={workdir} was started on another text: data.{key}='
-      f'{getattr(config.data, key)} has the content hash {content_hash[:12]}, '
-      f'expected {previous[:12]}; use that text, or another workdir'
+      f'--workdir={workdir} was started on another text: {source} has the content hash '
+      f'{content_hash[:12]}, expected {previous[:12]}; use that text, or another workdir'
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ngrammer_jax import errors, open_weights, sharding
 from ngrammer_jax.config import conversion
-from ngrammer_jax.data import token_cache, vocabularies
+from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import run
 from ngrammer_jax.system import files
@@ -87,11 +87,9 @@ class PublishedRun(run.Run):
     return train_state.TrainState(jnp.int32(0), self.load(abstract), {}, {}, {})
 
   @functools.cached_property
-  def _splits(self) -> dict[str, token_cache.TokenSplit]:
+  def _mixture(self) -> mixture.Mixture:
     data = self.config.data
-    return token_cache.prepare(
-      data, run.corpus_opener(data), data.cache_dir is None, self.vocabulary
-    ).splits
+    return mixture.prepare(data, run.open_corpus, data.cache_dir is None, self.vocabulary)
 
 
 def open_run(

@@ -56,6 +56,7 @@ class Programs:
       'nll_nats_per_token': float(np.abs(np.asarray(state.params['embedding'])).sum()),
       'perplexity': 2.0,
       'bits_per_byte': None,
+      'top1_accuracy': 0.5,
       'tokens': len(split.tokens),
       'protocol': {'whole_split': True},
     }
