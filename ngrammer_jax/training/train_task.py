@@ -54,8 +54,8 @@ class CorpusTask:
     config: the experiment config.
     workdir: run directory; a streamed corpus stores its reader positions there.
     find: finds the corpus, see `token_cache.prepare`.
-    start: from an initial state to that with the parameters of another run, see
-      `init_from.Start`; None: training starts from random parameters.
+    start: from an initial state and `segment` to the state with the parameters of another run,
+      see `init_from.Start`; None: training starts from random parameters.
   """
 
   best_metric, patience = 'nll_nats_per_token', None
@@ -65,7 +65,7 @@ class CorpusTask:
     config: experiment.Config,
     workdir: pathlib.Path | None = None,
     find: Callable[[data_config.DataConfig], corpora.Corpus] | None = None,
-    start: Callable[[train_state.TrainState], train_state.TrainState] | None = None,
+    start: Callable[..., train_state.TrainState] | None = None,
   ):
     self._config, self._start, t = config, start, config.training
     self._corpus = token_cache.prepare(config.data, find)
@@ -98,13 +98,12 @@ class CorpusTask:
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from.
 
-    It has the parameters and the codebook of another run, if `start` says so, and otherwise the
-    compressed token ids of the vocabulary, see `token_codebook`.
+    It has the compressed token ids of the vocabulary, see `token_codebook`, and the parameters and
+    the codebook of another run, if `start` says so.
     """
-    if self._start is not None:
-      return self._start(state)
     codebook = token_codebook.fill(state.codebook, self._config.model, self.vocabulary)
-    return state.replace(codebook=codebook)
+    state = state.replace(codebook=codebook)
+    return state if self._start is None else self._start(state, self.segment)
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
