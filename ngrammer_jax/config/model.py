@@ -288,10 +288,10 @@ class ModelConfig:
       )
     if self.key_value_heads == self.heads:
       return
-    if self.persistent is not None and self.persistent.kind != 'all_attention':
+    if self.persistent is not None and self.persistent.kind == 'head_split':
       raise errors.BadInput(
         f'model.key_value_heads={self.key_value_heads} does not support model.persistent.kind='
-        f'{self.persistent.kind!r}: use "all_attention", or as many as model.heads={self.heads}'
+        f'"head_split": use another kind, or as many as model.heads={self.heads}'
       )
     if self.shared_query_key:
       raise errors.BadInput(

@@ -57,8 +57,10 @@ class Start(Protocol):
   def source_dtypes(self) -> Mapping[str, np.dtype]:
     """Returns the dtype of each of them by name."""
 
-  def __call__(self, state: train_state.TrainState) -> train_state.TrainState:
-    """Returns a state with them."""
+  def __call__(
+    self, state: train_state.TrainState, segment: Callable[[int, slice], streams.Segment]
+  ) -> train_state.TrainState:
+    """Returns a state with them; `segment` reads the training data, see `TrainTask`."""
 
 
 class CorpusTask:
@@ -68,8 +70,8 @@ class CorpusTask:
     config: the experiment config.
     workdir: run directory; a streamed corpus stores its reader positions there.
     open_corpus: opens the corpus of a data config.
-    start: from an initial state to that with the parameters of another run, with their dtypes, see
-      `init_from.Start`; None: training starts from random parameters.
+    start: from an initial state and `segment` to the state with the parameters of another run,
+      see `init_from.Start`; None: training starts from random parameters.
   """
 
   best_metric, patience = 'nll_nats_per_token', None
@@ -99,13 +101,12 @@ class CorpusTask:
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from.
 
-    It has the parameters and the codebook of another run, if `start` says so, and otherwise the
-    compressed token ids of the vocabulary, see `token_codebook`.
+    It has the compressed token ids of the vocabulary, see `token_codebook`, and the parameters and
+    the codebook of another run, if `start` says so.
     """
-    if self._start is not None:
-      return self._start(state)
     codebook = token_codebook.fill(state.codebook, self._config.model, self.vocabulary)
-    return state.replace(codebook=codebook)
+    state = state.replace(codebook=codebook)
+    return state if self._start is None else self._start(state, self.segment)
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]

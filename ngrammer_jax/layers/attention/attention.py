@@ -269,7 +269,8 @@ class Attention(nn.Module):
       query_BxTxNxH = query_BxTxNxH[:, :, self.context_heads :]
     elif kind == 'single_head':
       query_BxTxNxH = query_BxTxNxH.reshape(*shape[:2], 1, -1)
-    vectors = persistent.PersistentVectors(self.persistent.vectors, self.dtype, name='persistent')
+    options = self.persistent.vectors, self.dtype, self.persistent.has_zero_gate
+    vectors = persistent.PersistentVectors(*options, name='persistent')
     scores_BxNxTxP, values_NxPxH = vectors(query_BxTxNxH)
     scores_BxNxTxP = softmax.cap_logits(scores_BxNxTxP, self.logit_cap)
     persistent_part = persistent.attend(scores_BxNxTxP, values_NxPxH, drop.fold_in(1))

@@ -20,7 +20,7 @@ from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.system import files, hosts, progress
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
-from ngrammer_jax.training import programs
+from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
 
 # Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
@@ -170,7 +170,9 @@ class FinetuneTask:
     """
     is_frozen = self._config.finetune.codebook == 'frozen'
     logging.info('codebook: %s', 'frozen' if is_frozen else 'learning')
-    return init_from.initial_state(self._config.init_from, self._workdir, state)
+    codebook = token_codebook.fill(state.codebook, self._config.model, self.vocabulary)
+    state = state.replace(codebook=codebook)
+    return init_from.initial_state(self._config, self._workdir, state, self.segment)
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
