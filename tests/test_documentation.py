@@ -6,6 +6,7 @@ from collections.abc import Callable
 import dataclasses
 import importlib
 import io
+import json
 import operator
 import os
 import pathlib
@@ -305,7 +306,7 @@ class Pages:
       return word
     makers = {'file_or_folder': self._text, 'speech.txt': self._speech}
     makers |= {'tokenizer.json': self._tokenizer, 'CBTest': self._books}
-    makers |= {'superglue': self._superglue}
+    makers |= {'superglue': self._superglue, 'shards': self._shards}
     path = self.folder / name
     if name not in makers:
       path = self.data() / name
@@ -326,6 +327,14 @@ class Pages:
     """The questions, and the validation book in place of the books for training."""
     shutil.copytree(self.data() / 'cbt', path)
     shutil.copy(path / 'cbt_valid.txt', path / 'cbt_train.txt')
+
+  def _shards(self, path):
+    """Lines of a speech as documents."""
+    path.mkdir()
+    lines = next((self.folder / 'addresses').iterdir()).read_text().splitlines()
+    text = ''.join(json.dumps({'text': line}) + '\n' for line in lines if line.strip())
+    for name in ('train', 'valid'):
+      (path / f'{name}.jsonl').write_text(text * 8)
 
   def _superglue(self, path):
     """The first rows of each file."""

@@ -40,7 +40,7 @@ def resolve(values: Any) -> Config:
     BadInput: an unknown key (the nearest valid one is named), a value of the wrong type,
       or an impossible combination.
   """
-  config = _build(Config, values)
+  config = build(Config, values)
   config.check()
   return config
 
@@ -54,8 +54,8 @@ def to_dict(values: Any) -> Any:
   return tuple(map(to_dict, values)) if isinstance(values, tuple | list) else values
 
 
-def _build(kind: type, values: Any, path: str = '') -> Any:
-  """Returns the dataclass `kind`, the section at `path` (which ends with a dot) of a config."""
+def build(kind: type, values: Any, path: str = '') -> Any:
+  """Returns the dataclass `kind`, the section at `path` (which ends with a dot), unchecked."""
   if isinstance(values, ml_collections.ConfigDict):
     values = values.to_dict()
   if not isinstance(values, Mapping):
@@ -78,7 +78,7 @@ def _convert(key: fields.Key, value: Any) -> Any:
   if isinstance(value, str) and key.presets is not None:
     return key.presets(value)
   if value is not None:
-    return _build(key.block, value, f'{key.path}.')
+    return build(key.block, value, f'{key.path}.')
   if key.is_optional:
     return None
   raise errors.BadInput(f'{key.path}=None: the section is required')
