@@ -137,8 +137,8 @@ def spans(**fields):
     ({'heads': 4, 'key_value_heads': 3}, 'model.key_value_heads=3 must divide model.heads=4'),
     (
       persistent(kind='head_split') | {'key_value_heads': 2},
-      'model.key_value_heads=2 does not support model.persistent.kind="head_split": use another kind, '
-      'or as many as model.heads=4',
+      'model.key_value_heads=2 does not support model.persistent.kind="head_split": use another '
+      'kind, or as many as model.heads=4',
     ),
     (
       {'key_value_heads': 2, 'shared_query_key': True, 'convolution': 3},
