@@ -4,6 +4,9 @@ Standard output has the text and nothing else. With --prompts=FILE, which has on
 it has one JSON object per line. --interactive continues each line of standard input.
 With --chat, prompts are messages, which a model with a chat template answers; --interactive --chat
 is a conversation.
+
+The KV cache can be shorter than the text, and keep its first tokens as attention sinks:
+--config.evaluation.memory.length=1024 --config.evaluation.memory.sinks=4
 """
 
 import argparse
@@ -19,6 +22,7 @@ import time
 from typing import Any, TextIO
 
 from ngrammer_jax import errors, flags
+from ngrammer_jax.config import command_line
 from ngrammer_jax.system import compilation_cache, files, progress
 
 STANDARD_INPUT = pathlib.Path('-')
@@ -26,13 +30,16 @@ STANDARD_INPUT = pathlib.Path('-')
 
 def main(argv: list[str]) -> int:
   """Generates continuations; prints a single one while it is generated."""
-  options = _make_parser().parse_args(argv)
+  overrides, plain = command_line.split(argv)
+  options = _make_parser().parse_args(plain)
   prompts = [] if options.interactive else _read_prompts(options)
 
   from ngrammer_jax.inference import sampling
 
   compilation_cache.enable(options.compilation_cache)
   run = flags.load_run(options)
+  changed = command_line.override(run.config, overrides, 'evaluation.memory.*')
+  run = dataclasses.replace(run, config=changed)
   config = sampling.SamplingConfig(
     options.temperature, options.top_k, options.top_p, options.repetition_penalty
   )

@@ -28,7 +28,13 @@ from ngrammer_jax.system import files, hosts
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 ORIGIN = 'published.json'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
-OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
+OWN_FILES = (
+  'config',
+  'corpus',
+  'vocabulary',
+  'lock',
+  reader.BASE,
+)  # a killed start may leave these
 SHARED_SECONDS = 60  # after which all processes see a file of the primary
 REMEDY = 'restore it from a backup, or use another workdir'
 
@@ -110,7 +116,7 @@ def read_origin(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def write_origin(folder: pathlib.Path, origin: dict[str, Any]) -> None:
-  """Writes `published_models.Model.origin`, if there is one."""
+  """Writes `open_weights.Model.origin`, if there is one."""
   if origin:
     files.write(folder / ORIGIN, json.dumps(origin, indent=2) + '\n')
 

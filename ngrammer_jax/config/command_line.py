@@ -18,7 +18,7 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors, pretrained_models
-from ngrammer_jax.config import catalog, conversion, fields
+from ngrammer_jax.config import added, catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.system import files
 
@@ -43,7 +43,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
     print(conversion.describe(resolve(flags.config, overrides)))
     parser.exit()
   flags = parser.parse_args(plain)
-  config = resolve(flags.config, overrides)
+  config = resolve(flags.config, overrides, getattr(flags, 'workdir', None))
   for key, value in fields.walk_values(config):
     if not key.is_used and value != key.default:
       logging.warning('%s is no longer used', key.path)
@@ -80,9 +80,39 @@ def add_list(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--list', action=PrintList, nargs=0, default=argparse.SUPPRESS, help=text)
 
 
-def resolve(spec: str, overrides: list[tuple[str, str]]) -> Config:
-  """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`."""
-  return _apply_all(load_file(spec), overrides)
+def resolve(
+  spec: str, overrides: list[tuple[str, str]], workdir: pathlib.Path | None = None
+) -> Config:
+  """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`.
+
+  Memories that the model of `init_from` does not have are completed, see `added.complete`. If the
+  run in a workdir has started, that model need not be there.
+  """
+  values = load_file(spec)
+  present = [path for path, _ in added.blocks(values.get('model') or {})]
+  _apply_all(values, overrides)
+  paths = [path for path, _ in added.blocks(values.get('model') or {})]
+  if values.get('init_from') is not None and paths:
+    source = _open_source(values['init_from'], workdir, is_needed=paths != present)
+    if source is not None:
+      paths = {path for path, _ in overrides}
+      added.complete(values, paths, present, source.config.model, source.model.vocabulary_size)
+  return conversion.resolve(values)
+
+
+def _open_source(init_from, workdir, is_needed):
+  """Returns the run of `init_from`, or that of the workdir; None if there is no such run."""
+  from ngrammer_jax import runs  # not needed for other configs
+  from ngrammer_jax.runs import init_from as start
+
+  try:
+    return start.open_run(init_from)
+  except errors.BadInput:
+    if workdir is not None and (workdir / 'config.json').exists():
+      return runs.load_run(workdir)
+    if is_needed:
+      raise
+    return None
 
 
 def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -108,7 +138,8 @@ def override(config: Config, overrides: list[tuple[str, str]], *allowed: str) ->
       raise errors.BadInput(
         f'--config.{path}: only {", ".join(allowed)} of a trained run can be changed here'
       )
-  return _apply_all(values, overrides)
+  _apply_all(values, overrides)
+  return conversion.resolve(values)
 
 
 def load_file(spec: str) -> dict[str, Any]:
@@ -158,17 +189,17 @@ def _load_pretrained(spec: str, name: str) -> dict[str, Any]:
   if folder.is_file():
     return _load_published(f'{PUBLISHED}{folder}')
   config = files.read_json(folder / 'config.json')
-  if paths := [path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json']:
-    config['data'] |= {'vocabulary_path': str(paths[0]), 'vocabulary_size': None}
+  if path := conversion.stored_vocabulary(folder):
+    config['data'] |= {'vocabulary_path': str(path), 'vocabulary_size': None}
   return config
 
 
 def _load_published(spec: str) -> dict[str, Any]:
   """Returns the config of a published model. Raises BadInput if there is none."""
-  from ngrammer_jax import published_models  # not needed for other configs
+  from ngrammer_jax import open_weights  # not needed for other configs
 
   try:
-    return published_models.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()
+    return open_weights.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()
   except errors.BadInput as error:
     raise errors.BadInput(f'--config={spec}: {error}') from error
 
@@ -207,8 +238,8 @@ def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
   return path, text
 
 
-def _apply_all(config: dict[str, Any], overrides: list[tuple[str, str]]) -> Config:
-  """Returns the config with overrides applied in their order, but presets before other keys."""
+def _apply_all(config: dict[str, Any], overrides: list[tuple[str, str]]) -> None:
+  """Applies overrides to a config in their order, but presets before other keys."""
   for number, (path, text) in enumerate(overrides):
     _apply(config, path, text)
     block, _, name = path.rpartition('.')
@@ -216,7 +247,6 @@ def _apply_all(config: dict[str, Any], overrides: list[tuple[str, str]]) -> Conf
       for earlier, earlier_text in overrides[:number]:
         if earlier.startswith(f'{block}.') and earlier != path:
           _apply(config, earlier, earlier_text)
-  return conversion.resolve(config)
 
 
 def _apply(config: dict[str, Any], path: str, text: str) -> None:

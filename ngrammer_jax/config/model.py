@@ -7,6 +7,7 @@ from ngrammer_jax.config import fields, kernels
 from ngrammer_jax.config.attention import AttentionConfig, LayerKind
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
+from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.persistent import PersistentConfig
@@ -171,6 +172,12 @@ class ModelConfig:
       self.context_heads if self.key_value_heads in (None, self.heads) else self.key_value_heads
     )
 
+  def parts(self) -> tuple[str, ...]:
+    """Names of the parts of the parameters, see `models.parts`."""
+    memories = [name for name in ('ngram', 'persistent', 'span') if getattr(self, name) is not None]
+    memories += map(ngram_memory.name, range(len(self.ngram_memories)))
+    return 'embedding', 'blocks', 'head', *memories
+
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
     fields.check_values(self, 'model.')
@@ -281,10 +288,10 @@ class ModelConfig:
       )
     if self.key_value_heads == self.heads:
       return
-    if self.persistent is not None and self.persistent.kind != 'all_attention':
+    if self.persistent is not None and self.persistent.kind == 'head_split':
       raise errors.BadInput(
         f'model.key_value_heads={self.key_value_heads} does not support model.persistent.kind='
-        f'{self.persistent.kind!r}: use "all_attention", or as many as model.heads={self.heads}'
+        f'"head_split": use another kind, or as many as model.heads={self.heads}'
       )
     if self.shared_query_key:
       raise errors.BadInput(

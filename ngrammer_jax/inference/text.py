@@ -212,9 +212,11 @@ def complete(
     make_text = functools.partial(
       IncrementalDetokenizer, vocabulary, max_tokens=config.tokens, stop=config.stop
     )
-    starts = [int(prompt[0] == vocabulary.document_start) for prompt in ids]  # no text
+    start = vocabulary.document_start
+    starts = [int(prompt[0] == start) for prompt in ids]  # no text
     texts = [make_text(prompt[n:]) for prompt, n in zip(ids, starts, strict=True)]
-    for token_B in engine.generate(variables, ids, seeds, config.sampling, config.context):
+    args = variables, ids, seeds, config.sampling, config.context
+    for token_B in engine.generate(*args, document_start=start):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
           new_text = text.add(token)

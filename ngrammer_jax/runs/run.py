@@ -7,15 +7,16 @@ import logging
 import pathlib
 from typing import Any
 
+from flax import linen as nn
 import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, sharding
-from ngrammer_jax.checkpoints import manifest, reader, workdirs
+from ngrammer_jax.checkpoints import checksums, manifest, reader, workdirs
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, mixture, token_cache, vocabularies
-from ngrammer_jax.inference import cloze, conversation, language_modeling, sampling, text
+from ngrammer_jax.inference import cloze, conversation, language_modeling, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface import checkpoint
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -52,7 +53,7 @@ class Run:
 
   @property
   def origin(self) -> dict[str, Any]:
-    """`published_models.Model.origin` of the model that training started from; {}: of none."""
+    """`open_weights.Model.origin` of the model that training started from; {}: of none."""
     return workdirs.read_origin(self.workdir)
 
   @property
@@ -105,7 +106,8 @@ class Run:
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
     step = self.find_checkpoint()
-    abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
+    base = reader.base_dtypes(self.workdir)
+    abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh, base).abstract
     if step is None:
       return exported.restore(self.workdir, self.step, abstract)
     # The batch size of training need not be divisible by the devices of an evaluation.
@@ -119,6 +121,13 @@ class Run:
       raise errors.BadInput(
         f'--step={self.step}: checkpoint {step} is damaged: {error}; use another step'
       ) from error
+
+  @functools.cached_property
+  def parameter_dtypes(self) -> dict[str, np.dtype]:
+    """Dtype of each parameter by name."""
+    params = nn.unbox(train_state.abstract_variables(self.model)['params'])
+    dtypes = {name: leaf.dtype for name, leaf in checksums.named_leaves(params).items()}
+    return dtypes | reader.base_dtypes(self.workdir)
 
   @functools.cached_property
   def engine(self) -> inference.Engine:
@@ -208,8 +217,11 @@ class Run:
     with hosts.collective_errors():
       # Of a foreign run: the user has not said that anything may be deleted there.
       may_delete = data.cache_dir is None
-      # Where a run was exported to, its vocabulary need not be learned again.
-      vocabulary = self.vocabulary if workdirs.is_exported(self.workdir) else None
+      # Where a run was exported to, its vocabulary need not be learned again; `conversion.load`
+      # names it where that of the training is gone.
+      has_only_own = str(data.vocabulary_path).startswith(f'{self.workdir}/')
+      is_given = workdirs.is_exported(self.workdir) or has_only_own
+      vocabulary = self.vocabulary if is_given else None
       prepared = mixture.prepare(data, open_corpus, may_delete, vocabulary)
       workdirs.check_text(self.workdir, self.config, prepared.content_hash)
     return prepared
@@ -305,6 +317,25 @@ class Run:
     length = self.config.evaluation_length()
     variables = self.variables
     return text.score(self.engine, variables, self.vocabulary, encoded, length)
+
+  def score_pairs(
+    self, texts: Sequence[tuple[pairs.Encodable, pairs.Encodable]], rows: int = inference.MAX_ROWS
+  ) -> list[pairs.PairScore]:
+    """Scores continuations, each after its context at the start of a separate document.
+
+    A token is predicted from the last tokens that fit the context of the evaluation.
+
+    Args:
+      texts: pairs of a context and its continuation, texts or token ids; see `pairs.encode`.
+      rows: maximum batch size in contexts.
+
+    Raises:
+      BadInput: the vocabulary lacks a character or an id, or the model cannot continue a text.
+    """
+    inference.check_model(self.config.model)
+    encoded = [pairs.encode(self.vocabulary, pair, f'pair {i + 1}') for i, pair in enumerate(texts)]
+    limit, variables = self.config.evaluation_context(), self.variables
+    return pairs.score(self.engine, variables, encoded, limit, rows)
 
   def generate(
     self,
@@ -418,8 +449,7 @@ def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:
     BadInput: there is no model of this name, or a file of it is damaged.
   """
   path = files.path(name)
-  names = *pretrained_models.names(), *pretrained_models.external_names()
-  if str(name) in names or not path.exists():
+  if str(name) in pretrained_models.all_names() or not path.exists():
     path = pretrained_models.find(str(name))
     if path.is_dir():
       return load_run(path)

@@ -1,9 +1,11 @@
 """The data and the validation of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import logging
 import pathlib
 from typing import Any, Protocol
+
+import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import data as data_config
@@ -22,12 +24,14 @@ class TrainTask(Protocol):
     best_metric: the validation metric whose lowest value marks the best checkpoint.
     patience: number of validations without an improvement after which training stops; None
       disables early stopping.
+    source_dtypes: dtype of every parameter that training starts from, by name; {}: of none.
   """
 
   vocabulary: vocabularies.Vocabulary
   content_hash: str
   best_metric: str
   patience: int | None
+  source_dtypes: Mapping[str, np.dtype]
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
     """Returns some rows of the batch of a step: a pure function of its arguments."""
@@ -47,6 +51,18 @@ class TrainTask(Protocol):
     """Logs the amount of training data."""
 
 
+class Start(Protocol):
+  """The parameters that training starts from."""
+
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Returns the dtype of each of them by name."""
+
+  def __call__(
+    self, state: train_state.TrainState, segment: Callable[[int, slice], streams.Segment]
+  ) -> train_state.TrainState:
+    """Returns a state with them; `segment` reads the training data, see `TrainTask`."""
+
+
 class CorpusTask:
   """Language modeling on the text of `config.data`, as contiguous streams.
 
@@ -54,8 +70,8 @@ class CorpusTask:
     config: the experiment config.
     workdir: run directory; a streamed corpus stores its reader positions there.
     open_corpus: opens the corpus of a data config.
-    start: from an initial state to that with the parameters of another run, see
-      `init_from.Start`; None: training starts from random parameters.
+    start: from an initial state and `segment` to the state with the parameters of another run,
+      see `init_from.Start`; None: training starts from random parameters.
   """
 
   best_metric, patience = 'nll_nats_per_token', None
@@ -65,13 +81,18 @@ class CorpusTask:
     config: experiment.Config,
     workdir: pathlib.Path | None = None,
     open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = token_cache.open_corpus,
-    start: Callable[[train_state.TrainState], train_state.TrainState] | None = None,
+    start: Start | None = None,
   ):
     self._config, self._start = config, start
     self._mixture = mixture.prepare(config.data, open_corpus)
     self.vocabulary, self.content_hash = self._mixture.vocabulary, self._mixture.content_hash
     block = config.data.mixture_block
     self._segments = mixture.TrainSegments(self._mixture, config.training, block, workdir)
+
+  @property
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Dtypes of the parameters of the other run by name."""
+    return {} if self._start is None else self._start.source_dtypes()
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
     """Returns rows of a step; see `mixture.TrainSegments`."""
@@ -80,13 +101,12 @@ class CorpusTask:
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from.
 
-    It has the parameters and the codebook of another run, if `start` says so, and otherwise the
-    compressed token ids of the vocabulary, see `token_codebook`.
+    It has the compressed token ids of the vocabulary, see `token_codebook`, and the parameters and
+    the codebook of another run, if `start` says so.
     """
-    if self._start is not None:
-      return self._start(state)
     codebook = token_codebook.fill(state.codebook, self._config.model, self.vocabulary)
-    return state.replace(codebook=codebook)
+    state = state.replace(codebook=codebook)
+    return state if self._start is None else self._start(state, self.segment)
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]

@@ -87,7 +87,6 @@ def saved(tiny, tmp_path):
     ({'width': 32}, 'model.width=32, now it is 16'),
     ({'norm': 'post'}, "model.norm='post', now it is 'pre'"),
     ({'memory': model_config.MemoryConfig()}, 'model.memory=MemoryConfig(length=128, '),
-    ({'ngram': None}, 'model.ngram=None, now it is NGramConfig(clusters=8, '),
   ],
 )
 def test_another_model_is_refused(tiny, saved, tmp_path, model, message):

@@ -2,11 +2,16 @@
 
 import dataclasses
 import json
+import shutil
 
+import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, evaluate, runs
 from ngrammer_jax.analysis import gates, report
+from ngrammer_jax.checkpoints import workdirs
+from ngrammer_jax.data import token_cache
+from tests import published_folders
 from tests.checks import bad_input
 
 
@@ -107,6 +112,32 @@ def test_a_folder_that_is_not_a_run_directory(tmp_path):
     f'ngrammer_jax.train wrote'
   ):
     runs.load_run(tmp_path)
+
+
+def test_a_run_has_its_own_vocabulary(tiny, tmp_path):
+  """That of `data.vocabulary_path` may be gone, here that of a published model."""
+  folder, workdir = tmp_path / 'published', tmp_path / 'run'
+  published_folders.write(folder)
+  published_folders.write_settings(folder)  # with another end of a text than the tokenizer has
+  config = tiny()
+  data = {'vocabulary': 'tokenizer', 'vocabulary_path': str(folder)}
+  data |= {'vocabulary_size': published_folders.V}
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, **data))
+  corpus = token_cache.prepare(config.data)
+  (workdir / 'checkpoints' / '4').mkdir(parents=True)
+  workdirs.write(workdir, config, corpus.vocabulary, corpus.content_hash)
+  assert runs.load_run(workdir).config == config
+  shutil.rmtree(folder)
+  run = runs.load_run(workdir)
+  assert run.vocabulary.end_tokens == corpus.vocabulary.end_tokens
+  tokens, expected = run.split('validation').tokens, corpus.splits['validation'].tokens
+  np.testing.assert_array_equal(tokens, expected)
+  (workdir / 'vocabulary.tokenizer.json').unlink()
+  with bad_input(
+    f'--workdir={workdir} has a config.json that this version of ngrammer_jax cannot read: '
+    f'data.vocabulary_path={folder}: no such file'
+  ):
+    runs.load_run(workdir)
 
 
 def test_a_run_without_a_checkpoint(trained_copy):

@@ -30,6 +30,7 @@ from ngrammer_jax.layers.context import EmbeddingLookup
 # fit in the cache: 8 MB in float32, twice as fast as 64 MB. Accelerators need larger products.
 CPU_DISTANCES, DISTANCES = 2**21, 2**25
 
+INPUTS = 'quantizer_inputs'  # collection of the inputs of quantisers, if it is mutable
 USAGE_DECAY = 0.99  # usage averages over about 100 steps
 DEAD = 0.1  # a cluster is dead if its usage is below this multiple of 1 / K
 
@@ -198,8 +199,8 @@ class ProductQuantizer(nn.Module):
     epsilon: added to the counts.
     prenormalize: quantise x / |x| instead of x; a zero vector stays zero.
     empty: how clusters without tokens are treated: `shrink`, `keep` or `revive`.
-    initial: initial centroids: Xavier-uniform (`uniform`), unit normal (`normal`), or random rows
-      of the vocabulary (`data`).
+    initial: initial centroids: Xavier-uniform (`uniform`), unit normal (`normal`), random rows of
+      the vocabulary (`data`), or for `hidden` uniform until `training.centroids` draws them.
   """
 
   clusters: int
@@ -231,6 +232,8 @@ class ProductQuantizer(nn.Module):
       return self.get_variable('codebook', 'token_ids')[vocabulary.tokens_BxT]
     B, T, N, H = x_BxTxNxH.shape
     x_BxTxNxH = quantizer_input(x_BxTxNxH, self.prenormalize)
+    if not self.is_initializing():
+      self.sow(INPUTS, 'x', x_BxTxNxH)
     rows_VxNxH = None
     if vocabulary is not None and vocabulary.rows_VxD is not None:
       rows_VxNxH = quantizer_input(vocabulary.rows_VxD.reshape(-1, N, H), self.prenormalize)

@@ -127,7 +127,7 @@ class Evaluator:
     prompts = [self._prompt(example) for example in examples]
     rows = self.config.training.batch_size
     ranked = self.engine.rank(variables, prompts, choices, rows, self._is_bidirectional)
-    for i, scores in ranked:
+    for i, scores, _ in ranked:
       best = int(scores.argmax())
       text = (labels or examples[i].choices)[best]
       answers[i] = Answer(best if labels else text, text, float(scores[best]))

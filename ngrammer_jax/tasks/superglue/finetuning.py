@@ -1,6 +1,6 @@
 """Fine-tuning of a pre-trained model on SuperGLUE tasks, and its evaluation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -20,7 +20,7 @@ from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.system import files, hosts, progress
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
-from ngrammer_jax.training import programs
+from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
 
 # Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
@@ -70,6 +70,7 @@ def resolve_config(
   )
   _check_model(config)
   config.check()
+  config.check_parts()
   for name in task_names(config):
     evaluation.resolve_choosing(name, config.finetune.choosing)
   return config
@@ -150,6 +151,11 @@ class FinetuneTask:
     count = len(self._rows.tokens_BxT)
     return np.random.default_rng((self._config.seed, epoch)).permutation(count)
 
+  @property
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Dtypes of the parameters of the initial checkpoint by name."""
+    return _source(self._config, self._workdir).parameter_dtypes
+
   def segment(self, step: int, rows: slice) -> streams.Segment:
     """Returns the segment of a step. Each epoch has all rows once, in another random order."""
     B, count = self._config.training.batch_size, len(self._rows.tokens_BxT)
@@ -164,7 +170,9 @@ class FinetuneTask:
     """
     is_frozen = self._config.finetune.codebook == 'frozen'
     logging.info('codebook: %s', 'frozen' if is_frozen else 'learning')
-    return init_from.initial_state(self._config.init_from, self._workdir, state)
+    codebook = token_codebook.fill(state.codebook, self._config.model, self.vocabulary)
+    state = state.replace(codebook=codebook)
+    return init_from.initial_state(self._config, self._workdir, state, self.segment)
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
