@@ -49,14 +49,15 @@ def data(folder):
 
 def open_segments(config, workdir):
   training = experiment.TrainingConfig(batch_size=B, segment_length=T)
-  prepared = mixture.prepare(config)
-  return mixture.TrainSegments(prepared, training, config.mixture_block, workdir)
+  whole = experiment.Config(data=config, training=training)
+  return mixture.TrainSegments(mixture.prepare(config), whole, workdir)
 
 
 def single_row(part, row, workdir):
   """The segments that a row reads of a part that is not mixed."""
   if part.train_shards is None:
-    reader = streams.TrainStreams(part.splits['train'], B, T)
+    schedule = mixture_schedule.whole_batch(B)
+    reader = streams.TrainStreams(part.splits['train'], T, schedule)
   else:
     reader = packing.PackedDataset(part.train_shards, BYTES, B, T, workdir / 'single')
   for step in range(STEPS):
