@@ -299,7 +299,7 @@ def test_a_program_that_does_not_fit_names_remedies(tmp_path):
     '--config.evaluation.segment_length=400000', '--config.training.batch_size=16',
   )  # fmt: skip
   assert process.returncode == 1, process.stdout + process.stderr
-  assert re.search('decode, 4 tokens: DOES NOT FIT: a smaller evaluation', process.stdout)
+  assert 'decode, 4 tokens: DOES NOT FIT; larger: mesh.fsdp' in process.stdout
 
 
 INVALID = [

@@ -29,6 +29,7 @@ from ngrammer_jax.config.training import TrainingConfig
 PARTS = ('ngram', 'ngram_memories', 'memory', 'span', 'persistent')
 SHARE = 5  # what is added has at most one in this many of the parameters of the trained model
 FEATURES = 8  # one in this many features of a head is of n-grams, as in the N-Grammer paper
+MIN_FEATURES = 2  # the norm of one feature is 0
 Values = dict[str, Any]
 
 
@@ -156,7 +157,7 @@ def _size_memory(o, let, base, budget, V):
   if o.key in CLUSTER_KEYS:
     o = dataclasses.replace(let(o, heads=_heads(base)), initial=o.initial or 'hidden')
   num_vectors = o.heads * len(o.orders)
-  by_join = {'add': D // o.heads, 'concat': max(1, D // o.heads // FEATURES)}
+  by_join = {'add': D // o.heads, 'concat': max(MIN_FEATURES, D // o.heads // FEATURES)}
   width = D if o.join in ('sum', 'mean') and not o.projection else min(o.width, D // num_vectors)
   o = let(o, width=by_join.get(o.join, max(1, width)))
   features = num_vectors * o.width
@@ -187,7 +188,7 @@ def _size_ngrammer(o, let, base, budget):
     o = dataclasses.replace(o, initial=o.initial or 'hidden')
   heads = o.heads or base.heads
   H = base.width // heads
-  o = let(o, dim=H if o.combine == 'add' else min(o.dim, max(1, H // FEATURES)))
+  o = let(o, dim=H if o.combine == 'add' else min(o.dim, max(MIN_FEATURES, H // FEATURES)))
   row = len(o.places(base.layers)) * len(o.orders) * heads * o.dim
   return let(o, vocabulary_size=max(1, min(o.vocabulary_size, budget // row)))
 

@@ -16,9 +16,9 @@ import pathlib
 
 import numpy as np
 
+from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.config import training as training_config
 from ngrammer_jax.data import corpora, mixture_schedule, packing, streams, token_cache, vocabularies
 
 
@@ -90,30 +90,26 @@ class TrainSegments:
 
   Args:
     mixture: the parts.
-    training: batch size and segment length.
-    block: `data.mixture_block`.
+    config: the experiment config.
     workdir: run directory; streamed corpora store their reader states there.
 
   Attributes:
     readers: the reader of each part by name.
   """
 
-  def __init__(
-    self,
-    mixture: Mixture,
-    training: training_config.TrainingConfig,
-    block: int,
-    workdir: pathlib.Path | None,
-  ):
-    B, T = self._sizes = training.batch_size, training.segment_length
-    self._vocabulary = mixture.vocabulary
+  def __init__(self, mixture: Mixture, config: experiment.Config, workdir: pathlib.Path | None):
+    B, T = config.training.batch_size, config.training.segment_length
+    block = config.data.mixture_block
     self._schedule = mixture_schedule.MixtureSchedule(mixture.weights, B, block)
+    self._batch_size, self._vocabulary = B, mixture.vocabulary
     self.readers, self._epochs = {}, {}
     for index, (name, corpus) in enumerate(mixture.parts.items()):
       schedule = mixture_schedule.PartSchedule(self._schedule, index)
       if corpus.train_shards is None:
-        self._check_tokens(name, corpus)
-        self.readers[name] = streams.TrainStreams(corpus.splits['train'], B, T, schedule)
+        if (tokens := len(corpus.splits['train'].tokens)) < B:
+          source = f'training tokens of {name}' if name else 'training tokens'
+          raise errors.BadInput(f'training.batch_size={B} is more than the {tokens} {source}')
+        self.readers[name] = streams.TrainStreams(corpus.splits['train'], T, schedule)
         continue
       if workdir is None:
         raise ValueError('a streamed corpus needs a workdir for its reader positions')
@@ -121,17 +117,9 @@ class TrainSegments:
       source = corpus.train_shards, self._vocabulary
       self.readers[name] = packing.PackedDataset(*source, B, T, folder, schedule)
 
-  def _check_tokens(self, name, corpus):
-    tokens = len(corpus.splits['train'].tokens)
-    if tokens < self._sizes[0]:
-      raise errors.BadInput(
-        f'training.batch_size={self._sizes[0]} is more than the {tokens} training tokens'
-        f'{f" of {name}" * bool(name)}'
-      )
-
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
     """Returns the segment of a step, for a slice of the batch rows."""
-    row_range, segments = range(self._sizes[0])[rows], {}
+    row_range, segments = range(self._batch_size)[rows], {}
     for name, reader in self.readers.items():
       segments |= reader.rows(step, row_range)
       if reader.epochs > self._epochs.setdefault(name, reader.epochs):

@@ -30,7 +30,7 @@ class MixtureSchedule:
   """
 
   def __init__(self, weights: Sequence[float], batch_size: int, block: int = 1):
-    self._weights, self._batch_size, self._block = weights, batch_size, block
+    self._weights, self.batch_size, self._block = weights, batch_size, block
     self._blocks_before = functools.lru_cache(maxsize=4)(self._count_blocks)
 
   def parts(self, step: int) -> np.ndarray:
@@ -46,8 +46,8 @@ class MixtureSchedule:
 
   def _count_blocks(self, blocks):
     """Returns how many of the first blocks of each row are of each part, [P, B]."""
-    counts = np.empty((len(self._weights), self._batch_size), np.int64)
-    self._divide(counts, np.full(self._batch_size, blocks, np.int64), 0, len(counts), 0)
+    counts = np.empty((len(self._weights), self.batch_size), np.int64)
+    self._divide(counts, np.full(self.batch_size, blocks, np.int64), 0, len(counts), 0)
     return counts
 
   def _divide(self, counts, blocks_B, first, last, level):
@@ -57,11 +57,11 @@ class MixtureSchedule:
       return
     middle, total = (first + last) // 2, sum(self._weights[first:last])
     share = int(sum(self._weights[first:middle]) / total * (1 << BITS)) if total else 0
-    rows = np.arange(self._batch_size)
+    rows = np.arange(self.batch_size)
     if level:
       offset_B = rows * int(math.sqrt(PRIMES[level % len(PRIMES)]) * (1 << BITS)) % (1 << BITS)
     else:
-      offset_B = (rows << BITS) // self._batch_size
+      offset_B = (rows << BITS) // self.batch_size
     first_B = (blocks_B * share + offset_B) >> BITS
     self._divide(counts, first_B, first, middle, level + 1)
     self._divide(counts, blocks_B - first_B, middle, last, level + 1)
@@ -72,6 +72,11 @@ class PartSchedule(NamedTuple):
 
   schedule: MixtureSchedule
   part: int = 0
+
+  @property
+  def batch_size(self) -> int:
+    """B."""
+    return self.schedule.batch_size
 
   def is_reading(self, step: int) -> np.ndarray:
     """Returns whether each row reads the part at a step, [B]."""

@@ -61,24 +61,18 @@ class TrainStreams:
 
   Args:
     split: the tokens.
-    batch_size: number of rows of the global batch.
     length: T.
-    schedule: the steps at which each row reads the split. None: every step.
+    schedule: the steps at which each row of the global batch reads the split.
 
   Attributes:
     epochs: number of completed epochs after the last step that was read.
   """
 
   def __init__(
-    self,
-    split: token_cache.TokenSplit,
-    batch_size: int,
-    length: int,
-    schedule: mixture_schedule.PartSchedule | None = None,
+    self, split: token_cache.TokenSplit, length: int, schedule: mixture_schedule.PartSchedule
   ):
-    self._split, self._length, self.epochs = split, length, 0
-    self._stride = len(split.tokens) // batch_size
-    self._schedule = schedule or mixture_schedule.whole_batch(batch_size)
+    self._split, self._length, self._schedule, self.epochs = split, length, schedule, 0
+    self._stride = len(split.tokens) // schedule.batch_size
 
   def rows(self, step: int, rows: range) -> dict[int, Row]:
     """Returns the segments of those of the rows that read the split at a step, from 0.

@@ -86,8 +86,7 @@ class CorpusTask:
     self._config, self._start = config, start
     self._mixture = mixture.prepare(config.data, open_corpus)
     self.vocabulary, self.content_hash = self._mixture.vocabulary, self._mixture.content_hash
-    block = config.data.mixture_block
-    self._segments = mixture.TrainSegments(self._mixture, config.training, block, workdir)
+    self._segments = mixture.TrainSegments(self._mixture, config, workdir)
 
   @property
   def source_dtypes(self) -> Mapping[str, np.dtype]:

@@ -49,14 +49,15 @@ def data(folder):
 
 def open_segments(config, workdir):
   training = experiment.TrainingConfig(batch_size=B, segment_length=T)
-  prepared = mixture.prepare(config)
-  return mixture.TrainSegments(prepared, training, config.mixture_block, workdir)
+  whole = experiment.Config(data=config, training=training)
+  return mixture.TrainSegments(mixture.prepare(config), whole, workdir)
 
 
 def single_row(part, row, workdir):
   """The segments that a row reads of a part that is not mixed."""
   if part.train_shards is None:
-    reader = streams.TrainStreams(part.splits['train'], B, T)
+    schedule = mixture_schedule.whole_batch(B)
+    reader = streams.TrainStreams(part.splits['train'], T, schedule)
   else:
     reader = packing.PackedDataset(part.train_shards, BYTES, B, T, workdir / 'single')
   for step in range(STEPS):
@@ -115,15 +116,6 @@ def test_completed_epochs_are_logged(data, tmp_path, caplog):
   messages = [m for m in caplog.messages if 'epoch' in m]
   assert messages.count('lower: epoch 1 ends at step 31') == 1
   assert sum(m.startswith('web: epoch') for m in messages) == segments.readers['web'].epochs > 0
-
-
-def test_temperature_is_that_of_seqio():
-  parts = tuple(PartConfig(weight) for weight in (100.0, 1.0, 0.0))
-  for temperature in (0.5, 1.0, 2.0, 1e-3):
-    rates = [100 ** (1 / temperature) if temperature > 0.01 else 1, 1 if temperature > 0.01 else 0]
-    expected = (*(rate / sum(rates) for rate in rates), 0)
-    weights = DataConfig(mixture=parts, mixture_temperature=temperature).weights()
-    assert weights == pytest.approx(expected)
 
 
 def test_content_hash_covers_parts_and_weights(data, folder):
@@ -197,32 +189,6 @@ def test_characters_of_bytes_are_not_shared(data, folder, monkeypatch):
     'data.mixture cannot share them: use bytes or sentencepiece'
   ):
     mixture.prepare(DataConfig(vocabulary='characters', mixture=parts), open_corpus)
-
-
-@pytest.mark.parametrize(
-  'values, message',
-  [
-    ([{'weight': -1.0}], 'data.mixture.0.weight=-1.0 must be at least 0'),
-    (
-      [{'weight': 0.0}, {'weight': 0, 'name': 'b'}],
-      'data.mixture: all weights are 0: set data.mixture.0.weight=1',
-    ),
-    (
-      [{'path': '/a/x.txt'}, {'path': '/b/x.jsonl'}],
-      "data.mixture.0 has the name 'x', too: set data.mixture.1.name",
-    ),
-    ([{'name': 'a/b'}], "data.mixture.0.name='a/b': use letters, digits, '_', '-' and '.' only"),
-    ([{'pth': 'x'}], 'unknown config key data.mixture.0.pth: did you mean data.mixture.0.path?'),
-    (
-      [{'corpus': 'shards', 'path': 'x'}, {}],
-      "data.mixture.0.corpus='shards' is tokenised during training, but data.vocabulary='words' "
-      'needs the whole text in advance: use sentencepiece or bytes',
-    ),
-  ],
-)
-def test_settings_that_are_refused(values, message):
-  with bad_input(message):
-    experiment.resolve({'data': {'vocabulary': 'words', 'mixture': values}})
 
 
 def test_places_that_are_refused(data, folder):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.data import mixture_schedule, streams, token_cache
 from tests.loops import each
 
 DOCUMENT_START = 60_000
@@ -21,8 +21,9 @@ def previous_tokens(targets):
 
 
 def train_segment(split, step, batch_size, length, rows=slice(None)):
-  rows = streams.TrainStreams(split, batch_size, length).rows(step, range(batch_size)[rows])
-  return streams.stack_rows(rows.values())
+  schedule = mixture_schedule.whole_batch(batch_size)
+  reader = streams.TrainStreams(split, length, schedule)
+  return streams.stack_rows(reader.rows(step, range(batch_size)[rows]).values())
 
 
 SIZES = [(96, 4, 6), (100, 4, 6), (97, 8, 5), (10, 10, 3), (7, 3, 20), (5, 1, 2)]

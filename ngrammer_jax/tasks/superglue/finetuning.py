@@ -14,6 +14,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
 from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.config import added
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
@@ -34,6 +35,8 @@ def resolve_config(
 ) -> experiment.Config:
   """Returns the config with the model and the vocabulary of the initial checkpoint.
 
+  The model may have more memories, see `config.added`.
+
   Args:
     config: config of the command.
     override_keys: keys that are set on the command line.
@@ -43,14 +46,22 @@ def resolve_config(
     BadInput: there is no initial checkpoint, the command line overrides an inherited key, or the
       model does not support the options.
   """
+  parts = {
+    name for name in added.PARTS if any(k.startswith(f'model.{name}.') for k in override_keys)
+  }
+  overridable = (*OVERRIDABLE_KEYS, 'data.vocabulary_path')
   for key in override_keys:
-    if key.startswith(INHERITED_KEYS) and key not in (*OVERRIDABLE_KEYS, 'data.vocabulary_path'):
+    is_part = key.startswith(tuple(f'model.{name}.' for name in parts))
+    if key.startswith(INHERITED_KEYS) and key not in overridable and not is_part:
       raise errors.BadInput(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
   files.check_reachable(workdir)
   source = _source(config, workdir)
+  changes = {name: getattr(config.model, name) for name in parts}
+  model = dataclasses.replace(source.config.model, **changes)
+  init_from.check_model(source.config, dataclasses.replace(config, model=model), 'the old value')
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
   kind, path = source.config.data.vocabulary, config.data.vocabulary_path
@@ -58,7 +69,7 @@ def resolve_config(
     vocabularies.check_path(kind, path, source.vocabulary, source.workdir)
   config = dataclasses.replace(
     config,
-    model=_finetuned_model(config, source.config.model, override_keys),
+    model=_finetuned_model(config, model, override_keys),
     data=dataclasses.replace(
       config.data,
       corpus='superglue',
