@@ -213,16 +213,14 @@ class ModelConfig:
       pairings |= {'ngram': self.ngram.pairing}
     attended = [f'{path}.pairing' for path, pairing in pairings.items() if 'attended' in pairing]
     options = self.attention_options()
-    norm, persistent = options.query_key_norm, self.persistent
+    norm, span, persistent = options.query_key_norm, self.span, self.persistent
     needs = {
       'distances': self.position in BACKWARD_POSITIONS and f'position={self.position!r}',
       'mask': self.memory is not None and 'memory',
       'grouped': self.context_key_heads != self.context_heads and 'key_value_heads',
       'joint_norm': self.memory and norm == 'full' and 'attention.query_key_norm="full"',
-      'spans': self.span is not None and 'span',
-      'all_keys': self.span
-      and self.span.counts_all_keys(self.kernel)
-      and 'span.epsilon_keys="all"',
+      'spans': span is not None and 'span',
+      'all_keys': span and span.counts_all_keys(self.kernel) and 'span.epsilon_keys="all"',
       'persistent': persistent is not None and persistent.vectors > 0 and 'persistent',
       'dropout': self.attention_dropout > 0 and f'attention_dropout={self.attention_dropout}',
       'pairs': attended and f'{attended[0]}="attended"',
