@@ -229,7 +229,7 @@ def count(text: str, mesh: dict[str, int], kind: str, kernels: dict[tuple, float
   total, found = collections.Counter(), program.collectives()
   for part in parts.values():
     total.update(part)
-    part['share'] = part['bytes'] / program.bytes_moved()
+    part['share'] = part['bytes'] / max(program.bytes_moved(), 1)
   between = sum(c.bytes_sent for c in found if c.kind == hlo.BETWEEN_SLICES)
   not_counted = [*dict.fromkeys(program.not_counted)]
   if chip.network_rate is None:
