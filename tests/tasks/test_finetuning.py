@@ -76,6 +76,7 @@ def test_finetuning_from_checkpoint_to_submission(folder, capsys):
   assert scores['accuracy'] == 100 and scores['n'] == 12 and scores['error_percent'] == 0
   assert scores['protocol'] == {
     'choosing': 'rank',
+    'format': 't5',
     'prefix': 'causal',
     'length': 96,
     'targets_length': 20,
