@@ -37,6 +37,32 @@ class DataConfig:
     choices=NEWLINES,
     only_for=('corpus', ('enwik8',)),
   )
+  text_field: tuple[str, ...] = field(
+    ('text',),
+    'fields of a JSON object, or columns, that hold the text, joined by newlines; a.b: b within a',
+    only_for=('corpus', ('text', 'shards')),
+  )
+  document_separator: str | None = field(
+    None,
+    'what separates the documents of a text file, such as <|endoftext|>; None: see docs/corpora.md',
+    only_for=('corpus', ('text', 'shards')),
+  )
+  validation_share: float | None = field(
+    None,
+    'share of files or documents held out if no file is for validation; None: 0.05, or refused',
+    above=0,
+    at_most=0.25,
+    only_for=('corpus', ('text', 'shards')),
+  )
+  shuffle: int | None = field(
+    None, 'seed of the order of shards, and of documents in blocks; None: as stored', at_least=0
+  )
+  begin_of_text: bool = field(
+    False, 'whether the end token and the begin token of a tokenizer separate documents'
+  )
+  drop_duplicates: bool = field(
+    False, 'whether training documents that occurred before, or in another split, are left out'
+  )
   cache_dir: str | None = field(
     None,
     'folder of tokenised corpora; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax',
@@ -49,6 +75,8 @@ class DataConfig:
   def __post_init__(self):
     if self.vocabulary == 'huggingface':  # another name, which is not stored
       object.__setattr__(self, 'vocabulary', 'tokenizer')
+    if isinstance(self.text_field, str):
+      object.__setattr__(self, 'text_field', (self.text_field,))
 
   @property
   def is_tfds_corpus(self) -> bool:
@@ -77,6 +105,21 @@ class DataConfig:
       raise errors.BadInput(
         f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
         f'{self.vocabulary!r} needs the whole text in advance: use sentencepiece or bytes'
+      )
+    if self.is_streamed and self.drop_duplicates:
+      raise errors.BadInput(
+        f'data.drop_duplicates=True needs a corpus that is tokenised in advance, but data.corpus='
+        f'{self.corpus!r} is tokenised during training: use data.corpus=text'
+      )
+    if self.shuffle is not None and not self.is_streamed:
+      raise errors.BadInput(
+        f'data.shuffle={self.shuffle} is for streamed corpora, but data.corpus={self.corpus!r} is '
+        f'tokenised in advance: add data.shuffle=None'
+      )
+    if not all(self.text_field) or not self.text_field or self.document_separator == '':
+      raise errors.BadInput(
+        f'data.text_field={self.text_field!r} and data.document_separator='
+        f'{self.document_separator!r} must not be empty'
       )
 
   def _is_vocabulary(self, path: str) -> bool:

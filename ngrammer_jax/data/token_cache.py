@@ -5,7 +5,7 @@ integers) and `<split>.starts.npy`. It is written to a temporary folder and rena
 so a killed process never leaves an incomplete cache. Only the user can read it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import hashlib
 import itertools
@@ -22,7 +22,8 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, shards, text_files, vocabularies
+from ngrammer_jax.data import corpora, documents, shards, text_files, vocabularies
+from ngrammer_jax.data.formats import ANY, Layout
 from ngrammer_jax.system import files, progress
 
 # The files of a published model that decide on its tokens; its weights do not.
@@ -30,6 +31,9 @@ TOKENIZER_FILES = (
   *('tokenizer.json', 'tokenizer.model', 'vocab.json', 'merges.txt', 'added_tokens.json'),
   *('tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja'),
   *('config.json', 'generation_config.json'),
+)
+ADDED_KEYS = (
+  *('text_field', 'document_separator', 'validation_share', 'begin_of_text', 'drop_duplicates'),
 )
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
 
@@ -90,6 +94,7 @@ def prepare(
   open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] | None = None,
   may_delete: bool = True,
   vocabulary: vocabularies.Vocabulary | None = None,
+  first_sizes: Mapping[str, int] | None = None,
 ) -> TokenCorpus:
   """Loads a tokenised corpus from the cache, or tokenises it.
 
@@ -99,6 +104,7 @@ def prepare(
     may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
       the user has not named `data.cache_dir`.
     vocabulary: the vocabulary. None: read it, or learn it from the corpus, as the config says.
+    first_sizes: sizes that files of shards had at first, by name, see `seen_files`.
 
   Raises:
     BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
@@ -106,9 +112,12 @@ def prepare(
   """
   config.check()
   if open_corpus is None:
-    corpus = corpora.open_corpus(config.corpus, config.path, config.newlines)
+    corpus = corpora.open_corpus(
+      config.corpus, config.path, config.newlines, layout_of(config), config.validation_share
+    )
   else:
     corpus = open_corpus(config)
+  corpus = dataclasses.replace(corpus, first_sizes=first_sizes or {})
   if config.cache_dir:
     root = files.user_path('data.cache_dir', config.cache_dir)
   else:
@@ -138,6 +147,12 @@ def prepare(
       f'data.cache_dir={root} cannot be written: {error.strerror}; no incomplete cache is left'
     ) from error
   return _load(folder, corpus.train_shards)
+
+
+def layout_of(config: data_config.DataConfig, has_paragraphs: bool = True) -> Layout:
+  """Returns where the text of a document is, see `formats.Layout`."""
+  fields, separator = config.text_field, config.document_separator
+  return Layout(fields, separator, has_paragraphs, config.vocabulary == 'bytes')
 
 
 def _create_cache(
@@ -179,6 +194,14 @@ def _cache_key(
   settings = [config.vocabulary, config.vocabulary_size, config.newlines]
   if vocabulary is not None:
     settings.append(hashlib.sha256(repr(vocabulary.definition).encode()).hexdigest())
+  if corpus.first_sizes:
+    settings.append(sorted(corpus.first_sizes.items()))
+  if corpus.reading:
+    settings.append(corpus.reading)
+  # Keys that an earlier version did not have: only other values than the default change the name.
+  for field in (f for f in dataclasses.fields(config) if f.name in ADDED_KEYS):
+    if (value := getattr(config, field.name)) != field.default:
+      settings.append([field.name, value])
   text = json.dumps([FORMAT_VERSION, corpus.name, stats, settings])
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -194,15 +217,20 @@ def _write_cache(
   # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
   encodings = {'bytes': 'bytes', 'characters': corpus.encoding}
   corpus = dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
+  if config.drop_duplicates:
+    corpus = documents.without_duplicates(corpus)
   sizes, digest = _measure(corpus)
   vocabulary = vocabulary or _create_vocabulary(config, corpus, sizes)
   vocabulary.save(folder)
   splits_meta = {}
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
     for split in sizes:
-      meta = splits_meta[split] = _write_split(corpus, split, vocabulary, folder, bar)
+      separator = vocabulary.separator(config.begin_of_text)
+      meta = splits_meta[split] = _write_split(corpus, split, vocabulary, separator, folder, bar)
       counts = (f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents'))
-      logging.info('%s: %s tokens, %s bytes, %s documents', split, *counts)
+      empty = getattr(corpus.splits[split], 'num_empty', 0)
+      skipped = f'; {empty:,} empty ones skipped' if empty else ''
+      logging.info('%s: %s tokens, %s bytes, %s documents%s', split, *counts, skipped)
   vocabulary_hash = _vocabulary_hash(folder)
   digest.update(vocabulary_hash.encode())
   meta = {
@@ -216,23 +244,29 @@ def _write_cache(
 
 def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
   """Returns the bytes of each split that is tokenised in advance, and the hash of all text."""
-  sizes, digest = {}, hashlib.sha256()
-  for split, documents in corpus.splits.items():
+  sizes, digest, overlap = {}, hashlib.sha256(), documents.Overlap(corpus)
+  for split, split_documents in corpus.splits.items():
     if split == 'train' and corpus.train_shards is not None:
       continue
     sizes[split] = 0
     digest.update(split.encode())
-    for chunk in _read_chunks(documents, corpus.encoding):
-      sizes[split] += len(chunk)
-      digest.update(chunk)
+    for document in split_documents:
+      key = documents.key()
+      for chunk in _read_chunks([document], corpus.encoding):
+        sizes[split] += len(chunk)
+        digest.update(chunk)
+        key.update(chunk.strip())
+      overlap.add(split, key.digest())
     digest.update(str(sizes[split]).encode())
     if not sizes[split]:
       raise errors.BadInput(
         f'the {split} split of {corpus.name} is empty: {corpus.files[0]} holds too little text'
       )
+  overlap.log()
   if corpus.train_shards is not None:  # too large to hash their contents
     for file in corpus.files:
-      digest.update(f'{file.name} {file.stat().st_size}'.encode())
+      size = corpus.first_sizes.get(file.name, files.size(file))
+      digest.update(f'{file.name} {size}'.encode())
   return sizes, digest
 
 
@@ -254,9 +288,10 @@ def _create_vocabulary(
     size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
     return vocabularies.read(config.vocabulary, path, size)
   if config.vocabulary == 'characters':
-    documents = [document for split in corpus.splits.values() for document in split]
-    separated = len(documents) > len(corpus.splits)
-    chunks = _show_progress(_read_chunks(documents, corpus.encoding), sum(sizes.values()))
+    has_several = lambda split: len(list(itertools.islice(split, 2))) > 1
+    separated = any(map(has_several, corpus.splits.values()))
+    chunks = _read_chunks(itertools.chain(*corpus.splits.values()), corpus.encoding)
+    chunks = _show_progress(chunks, sum(sizes.values()))
     return vocabularies.learn_characters(chunks, corpus.encoding, separated)
   train_bytes = sizes.get('train', 0)
   chunks = _read_chunks(corpus.splits['train'], corpus.encoding)
@@ -302,24 +337,27 @@ def _read_chunks(documents, encoding: str) -> Iterator[bytes]:
       yield chunk
 
 
-def _write_split(corpus, split, vocabulary, folder, bar) -> dict[str, Any]:
+def _write_split(corpus, split, vocabulary, separator, folder, bar) -> dict[str, Any]:
   """Writes the tokens and document starts of a split. Returns its entry in meta.json."""
   dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
   tokens, text_bytes, lossless, starts = 0, 0, not corpus.is_altered, []
+  spelled = documents.SpelledSeparators(corpus.name, vocabulary)
   separated = not (corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start)
   with (folder / f'{split}.tokens').open('wb') as file:
     for i, document in enumerate(corpus.splits[split]):
       if i and separated:
-        file.write(dtype(vocabulary.document_start).tobytes())
-        tokens += 1
+        file.write(np.array(separator, dtype).tobytes())
+        tokens += len(separator)
       starts.append(tokens)
       for chunk in _read_chunks([document], corpus.encoding):
+        spelled.count(chunk)
         ids = vocabulary.encode(chunk)
         lossless = lossless and vocabulary.decode(ids) == chunk
         file.write(ids.astype(dtype).tobytes())
         tokens += len(ids)
         text_bytes += len(chunk)
         bar.advance(len(chunk))
+  spelled.log(split)
   np.save(folder / f'{split}.starts.npy', np.array(starts, np.int64))
   return {
     'tokens': tokens,
@@ -330,36 +368,48 @@ def _write_split(corpus, split, vocabulary, folder, bar) -> dict[str, Any]:
   }
 
 
-def encode_file(path: pathlib.Path, vocabulary: vocabularies.Vocabulary) -> TokenSplit:
-  """Returns the tokens of a file as one document, in memory.
+def encode_file(
+  path: pathlib.Path, vocabulary: vocabularies.Vocabulary, layout: Layout = ANY
+) -> TokenSplit:
+  """Returns the tokens of a file, in memory: a text as one document, other files as their own.
 
   For a model that reads no document start, the first token is read and not predicted.
 
   Raises:
-    BadInput: the file is missing, empty or damaged, it is not valid UTF-8, or the vocabulary lacks
-      a character of it.
+    BadInput: the file is missing, empty, damaged or no text, it is not valid UTF-8, or the
+      vocabulary lacks a character of it.
   """
   if not path.is_file():
     raise errors.BadInput(f'{path}: no such file; expected a text file')
-  ids, text_bytes, is_lossless = [], 0, True
-  for chunk in text_files.read_chunks(path):
-    try:
-      ids.append(vocabulary.encode(chunk).astype(np.int32))
-    except UnicodeDecodeError:
-      text_files.decode(chunk, str(path), offset=text_bytes)  # raises BadInput with the position
-      raise
-    except errors.BadInput as error:
-      raise errors.BadInput(f'{path}: {error}') from error
-    text_bytes += len(chunk)
-    is_lossless = is_lossless and vocabulary.decode(ids[-1]) == chunk
+  ids, starts, num_tokens, text_bytes, is_lossless = [], [], 0, 0, True
+  spelled = documents.SpelledSeparators(str(path), vocabulary)
+  for document in corpora.open_documents(path, layout):
+    if starts:
+      ids.append(np.array(vocabulary.separator(), np.int32))
+      num_tokens += len(ids[-1])
+    starts.append(num_tokens)
+    offset = 0
+    for chunk in document.read_chunks():
+      spelled.count(chunk)
+      try:
+        ids.append(vocabulary.encode(chunk).astype(np.int32))
+      except UnicodeDecodeError:
+        text_files.decode(chunk, document.name, offset=offset)  # raises BadInput with the position
+        raise
+      except errors.BadInput as error:
+        raise errors.BadInput(f'{path}: {error}') from error
+      offset += len(chunk)
+      num_tokens += len(ids[-1])
+      is_lossless = is_lossless and vocabulary.decode(ids[-1]) == chunk
+    text_bytes += offset
   if not text_bytes:
     raise errors.BadInput(f'{path} is empty; expected text')
-  tokens, start = np.concatenate(ids), vocabulary.document_start
+  spelled.log('the text')
+  tokens, start, starts = np.concatenate(ids), vocabulary.document_start, np.array(starts, np.int64)
   if not vocabulary.adds_start and len(tokens) > 1:
-    start, tokens = int(tokens[0]), tokens[1:]
+    start, tokens, starts = int(tokens[0]), tokens[1:], np.maximum(starts - 1, 0)
   text_bytes = text_bytes if is_lossless else None
-  starts, characters = np.zeros(1, np.int64), vocabulary.num_characters
-  return TokenSplit(tokens, starts, text_bytes, start, characters)
+  return TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
 
 
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:

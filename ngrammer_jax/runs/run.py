@@ -14,7 +14,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, sharding
 from ngrammer_jax.checkpoints import manifest, reader, workdirs
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, token_cache, vocabularies
+from ngrammer_jax.data import corpora, seen_files, token_cache, vocabularies
 from ngrammer_jax.inference import cloze, conversation, language_modeling, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface import checkpoint
@@ -206,7 +206,8 @@ class Run:
       may_delete = data.cache_dir is None
       # Where a run was exported to, its vocabulary need not be learned again.
       vocabulary = self.vocabulary if workdirs.is_exported(self.workdir) else None
-      corpus = token_cache.prepare(data, corpus_opener(data), may_delete, vocabulary)
+      sizes = seen_files.first_sizes(self.workdir)
+      corpus = token_cache.prepare(data, corpus_opener(data), may_delete, vocabulary, sizes)
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     return corpus.splits
 
@@ -235,7 +236,8 @@ class Run:
       BadInput: the file cannot be read, or the vocabulary lacks a character of it.
     """
     with hosts.collective_errors():
-      tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary)
+      layout = token_cache.layout_of(self.config.data, has_paragraphs=False)
+      tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary, layout)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
     if streams < self.config.evaluation.streams:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, packing, streams, token_cache, vocabularies
+from ngrammer_jax.data import corpora, packing, seen_files, streams, token_cache, vocabularies
 from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
 
@@ -68,7 +68,9 @@ class CorpusTask:
     start: Callable[[train_state.TrainState], train_state.TrainState] | None = None,
   ):
     self._config, self._start, t = config, start, config.training
-    self._corpus = token_cache.prepare(config.data, find)
+    self._corpus = token_cache.prepare(
+      config.data, find, first_sizes=seen_files.first_sizes(workdir)
+    )
     self.vocabulary, self.content_hash = self._corpus.vocabulary, self._corpus.content_hash
     if self._corpus.train_shards is not None:
       if workdir is None:
@@ -78,7 +80,9 @@ class CorpusTask:
       B, T = t.batch_size, t.segment_length
       positions_dir = workdir / 'places' / f'{self.content_hash[:12]}-{B}x{T}'
       self._packing = packing.PackedDataset(
-        self._corpus.train_shards, self.vocabulary, B, T, positions_dir
+        self._corpus.train_shards,
+        *(self.vocabulary, B, T, positions_dir),
+        *(config.data.shuffle, config.data.begin_of_text),
       )
       return
     self._split = self._corpus.splits['train']
