@@ -49,6 +49,7 @@ setuptools.setup(
     'numpy>=2.0',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12.8',
+    'pyarrow>=17',  # corpora of Parquet and Arrow files
     'safetensors>=0.5',
     'scipy>=1.11',
     'sentencepiece>=0.2',
@@ -59,6 +60,7 @@ setuptools.setup(
     'tensorboardX>=2.6',
     'tokenizers>=0.21',  # data.vocabulary=tokenizer, compressed token ids
     'tqdm>=4.66',
+    'zstandard>=0.22',  # corpora of .zst files
   ],
   extras_require={
     'tpu': ['jax[tpu]'],

@@ -201,7 +201,9 @@ def test_places_that_are_refused(data, folder):
     mixture.prepare(data(('lower', 1), ('none', 1)))
   assert not list((folder / 'cache').glob('*'))  # before anything is tokenised
   (folder / 'web' / 'valid.jsonl').unlink()
-  with pytest.raises(data_config.errors.BadInput, match=r'data.mixture.0.path=.* no shards for va'):
+  with pytest.raises(
+    data_config.errors.BadInput, match=r'data.mixture.0.path=.* has no file for validation'
+  ):
     mixture.prepare(data(('web', 1)))
   for split, text in (('train', '0 1'), ('valid', '2'), ('test', '3')):
     (folder / 'tiny').mkdir(exist_ok=True)
