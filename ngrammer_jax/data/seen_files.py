@@ -12,6 +12,7 @@ from typing import Any
 import zlib
 
 from ngrammer_jax import errors
+from ngrammer_jax.data import buckets
 from ngrammer_jax.system import files, hosts
 
 SAMPLES, SAMPLE_BYTES = 16, 4096  # what is compared of a file, beside its size
@@ -35,7 +36,7 @@ class SeenFiles:
     if number in self._checked:
       return
     path, old = self._paths[number], self._seen.get(number)
-    line = {'file': number, 'name': path.name, 'size': files.size(path)}
+    line = {'file': number, 'name': path.name, 'size': path.stat().st_size}
     with files.translate_damage(path):
       line['content'] = _fingerprint(path)
     if old is None or old.get('was_damaged'):
@@ -92,7 +93,9 @@ def _read(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def _fingerprint(path: pathlib.Path) -> str:
   """Returns a checksum of parts of a file that are spread evenly over it."""
-  size, checksum = files.size(path), 0
+  size, checksum = path.stat().st_size, 0
+  if isinstance(path, buckets.BucketFile):
+    return f'{size}-{path.version}'
   with path.open('rb') as file:
     for i in range(SAMPLES):
       file.seek(i * max(size - SAMPLE_BYTES, 0) // (SAMPLES - 1))

@@ -95,7 +95,7 @@ def find(
   Raises:
     BadInput: there are no shards for train or validation.
   """
-  paths = split_files.visible_files(root) if root.is_dir() else [root]
+  paths = split_files.visible_files(root)
   is_shard = lambda p: kinds.suffix(p) in kinds.FORMAT_SUFFIXES and p.name not in METADATA
   shards = [path for path in paths if is_shard(path)]
   if not shards:

@@ -6,6 +6,7 @@ import pathlib
 import re
 
 from ngrammer_jax import errors
+from ngrammer_jax.data import buckets
 
 SPLITS = ('train', 'validation', 'test')
 # In the name of a file, or else of its folder; the first match counts.
@@ -63,25 +64,29 @@ def _find_split(name: str, words: dict[str, str], pattern: str) -> str | None:
   return next((split for word, split in words.items() if search(word)), None)
 
 
-def find(root: pathlib.Path, paths: list[pathlib.Path], share: float | None = None) -> SplitFiles:
+def find(
+  root: pathlib.Path,
+  paths: list[pathlib.Path],
+  share: float | None = None,
+  prefers_root: bool = False,
+) -> SplitFiles:
   """Returns the files of a corpus by split; none if no name speaks of a split.
-
-  If the files of the folder itself are a training and a validation split, subfolders are left out.
 
   Args:
     root: the folder, or the only file.
     paths: its files.
     share: of the training split that is held out if there is no file for validation.
+    prefers_root: whether subfolders are left out if the files beside them are enough.
 
   Raises:
     BadInput: a part of the names speaks of splits, but there are none of train or validation.
   """
-  if paths == [root]:
+  if [str(path) for path in paths] == [str(root)]:
     return SplitFiles({}, paths)
   needed = ('train',) if share else ('train', 'validation')
-  found = group_by_split([path for path in paths if path.parent == root])
-  if set(needed) <= set(found.files):
-    others = found.others + [path for path in paths if path.parent != root]
+  found = group_by_split([path for path in paths if str(path.parent) == str(root)])
+  if prefers_root and set(needed) <= set(found.files):
+    others = found.others + [path for path in paths if str(path.parent) != str(root)]
     return SplitFiles(found.files, others)
   found = group_by_split(paths, root)
   missing = [split for split in needed if split not in found.files]
@@ -95,7 +100,22 @@ def find(root: pathlib.Path, paths: list[pathlib.Path], share: float | None = No
   return found
 
 
-def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of a folder and its subfolders, sorted, without hidden ones."""
-  is_hidden = lambda path: any(part.startswith('.') for part in path.relative_to(folder).parts)
-  return sorted(path for path in folder.rglob('*') if path.is_file() and not is_hidden(path))
+def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:
+  """Returns a file, or the files of a folder and its subfolders, sorted, without hidden ones.
+
+  Those of object storage are `buckets.BucketFile`, which has the same methods.
+  """
+  if buckets.is_bucket(root):
+    return buckets.find(str(root))
+  if root.is_file():
+    return [root]
+  is_hidden = lambda path: any(part.startswith('.') for part in path.relative_to(root).parts)
+  return sorted(path for path in root.rglob('*') if path.is_file() and not is_hidden(path))
+
+
+def stamp(path: pathlib.Path) -> tuple[str, int, str | int]:
+  """Returns where a file is, its size, and what changes with its content."""
+  if isinstance(path, buckets.BucketFile):
+    return path.url, path.st_size, path.version
+  stat = path.stat()
+  return str(path.resolve()), stat.st_size, stat.st_mtime_ns

@@ -22,7 +22,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, documents, shards, text_files, vocabularies
+from ngrammer_jax.data import corpora, documents, shards, split_files, text_files, vocabularies
 from ngrammer_jax.data.formats import ANY, Layout
 from ngrammer_jax.system import files, progress
 
@@ -250,7 +250,7 @@ def _cache_key(
     path = files.user_path('data.vocabulary_path', config.vocabulary_path)
     own = [path / name for name in TOKENIZER_FILES if (path / name).exists()]
     paths += own if path.is_dir() else [path]
-  stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
+  stats = list(map(split_files.stamp, paths))
   settings = [config.vocabulary, config.vocabulary_size, config.newlines]
   if vocabulary is not None:
     settings.append(hashlib.sha256(repr(vocabulary.definition).encode()).hexdigest())
@@ -330,7 +330,7 @@ def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
   overlap.log()
   if corpus.train_shards is not None:  # too large to hash their contents
     for file in corpus.files:
-      size = corpus.first_sizes.get(file.name, files.size(file))
+      size = corpus.first_sizes.get(file.name, file.stat().st_size)
       digest.update(f'{file.name} {size}'.encode())
   return sizes, digest
 

@@ -79,7 +79,7 @@ class TfdsShards:
   @functools.cached_property
   def files(self) -> tuple[pathlib.Path, ...]:
     """Paths of the shards, in order."""
-    return tuple(map(pathlib.Path, self.source.list_shards(self.split)))
+    return tuple(map(files.path, self.source.list_shards(self.split)))
 
   def read(self, shard: int, place: Place = START) -> Iterator[tuple[bytes, Place]]:
     """See `data.shards.Shards`. The place is the number of the document."""
@@ -108,7 +108,8 @@ def _open_source(name: str, data_dir: str | None) -> Any:
   """Returns the seqio source of the newest prepared version. Raises BadInput if there is none."""
   import tensorflow_datasets as tfds
 
-  root = files.user_path('data.path', data_dir or tfds.core.constants.DATA_DIR)
+  root = data_dir or tfds.core.constants.DATA_DIR
+  root = files.path(root) if files.is_remote(root) else files.user_path('data.path', root)
   prepared = sorted(
     (folder.parent for folder in (root / name).glob('*/dataset_info.json')),
     key=lambda folder: tuple(int(part) for part in folder.name.split('.') if part.isdigit()),

@@ -213,3 +213,9 @@ def test_the_first_document_is_looked_at_before_training(tmp_path):
     f'name of the one with the text'
   ):
     corpora.open_corpus('shards', str(tmp_path))
+
+
+def test_subfolders_belong_to_shards(tmp_path):
+  for name in ('train.jsonl', 'valid.jsonl', 'more/train.jsonl'):
+    document_files.write(tmp_path / name, ['a'])
+  assert len(find(tmp_path)['train'].files) == 2
