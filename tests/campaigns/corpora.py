@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Iterator
 import contextlib
 import json
+import logging
 import os
 import pathlib
 import random
@@ -114,6 +115,7 @@ COMBINATIONS = {
 @contextlib.contextmanager
 def emulated_stores() -> Iterator[None]:
   """Starts emulators of Google Cloud Storage and S3, with an empty bucket in each."""
+  logging.getLogger('werkzeug').setLevel(logging.ERROR)
   s3 = server.ThreadedMotoServer(port=0, verbose=False)
   s3.start()
   host, port = s3.get_host_and_port()
@@ -152,16 +154,16 @@ def main() -> None:
   options = parser.parse_args()
   path = options.folder / 'results.json'
   results = json.loads(path.read_text()) if path.exists() else {}
-  for name in COMBINATIONS if options.only is None else [options.only]:
-    if name not in results:
-      random.seed(f'{options.seed} {name}')
-      folder = options.folder / name.replace(' ', '_').replace(',', '')
-      with emulated_stores():
+  with emulated_stores():
+    for name in COMBINATIONS if options.only is None else [options.only]:
+      if name not in results:
+        random.seed(f'{options.seed} {name}')
+        folder = options.folder / name.replace(' ', '_').replace(',', '')
         results[name] = kill(folder, COMBINATIONS[name], options.kills)
-      path.write_text(json.dumps(results, indent=2))
-    found = results[name]['differences']
-    moments = '; '.join(results[name]['moments'])
-    print(f'{name}: {len(found)} differences {", ".join(found)} ({moments})', flush=True)
+        path.write_text(json.dumps(results, indent=2))
+      found = results[name]['differences']
+      moments = '; '.join(results[name]['moments'])
+      print(f'{name}: {len(found)} differences {", ".join(found)} ({moments})', flush=True)
   kills = sum(len(result['moments']) for result in results.values())
   differences = sum(len(result['differences']) for result in results.values())
   print(f'{kills} kills, {len(results)} combinations, {differences} differences')
