@@ -66,6 +66,8 @@ def _evaluate_language_model(run, overrides, options, folder):
   # The places of the corpus may be others on this machine.
   places = 'data.path', 'data.mixture.*.path', 'data.cache_dir'
   allowed = ('evaluation.*', 'mesh.*', *places)
+  if options.text is not None:  # it may hold its text in other fields
+    allowed += ('data.text_field', 'data.document_separator')
   config = command_line.override(run.config, overrides, *allowed)
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.
