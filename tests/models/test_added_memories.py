@@ -63,20 +63,31 @@ THIRD_STEP = 'convolution_norm'
 
 
 @functools.cache
+def run_of(name):
+  """A published model."""
+  return runs.load_pretrained(checks.data_root('reference/hf') / BASES[name], dtype='float64')
+
+
 def base_of(name):
-  """The config of a trained model, its vocabulary size and its parameters in float64."""
+  """The config of a trained model, and its vocabulary size."""
   if BASES[name] is None:
-    model = language_model.build(OWN, V)
-    tokens, memory = jnp.zeros((1, 2), jnp.int32), model.empty_memory(1)
-    variables = nn.unbox(checks.random_variables(model, tokens, memory))
-    return OWN, V, variables['params']
-  run = runs.load_pretrained(checks.data_root('reference/hf') / BASES[name], dtype='float64')
-  return run.config.model, run.published.vocabulary_size, jax.device_get(run.state.params)
+    return OWN, V
+  return run_of(name).config.model, run_of(name).published.vocabulary_size
+
+
+@functools.cache
+def params_of(name):
+  """The parameters of a trained model in float64."""
+  if BASES[name] is not None:
+    return jax.device_get(run_of(name).state.params)
+  model = language_model.build(OWN, V)
+  tokens, memory = jnp.zeros((1, 2), jnp.int32), model.empty_memory(1)
+  return nn.unbox(checks.random_variables(model, tokens, memory))['params']
 
 
 def with_memory(name, memory):
   """The checked config of a model with a memory, as the command line completes it."""
-  base, size, _ = base_of(name)
+  base, size = base_of(name)
   values = {'model': dataclasses.asdict(base) | memory, 'training': {'segment_length': T}}
   values = conversion.to_dict(values) | {'init_from': 'runs/base'}
   paths = {f'{path}.{name}' for path, block in added.blocks(values['model']) for name in block}
@@ -126,14 +137,13 @@ def losses(config, size, params, dtype):
 @functools.cache
 def base_loss(name, dtype):
   """The loss of a trained model."""
-  config, size, params = base_of(name)
-  return losses(config, size, params, dtype)[0]
+  return losses(*base_of(name), params_of(name), dtype)[0]
 
 
 def check_pair(name, memory, dtype):
   """The loss of the first step is that of the trained model, and every new part learns."""
-  config, (_, size, params) = with_memory(name, MEMORIES[memory]), base_of(name)
-  loss, gradient = losses(config, size, params, dtype)
+  config, params = with_memory(name, MEMORIES[memory]), params_of(name)
+  loss, gradient = losses(config, base_of(name)[1], params, dtype)
   tolerance = {'float32': 1e-6, 'float64': 1e-12}[dtype]
   np.testing.assert_allclose(loss, base_loss(name, dtype), rtol=tolerance)
   new = gradient.keys() - traverse_util.flatten_dict(params, sep='/').keys()
