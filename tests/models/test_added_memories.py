@@ -28,7 +28,7 @@ CLUSTERS = {'clusters': 8, 'key': 'clusters', 'layers': (1,), 'orders': (2,)}
 MEMORIES = {
   **{
     name: {'ngram_memories': {'0': {'preset': name}}}
-    for name in ('engram', 'engram_v41', 'over_encoding', 'longcat')
+    for name in ('engram', 'engram_v41', 'over_encoding', 'longcat', 'blt')
   },
   'ple': {'ngram_memories': {'0': {'preset': 'ple', 'eos_id': 1}}},
   'sum': {'ngram_memories': {'0': {'join': 'sum', 'hash': 'polynomial'}}},
@@ -55,6 +55,7 @@ WIDTH = 'a memory after attention needs heads as wide as the model together'
 REFUSED = {
   **{('gpt2', name): POSITIONS for name in ('memory', 'memory of one length')},
   **{('gpt2', name): POSITIONS for name in ('adaptive spans', 'dynamic spans')},
+  **{(name, 'blt'): 'key="bytes" needs data.vocabulary="bytes"' for name in BASES if name != 'own'},
   **{('gemma3', name): WIDTH for name in ('ngram after attention', 'ngram of attended pairs')},
 }
 PAIRS = [pair for pair in itertools.product(BASES, MEMORIES) if pair not in REFUSED]
@@ -90,6 +91,7 @@ def with_memory(name, memory):
   base, size = base_of(name)
   values = {'model': dataclasses.asdict(base) | memory, 'training': {'segment_length': T}}
   values = conversion.to_dict(values) | {'init_from': 'runs/base'}
+  values['data'] = {'vocabulary': 'bytes' if name == 'own' else 'characters'}
   paths = {f'{path}.{name}' for path, block in added.blocks(values['model']) for name in block}
   added.complete(values, paths, (), base, size)
   config = conversion.resolve(values)
