@@ -169,6 +169,31 @@ def test_every_pair_starts_as_the_trained_model(x64, one_device, name, memory, d
   check_pair(name, memory, dtype)
 
 
+@pytest.mark.parametrize(
+  'name', ['gemma3', *(pytest.param(n, marks=pytest.mark.slow) for n in ('llama', 'own'))]
+)
+def test_a_segment_memory_is_more_context_of_the_trained_model(x64, one_device, name):
+  """The second segment, after the memory of the first, is the end of a segment twice as long."""
+  params, (base, size) = jax.tree.map(jnp.asarray, params_of(name)), base_of(name)
+  tokens = np.random.default_rng(0).integers(0, size, (B, 2 * T), np.int32)
+  starts = np.zeros(tokens.shape, bool)
+  starts[1, 5] = True
+
+  @functools.partial(jax.jit, static_argnums=(0, 1))
+  def hidden(config, length):
+    model = language_model.build(dataclasses.replace(config, dtype='float64'), size)
+    memory, parts = model.empty_memory(B), []
+    for first in range(0, 2 * T, length):
+      part = slice(first, first + length)
+      inputs = {'params': params}, tokens[:, part], memory
+      y, memory, _ = model.apply(*inputs, starts_BxT=starts[:, part])
+      parts.append(y)
+    return jnp.concatenate(parts, axis=1)
+
+  config = with_memory(name, {'memory': {'length': T}})
+  np.testing.assert_allclose(hidden(config, T), hidden(base, 2 * T), rtol=0, atol=1e-11)
+
+
 @pytest.mark.parametrize('name, memory', REFUSED)
 def test_pairs_that_make_no_sense_are_refused(name, memory):
   with pytest.raises(ValueError, match=REFUSED[name, memory]):
