@@ -220,6 +220,22 @@ def test_how_the_model_is_computed_can_be_overridden(folder, finetuning):
   assert (model.kernel, model.remat, model.width) == ('xla', 'full', 16)
 
 
+def test_a_memory_can_be_added(folder, finetuning):
+  key, plain = 'model.ngram_memories.0.preset', finetuning_config(finetuning, folder).model
+  changes = {key.replace('.', '__'): 'engram'}
+  model = finetuning_config(finetuning, folder, [key], **changes).model
+  (memory,) = model.ngram_memories
+  assert (memory.preset, memory.start, memory.layers) == ('engram', 'neutral', (1,))
+  assert memory.rows[0] < 1000 and plain.ngram_memories == ()
+  assert dataclasses.replace(model, ngram_memories=()) == plain
+  key = 'model.ngram.clusters'
+  with bad_input(
+    f'init_from={folder / "pretrained"} was trained with model.ngram.clusters=8, now it is 4: use '
+    f'the old value, or omit init_from'
+  ):
+    finetuning_config(finetuning, folder, [key], model__ngram__clusters=4)
+
+
 def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
   folder, finetuning, monkeypatch
 ):
