@@ -64,7 +64,10 @@ def _evaluate_language_model(run, overrides, options, folder):
   from ngrammer_jax.inference import language_modeling
 
   # The places of the corpus may be others on this machine.
-  allowed = ('evaluation.*', 'mesh.*', 'data.path', 'data.cache_dir')
+  places = 'data.path', 'data.mixture.*.path', 'data.cache_dir'
+  allowed = ('evaluation.*', 'mesh.*', *places)
+  if options.text is not None:  # it may hold its text in other fields
+    allowed += ('data.text_field', 'data.document_separator')
   config = command_line.override(run.config, overrides, *allowed)
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.
@@ -77,13 +80,15 @@ def _evaluate_language_model(run, overrides, options, folder):
   else:
     name = f'text_{pathlib.Path(options.text).stem}'  # never that of a split
     result = run.evaluate_file(options.text, limit)
-  path = None if folder is None else folder / f'{name}.json'
-  if path is not None:
-    language_modeling.save(result, path)
+  parts = {f'{name}/{part}': value for part, value in result.get('parts', {}).items()}
+  results = {name: result} | parts
+  paths = [folder / f'{key.replace("/", "_")}.json' for key in results if folder is not None]
+  for path, value in zip(paths, results.values(), strict=False):
+    language_modeling.save(value, path)
   if hosts.is_primary():
-    print(language_modeling.format_table({name: result}))
+    print(language_modeling.format_table(results))
     print(language_modeling.format_protocol(result))
-    if path is not None:
+    for path in paths:
       print(f'wrote {path}')
   return 0
 

@@ -274,6 +274,7 @@ class Engine:
     context: int,
     bidirectional: bool = False,
     rows: int | None = None,
+    document_start: int | None = None,
   ) -> Iterator[np.ndarray]:
     """Yields the next token of every prompt, int32 [len(prompts)]; the iterator does not end.
 
@@ -289,13 +290,16 @@ class Engine:
       context: each token is predicted from at most this many preceding tokens.
       bidirectional: whether the tokens of a prompt attend to the whole prompt.
       rows: batch size, at least the number of prompts. None: the next power of two.
+      document_start: id of the document start, which has no repetition penalty as the first token
+        of a prompt. None: no token is one.
     """
     rows = self.round_rows(bucket(len(prompts)) if rows is None else rows)
     longest = max(map(len, prompts))
     T = min(bucket(longest, MIN_PROMPT_LENGTH), max(context, longest))
 
     def dispatch():
-      sampler, seeds_B, state = self._start_decoding(variables, seeds, options, context, rows)
+      args = variables, seeds, options, context, rows, document_start
+      sampler, seeds_B, state = self._start_decoding(*args)
       with sharding.use(self.mesh):
         prompt = self._pad_prompts(prompts, rows, T, bidirectional)
         tokens_KxB, state = self._decode_prompt(variables, seeds_B, sampler, prompt, state=state)
@@ -310,7 +314,12 @@ class Engine:
       yield from tokens_KxB[:, : len(prompts)]
 
   def start_incremental_decoding(
-    self, variables: Variables, seed: int, options: sampling.SamplingConfig, context: int
+    self,
+    variables: Variables,
+    seed: int,
+    options: sampling.SamplingConfig,
+    context: int,
+    document_start: int | None = None,
   ) -> Callable[[Sequence[int]], int]:
     """Returns a function that reads tokens after all earlier ones, and samples the next token.
 
@@ -320,7 +329,8 @@ class Engine:
     Args: see `generate`; there is one row.
     """
     rows = self.round_rows(1)
-    sampler, seeds_B, state = self._start_decoding(variables, [seed], options, context, rows)
+    args = variables, [seed], options, context, rows, document_start
+    sampler, seeds_B, state = self._start_decoding(*args)
     is_first = True
 
     def read(ids: Sequence[int]) -> int:
@@ -334,12 +344,12 @@ class Engine:
 
     return read
 
-  def _start_decoding(self, variables, seeds, options, context, rows):
+  def _start_decoding(self, variables, seeds, options, context, rows, document_start):
     """Returns the parameters of the sampler, the seed of each row, and the first state."""
     slots, V = self._decoding_slots(context, variables), self.model.vocabulary_size
     shard_rows = lambda array: jax.device_put(array, self._row_sharding)
     with sharding.use(self.mesh):
-      sampler = sampling.SamplerParams.from_config(options, V)
+      sampler = sampling.SamplerParams.from_config(options, V, document_start)
       seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
       is_used_BxV = None
       if sampler.repetition_penalty is not None:

@@ -156,7 +156,8 @@ def _decode_step(model, variables, seeds_B, sampler, inputs: Inputs, state: Deco
   if sampler.repetition_penalty is None:
     log_probs_Bx1xV = model.apply(variables, hidden_Bx1xD, method='log_probs')
   else:
-    is_text_BxT = (inputs.valid_BxT > 0) & ~inputs.starts_BxT
+    is_start_BxT = inputs.starts_BxT & (inputs.tokens_BxT == sampler.document_start)
+    is_text_BxT = (inputs.valid_BxT > 0) & ~is_start_BxT
     is_used_BxV = sampling.mark_tokens(is_used_BxV, inputs.tokens_BxT, is_text_BxT)
     logits_Bx1xV = model.apply(variables, hidden_Bx1xD, method='logits')
     penalty = sampler.repetition_penalty
