@@ -20,7 +20,6 @@ Exit status 1: a program does not fit; 2: bad input; 3: any other error.
 import argparse
 import collections
 import dataclasses
-import itertools
 import json
 import logging
 import math
@@ -51,14 +50,13 @@ from ngrammer_jax.training import capacity, flops, programs
 from ngrammer_jax.training import state as train_state
 
 PROGRAMS = ('train', 'evaluate', 'decode', 'look_up')
-REMEDIES = {  # by program
-  'train': 'model.remat="full", model.vocabulary_chunk=8192, training.accumulation.parts, a larger '
-  'mesh.fsdp or mesh.model, a smaller training.batch_size',
-  'decode': 'a smaller evaluation.segment_length or memory, a larger mesh.model',
-}
-OTHER_REMEDIES = 'a smaller training.batch_size or evaluation.streams, a larger mesh.model'
+REMEDIES = (
+  'larger: mesh.fsdp, mesh.model; smaller: training.batch_size, evaluation.streams and '
+  'segment_length; in training also model.remat="full", model.vocabulary_chunk=8192, '
+  'training.accumulation.parts'
+)
 LAYOUT_CHANGES = 'copy', 'transpose', 'reshape'  # opcodes of synchronous instructions
-MIN_BYTES, MAX_NAMES = 1e5, 8  # of collectives that are listed, and of instructions without cycles
+MIN_BYTES = 1e5  # collectives that send less are not listed
 
 # Parts of a model by the scopes of their instructions; the last match in a scope counts.
 PARTS = {
@@ -91,7 +89,6 @@ METRICS = {  # of a program, with the unit to print
 }
 PART_COLUMNS = {'GB': ('bytes', 1e9), '%': ('share', 1e-2)}
 PART_COLUMNS |= {'bound, ms': ('bound', 1e-3), 'cycles, ms': ('cycles', 1e-3)}
-TABLE = ('peak', 'bytes', 'sent', 'bound', 'mfu')  # of `format_table`
 
 
 class Chip(NamedTuple):
@@ -227,11 +224,12 @@ def count(text: str, mesh: dict[str, int], kind: str, kernels: dict[tuple, float
     each |= {'bound': work.seconds + work.exposed, 'cycles': work.cycles / chip.clock / 1e9}
     parts[part_of(work)].update({name: work.times * value for name, value in each.items()})
     if not work.cycles:
-      without_cycles[re.sub(r'[.\d]+$', '', work.name)] += work.times * work.bytes
+      what = work.name if work.opcode in ('fusion', 'tpu_custom_call') else work.opcode
+      without_cycles[re.sub(r'[.\d]+$', '', what)] += work.times * work.bytes
   total, found = collections.Counter(), program.collectives()
   for part in parts.values():
     total.update(part)
-    part['share'] = part['bytes'] / program.bytes_moved()
+    part['share'] = part['bytes'] / max(program.bytes_moved(), 1)
   between = sum(c.bytes_sent for c in found if c.kind == hlo.BETWEEN_SLICES)
   not_counted = [*dict.fromkeys(program.not_counted)]
   if chip.network_rate is None:
@@ -244,7 +242,7 @@ def count(text: str, mesh: dict[str, int], kind: str, kernels: dict[tuple, float
     'sent_between_slices': between,
     'parts': {name: dict(parts[name]) for name in sorted(parts, key=lambda n: -parts[n]['bytes'])},
     'collectives': [c._asdict() | {'sent': c.bytes_sent} for c in found],
-    'without_cycles': {name: size for name, size in without_cycles.most_common() if size},
+    'without_cycles': dict(without_cycles.most_common()),
     'not_counted': not_counted,
   }
 
@@ -259,16 +257,12 @@ def part_of(work: hlo.Work) -> str:
   return [*PARTS][matches[-1].lastindex - 1] if matches else 'other'
 
 
-def difference(this: dict, other: dict) -> dict:
-  """Returns the differences of the numbers of two nested dictionaries; a missing one is 0."""
-  result = {}
-  for key in this | other:
-    value, before = this.get(key), other.get(key)
-    if isinstance(value or before, dict):
-      result[key] = difference(value or {}, before or {})
-    elif isinstance(value or before, int | float):
-      result[key] = (value or 0) - (before or 0)
-  return result
+def difference(this: Any, other: Any) -> Any:
+  """Returns the difference of two numbers, or of those of nested dictionaries; None is 0."""
+  if isinstance(this or other, dict):
+    this, other = this or {}, other or {}
+    return {key: difference(this.get(key), other.get(key)) for key in this | other}
+  return (this or 0) - (other or 0) if isinstance(this or other or 0, int | float) else None
 
 
 def format_numbers(r: dict, sign: str = '') -> list[str]:
@@ -287,42 +281,19 @@ def format_numbers(r: dict, sign: str = '') -> list[str]:
 
 def format_report(name: str, r: dict) -> str:
   """Formats the statistics of a program."""
-  status = 'fits' if r['fits'] else f'DOES NOT FIT: {REMEDIES.get(name, OTHER_REMEDIES)}'
+  status = 'fits' if r['fits'] else f'DOES NOT FIT; {REMEDIES}'
   lines = [f'{name}, {r["tokens"]:,} tokens: {status}']
   if 'bytes' not in r:
     return '\n'.join([*lines, f'  {r["reason"]}'])
   lines[0] += f'; compiled in {progress.format_duration(r["compile_seconds"])}'
   lines += format_numbers(r)
-  header = '  collective', 'axes', 'devices', 'times', 'MB sent', 'waits, ms', 'of'
-  rows = [
-    (
-      f'  {c["kind"]}',
-      ','.join(c['axes']),
-      f'{c["devices"]}',
-      f'{c["times"]}',
-      f'{c["sent"] / 1e6:,.1f}',
-      f'{1e3 * c["exposed"]:.2f}',
-      c['shape'][:50],
-    )
-    for c in r['collectives']
-    if c['sent'] >= MIN_BYTES
-  ]
-  lines += text_tables.align_columns([header, *rows], '<<>>>><') if rows else []
-  sizes = (f'{name} {size / 1e9:.2f} GB' for name, size in r['without_cycles'].items())
-  lines.append(f'  without cycles: {", ".join(itertools.islice(sizes, MAX_NAMES))}')
+  for c in (c for c in r['collectives'] if c['sent'] >= MIN_BYTES):
+    row = f'  {c["kind"]} over {",".join(c["axes"])} of {c["devices"]}, {c["times"]} times: '
+    row += f'{c["sent"] / 1e6:,.1f} MB sent, {1e3 * c["exposed"]:.2f} ms waited, {c["shape"][:50]}'
+    lines.append(row)
+  sizes = [f'{name} {size / 1e9:.2f}' for name, size in r['without_cycles'].items() if size >= 1e7]
+  lines.append(f'  without cycles, GB: {", ".join(sizes)}')
   return '\n'.join(lines + [f'  not counted: {what}' for what in r['not_counted']])
-
-
-def format_table(reports: list[dict]) -> str:
-  """Formats training on several slices as a table in Markdown."""
-  columns = [METRICS[key] for key in TABLE]
-  lines = [f'| slice | devices | {" | ".join(f"{title}, {unit}" for title, _, unit in columns)} |']
-  lines.append('|---' * (2 + len(TABLE)) + '|')
-  for report in reports:
-    r, devices = report['programs']['train'], math.prod(report['mesh'].values())
-    cells = [f'{r[key] / METRICS[key][1]:,.1f}' if key in r else 'does not fit' for key in TABLE]
-    lines.append(f'| {report["slices"]} x {report["topology"]} | {devices} | {" | ".join(cells)} |')
-  return '\n'.join(lines)
 
 
 def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
@@ -384,8 +355,6 @@ def main(argv: list[str]) -> int:
       args.json.write_text(json.dumps(reports, indent=2) + '\n')
   results = [result for report in reports for result in report['programs'].values()]
   print(f'{results[0]["parameters"]:,} parameters')
-  if len(reports) > 1 and 'train' in args.programs:
-    print(format_table(reports))
   return 0 if all(result['fits'] for result in results) else 1
 
 

@@ -13,7 +13,6 @@ FLOPs are those of matrix products, a multiply-add as two, and of the given Pall
 
 import dataclasses
 import math
-import operator
 import re
 from typing import NamedTuple
 
@@ -223,7 +222,7 @@ class Program:
     """Returns the work and the seconds of the computations that an instruction calls."""
     if i.opcode == 'conditional':
       branches = i.called('branch_computations') or i.called('true_computation')
-      return max(map(self._run, branches), key=operator.itemgetter(1))
+      return max(map(self._run, branches), key=lambda run: (run[1], len(run[0])))
     if i.opcode != 'while':
       role = {'call': 'to_apply', 'async': 'calls'}.get(i.opcode)
       return self._run(*i.called(role)) if role and i.called(role) else ([], 0.0)
@@ -349,14 +348,14 @@ def _demand(user: Instruction, value: Instruction) -> float:
   if user.fused:
     read = [i for i in user.fused if i.opcode == 'parameter' and i.text.split(')')[0] in positions]
     return min(1.0, sum(map(_total_demand, read)))
+  if user.opcode in (ASYNC_START, ASYNC_DONE):
+    return 0.0
   if positions == ['0'] and _is_in_place(user):
     return 0.0 if user.opcode == 'dynamic-update-slice' else _written(user)
   if user.opcode in SLICES and '0' in positions:
     return min(1.0, user.elements / value.elements) * _total_demand(user)
   is_elementwise = user.opcode not in PRODUCTS and len(user.arrays) == 1
-  if is_elementwise and user.elements == value.elements:
-    return _total_demand(user)
-  return float(user.opcode not in (ASYNC_START, ASYNC_DONE))
+  return _total_demand(user) if is_elementwise and user.elements == value.elements else 1.0
 
 
 def _total_demand(value: Instruction) -> float:

@@ -149,6 +149,27 @@ def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
     return record['step'] if record.get('init_from', init_from) == init_from else 'newest'
 
 
+def check_model(source: experiment.Config, config: experiment.Config, remedy: str) -> None:
+  """Raises BadInput for a model that is not the one to start from, maybe with more memories.
+
+  Values that are `free_on_init` may differ.
+
+  Args:
+    source: config of the run to start from.
+    config: the experiment.
+    remedy: what to use instead of another value.
+  """
+  new = added.new_parts(source.model, config.model)
+  may_differ = lambda key: key.free_on_resume or key.free_on_init
+  for key, old, value in fields.differences(source.model, config.model, 'model.', may_differ):
+    if key.path not in new:
+      raise errors.BadInput(
+        f'init_from={config.init_from} was trained with {key.path}={old!r}, now it is {value!r}: '
+        f'use {remedy}, or omit init_from'
+      )
+  added.check(source.model, config)
+
+
 class Start:
   """The start of a language model from another run (see `train_task.CorpusTask`).
 
@@ -164,7 +185,8 @@ class Start:
     self._config, self._workdir, self._source = config, workdir, None
     if not reader.steps(workdir):
       self._source = open_run(config.init_from)
-      self._check_model(self._source.config)
+      remedy = self._source_config or 'the old value'
+      check_model(self._source.config, config, remedy)
 
   @property
   def _source_config(self) -> str | None:
@@ -174,22 +196,6 @@ class Start:
       return f'--config={init_from}'
     is_published = isinstance(self._source, huggingface.PublishedRun)
     return f'--config={command_line.PUBLISHED}{self._source.workdir}' if is_published else None
-
-  def _check_model(self, source: experiment.Config) -> None:
-    """Raises BadInput for a model that is not the other one, maybe with more memories.
-
-    Values that are `free_on_init` may differ.
-    """
-    init_from, new = self._config.init_from, added.new_parts(source.model, self._config.model)
-    may_differ = lambda key: key.free_on_resume or key.free_on_init
-    differences = fields.differences(source.model, self._config.model, 'model.', may_differ)
-    for key, old, value in differences:
-      if key.path not in new:
-        raise errors.BadInput(
-          f'init_from={init_from} was trained with {key.path}={old!r}, now it is {value!r}: use '
-          f'{self._source_config or "the old value"}, or omit init_from'
-        )
-    added.check(source.model, self._config)
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:
     """Raises BadInput if the other run has another vocabulary."""
