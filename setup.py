@@ -71,6 +71,7 @@ setuptools.setup(
     'interop': [],  # this and the next need no further packages; commands name them
     'huggingface': [],
     'gguf': ['gguf>=0.19'],  # GGUF files
+    'lm_eval': ['lm_eval>=0.4.13,<0.5'],  # ngrammer_jax.tasks.lm_eval
     'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
     'notebooks': ['jupyterlab', *NOTEBOOKS],
     'test': [

@@ -5,6 +5,9 @@ the file has one prompt per line, or is JSON lines or Parquet with a field "prom
 --interactive continues each line of standard input.
 With --chat, prompts are messages, which a model with a chat template answers; --interactive --chat
 is a conversation.
+
+The KV cache can be shorter than the text, and keep its first tokens as attention sinks:
+--config.evaluation.memory.length=1024 --config.evaluation.memory.sinks=4
 """
 
 import argparse
@@ -20,18 +23,22 @@ import time
 from typing import Any, TextIO
 
 from ngrammer_jax import errors, flags
+from ngrammer_jax.config import command_line
 from ngrammer_jax.system import compilation_cache, files, progress
 
 
 def main(argv: list[str]) -> int:
   """Generates continuations; prints a single one while it is generated."""
-  options = _make_parser().parse_args(argv)
+  overrides, plain = command_line.split(argv)
+  options = _make_parser().parse_args(plain)
   prompts = [] if options.interactive else _read_prompts(options)
 
   from ngrammer_jax.inference import sampling
 
   compilation_cache.enable(options.compilation_cache)
   run = flags.load_run(options)
+  changed = command_line.override(run.config, overrides, 'evaluation.memory.*')
+  run = dataclasses.replace(run, config=changed)
   config = sampling.SamplingConfig(
     options.temperature, options.top_k, options.top_p, options.repetition_penalty
   )

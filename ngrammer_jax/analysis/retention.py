@@ -1,8 +1,10 @@
 """Loss of a run without its n-gram memories, and with wrong rows of their tables.
 
-Nothing is trained again: only the tables change. T tokens of text.
+Nothing is trained again. T tokens of text.
 """
 
+from collections.abc import Mapping
+import dataclasses
 import itertools
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 from ngrammer_jax import runs
 from ngrammer_jax.analysis import lookups, token_losses
 from ngrammer_jax.analysis.parts import Part
+from ngrammer_jax.config.ngram import memory as ngram_memory
 
 MAX_TOKENS = 2**16  # tokens of the split that are scored
 MAX_TRAIN_TOKENS = 10_000_000  # tokens of the training split in which n-grams are counted
@@ -24,9 +27,10 @@ FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   """Computes what the tables contribute to the loss of a run, as plain values for JSON.
 
-  Each memory is changed alone, in all its blocks: all rows are set to zero; those of one order are;
-  or every row that the text looks up is replaced by that of a random token, of the same head: rows
-  that the model can use, but of wrong n-grams. Zero rows leave the biases of a memory in place.
+  Each memory is changed alone, in all its blocks: it is removed, which gives back the model that it
+  was added to, if that is frozen; all rows are set to zero; those of one order are; or every row
+  that the text looks up is replaced by that of a random token, of the same head: rows that the
+  model can use, but of wrong n-grams. Zero rows leave the biases of a memory in place.
 
   The loss is in nats per token. Groups are by the count of an n-gram of tokens in the first
   MAX_TRAIN_TOKENS tokens of the training split: the n-gram that ends at the input token, of the
@@ -36,7 +40,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   `loss`, that of the unchanged model; and `changes`, with for each:
 
   `memory`: name of the memory.
-  `change`: `zero`, `order N zero` or `exchanged`.
+  `change`: `removed`, `zero`, `order N zero` or `exchanged`.
   `order`: order of the n-grams in the groups.
   `loss`: the loss.
   `groups`: for each smallest count of COUNTS, `count`; the number of `tokens`; and, None without
@@ -54,9 +58,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   train_ngrams_NxT = lookups.token_ngrams(train, train_tokens, max(orders))
   counts = {n: lookups.count_ngrams(ngrams_NxT[:n], train_ngrams_NxT[:n]) for n in orders}
   loss_T, changes = token_losses.token_losses(run, text, tokens), []
-  for memory, change, order, changed in _changes(run, all_tables, text, tokens):
-    variables = _change_tables(run, changed)
-    changed_T = token_losses.token_losses(run, text, tokens, variables)
+  for memory, change, order, changed, variables in _changes(run, all_tables, text, tokens):
+    changed_T = token_losses.token_losses(changed, text, tokens, variables)
     result = {'memory': memory, 'change': change, 'order': order, 'loss': float(changed_T.mean())}
     changes.append(result | {'groups': _group(counts[order], loss_T, changed_T - loss_T)})
   return {
@@ -67,17 +70,39 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
 
 
 def _changes(run, all_tables, text, tokens):
-  """Yields the name of a memory, its change, the order of the groups and the changed tables."""
+  """Yields the name of a memory, its change, the order of the groups, a run and its variables."""
   by_table = lookups.read(run, text, tokens)
   for memory in dict.fromkeys(table.path[-1] for table in all_tables):
     tables = [table for table in all_tables if table.path[-1] == memory]
     orders = tables[0].hash.orders
-    yield memory, 'zero', max(orders), {table: _zeros(run, table, orders) for table in tables}
-    for order in orders if len(orders) > 1 else ():
-      zeros = {table: _zeros(run, table, (order,)) for table in tables}
-      yield memory, f'order {order} zero', order, zeros
+    yield memory, 'removed', max(orders), *_remove(run, memory)
+    for zeroed in dict.fromkeys((orders, *((order,) for order in orders))):
+      change = 'zero' if zeroed == orders else f'order {zeroed[0]} zero'
+      zeros = {table: _zeros(run, table, zeroed) for table in tables}
+      yield memory, change, max(zeroed), run, _change_tables(run, zeros)
     exchanged = {table: _exchange(run, table, by_table[table.name]) for table in tables}
-    yield memory, 'exchanged', max(orders), exchanged
+    yield memory, 'exchanged', max(orders), run, _change_tables(run, exchanged)
+
+
+def _remove(run, memory):
+  """Returns a run without a memory, and its variables."""
+  names = [ngram_memory.name(i) for i in range(len(run.config.model.ngram_memories))]
+  kept = [name for name in names if name != memory]
+  changes = {'ngram_memories': tuple(run.config.model.ngram_memories[names.index(n)] for n in kept)}
+  changes |= {} if memory in names else {'ngram': None}
+  model = dataclasses.replace(run.config.model, **changes)
+  without = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
+  renamed = {old: ngram_memory.name(i) for i, old in enumerate(kept)}  # memories are numbered
+
+  def keep(tree):
+    return {
+      renamed.get(name, name): keep(part) if isinstance(part, Mapping) else part
+      for name, part in tree.items()
+      if name != memory
+    }
+
+  variables = {'params': keep(run.state.params), 'codebook': keep(run.state.codebook)}
+  return without, without.engine.prepare(variables)
 
 
 def _zeros(run, table, orders):

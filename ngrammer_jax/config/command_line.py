@@ -18,7 +18,7 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors, pretrained_models
-from ngrammer_jax.config import catalog, conversion, fields
+from ngrammer_jax.config import added, catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.system import files
 
@@ -43,7 +43,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
     print(conversion.describe(resolve(flags.config, overrides)))
     parser.exit()
   flags = parser.parse_args(plain)
-  config = resolve(flags.config, overrides)
+  config = resolve(flags.config, overrides, getattr(flags, 'workdir', None))
   for key, value in fields.walk_values(config):
     if not key.is_used and value != key.default:
       logging.warning('%s is no longer used', key.path)
@@ -80,9 +80,39 @@ def add_list(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--list', action=PrintList, nargs=0, default=argparse.SUPPRESS, help=text)
 
 
-def resolve(spec: str, overrides: list[tuple[str, str]]) -> Config:
-  """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`."""
-  return _apply_all(load_file(spec), overrides)
+def resolve(
+  spec: str, overrides: list[tuple[str, str]], workdir: pathlib.Path | None = None
+) -> Config:
+  """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`.
+
+  Memories that the model of `init_from` does not have are completed, see `added.complete`. If the
+  run in a workdir has started, that model need not be there.
+  """
+  values = load_file(spec)
+  present = [path for path, _ in added.blocks(values.get('model') or {})]
+  _apply_all(values, overrides)
+  paths = [path for path, _ in added.blocks(values.get('model') or {})]
+  if values.get('init_from') is not None and paths:
+    source = _open_source(values['init_from'], workdir, is_needed=paths != present)
+    if source is not None:
+      paths = {path for path, _ in overrides}
+      added.complete(values, paths, present, source.config.model, source.model.vocabulary_size)
+  return conversion.resolve(values)
+
+
+def _open_source(init_from, workdir, is_needed):
+  """Returns the run of `init_from`, or that of the workdir; None if there is no such run."""
+  from ngrammer_jax import runs  # not needed for other configs
+  from ngrammer_jax.runs import init_from as start
+
+  try:
+    return start.open_run(init_from)
+  except errors.BadInput:
+    if workdir is not None and (workdir / 'config.json').exists():
+      return runs.load_run(workdir)
+    if is_needed:
+      raise
+    return None
 
 
 def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -108,7 +138,8 @@ def override(config: Config, overrides: list[tuple[str, str]], *allowed: str) ->
       raise errors.BadInput(
         f'--config.{path}: only {", ".join(allowed)} of a trained run can be changed here'
       )
-  return _apply_all(values, overrides)
+  _apply_all(values, overrides)
+  return conversion.resolve(values)
 
 
 def load_file(spec: str) -> dict[str, Any]:
@@ -121,14 +152,18 @@ def load_file(spec: str) -> dict[str, Any]:
   is_file = files.user_path('--config', spec).exists()
   name, _, variant = (spec, '', '') if is_file else spec.partition(':')
   path = files.user_path('--config', name)
-  if spec.startswith(pretrained_models.PREFIX) and not path.exists():
-    return _load_pretrained(spec, variant)
-  if spec.startswith(PUBLISHED) and not path.exists():
-    return _load_published(spec)
-  if not path.is_file():
-    path = _find_packaged(spec, name)
+  with errors.named(f'--config={spec}'):
+    if spec.startswith(pretrained_models.PREFIX) and not path.exists():
+      return _load_pretrained(variant)
+    if spec.startswith(PUBLISHED) and not path.exists():
+      return _load_published(spec.removeprefix(PUBLISHED))
+    return _run_file(path if path.is_file() else _find_packaged(spec, name), name, variant)
+
+
+def _run_file(path: pathlib.Path, name: str, variant: str) -> dict[str, Any]:
+  """Returns the config of a file. Raises BadInput if it is none, or fails."""
   if path.suffix != '.py':
-    raise errors.BadInput(f'--config={spec}: {name} is not a Python file, FILE.py')
+    raise errors.BadInput(f'{name} is not a Python file, FILE.py')
   try:
     module = catalog.load_module(path)
     get_config = getattr(module, 'get_config', None)
@@ -137,40 +172,33 @@ def load_file(spec: str) -> dict[str, Any]:
     if variant and not inspect.signature(get_config).parameters:
       raise errors.BadInput(f'{name} has no variants; omit ":{variant}"')
     config = get_config(variant) if variant else get_config()
-  except errors.BadInput as error:
-    raise errors.BadInput(f'--config={spec}: {error}') from error
+  except errors.BadInput:
+    raise
   except (Exception, SystemExit) as error:
-    raise errors.BadInput(
-      f'--config={spec} fails: {type(error).__name__}: {error}; correct the file'
-    ) from error
+    reason = f'{type(error).__name__}: {error}'
+    raise errors.BadInput(f'it fails: {reason}; correct the file') from error
   config = conversion.to_dict(config)
   if not isinstance(config, dict):
-    raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')
+    raise errors.BadInput(f'get_config() returned {config!r}, not a ConfigDict')
   return config
 
 
-def _load_pretrained(spec: str, name: str) -> dict[str, Any]:
+def _load_pretrained(name: str) -> dict[str, Any]:
   """Returns the config of a pretrained model. Raises BadInput if there is none."""
-  try:
-    folder = pretrained_models.find(name)
-  except errors.BadInput as error:
-    raise errors.BadInput(f'--config={spec}: {error}') from error
+  folder = pretrained_models.find(name)
   if folder.is_file():
-    return _load_published(f'{PUBLISHED}{folder}')
+    return _load_published(folder)
   config = files.read_json(folder / 'config.json')
-  if paths := [path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json']:
-    config['data'] |= {'vocabulary_path': str(paths[0]), 'vocabulary_size': None}
+  if path := conversion.stored_vocabulary(folder):
+    config['data'] |= {'vocabulary_path': str(path), 'vocabulary_size': None}
   return config
 
 
-def _load_published(spec: str) -> dict[str, Any]:
+def _load_published(path: str | pathlib.Path) -> dict[str, Any]:
   """Returns the config of a published model. Raises BadInput if there is none."""
-  from ngrammer_jax import published_models  # not needed for other configs
+  from ngrammer_jax import open_weights  # not needed for other configs
 
-  try:
-    return published_models.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()
-  except errors.BadInput as error:
-    raise errors.BadInput(f'--config={spec}: {error}') from error
+  return open_weights.open(pathlib.Path(path)).config_values()
 
 
 def _find_packaged(spec: str, name: str) -> pathlib.Path:
@@ -186,7 +214,7 @@ def _find_packaged(spec: str, name: str) -> pathlib.Path:
   if not others and (packaged_name := pathlib.Path(name).stem) in packaged:  # of a checkout
     available = f': use the config of the package, --config={packaged_name}{spec[len(name) :]}'
   missing = f'no file {name}' if is_path else f'no file and no config of the package {name}'
-  raise errors.BadInput(f'--config={spec}: {missing}{available}')
+  raise errors.BadInput(f'{missing}{available}')
 
 
 def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
@@ -207,8 +235,8 @@ def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
   return path, text
 
 
-def _apply_all(config: dict[str, Any], overrides: list[tuple[str, str]]) -> Config:
-  """Returns the config with overrides applied in their order, but presets before other keys."""
+def _apply_all(config: dict[str, Any], overrides: list[tuple[str, str]]) -> None:
+  """Applies overrides to a config in their order, but presets before other keys."""
   for number, (path, text) in enumerate(overrides):
     _apply(config, path, text)
     block, _, name = path.rpartition('.')
@@ -216,7 +244,6 @@ def _apply_all(config: dict[str, Any], overrides: list[tuple[str, str]]) -> Conf
       for earlier, earlier_text in overrides[:number]:
         if earlier.startswith(f'{block}.') and earlier != path:
           _apply(config, earlier, earlier_text)
-  return conversion.resolve(config)
 
 
 def _apply(config: dict[str, Any], path: str, text: str) -> None:

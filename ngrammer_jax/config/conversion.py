@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import difflib
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -39,7 +40,7 @@ def resolve(values: Any) -> Config:
     BadInput: an unknown key (the nearest valid one is named), a value of the wrong type,
       or an impossible combination.
   """
-  config = _build(Config, values)
+  config = build(Config, values)
   config.check()
   return config
 
@@ -53,8 +54,8 @@ def to_dict(values: Any) -> Any:
   return tuple(map(to_dict, values)) if isinstance(values, tuple | list) else values
 
 
-def _build(kind: type, values: Any, path: str = '') -> Any:
-  """Returns the dataclass `kind`, the section at `path` (which ends with a dot) of a config."""
+def build(kind: type, values: Any, path: str = '') -> Any:
+  """Returns the dataclass `kind`, the section at `path` (which ends with a dot), unchecked."""
   if isinstance(values, ml_collections.ConfigDict):
     values = values.to_dict()
   if not isinstance(values, Mapping):
@@ -77,7 +78,7 @@ def _convert(key: fields.Key, value: Any) -> Any:
   if isinstance(value, str) and key.presets is not None:
     return key.presets(value)
   if value is not None:
-    return _build(key.block, value, f'{key.path}.')
+    return build(key.block, value, f'{key.path}.')
   if key.is_optional:
     return None
   raise errors.BadInput(f'{key.path}=None: the section is required')
@@ -189,7 +190,16 @@ def load(path: pathlib.Path) -> Config:
   if missing and values.keys() != {'model', 'data'}:
     raise ValueError(f'no section {", ".join(sorted(missing))}')
   values.get('training', {}).pop('span_check_every', None)  # no longer used
+  vocabulary, own = values['data'].get('vocabulary_path'), stored_vocabulary(path.parent)
+  if vocabulary and own and not os.path.exists(os.path.expanduser(vocabulary)):
+    values['data']['vocabulary_path'] = str(own)  # the run may have been moved
   return resolve(values)
+
+
+def stored_vocabulary(folder: pathlib.Path) -> pathlib.Path | None:
+  """Returns the file of a vocabulary in a workdir, if the vocabulary has one of its own."""
+  paths = (path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json')
+  return next(paths, None)
 
 
 def describe(config: Config) -> str:

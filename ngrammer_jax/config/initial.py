@@ -7,7 +7,17 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
 RECIPES = ('transformer_xl', 'adaptive_span')
+STARTS = ('published', 'neutral')
 _NORMAL = ('recipe', ('transformer_xl',))
+
+
+def start_field() -> Any:
+  """Declares the field `start` of a memory, see `config.added`."""
+  return field(
+    None,
+    'initial values; neutral: of no effect, for a memory that init_from lacks; None: published',
+    choices=STARTS,
+  )
 
 
 @dataclasses.dataclass(frozen=True)

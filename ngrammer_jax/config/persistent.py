@@ -5,6 +5,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.initial import start_field
 
 # all_attention is the method of the paper; the others are its ablations.
 KINDS = ('all_attention', 'attention_split', 'single_head', 'head_split')
@@ -20,12 +21,19 @@ class PersistentConfig:
     'how the vectors are combined with the context (the others: ablations)',
     choices=KINDS,
   )
+  start: str | None = start_field()
 
   def check(self, model: Any) -> None:
     """Raises BadInput for vectors that are invalid for the model."""
     if not self.vectors and self.kind != 'all_attention':
       raise errors.BadInput(
         f'model.persistent.kind={self.kind!r} needs vectors, but model.persistent.vectors=0'
+      )
+    if self.start == 'neutral' and self.kind in ('all_attention', 'head_split'):
+      raise errors.BadInput(
+        f'model.persistent.kind={self.kind!r} takes attention from the context, so it cannot be '
+        f'added to a trained model: use model.persistent.kind="attention_split", with a softmax of '
+        f'its own, or model.persistent.start="published", with another loss at the start'
       )
     if self.kind != 'head_split':
       return

@@ -1,15 +1,19 @@
 """Learned attention spans."""
 
 import dataclasses
+import math
 from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.initial import start_field
 
 KINDS = ('adaptive', 'dynamic')
 # Keys within the span and its ramp, as in the official code, which trims its cache; or all keys, as
 # in its formula. Kernels that skip the keys beyond a span support `span` alone.
 EPSILON_KEYS = ('span', 'all')
+INITIAL = {('adaptive', False): 0.0, ('dynamic', False): -4.0}  # by kind, and whether neutral
+INITIAL |= {('adaptive', True): 1.0, ('dynamic', True): 4.0}
 MIN_LIMIT = 64  # below it, unless such a kernel is named, there is little to skip: `all`
 
 
@@ -33,9 +37,10 @@ class SpanConfig:
   )
   initial: float | None = field(
     None,
-    'initial parameter; None: 0 for adaptive, -4 (before the sigmoid) for dynamic',
+    'initial parameter; None: 0 or 1 for adaptive, -4 or 4 before the sigmoid for dynamic',
     free_on_init=True,
   )
+  start: str | None = start_field()
   renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
   epsilon_keys: str | None = field(
     None,
@@ -45,6 +50,16 @@ class SpanConfig:
   )
   reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
   check_every: int = field(100, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
+
+  def initial_value(self) -> float:
+    """Returns the initial parameter."""
+    default = INITIAL[self.kind, self.start == 'neutral']
+    return default if self.initial is None else self.initial
+
+  def initial_span(self) -> float:
+    """Returns the initial span of a neutral start, in tokens."""
+    z = self.initial_value()
+    return self.limit * (z if self.kind == 'adaptive' else 1 / (1 + math.exp(-z)))
 
   def counts_all_keys(self, kernel: str | None) -> bool:
     """Whether keys beyond the span count in the normaliser, with `model.kernel`."""

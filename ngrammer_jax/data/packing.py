@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import seen_files, streams, text_files, vocabularies
+from ngrammer_jax.data import mixture_schedule, seen_files, streams, text_files, vocabularies
 from ngrammer_jax.data import shards as shard_files
 from ngrammer_jax.data.formats import Place
 from ngrammer_jax.system import files
@@ -128,10 +128,14 @@ class PackedDataset:
     batch_size: B.
     length: T.
     folder: where reader states are saved. It must not be shared by different corpora,
-      vocabularies, batch sizes or lengths.
+      vocabularies, batch sizes, lengths or schedules.
     shuffle: seed of the order of the shards of a row in each epoch, and of the documents of each
       block. None: as they are stored.
     begin_of_text: whether documents are separated by end and begin, see `Vocabulary.separator`.
+    schedule: the steps at which each row reads the corpus. None: every step.
+
+  Attributes:
+    epochs: number of epochs that all rows have completed which were read here.
   """
 
   def __init__(
@@ -143,8 +147,10 @@ class PackedDataset:
     folder: pathlib.Path,
     shuffle: int | None = None,
     begin_of_text: bool = False,
+    schedule: mixture_schedule.PartSchedule | None = None,
   ):
     self._vocabulary, self._batch_size, self._length = vocabulary, batch_size, length
+    self._schedule, self.epochs = schedule or mixture_schedule.whole_batch(batch_size), 0
     separator = vocabulary.separator(begin_of_text)
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
@@ -153,19 +159,23 @@ class PackedDataset:
     self._readers: dict[range, _BatchReader] = {}
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
-    """Returns the segment of a step, for a slice of the batch rows.
+    """Returns the segment of a step, for a slice of the batch rows, if all of them read it."""
+    return streams.stack_rows(self.rows(step, range(self._batch_size)[rows]).values())
+
+  def rows(self, step: int, rows: range) -> dict[int, streams.Row]:
+    """Returns the segments of those of the rows that read the corpus at a step.
 
     Raises:
       BadInput: a shard is damaged, or has no document for a row.
     """
-    first, last, _ = rows.indices(self._batch_size)
-    row_range = range(first, last)
-    reader = self._readers.get(row_range)
+    reader = self._readers.get(rows)
     if reader is None or reader.step != step:
-      reader = self._readers[row_range] = self._open_reader(step, row_range)
+      reader = self._readers[rows] = self._open_reader(step, rows)
     if step % SAVE_INTERVAL == 0:
       self._save_states(reader)
-    return reader.next_segment()
+    segments = reader.next_segments()
+    self.epochs = min(state.epoch for r in self._readers.values() for state in r.states())
+    return segments
 
   def _is_old(self) -> bool:
     """Whether the run began with a version that took white space for a document."""
@@ -178,9 +188,10 @@ class PackedDataset:
   def _open_reader(self, step, rows):
     """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
     saved_step, states = self._load_states(step, rows)
-    reader = _BatchReader(self._make_row, self._vocabulary, self._length, saved_step, states)
+    source = self._make_row, self._vocabulary, self._length, self._schedule
+    reader = _BatchReader(*source, saved_step, states)
     while reader.step < step:
-      reader.next_segment()
+      reader.next_segments()
     return reader
 
   def _load_states(self, step, rows):
@@ -229,25 +240,27 @@ def _read_states(path: pathlib.Path, max_step: int) -> dict[int, dict[int, Reade
 class _BatchReader:
   """Reads a range of batch rows, segment by segment."""
 
-  def __init__(self, make_row, vocabulary, length, step, states):
+  def __init__(self, make_row, vocabulary, length, schedule, step, states):
     self.step = step
     self.rows = list(states)
-    self._vocabulary, self._length = vocabulary, length
-    self._row_readers = [make_row(row, state) for row, state in states.items()]
+    self._vocabulary, self._length, self._schedule = vocabulary, length, schedule
+    self._row_readers = {row: make_row(row, state) for row, state in states.items()}
 
   def states(self) -> list[ReaderState]:
     """Returns the states of all rows, before the next segment."""
-    return [reader.state() for reader in self._row_readers]
+    return [reader.state() for reader in self._row_readers.values()]
 
-  def next_segment(self) -> streams.Segment:
-    """Returns the next segment of all rows."""
-    self._fill_buffers()
+  def next_segments(self) -> dict[int, streams.Row]:
+    """Returns the next segment of each row that reads the corpus at this step."""
+    is_reading_B = self._schedule.is_reading(self.step)
+    readers = {row: reader for row, reader in self._row_readers.items() if is_reading_B[row]}
+    self._fill_buffers(readers.values())
     self.step += 1
-    return streams.stack_rows(reader.take(self._length) for reader in self._row_readers)
+    return {row: reader.take(self._length) for row, reader in readers.items()}
 
-  def _fill_buffers(self):
+  def _fill_buffers(self, readers):
     """Tokenises until every row has a segment: the texts of all rows in one parallel call."""
-    while incomplete := [r for r in self._row_readers if r.num_buffered < self._length]:
+    while incomplete := [r for r in readers if r.num_buffered < self._length]:
       batch = []
       for reader in incomplete:
         missing_bytes = PREFETCH_BYTES * (self._length - reader.num_buffered)

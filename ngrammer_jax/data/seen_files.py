@@ -69,9 +69,14 @@ class SeenFiles:
       raise errors.BadInput(f'{path} cannot be written: {error.strerror}') from error
 
 
-def first_sizes(workdir: pathlib.Path | None) -> dict[str, int]:
-  """Returns the sizes that the files had which were found damaged, by their names."""
-  folders = [] if workdir is None else list((workdir / 'places').glob('*'))
+def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[str, int]:
+  """Returns the sizes that the files had which were found damaged, by their names.
+
+  Args:
+    workdir: run directory; None: there is none.
+    pattern: of the names of the folders of `SeenFiles`.
+  """
+  folders = [] if workdir is None else list((workdir / 'places').glob(pattern))
   lines = [line for folder in folders for line in _read(folder)]
   return {line['name']: line['size'] for line in lines if line.get('was_damaged')}
 

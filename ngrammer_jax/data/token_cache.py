@@ -5,7 +5,7 @@ integers) and `<split>.starts.npy`. It is written to a temporary folder and rena
 so a killed process never leaves an incomplete cache. Only the user can read it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import hashlib
 import itertools
@@ -71,6 +71,19 @@ class TokenSplit:
     return inputs, targets, self.starts[documents] == indices
 
 
+def join(splits: Sequence[TokenSplit]) -> TokenSplit:
+  """Returns splits one after another, separated by the document start."""
+  if len(splits) == 1:
+    return splits[0]
+  dtype, separator = splits[0].tokens.dtype, [splits[0].document_start]
+  tokens = [np.append(split.tokens, separator).astype(dtype) for split in splits]
+  offsets = itertools.accumulate(map(len, tokens), initial=0)
+  starts = [split.starts + offset for split, offset in zip(splits, offsets, strict=False)]
+  return dataclasses.replace(
+    splits[0], tokens=np.concatenate(tokens)[:-1], starts=np.concatenate(starts), text_bytes=None
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenCorpus:
   """A tokenised corpus.
@@ -89,43 +102,96 @@ class TokenCorpus:
   train_shards: shards.Shards | None = None
 
 
+def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
+  """Opens the corpus of a config, one of `corpora.CORPORA`."""
+  layout = layout_of(config)
+  return corpora.open_corpus(
+    config.corpus, config.path, config.newlines, layout, config.validation_share
+  )
+
+
 def prepare(
   config: data_config.DataConfig,
-  open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] | None = None,
+  corpus: corpora.Corpus | None = None,
   may_delete: bool = True,
   vocabulary: vocabularies.Vocabulary | None = None,
-  first_sizes: Mapping[str, int] | None = None,
 ) -> TokenCorpus:
   """Loads a tokenised corpus from the cache, or tokenises it.
 
   Args:
     config: data config.
-    open_corpus: opens the corpus. None: open one of `corpora.CORPORA`.
+    corpus: the corpus of the config. None: open it with `open_corpus`.
     may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
       the user has not named `data.cache_dir`.
     vocabulary: the vocabulary. None: read it, or learn it from the corpus, as the config says.
-    first_sizes: sizes that files of shards had at first, by name, see `seen_files`.
 
   Raises:
     BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
       valid UTF-8, or the vocabulary does not fit it; or a damaged folder may not be deleted.
   """
   config.check()
-  if open_corpus is None:
-    corpus = corpora.open_corpus(
-      config.corpus, config.path, config.newlines, layout_of(config), config.validation_share
+  corpus = corpus or open_corpus(config)
+  key = _cache_key(config, corpus, vocabulary)
+  load = lambda folder: _load(folder, corpus.train_shards)
+
+  def write(folder):
+    corpus.verify()
+    _write_cache(config, corpus, folder, vocabulary)
+
+  return _load_or_write(config, f'{corpus.name.replace("/", "-")}-{key}', load, write, may_delete)
+
+
+def learn_shared_vocabulary(
+  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus], may_delete: bool = True
+) -> vocabularies.Vocabulary | None:
+  """Loads the vocabulary of the parts of a mixture from the cache, or learns it from all of them.
+
+  Each part is read in proportion to its weight. None: the vocabulary is not learned.
+
+  Raises:
+    BadInput: the parts cannot share such a vocabulary.
+  """
+  if config.vocabulary == 'bytes' or config.vocabulary_path is not None:
+    return None
+  weights = config.weights()
+  encoded = [_with_encoding(config, corpus) for corpus in all_corpora]
+  if len({corpus.encoding for corpus in encoded}) > 1:
+    raise errors.BadInput(
+      f'data.vocabulary={config.vocabulary!r}: the characters of enwik8 are bytes, so other parts '
+      f'of data.mixture cannot share them: use bytes or sentencepiece'
     )
-  else:
-    corpus = open_corpus(config)
-  corpus = dataclasses.replace(corpus, first_sizes=first_sizes or {})
+  parts = zip(config.parts().values(), all_corpora, strict=True)
+  keys = [_cache_key(part, corpus, None) for part, corpus in parts]
+  name = hashlib.sha256(json.dumps([keys, weights]).encode()).hexdigest()[:16]
+
+  def write(folder):
+    sizes = [_measure(corpus)[0] for corpus in encoded]
+    _create_vocabulary(config, encoded, sizes, weights).save(folder)
+    meta = {'vocabulary_hash': _vocabulary_hash(folder)}
+    (folder / 'meta.json').write_text(json.dumps(meta), encoding='utf-8')
+
+  load = lambda folder: _load_vocabulary(folder, files.read_json(folder / 'meta.json'))
+  return _load_or_write(config, f'vocabulary-{name}', load, write, may_delete)
+
+
+def _load_or_write(config, name, load, write, may_delete):
+  """Loads a folder of the cache, after writing it if it is missing or damaged.
+
+  Args:
+    config: data config.
+    name: name of the folder.
+    load: loads a folder; raises one of `files.DAMAGE_ERRORS` if it is damaged.
+    write: writes an empty folder.
+    may_delete: see `prepare`.
+  """
   if config.cache_dir:
     root = files.user_path('data.cache_dir', config.cache_dir)
   else:
     root = files.user_cache('data.cache_dir')
-  folder = root / f'{corpus.name.replace("/", "-")}-{_cache_key(config, corpus, vocabulary)}'
+  folder = root / name
   if folder.exists():
     try:
-      return _load(folder, corpus.train_shards)
+      return load(folder)
     except files.DAMAGE_ERRORS as error:
       if files.is_busy(error):
         raise
@@ -136,17 +202,16 @@ def prepare(
         ) from error
       logging.warning('%s is damaged (%s); preparing it again', folder, error)
       files.remove(folder)
-  corpus.verify()
   try:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if may_delete:
       _remove_abandoned(root)
-    _create_cache(folder, config, corpus, vocabulary)
+    _create_folder(folder, write)
   except OSError as error:
     raise errors.BadInput(
       f'data.cache_dir={root} cannot be written: {error.strerror}; no incomplete cache is left'
     ) from error
-  return _load(folder, corpus.train_shards)
+  return load(folder)
 
 
 def layout_of(config: data_config.DataConfig, has_paragraphs: bool = True) -> Layout:
@@ -155,18 +220,13 @@ def layout_of(config: data_config.DataConfig, has_paragraphs: bool = True) -> La
   return Layout(fields, separator, has_paragraphs, config.vocabulary == 'bytes')
 
 
-def _create_cache(
-  folder: pathlib.Path,
-  config: data_config.DataConfig,
-  corpus: corpora.Corpus,
-  vocabulary: vocabularies.Vocabulary | None,
-) -> None:
-  """Writes a cache folder, unless another process is faster."""
+def _create_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
+  """Writes a folder of the cache, unless another process is faster."""
   with tempfile.TemporaryDirectory(
     prefix='preparing-', dir=folder.parent, ignore_cleanup_errors=True
   ) as name:
     scratch = pathlib.Path(name)
-    _write_cache(config, corpus, scratch, vocabulary)
+    write(scratch)
     try:
       scratch.rename(folder)
     except OSError:
@@ -214,13 +274,11 @@ def _write_cache(
 ) -> None:
   """Learns the vocabulary, if there is none, and tokenises all splits into an empty folder."""
   logging.info('preparing %s into %s', corpus.name, folder.parent)
-  # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
-  encodings = {'bytes': 'bytes', 'characters': corpus.encoding}
-  corpus = dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
+  corpus = _with_encoding(config, corpus)
   if config.drop_duplicates:
     corpus = documents.without_duplicates(corpus)
   sizes, digest = _measure(corpus)
-  vocabulary = vocabulary or _create_vocabulary(config, corpus, sizes)
+  vocabulary = vocabulary or _create_vocabulary(config, [corpus], [sizes], [1.0])
   vocabulary.save(folder)
   splits_meta = {}
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
@@ -240,6 +298,13 @@ def _write_cache(
     'splits': splits_meta,
   }
   (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
+
+
+def _with_encoding(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
+  """Returns a corpus with the encoding in which the vocabulary reads it."""
+  # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
+  encodings = {'bytes': 'bytes', 'characters': corpus.encoding}
+  return dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
 
 
 def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
@@ -278,34 +343,41 @@ def _vocabulary_hash(folder: pathlib.Path) -> str:
 
 
 def _create_vocabulary(
-  config: data_config.DataConfig, corpus: corpora.Corpus, sizes: dict[str, int]
+  config: data_config.DataConfig,
+  all_corpora: Sequence[corpora.Corpus],
+  sizes: Sequence[dict[str, int]],
+  weights: Sequence[float],
 ) -> vocabularies.Vocabulary:
-  """Returns the vocabulary of a config, learned from a corpus whose splits have these sizes."""
+  """Returns the vocabulary of a config, learned from corpora whose splits have these sizes."""
   if config.vocabulary == 'bytes':
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
     path = files.user_path('data.vocabulary_path', config.vocabulary_path)
     size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
     return vocabularies.read(config.vocabulary, path, size)
+  encoding = all_corpora[0].encoding
   if config.vocabulary == 'characters':
+    splits = [split for corpus in all_corpora for split in corpus.splits.values()]
     has_several = lambda split: len(list(itertools.islice(split, 2))) > 1
-    separated = any(map(has_several, corpus.splits.values()))
-    chunks = _read_chunks(itertools.chain(*corpus.splits.values()), corpus.encoding)
-    chunks = _show_progress(chunks, sum(sizes.values()))
-    return vocabularies.learn_characters(chunks, corpus.encoding, separated)
-  train_bytes = sizes.get('train', 0)
-  chunks = _read_chunks(corpus.splits['train'], corpus.encoding)
+    separated = len(all_corpora) > 1 or any(map(has_several, splits))
+    chunks = _read_chunks(itertools.chain(*splits), encoding)
+    chunks = _show_progress(chunks, sum(sum(part.values()) for part in sizes))
+    return vocabularies.learn_characters(chunks, encoding, separated)
+  texts = [_read_chunks(corpus.splits['train'], encoding) for corpus in all_corpora]
+  train_bytes = [part.get('train', 0) for part in sizes]
   if config.vocabulary == 'words':
-    return vocabularies.learn_words(_show_progress(chunks, train_bytes), config.vocabulary_size)
-  if corpus.train_shards is not None:
-    sample = _take_bytes(chunks, vocabularies.MAX_TRAINING_BYTES)
-  else:
-    step = math.ceil(train_bytes / vocabularies.MAX_TRAINING_BYTES)
-    sample = itertools.islice(chunks, 0, None, step)
-  logging.info(
-    'learning the vocabulary from at most %s bytes', f'{vocabularies.MAX_TRAINING_BYTES:,}'
-  )
-  return vocabularies.learn_sentencepiece(sample, config.vocabulary_size)
+    chunks = _show_progress(itertools.chain(*texts), sum(train_bytes))
+    return vocabularies.learn_words(chunks, config.vocabulary_size)
+  limits = [vocabularies.MAX_TRAINING_BYTES * weight for weight in weights]
+  samples = [
+    _take_bytes(chunks, limit)
+    if corpus.train_shards is not None
+    else itertools.islice(chunks, 0, None, math.ceil(size / limit))
+    for corpus, chunks, size, limit in zip(all_corpora, texts, train_bytes, limits, strict=True)
+    if limit
+  ]
+  logging.info('learning the vocabulary from at most %s bytes', f'{sum(limits):,.0f}')
+  return vocabularies.learn_sentencepiece(itertools.chain(*samples), config.vocabulary_size)
 
 
 def _show_progress(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
@@ -415,9 +487,7 @@ def encode_file(
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:
   """Loads a cache folder. Raises one of `files.DAMAGE_ERRORS` if it is damaged."""
   meta = files.read_json(folder / 'meta.json')
-  if _vocabulary_hash(folder) != meta['vocabulary_hash']:
-    raise ValueError('the vocabulary has changed')
-  vocabulary, splits = vocabularies.load(folder), {}
+  vocabulary, splits = _load_vocabulary(folder, meta), {}
   for split, fields in meta['splits'].items():
     tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
     if len(tokens) != fields['tokens']:
@@ -427,3 +497,10 @@ def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorp
     start = vocabulary.document_start
     splits[split] = TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
   return TokenCorpus(splits, vocabulary, meta['content_hash'], train_shards)
+
+
+def _load_vocabulary(folder: pathlib.Path, meta: dict[str, Any]) -> vocabularies.Vocabulary:
+  """Loads the vocabulary of a cache folder. Raises ValueError if it has changed."""
+  if _vocabulary_hash(folder) != meta['vocabulary_hash']:
+    raise ValueError('the vocabulary has changed')
+  return vocabularies.load(folder)

@@ -195,6 +195,7 @@ def make_attention(
 ) -> attention.Attention:
   """Returns the attention layer of a config, whose scores are divided by a number."""
   c, options, scale = config, config.attention_options(), config.attention_options().scale
+  p = c.persistent
   if score_divisor != 1:
     scale = (c.head_features**-0.5 if scale is None else scale) / score_divisor
   return attention.Attention(
@@ -202,7 +203,7 @@ def make_attention(
     projections=projections(c),
     position=_position(c),
     span=None if c.span is None else spans.module_of(c, dtype),
-    persistent=c.persistent and persistent.Persistent(c.persistent.vectors, c.persistent.kind),
+    persistent=p and persistent.Persistent(p.vectors, p.kind, p.start == 'neutral'),
     dropout=c.attention_dropout,
     logit_cap=options.logit_cap,
     key_heads=c.context_key_heads,

@@ -16,21 +16,21 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.layers.attention.span import AdaptiveSpan, DynamicSpan, Spans
 
-MODULES = {'adaptive': (AdaptiveSpan, 0.0), 'dynamic': (DynamicSpan, -4.0)}  # with initial values
+MODULES = {'adaptive': AdaptiveSpan, 'dynamic': DynamicSpan}
 
 
 def module_of(model: ModelConfig, dtype: jnp.dtype) -> functools.partial[nn.Module]:
   """Returns a function that makes the module of the spans of a layer."""
   config = model.span
-  module, initial = MODULES[config.kind]
   return functools.partial(
-    module,
+    MODULES[config.kind],
     limit=config.limit,
     ramp=config.ramp,
-    initial=initial if config.initial is None else config.initial,
+    initial=config.initial_value(),
     dtype=jnp.promote_types(dtype, jnp.float32),
     renormalize=config.renormalize,
     epsilon_keys='all' if config.counts_all_keys(model.kernel) else 'span',
+    is_neutral=config.start == 'neutral',
   )
 
 

@@ -1,5 +1,7 @@
 """Starts a training from another run, `init_from`: its parameters and codebooks, a new optimizer.
 
+The model may have more memories than the other one, see `config.added`.
+
 `init_from` is the workdir of a run, `pretrained:NAME` (see `pretrained_models`), or the folder of a
 published model, with or without `hf:` before it.
 
@@ -7,20 +9,26 @@ published model, with or without `hf:` before it.
 <workdir>/published.json    what else a published model says, for an export of the training
 """
 
+from collections.abc import Callable, Collection, Mapping
+import functools
 import json
 import logging
 import pathlib
+from typing import Any
 
+from flax import traverse_util
 import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, pretrained_models, runs
+from ngrammer_jax import errors, pretrained_models, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
-from ngrammer_jax.config import command_line, fields
-from ngrammer_jax.data import vocabularies
+from ngrammer_jax.config import added, command_line, fields
+from ngrammer_jax.data import streams, vocabularies
+from ngrammer_jax.models import language_model, memories
 from ngrammer_jax.runs import huggingface
 from ngrammer_jax.system import files, hosts
+from ngrammer_jax.training import centroids
 from ngrammer_jax.training import state as train_state
 
 RECORD = 'begun_with.json'
@@ -40,36 +48,95 @@ def open_run(init_from: str, step: int | str = 'newest') -> runs.Run:
 
 
 def initial_state(
-  init_from: str, workdir: pathlib.Path, state: train_state.TrainState
+  config: experiment.Config,
+  workdir: pathlib.Path,
+  state: train_state.TrainState,
+  segment: Callable[[int, slice], streams.Segment] | None = None,
 ) -> train_state.TrainState:
   """Returns a new state with the parameters and the codebook of the newest checkpoint of a run.
 
-  Step, optimizer state and memory stay new. The step of the checkpoint is recorded in the workdir,
-  so that a repeated start uses the same checkpoint even if there is a newer one.
+  Step, optimizer state and memory stay new, and so does what the run does not have. The step of the
+  checkpoint is recorded in the workdir, so that a repeated start uses the same checkpoint even if
+  there is a newer one.
 
   Args:
-    init_from: workdir of the run to start from, or `pretrained:NAME`.
+    config: the experiment, with the run to start from.
     workdir: workdir of the run that starts.
     state: a randomly initialised state.
+    segment: rows of the batch of a step, from which new centroids are drawn.
+
+  Raises:
+    BadInput: the run has a parameter that the model does not have.
   """
+  init_from = config.init_from
   source = open_run(init_from, _recorded_step(init_from, workdir))
+  new = added.new_parts(source.config.model, config.model)
   if hosts.is_primary():
     workdirs.write_origin(workdir, source.origin)
   if isinstance(source, huggingface.PublishedRun):
     logging.info('starting from %s', init_from)
-    return state.replace(params=source.load(state.params, np.float32))
-  pretrained = source.state
-  record = {'init_from': init_from, 'step': int(pretrained.step)}
-  if hosts.is_primary():
-    files.write(workdir / RECORD, json.dumps(record) + '\n')
-  message = 'starting from step %s of %s, with a new optimizer state'
-  logging.info(message, f'{record["step"]:,}', init_from)
-  # With the sharding of this run, not of the other.
-  reshard = lambda new, old: jax.device_put(old, new.sharding)
-  return state.replace(
-    params=jax.tree.map(reshard, state.params, pretrained.params),
-    codebook=jax.tree.map(reshard, state.codebook, pretrained.codebook),
+    flat = traverse_util.flatten_dict(state.params)
+    if new:
+      of_source = train_state.abstract_variables(source.model)['params']
+      flat = {path: flat[path] for path in traverse_util.flatten_dict(of_source)}
+    params, codebook = source.load(traverse_util.unflatten_dict(flat)), {}
+  else:
+    params, codebook = source.state.params, source.state.codebook
+    record = {'init_from': init_from, 'step': int(source.state.step)}
+    if hosts.is_primary():
+      files.write(workdir / RECORD, json.dumps(record) + '\n')
+    message = 'starting from step %s of %s, with a new optimizer state'
+    logging.info(message, f'{record["step"]:,}', init_from)
+  if new:
+    _log_parts(new, params, state.params)
+  state = state.replace(
+    params=_merge(init_from, state.params, params),
+    codebook=_merge(init_from, state.codebook, codebook),
   )
+  drawn = [
+    path
+    for path, module in memories.ngram_modules(config.model)
+    if module.options.initial == 'hidden' and not _has_path(codebook, path)
+  ]
+  if not drawn or segment is None:
+    return state
+  model = language_model.build(config.model, source.model.vocabulary_size)
+  mesh, B = state.step.sharding.mesh, config.training.batch_size
+  read = lambda step: sharding.global_rows(mesh, B, functools.partial(segment, step))
+  return state.replace(codebook=centroids.draw(model, state, drawn, read, config.seed))
+
+
+def _has_path(tree, path):
+  """Whether a nested dict has an entry at a path."""
+  for name in path:
+    tree = tree.get(name, {})
+  return bool(tree)
+
+
+def _merge(init_from: str, new: Any, old: Any) -> Any:
+  """Returns a tree with the arrays of another run, in its own shards and dtypes, and its others."""
+  leaves = traverse_util.flatten_dict(new, keep_empty_nodes=True)
+  for path, leaf in traverse_util.flatten_dict(old).items():
+    if path not in leaves or leaves[path].shape != leaf.shape:
+      raise errors.BadInput(
+        f'init_from={init_from} has {"/".join(path)} of the shape {list(leaf.shape)}, which this '
+        f'model does not have: use the model of that run'
+      )
+    leaves[path] = jax.device_put(leaf.astype(leaves[path].dtype), leaves[path].sharding)
+  return traverse_util.unflatten_dict(leaves)
+
+
+def _log_parts(new: Collection[str], old_params: Any, params: Any) -> None:
+  """Logs the parameters of each part that the other run does not have."""
+  old, all_params = (traverse_util.flatten_dict(tree) for tree in (old_params, params))
+  total, counts = sum(leaf.size for leaf in old.values()), []
+  for path in new:
+    name = added.part_name(path)
+    count = sum(leaf.size for p, leaf in all_params.items() if name in p and p not in old)
+    counts.append((path, count))
+  listed = ', '.join(f'{path} with {count:,} parameters' for path, count in counts)
+  share = sum(count for _, count in counts) / total
+  logging.info('new: %s; %.1f %% of the %s that were there', listed, 100 * share, f'{total:,}')
 
 
 def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
@@ -80,6 +147,27 @@ def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
     record = files.read_json(workdir / RECORD)
     # Without a checkpoint, this may be the record of another start.
     return record['step'] if record.get('init_from', init_from) == init_from else 'newest'
+
+
+def check_model(source: experiment.Config, config: experiment.Config, remedy: str) -> None:
+  """Raises BadInput for a model that is not the one to start from, maybe with more memories.
+
+  Values that are `free_on_init` may differ.
+
+  Args:
+    source: config of the run to start from.
+    config: the experiment.
+    remedy: what to use instead of another value.
+  """
+  new = added.new_parts(source.model, config.model)
+  may_differ = lambda key: key.free_on_resume or key.free_on_init
+  for key, old, value in fields.differences(source.model, config.model, 'model.', may_differ):
+    if key.path not in new:
+      raise errors.BadInput(
+        f'init_from={config.init_from} was trained with {key.path}={old!r}, now it is {value!r}: '
+        f'use {remedy}, or omit init_from'
+      )
+  added.check(source.model, config)
 
 
 class Start:
@@ -97,7 +185,8 @@ class Start:
     self._config, self._workdir, self._source = config, workdir, None
     if not reader.steps(workdir):
       self._source = open_run(config.init_from)
-      self._check_model(self._source.config)
+      remedy = self._source_config or 'the old value'
+      check_model(self._source.config, config, remedy)
 
   @property
   def _source_config(self) -> str | None:
@@ -107,17 +196,6 @@ class Start:
       return f'--config={init_from}'
     is_published = isinstance(self._source, huggingface.PublishedRun)
     return f'--config={command_line.PUBLISHED}{self._source.workdir}' if is_published else None
-
-  def _check_model(self, source: experiment.Config) -> None:
-    """Raises BadInput for another model; values that are `free_on_init` may differ."""
-    init_from = self._config.init_from
-    may_differ = lambda key: key.free_on_resume or key.free_on_init
-    differences = fields.differences(source.model, self._config.model, 'model.', may_differ)
-    for key, old, new in differences:
-      raise errors.BadInput(
-        f'init_from={init_from} was trained with {key.path}={old!r}, now it is {new!r}: use '
-        f'{self._source_config or "the old value"}, or omit init_from'
-      )
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:
     """Raises BadInput if the other run has another vocabulary."""
@@ -133,6 +211,14 @@ class Start:
       f'or omit init_from'
     )
 
-  def __call__(self, state: train_state.TrainState) -> train_state.TrainState:
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Returns the dtype of every parameter that the other run has, by name."""
+    return self._source.parameter_dtypes
+
+  def __call__(
+    self,
+    state: train_state.TrainState,
+    segment: Callable[[int, slice], streams.Segment] | None = None,
+  ) -> train_state.TrainState:
     """Returns the state that training starts from, see `initial_state`."""
-    return initial_state(self._config.init_from, self._workdir, state)
+    return initial_state(self._config, self._workdir, state, segment)

@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import dataclasses
 import html.parser
 import json
 import types
@@ -249,11 +250,16 @@ def test_retention(one_device, tiny, untrained, texts, monkeypatch, capsys):
     rows[change] = before.copy()
     rows[change][slice(*zeros)] = 0
   assert len(before) == 31 + 37 + 41 + 43
-  assert {each['change'] for each in result['changes']} == set(rows)
+  assert {each['change'] for each in result['changes']} == {'removed', *rows}
   for each in result['changes']:
-    params = copy.deepcopy(run.state.params)
-    params['layer_0']['ngram_memory_0']['table'] = rows[each['change']]
-    increase_T = losses(run, validation, params) - loss_T
+    params, changed = copy.deepcopy(run.state.params), run
+    if each['change'] == 'removed':
+      del params['layer_0']['ngram_memory_0']
+      model = dataclasses.replace(run.config.model, ngram_memories=())
+      changed = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
+    else:
+      params['layer_0']['ngram_memory_0']['table'] = rows[each['change']]
+    increase_T = losses(changed, validation, params) - loss_T
     assert each['loss'] == pytest.approx((loss_T + increase_T).mean(), rel=1e-5)
     order = 2 if each['change'] == 'order 2 zero' else 3
     assert each['order'] == order and each['memory'] == 'ngram_memory_0'
@@ -270,6 +276,24 @@ def test_retention(one_device, tiny, untrained, texts, monkeypatch, capsys):
       assert group['increase'] == pytest.approx(increase_T[members].mean(), rel=1e-3, abs=1e-5)
       share = increase_T[members].sum() / increase_T.sum()
       assert group['share'] == pytest.approx(share, rel=1e-2, abs=1e-2)
+
+
+def test_a_memory_is_removed_and_the_others_stay(tiny, untrained):
+  """Memories are numbered, so that those after it have other names."""
+  others = dataclasses.replace(GATED, layers=(1,)), dataclasses.replace(GATED, heads=1)
+  memories = others[0], GATED, others[1]
+  run = runs.load_run(untrained(tiny({'ngram_memories': memories})))
+  without, variables = retention._remove(run, 'ngram_memory_1')
+  assert without.config.model.ngram_memories == others
+  before, after = run.state.params, variables['params']
+  first, second = before['layer_1']['ngram_memory_0'], before['layer_0']['ngram_memory_2']
+  assert after['layer_1']['ngram_memory_0']['table'] is first['table']
+  assert after['layer_0']['ngram_memory_1']['table'] is second['table']
+  assert 'ngram_memory_2' not in after['layer_0'] and after['ngrammer'] == before['ngrammer']
+  assert after['embedding'] is before['embedding']
+  without, variables = retention._remove(run, 'ngrammer')
+  assert without.config.model.ngram is None and without.config.model.ngram_memories == memories
+  assert variables['params'].keys() == before.keys() - {'ngrammer'} and not variables['codebook']
 
 
 def test_exchanged_rows_are_those_of_other_tokens():

@@ -114,7 +114,7 @@ def test_possible_config_passes(fields):
   'fields, message',
   [
     ({'sed': 1}, 'unknown config key sed: did you mean seed?'),
-    ({'train': {}}, 'unknown config key train: did you mean training?'),
+    ({'trainin': {}}, 'unknown config key trainin: did you mean training?'),
     ({'training': {'stpes': 1}}, 'unknown config key training.stpes: did you mean training.steps?'),
     (
       {'model': {'ngram': {'cluster': 4}}},
@@ -154,9 +154,9 @@ def test_possible_config_passes(fields):
       'optimizer.table.learning_rate=-1.0 must be above 0',
     ),
     (
-      {'evaluation': {'memory': {'length': 8}}},
-      'evaluation.memory is set, but the model has no memory: set model.memory, or '
-      'evaluation.memory=None',
+      {'model': {'position': 'relative'}, 'evaluation': {'memory': {'length': 8}}},
+      "evaluation.memory is set, but the model has no memory, which model.position='relative' "
+      'needs in training too: use evaluation.memory=None',
     ),
     (
       {'model': SPANS, 'evaluation': {'memory': {'length': 128}}},

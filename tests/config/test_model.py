@@ -137,8 +137,8 @@ def spans(**fields):
     ({'heads': 4, 'key_value_heads': 3}, 'model.key_value_heads=3 must divide model.heads=4'),
     (
       persistent(kind='head_split') | {'key_value_heads': 2},
-      "model.key_value_heads=2 does not support model.persistent.kind='head_split': use "
-      '"all_attention", or as many as model.heads=4',
+      'model.key_value_heads=2 does not support model.persistent.kind="head_split": use another '
+      'kind, or as many as model.heads=4',
     ),
     (
       {'key_value_heads': 2, 'shared_query_key': True, 'convolution': 3},
@@ -167,6 +167,11 @@ def spans(**fields):
     (
       attention(scale=0.1) | {'per_dim_scale': True},
       'model.attention.scale=0.1 and model.per_dim_scale both scale the queries: use one of them',
+    ),
+    (
+      positional('rope', window_max_timescale=1e4),
+      'model.positional.window_max_timescale=10000.0 is for layers with a window, and '
+      'model.attention.layer_pattern has none: use None',
     ),
     (
       positional('rope', rotary_fraction=0.3),

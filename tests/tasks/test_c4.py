@@ -66,7 +66,7 @@ def write_files(root, train_shards=3):
   ],
 )
 def test_rows_equal_those_of_files(prepared, tmp_path, cache, batch_size, steps):
-  corpus = token_cache.prepare(prepared, runs.corpus_opener(prepared))
+  corpus = token_cache.prepare(prepared, runs.open_corpus(prepared))
   assert list(corpus.splits) == ['validation']
   assert bytes(corpus.splits['validation'].tokens[[0, 2]].astype(np.uint8)) == b'ab'
   files = write_files(tmp_path / 'files')

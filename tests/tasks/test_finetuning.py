@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import functools
 import json
 import pathlib
 import shutil
@@ -14,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import config as experiment
 from ngrammer_jax import evaluate, finetune, runs
 from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import command_line
@@ -78,6 +76,7 @@ def test_finetuning_from_checkpoint_to_submission(folder, capsys):
   assert scores['accuracy'] == 100 and scores['n'] == 12 and scores['error_percent'] == 0
   assert scores['protocol'] == {
     'choosing': 'rank',
+    'format': 't5',
     'prefix': 'causal',
     'length': 96,
     'targets_length': 20,
@@ -101,34 +100,6 @@ def test_finetuning_from_checkpoint_to_submission(folder, capsys):
 
 def _leaves(tree):
   return jax.tree.leaves(jax.device_get(tree))
-
-
-def test_an_ngram_memory_is_finetuned(folder, finetuning, tiny, one_device):
-  """The run has the token classes of the checkpoint, and its tables learn where they are read."""
-  memory = experiment.NGramMemoryConfig(
-    key='compressed', layers=(0,), orders=(2,), heads=1, rows=(997,), width=4, convolution=2
-  )
-  model = {'layers': 1, 'ngram': None, 'ngram_memories': (memory,)}
-  loop.train(tiny(model, training={'steps': 2, 'evaluate_every': 0}), folder / 'engram')
-  few = {'steps': 2, 'evaluate_every': 2, 'checkpoint_every': 2}
-  few = {f'training__{name}': value for name, value in few.items()}
-  config = finetuning_config(finetuning, folder, init_from=folder / 'engram', **few)
-  run = folder / 'run'
-  loop.train(config, run, functools.partial(finetuning.FinetuneTask, workdir=run))
-  records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
-  assert [r['step'] for r in records if 'validation/accuracy' in r] == [2]
-  before, after = (runs.load_run(folder / name).state for name in ('engram', 'run'))
-  arrays, tables = zip(
-    *(
-      (state.codebook['layer_0']['ngram_memory_0'], state.params['layer_0']['ngram_memory_0'])
-      for state in (before, after)
-    ),
-    strict=True,
-  )
-  jax.tree.map(np.testing.assert_array_equal, *arrays)
-  assert len(set(np.asarray(arrays[1]['token_classes']).tolist())) == 228  # of 257 bytes and start
-  is_changed = (np.asarray(tables[0]['table']) != np.asarray(tables[1]['table'])).any(axis=1)
-  assert 20 < is_changed.sum() < 200  # few bytes follow each other in the examples
 
 
 @pytest.mark.slow
@@ -249,6 +220,22 @@ def test_how_the_model_is_computed_can_be_overridden(folder, finetuning):
   assert (model.kernel, model.remat, model.width) == ('xla', 'full', 16)
 
 
+def test_a_memory_can_be_added(folder, finetuning):
+  key, plain = 'model.ngram_memories.0.preset', finetuning_config(finetuning, folder).model
+  changes = {key.replace('.', '__'): 'engram'}
+  model = finetuning_config(finetuning, folder, [key], **changes).model
+  (memory,) = model.ngram_memories
+  assert (memory.preset, memory.start, memory.layers) == ('engram', 'neutral', (1,))
+  assert memory.rows[0] < 1000 and plain.ngram_memories == ()
+  assert dataclasses.replace(model, ngram_memories=()) == plain
+  key = 'model.ngram.clusters'
+  with bad_input(
+    f'init_from={folder / "pretrained"} was trained with model.ngram.clusters=8, now it is 4: use '
+    f'the old value, or omit init_from'
+  ):
+    finetuning_config(finetuning, folder, [key], model__ngram__clusters=4)
+
+
 def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
   folder, finetuning, monkeypatch
 ):
@@ -330,7 +317,8 @@ def test_start_uses_the_recorded_checkpoint(folder, finetuning, monkeypatch):
 
   def load_run(workdir, step):
     loaded.append((workdir, step))
-    return types.SimpleNamespace(state=state(12 if step == 'newest' else step), origin={})
+    loaded_state = state(12 if step == 'newest' else step)
+    return types.SimpleNamespace(state=loaded_state, origin={}, config=config)
 
   monkeypatch.setattr(runs, 'load_run', load_run)
   record = folder / 'run' / 'begun_with.json'
@@ -467,7 +455,7 @@ def test_damage_of_the_initial_run_and_of_its_record_is_named(folder, finetuning
   # Of another start, which saved no checkpoint.
   (folder / 'run' / 'begun_with.json').write_text('{"init_from": "other", "step": 8}')
   steps = []
-  other = types.SimpleNamespace(state=state(12), origin={})
+  other = types.SimpleNamespace(state=state(12), origin={}, config=task._config)
   monkeypatch.setattr(runs, 'load_run', lambda _, step: steps.append(step) or other)
   task.initial_state(state(0))
   assert steps == ['newest']

@@ -6,6 +6,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram import hashes as ngram_hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.presets import PRESETS
@@ -20,7 +21,7 @@ CLUSTER_KEYS = ('clusters', 'embedding_clusters')
 # the rows (polynomial) or 2^64 (blt); the hash of the N-Grammer layer (praxis).
 HASHES = ngram_hashes.KINDS
 EMPTY = ('shrink', 'keep', 'revive')
-INITIAL = ('uniform', 'normal', 'data')
+INITIAL = ('uniform', 'normal', 'data', 'hidden')
 EXCHANGE = ('auto', 'rows', 'table')
 PER_HEAD_JOINS = ('concat', 'add')  # those of the N-Grammer layer
 JOINS_AT_INPUT = ('sum', 'mean', *PER_HEAD_JOINS)
@@ -136,7 +137,10 @@ class NGramMemoryConfig:
     'shrink', 'centroids of clusters without tokens', choices=EMPTY, only_for=_CLUSTERS
   )
   initial: str | None = field(
-    None, 'initial centroids; None: uniform', choices=INITIAL, only_for=_CLUSTERS
+    None,
+    'initial centroids; hidden: inputs in the first batches; None: uniform',
+    choices=INITIAL,
+    only_for=_CLUSTERS,
   )
   padding_trains: bool = field(
     False, 'padding updates the centroids too, as in praxis', only_for=_CLUSTERS
@@ -175,6 +179,7 @@ class NGramMemoryConfig:
     only_for=_SUM,
   )
 
+  start: str | None = start_field()
   optimizer: str = field('adagrad', 'optimizer of the tables', choices=OPTIMIZERS)
   # None: 1 for adagrad, which has a learning rate of its own; 5 for the others, as in Engram.
   learning_rate_factor: float | None = field(

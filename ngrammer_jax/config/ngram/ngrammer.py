@@ -5,6 +5,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram import sizes
 from ngrammer_jax.config.ngram.memory import (
   EMPTY,
@@ -65,6 +66,7 @@ class NGramConfig:
   padding_trains: bool = field(
     False, 'padding updates the centroids too, as in praxis', only_for=_BLOCKS
   )
+  start: str | None = start_field()
   exchange: str = field(
     'auto',
     'how devices exchange table gradients; auto selects by size',
@@ -101,6 +103,7 @@ class NGramConfig:
       pairing='attended' if pairing == 'attended' else 'previous',
       heads=self.heads or model.heads,
       initial=self.initial or ('data' if has_rows else None),
+      start=self.start,
     )
 
   def pairing_of(self, block: int) -> str:

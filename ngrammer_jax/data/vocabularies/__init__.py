@@ -53,10 +53,10 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
   Raises BadInput for another file.
   """
   if kind == 'tokenizer':
-    from ngrammer_jax import published_models  # they import this module
+    from ngrammer_jax import open_weights  # they import this module
 
-    if path.is_dir() or published_models.is_gguf(path):
-      return published_models.read_vocabulary(path, size)
+    if path.is_dir() or open_weights.is_gguf(path):
+      return open_weights.read_vocabulary(path, size)
   make, _ = KINDS[kind]
   options = {} if size is None else {'size': size}
   try:

@@ -7,6 +7,9 @@ Every head has P of them. In one softmax with the context they can replace the f
 
 so that used vectors have unit variance, and parameters the scale of weights.
 
+With a zero gate, the used value of a head is g sqrt(P) n_v with a learned number g from 0: vectors
+with a softmax of their own then add nothing at the start.
+
 B batch, T queries, N heads, H head width, P persistent vectors.
 """
 
@@ -29,10 +32,12 @@ class Persistent:
     kind: `all_attention`: one softmax with the context. `attention_split`, `single_head`: a
       separate softmax, for each head or one of the full width, added to attention to the context.
       `head_split`: half of the heads attends to the context, the other half to the vectors.
+    has_zero_gate: whether the values have a gate that starts at 0.
   """
 
   vectors: int
   kind: str = 'all_attention'
+  has_zero_gate: bool = False
 
 
 class PersistentVectors(nn.Module):
@@ -41,10 +46,12 @@ class PersistentVectors(nn.Module):
   Attributes:
     vectors: P, of each head.
     dtype: dtype of the products; scores take at least float32.
+    has_zero_gate: see `Persistent`.
   """
 
   vectors: int
   dtype: jnp.dtype = jnp.float32
+  has_zero_gate: bool = False
 
   @nn.compact
   def __call__(self, q_BxTxNxH: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -62,6 +69,9 @@ class PersistentVectors(nn.Module):
 
     keys_NxPxH = param('persistent_keys', H**-0.5).astype(self.dtype)
     values_NxPxH = (P**0.5 * param('persistent_values', P**-0.5)).astype(self.dtype)
+    if self.has_zero_gate:
+      zeros = axis_names.with_axis_names(nn.initializers.zeros, ('heads',))
+      values_NxPxH *= self.param('gate', zeros, (N,), wide).astype(self.dtype)[:, None, None]
     scores_BxNxTxP = jnp.einsum(
       'btnh,nph->bntp', q_BxTxNxH, keys_NxPxH, preferred_element_type=wide
     )

@@ -94,6 +94,7 @@ class AdaptiveSpan(nn.Module):
     ramp: R.
     initial: initial value of the parameter.
     dtype: dtype of the computation.
+    is_neutral: for `DynamicSpan`, whether v starts at 0.
     renormalize: whether attention scales the masked weights to add up to 1.
     epsilon_keys: see `full.SpanMask`.
   """
@@ -105,6 +106,7 @@ class AdaptiveSpan(nn.Module):
   dtype: jnp.dtype = jnp.float32
   renormalize: bool = True
   epsilon_keys: str = 'all'
+  is_neutral: bool = False
 
   def __call__(
     self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None
@@ -144,6 +146,7 @@ class DynamicSpan(nn.Module):
   dtype: jnp.dtype = jnp.float32
   renormalize: bool = True
   epsilon_keys: str = 'all'
+  is_neutral: bool = False
 
   def __call__(
     self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None
@@ -158,7 +161,8 @@ class DynamicSpan(nn.Module):
     """Returns the spans in tokens [B, T, N], and their mean and maximum in the segment."""
     D, N = x_BxTxD.shape[-1], self.heads
     _check(self.limit, self.ramp, D)
-    normal = axis_names.with_axis_names(nn.initializers.normal(D**-0.5), ('embed', 'heads'))
+    normal = nn.initializers.normal(0.0 if self.is_neutral else D**-0.5)
+    normal = axis_names.with_axis_names(normal, ('embed', 'heads'))
     constant = axis_names.with_axis_names(nn.initializers.constant(self.initial), ('heads',))
     v_DxN = self.param('span_kernel', normal, (D, N), self.dtype)
     b_N = self.param('span_bias', constant, (N,), self.dtype)

@@ -46,6 +46,7 @@ class Gate(nn.Module):
     kind: `learned`, or `half`: alpha is 0.5, a control.
     zero_score: alpha at a score of 0: `half`, or `positive`: that of the smallest positive score.
     dtype: dtype of the output; scores are in at least float32.
+    is_neutral: whether W_v is 0 at the start, so that y is.
   """
 
   convolution: Convolution | None = Convolution()
@@ -55,6 +56,7 @@ class Gate(nn.Module):
   kind: str = 'learned'
   zero_score: str = 'half'
   dtype: jnp.dtype = jnp.float32
+  is_neutral: bool = False
 
   @nn.compact
   def __call__(
@@ -77,7 +79,8 @@ class Gate(nn.Module):
     G, D = h_BxTxGxD.shape[-2:]
     alpha_BxTxG = self._gate(h_BxTxGxD, e_BxTxM)
     self.sow('intermediates', 'gate', alpha_BxTxG)
-    v_BxTxD = self._dense('value', e_BxTxM, (D,), ('embed',))
+    zero_value = {'kernel_init': nn.initializers.zeros} if self.is_neutral else {}
+    v_BxTxD = self._dense('value', e_BxTxM, (D,), ('embed',), **zero_value)
     u_BxTxGxD = alpha_BxTxG[..., None].astype(self.dtype) * v_BxTxD[:, :, None]
     if self.convolution is None:
       return u_BxTxGxD, None
@@ -106,12 +109,13 @@ class Gate(nn.Module):
       sign_BxTxG = jnp.where(s_BxTxG >= 0, 1, sign_BxTxG)
     return jax.nn.sigmoid(sign_BxTxG * root_BxTxG)
 
-  def _dense(self, name, e_BxTxM, features, names):
+  def _dense(self, name, e_BxTxM, features, names, **options):
     layer = dense.dense_general(
       *((e_BxTxM.shape[-1],), features, (None, *names)),
       use_bias=self.bias,
       dtype=self.dtype,
       name=name,
+      **options,
     )
     return layer(e_BxTxM)
 

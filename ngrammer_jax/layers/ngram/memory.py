@@ -13,6 +13,9 @@
 | BLT (Pagnoni et al. 2024) | bytes | blt | sum |
 | N-Grammer (Roy et al. 2022) | clusters | praxis | concat |
 
+With `start='neutral'` a model starts as it is without the memory: the values of a gate start at 0,
+see `gate`, and every other join m becomes y = x + g (m(x) - x) with a learned vector g from 0.
+
 B batch, T segment length, D model width, G branches of the residual stream, N places of the longest
 n-gram, K heads of an order, I = orders x K, E width of a looked-up vector, R earlier tokens.
 """
@@ -136,6 +139,10 @@ class NGramMemory(nn.Module):
       e_BxTxIxE = self._without_padding(e_BxTxIxE.astype(self.dtype), context)
       y, rows = self._join(x, e_BxTxIxE, context, state)
       next_state |= rows
+    if self.options.start == 'neutral' and self.options.join != 'gate':
+      zeros = axis_names.with_axis_names(nn.initializers.zeros, (None,))
+      g_D = self.param('mix', zeros, (self.width,), jnp.promote_types(self.dtype, jnp.float32))
+      y = x + g_D.astype(self.dtype) * (y - x)
     if self._is_paired:
       next_state = self._pairs().advance(ids_BxTxK, context, state, after_BxTxD=y)
     return y, next_state or None, ids_BxTxK
@@ -249,6 +256,7 @@ class NGramMemory(nn.Module):
       kind=o.gate,
       zero_score=o.zero_score,
       dtype=self.dtype,
+      is_neutral=o.start == 'neutral',
       name='gate',
     )
     e_BxTxM = e_BxTxIxE.reshape(*e_BxTxIxE.shape[:2], -1)

@@ -30,6 +30,7 @@ from ngrammer_jax.layers.context import EmbeddingLookup
 # fit in the cache: 8 MB in float32, twice as fast as 64 MB. Accelerators need larger products.
 CPU_DISTANCES, DISTANCES = 2**21, 2**25
 
+INPUTS = 'quantizer_inputs'  # collection of the inputs of quantisers, if it is mutable
 USAGE_DECAY = 0.99  # usage averages over about 100 steps
 DEAD = 0.1  # a cluster is dead if its usage is below this multiple of 1 / K
 
@@ -132,12 +133,23 @@ def cluster_statistics(
     weighted_BxTxNxH = x_BxTxNxH * weight_BxTx1[..., None]
     x_BxTxNxH = jnp.where(weight_BxTx1[..., None] > 0, weighted_BxTxNxH, 0)
   slot_BxTxN = ids_BxTxN + K * jnp.arange(N, dtype=jnp.int32)
-  # Scatter windows of [1, H]: XLA turns windows of [H] into these by copying all tokens.
-  window = jax.lax.ScatterDimensionNumbers((1, 2), (), (0,))
-  sums = jnp.zeros((N * K, H), dtype)
-  sums = jax.lax.scatter_add(sums, slot_BxTxN.reshape(-1, 1), x_BxTxNxH.reshape(-1, 1, H), window)
+  x_RxH = x_BxTxNxH.reshape(-1, H)
+  sums = jax.lax.platform_dependent(
+    *(jnp.zeros((N * K, H), dtype), slot_BxTxN.ravel(), x_RxH), cpu=_add_windows, default=_add_rows
+  )
   counts = jnp.zeros((N * K,), dtype).at[slot_BxTxN].add(weight_BxTx1)
   return sums.reshape(N, K, H), counts.reshape(N, K)
+
+
+def _add_windows(sums_SxH, slot_R, x_RxH):
+  """Adds rows by windows of [1, H]: XLA:CPU turns rows into these by copying all of them."""
+  window = jax.lax.ScatterDimensionNumbers((1, 2), (), (0,))
+  return jax.lax.scatter_add(sums_SxH, slot_R[:, None], x_RxH[:, None], window)
+
+
+def _add_rows(sums_SxH, slot_R, x_RxH):
+  """Adds rows: XLA:TPU turns windows of [1, H] into a loop over them."""
+  return sums_SxH.at[slot_R].add(x_RxH)
 
 
 def ema_update(
@@ -198,8 +210,8 @@ class ProductQuantizer(nn.Module):
     epsilon: added to the counts.
     prenormalize: quantise x / |x| instead of x; a zero vector stays zero.
     empty: how clusters without tokens are treated: `shrink`, `keep` or `revive`.
-    initial: initial centroids: Xavier-uniform (`uniform`), unit normal (`normal`), or random rows
-      of the vocabulary (`data`).
+    initial: initial centroids: Xavier-uniform (`uniform`), unit normal (`normal`), random rows of
+      the vocabulary (`data`), or for `hidden` uniform until `training.centroids` draws them.
   """
 
   clusters: int
@@ -231,6 +243,8 @@ class ProductQuantizer(nn.Module):
       return self.get_variable('codebook', 'token_ids')[vocabulary.tokens_BxT]
     B, T, N, H = x_BxTxNxH.shape
     x_BxTxNxH = quantizer_input(x_BxTxNxH, self.prenormalize)
+    if not self.is_initializing():
+      self.sow(INPUTS, 'x', x_BxTxNxH)
     rows_VxNxH = None
     if vocabulary is not None and vocabulary.rows_VxD is not None:
       rows_VxNxH = quantizer_input(vocabulary.rows_VxD.reshape(-1, N, H), self.prenormalize)

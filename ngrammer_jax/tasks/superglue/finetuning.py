@@ -1,6 +1,6 @@
 """Fine-tuning of a pre-trained model on SuperGLUE tasks, and its evaluation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -14,13 +14,14 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
 from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.config import added
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.system import files, hosts, progress
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
-from ngrammer_jax.training import programs
+from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
 
 # Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
@@ -34,6 +35,8 @@ def resolve_config(
 ) -> experiment.Config:
   """Returns the config with the model and the vocabulary of the initial checkpoint.
 
+  The model may have more memories, see `config.added`.
+
   Args:
     config: config of the command.
     override_keys: keys that are set on the command line.
@@ -43,14 +46,22 @@ def resolve_config(
     BadInput: there is no initial checkpoint, the command line overrides an inherited key, or the
       model does not support the options.
   """
+  parts = {
+    name for name in added.PARTS if any(k.startswith(f'model.{name}.') for k in override_keys)
+  }
+  overridable = (*OVERRIDABLE_KEYS, 'data.vocabulary_path')
   for key in override_keys:
-    if key.startswith(INHERITED_KEYS) and key not in (*OVERRIDABLE_KEYS, 'data.vocabulary_path'):
+    is_part = key.startswith(tuple(f'model.{name}.' for name in parts))
+    if key.startswith(INHERITED_KEYS) and key not in overridable and not is_part:
       raise errors.BadInput(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
   files.check_reachable(workdir)
   source = _source(config, workdir)
+  changes = {name: getattr(config.model, name) for name in parts}
+  model = dataclasses.replace(source.config.model, **changes)
+  init_from.check_model(source.config, dataclasses.replace(config, model=model), 'the old value')
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
   kind, path = source.config.data.vocabulary, config.data.vocabulary_path
@@ -58,7 +69,7 @@ def resolve_config(
     vocabularies.check_path(kind, path, source.vocabulary, source.workdir)
   config = dataclasses.replace(
     config,
-    model=_finetuned_model(config, source.config.model, override_keys),
+    model=_finetuned_model(config, model, override_keys),
     data=dataclasses.replace(
       config.data,
       corpus='superglue',
@@ -70,6 +81,7 @@ def resolve_config(
   )
   _check_model(config)
   config.check()
+  config.check_parts()
   for name in task_names(config):
     evaluation.resolve_choosing(name, config.finetune.choosing)
   return config
@@ -125,7 +137,7 @@ class FinetuneTask:
     self._workdir = workdir
     self.vocabulary = _source(config, workdir).vocabulary
     names, f, length = task_names(config), config.finetune, config.training.segment_length
-    registration.register(example_source(config), self.vocabulary, f.wsc_spans)
+    registration.register(example_source(config), self.vocabulary, f.wsc_spans, f.format)
     rows_by_task = {
       name: features.read_training_rows(name, length, f.targets_length, f.packed, f.truncate)
       for name in names
@@ -150,6 +162,11 @@ class FinetuneTask:
     count = len(self._rows.tokens_BxT)
     return np.random.default_rng((self._config.seed, epoch)).permutation(count)
 
+  @property
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Dtypes of the parameters of the initial checkpoint by name."""
+    return _source(self._config, self._workdir).parameter_dtypes
+
   def segment(self, step: int, rows: slice) -> streams.Segment:
     """Returns the segment of a step. Each epoch has all rows once, in another random order."""
     B, count = self._config.training.batch_size, len(self._rows.tokens_BxT)
@@ -164,7 +181,9 @@ class FinetuneTask:
     """
     is_frozen = self._config.finetune.codebook == 'frozen'
     logging.info('codebook: %s', 'frozen' if is_frozen else 'learning')
-    return init_from.initial_state(self._config.init_from, self._workdir, state)
+    codebook = token_codebook.fill(state.codebook, self._config.model, self.vocabulary)
+    state = state.replace(codebook=codebook)
+    return init_from.initial_state(self._config, self._workdir, state, self.segment)
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
@@ -228,24 +247,28 @@ def load_examples(config: experiment.Config, name: str, split: str) -> list[feat
 
 
 def evaluate(
-  run: runs.Run, split: str, submission_dir: pathlib.Path | None = None
+  run: runs.Run,
+  split: str,
+  submission_dir: pathlib.Path | None = None,
+  max_examples: int | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-  """Evaluates a fine-tuned run. For the test split, it also writes the submission files.
+  """Evaluates a run on its task. For the test split, it also writes the submission files.
 
   Args:
     run: the run.
     split: train, validation or test.
     submission_dir: folder of the submission files. None: `evaluation` in the workdir.
+    max_examples: maximum number of examples of a task, the first ones. None: all.
 
   Returns:
     The result, and the answers to all examples, see `evaluation.describe_answer`.
   """
-  config = run.config
-  registration.register(example_source(config), run.vocabulary, config.finetune.wsc_spans)
+  config, f = run.config, run.config.finetune
+  registration.register(example_source(config), run.vocabulary, f.wsc_spans, f.format)
   evaluator = evaluation.Evaluator(run.engine, run.vocabulary, config)
   results, lines = {}, []
   for name in task_names(config):
-    examples = load_examples(config, name, split)
+    examples = load_examples(config, name, split)[:max_examples]
     with progress.Progress(f'evaluating {name}, {split}', len(examples), 'examples') as bar:
       params, codebook = run.state.params, run.state.codebook
       results[name], answers = evaluator(params, codebook, name, examples, bar.advance)

@@ -1,0 +1,68 @@
+"""Initial centroids of quantisers that are added to a model: inputs in the first batches.
+
+K clusters of N heads, H head width, R inputs.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from flax import traverse_util
+import jax
+import numpy as np
+
+from ngrammer_jax import sharding
+from ngrammer_jax.data import streams
+from ngrammer_jax.layers.ngram import quantizer
+from ngrammer_jax.models import language_model
+from ngrammer_jax.training import state as train_state
+
+INPUTS_PER_CLUSTER, MAX_BATCHES = 8, 16  # how many batches are read
+Path = tuple[str, ...]
+
+
+def draw(
+  model: language_model.LanguageModel,
+  state: train_state.TrainState,
+  paths: Collection[Path],
+  read: Callable[[int], streams.Segment],
+  seed: int,
+) -> Any:
+  """Returns the codebook of a state with new centroids: different inputs that the quantisers have.
+
+  Args:
+    model: the model.
+    state: parameters and codebook that the inputs are computed with, and the first memory.
+    paths: of the memories whose centroids are drawn, in the codebook.
+    read: returns the batch of a step, on the devices.
+    seed: of the draw.
+  """
+
+  def apply(state, segment):
+    _, updated = model.apply(
+      {'params': state.params, 'codebook': state.codebook},
+      segment.tokens_BxT,
+      state.memory,
+      starts_BxT=segment.starts_BxT,
+      valid_BxT=segment.valid_BxT,
+      prefix_BxT=segment.prefix_BxT,
+      mutable=[quantizer.INPUTS],
+    )
+    inputs = traverse_util.flatten_dict(updated[quantizer.INPUTS])
+    return {path: inputs[*path, 'quantizer', 'x'][0] for path in paths}, segment.valid_BxT
+
+  mesh = state.step.sharding.mesh
+  arrays = traverse_util.flatten_dict(state.codebook, keep_empty_nodes=True)
+  places = {path: (*path, 'quantizer', 'centroids') for path in paths}
+  most = INPUTS_PER_CLUSTER * max(arrays[place].shape[1] for place in places.values())
+  compute, batches = jax.jit(apply, out_shardings=sharding.replicated(mesh)), []
+  with sharding.use(mesh):
+    while len(batches) < MAX_BATCHES and sum(valid.sum() for _, valid in batches) < most:
+      batches.append(jax.device_get(compute(state, read(len(batches)))))
+  for path, place in places.items():
+    N, K, H = arrays[place].shape
+    inputs_RxD = np.concatenate([x[path][valid > 0].reshape(-1, N * H) for x, valid in batches])
+    inputs_RxD = np.unique(inputs_RxD, axis=0)  # a token has the same embedding wherever it stands
+    numbers_K = np.resize(np.random.default_rng(seed).permutation(len(inputs_RxD)), K)
+    centroids_NxKxH = inputs_RxD[numbers_K].reshape(K, N, H).swapaxes(0, 1)
+    arrays[place] = jax.device_put(centroids_NxKxH, arrays[place].sharding)
+  return traverse_util.unflatten_dict(arrays)

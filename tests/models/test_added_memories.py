@@ -1,0 +1,200 @@
+"""A memory that is added to a trained model changes nothing at the start, and learns."""
+
+import dataclasses
+import functools
+import itertools
+
+from flax import linen as nn
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import runs
+from ngrammer_jax.config import added, conversion
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.models import language_model
+from tests import checks
+from tests.models import drawn
+
+B, T, V = 2, 12, 101
+OWN = model_config.ModelConfig(
+  **{'layers': 4, 'width': 32, 'heads': 4, 'feed_forward_width': 48, 'position': 'relative'}
+)
+BASES = {'llama': 'llama_gqa', 'gemma3': 'gemma3_text', 'gpt2': 'gpt2', 'own': None}
+CLUSTERS = {'clusters': 8, 'key': 'clusters', 'layers': (1,), 'orders': (2,)}
+# What the command line sets of each memory.
+MEMORIES = {
+  **{
+    name: {'ngram_memories': {'0': {'preset': name}}}
+    for name in ('engram', 'engram_v41', 'over_encoding', 'longcat', 'blt')
+  },
+  'ple': {'ngram_memories': {'0': {'preset': 'ple', 'eos_id': 1}}},
+  'sum': {'ngram_memories': {'0': {'join': 'sum', 'hash': 'polynomial'}}},
+  'latent gate': {'ngram_memories': {'0': CLUSTERS}},
+  'latent concat': {'ngram_memories': {'0': CLUSTERS | {'join': 'concat'}}},
+  'two': {'ngram_memories': {'0': {'preset': 'engram'}, '1': {'preset': 'over_encoding'}}},
+  'ngram': {'ngram': {'clusters': 8}},
+  'ngram of tokens, added': {'ngram': {'clusters': None, 'combine': 'add', 'orders': (2, 3)}},
+  'ngram in the middle': {'ngram': {'clusters': 8, 'layer': 'middle'}},
+  'ngram after attention': {'ngram': {'clusters': 8, 'layer': 'attention'}},
+  'ngram of attended pairs': {
+    'ngram': {'clusters': 8, 'layer': 'attention', 'pairing': ('attended',)}
+  },
+  'memory': {'memory': {'length': 5}},
+  'memory of one length': {'memory': {'same_length': 'memory'}},
+  'adaptive spans': {'span': {'ramp': 4}},
+  'dynamic spans': {'span': {'kind': 'dynamic', 'limit': 40}},
+  'persistent': {'persistent': {'vectors': 3}},
+  'one persistent head': {'persistent': {'vectors': 3, 'kind': 'single_head'}},
+}
+POSITIONS = "cannot be added to a model with model.position='absolute'"
+WIDTH = 'a memory after attention needs heads as wide as the model together'
+# Pairs that make no sense, with a part of what is said.
+REFUSED = {
+  **{('gpt2', name): POSITIONS for name in ('memory', 'memory of one length')},
+  **{('gpt2', name): POSITIONS for name in ('adaptive spans', 'dynamic spans')},
+  **{(name, 'blt'): 'key="bytes" needs data.vocabulary="bytes"' for name in BASES if name != 'own'},
+  **{('gemma3', name): WIDTH for name in ('ngram after attention', 'ngram of attended pairs')},
+}
+PAIRS = [pair for pair in itertools.product(BASES, MEMORIES) if pair not in REFUSED]
+# Their convolution has no input before the second step, and its norm no gradient before the third.
+THIRD_STEP = 'convolution_norm'
+
+
+@functools.cache
+def run_of(name):
+  """A published model."""
+  return runs.load_pretrained(checks.data_root('reference/hf') / BASES[name], dtype='float64')
+
+
+def base_of(name):
+  """The config of a trained model, and its vocabulary size."""
+  if BASES[name] is None:
+    return OWN, V
+  return run_of(name).config.model, run_of(name).published.vocabulary_size
+
+
+@functools.cache
+def params_of(name):
+  """The parameters of a trained model in float64."""
+  if BASES[name] is not None:
+    return jax.device_get(run_of(name).state.params)
+  model = language_model.build(OWN, V)
+  tokens, memory = jnp.zeros((1, 2), jnp.int32), model.empty_memory(1)
+  return nn.unbox(checks.random_variables(model, tokens, memory))['params']
+
+
+def with_memory(name, memory):
+  """The checked config of a model with a memory, as the command line completes it."""
+  base, size = base_of(name)
+  values = {'model': dataclasses.asdict(base) | memory, 'training': {'segment_length': T}}
+  values = conversion.to_dict(values) | {'init_from': 'runs/base'}
+  values['data'] = {'vocabulary': 'bytes' if name == 'own' else 'characters'}
+  paths = {f'{path}.{name}' for path, block in added.blocks(values['model']) for name in block}
+  added.complete(values, paths, (), base, size)
+  config = conversion.resolve(values)
+  added.check(base, config)
+  return config.model
+
+
+def losses(config, size, params, dtype):
+  """Returns the loss, and the gradient of the first and the second step of an optimiser."""
+  model = language_model.build(dataclasses.replace(config, dtype=dtype), size)
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, size, (B, T + 1), np.int32)
+  starts = np.zeros((B, T), bool)
+  starts[0, 0] = starts[1, 5] = True
+  memory = model.empty_memory(B)
+
+  def step(params, codebook):
+    def loss(params):
+      variables = {'params': params, 'codebook': codebook}
+      hidden, _, aux = model.apply(variables, tokens[:, :-1], memory, starts_BxT=starts)
+      nll = model.apply(variables, hidden, tokens[:, 1:], method='scores').nll_BxT.mean()
+      return nll + sum(aux.values()), nll
+
+    gradient, nll = jax.grad(loss, has_aux=True)(params)
+    move = lambda p, g: p - 0.01 * g / (jnp.abs(g) + 1e-8)  # as Adam does at first
+    return jax.tree.map(move, params, gradient), (nll, gradient)
+
+  @jax.jit
+  def run(params):
+    variables = nn.unbox(model.init(jax.random.key(0), tokens[:, :2], model.empty_memory(B)))
+    leaves = traverse_util.flatten_dict(variables['params'])
+    assert traverse_util.flatten_dict(params).keys() <= leaves.keys()
+    leaves |= traverse_util.flatten_dict(params)
+    params = traverse_util.unflatten_dict(leaves)
+    _, results = jax.lax.scan(
+      lambda params, _: step(params, variables.get('codebook', {})), params, length=2
+    )
+    return results
+
+  wide = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), params)
+  nll, gradient = jax.device_get(run(wide))
+  return nll[0], traverse_util.flatten_dict(gradient, sep='/')
+
+
+@functools.cache
+def base_loss(name, dtype):
+  """The loss of a trained model."""
+  return losses(*base_of(name), params_of(name), dtype)[0]
+
+
+def check_pair(name, memory, dtype):
+  """The loss of the first step is that of the trained model, and every new part learns."""
+  config, params = with_memory(name, MEMORIES[memory]), params_of(name)
+  loss, gradient = losses(config, base_of(name)[1], params, dtype)
+  tolerance = {'float32': 1e-6, 'float64': 1e-12}[dtype]
+  np.testing.assert_allclose(loss, base_loss(name, dtype), rtol=tolerance)
+  new = gradient.keys() - traverse_util.flatten_dict(params, sep='/').keys()
+  assert new or 'memory' in memory
+  still = [path for path in new if THIRD_STEP not in path and not np.any(gradient[path])]
+  assert not still, still
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+def test_a_drawn_pair_starts_as_the_trained_model(x64, one_device, dtype):
+  seed = drawn.rotating_seed() * 2 + (dtype == 'float64')
+  name, memory = PAIRS[np.random.default_rng(seed).integers(len(PAIRS))]
+  print(name, memory)
+  check_pair(name, memory, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, memory', PAIRS)
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+def test_every_pair_starts_as_the_trained_model(x64, one_device, name, memory, dtype):
+  check_pair(name, memory, dtype)
+
+
+@pytest.mark.parametrize(
+  'name', ['gemma3', *(pytest.param(n, marks=pytest.mark.slow) for n in ('llama', 'own'))]
+)
+def test_a_segment_memory_is_more_context_of_the_trained_model(x64, one_device, name):
+  """The second segment, after the memory of the first, is the end of a segment twice as long."""
+  params, (base, size) = jax.tree.map(jnp.asarray, params_of(name)), base_of(name)
+  tokens = np.random.default_rng(0).integers(0, size, (B, 2 * T), np.int32)
+  starts = np.zeros(tokens.shape, bool)
+  starts[1, 5] = True
+
+  @functools.partial(jax.jit, static_argnums=(0, 1))
+  def hidden(config, length):
+    model = language_model.build(dataclasses.replace(config, dtype='float64'), size)
+    memory, parts = model.empty_memory(B), []
+    for first in range(0, 2 * T, length):
+      part = slice(first, first + length)
+      inputs = {'params': params}, tokens[:, part], memory
+      y, memory, _ = model.apply(*inputs, starts_BxT=starts[:, part])
+      parts.append(y)
+    return jnp.concatenate(parts, axis=1)
+
+  config = with_memory(name, {'memory': {'length': T}})
+  np.testing.assert_allclose(hidden(config, T), hidden(base, 2 * T), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize('name, memory', REFUSED)
+def test_pairs_that_make_no_sense_are_refused(name, memory):
+  with pytest.raises(ValueError, match=REFUSED[name, memory]):
+    with_memory(name, MEMORIES[memory])
