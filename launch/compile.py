@@ -336,7 +336,7 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
     '--vocabulary_size', type=int, help='vocabulary size, if in the config it depends on the text'
   )
   parser.add_argument('--json', type=pathlib.Path, help='file for the report')
-  args, config = command_line.parse(parser, argv)
+  args, config = command_line.parse(parser, argv, flags.complete_memories)
   if args.slices < 1:
     raise errors.BadInput(f'--slices={args.slices} must be at least 1')
   model, training = config.model, dataclasses.replace(config.training, segments_per_call=1)
