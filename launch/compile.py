@@ -1,17 +1,24 @@
-"""Compiles a config for TPU slices without a TPU: memory, collectives and predicted times.
+"""Compiles a config for TPU slices without a TPU: memory, traffic, FLOPs and bounds of the time.
 
-  python launch/compile.py --config=configs/ngrammer_c4.py:393k_8k_50 --topology=v3:4x4
+  python launch/compile.py --config=configs/ngrammer_c4.py:393k_8k_50 --topology=v5e:4x4
 
 It compiles the programs of a run: a training step, the scoring of a segment, and the generation of
 a token; for a model with tables in host memory also the look-up of the rows of a segment, which
 runs ahead of its scoring. Needs `pip install libtpu`. All numbers are read from the compiled
-programs. Times and utilisation are bounds: they assume that computation, memory and network fully
-overlap; they do not count transfers to and from the host.
+programs, and are for one device (see `hlo.py`):
+
+  bound by instruction   the sum over instructions of the time of their FLOPs or of their bytes,
+                         whichever is longer, and of the waits for collectives
+  cycles                 the sum of the compiler's estimates, which leave out what is named
+
+Transfers to and from the host are not counted. --against=OTHER.json, a report of --json, prints
+this report beside that one.
 
 Exit status 1: a program does not fit; 2: bad input; 3: any other error.
 """
 
 import argparse
+import collections
 import dataclasses
 import json
 import logging
@@ -21,6 +28,7 @@ import pathlib
 import re
 import time
 import traceback
+from typing import Any, NamedTuple
 
 # JAX and libtpu read these when they start; then they use no device and query no metadata server.
 os.environ |= {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
@@ -33,7 +41,6 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, flags, sharding
-from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import command_line
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
@@ -42,47 +49,80 @@ from ngrammer_jax.system import progress, text_tables
 from ngrammer_jax.training import capacity, flops, programs
 from ngrammer_jax.training import state as train_state
 
-MIN_BYTES_SENT = 1e5  # smaller collectives are not listed
-MIN_MILLISECONDS = 0.01  # a smaller estimate of the compiler is not shown
-VOCABULARY_CHUNK = 8192  # of the remedy for logits that do not fit
 PROGRAMS = ('train', 'evaluate', 'decode', 'look_up')
+REMEDIES = (
+  'larger: mesh.fsdp, mesh.model; smaller: training.batch_size, evaluation.streams and '
+  'segment_length; in training also model.remat="full", model.vocabulary_chunk=8192, '
+  'training.accumulation.parts'
+)
+LAYOUT_CHANGES = 'copy', 'transpose', 'reshape'  # opcodes of synchronous instructions
+MIN_BYTES = 1e5  # collectives that send less are not listed
+
+# Parts of a model by the scopes of their instructions; the last match in a scope counts.
+PARTS = {
+  'saves of the scan': r'_run/(?:while/body/)?(?:jit\(dynamic|dynamic_|stack|concatenate|squeeze)',
+  'feed-forward': 'feed_forward/',
+  'projections': r'attention/(?:attention\.\w+/)*(?:query|key|value|out)/',
+  'kernels': 'pallas_call|splash',
+  'rotary': r'rotary|attention\._make_heads',
+  'other attention': 'attention/',
+  'norms': r'\w*norm/',
+  'cross-entropy': r'head\.scores',
+  'optimizer': 'optimizer',
+  'codebook': 'quantizer|codebook',
+  'table': r'ngrammer|ngram_memory',
+  'embedding': r'head\.embed',
+}
+SCOPES = re.compile('|'.join(f'({pattern})' for pattern in PARTS.values()))
+METRICS = {  # of a program, with the unit to print
+  'peak': ('peak of the memory', 2**30, 'GiB'),
+  'host': ('memory of its host', 2**30, 'GiB'),
+  'flops': ('computed', 1e12, 'TFLOP'),
+  'bytes': ('moved', 1e9, 'GB'),
+  'padding': ('of it padding', 1e9, 'GB'),
+  'sent': ('sent within the slice', 1e6, 'MB'),
+  'sent_between_slices': ('sent to other slices', 1e6, 'MB'),
+  'bound': ('bound by instruction', 1e-3, 'ms'),
+  'exposed': ('of it waiting for collectives', 1e-3, 'ms'),
+  'mfu': ('MFU at best', 1e-2, '%'),
+  'cycles': ("the compiler's cycles", 1e-3, 'ms'),
+}
+PART_COLUMNS = {'GB': ('bytes', 1e9), '%': ('share', 1e-2)}
+PART_COLUMNS |= {'bound, ms': ('bound', 1e-3), 'cycles, ms': ('cycles', 1e-3)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Chip:
+class Chip(NamedTuple):
   """Specifications of one JAX device, from cloud.google.com/tpu/docs.
 
   Attributes:
     memory: GiB.
     memory_rate: GB/s.
     network_rate: GB/s that a device sends to others of its slice. None: not published.
+    clock: GHz, at which its matrix units have the published peak.
   """
 
   memory: float
   memory_rate: float
   network_rate: float | None
+  clock: float
 
 
 CHIPS = {
-  'TPU v3': Chip(16, 450, None),  # one of the two cores of a chip
-  'TPU v4': Chip(32, 1200, None),
-  'TPU v5 lite': Chip(16, 819, 200),
-  'TPU v5': Chip(95, 2765, 600),
-  'TPU v6 lite': Chip(32, 1638, 400),
+  'TPU v3': Chip(16, 450, None, 0.94),  # one of the two cores of a chip
+  'TPU v4': Chip(32, 1200, None, 1.05),
+  'TPU v5 lite': Chip(16, 819, 200, 1.5),
+  'TPU v5': Chip(95, 2765, 600, 1.75),
+  'TPU v6 lite': Chip(32, 1638, 400, 1.75),
 }
 
 
 def slice_devices(topology: str, slices: int) -> list[jax.Device]:
   """Returns the devices of one or more slices. Raises BadInput if libtpu has no such topology."""
   options = {'num_slices': slices} if slices > 1 else {}
-  if topology.startswith(
-    'v4'
-  ):  # the two cores of a v4 chip are one device, those of a v3 chip are two
+  if topology.startswith('v4'):  # the two cores of a v4 chip are one device, not as those of a v3
     options['chip_config_name'] = 'megacore'
   try:
-    devices = topologies.get_topology_desc(
-      platform='tpu', topology_name=topology, **options
-    ).devices
+    topology_devices = topologies.get_topology_desc(topology, 'tpu', **options).devices
   except Exception as error:
     if 'not installed' in str(error):
       raise errors.BadInput('libtpu is not installed: pip install libtpu') from error
@@ -90,26 +130,22 @@ def slice_devices(topology: str, slices: int) -> list[jax.Device]:
       f'--topology={topology}: {str(error).splitlines()[0]}; expected for example v3:4x4, '
       f'v4:2x2x4, v5e:4x8, v5p:4x4x8 or v6e:8x8'
     ) from error
-  kind = devices[0].device_kind
-  if kind not in CHIPS:
+  if (kind := topology_devices[0].device_kind) not in CHIPS:
     raise errors.BadInput(f'--topology={topology}: {kind} is not one of: {", ".join(CHIPS)}')
-  return devices
+  return topology_devices
 
 
 def vocabulary_size(config: experiment.Config, override: int | None) -> int:
   """Returns the vocabulary size. Raises BadInput if it depends on the text."""
-  d = config.data
-  if override is not None:
-    if override < 2:
-      raise errors.BadInput(f'--vocabulary_size={override} must be at least 2')
-    return override
-  if d.vocabulary == 'bytes':
-    return vocabularies.ByteVocabulary.size
-  if d.vocabulary_size is None:
+  is_bytes = config.data.vocabulary == 'bytes'
+  size = vocabularies.ByteVocabulary.size if is_bytes else config.data.vocabulary_size
+  size = size if override is None else override
+  if size is None or size < 2:
     raise errors.BadInput(
-      f'the size of data.vocabulary={d.vocabulary!r} depends on the text: set --vocabulary_size=N'
+      f'the size of data.vocabulary={config.data.vocabulary!r} is {size or "that of the text"}: '
+      f'set --vocabulary_size=N, at least 2'
     )
-  return d.vocabulary_size
+  return size
 
 
 def trace_program(
@@ -141,201 +177,136 @@ def trace_program(
   return engine.trace_generate(variables, rows, config.evaluation_context()), rows
 
 
-def table_sizes(run: programs.Programs) -> dict[str, dict]:
-  """Returns shape, dtype and bytes of each n-gram table, in the memories of a device and its host.
-
-  The bytes of the optimizer state come with them; they are in the same memory.
-  """
-  sizes = {}
-  is_table = jax.tree.map(lambda label: label != 'dense', run.labels)
-  leaves = checksums.named_leaves(run.abstract.params)
-  for name, selected in checksums.named_leaves(is_table).items():
-    if not selected:
-      continue
-    leaf, bytes_of = leaves[name], {'device': 0, 'host': 0}
-    state = checksums.named_leaves(run.abstract.opt_state)
-    moments = [state[key] for key in state if key.endswith(f'/{name}')]
-    for array in [leaf, *moments]:
-      memory = 'host' if sharding.is_on_host(array) else 'device'
-      rows, width = array.sharding.shard_shape(array.shape)
-      bytes_of[memory] += rows * width * array.dtype.itemsize
-    sizes[name] = {'shape': leaf.shape, 'dtype': str(leaf.dtype), **bytes_of}
-  return sizes
-
-
-def format_tables(sizes: dict[str, dict]) -> str:
-  """Formats the sizes of n-gram tables."""
-  rows = [
-    ('table, with its optimizer state', 'shape', 'dtype', 'GiB per device', 'GiB on its host')
-  ]
-  for name, table in sizes.items():
-    shape = ' x '.join(f'{size:,}' for size in table['shape'])
-    gib = (f'{table[memory] / 2**30:.2f}' for memory in ('device', 'host'))
-    rows.append((name, shape, table['dtype'], *gib))
-  return '\n'.join(f'  {line}' for line in text_tables.align_columns(rows, '<>'))
-
-
-def compile_program(config: experiment.Config, V: int, run: programs.Programs, name: str) -> dict:
+def compile_program(
+  config: experiment.Config, V: int, run: programs.Programs, name: str, slices: int = 1
+) -> dict[str, Any]:
   """Compiles one of PROGRAMS; returns its statistics, or why it does not fit."""
-  mesh = run.mesh
-  kind = mesh.devices.flat[0].device_kind
-  chip, start_time = CHIPS[kind], time.monotonic()
+  start_time, kind = time.monotonic(), run.mesh.devices.flat[0].device_kind
   traced, tokens = trace_program(run, config, V, name)
   result = {'parameters': train_state.count_elements(run.abstract.params), 'tokens': tokens}
-  result['memory_limit'] = chip.memory * 2**30
-  result['flops'] = flops.matrix_flops(traced.jaxpr) / mesh.size
+  result |= {'memory_limit': CHIPS[kind].memory * 2**30, 'fits': False}
   try:
-    with sharding.use(mesh):
+    with sharding.use(run.mesh):
       compiled = traced.lower().compile()
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    # "... required for ... (21.61G) exceeds available HBM (15.75G)", or "Used 17.2G of 15.5G hbm"
-    used = re.search(r'(?:\(|[Uu]sed )([\d.]+)([MG])', str(error))
-    result['peak'] = float(used[1]) * {'M': 2**20, 'G': 2**30}[used[2]] if used else None
-    result['reason'] = str(error).splitlines()[0]
-    result |= {'fits': False, 'compile_seconds': time.monotonic() - start_time}
-    return result | {'remedies': remedies(config, V, run, name)}
-  result['compile_seconds'] = time.monotonic() - start_time
-  m = compiled.memory_analysis()
-  result |= {'arguments': m.argument_size_in_bytes, 'temporaries': m.temp_size_in_bytes}
-  result['host'] = m.host_argument_size_in_bytes + m.host_temp_size_in_bytes
-  result['peak'] = capacity.peak_bytes(compiled)
-  result['fits'] = result['peak'] <= result['memory_limit']
-  if not result['fits']:
-    result['remedies'] = remedies(config, V, run, name)
-  program = hlo.Program(compiled.as_text(), dict(mesh.shape))
-  result['bytes'] = program.bytes_moved()
-  result['collectives'] = [
-    dataclasses.asdict(c) | {'sent': c.bytes_sent} for c in program.collectives()
-  ]
-  estimate = compiled.cost_analysis().get('optimal_seconds', 0)
-  result['compiler_seconds'] = estimate if estimate > 0 else None  # counts loops once
-  result |= predict_time(result, kind)
+    return result | {'reason': str(error).splitlines()[0]}
+  memory, peak = compiled.memory_analysis(), capacity.peak_bytes(compiled)
+  result |= {'compile_seconds': time.monotonic() - start_time, 'peak': peak}
+  result |= {'arguments': memory.argument_size_in_bytes, 'temporaries': memory.temp_size_in_bytes}
+  result['host'] = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
+  result['fits'] = peak <= result['memory_limit']
+  axes = dict(run.mesh.shape) | {'data': run.mesh.shape['data'] // slices}
+  result |= count(compiled.as_text(), axes, kind, flops.kernel_flops(traced.jaxpr))
   if name == 'train':
-    model_flops = 3 * run.flops.forward() * tokens / mesh.size
-    result['mfu'] = model_flops / flops.peak_flops(kind) / result['roofline_seconds']
+    model_flops = 3 * run.flops.forward() * tokens / run.mesh.size
+    result['mfu'] = model_flops / flops.peak_flops(kind) / result['bound']
   return result
 
 
-def predict_time(result: dict, kind: str) -> dict:
-  """Returns lower bounds of the time by computation, memory and network, and the largest."""
+def count(text: str, mesh: dict[str, int], kind: str, kernels: dict[tuple, float]) -> dict:
+  """Returns what a compiled program computes, moves and sends, in all and by part of the model.
+
+  Args:
+    text: HLO text.
+    mesh: sizes of the mesh axes in one slice.
+    kind: kind of the devices.
+    kernels: FLOPs of Pallas kernels, see `hlo.Program`.
+  """
   chip = CHIPS[kind]
-  seconds = {'compute': result['flops'] / flops.peak_flops(kind)}
-  seconds['memory'] = result['bytes'] / chip.memory_rate / 1e9
-  if chip.network_rate is not None:
-    sent = sum(c['sent'] for c in result['collectives'])
-    seconds['network'] = sent / chip.network_rate / 1e9
-  bound = max(seconds, key=seconds.get)
-  return {'seconds': seconds, 'roofline_seconds': seconds[bound], 'bound': bound}
+  network = math.inf if chip.network_rate is None else chip.network_rate * 1e9
+  rates = hlo.Rates(flops.peak_flops(kind), chip.memory_rate * 1e9, network)
+  program = hlo.Program(text, mesh, rates, kernels)
+  parts, without_cycles = collections.defaultdict(collections.Counter), collections.Counter()
+  for work in program.work:
+    each = {name: getattr(work, name) for name in ('bytes', 'padding', 'flops', 'exposed')}
+    each |= {'bound': work.seconds + work.exposed, 'cycles': work.cycles / chip.clock / 1e9}
+    parts[part_of(work)].update({name: work.times * value for name, value in each.items()})
+    if not work.cycles:
+      what = work.name if work.opcode in ('fusion', 'tpu_custom_call') else work.opcode
+      without_cycles[re.sub(r'[.\d]+$', '', what)] += work.times * work.bytes
+  total, found = collections.Counter(), program.collectives()
+  for part in parts.values():
+    total.update(part)
+    part['share'] = part['bytes'] / max(program.bytes_moved(), 1)
+  between = sum(c.bytes_sent for c in found if c.kind == hlo.BETWEEN_SLICES)
+  not_counted = [*dict.fromkeys(program.not_counted)]
+  if chip.network_rate is None:
+    not_counted.append(f'the waits for collectives: no network rate of {kind} is published')
+  if between:
+    not_counted.append('the waits for other slices: their network has no published rate')
+  return {
+    **total,
+    'sent': sum(c.bytes_sent for c in found) - between,
+    'sent_between_slices': between,
+    'parts': {name: dict(parts[name]) for name in sorted(parts, key=lambda n: -parts[n]['bytes'])},
+    'collectives': [c._asdict() | {'sent': c.bytes_sent} for c in found],
+    'without_cycles': dict(without_cycles.most_common()),
+    'not_counted': not_counted,
+  }
 
 
-def device_bytes(arrays: object) -> int:
-  """Returns the bytes of a tree of arrays in the memory of a device."""
-  return sum(
-    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    for leaf in jax.tree.leaves(arrays)
-    if not sharding.is_on_host(leaf)
-  )
+def part_of(work: hlo.Work) -> str:
+  """Returns the part of the model that an instruction belongs to."""
+  if work.collective is not None:
+    return 'collectives'
+  if work.opcode in LAYOUT_CHANGES or work.scope.endswith('/transpose'):
+    return 'layout changes'
+  matches = [*SCOPES.finditer(work.scope)]
+  return [*PARTS][matches[-1].lastindex - 1] if matches else 'other'
 
 
-def remedies(config: experiment.Config, V: int, run: programs.Programs, name: str) -> str:
-  """Names the options that reduce the memory of a program."""
-  limit, state = CHIPS[run.mesh.devices.flat[0].device_kind].memory * 2**30, run.abstract
-  fixed, arrays = 'parameters', state.params
-  if name == 'train':
-    fixed, arrays = 'parameters and optimizer state', (state.params, state.opt_state)
-  if (size := device_bytes(arrays)) > limit:
-    return (
-      f'{fixed} alone need {size / 2**30:.2f} GiB per device: shard them over more devices, with '
-      f'a larger mesh.fsdp or mesh.model'
-    )
-  if name == 'decode':
-    return 'lower evaluation.segment_length or the length of the memory, or raise mesh.model'
-  if name != 'train':
-    return 'lower training.batch_size or evaluation.streams, or raise mesh.model'
-  options, t = [], config.training
-  if config.model.remat != 'full':
-    options.append('model.remat="full"')
-  if config.model.vocabulary_chunk is None and V > VOCABULARY_CHUNK:
-    options.append(f'model.vocabulary_chunk={VOCABULARY_CHUNK}')
-  options.append('a larger mesh.fsdp (parameters and optimizer state)')
-  if t.batch_size % (2 * t.parts * sharding.batch_shards(run.mesh)) == 0:
-    options.append(f'training.accumulation.parts={2 * t.parts}')
-  return ', '.join([*options, 'a larger mesh.model', 'a smaller training.batch_size'])
+def difference(this: Any, other: Any) -> Any:
+  """Returns the difference of two numbers, or of those of nested dictionaries; None is 0."""
+  if isinstance(this or other, dict):
+    this, other = this or {}, other or {}
+    return {key: difference(this.get(key), other.get(key)) for key in this | other}
+  return (this or 0) - (other or 0) if isinstance(this or other or 0, int | float) else None
+
+
+def format_numbers(r: dict, sign: str = '') -> list[str]:
+  """Formats the numbers of a program, in all and by part; `sign` as in format specifications."""
+  rows = [
+    (f'  {title}', f'{r[key] / scale:{sign},.2f}', unit)
+    for key, (title, scale, unit) in METRICS.items()
+    if r.get(key)
+  ]
+  lines, rows = text_tables.align_columns(rows, '<><'), [('  part', *PART_COLUMNS)]
+  for part, numbers in r['parts'].items():
+    values = (numbers.get(key, 0) / scale for key, scale in PART_COLUMNS.values())
+    rows.append((f'  {part}', *(f'{value:{sign},.2f}' for value in values)))
+  return lines + text_tables.align_columns(rows, '<>')
 
 
 def format_report(name: str, r: dict) -> str:
   """Formats the statistics of a program."""
-  gib = lambda size: '?' if size is None else f'{size / 2**30:.2f} GiB'
-  status = 'fits' if r['fits'] else f'DOES NOT FIT: {r["remedies"]}'
-  compiled = 'compiled in' if 'bytes' in r else 'the compiler stopped after'
-  memory = f'  memory per device  peak {gib(r["peak"])} of {gib(r["memory_limit"])}'
-  if 'arguments' in r:
-    memory += f': arguments {gib(r["arguments"])}, temporaries {gib(r["temporaries"])}'
-    memory += f'; on its host {gib(r["host"])}' if r['host'] else ''
-  lines = [
-    f'{name}: {status}; {compiled} {progress.format_duration(r["compile_seconds"])}',
-    memory,
-    f'  tokens {r["tokens"]:,}, {r["flops"] / 1e12:.3f} TFLOP per device',
-  ]
+  status = 'fits' if r['fits'] else f'DOES NOT FIT; {REMEDIES}'
+  lines = [f'{name}, {r["tokens"]:,} tokens: {status}']
   if 'bytes' not in r:
     return '\n'.join([*lines, f'  {r["reason"]}'])
-  lines[-1] += f', {r["bytes"] / 1e9:.2f} GB moved'
-  parts = ', '.join(f'{part} {1000 * s:.2f} ms' for part, s in r['seconds'].items())
-  if 'network' not in r['seconds']:
-    parts += ', network: no published rate'
-  utilisation = f', MFU at best {r["mfu"]:.1%}' if 'mfu' in r else ''
-  lines.append(f'  at least {1000 * r["roofline_seconds"]:.2f} ms ({parts}){utilisation}')
-  milliseconds = 1000 * (r['compiler_seconds'] or 0)
-  if milliseconds >= MIN_MILLISECONDS:
-    lines.append(f"  the compiler's estimate, loops counted once: {milliseconds:.2f} ms")
-  collectives = [c for c in r['collectives'] if c['sent'] >= MIN_BYTES_SENT]
-  if collectives:
-    lines.append(f'  {"collective":<20}{"axes":<14}{"devices":>8}{"times":>7}{"MB sent":>10}  of')
-  for c in collectives:
-    row = f'  {c["kind"]:<20}{",".join(c["axes"]):<14}{c["devices"]:>8}{c["times"]:>7}'
-    lines.append(f'{row}{c["sent"] / 1e6:>10.1f}  {c["shape"][:60]}')
-  return '\n'.join(lines)
-
-
-def format_table(reports: list[dict]) -> str:
-  """Formats training on several slices as a table in Markdown."""
-  lines = ['| slice | devices | memory, GiB | sent, MB | at least, ms | bound by | MFU at best |']
-  lines.append('|---|---|---|---|---|---|---|')
-  for report in reports:
-    r, devices = report['programs']['train'], math.prod(report['mesh'].values())
-    slices = f'{report["slices"]} x ' if report['slices'] > 1 else ''
-    row = [slices + report['topology'], str(devices)]
-    if 'bytes' not in r:
-      lines.append(f'| {" | ".join(row)} | does not fit | | | | |')
-      continue
-    sent = sum(c['sent'] for c in r['collectives']) / 1e6
-    row += [f'{r["peak"] / 2**30:.1f}', f'{sent:,.0f}', f'{1000 * r["roofline_seconds"]:.1f}']
-    row += [r['bound'], f'{r["mfu"]:.1%}']
-    lines.append(f'| {" | ".join(row)} |')
-  return '\n'.join(lines)
+  lines[0] += f'; compiled in {progress.format_duration(r["compile_seconds"])}'
+  lines += format_numbers(r)
+  for c in (c for c in r['collectives'] if c['sent'] >= MIN_BYTES):
+    row = f'  {c["kind"]} over {",".join(c["axes"])} of {c["devices"]}, {c["times"]} times: '
+    row += f'{c["sent"] / 1e6:,.1f} MB sent, {1e3 * c["exposed"]:.2f} ms waited, {c["shape"][:50]}'
+    lines.append(row)
+  sizes = [f'{name} {size / 1e9:.2f}' for name, size in r['without_cycles'].items() if size >= 1e7]
+  lines.append(f'  without cycles, GB: {", ".join(sizes)}')
+  return '\n'.join(lines + [f'  not counted: {what}' for what in r['not_counted']])
 
 
 def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
   """Returns the flags, and the config as on a TPU, with one step per call."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument(
-    '--topology',
-    required=True,
-    nargs='+',
-    help='one or more topologies, such as v3:4x4, v5e:4x8 or v5p:4x4x8',
-  )
-  parser.add_argument('--slices', type=int, default=1, help='number of slices (default: 1)')
-  parser.add_argument(
-    '--programs', nargs='+', choices=PROGRAMS, default=PROGRAMS, help='default: all of them'
-  )
-  parser.add_argument(
-    '--vocabulary_size', type=int, help='vocabulary size, if in the config it depends on the text'
-  )
-  parser.add_argument('--json', type=pathlib.Path, help='file for the report')
+  form = argparse.RawDescriptionHelpFormatter
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+  add = parser.add_argument
+  add('--topology', required=True, nargs='+', help='such as v3:4x4, v5e:4x8 or v5p:4x4x8')
+  add('--slices', type=int, default=1, help='number of slices (default: 1)')
+  add('--programs', nargs='+', choices=PROGRAMS, default=PROGRAMS, help='default: all of them')
+  add('--vocabulary_size', type=int, help='if in the config it depends on the text')
+  add('--json', type=pathlib.Path, help='file for the report')
+  add('--against', type=pathlib.Path, help='a report to subtract from this one')
   args, config = command_line.parse(parser, argv, flags.complete_memories)
   if args.slices < 1:
     raise errors.BadInput(f'--slices={args.slices} must be at least 1')
@@ -345,6 +316,14 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
   return args, dataclasses.replace(config, model=model, training=training)
 
 
+def read_report(path: pathlib.Path | None) -> dict[str, dict]:
+  """Returns the programs of the first slice of a report. Raises BadInput if it is none."""
+  try:
+    return {} if path is None else json.loads(path.read_text())[0]['programs']
+  except (OSError, ValueError, LookupError, TypeError) as error:
+    raise errors.BadInput(f'--against={path} is not a report of --json: {error}') from error
+
+
 def main(argv: list[str]) -> int:
   """Prints the statistics of each program. Returns 1 if one does not fit."""
   args, config = parse_args(argv)
@@ -352,35 +331,30 @@ def main(argv: list[str]) -> int:
   config.model.check_vocabulary(V)
   if args.json is not None:
     args.json.parent.mkdir(parents=True, exist_ok=True)
-  meshes = {}
+  other, meshes, reports = read_report(args.against), {}, []
   for topology in args.topology:  # errors in any topology are reported before compiling
     devices = slice_devices(topology, args.slices)
     meshes[topology] = sharding.make_mesh(m.data, m.fsdp, m.model, devices)
     sharding.check_batch('training.batch_size', t.batch_size, meshes[topology], t.parts)
-  reports = []
   for topology, mesh in meshes.items():
     axes = ' x '.join(f'{name} {size}' for name, size in mesh.shape.items())
     kind = mesh.devices.flat[0].device_kind
-    slices = f'{args.slices} slices of ' if args.slices > 1 else ''
-    print(f'{slices}{topology}: {mesh.size} devices ({kind}), mesh {axes}', flush=True)
-    if slices:
-      print('  traffic between slices is not counted: it is not in the compiled text')
+    print(f'{args.slices} x {topology}: {mesh.size} devices ({kind}), mesh {axes}', flush=True)
     run, results = programs.Programs(config, V, mesh), {}
-    device_programs = [name for name in args.programs if name != 'look_up']
-    sizes = table_sizes(run)
-    if sizes:
-      print(format_tables(sizes), flush=True)
-    for name in args.programs if host_tables.exist(config.model) else device_programs:
-      results[name] = compile_program(config, V, run, name)
+    for name in args.programs:
+      if name == 'look_up' and not host_tables.exist(config.model):
+        continue
+      results[name] = compile_program(config, V, run, name, args.slices)
       print(format_report(name, results[name]), flush=True)
+      if 'parts' in results[name] and 'parts' in other.get(name, {}):
+        print(f'{name}: difference from {args.against}')
+        print('\n'.join(format_numbers(difference(results[name], other[name]), '+')))
     report = {'topology': topology, 'slices': args.slices, 'mesh': dict(mesh.shape)}
-    reports.append(report | {'tables': sizes, 'programs': results})
+    reports.append(report | {'programs': results})
     if args.json is not None:
       args.json.write_text(json.dumps(reports, indent=2) + '\n')
   results = [result for report in reports for result in report['programs'].values()]
   print(f'{results[0]["parameters"]:,} parameters')
-  if len(reports) > 1 and 'train' in args.programs:
-    print(format_table(reports))
   return 0 if all(result['fits'] for result in results) else 1
 
 

@@ -14,14 +14,16 @@ python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloz
 """
 
 import argparse
-from collections.abc import Callable
 import importlib
 import json
 import pathlib
-from typing import Any
+import typing
 
 from ngrammer_jax import errors, flags
 from ngrammer_jax.system import files
+
+if typing.TYPE_CHECKING:
+  from ngrammer_jax import runs
 
 HELP = {
   'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',
@@ -101,9 +103,8 @@ def main(argv: list[str]) -> int:
     options.output = options.output or _default(options, 'output', 'report.html')
   elif options.analysis not in PRINTED:
     options.figure = options.figure or _default(options, 'figure', f'{options.analysis}.png')
-  functions = {'report': _report, 'checkpoint': _checkpoint, 'cloze': _cloze}
-  functions |= {'compare': _compare, 'gates': _gates, 'recl': _recl}
-  functions.get(options.analysis, _analyze_run)(options)
+  functions = {'report': _report, 'checkpoint': _checkpoint, 'cloze': _cloze, 'compare': _compare}
+  functions.get(options.analysis, _draw)(options)
   return 0
 
 
@@ -116,13 +117,21 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--tokens', type=int, default=100, help='maximum length of a sample')
 
 
-def _compare(options: argparse.Namespace) -> None:
+def _open(options: argparse.Namespace) -> 'tuple[list[runs.Run], list[str]]':
+  """Returns the runs, those of --baseline last, and their names."""
   from ngrammer_jax import runs
-  from ngrammer_jax.analysis import compare, figures
+  from ngrammer_jax.analysis import figures
 
-  workdirs = [*options.workdir, *options.baseline]
-  all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in workdirs]
-  pairs, names = len(options.workdir), figures.run_labels(workdirs, None)
+  workdirs = options.workdir if isinstance(options.workdir, list) else [options.workdir]
+  workdirs = workdirs + getattr(options, 'baseline', [])
+  names = figures.run_labels(workdirs, getattr(options, 'label', None))
+  return [runs.load_run(workdir, flags.step(options.step)) for workdir in workdirs], names
+
+
+def _compare(options: argparse.Namespace) -> None:
+  from ngrammer_jax.analysis import compare
+
+  (all_runs, names), pairs = _open(options), len(options.workdir)
   arguments = names, options.split, options.max_tokens
   result = compare.analyze(all_runs[:pairs], all_runs[pairs:], *arguments)
   print(compare.format_table(result))
@@ -143,75 +152,42 @@ def _cloze(options: argparse.Namespace) -> None:
   print(f"1st {first}, 2nd {second}; p: McNemar's exact test of the strict accuracies")
 
 
-def _gates(options: argparse.Namespace) -> None:
+def _report(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import report
 
-  result = _analyze_run(options)
-  page = options.figure.with_suffix('.html')
-  files.write_output(page, report.format_gates(result))
-  print(f'wrote {page}')
-
-
-def _analyze_run(options: argparse.Namespace) -> dict[str, Any]:
-  """Analyzes a run and writes what `_write` does. Returns the result."""
-  from ngrammer_jax import runs
-  from ngrammer_jax.analysis import figures
-
-  run = runs.load_run(options.workdir, flags.step(options.step))
-  run.split(options.split)  # reports a wrong name before the checkpoint is loaded
-  (label,) = figures.run_labels([options.workdir], options.label)
-  arguments = {name: getattr(options, name) for name in ('memory', 'text') if name in options}
-  return _write(options, lambda analysis: analysis.analyze(run, options.split, **arguments), label)
-
-
-def _recl(options: argparse.Namespace) -> None:
-  from ngrammer_jax import runs
-  from ngrammer_jax.analysis import figures
-
-  all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
-  names = figures.run_labels(options.workdir, options.label)
-  arguments = names, options.split, options.context_step, options.max_context
-  _write(options, lambda analysis: analysis.analyze(all_runs, *arguments))
-
-
-def _write(
-  options: argparse.Namespace, analyze: Callable[[Any], dict[str, Any]], label: str | None = None
-) -> dict[str, Any]:
-  """Prints the tables of an analysis, and writes JSON and a figure. Returns the result.
-
-  Args:
-    options: the options of the command.
-    analyze: function from the module of the analysis to its result.
-    label: name of the run in the title. None: of several runs.
-  """
-  from ngrammer_jax.analysis import figures, parts
-
-  analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
-  figure = options.figure
-  with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
-    result = analyze(analysis)
-    content = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
-    analysis.plot(result, axes)
-    title = options.split if label is None else f'{label}, step {result["step"]:,}, {options.split}'
-    figures.set_title(axes, title)
-  files.write_output(figure.with_suffix('.json'), content)
-  print(title)
-  print(parts.format_tables(analysis.parts(result)))
-  print(f'wrote {figure.with_suffix(".json")} and {figure}')
-  return result
-
-
-def _report(options: argparse.Namespace) -> None:
-  from ngrammer_jax import runs
-  from ngrammer_jax.analysis import figures, report
-
   files.check_output_file('--output', options.output, 'report.html')
-  all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
-  names = figures.run_labels(options.workdir, options.label)
   samples = report.Samples(options.prompt, options.samples, options.tokens)
-  page = report.format_page(report.collect(all_runs, names, options.split, samples))
+  page = report.format_page(report.collect(*_open(options), options.split, samples))
   files.write_output(options.output, page)
   print(f'wrote {options.output}')
+
+
+def _draw(options: argparse.Namespace) -> None:
+  """Prints the tables of an analysis, and writes JSON and a figure; of gates also a web page."""
+  from ngrammer_jax.analysis import figures, parts, report
+
+  analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
+  (all_runs, names), figure, title = _open(options), options.figure, options.split
+  if options.analysis == 'recl':
+    arguments = all_runs, names, options.split, options.context_step, options.max_context
+  else:
+    all_runs[0].split(options.split)  # reports a wrong name before the checkpoint is loaded
+    others = [getattr(options, name) for name in ('memory', 'text') if name in options]
+    arguments = all_runs[0], options.split, *others
+  with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
+    result = analysis.analyze(*arguments)
+    content = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+    analysis.plot(result, axes)
+    if 'step' in result:
+      title = f'{names[0]}, step {result["step"]:,}, {options.split}'
+    figures.set_title(axes, title)
+  files.write_output(figure.with_suffix('.json'), content)
+  print(f'{title}\n{parts.format_tables(analysis.parts(result))}')
+  print(f'wrote {figure.with_suffix(".json")} and {figure}')
+  if options.analysis == 'gates':
+    page = figure.with_suffix('.html')
+    files.write_output(page, report.format_gates(result))
+    print(f'wrote {page}')
 
 
 def _default(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:

@@ -53,8 +53,9 @@ def main(argv: list[str]) -> int:
     folder = run.results_folder / 'evaluation'
   if options.cloze is not None:
     return _answer_cloze(run, overrides, options, folder)
-  if run.config.finetune is not None and options.text is None:
-    return _evaluate_task(run, overrides, options.split, folder / f'{options.split}.json')
+  is_task = run.config.finetune is not None or any(k.startswith('finetune.') for k, _ in overrides)
+  if is_task and options.text is None:
+    return _evaluate_task(run, overrides, options.split, folder)
   return _evaluate_language_model(run, overrides, options, folder)
 
 
@@ -63,7 +64,10 @@ def _evaluate_language_model(run, overrides, options, folder):
   from ngrammer_jax.inference import language_modeling
 
   # The places of the corpus may be others on this machine.
-  allowed = ('evaluation.*', 'mesh.*', 'data.path', 'data.cache_dir')
+  places = 'data.path', 'data.mixture.*.path', 'data.cache_dir'
+  allowed = ('evaluation.*', 'mesh.*', *places)
+  if options.text is not None:  # it may hold its text in other fields
+    allowed += ('data.text_field', 'data.document_separator')
   config = command_line.override(run.config, overrides, *allowed)
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.
@@ -76,13 +80,15 @@ def _evaluate_language_model(run, overrides, options, folder):
   else:
     name = f'text_{pathlib.Path(options.text).stem}'  # never that of a split
     result = run.evaluate_file(options.text, limit)
-  path = None if folder is None else folder / f'{name}.json'
-  if path is not None:
-    language_modeling.save(result, path)
+  parts = {f'{name}/{part}': value for part, value in result.get('parts', {}).items()}
+  results = {name: result} | parts
+  paths = [folder / f'{key.replace("/", "_")}.json' for key in results if folder is not None]
+  for path, value in zip(paths, results.values(), strict=False):
+    language_modeling.save(value, path)
   if hosts.is_primary():
-    print(language_modeling.format_table({name: result}))
+    print(language_modeling.format_table(results))
     print(language_modeling.format_protocol(result))
-    if path is not None:
+    for path in paths:
       print(f'wrote {path}')
   return 0
 
@@ -111,21 +117,33 @@ def _answer_cloze(run, overrides, options, folder):
   return 0
 
 
-def _evaluate_task(run, overrides, split, path):
-  """Evaluates a fine-tuned run on its task, or on a diagnostic set."""
+def _evaluate_task(run, overrides, split, folder):
+  """Evaluates a fine-tuned run on its task or a diagnostic set, or a model without fine-tuning."""
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
 
-  config = command_line.override(run.config, overrides, 'finetune.*', 'data.superglue_dir')
+  keys = 'finetune.*', 'data.superglue_dir', 'evaluation.max_examples'
+  config = command_line.override(run.config, overrides, *keys)
   if config.data.superglue_dir == run.config.data.superglue_dir:
     run.log_paths('superglue_dir')
-  if config.finetune.task != run.config.finetune.task:  # a diagnostic set
-    path = path.with_name(f'{config.finetune.task}_{split}.json')
-  result, answers = finetuning.evaluate(dataclasses.replace(run, config=config), split)
-  evaluation.save(result, answers, path)
-  if not hosts.is_primary():
-    return 0
-  print(evaluation.format_table(result))
-  print(f'step {result["step"]:,}\nwrote {path} and all answers to {evaluation.answers_path(path)}')
+  is_other = run.config.finetune is None or config.finetune.task != run.config.finetune.task
+  name = f'{config.finetune.task}_{split}' if is_other else split
+  path = None if folder is None else folder / f'{name}.json'
+  if path is None and split == 'test':
+    raise errors.BadInput(
+      '--split=test has no labels, and its answers are files: name a folder with --output=DIR, or '
+      'use --split=validation'
+    )
+  # The limit of validation during training does not apply.
+  is_limited = any(key == 'evaluation.max_examples' for key, _ in overrides)
+  limit = config.evaluation.max_examples if is_limited else None
+  run = dataclasses.replace(run, config=config)
+  result, answers = finetuning.evaluate(run, split, folder, limit)
+  if path is not None:
+    evaluation.save(result, answers, path)
+  if hosts.is_primary():
+    print(f'{evaluation.format_table(result)}\nstep {result["step"]:,}')
+    if path is not None:
+      print(f'wrote {path} and all answers to {evaluation.answers_path(path)}')
   return 0
 
 

@@ -221,7 +221,18 @@ def start_training(options: argparse.Namespace) -> None:
   """Prepares JAX for a training, with the flags of `add_training`.
 
   Training is bit-identical on GPUs too; JAX reads that flag when it finds the devices.
+
+  Raises:
+    BadInput: the workdir is a published model.
   """
+  from ngrammer_jax.interop.huggingface import checkpoint  # imports JAX
+
+  if checkpoint.is_published(options.workdir):
+    raise errors.BadInput(
+      f'--workdir={options.workdir} is a published model, to which no training is added: use a new '
+      f'folder, and --config=hf:{options.workdir} --config.init_from=hf:{options.workdir} to start '
+      f'from the model'
+    )
   deterministic = '--xla_gpu_deterministic_ops=true'
   os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
   hosts.join(options)

@@ -20,8 +20,7 @@ def main(argv: list[str]) -> int:
 
   def make_task(config):
     start = init_from.Start(config, options.workdir) if config.init_from else None
-    find = runs.corpus_opener(config.data)
-    task = train_task.CorpusTask(config, options.workdir, find, start)
+    task = train_task.CorpusTask(config, options.workdir, runs.open_corpus, start)
     if start is not None:
       start.check_vocabulary(task.vocabulary)
     return task

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 RUNS = pathlib.Path(__file__).with_name('results.jsonl')
 FREQUENCY = pathlib.Path(__file__).with_name('frequency.jsonl')
+LONGER = pathlib.Path(__file__).with_name('longer.jsonl')
 
 Result = Mapping[str, Any]  # a line
 Loss = Callable[[Result], float]

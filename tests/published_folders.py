@@ -7,7 +7,7 @@ from flax import linen as nn
 import jax
 import numpy as np
 
-from ngrammer_jax import published_models
+from ngrammer_jax import open_weights
 from ngrammer_jax.config import conversion
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.models import language_model
@@ -31,7 +31,7 @@ def write(folder, dtype='float32', vocabulary_size=V, **options):
   params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(dtype), shapes)
   text_files = {'tokenizer.json': tokenizer_files.byte_level()}
   folder.mkdir(exist_ok=True)
-  published_models.save(
+  open_weights.save(
     lambda: params, config, vocabulary_size, folder, 64, {'bos_token_id': 0}, text_files
   )
   return params

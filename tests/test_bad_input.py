@@ -34,6 +34,12 @@ TRAIN = {
     '--config={tmp}/text',
     '--config={tmp}/text: {tmp}/text is not a Python file, FILE.py',
   ),
+  'workdir of a published model': (
+    '--workdir={tmp}/published',
+    '--workdir={tmp}/published is a published model, to which no training is added: use a new '
+    'folder, and --config=hf:{tmp}/published --config.init_from=hf:{tmp}/published to start from '
+    'the model',
+  ),
   'home of nobody': (
     '--config.data.path=~nosuchuser/text',
     'data.path=~nosuchuser/text: no user has this name, or the home directory is unknown; '
@@ -148,6 +154,8 @@ def folder(tmp_path_factory):
   (folder / 'config.py').write_text(CONFIG)
   (folder / 'text').write_bytes(TEXT)
   (folder / 'latin').write_bytes(TEXT[:5003] + 'é'.encode('latin-1') + TEXT[5003:])
+  (folder / 'published').mkdir()
+  (folder / 'published' / 'config.json').write_text('{"model_type": "llama"}')
   (folder / 'run').mkdir()
   (folder / 'empty_folder').mkdir()
   _, started = command_line.parse(argparse.ArgumentParser(), [f'--config={folder}/config.py'])

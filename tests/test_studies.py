@@ -62,9 +62,9 @@ def memory_of(variant):
 def test_all_memories_have_equal_parameters():
   expected = count('ngram_memories.py:ngrammer')
   methods = 'wide', *ngram_memories.ROWS
-  combined = [
-    f'{method}_{control}' for method in methods for control in ngram_memories.MEMORY_LENGTHS
-  ]
+  # A method for each control.
+  pairs = zip(itertools.cycle(methods), ngram_memories.MEMORY_LENGTHS, strict=False)
+  combined = [f'{method}_{control}' for method, control in pairs]
   wider = [f'{method}_{ngram_memories.WIDER_ROWS}' for method in ngram_memories.LATENT]
   for method in (*ngram_memories.METHODS[1:], *combined, *wider, 'engram_with_unigrams'):
     assert count(f'ngram_memories.py:{method}') == pytest.approx(expected, rel=1e-3), method

@@ -319,16 +319,12 @@ def _samples(reports):
 
 def _analysis(reports, name):
   """Returns a card for each run that has a result of an analysis."""
-  return [
-    Card(
-      report.name,
-      report.color,
-      _draw(ANALYSES[name], report.results[name], f'{name} {report.color}'),
-      ANALYSES[name].parts(report.results[name]),
-    )
-    for report in reports
-    if name in report.results
-  ]
+  analysis, cards = ANALYSES[name], []
+  for report in (report for report in reports if name in report.results):
+    result = report.results[name]
+    svgs = _draw(analysis, result, f'{name} {report.color}')
+    cards.append(Card(report.name, report.color, svgs, analysis.parts(result)))
+  return cards
 
 
 def _draw(module, result, figure):

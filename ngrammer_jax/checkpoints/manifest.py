@@ -34,6 +34,7 @@ class Manifest:
     validation: nats per token on the validation split at this step, None if not measured.
     files: size in bytes and SHA-256 by path.
     leaves: dtype, shape and checksum of each array by name.
+    base: checksum of the arrays that are stored in the base of the run (see `reader`); '': none.
   """
 
   step: int
@@ -41,6 +42,7 @@ class Manifest:
   validation: float | None
   files: dict[str, tuple[int, str]]
   leaves: dict[str, tuple[str, list[int], str]]
+  base: str = ''
 
   @property
   def size(self) -> int:

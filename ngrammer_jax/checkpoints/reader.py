@@ -3,11 +3,13 @@
 <workdir>/checkpoints/300           a complete checkpoint: Orbax files and manifest.json
 <workdir>/checkpoints/400.scratch*  an incomplete one: being written, or left by a killed run
 <workdir>/checkpoints/200.damaged   a corrupt one, set aside
+<workdir>/base                      the parameters that are not trained, which no checkpoint repeats
 
 Remote folders cannot be renamed atomically. There, a checkpoint is complete if it has a manifest,
 which is written last and deleted first.
 """
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import logging
@@ -24,12 +26,14 @@ import numpy as np
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import checksums, manifest
 from ngrammer_jax.layers import documents
+from ngrammer_jax.models import parts
 from ngrammer_jax.system import files, hosts
 
 if typing.TYPE_CHECKING:
   import orbax.checkpoint as ocp
 
 STEP_NAME = re.compile(r'0|[1-9][0-9]{0,17}')  # of a checkpoint folder
+BASE = 'base'
 
 
 def folder_of(workdir: pathlib.Path, step: int) -> pathlib.Path:
@@ -56,6 +60,44 @@ def best_step(workdir: pathlib.Path) -> int | None:
       if loss is not None and math.isfinite(loss):
         losses[step] = loss
   return min(losses, key=losses.get, default=None)
+
+
+def read_base(workdir: pathlib.Path) -> manifest.Manifest | None:
+  """Returns the manifest of the base of a run, None if there is none.
+
+  Raises:
+    BadInput: it is damaged.
+  """
+  if not (workdir / BASE / manifest.FILE_NAME).exists():
+    return None
+  with _translate_damaged_base(workdir):
+    return manifest.read(workdir / BASE)
+
+
+def base_dtypes(workdir: pathlib.Path) -> dict[str, np.dtype]:
+  """Returns the dtype of every parameter in the base of a run, by name; see `read_base`."""
+  base = read_base(workdir)
+  return {name: jnp.dtype(leaf[0]) for name, leaf in base.leaves.items()} if base else {}
+
+
+def _restore_base(workdir: pathlib.Path, expected: str, abstract: Any) -> Any:
+  """Restores and verifies the base; `expected` is its checksum. Raises BadInput if it changed."""
+  with _translate_damaged_base(workdir):
+    saved = _verify_on_primary(workdir / BASE)
+    if saved.checksum != expected:
+      raise manifest.CorruptError('its arrays are not those of the checkpoint')
+    return _restore_folder(workdir / BASE, saved, abstract)
+
+
+@contextlib.contextmanager
+def _translate_damaged_base(workdir: pathlib.Path) -> Iterator[None]:
+  try:
+    yield
+  except manifest.CorruptError as error:
+    raise errors.BadInput(
+      f'{workdir / BASE} holds the parameters that are not trained, but it is not the one that was '
+      f'written: {error}; copy it from a backup, or start again with another --workdir'
+    ) from error
 
 
 def make_checkpointer(folder: pathlib.Path) -> 'ocp.StandardCheckpointer':
@@ -131,6 +173,18 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   """
   folder = folder_of(workdir, step)
   saved = _verify_on_primary(folder)
+  if not saved.base:
+    return _restore_folder(folder, saved, abstract)
+  names = set(checksums.named_leaves(abstract.params))
+  names -= {name.removeprefix('params/') for name in saved.leaves}
+  base = _restore_base(workdir, saved.base, parts.select(abstract.params, names))
+  own = abstract.replace(params=parts.without(abstract.params, names))
+  state = _restore_folder(folder, saved, own)
+  return state.replace(params=parts.merge(state.params, base))
+
+
+def _restore_folder(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> Any:
+  """Restores and verifies the arrays of a folder, see `restore`."""
   saved_abstract = _with_saved_memory(abstract, saved)
   leaves = {name: f'{dtype}{list(shape)}' for name, (dtype, shape, _) in saved.leaves.items()}
   check_same_leaves(folder, leaves, saved_abstract)

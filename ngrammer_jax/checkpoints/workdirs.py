@@ -28,7 +28,13 @@ from ngrammer_jax.system import files, hosts
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 ORIGIN = 'published.json'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
-OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
+OWN_FILES = (
+  'config',
+  'corpus',
+  'vocabulary',
+  'lock',
+  reader.BASE,
+)  # a killed start may leave these
 SHARED_SECONDS = 60  # after which all processes see a file of the primary
 REMEDY = 'restore it from a backup, or use another workdir'
 
@@ -68,10 +74,10 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
       vocabulary = vocabularies.load(workdir)
       vocabularies.check_path(data.vocabulary, data.vocabulary_path, vocabulary, workdir)
     key = 'path' if config.finetune is None else 'superglue_dir'
+    source = 'data.mixture' if data.mixture else f'data.{key}={getattr(data, key)}'
     raise errors.BadInput(
-      f'--workdir={workdir} was started on another text: data.{key}='
-      f'{getattr(config.data, key)} has the content hash {content_hash[:12]}, '
-      f'expected {previous[:12]}; use that text, or another workdir'
+      f'--workdir={workdir} was started on another text: {source} has the content hash '
+      f'{content_hash[:12]}, expected {previous[:12]}; use that text, or another workdir'
     )
 
 
@@ -110,7 +116,7 @@ def read_origin(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def write_origin(folder: pathlib.Path, origin: dict[str, Any]) -> None:
-  """Writes `published_models.Model.origin`, if there is one."""
+  """Writes `open_weights.Model.origin`, if there is one."""
   if origin:
     files.write(folder / ORIGIN, json.dumps(origin, indent=2) + '\n')
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import checksums, manifest, reader
+from ngrammer_jax.models import parts
 from ngrammer_jax.system import files, hosts
 
 SCRATCH = '.scratch'
@@ -39,6 +40,7 @@ class CheckpointWriter:
     self._orbax = reader.make_checkpointer(self._folder)
     self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
     self._step, self._commit_future = 0, None  # of the checkpoint in progress
+    self._base = reader.read_base(workdir)
 
   def check_space(self, state: Any, name: str = 'a checkpoint') -> None:
     """Raises BadInput if the disk has no room for a state, abstract or not."""
@@ -46,6 +48,32 @@ class CheckpointWriter:
     needed = size + 1_000_000  # the files other than the arrays
     if files.free_bytes(self._folder) < needed:
       raise errors.BadInput(self._disk_full_message(f'{name} of {needed / 1e6:,.1f} MB'))
+
+  def save_base(self, params: Any) -> None:
+    """Writes the parameters that are not trained, in place of earlier ones; `save` omits them.
+
+    Raises:
+      BadInput: the disk is full.
+    """
+    folder = self._workdir / reader.BASE
+    hosts.on_primary(self._delete_base, folder)
+    self._base = None
+    if not params:
+      return
+    with hosts.collective_errors():
+      self.check_space(params, 'the parameters that are not trained')
+    scratch = folder if files.is_remote(folder) else folder.with_name(f'{reader.BASE}{SCRATCH}')
+    with self._translate_disk_full('the parameters that are not trained'):
+      leaves = _describe_leaves(params)
+      self._orbax.save(files.orbax_path(scratch), params)
+      self._orbax.wait_until_finished()
+      hosts.on_primary(self._finish, 0, None, scratch, leaves, folder)
+      self._base = reader.read_base(self._workdir)
+
+  def _delete_base(self, folder: pathlib.Path) -> None:
+    for path in folder.parent.glob(f'{folder.name}*'):
+      if path.name in (folder.name, f'{folder.name}{SCRATCH}'):
+        files.remove(path)
 
   def save(self, step: int, state: Any, validation: float | None = None) -> None:
     """Starts writing a checkpoint and returns; the state may be donated afterwards.
@@ -58,6 +86,8 @@ class CheckpointWriter:
     Raises:
       BadInput: the disk is full, now or when the previous checkpoint was written.
     """
+    if self._base:
+      state = state.replace(params=parts.without(state.params, self._base.leaves))
     with hosts.collective_errors():
       self._wait()
       self.check_space(state, f'step {step}')  # before Orbax: its threads log many errors
@@ -99,18 +129,24 @@ class CheckpointWriter:
     self._orbax.wait_until_finished()
     if not hosts.is_primary():
       return
-    try:
-      reader.check_written(self._orbax, scratch, leaves)
-    except manifest.CorruptError as error:
-      raise RuntimeError(f'step {step} was not saved: {error}') from error
-    saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
-    digests = manifest.digest_files(scratch)
-    manifest.write(scratch, manifest.Manifest(step, saved_at, validation, digests, leaves))
-    if not files.is_remote(scratch):
-      scratch.rename(reader.folder_of(self._workdir, step))
+    self._finish(step, validation, scratch, leaves, reader.folder_of(self._workdir, step))
     steps = reader.steps(self._workdir)
     for old_step in {*steps} - {*steps[-self._keep :], reader.best_step(self._workdir)}:
       self._delete(old_step)
+
+  def _finish(self, step, validation, scratch, leaves, folder) -> None:
+    """Looks at the files that Orbax has written, writes their manifest, and renames the folder."""
+    try:
+      reader.check_written(self._orbax, scratch, leaves)
+    except manifest.CorruptError as error:
+      name = reader.BASE if folder.name == reader.BASE else f'step {step}'
+      raise RuntimeError(f'{name} was not saved: {error}') from error
+    saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+    digests = manifest.digest_files(scratch)
+    base = self._base.checksum if self._base else ''
+    manifest.write(scratch, manifest.Manifest(step, saved_at, validation, digests, leaves, base))
+    if not files.is_remote(scratch):
+      scratch.rename(folder)
 
   def _delete(self, step: int) -> None:
     """Deletes a checkpoint; a kill leaves an incomplete one, not a corrupt one."""

@@ -3,65 +3,34 @@
 A config file builds a ConfigDict from `default()` and `block(...)`; `resolve` makes it a `Config`.
 """
 
-from ngrammer_jax.config.attention import AttentionConfig
-from ngrammer_jax.config.conversion import (
-  block,
-  check_variant,
-  default,
-  describe,
-  load,
-  resolve,
-  save,
-)
-from ngrammer_jax.config.data import DataConfig
-from ngrammer_jax.config.evaluation import EvaluationConfig, EvaluationMemory
-from ngrammer_jax.config.experiment import Config
-from ngrammer_jax.config.fields import differences
-from ngrammer_jax.config.finetune import FinetuneConfig
-from ngrammer_jax.config.initial import InitialConfig
-from ngrammer_jax.config.mesh import MeshConfig
-from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.config.ngram.ngrammer import NGramConfig
-from ngrammer_jax.config.optimizer import AdamConfig, DropConfig, OptimizerConfig, TableConfig
-from ngrammer_jax.config.persistent import PersistentConfig
-from ngrammer_jax.config.positions import PositionalConfig
-from ngrammer_jax.config.recurrent import RecurrentConfig
-from ngrammer_jax.config.segment_memory import MemoryConfig
-from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
-from ngrammer_jax.config.span import SpanConfig
-from ngrammer_jax.config.training import AccumulationConfig, TrainingConfig
-
-__all__ = [
-  'AccumulationConfig',
-  'AdamConfig',
-  'AdaptiveSoftmaxConfig',
-  'AttentionConfig',
-  'Config',
-  'DataConfig',
-  'DropConfig',
-  'EvaluationConfig',
-  'EvaluationMemory',
-  'FinetuneConfig',
-  'InitialConfig',
-  'MemoryConfig',
-  'MeshConfig',
-  'ModelConfig',
-  'NGramConfig',
-  'NGramMemoryConfig',
-  'OptimizerConfig',
-  'PersistentConfig',
-  'PositionalConfig',
-  'RecurrentConfig',
-  'SpanConfig',
-  'TableConfig',
-  'TrainingConfig',
-  'block',
-  'check_variant',
-  'default',
-  'describe',
-  'differences',
-  'load',
-  'resolve',
-  'save',
-]
+from ngrammer_jax.config.attention import AttentionConfig as AttentionConfig
+from ngrammer_jax.config.conversion import block as block
+from ngrammer_jax.config.conversion import check_variant as check_variant
+from ngrammer_jax.config.conversion import default as default
+from ngrammer_jax.config.conversion import describe as describe
+from ngrammer_jax.config.conversion import load as load
+from ngrammer_jax.config.conversion import resolve as resolve
+from ngrammer_jax.config.conversion import save as save
+from ngrammer_jax.config.data import DataConfig as DataConfig
+from ngrammer_jax.config.evaluation import EvaluationConfig as EvaluationConfig
+from ngrammer_jax.config.evaluation import EvaluationMemory as EvaluationMemory
+from ngrammer_jax.config.experiment import Config as Config
+from ngrammer_jax.config.fields import differences as differences
+from ngrammer_jax.config.finetune import FinetuneConfig as FinetuneConfig
+from ngrammer_jax.config.initial import InitialConfig as InitialConfig
+from ngrammer_jax.config.mesh import MeshConfig as MeshConfig
+from ngrammer_jax.config.model import ModelConfig as ModelConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig as NGramMemoryConfig
+from ngrammer_jax.config.ngram.ngrammer import NGramConfig as NGramConfig
+from ngrammer_jax.config.optimizer import AdamConfig as AdamConfig
+from ngrammer_jax.config.optimizer import DropConfig as DropConfig
+from ngrammer_jax.config.optimizer import OptimizerConfig as OptimizerConfig
+from ngrammer_jax.config.optimizer import TableConfig as TableConfig
+from ngrammer_jax.config.persistent import PersistentConfig as PersistentConfig
+from ngrammer_jax.config.positions import PositionalConfig as PositionalConfig
+from ngrammer_jax.config.recurrent import RecurrentConfig as RecurrentConfig
+from ngrammer_jax.config.segment_memory import MemoryConfig as MemoryConfig
+from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig as AdaptiveSoftmaxConfig
+from ngrammer_jax.config.span import SpanConfig as SpanConfig
+from ngrammer_jax.config.training import AccumulationConfig as AccumulationConfig
+from ngrammer_jax.config.training import TrainingConfig as TrainingConfig

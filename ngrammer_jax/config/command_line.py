@@ -142,14 +142,18 @@ def load_file(spec: str) -> dict[str, Any]:
   is_file = files.user_path('--config', spec).exists()
   name, _, variant = (spec, '', '') if is_file else spec.partition(':')
   path = files.user_path('--config', name)
-  if spec.startswith(pretrained_models.PREFIX) and not path.exists():
-    return _load_pretrained(spec, variant)
-  if spec.startswith(PUBLISHED) and not path.exists():
-    return _load_published(spec)
-  if not path.is_file():
-    path = _find_packaged(spec, name)
+  with errors.named(f'--config={spec}'):
+    if spec.startswith(pretrained_models.PREFIX) and not path.exists():
+      return _load_pretrained(variant)
+    if spec.startswith(PUBLISHED) and not path.exists():
+      return _load_published(spec.removeprefix(PUBLISHED))
+    return _run_file(path if path.is_file() else _find_packaged(spec, name), name, variant)
+
+
+def _run_file(path: pathlib.Path, name: str, variant: str) -> dict[str, Any]:
+  """Returns the config of a file. Raises BadInput if it is none, or fails."""
   if path.suffix != '.py':
-    raise errors.BadInput(f'--config={spec}: {name} is not a Python file, FILE.py')
+    raise errors.BadInput(f'{name} is not a Python file, FILE.py')
   try:
     module = catalog.load_module(path)
     get_config = getattr(module, 'get_config', None)
@@ -158,40 +162,33 @@ def load_file(spec: str) -> dict[str, Any]:
     if variant and not inspect.signature(get_config).parameters:
       raise errors.BadInput(f'{name} has no variants; omit ":{variant}"')
     config = get_config(variant) if variant else get_config()
-  except errors.BadInput as error:
-    raise errors.BadInput(f'--config={spec}: {error}') from error
+  except errors.BadInput:
+    raise
   except (Exception, SystemExit) as error:
-    raise errors.BadInput(
-      f'--config={spec} fails: {type(error).__name__}: {error}; correct the file'
-    ) from error
+    reason = f'{type(error).__name__}: {error}'
+    raise errors.BadInput(f'it fails: {reason}; correct the file') from error
   config = conversion.to_dict(config)
   if not isinstance(config, dict):
-    raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')
+    raise errors.BadInput(f'get_config() returned {config!r}, not a ConfigDict')
   return config
 
 
-def _load_pretrained(spec: str, name: str) -> dict[str, Any]:
+def _load_pretrained(name: str) -> dict[str, Any]:
   """Returns the config of a pretrained model. Raises BadInput if there is none."""
-  try:
-    folder = pretrained_models.find(name)
-  except errors.BadInput as error:
-    raise errors.BadInput(f'--config={spec}: {error}') from error
+  folder = pretrained_models.find(name)
   if folder.is_file():
-    return _load_published(f'{PUBLISHED}{folder}')
+    return _load_published(folder)
   config = files.read_json(folder / 'config.json')
-  if paths := [path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json']:
-    config['data'] |= {'vocabulary_path': str(paths[0]), 'vocabulary_size': None}
+  if path := conversion.stored_vocabulary(folder):
+    config['data'] |= {'vocabulary_path': str(path), 'vocabulary_size': None}
   return config
 
 
-def _load_published(spec: str) -> dict[str, Any]:
+def _load_published(path: str | pathlib.Path) -> dict[str, Any]:
   """Returns the config of a published model. Raises BadInput if there is none."""
-  from ngrammer_jax import published_models  # not needed for other configs
+  from ngrammer_jax import open_weights  # not needed for other configs
 
-  try:
-    return published_models.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()
-  except errors.BadInput as error:
-    raise errors.BadInput(f'--config={spec}: {error}') from error
+  return open_weights.open(pathlib.Path(path)).config_values()
 
 
 def _find_packaged(spec: str, name: str) -> pathlib.Path:
@@ -207,7 +204,7 @@ def _find_packaged(spec: str, name: str) -> pathlib.Path:
   if not others and (packaged_name := pathlib.Path(name).stem) in packaged:  # of a checkout
     available = f': use the config of the package, --config={packaged_name}{spec[len(name) :]}'
   missing = f'no file {name}' if is_path else f'no file and no config of the package {name}'
-  raise errors.BadInput(f'--config={spec}: {missing}{available}')
+  raise errors.BadInput(f'{missing}{available}')
 
 
 def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import difflib
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -189,7 +190,16 @@ def load(path: pathlib.Path) -> Config:
   if missing and values.keys() != {'model', 'data'}:
     raise ValueError(f'no section {", ".join(sorted(missing))}')
   values.get('training', {}).pop('span_check_every', None)  # no longer used
+  vocabulary, own = values['data'].get('vocabulary_path'), stored_vocabulary(path.parent)
+  if vocabulary and own and not os.path.exists(os.path.expanduser(vocabulary)):
+    values['data']['vocabulary_path'] = str(own)  # the run may have been moved
   return resolve(values)
+
+
+def stored_vocabulary(folder: pathlib.Path) -> pathlib.Path | None:
+  """Returns the file of a vocabulary in a workdir, if the vocabulary has one of its own."""
+  paths = (path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json')
+  return next(paths, None)
 
 
 def describe(config: Config) -> str:

@@ -1,6 +1,10 @@
 """The corpus and its vocabulary."""
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
+import pathlib
+import re
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
@@ -9,6 +13,29 @@ from ngrammer_jax.system import files
 
 VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece', 'tokenizer')
 NEWLINES = ('keep', 'drop', 'eos')
+
+
+@dataclasses.dataclass(frozen=True)
+class PartConfig:
+  """A part of a mixture. Keys that are None have the value of the section `data`."""
+
+  weight: float = field(1.0, 'number of tokens, relative to those of the other parts', at_least=0)
+  name: str | None = field(None, 'name in logs and results; None: that of the file or the folder')
+  corpus: str | None = field(None, 'name of the corpus, see `data.corpora`')
+  path: str | None = field(None, 'corpus file or folder', free_on_resume=True)
+  text_field: tuple[str, ...] | None = field(None, 'fields or columns that hold the text')
+
+  def config(self, data: 'DataConfig') -> 'DataConfig':
+    """Returns the config of the part alone, in a section `data`."""
+    corpus = self.corpus or data.corpus
+    part = dataclasses.replace(data, corpus=corpus, path=self.path, mixture=())
+    has_no_effect = ['drop_duplicates' if part.is_streamed else 'shuffle']
+    for name, key in fields.keys(DataConfig).items():
+      if key.rules.only_for is not None and key.rules.only_for[0] == 'corpus':
+        has_no_effect += [name] * (corpus not in key.rules.only_for[1])
+    defaults = {name: getattr(DataConfig, name) for name in has_no_effect}
+    own = {} if self.text_field is None else {'text_field': self.text_field}
+    return dataclasses.replace(part, **defaults | own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +64,32 @@ class DataConfig:
     choices=NEWLINES,
     only_for=('corpus', ('enwik8',)),
   )
+  text_field: tuple[str, ...] = field(
+    ('text',),
+    'fields of a JSON object, or columns, that hold the text, joined by newlines; a.b: b within a',
+    only_for=('corpus', ('text', 'shards')),
+  )
+  document_separator: str | None = field(
+    None,
+    'what separates the documents of a text file, such as <|endoftext|>; None: see docs/corpora.md',
+    only_for=('corpus', ('text', 'shards')),
+  )
+  validation_share: float | None = field(
+    None,
+    'share of files or documents held out if no file is for validation; None: 0.05, or refused',
+    above=0,
+    at_most=0.25,
+    only_for=('corpus', ('text', 'shards')),
+  )
+  shuffle: int | None = field(
+    None, 'seed of the order of shards, and of documents in blocks; None: as stored', at_least=0
+  )
+  begin_of_text: bool = field(
+    False, 'whether the end token and the begin token of a tokenizer separate documents'
+  )
+  drop_duplicates: bool = field(
+    False, 'whether training documents that occurred before, or in another split, are left out'
+  )
   cache_dir: str | None = field(
     None,
     'folder of tokenised corpora; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax',
@@ -45,10 +98,19 @@ class DataConfig:
   superglue_dir: str | None = field(
     None, 'folder of the SuperGLUE files, for fine-tuning', free_on_resume=True
   )
+  mixture: tuple[PartConfig, ...] = field((), 'corpora that are read together')
+  mixture_temperature: float = field(
+    1.0, 'weights of a mixture are raised to the power 1 / temperature', above=0
+  )
+  mixture_block: int = field(
+    8, 'segments that a row reads of a part of a mixture before it may change', at_least=1
+  )
 
   def __post_init__(self):
     if self.vocabulary == 'huggingface':  # another name, which is not stored
       object.__setattr__(self, 'vocabulary', 'tokenizer')
+    if isinstance(self.text_field, str):
+      object.__setattr__(self, 'text_field', (self.text_field,))
 
   @property
   def is_tfds_corpus(self) -> bool:
@@ -57,12 +119,43 @@ class DataConfig:
 
   @property
   def is_streamed(self) -> bool:
-    """Whether the training split is tokenised during training."""
-    return self.corpus == 'shards' or self.is_tfds_corpus
+    """Whether the training split, or that of a part, is tokenised during training."""
+    return any(p.corpus == 'shards' or p.is_tfds_corpus for p in self.parts().values())
+
+  def parts(self) -> dict[str, 'DataConfig']:
+    """Returns the config of each part of a mixture by name; of a single corpus, its own as ''."""
+    parts = {name: part.config(self) for name, part in self._named_parts()}
+    return parts or {'': self}
+
+  def _named_parts(self) -> Iterator[tuple[str, PartConfig]]:
+    """Yields the name, which may not be unique, and the settings of each part of a mixture."""
+    for part in self.mixture:
+      path = pathlib.PurePath(part.path or part.corpus or self.corpus)
+      yield part.name or re.sub(r'[^\w.-]', '_', path.stem), part
+
+  def weights(self) -> tuple[float, ...]:
+    """Returns the share of each part in the tokens: weight ** (1 / temperature), with sum 1."""
+    largest = max((part.weight for part in self.mixture), default=1.0)
+    exponent = 1 / self.mixture_temperature
+    weights = [(part.weight / largest) ** exponent for part in self.mixture] or [1.0]
+    return tuple(weight / sum(weights) for weight in weights)
+
+  @contextlib.contextmanager
+  def errors_of_part(self, index: int) -> Iterator[None]:
+    """Names the keys of a part, in place of those of a single corpus, in a BadInput."""
+    try:
+      yield
+    except errors.BadInput as error:
+      prefix = f'data.mixture.{index}.' if self.mixture else 'data.'
+      message = re.sub(r'\bdata\.(?=(corpus|path|text_field)\b)', prefix, str(error))
+      raise errors.BadInput(message) from error
 
   def check(self) -> None:
     """Raises BadInput for invalid settings, before any file of the corpus is opened."""
     fields.check_values(self, 'data.')
+    if self.mixture:
+      self._check_mixture()
+      return
     path = self.vocabulary_path
     if path is not None and not self._is_vocabulary(path):
       raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
@@ -78,6 +171,38 @@ class DataConfig:
         f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
         f'{self.vocabulary!r} needs the whole text in advance: use sentencepiece or bytes'
       )
+    if self.is_streamed and self.drop_duplicates:
+      raise errors.BadInput(
+        f'data.drop_duplicates=True needs a corpus that is tokenised in advance, but data.corpus='
+        f'{self.corpus!r} is tokenised during training: use data.corpus=text'
+      )
+    if self.shuffle is not None and not self.is_streamed:
+      raise errors.BadInput(
+        f'data.shuffle={self.shuffle} is for streamed corpora, but data.corpus={self.corpus!r} is '
+        f'tokenised in advance: add data.shuffle=None'
+      )
+    if not all(self.text_field) or not self.text_field or self.document_separator == '':
+      raise errors.BadInput(
+        f'data.text_field={self.text_field!r} and data.document_separator='
+        f'{self.document_separator!r} must not be empty'
+      )
+
+  def _check_mixture(self) -> None:
+    if self.path is not None:
+      raise errors.BadInput(
+        f'data.path={self.path} cannot be combined with data.mixture: use data.mixture.0.path'
+      )
+    if not any(part.weight for part in self.mixture):
+      raise errors.BadInput('data.mixture: all weights are 0: set data.mixture.0.weight=1')
+    names = [name for name, _ in self._named_parts()]
+    for index, (name, part) in enumerate(self._named_parts()):
+      key = f'data.mixture.{index}.name'
+      if not re.fullmatch(r'[\w.-]+', name):
+        raise errors.BadInput(f"{key}={name!r}: use letters, digits, '_', '-' and '.' only")
+      if (first := names.index(name)) < index:
+        raise errors.BadInput(f'data.mixture.{first} has the name {name!r}, too: set {key}')
+      with self.errors_of_part(index):
+        part.config(self).check()
 
   def _is_vocabulary(self, path: str) -> bool:
     """Whether there is such a file, or for a tokenizer the folder of a published model."""

@@ -12,21 +12,25 @@ PROTOCOLS = ('streams', 'transformer_xl', 'adaptive_span', 'sliding_window')
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationMemory:
-  """Memory options that differ in evaluation; None: as in training."""
+  """Memory options that differ in evaluation; None: as in training.
+
+  A Transformer with rotary positions can have a memory in evaluation alone.
+  """
 
   length: int | None = field(None, 'number of tokens whose keys and values are cached', at_least=0)
   same_length: str | None = field(
     None, 'see model.memory.same_length', choices=segment_memory.SAME_LENGTH
   )
+  sinks: int | None = field(None, 'see model.memory.sinks', at_least=0)
   clamp_length: int | None = field(None, 'see model.positional.clamp_length', at_least=1)
   carry_memory: bool | None = field(None, 'see model.recurrent.carry_memory')
 
   def check(self, model: ModelConfig) -> None:
     """Raises BadInput for options that the model does not have."""
-    if model.memory is None and model.recurrent is None:
+    if model.memory is None and model.recurrent is None and model.position not in ('rope', 'none'):
       raise errors.BadInput(
-        'evaluation.memory is set, but the model has no memory: set model.memory, or '
-        'evaluation.memory=None'
+        f'evaluation.memory is set, but the model has no memory, which model.position='
+        f'{model.position!r} needs in training too: use evaluation.memory=None'
       )
     for key, value in dataclasses.asdict(self).items():
       is_recurrent = key == 'carry_memory'
@@ -47,7 +51,8 @@ class EvaluationMemory:
     positional = model.positional
     if (clamp_length := changes.pop('clamp_length', None)) is not None:
       positional = dataclasses.replace(model.positions(), clamp_length=clamp_length)
-    memory = dataclasses.replace(model.memory, **changes)
+    memory = model.memory or segment_memory.MemoryConfig(length=0)
+    memory = dataclasses.replace(memory, **changes)
     return dataclasses.replace(model, memory=memory, positional=positional)
 
 

@@ -55,7 +55,13 @@ class Config:
         f'evaluation.max_examples={self.evaluation.max_examples} is for fine-tuning, which has '
         f'examples: use evaluation.max_tokens, or None'
       )
+    if self.finetune is None:  # else the model is not known yet
+      self.check_parts()
     self.mesh.check()
+
+  def check_parts(self) -> None:
+    """Raises BadInput if `optimizer` names a part that the model does not have."""
+    self.optimizer.check_parts(self.model.parts(), self.init_from is not None)
 
   def _check_positions(self) -> None:
     length = max(self.training.segment_length, self.evaluation_length())

@@ -122,18 +122,18 @@ class Key:
   is_used: bool
   rules: Rules
 
-  @property
+  @functools.cached_property
   def block(self) -> type | None:
     """The dataclass of a section, an optional block or a tuple of blocks; None for other values."""
     kinds = (self.entry_type or kind for kind in self.types)
     return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
 
-  @property
+  @functools.cached_property
   def is_tuple_of_blocks(self) -> bool:
     """Whether the value is a tuple of blocks; their keys are `path.0`, `path.1`, ..."""
     return dataclasses.is_dataclass(self.entry_type)
 
-  @property
+  @functools.cached_property
   def entry_type(self) -> type | None:
     """The type of the entries of a tuple; None for another value."""
     tuples = (kind for kind in self.types if typing.get_origin(kind) is tuple)

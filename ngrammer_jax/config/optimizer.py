@@ -1,7 +1,9 @@
 """The optimizers of the dense weights and of the n-gram tables."""
 
 import dataclasses
+import difflib
 
+from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
 ALGORITHMS = ('adam', 'adamw', 'lamb', 'adagrad')
@@ -41,6 +43,14 @@ class DropConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RateConfig:
+  """The learning rate of a part of the model."""
+
+  part: str = field('blocks', 'embedding, blocks, head, or the name of a memory')
+  factor: float = field(1.0, 'times the learning rate of each of its parameters', at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
   """Optimizers of dense weights and n-gram tables, with schedules of the same shape."""
 
@@ -68,3 +78,38 @@ class OptimizerConfig:
   adam: AdamConfig | None = field(None, 'decay rates of Adam and LAMB; None: the defaults')
   table: TableConfig | None = field(None, 'Adagrad of the n-gram tables; None: the defaults')
   drop: DropConfig | None = field(None, 'lower learning rate in the final steps')
+  train: tuple[str, ...] = field(
+    ('all',),
+    'what is trained: all; new: what init_from lacks; or parts: embedding, blocks, head, a memory',
+  )
+  rates: tuple[RateConfig, ...] = field((), 'learning rates of parts of the model')
+
+  def check_parts(self, parts: tuple[str, ...], has_source: bool) -> None:
+    """Raises BadInput for a part that the model does not have.
+
+    Args:
+      parts: see `ModelConfig.parts`.
+      has_source: whether training starts from another run.
+    """
+    valid = ('all', 'new', *parts)
+    named = [('optimizer.train', name, valid) for name in self.train]
+    named += [(f'optimizer.rates.{i}.part', rate.part, parts) for i, rate in enumerate(self.rates)]
+    for path, name, choices in named:
+      if name not in choices:
+        near = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)[0]
+        raise errors.BadInput(
+          f'{path}={name!r} is no part of this model: did you mean {near!r}? Parts: '
+          f'{", ".join(choices)}'
+        )
+    if len(self.train) != 1 and ('all' in self.train or not self.train):
+      raise errors.BadInput(
+        f'optimizer.train={self.train} is not a list of parts: use "all" alone, or some of '
+        f'{", ".join(valid[1:])}'
+      )
+    if 'new' in self.train and not has_source:
+      raise errors.BadInput(
+        'optimizer.train="new" trains what init_from lacks, but init_from=None: set init_from, or '
+        'use "all"'
+      )
+    if len({rate.part for rate in self.rates}) < len(self.rates):
+      raise errors.BadInput('optimizer.rates has a part twice: give each part one factor')

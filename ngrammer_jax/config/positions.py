@@ -122,6 +122,12 @@ class PositionalConfig:
           f'model.positional.scaling is only for model.position="rope", not {model.position!r}'
         )
       return
+    has_window = any(kind.has_window for kind in model.layer_kinds())
+    if self.window_max_timescale is not None and not has_window:
+      raise errors.BadInput(
+        f'model.positional.window_max_timescale={self.window_max_timescale} is for layers with a '
+        f'window, and model.attention.layer_pattern has none: use None'
+      )
     features = self.rotated_features(model.head_features)
     if features % 2 or not features:
       raise errors.BadInput(

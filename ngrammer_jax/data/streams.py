@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data import mixture_schedule, token_cache
 
 
 class Segment(NamedTuple):
@@ -36,7 +36,11 @@ class Segment(NamedTuple):
   prefix_BxT: np.ndarray | None = None
 
 
-def stack_rows(rows: Iterable[tuple[np.ndarray, ...]]) -> Segment:
+# Inputs, targets and document starts of one row, [T].
+Row = tuple[np.ndarray, ...]
+
+
+def stack_rows(rows: Iterable[Row]) -> Segment:
   """Returns the segment of some rows: inputs, targets, starts and, if there is padding, valid."""
   inputs, targets, starts, *valid = map(np.stack, zip(*rows, strict=True))
   valid_BxT = valid[0] if valid else np.ones(inputs.shape)
@@ -49,24 +53,43 @@ def map_segments(fn: Callable[..., np.ndarray], *segments: Segment) -> Segment:
   return Segment(*(None if arrays[0] is None else fn(*arrays) for arrays in columns))
 
 
-def train_segment(
-  split: token_cache.TokenSplit, step: int, batch_size: int, length: int, rows: slice = slice(None)
-) -> Segment:
-  """Returns the segment of one training step.
+class TrainStreams:
+  """The training rows of a split that was tokenised in advance.
 
   Every row reads the whole split and wraps around at its end. The start positions of the rows are
   spread evenly, so that one epoch of the batch contains each token once.
 
   Args:
     split: the tokens.
-    step: training step, from 0.
-    batch_size: number of rows of the global batch.
     length: T.
-    rows: rows of the global batch to return; they do not depend on the number of hosts.
+    schedule: the steps at which each row of the global batch reads the split.
+
+  Attributes:
+    epochs: number of completed epochs after the last step that was read.
   """
-  row_stride = len(split.tokens) // batch_size
-  positions = [row * row_stride + step * length for row in range(batch_size)[rows]]
-  return stack_rows(split.window(position, length) for position in positions)
+
+  def __init__(
+    self, split: token_cache.TokenSplit, length: int, schedule: mixture_schedule.PartSchedule
+  ):
+    self._split, self._length, self._schedule, self.epochs = split, length, schedule, 0
+    self._stride = len(split.tokens) // schedule.batch_size
+
+  def rows(self, step: int, rows: range) -> dict[int, Row]:
+    """Returns the segments of those of the rows that read the split at a step, from 0.
+
+    They do not depend on the number of hosts.
+    """
+    is_reading_B, segments_B = self._schedule.is_reading(step), self._schedule.segments_before(step)
+    self.epochs = int(self.epochs_before(step + 1))
+    position = lambda row: row * self._stride + int(segments_B[row]) * self._length
+    return {
+      row: self._split.window(position(row), self._length) for row in rows if is_reading_B[row]
+    }
+
+  def epochs_before(self, step: int) -> float:
+    """Returns the number of epochs that all rows of the batch read before a step."""
+    segments = int(self._schedule.segments_before(step).sum())
+    return segments * self._length / len(self._split.tokens)
 
 
 class EvaluationStreams:

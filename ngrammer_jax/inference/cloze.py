@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import itertools
 import math
-import os
 import pathlib
 from typing import Any
 
@@ -25,7 +24,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze, vocabularies
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import language_modeling
+from ngrammer_jax.inference import language_modeling, pairs
 from ngrammer_jax.system import text_tables
 
 PROTOCOLS = ('query', 'prefix')
@@ -90,8 +89,8 @@ class Answer:
   @property
   def best(self) -> list[str]:
     """The candidates with the highest score."""
-    pairs = zip(self.question.candidates, self.scores == self.scores.max(), strict=True)
-    return [candidate for candidate, is_best in pairs if is_best]
+    is_best = (self.scores == self.scores.max()).tolist()
+    return list(itertools.compress(self.question.candidates, is_best))
 
   @property
   def point(self) -> float:
@@ -149,7 +148,7 @@ class Evaluator:
     while group := list(itertools.islice(questions, SORT_BUFFER)):
       prefixes, choices, is_cut = zip(*map(self._tokenize, group), strict=True)
       scores: list[Any] = [None] * len(group)
-      for i, choice_scores in self.engine.rank(variables, prefixes, choices, self.rows):
+      for i, choice_scores, _ in self.engine.rank(variables, prefixes, choices, self.rows):
         scores[i] = choice_scores
         report(1)
       for i, question in enumerate(group):
@@ -174,8 +173,7 @@ class Evaluator:
     ]
     # In some vocabularies the last tokens before the gap depend on the candidate. All choices start
     # at the first token that differs in any query.
-    common_prefix = os.path.commonprefix([ids.tolist() for ids in (prefix, *queries)])
-    num_shared = min(len(common_prefix), min(map(len, queries)) - 1)
+    num_shared = min(pairs.count_shared(prefix, *queries), min(map(len, queries)) - 1)
     choices = [query[num_shared:] for query in queries]
     prefix = np.concatenate([context, queries[0][:num_shared]])
     prefix = self.vocabulary.add_start(prefix)
@@ -212,9 +210,9 @@ def check_protocol(protocol: str) -> None:
 def _equalize_scores(choices, scores):
   """Gives choices with equal tokens exactly equal scores, without rounding differences."""
   first_scores: dict[bytes, float] = {}
-  pairs = zip(choices, scores, strict=True)
+  scored = zip(choices, scores, strict=True)
   return np.array(
-    [first_scores.setdefault(ids.tobytes(), score) for ids, score in pairs], np.float64
+    [first_scores.setdefault(ids.tobytes(), score) for ids, score in scored], np.float64
   )
 
 

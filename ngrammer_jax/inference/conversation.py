@@ -119,7 +119,7 @@ class Conversation:
   ):
     self._vocabulary, self._config, self._model = vocabulary, config, engine.model.config
     self._start = lambda: engine.start_incremental_decoding(
-      variables, config.seed, config.sampling, config.context
+      variables, config.seed, config.sampling, config.context, vocabulary.document_start
     )
     self._messages: list[Message] = []
     self._forget()

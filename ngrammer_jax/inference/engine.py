@@ -203,13 +203,13 @@ class Engine:
       length: maximum length of a segment, T.
       max_rows: maximum batch size.
     """
-    rows = self.round_rows(min(max_rows, _bucket(len(documents))))
-    for group in _chunks(documents, rows):
+    rows = self.round_rows(min(max_rows, bucket(len(documents))))
+    for group in chunks(documents, rows):
       if start is not None:
         group = [np.insert(ids, 0, start) for ids in group]
       counts = [max(len(ids) - 1, 0) for ids in group]  # of targets
       # Short texts need no long segment.
-      T = min(length, _bucket(max(counts), MIN_TEXT_LENGTH))
+      T = min(length, bucket(max(counts), MIN_TEXT_LENGTH))
       num_segments = -(-max(counts) // T)
       ids_BxS, valid_BxS = _pad(group, rows, num_segments * T + 1)
       starts = np.broadcast_to(np.arange(num_segments * T) == 0, ids_BxS[:, 1:].shape)
@@ -232,8 +232,9 @@ class Engine:
     choices: Sequence[Sequence[np.ndarray]],
     rows: int,
     bidirectional: bool = False,
-  ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the index of an example and log p(choice | prefix) of its choices, float64 [K].
+  ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yields the index of an example, and of its choices log p(choice | prefix), float64 [K], and
+    whether greedy decoding gives the choice, bool [K].
 
     The log-probability is the sum over all tokens of the choice. The prefix is computed once; its
     memory is reused for each choice. Examples of similar length are batched together, so they come
@@ -249,7 +250,7 @@ class Engine:
     rows, shapes_PKC = self.round_rows(rows), _rank_shapes(prefixes, choices)
     order = sorted(range(len(prefixes)), key=shapes_PKC.__getitem__)
     for (P, K, C), indices in itertools.groupby(order, shapes_PKC.__getitem__):
-      for group in _chunks(list(indices), rows):
+      for group in chunks(list(indices), rows):
         padding = [()] * (rows - len(group))
         padded = [_pad(example, K, C) for example in [*(choices[i] for i in group), *padding]]
         with sharding.use(self.mesh):
@@ -258,10 +259,11 @@ class Engine:
             jax.device_put(array, sharding.rows_sharding(self.mesh, 1))
             for array in np.stack(padded, axis=2)
           ]
-          scores_KxB = self._rank_choices(variables, prompt, *choices_2xKxBxC)
-          scores_KxB = np.asarray(scores_KxB, np.float64)
+          results = self._rank_choices(variables, prompt, *choices_2xKxBxC)
+          scores_KxB, is_greedy_KxB = jax.device_get(results)
         for row, i in enumerate(group):
-          yield i, scores_KxB[: len(choices[i]), row]
+          count = len(choices[i])
+          yield i, scores_KxB[:count, row].astype(np.float64), is_greedy_KxB[:count, row]
 
   def generate(
     self,
@@ -272,6 +274,7 @@ class Engine:
     context: int,
     bidirectional: bool = False,
     rows: int | None = None,
+    document_start: int | None = None,
   ) -> Iterator[np.ndarray]:
     """Yields the next token of every prompt, int32 [len(prompts)]; the iterator does not end.
 
@@ -287,13 +290,16 @@ class Engine:
       context: each token is predicted from at most this many preceding tokens.
       bidirectional: whether the tokens of a prompt attend to the whole prompt.
       rows: batch size, at least the number of prompts. None: the next power of two.
+      document_start: id of the document start, which has no repetition penalty as the first token
+        of a prompt. None: no token is one.
     """
-    rows = self.round_rows(_bucket(len(prompts)) if rows is None else rows)
+    rows = self.round_rows(bucket(len(prompts)) if rows is None else rows)
     longest = max(map(len, prompts))
-    T = min(_bucket(longest, MIN_PROMPT_LENGTH), max(context, longest))
+    T = min(bucket(longest, MIN_PROMPT_LENGTH), max(context, longest))
 
     def dispatch():
-      sampler, seeds_B, state = self._start_decoding(variables, seeds, options, context, rows)
+      args = variables, seeds, options, context, rows, document_start
+      sampler, seeds_B, state = self._start_decoding(*args)
       with sharding.use(self.mesh):
         prompt = self._pad_prompts(prompts, rows, T, bidirectional)
         tokens_KxB, state = self._decode_prompt(variables, seeds_B, sampler, prompt, state=state)
@@ -308,7 +314,12 @@ class Engine:
       yield from tokens_KxB[:, : len(prompts)]
 
   def start_incremental_decoding(
-    self, variables: Variables, seed: int, options: sampling.SamplingConfig, context: int
+    self,
+    variables: Variables,
+    seed: int,
+    options: sampling.SamplingConfig,
+    context: int,
+    document_start: int | None = None,
   ) -> Callable[[Sequence[int]], int]:
     """Returns a function that reads tokens after all earlier ones, and samples the next token.
 
@@ -318,12 +329,13 @@ class Engine:
     Args: see `generate`; there is one row.
     """
     rows = self.round_rows(1)
-    sampler, seeds_B, state = self._start_decoding(variables, [seed], options, context, rows)
+    args = variables, [seed], options, context, rows, document_start
+    sampler, seeds_B, state = self._start_decoding(*args)
     is_first = True
 
     def read(ids: Sequence[int]) -> int:
       nonlocal state, is_first
-      T = len(ids) if len(ids) == 1 else _bucket(len(ids), MIN_PROMPT_LENGTH)
+      T = len(ids) if len(ids) == 1 else bucket(len(ids), MIN_PROMPT_LENGTH)
       with sharding.use(self.mesh):
         inputs = self._pad_prompts([ids], rows, min(T, max(context, len(ids))), False, is_first)
         tokens_1xB, state = self._decode_prompt(variables, seeds_B, sampler, inputs, state=state)
@@ -332,12 +344,12 @@ class Engine:
 
     return read
 
-  def _start_decoding(self, variables, seeds, options, context, rows):
+  def _start_decoding(self, variables, seeds, options, context, rows, document_start):
     """Returns the parameters of the sampler, the seed of each row, and the first state."""
     slots, V = self._decoding_slots(context, variables), self.model.vocabulary_size
     shard_rows = lambda array: jax.device_put(array, self._row_sharding)
     with sharding.use(self.mesh):
-      sampler = sampling.SamplerParams.from_config(options, V)
+      sampler = sampling.SamplerParams.from_config(options, V, document_start)
       seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
       is_used_BxV = None
       if sampler.repetition_penalty is not None:
@@ -421,11 +433,12 @@ def _pad(sequences, rows, length):
   return padded
 
 
-def _chunks(items, size):
+def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+  """Yields parts with this many items; the last may have fewer."""
   return (items[first : first + size] for first in range(0, len(items), size))
 
 
-def _bucket(size, smallest=1):
+def bucket(size: int, smallest: int = 1) -> int:
   """Returns the next power of two, at least `smallest`: few shapes compile few programs."""
   return max(smallest, 1 << (size - 1).bit_length()) if size else smallest
 
@@ -434,14 +447,14 @@ def _rank_shapes(prefixes, choices):
   """Returns the padded lengths P, K and C of each example."""
   # A number of choices shared by all examples is not padded.
   has_same_count = len({len(example) for example in choices}) == 1
-  pad_count = (lambda count: max(count, 1)) if has_same_count else _bucket
+  pad_count = (lambda count: max(count, 1)) if has_same_count else bucket
   lengths = [max(map(len, example), default=1) for example in choices]
-  max_length = _bucket(max(lengths, default=1), 2)
+  max_length = bucket(max(lengths, default=1), 2)
   return [
     (
-      _bucket(len(prefix), MIN_PROMPT_LENGTH),
+      bucket(len(prefix), MIN_PROMPT_LENGTH),
       pad_count(len(example)),
-      min(_bucket(length, MIN_CHOICE_LENGTH), max_length),
+      min(bucket(length, MIN_CHOICE_LENGTH), max_length),
     )
     for prefix, example, length in zip(prefixes, choices, lengths, strict=True)
   ]

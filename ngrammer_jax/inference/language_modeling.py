@@ -3,7 +3,7 @@
 B batch, T segment length.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import json
 import math
 import pathlib
@@ -87,6 +87,25 @@ def evaluate(
       **_memory_protocol(engine.model.config),
       'whole_split': is_whole_split,
     },
+  }
+
+
+def combine(results: Mapping[str, dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
+  """Returns the result of a mixture: the means of the results of its parts, by their weights."""
+
+  def mean(key):
+    return sum(w * r[key] for w, r in zip(weights, results.values(), strict=True))
+
+  first, nats = next(iter(results.values())), mean('nll_nats_per_token')
+  is_whole_split = all(result['protocol']['whole_split'] for result in results.values())
+  return {
+    'tokens': sum(result['tokens'] for result in results.values()),
+    'nll_nats_per_token': nats,
+    'perplexity': math.exp(min(nats, 700)),
+    'bits_per_token': nats / math.log(2),
+    'bits_per_byte': None,
+    'top1_accuracy': mean('top1_accuracy'),
+    'protocol': first['protocol'] | {'whole_split': is_whole_split},
   }
 
 

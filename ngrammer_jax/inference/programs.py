@@ -102,7 +102,7 @@ def _forward_last(model, variables, inputs: Inputs, memory):
 
 
 def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
-  """Returns the log-probabilities of the choices after the prompts, [K, B]."""
+  """Returns log p(choice | prompt), and whether greedy decoding gives the choice, both [K, B]."""
   (B, P), C = prompt.tokens_BxT.shape, choices_KxBxC.shape[2]
   last_hidden_Bx1xD, memory = _forward_last(model, variables, prompt, model.empty_memory(B, P + C))
 
@@ -112,8 +112,9 @@ def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
       variables, ids_BxC[:, :-1], memory, valid_BxT=valid_BxC[:, :-1]
     )
     hidden_BxCxD = jnp.concatenate([last_hidden_Bx1xD, hidden_BxCxD], axis=1)
-    nll_BxC = model.apply(variables, hidden_BxCxD, ids_BxC, method='scores').nll_BxT
-    return -jnp.where(valid_BxC > 0, nll_BxC, 0).sum(axis=1)
+    scores = _score(model, variables, hidden_BxCxD, ids_BxC, valid_BxC > 0)
+    is_greedy_B = (scores.correct_BxT | ~scores.counts_BxT).all(axis=1)
+    return -scores.nll_BxT.sum(axis=1), is_greedy_B
 
   return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC))
 
@@ -155,7 +156,8 @@ def _decode_step(model, variables, seeds_B, sampler, inputs: Inputs, state: Deco
   if sampler.repetition_penalty is None:
     log_probs_Bx1xV = model.apply(variables, hidden_Bx1xD, method='log_probs')
   else:
-    is_text_BxT = (inputs.valid_BxT > 0) & ~inputs.starts_BxT
+    is_start_BxT = inputs.starts_BxT & (inputs.tokens_BxT == sampler.document_start)
+    is_text_BxT = (inputs.valid_BxT > 0) & ~is_start_BxT
     is_used_BxV = sampling.mark_tokens(is_used_BxV, inputs.tokens_BxT, is_text_BxT)
     logits_Bx1xV = model.apply(variables, hidden_Bx1xD, method='logits')
     penalty = sampler.repetition_penalty

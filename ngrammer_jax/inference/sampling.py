@@ -39,21 +39,29 @@ class SamplingConfig:
 class SamplerParams(NamedTuple):
   """A `SamplingConfig` as arrays, so that other values do not compile another program.
 
-  `repetition_penalty` is None without a penalty: the program of a penalty keeps more state.
+  `repetition_penalty` is None without a penalty: the program of a penalty keeps more state. A first
+  token with the id `document_start` is no token of the text.
   """
 
   temperature: jax.Array
   top_k: jax.Array
   top_p: jax.Array
   repetition_penalty: jax.Array | None = None
+  document_start: jax.Array | None = None
 
   @classmethod
-  def from_config(cls, config: SamplingConfig, V: int) -> 'SamplerParams':
+  def from_config(
+    cls, config: SamplingConfig, V: int, document_start: int | None = None
+  ) -> 'SamplerParams':
     """Returns the parameters for a vocabulary of V tokens."""
     k = V if config.top_k is None else min(config.top_k, V)
     p = 1.0 if config.top_p is None else config.top_p
-    penalty = None if config.repetition_penalty == 1 else jnp.float32(config.repetition_penalty)
-    return cls(jnp.float32(config.temperature), jnp.int32(k), jnp.float32(p), penalty)
+    params = cls(jnp.float32(config.temperature), jnp.int32(k), jnp.float32(p))
+    if config.repetition_penalty == 1:
+      return params
+    start = -1 if document_start is None else document_start
+    penalty = jnp.float32(config.repetition_penalty)
+    return params._replace(repetition_penalty=penalty, document_start=jnp.int32(start))
 
 
 def mark_tokens(is_used_BxV: jax.Array, tokens_BxT: jax.Array, counts_BxT: jax.Array) -> jax.Array:

@@ -31,11 +31,10 @@ class EncodedText(NamedTuple):
 def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> EncodedText:
   """Encodes a text. Raises BadInput, with its name, if the vocabulary lacks a character."""
   try:
-    return EncodedText(text, vocabulary.encode(text.encode()).astype(np.int32))
+    with errors.named(name):
+      return EncodedText(text, vocabulary.encode(text.encode()).astype(np.int32))
   except UnicodeEncodeError as error:
     raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
-  except errors.BadInput as error:
-    raise errors.BadInput(f'{name}: {error}') from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,9 +211,11 @@ def complete(
     make_text = functools.partial(
       IncrementalDetokenizer, vocabulary, max_tokens=config.tokens, stop=config.stop
     )
-    starts = [int(prompt[0] == vocabulary.document_start) for prompt in ids]  # no text
+    start = vocabulary.document_start
+    starts = [int(prompt[0] == start) for prompt in ids]  # no text
     texts = [make_text(prompt[n:]) for prompt, n in zip(ids, starts, strict=True)]
-    for token_B in engine.generate(variables, ids, seeds, config.sampling, config.context):
+    args = variables, ids, seeds, config.sampling, config.context
+    for token_B in engine.generate(*args, document_start=start):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
           new_text = text.add(token)

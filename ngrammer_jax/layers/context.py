@@ -99,12 +99,17 @@ class Positions:
     params: parameters that all layers share: u and v of `relative.RelativePosition`, the vectors of
       `relative.TablePosition`.
     distance_key: key of the dropout of distance encodings. None: no dropout.
+    sink_shift_BxS: how far attention sinks are moved (see `layers.attention.cache`). None: there
+      are none.
+    sink_rotation: rotary angles of this shift.
   """
 
   position_BxP: jax.Array | None = None
   rotation: Rotation | None = None
   params: tuple[jax.Array, ...] | None = None
   distance_key: jax.Array | None = None
+  sink_shift_BxS: jax.Array | None = None
+  sink_rotation: Rotation | None = None
 
 
 @struct.dataclass
@@ -232,13 +237,14 @@ def make(
     has_prefix=segment.prefix_BxT is not None,
   )
   position_BxT = documents.positions(starts_BxT, 0 if tokens is None else tokens.position)
-  position_BxP, slots_BxT = position_BxT, None
+  position_BxP, slots_BxT, sink_shift_BxS = position_BxT, None, None
   if isinstance(tokens, CacheSlots):
     counted_BxT = segment.valid_BxT
     if counted_BxT is None:
       counted_BxT = jnp.ones(documents_BxT.shape, bool)
     keys = _with_cache(keys, tokens, counted_BxT, in_blocks)
-    slots_BxT = tokens.token_slots(counted_BxT)
+    slots_BxT = tokens.token_slots(documents_BxT, position_BxT, counted_BxT)
+    sink_shift_BxS = tokens.sink_shift()
     tokens = tokens.advance(documents_BxT, position_BxT, counted_BxT)
   elif tokens is not None:
     earlier = tokens.documents, keys.query_documents_BxT
@@ -257,7 +263,7 @@ def make(
     valid_BxT=segment.valid_BxT,
     slots_BxT=slots_BxT,
     keys=keys,
-    positions=Positions(position_BxP),
+    positions=Positions(position_BxP, sink_shift_BxS=sink_shift_BxS),
   )
   return context, tokens
 

@@ -5,6 +5,8 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 
+from ngrammer_jax.layers.ngram import uint64
+
 
 @struct.dataclass
 class Dropout:
@@ -59,13 +61,11 @@ def block_mask(
     columns_K: column indices.
     columns: number of columns of the array.
   """
-  high, low = _wide_product(rows_BxQ.astype(jnp.uint32)[..., None], jnp.uint32(columns))
-  index = low + columns_K.astype(jnp.uint32)
-  high = high + (index < low)
-  counts = jnp.concatenate([jnp.broadcast_to(high, index.shape).ravel(), index.ravel()])
-  high, low = jax.extend.random.threefry_2x32(jax.random.key_data(key), counts).reshape(
-    2, *index.shape
-  )
+  wide = lambda values: uint64.UInt64(jnp.uint32(0), values.astype(jnp.uint32))
+  first = uint64.multiply(wide(rows_BxQ[..., None]), wide(jnp.uint32(columns)))
+  counts = jnp.stack(uint64.add(first, wide(columns_K)))
+  bits = jax.extend.random.threefry_2x32(jax.random.key_data(key), counts.ravel())
+  high, low = bits.reshape(counts.shape)
   keep = 1 - rate
   dtype = jnp.asarray(keep).dtype
   if dtype == jnp.float64:
@@ -74,12 +74,3 @@ def block_mask(
     bits, shift, one = high ^ low, 9, jnp.uint32(0x3F800000)
   uniform = jax.lax.bitcast_convert_type((bits >> shift) | one, dtype) - 1
   return (uniform < keep) / keep
-
-
-def _wide_product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the high and the low 32 bits of a product of uint32."""
-  half = jnp.uint32(16)
-  (a1, a0), (b1, b0) = ((x >> half, x & jnp.uint32(0xFFFF)) for x in (a, b))
-  middle = a1 * b0 + ((a0 * b0) >> half)
-  more = a0 * b1 + (middle & jnp.uint32(0xFFFF))
-  return a1 * b1 + (middle >> half) + (more >> half), a * b

@@ -93,7 +93,8 @@ class TransformerLM(nn.Module):
     own = memories.make(c)
     memory |= memories.empty_states(own.between_blocks, batch)
     if cache_slots:
-      memory['cache'] = cache.empty_slots(batch, cache_slots)
+      sinks = 0 if c.memory is None else c.memory.sinks
+      memory['cache'] = cache.empty_slots(batch, cache_slots, sinks)
     else:
       memory |= spans.empty_state(c, batch)
     if c.memory is not None and not cache_slots:
@@ -201,7 +202,11 @@ class TransformerLM(nn.Module):
       features, timescales = p.rotated_features(c.head_features), (p.min_timescale, max_timescale)
       options = features, *timescales, wide, scaling, p.interleaved
       rotation = position.rotation(context.positions.position_BxP, *options)
-      return result.replace(positions=context.positions.replace(rotation=rotation))
+      positions = context.positions.replace(rotation=rotation)
+      if positions.sink_shift_BxS is not None:
+        shift = position.rotation(positions.sink_shift_BxS, *options)
+        positions = positions.replace(sink_rotation=shift.without_factor())
+      return result.replace(positions=positions)
 
     return {kind: context_of(kind) for kind in dict.fromkeys(self.kinds)}
 

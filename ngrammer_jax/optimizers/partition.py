@@ -1,6 +1,6 @@
 """One optimiser for each parameter label; all share the shape of the schedule."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from flax import linen as nn
@@ -11,30 +11,38 @@ import optax
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.models import spans
-from ngrammer_jax.optimizers import tables
+from ngrammer_jax.models import parts, spans
+from ngrammer_jax.optimizers import row_gradient, tables
+
+FROZEN = 'frozen'
 
 
-def labels(params: Any, memories: Sequence[NGramMemoryConfig] = ()) -> Any:
+def labels(
+  params: Any, memories: Sequence[NGramMemoryConfig] = (), frozen: Collection[str] = ()
+) -> Any:
   """Returns the label of every parameter.
 
   `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
-  memory (see `models.ngram_memories`) if it has an optimiser of its own.
+  memory (see `models.ngram_memories`) if it has an optimiser of its own. `frozen` if it is not
+  trained.
 
   Args:
     params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
     memories: the n-gram memories of the model.
+    frozen: names of the parameters that are not trained.
 
   Raises:
     ValueError: a parameter has no logical axis names.
   """
 
   def label(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
     if not is_boxed(leaf):
-      name = jax.tree_util.keystr(path, simple=True, separator='/')
       raise ValueError(
         f'parameter {name} has no logical axis names: use nn.with_logical_partitioning'
       )
+    if name in frozen:
+      return FROZEN
     if 'ngram_vocab' not in leaf.names:
       return 'dense'
     return next((entry.key for entry in path if entry.key in own_labels), 'ngram_table')
@@ -100,7 +108,7 @@ def make(
   Args:
     config: the optimiser config.
     steps: number of steps of the run, for the schedule.
-    labels: label of every parameter.
+    labels: label of every parameter that is trained.
     memories: the n-gram memories of the model; each may have its own optimiser.
   """
   fraction = schedule(config, steps)
@@ -118,7 +126,22 @@ def make(
         memory.optimizer, config, fraction, memory.learning_rate_factor
       )
   partition = optax.partition(transforms, labels)
-  return optax.chain(partition, optax.stateless(spans.clip_updates))
+  factors = {rate.part: rate.factor for rate in config.rates}
+  by_part = [optax.stateless(lambda updates, _: _scale_parts(updates, factors))] if factors else []
+  return optax.chain(partition, *by_part, optax.stateless(spans.clip_updates))
+
+
+def _scale_parts(updates, factors):
+  """Multiplies the updates of parts of the model by the factors of their learning rates."""
+
+  def scale(path, update):
+    factor = factors.get(parts.part_of(jax.tree_util.keystr(path, simple=True, separator='/')), 1)
+    if row_gradient.is_row_gradient(update):
+      return update.replace(values=factor * update.values)
+    return factor * update
+
+  is_leaf = row_gradient.is_row_gradient
+  return jax.tree_util.tree_map_with_path(scale, updates, is_leaf=is_leaf)
 
 
 def _dense_transforms(config, decay_mask):

@@ -6,7 +6,7 @@ the table. Under a mesh, every device has the rows of its shard of the table.
 V rows of a table, E width, B batch, L rows of a gradient.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import math
 from typing import Any
 
@@ -72,7 +72,10 @@ def _put(array_VxE, rows_L, values_LxE):
 
 
 def grad(
-  loss: Callable[[Any, Any], tuple[jax.Array, tuple[Any, ...]]], params: Any, parts: int
+  loss: Callable[[Any, Any], tuple[jax.Array, tuple[Any, ...]]],
+  params: Any,
+  parts: int,
+  frozen: Collection[str] = (),
 ) -> tuple[dict[Path, Any], dict[Path, Any], tuple[Any, ...]]:
   """Differentiates a loss with respect to parameters, and to lookups in place of their tables.
 
@@ -82,14 +85,16 @@ def grad(
     params: the parameters.
     parts: number of parts of a batch that are differentiated one after the other; 0 differentiates
       tables like other parameters.
+    frozen: names of the parameters without a gradient, such as `layer_0/attention_norm/scale`.
 
   Returns:
-    The gradient by path, without those tables; the rows of lookups and the gradients of their
-    values, by path; and the other results. `join` takes the first two.
+    The gradient by path, without these parameters and those tables; the rows of lookups and the
+    gradients of their values, by path; and the other results. `join` takes the first two.
   """
   by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
-  perturbations = _perturbations(loss, params, by_path, parts) if parts else {}
-  trained = {path: param for path, param in by_path.items() if path not in perturbations}
+  has_gradient = {path: param for path, param in by_path.items() if '/'.join(path) not in frozen}
+  perturbations = _perturbations(loss, params, has_gradient, parts) if parts else {}
+  trained = {path: param for path, param in has_gradient.items() if path not in perturbations}
 
   def loss_of(trained, perturbations):
     variables = {table.PERTURBATIONS: traverse_util.unflatten_dict(perturbations)}
@@ -111,6 +116,8 @@ def _perturbations(loss, params, by_path, parts):
   _, (recorded, *_) = jax.eval_shape(loss, params, {})
   perturbations = {}
   for path, lookups in traverse_util.flatten_dict(recorded).items():
+    if path not in by_path:
+      continue
     V, E = by_path[path].shape
     dtype = jnp.promote_types(by_path[path].dtype, jnp.float32)
     shapes = [lookup.rows_Bx.shape for lookup in lookups]
@@ -126,7 +133,8 @@ def join(gradient: dict[Path, Any], lookups: dict[Path, Any], params: Any) -> An
   """Returns the tree of gradients of the results of `grad`, with a `RowGradient` for each table."""
   by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
   tables = {path: combine(each, len(by_path[path])) for path, each in lookups.items()}
-  return traverse_util.unflatten_dict({path: (gradient | tables)[path] for path in by_path})
+  joined = gradient | tables
+  return traverse_util.unflatten_dict({path: joined[path] for path in by_path if path in joined})
 
 
 def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradient:

@@ -6,12 +6,14 @@ import pathlib
 from typing import Any
 
 from flax import linen as nn
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ngrammer_jax import errors, published_models, sharding
+from ngrammer_jax import errors, open_weights, sharding
 from ngrammer_jax.config import conversion
-from ngrammer_jax.data import token_cache, vocabularies
+from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import run
 from ngrammer_jax.system import files
@@ -30,9 +32,9 @@ class PublishedRun(run.Run):
   dtype: str | None = None
 
   @functools.cached_property
-  def published(self) -> published_models.Model:
+  def published(self) -> open_weights.Model:
     """The files of the model."""
-    return published_models.open(self.workdir)
+    return open_weights.open(self.workdir)
 
   content_hash = None  # its text is not known
   results_folder = None  # nothing is added to its files
@@ -44,7 +46,7 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
-    return published_models.read_vocabulary(self.workdir, self.published.vocabulary_size)
+    return open_weights.read_vocabulary(self.workdir, self.published.vocabulary_size)
 
   @functools.cached_property
   def model(self) -> language_model.LanguageModel:
@@ -62,28 +64,32 @@ class PublishedRun(run.Run):
         f'--step={self.step}: {self.workdir} is a published model, without steps'
       )
 
-  def load(self, abstract: Any, dtype: Any = None) -> dict[str, Any]:
-    """Returns the parameters, in the shards of `abstract`."""
-    return self.published.load(self.config.model, abstract, dtype)
+  @functools.cached_property
+  def parameter_dtypes(self) -> dict[str, np.dtype]:
+    abstract = nn.unbox(train_state.abstract_variables(self.model)['params'])
+    self.published.check(self.config.model, abstract)
+    stored = self.published.dtypes(self.config.model, abstract)
+    return {name: jnp.dtype(self.dtype or dtype) for name, dtype in stored.items()}
+
+  def load(self, abstract: Any) -> dict[str, Any]:
+    """Returns the parameters, in the dtypes and shards of `abstract`."""
+    return self.published.load(self.config.model, abstract)
 
   @functools.cached_property
   def state(self) -> train_state.TrainState:
     self.find_checkpoint()
     boxed = train_state.abstract_variables(self.model)['params']
     shardings = sharding.shardings(boxed, self.mesh)
-    dtype = self.dtype or self.published.dtype
-    place = lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
-    abstract = jax.tree.map(place, nn.unbox(boxed), shardings)
-    self.published.check(self.config.model, abstract)
+    dtypes = traverse_util.unflatten_dict(self.parameter_dtypes, sep='/')
+    place = lambda leaf, dtype, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
+    abstract = jax.tree.map(place, nn.unbox(boxed), dtypes, shardings)
     capacity.check_parameters(abstract, self.mesh)
-    return train_state.TrainState(jnp.int32(0), self.load(abstract, self.dtype), {}, {}, {})
+    return train_state.TrainState(jnp.int32(0), self.load(abstract), {}, {}, {})
 
   @functools.cached_property
-  def _splits(self) -> dict[str, token_cache.TokenSplit]:
+  def _mixture(self) -> mixture.Mixture:
     data = self.config.data
-    return token_cache.prepare(
-      data, run.corpus_opener(data), data.cache_dir is None, self.vocabulary
-    ).splits
+    return mixture.prepare(data, run.open_corpus, data.cache_dir is None, self.vocabulary)
 
 
 def open_run(
@@ -100,7 +106,7 @@ def open_run(
     BadInput: it is damaged, of another family, or has a field or value that is not known.
   """
   path = files.path(path)
-  model = published_models.open(path)
+  model = open_weights.open(path)
   values = model.config_values()
   has_text = 'vocabulary_path' in values['data']
   with errors.named(model.checkpoint.config_path):

@@ -4,7 +4,7 @@ import json
 import logging
 import pathlib
 
-from ngrammer_jax import published_models
+from ngrammer_jax import open_weights
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import tokenizer
 from ngrammer_jax.interop.huggingface import families
@@ -12,7 +12,7 @@ from ngrammer_jax.runs import huggingface, run
 
 
 def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> None:
-  """Writes a run, see `published_models.save`.
+  """Writes a run, see `open_weights.save`.
 
   Of a training that started from a published model, what that model says is kept: its family, its
   number of positions and its settings of generation.
@@ -28,11 +28,11 @@ def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> Non
     text_files = _text_files(source.vocabulary, token_ids)
     token_ids |= _token_ids(source.vocabulary)
     generation = origin.get('generation', {}) | token_ids
-    text_files[published_models.GENERATION] = json.dumps(generation, indent=2).encode()
+    text_files[open_weights.GENERATION] = json.dumps(generation, indent=2).encode()
   positions = origin.get('positions', config.evaluation_length())
   family = families.FAMILIES[origin.get('family', 'llama')]
   about = positions, token_ids, text_files, dtype, family
-  published_models.save(lambda: source.state.params, config.model, V, folder, *about)
+  open_weights.save(lambda: source.state.params, config.model, V, folder, *about)
 
 
 def _token_ids(vocabulary: vocabularies.Vocabulary) -> dict[str, int | list[int]]:

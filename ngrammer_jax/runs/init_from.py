@@ -9,7 +9,7 @@ published model, with or without `hf:` before it.
 <workdir>/published.json    what else a published model says, for an export of the training
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 import functools
 import json
 import logging
@@ -18,6 +18,7 @@ from typing import Any
 
 from flax import traverse_util
 import jax
+import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, runs, sharding
@@ -104,8 +105,7 @@ def initial_state(
     if new:
       of_source = train_state.abstract_variables(source.model)['params']
       flat = {path: flat[path] for path in traverse_util.flatten_dict(of_source)}
-    dtype = next(iter(flat.values())).dtype
-    params, codebook = source.load(traverse_util.unflatten_dict(flat), dtype), {}
+    params, codebook = source.load(traverse_util.unflatten_dict(flat)), {}
   else:
     params, codebook = source.state.params, source.state.codebook
     record = {'init_from': init_from, 'step': int(source.state.step)}
@@ -140,7 +140,7 @@ def _has_path(tree, path):
 
 
 def _merge(init_from: str, new: Any, old: Any) -> Any:
-  """Returns a tree with the arrays of another run, in shards of its own, and its own others."""
+  """Returns a tree with the arrays of another run, in its own shards and dtypes, and its others."""
   leaves = traverse_util.flatten_dict(new, keep_empty_nodes=True)
   for path, leaf in traverse_util.flatten_dict(old).items():
     if path not in leaves or leaves[path].shape != leaf.shape:
@@ -148,7 +148,7 @@ def _merge(init_from: str, new: Any, old: Any) -> Any:
         f'init_from={init_from} has {"/".join(path)} of the shape {list(leaf.shape)}, which this '
         f'model does not have: use the model of that run'
       )
-    leaves[path] = jax.device_put(leaf, leaves[path].sharding)
+    leaves[path] = jax.device_put(leaf.astype(leaves[path].dtype), leaves[path].sharding)
   return traverse_util.unflatten_dict(leaves)
 
 
@@ -236,6 +236,10 @@ class Start:
       f'{self._source.vocabulary.size:,} token ids instead of {vocabulary.size:,}: use {remedy}, '
       f'or omit init_from'
     )
+
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Returns the dtype of every parameter that the other run has, by name."""
+    return self._source.parameter_dtypes
 
   def __call__(
     self,

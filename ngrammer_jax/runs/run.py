@@ -1,21 +1,22 @@
 """A trained run as an object, for the commands, notebooks and other programs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import logging
 import pathlib
 from typing import Any
 
+from flax import linen as nn
 import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, sharding
-from ngrammer_jax.checkpoints import manifest, reader, workdirs
+from ngrammer_jax.checkpoints import checksums, manifest, reader, workdirs
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, token_cache, vocabularies
-from ngrammer_jax.inference import cloze, conversation, language_modeling, sampling, text
+from ngrammer_jax.data import corpora, mixture, token_cache, vocabularies
+from ngrammer_jax.inference import cloze, conversation, language_modeling, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface import checkpoint
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -52,7 +53,7 @@ class Run:
 
   @property
   def origin(self) -> dict[str, Any]:
-    """`published_models.Model.origin` of the model that training started from; {}: of none."""
+    """`open_weights.Model.origin` of the model that training started from; {}: of none."""
     return workdirs.read_origin(self.workdir)
 
   @property
@@ -105,7 +106,8 @@ class Run:
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
     step = self.find_checkpoint()
-    abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
+    base = reader.base_dtypes(self.workdir)
+    abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh, base).abstract
     if step is None:
       return exported.restore(self.workdir, self.step, abstract)
     # The batch size of training need not be divisible by the devices of an evaluation.
@@ -119,6 +121,13 @@ class Run:
       raise errors.BadInput(
         f'--step={self.step}: checkpoint {step} is damaged: {error}; use another step'
       ) from error
+
+  @functools.cached_property
+  def parameter_dtypes(self) -> dict[str, np.dtype]:
+    """Dtype of each parameter by name."""
+    params = nn.unbox(train_state.abstract_variables(self.model)['params'])
+    dtypes = {name: leaf.dtype for name, leaf in checksums.named_leaves(params).items()}
+    return dtypes | reader.base_dtypes(self.workdir)
 
   @functools.cached_property
   def engine(self) -> inference.Engine:
@@ -187,42 +196,59 @@ class Run:
     exported.save(self.state, folder, dtype)
 
   def split(self, name: str) -> token_cache.TokenSplit:
-    """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
+    """Returns a split of the corpus, or of a part of a mixture, such as 'validation/PART'.
+
+    Raises BadInput if it is not the corpus of the training.
+    """
     _check_split(name)
-    if name not in self._splits:
+    if name not in (names := self._mixture.split_names()):
+      data = self.config.data
+      source = 'data.mixture' if data.mixture else f'data.corpus={data.corpus!r}'
       raise errors.NotApplicable(
-        f'--split={name}: data.corpus={self.config.data.corpus!r} has no such split to evaluate; '
-        f'available: {", ".join(self._splits)}'
+        f'--split={name}: {source} has no such split to evaluate; available: {", ".join(names)}'
       )
-    return self._splits[name]
+    return self._mixture.split(name)
 
   @functools.cached_property
-  def _splits(self) -> Mapping[str, token_cache.TokenSplit]:
-    """All splits of the corpus by name."""
+  def _mixture(self) -> mixture.Mixture:
+    """The tokenised corpora."""
     data = self.config.data
     self.log_paths('path', 'cache_dir', 'vocabulary_path')
     with hosts.collective_errors():
       # Of a foreign run: the user has not said that anything may be deleted there.
       may_delete = data.cache_dir is None
-      # Where a run was exported to, its vocabulary need not be learned again.
-      vocabulary = self.vocabulary if workdirs.is_exported(self.workdir) else None
-      corpus = token_cache.prepare(data, corpus_opener(data), may_delete, vocabulary)
-      workdirs.check_text(self.workdir, self.config, corpus.content_hash)
-    return corpus.splits
+      # Where a run was exported to, its vocabulary need not be learned again; `conversion.load`
+      # names it where that of the training is gone.
+      has_only_own = str(data.vocabulary_path).startswith(f'{self.workdir}/')
+      is_given = workdirs.is_exported(self.workdir) or has_only_own
+      vocabulary = self.vocabulary if is_given else None
+      prepared = mixture.prepare(data, open_corpus, may_delete, vocabulary, self.workdir)
+      workdirs.check_text(self.workdir, self.config, prepared.content_hash)
+    return prepared
 
   def log_paths(self, *names: str) -> None:
     """Logs the paths of the data section that are read: the run may be of somebody else."""
     data = self.config.data
     paths = [f'data.{name}={getattr(data, name)}' for name in names if getattr(data, name)]
+    for index, part in enumerate(data.mixture if 'path' in names else ()):
+      paths.append(f'data.mixture.{index}.path={part.path}')
     if paths:
       logging.info('using %s, from the config of --workdir=%s', ', '.join(paths), self.workdir)
 
   def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
-    """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`."""
+    """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`.
+
+    The result of a mixture has those of its `parts` by name; see `language_modeling.combine`.
+    """
     _check_split(split)
     self.find_checkpoint()  # before the corpus is tokenised
     options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)
-    return {'split': split, **self._evaluate(self.split(split), split, options)}
+    if not self.config.data.mixture or '/' in split:
+      return {'split': split, **self._evaluate(self.split(split), split, options)}
+    self.split(split)  # reports a split that a part does not have
+    parts = {part: self.evaluate(f'{split}/{part}', max_tokens) for part in self._mixture.parts}
+    result = language_modeling.combine(parts, self._mixture.weights)
+    return {'split': split, 'step': int(self.state.step), **result, 'parts': parts}
 
   def evaluate_file(
     self, path: str | pathlib.Path, max_tokens: int | None = None
@@ -235,7 +261,8 @@ class Run:
       BadInput: the file cannot be read, or the vocabulary lacks a character of it.
     """
     with hosts.collective_errors():
-      tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary)
+      layout = token_cache.layout_of(self.config.data, has_paragraphs=False)
+      tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary, layout)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
     if streams < self.config.evaluation.streams:
@@ -291,6 +318,25 @@ class Run:
     length = self.config.evaluation_length()
     variables = self.variables
     return text.score(self.engine, variables, self.vocabulary, encoded, length)
+
+  def score_pairs(
+    self, texts: Sequence[tuple[pairs.Encodable, pairs.Encodable]], rows: int = inference.MAX_ROWS
+  ) -> list[pairs.PairScore]:
+    """Scores continuations, each after its context at the start of a separate document.
+
+    A token is predicted from the last tokens that fit the context of the evaluation.
+
+    Args:
+      texts: pairs of a context and its continuation, texts or token ids; see `pairs.encode`.
+      rows: maximum batch size in contexts.
+
+    Raises:
+      BadInput: the vocabulary lacks a character or an id, or the model cannot continue a text.
+    """
+    inference.check_model(self.config.model)
+    encoded = [pairs.encode(self.vocabulary, pair, f'pair {i + 1}') for i, pair in enumerate(texts)]
+    limit, variables = self.config.evaluation_context(), self.variables
+    return pairs.score(self.engine, variables, encoded, limit, rows)
 
   def generate(
     self,
@@ -404,8 +450,7 @@ def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:
     BadInput: there is no model of this name, or a file of it is damaged.
   """
   path = files.path(name)
-  names = *pretrained_models.names(), *pretrained_models.external_names()
-  if str(name) in names or not path.exists():
+  if str(name) in pretrained_models.all_names() or not path.exists():
     path = pretrained_models.find(str(name))
     if path.is_dir():
       return load_run(path)
@@ -414,17 +459,15 @@ def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:
   return huggingface.open_run(path, dtype=dtype)
 
 
-def corpus_opener(
-  config: data_config.DataConfig,
-) -> Callable[[data_config.DataConfig], corpora.Corpus] | None:
-  """Returns the function that opens a corpus through seqio; None for other corpora."""
+def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
+  """Opens the corpus of a config, one of TFDS through seqio."""
   if not config.is_tfds_corpus:
-    return None
+    return token_cache.open_corpus(config)
   from ngrammer_jax.tasks import c4  # imports TensorFlow
 
-  return c4.open_corpus
+  return c4.open_corpus(config)
 
 
 def _check_split(name: str) -> None:
-  if name not in corpora.SPLITS:
+  if name.partition('/')[0] not in corpora.SPLITS:
     raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')

@@ -116,22 +116,41 @@ def matrix_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> int:
   A multiply-add counts as two. A conditional counts as its most expensive branch; a loop with an
   unknown trip count counts as one iteration.
   """
-  total = 0
+  return sum(map(equation_flops, jaxpr.eqns))
+
+
+def equation_flops(equation: core.JaxprEqn) -> int:
+  """Counts the FLOPs of the matrix products of an equation, see `matrix_flops`."""
+  name = equation.primitive.name
+  inner = [matrix_flops(inner_jaxpr) for inner_jaxpr in core.jaxprs_in_params(equation.params)]
+  if name == 'dot_general':
+    (contracting_axes, _), _ = equation.params['dimension_numbers']
+    lhs_shape = equation.invars[0].aval.shape
+    contracted = math.prod(lhs_shape[axis] for axis in contracting_axes)
+    return 2 * math.prod(equation.outvars[0].aval.shape) * contracted
+  if name == 'scan':
+    return equation.params['length'] * sum(inner)
+  if name == 'pallas_call':  # all blocks, including those that a mask skips
+    return math.prod(equation.params['grid_mapping'].grid) * sum(inner)
+  return max(inner, default=0) if name == 'cond' else sum(inner)
+
+
+def kernel_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> dict[tuple, float]:
+  """Counts the FLOPs of one execution of each Pallas kernel of a program on its device.
+
+  The keys have the name of the kernel and the axes of its results. Of splash attention, which is
+  causal here, only the blocks on and below the diagonal count; of other kernels all blocks.
+  """
+  found: dict[tuple, float] = {}
   for equation in jaxpr.eqns:
-    name = equation.primitive.name
-    inner = [matrix_flops(inner_jaxpr) for inner_jaxpr in core.jaxprs_in_params(equation.params)]
-    if name == 'dot_general':
-      (contracting_axes, _), _ = equation.params['dimension_numbers']
-      lhs_shape = equation.invars[0].aval.shape
-      contracted = math.prod(lhs_shape[axis] for axis in contracting_axes)
-      total += 2 * math.prod(equation.outvars[0].aval.shape) * contracted
-    elif name == 'scan':
-      total += equation.params['length'] * sum(inner)
-    elif name == 'pallas_call':  # all blocks, including those that a mask skips
-      total += math.prod(equation.params['grid_mapping'].grid) * sum(inner)
-    else:
-      total += max(inner, default=0) if name == 'cond' else sum(inner)
-  return total
+    for inner_jaxpr in core.jaxprs_in_params(equation.params):
+      found |= kernel_flops(inner_jaxpr)
+    if equation.primitive.name == 'pallas_call':
+      name, blocks = equation.params['name'], equation.params['grid_mapping'].grid
+      share = (blocks[-1] + 1) / (2 * blocks[-1]) if name.startswith('splash_mha') else 1
+      axes = (variable.aval.shape for variable in equation.outvars)
+      found[name, *axes] = share * equation_flops(equation)
+  return found
 
 
 def peak_flops(kind: str) -> float | None:

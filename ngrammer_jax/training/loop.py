@@ -17,7 +17,7 @@ from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from ngrammer_jax.config import kernels
 from ngrammer_jax.data import prefetch, streams
 from ngrammer_jax.layers.attention import fused
-from ngrammer_jax.models import precision
+from ngrammer_jax.models import parts, precision
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import hosts
 from ngrammer_jax.training import capacity, preemption, profile, programs, recorder, train_task
@@ -98,7 +98,9 @@ def prepare(
     config.model.check_vocabulary(task.vocabulary.size)
 
   # Devices and programs.
-  run = programs.Programs(config, task.vocabulary.size, _make_mesh(config))
+  with hosts.collective_errors():
+    source = reader.base_dtypes(workdir) if reader.steps(workdir) else task.source_dtypes
+  run = programs.Programs(config, task.vocabulary.size, _make_mesh(config), source)
   with hosts.collective_errors():  # hosts may differ in their memory
     capacity.check(config, run.abstract)
   return task, run
@@ -131,6 +133,8 @@ class _Trainer:
     """Restores the newest checkpoint, or creates the state. Returns whether to train further."""
     restored = reader.restore_newest(self.workdir, self.run.abstract, set_aside=True)
     self.first_step, self.state = restored or (0, self.task.initial_state(self.run.create()))
+    if restored is None:
+      self.writer.save_base(parts.select(self.state.params, self.run.frozen))
     if restored is None and (self.workdir / 'metrics.jsonl').exists():
       logging.info('%s has no checkpoint: starting again from the first step', self.workdir)
     _log_model(self.config, self.run.labels, self.state)
@@ -245,14 +249,17 @@ def _check_kernel(config, mesh) -> None:
 
 def _log_model(config, labels, state) -> None:
   """Logs the size of the model."""
-  parts = [f'{train_state.count_elements(state.params):,} parameters']
+  sizes = [f'{train_state.count_elements(state.params):,} parameters']
   groups = partition.leaves_by_label(labels, state.params)
+  if frozen := groups.pop(partition.FROZEN, []):
+    kinds = ', '.join(sorted({str(leaf.dtype) for leaf in frozen}))
+    sizes.append(f'{train_state.count_elements(frozen):,} of them frozen, in {kinds}')
   tables = [leaves for label, leaves in groups.items() if label != 'dense']
   if tables:
-    parts.append(f'{train_state.count_elements(tables):,} of them in n-gram tables')
+    sizes.append(f'{train_state.count_elements(tables):,} of them in n-gram tables')
   if state.codebook:
-    parts.append(f'{train_state.count_elements(state.codebook):,} codebook values')
-  logging.info('model: %s', ', '.join(parts))
+    sizes.append(f'{train_state.count_elements(state.codebook):,} codebook values')
+  logging.info('model: %s', ', '.join(sizes))
 
 
 def _batches(task, config, mesh, first_step) -> Iterator[streams.Segment]:

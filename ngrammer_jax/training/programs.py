@@ -1,6 +1,6 @@
 """The compiled programs of a run: the steps of a call, and the evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 import logging
 import time
@@ -14,7 +14,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import language_model, parts
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import progress
 from ngrammer_jax.training import accumulation, capacity, flops, metrics
@@ -25,8 +25,15 @@ from ngrammer_jax.training import step as train_step
 class Programs:
   """The programs of a run.
 
+  Args:
+    config: the experiment.
+    vocabulary_size: V.
+    mesh: device mesh.
+    source: dtype of every parameter that training starts from, by name.
+
   Attributes:
     mesh: device mesh.
+    frozen: dtype of every parameter that is not trained, by name.
     labels: optimiser label of every parameter.
     create: function that returns the initial state.
     abstract: shapes, dtypes and shardings of the state.
@@ -36,7 +43,13 @@ class Programs:
     BadInput: the devices cannot use tables in host memory.
   """
 
-  def __init__(self, config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh):
+  def __init__(
+    self,
+    config: experiment.Config,
+    vocabulary_size: int,
+    mesh: jax.sharding.Mesh,
+    source: Mapping[str, np.dtype] | None = None,
+  ):
     self._config, self.mesh, self._vocabulary_size = config, mesh, vocabulary_size
     t, finetune = config.training, config.finetune
     model = language_model.build(config.model, vocabulary_size)
@@ -45,19 +58,22 @@ class Programs:
     for i, memory in enumerate(memories):
       if memory.table_memory == 'host':
         sharding.check_host_memory(f'model.ngram_memories.{i}.table_memory', mesh)
-    self.labels = partition.labels(variables['params'], memories)
-    optimizer = partition.make(config.optimizer, t.steps, self.labels, memories)
+    self.frozen = parts.frozen(config.optimizer.train, variables['params'], source or {})
+    self.labels = partition.labels(variables['params'], memories, self.frozen)
+    trained_labels = parts.without(self.labels, self.frozen)
+    optimizer = partition.make(config.optimizer, t.steps, trained_labels, memories)
     self.create, self.abstract = train_state.make_initializer(
-      model, variables, optimizer, t.batch_size, config.seed, mesh
+      model, variables, optimizer, t.batch_size, config.seed, mesh, self.frozen
     )
     self._step = train_step.TrainStep(
       model,
       optimizer,
-      self.labels,
+      trained_labels,
       config.seed,
       half_loss=t.half_loss,
       frozen_codebook=finetune is not None and finetune.codebook == 'frozen',
       parts=None if t.parts == 1 else accumulation.GradientAccumulation(t.parts, mesh),
+      frozen=tuple(self.frozen),
     )
     self.is_compiled = False
 

@@ -1,17 +1,18 @@
 """The train state and its creation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
 from flax import linen as nn
-from flax import struct
+from flax import struct, traverse_util
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ngrammer_jax import sharding
-from ngrammer_jax.models import initialization, language_model
+from ngrammer_jax.models import initialization, language_model, parts
 
 
 class TrainState(struct.PyTreeNode):
@@ -50,6 +51,7 @@ def make_initializer(
   batch_size: int,
   seed: int,
   mesh: jax.sharding.Mesh,
+  frozen: Mapping[str, np.dtype] | None = None,
 ) -> tuple[Callable[[], TrainState], TrainState]:
   """Returns a function that creates the initial state, and the abstract state.
 
@@ -62,18 +64,25 @@ def make_initializer(
     batch_size: rows of the memory.
     seed: seed of the parameters.
     mesh: device mesh.
+    frozen: dtype of every parameter that is not trained, by name. They have no optimizer state.
   """
+  frozen = frozen or {}
 
   def make_state(variables):
     params = variables['params']
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)
       params = initialization.reinitialize(model.config.initial, params, key)
+    as_stored = lambda name, leaf: jax.tree.map(lambda x: x.astype(frozen.get(name, x.dtype)), leaf)
+    by_name = traverse_util.flatten_dict(params, keep_empty_nodes=True, sep='/')
+    params = traverse_util.unflatten_dict(
+      {name: as_stored(name, leaf) for name, leaf in by_name.items()}, sep='/'
+    )
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
       codebook=variables.get('codebook', {}),
-      opt_state=optimizer.init(params),
+      opt_state=optimizer.init(parts.without(params, frozen)),
       memory=language_model.empty_memory(model.config, batch_size),
     )
 

@@ -3,7 +3,7 @@
 A step is one segment of every row, one optimiser update and one codebook update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import language_model, memories, spans
+from ngrammer_jax.models import parts as model_parts
 from ngrammer_jax.optimizers import partition, row_gradient
 from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import metrics as step_metrics
@@ -38,11 +39,12 @@ class TrainStep:
   Attributes:
     model: the model.
     optimizer: optimiser of the parameters.
-    labels: label of every parameter; gradient norms are reported for each.
+    labels: label of every parameter that is trained; gradient norms are reported for each.
     seed: seed of the dropout.
     half_loss: whether only the later half of every segment counts (Transformer-XL's ablation).
     frozen_codebook: whether the codebook stays unchanged.
     parts: computes the gradient in parts. None: computes it for all rows at once.
+    frozen: names of the parameters that are not trained; the codebooks of their memories stay.
   """
 
   model: language_model.LanguageModel
@@ -52,6 +54,7 @@ class TrainStep:
   half_loss: bool = False
   frozen_codebook: bool = False
   parts: accumulation.GradientAccumulation | None = None
+  frozen: Collection[str] = ()
 
   def __call__(
     self, state: train_state.TrainState, segment: streams.Segment
@@ -59,17 +62,27 @@ class TrainStep:
     """Returns the state after the segment, and the metrics of the step."""
     config = self.model.config
     gradient, memory, nll, codebook = self._gradient(state, segment)
-    updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
-    metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
-    for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
-      metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
+    codebook = self._with_frozen_codebooks(codebook, state.codebook)
+    with jax.named_scope('optimizer'):
+      trained = model_parts.without(state.params, self.frozen)
+      updates, opt_state = self.optimizer.update(gradient, state.opt_state, trained)
+      metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
+      for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
+        metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
+      params = model_parts.merge(state.params, row_gradient.apply_updates(trained, updates))
     metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.parts is None)
-    params = row_gradient.apply_updates(state.params, updates)
     if config.span is not None:
       metrics |= spans.metrics(config, params, memory)
     return state.replace(
       step=state.step + 1, params=params, codebook=codebook, opt_state=opt_state, memory=memory
     ), metrics
+
+  def _with_frozen_codebooks(self, codebook, before):
+    """Returns a codebook, for memories with frozen parameters as it was before."""
+    modules = {model_parts.memory_of(name) for name in self.frozen} - {None}
+    names = traverse_util.flatten_dict(before, sep='/')
+    is_frozen = [name for name in names if model_parts.memory_of(name) in modules]
+    return model_parts.merge(codebook, model_parts.select(before, is_frozen))
 
   def _gradient(self, state, segment):
     """Returns the gradient, the next memory, the mean loss and the next codebook."""
@@ -131,7 +144,7 @@ class TrainStep:
       return nll + share * sum(aux.values()), (updated.pop(table.LOOKUPS, {}), memory, nll, updated)
 
     gradient, lookups, rest = row_gradient.grad(
-      loss, state.params, parts if self._has_tables else 0
+      loss, state.params, parts if self._has_tables else 0, self.frozen
     )
     return gradient, lookups, *rest
 

@@ -1,14 +1,16 @@
 """The data and the validation of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import logging
 import pathlib
 from typing import Any, Protocol
 
+import numpy as np
+
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, packing, streams, token_cache, vocabularies
+from ngrammer_jax.data import corpora, mixture, streams, token_cache, vocabularies
+from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
 
@@ -22,12 +24,14 @@ class TrainTask(Protocol):
     best_metric: the validation metric whose lowest value marks the best checkpoint.
     patience: number of validations without an improvement after which training stops; None
       disables early stopping.
+    source_dtypes: dtype of every parameter that training starts from, by name; {}: of none.
   """
 
   vocabulary: vocabularies.Vocabulary
   content_hash: str
   best_metric: str
   patience: int | None
+  source_dtypes: Mapping[str, np.dtype]
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
     """Returns some rows of the batch of a step: a pure function of its arguments."""
@@ -47,13 +51,25 @@ class TrainTask(Protocol):
     """Logs the amount of training data."""
 
 
+class Start(Protocol):
+  """The parameters that training starts from."""
+
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Returns the dtype of each of them by name."""
+
+  def __call__(
+    self, state: train_state.TrainState, segment: Callable[[int, slice], streams.Segment]
+  ) -> train_state.TrainState:
+    """Returns a state with them; `segment` reads the training data, see `TrainTask`."""
+
+
 class CorpusTask:
   """Language modeling on the text of `config.data`, as contiguous streams.
 
   Args:
     config: the experiment config.
     workdir: run directory; a streamed corpus stores its reader positions there.
-    find: finds the corpus, see `token_cache.prepare`.
+    open_corpus: opens the corpus of a data config.
     start: from an initial state and `segment` to the state with the parameters of another run,
       see `init_from.Start`; None: training starts from random parameters.
   """
@@ -64,36 +80,22 @@ class CorpusTask:
     self,
     config: experiment.Config,
     workdir: pathlib.Path | None = None,
-    find: Callable[[data_config.DataConfig], corpora.Corpus] | None = None,
-    start: Callable[..., train_state.TrainState] | None = None,
+    open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = token_cache.open_corpus,
+    start: Start | None = None,
   ):
-    self._config, self._start, t = config, start, config.training
-    self._corpus = token_cache.prepare(config.data, find)
-    self.vocabulary, self.content_hash = self._corpus.vocabulary, self._corpus.content_hash
-    if self._corpus.train_shards is not None:
-      if workdir is None:
-        raise ValueError(
-          f'data.corpus={config.data.corpus!r} needs a workdir for its reader positions'
-        )
-      B, T = t.batch_size, t.segment_length
-      positions_dir = workdir / 'places' / f'{self.content_hash[:12]}-{B}x{T}'
-      self._packing = packing.PackedDataset(
-        self._corpus.train_shards, self.vocabulary, B, T, positions_dir
-      )
-      return
-    self._split = self._corpus.splits['train']
-    if len(self._split.tokens) < t.batch_size:
-      raise errors.BadInput(
-        f'training.batch_size={t.batch_size} is more than the {len(self._split.tokens)} training '
-        f'tokens'
-      )
+    self._config, self._start = config, start
+    self._mixture = mixture.prepare(config.data, open_corpus, workdir=workdir)
+    self.vocabulary, self.content_hash = self._mixture.vocabulary, self._mixture.content_hash
+    self._segments = mixture.TrainSegments(self._mixture, config, workdir)
+
+  @property
+  def source_dtypes(self) -> Mapping[str, np.dtype]:
+    """Dtypes of the parameters of the other run by name."""
+    return {} if self._start is None else self._start.source_dtypes()
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
-    """Returns rows of a step; see `streams.train_segment` and `packing.PackedDataset`."""
-    if self._corpus.train_shards is not None:
-      return self._packing.segment(step, rows)
-    t = self._config.training
-    return streams.train_segment(self._split, step, t.batch_size, t.segment_length, rows)
+    """Returns rows of a step; see `mixture.TrainSegments`."""
+    return self._segments.segment(step, rows)
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from.
@@ -108,35 +110,52 @@ class CorpusTask:
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
-    """Scores the validation split; see `language_modeling.evaluate`."""
-    return run.evaluate(state, self._corpus.splits['validation'], report)
+    """Scores the validation split, or that of each part; see `language_modeling.combine`."""
+    results = {
+      name: run.evaluate(state, corpus.splits['validation'], report)
+      for name, corpus in self._mixture.parts.items()
+    }
+    if '' in results:
+      return results['']
+    losses = {f'{name}/loss': result['nll_nats_per_token'] for name, result in results.items()}
+    epochs = {
+      f'{name}/epochs': reader.epochs_before(int(state.step))
+      for name, reader in self._segments.readers.items()
+      if isinstance(reader, streams.TrainStreams)
+    }
+    return language_modeling.combine(results, self._mixture.weights) | losses | epochs
 
   def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats nats, perplexity, and bits per byte and per character if there are any."""
     is_full_split = result['protocol']['whole_split']
     split = '' if is_full_split else f' on the first {result["tokens"]:,} tokens'
+    losses = [f'{name} {result[f"{name}/loss"]:.4f}' for name in self._mixture.parts if name]
     parts = [f'{result["nll_nats_per_token"]:.4f} nats/token']
     parts.append(f'perplexity {result["perplexity"]:.2f}')
     for unit in ('byte', 'character'):
       bits = result.get(f'bits_per_{unit}')
       parts += [] if bits is None else [f'{bits:.4f} bits/{unit}']
-    return f'{split}: {", ".join(parts)}'
+    return f'{split}: {", ".join(parts + losses)}'
 
   def log_summary(self) -> None:
-    """Logs the numbers of tokens and epochs."""
-    t, shards = self._config.training, self._corpus.train_shards
-    if shards is not None:
-      size, epochs = f'{len(shards.files):,} training shards', ''
-    else:
-      tokens = len(self._split.tokens)
-      size = f'{tokens:,} training tokens'
-      epochs = f' are {t.steps * t.tokens_per_step / tokens:.2f} epochs'
-    logging.info(
-      'data: %s, %s, vocabulary %s; %s steps of %s tokens%s',
-      self._config.data.corpus,
-      size,
-      f'{self.vocabulary.size:,}',
-      f'{t.steps:,}',
-      f'{t.tokens_per_step:,}',
-      epochs,
-    )
+    """Logs the numbers of tokens and epochs, of each part."""
+    t, data = self._config.training, self._config.data
+    for (name, corpus), weight in zip(
+      self._mixture.parts.items(), self._mixture.weights, strict=True
+    ):
+      if corpus.train_shards is not None:
+        size, epochs = f'{len(corpus.train_shards.files):,} training shards', ''
+      else:
+        tokens = len(corpus.splits['train'].tokens)
+        size = f'{tokens:,} training tokens'
+        epochs = f' are {weight * t.steps * t.tokens_per_step / tokens:.2f} epochs'
+      logging.info(
+        'data: %s, %s, vocabulary %s; %s steps of %s tokens%s%s',
+        name or data.corpus,
+        size,
+        f'{self.vocabulary.size:,}',
+        f'{t.steps:,}',
+        f'{t.tokens_per_step:,}',
+        f', of which {weight:.2%}' * bool(name),
+        epochs,
+      )

@@ -63,7 +63,12 @@ def test_keys_that_may_differ_on_resume():
     'model.ngram_memories.0.table_memory',
     *('model.span.reserve', 'model.span.check_every'),
     *('data.path', 'data.vocabulary_path', 'data.cache_dir'),
-    *('data.superglue_dir', 'training.segments_per_call', 'training.log_every'),
+    *(
+      'data.superglue_dir',
+      'data.mixture.0.path',
+      'training.segments_per_call',
+      'training.log_every',
+    ),
     *('training.evaluate_every', 'training.checkpoint_every', 'training.keep_checkpoints'),
     *('evaluation', 'mesh', 'finetune.tfds_dir', 'finetune.download'),
   ]

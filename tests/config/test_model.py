@@ -169,6 +169,11 @@ def spans(**fields):
       'model.attention.scale=0.1 and model.per_dim_scale both scale the queries: use one of them',
     ),
     (
+      positional('rope', window_max_timescale=1e4),
+      'model.positional.window_max_timescale=10000.0 is for layers with a window, and '
+      'model.attention.layer_pattern has none: use None',
+    ),
+    (
       positional('rope', rotary_fraction=0.3),
       'model.positional.rotary_fraction=0.3 rotates 19 of the 64 features of a head, which must be '
       'even and above 0',

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.data import mixture_schedule, streams, token_cache
 from tests.loops import each
 
 DOCUMENT_START = 60_000
@@ -18,6 +18,12 @@ def make_split(n, starts=(0,)):
 
 def previous_tokens(targets):
   return np.where(targets == 0, DOCUMENT_START, targets - 1)
+
+
+def train_segment(split, step, batch_size, length, rows=slice(None)):
+  schedule = mixture_schedule.whole_batch(batch_size)
+  reader = streams.TrainStreams(split, length, schedule)
+  return streams.stack_rows(reader.rows(step, range(batch_size)[rows]).values())
 
 
 SIZES = [(96, 4, 6), (100, 4, 6), (97, 8, 5), (10, 10, 3), (7, 3, 20), (5, 1, 2)]
@@ -35,7 +41,7 @@ def test_segment_depends_on_the_step_alone(n, batch_size, length):
   steps = [0, 7, 3, 1_000_000, 3, 0]
   first_results = {}
   for step in steps:
-    segment = streams.train_segment(split, step, batch_size, length)
+    segment = train_segment(split, step, batch_size, length)
     expected_segment = first_results.setdefault(step, segment)
     for actual, expected in zip(arrays(segment), arrays(expected_segment), strict=True):
       assert actual.shape == (batch_size, length) and np.array_equal(actual, expected)
@@ -45,10 +51,10 @@ def test_segment_depends_on_the_step_alone(n, batch_size, length):
 @each('hosts', [1, 2, 3, 5])
 def test_rows_of_all_hosts_are_one_batch(n, batch_size, length, hosts):
   split = make_split(n, [0, 2])
-  whole = streams.train_segment(split, 5, batch_size, length)
+  whole = train_segment(split, 5, batch_size, length)
   edges = sorted({round(i * batch_size / hosts) for i in range(hosts + 1)})
   parts = [
-    streams.train_segment(split, 5, batch_size, length, slice(first, last))
+    train_segment(split, 5, batch_size, length, slice(first, last))
     for first, last in zip(edges, edges[1:], strict=False)
   ]
   joined = streams.map_segments(lambda *arrays: np.concatenate(arrays), *parts)
@@ -60,7 +66,7 @@ def test_rows_of_all_hosts_are_one_batch(n, batch_size, length, hosts):
 def test_a_row_continues_from_step_to_step(n, batch_size, length):
   split = make_split(n)
   rows = np.concatenate(
-    [streams.train_segment(split, step, batch_size, length).targets_BxT for step in range(40)], 1
+    [train_segment(split, step, batch_size, length).targets_BxT for step in range(40)], 1
   )
   first_targets = np.arange(batch_size) * (n // batch_size)
   assert np.array_equal(rows, (first_targets[:, None] + np.arange(40 * length)) % n)
@@ -69,7 +75,7 @@ def test_a_row_continues_from_step_to_step(n, batch_size, length):
 def test_input_is_the_token_before_the_target():
   split = make_split(20)
   for step in range(12):
-    segment = streams.train_segment(split, step, 2, 5)
+    segment = train_segment(split, step, 2, 5)
     assert np.array_equal(segment.tokens_BxT, previous_tokens(segment.targets_BxT))
     assert np.array_equal(segment.starts_BxT, segment.targets_BxT == 0)
     assert segment.valid_BxT.dtype == np.float32 and segment.valid_BxT.all()
@@ -81,7 +87,7 @@ def test_an_epoch_contains_every_token_once(batch_size, length):
   steps = 120 // (batch_size * length)
   for epoch in range(3):
     targets = [
-      streams.train_segment(split, step, batch_size, length).targets_BxT
+      train_segment(split, step, batch_size, length).targets_BxT
       for step in range(epoch * steps, (epoch + 1) * steps)
     ]
     assert sorted(np.concatenate(targets, axis=None)) == list(range(120))
@@ -89,7 +95,7 @@ def test_an_epoch_contains_every_token_once(batch_size, length):
 
 def test_every_row_contains_every_document_start():
   split = make_split(30, [0, 4, 11])
-  segments = [streams.train_segment(split, step, 3, 6) for step in range(5)]
+  segments = [train_segment(split, step, 3, 6) for step in range(5)]
   starts = np.concatenate([segment.starts_BxT for segment in segments], 1)
   targets = np.concatenate([segment.targets_BxT for segment in segments], 1)
   assert [sorted(row[at]) for row, at in zip(targets, starts, strict=True)] == [[0, 4, 11]] * 3

@@ -113,7 +113,7 @@ def fake_ranker(monkeypatch):
   def rank(self, variables, prefixes, choices, rows):
     fake.prefixes, fake.choices = list(prefixes), list(choices)
     for i in reversed(range(len(prefixes))):
-      yield i, np.array([fake.score(ids) for ids in choices[i]])
+      yield i, np.array([fake.score(ids) for ids in choices[i]]), None
 
   monkeypatch.setattr(inference.Engine, 'rank', rank)
   return fake

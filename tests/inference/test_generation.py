@@ -53,8 +53,8 @@ def make_engine(config, mesh=(1, 1, 1)):
 shared_engine = functools.cache(make_engine)
 
 
-def generate(engine, *args, tokens, rows=3, bidirectional=False):
-  stream = engine.generate(*args, bidirectional, rows)
+def generate(engine, *args, tokens, rows=3, bidirectional=False, document_start=None):
+  stream = engine.generate(*args, bidirectional, rows, document_start)
   return np.stack(list(itertools.islice(stream, tokens)), axis=1).tolist()
 
 
@@ -130,15 +130,15 @@ def test_generation_matches_full_forward(x64, deterministic_tokens, mesh, bidire
   assert [program._cache_size() for program in programs] == [1, 1]
 
 
-def penalized_answers(logits_of, prompts, penalty, first):
-  """Greedy answers of 8 tokens with a penalty of the tokens of each text from index `first` on."""
+def penalized_answers(logits_of, prompts, penalty, start=None):
+  """Greedy answers of 8 tokens with a penalty of the tokens of each text, but not of its start."""
   texts = [list(prompt) for prompt in prompts]
   for _ in range(8):
     tokens_BxT = np.stack([np.pad(text, (0, MAX_LENGTH - len(text))) for text in texts])
     logits_BxTxV = logits_of(tokens_BxT, np.zeros(tokens_BxT.shape, bool))
     for text, logits_TxV in zip(texts, np.asarray(logits_BxTxV), strict=True):
       scores = logits_TxV[len(text) - 1].tolist()
-      for token in set(text[first:]):
+      for token in set(text[int(text[0] == start) :]):
         scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
       text.append(int(np.argmax(scores)))
   return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
@@ -149,12 +149,19 @@ def test_repetition_penalty_equals_a_loop_over_whole_texts(x64):
   config = dataclasses.replace(SHALLOW, ngram=None)
   variables, logits_of = model_and_variables(config)[1], full_forward(config, 'logits')
   prompts = [np.array([start, 3, 5][: 1 + start % 3]) for start in range(V)]
-  expected = penalized_answers(logits_of, prompts, 3, first=1)
-  assert expected != penalized_answers(logits_of, prompts, 3, first=0)
-  assert expected != penalized_answers(logits_of, prompts, 1, first=1)
-  args = shared_engine(config), variables, prompts, list(range(V))
   options = sampling.SamplingConfig(0, repetition_penalty=3.0)
-  assert generate(*args, options, 30, tokens=8, rows=V) == expected
+  args = shared_engine(config), variables, prompts, list(range(V)), options, 30
+  without_start, unpenalized = (penalized_answers(logits_of, prompts, p) for p in (3, 1))
+  assert generate(*args, tokens=8, rows=V) == without_start != unpenalized
+  # One after the other, every id is the document start: a text that begins with it differs.
+  differ = []
+  for start in range(V):
+    expected = penalized_answers(logits_of, prompts[start : start + 1], 3, start)
+    differ.append(expected != without_start[start : start + 1])
+    args = shared_engine(config), variables, prompts, list(range(V)), options, 30
+    answers = generate(*args, tokens=8, rows=V, document_start=start)
+    assert answers == [*without_start[:start], *expected, *without_start[start + 1 :]]
+  assert any(differ)
 
 
 def test_prompts_are_padded_to_few_lengths():

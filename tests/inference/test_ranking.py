@@ -71,14 +71,15 @@ def test_scores_match_full_forward(x64, change, bidirectional, layers, max_prefi
   choices = [[draw(1, 6) for _ in range(rng.integers(min_choices, 5))] for _ in prefixes]
 
   @jax.jit
-  def compute_nll(tokens, prefix):
+  def compute_scores(tokens, prefix):
     starts = np.broadcast_to(np.arange(tokens.shape[1] - 1) == 0, prefix.shape)
     memory = language_model.empty_memory(config, len(tokens))
     prefix = prefix if bidirectional else None
     hidden, _, _ = model.apply(
       variables, tokens[:, :-1], memory, starts_BxT=starts, prefix_BxT=prefix
     )
-    return model.apply(variables, hidden, tokens[:, 1:], method='scores').nll_BxT
+    scores = model.apply(variables, hidden, tokens[:, 1:], method='scores')
+    return scores.nll_BxT, scores.correct_BxT
 
   # All choices with their prefixes; padding at the end does not affect earlier tokens.
   pairs = [(i, choice) for i, example in enumerate(choices) for choice in example]
@@ -86,19 +87,21 @@ def test_scores_match_full_forward(x64, change, bidirectional, layers, max_prefi
   length = max(map(len, texts))
   tokens = np.stack([np.pad(ids, (0, length - len(ids))) for ids in texts])
   is_prefix = np.stack([np.arange(length - 1) < len(prefixes[i]) for i, _ in pairs])
-  nll = np.asarray(compute_nll(tokens, is_prefix))
+  nll, is_best = map(np.asarray, compute_scores(tokens, is_prefix))
   expected = [[] for _ in prefixes]
-  for (i, _), ids, row in zip(pairs, texts, nll, strict=True):
-    expected[i].append(-row[len(prefixes[i]) - 1 : len(ids) - 1].sum())
+  for (i, _), ids, row, is_best_T in zip(pairs, texts, nll, is_best, strict=True):
+    choice = slice(len(prefixes[i]) - 1, len(ids) - 1)
+    expected[i].append((-row[choice].sum(), is_best_T[choice].all()))
 
   engine = inference.Engine(model, sharding.make_mesh(devices=jax.devices()[:2]))
   arrays = reference.record_results(engine, '_rank_choices')
-  scores = dict(engine.rank(variables, prefixes, choices, 3, bidirectional))
-  assert sorted(scores) == list(range(len(prefixes)))
-  for i in scores:
-    np.testing.assert_allclose(scores[i], expected[i], rtol=1e-9)
+  results = list(engine.rank(variables, prefixes, choices, 3, bidirectional))
+  assert sorted(i for i, _, _ in results) == list(range(len(prefixes)))
+  for i, *values in results:
+    for value, expected_values in zip(values, zip(*expected[i], strict=True), strict=True):
+      np.testing.assert_allclose(value, expected_values, rtol=1e-9)
   # Every host reads the scores of all rows.
-  assert arrays and all(array.is_fully_replicated for array in arrays)
+  assert arrays and all(array.is_fully_replicated for pair in arrays for array in pair)
 
 
 def test_examples_of_all_sizes_are_batched():
@@ -117,7 +120,8 @@ def test_examples_of_all_sizes_are_batched():
   def rank_choices(variables, prompt, choices_KxBxC, valid_KxBxC):
     shapes.add((*prompt.tokens_BxT.shape, *choices_KxBxC.shape))
     prompt_checksums_B = checksum(prompt.tokens_BxT, prompt.valid_BxT)
-    return prompt_checksums_B * 1000 + checksum(choices_KxBxC, valid_KxBxC)
+    scores_KxB = prompt_checksums_B * 1000 + checksum(choices_KxBxC, valid_KxBxC)
+    return scores_KxB, scores_KxB % 2
 
   engine._rank_choices = rank_choices
   for seed in range(4):
@@ -128,12 +132,13 @@ def test_examples_of_all_sizes_are_batched():
     draw_count = (lambda rng=rng: rng.integers(1, 6)) if seed % 2 else lambda: 5
     choices = [[draw(60 if seed > 1 else 20) for _ in range(draw_count())] for _ in prefixes]
     results = list(engine.rank({}, prefixes, choices, 3))
-    assert sorted(i for i, _ in results) == list(range(30)), f'seed {seed}'
+    assert sorted(i for i, _, _ in results) == list(range(30)), f'seed {seed}'
     checksum_all = lambda ids: checksum(ids, np.ones_like(ids))
-    for i, scores in results:
+    for i, scores, is_odd in results:
       prefix = checksum_all(prefixes[i]) * 1000
       expected = [prefix + checksum_all(choice) for choice in choices[i]]
       assert scores.tolist() == expected, f'seed {seed}, example {i}'
+      assert is_odd.tolist() == [score % 2 for score in expected], f'seed {seed}, example {i}'
     _, P, K, B, C = map(set, zip(*shapes, strict=True))
     assert B == {4} and P <= {16, 32, 64, 128} and C <= ({32, 64} if seed > 1 else {32}), shapes
     assert K <= ({1, 2, 4, 8} if seed % 2 else {5}), shapes

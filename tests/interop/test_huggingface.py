@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import published_models, runs
+from ngrammer_jax import open_weights, runs
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs, tensors
 from ngrammer_jax.models import block, language_model
@@ -129,7 +129,7 @@ def test_round_trip(folder, name, one_device, tmp_path):
   run = runs.load_pretrained(folder(name))
   stored = run.published.checkpoint.tensors
   run.export(tmp_path / 'out', format='huggingface')
-  again = published_models.open(tmp_path / 'out')
+  again = open_weights.open(tmp_path / 'out')
   assert again.description.family == run.published.description.family
   resolved = runs.load_run(tmp_path / 'out').config.model
   assert configs.comparable(resolved) == configs.comparable(run.config.model)

@@ -421,6 +421,13 @@ DEFAULTS = {
 }
 
 
+def test_gemma3_without_windows_has_no_rotation_of_windows():
+  positional = configs.read({'model_type': 'gemma3_text', 'sliding_window': 0} | SIZES).model[
+    'positional'
+  ]
+  assert positional['window_max_timescale'] is None and positional['max_timescale'] == 1e6
+
+
 @pytest.mark.parametrize('family', DEFAULTS)
 def test_absent_fields(family):
   model = configs.read({'model_type': family} | SIZES).model

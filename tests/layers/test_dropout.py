@@ -24,10 +24,11 @@ def test_a_block_of_what_is_kept_is_that_of_the_whole(x64):
     assert len(np.unique(block)) == 2
 
 
-@pytest.mark.parametrize('a, b', [(2**32 - 1, 2**32 - 1), (123_456_789, 3_000_000_001), (7, 9)])
-def test_lines_beyond_32_bits_have_numbers_of_their_own(a, b):
-  high, low = dropout._wide_product(jnp.uint32(a), jnp.uint32(b))
-  assert (int(high) << 32 | int(low)) == a * b
+def test_rows_beyond_32_bits_have_numbers_of_their_own():
+  """Row 2 begins at element 2^32, whose lower 32 bits are those of row 0."""
+  rows, columns = np.array([[0, 2]]), np.arange(64)
+  first, second = dropout.block_mask(jax.random.key(0), 0.5, rows, columns, 2**31)[0]
+  assert (first != second).any()
 
 
 def test_without_a_key_nothing_is_dropped():

@@ -95,9 +95,9 @@ HEADS = {
 SCALED = RotaryScalingConfig('yarn', factor=3.0, original_length=20, beta_fast=2.0)
 ROTARY = {
   'plain': {},
-  'partial': {'rotary_fraction': 0.5, 'window_max_timescale': 50.0},
+  'partial': {'rotary_fraction': 0.5},
   'interleaved': {'interleaved': True},
-  'scaled': {'scaling': SCALED, 'window_max_timescale': 50.0},
+  'scaled': {'scaling': SCALED},
 }
 PAIRING = {
   'attention': ('previous',),
@@ -116,6 +116,9 @@ def config_of(case: Case) -> model_config.ModelConfig:
     'absolute': {'max_length': T},
     'rope': ROTARY[c['rotary']],
   }
+  has_window = any('window' in name for name in c['layer_pattern'])
+  if has_window and c['rotary'] in ('partial', 'scaled'):
+    positional['rope'] = positional['rope'] | {'window_max_timescale': 50.0}
   if c['ngram'] is not None:
     grams = GRAMS[c['grams']]
     pairing = PAIRING.get(c['ngram'])
@@ -151,7 +154,7 @@ def config_of(case: Case) -> model_config.ModelConfig:
     attention=model_config.AttentionConfig(
       c['logit_cap'],
       query_key_norm=c['query_key_norm'],
-      window=WINDOW if 'window' in c['layer_pattern'] else None,
+      window=WINDOW if has_window else None,
       layer_pattern=c['layer_pattern'],
     ),
     norm_kind=c['norm_kind'].split(',')[0],

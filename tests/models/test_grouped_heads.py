@@ -52,14 +52,16 @@ def loss_and_gradient(config, slots, T):
 
   @jax.jit
   def run(params):
+    def segment(params, memory, inputs):
+      tokens, starts = inputs
+      hidden, memory, _ = model.apply({'params': params}, tokens, memory, starts_BxT=starts)
+      weights = jnp.sin(jnp.arange(hidden.size).reshape(hidden.shape))
+      return memory, jnp.square(hidden * weights).sum()
+
     def loss(params):
-      memory, total = model.empty_memory(B, slots), 0.0
-      for first in (0, T):
-        part = slice(first, first + T)
-        inputs = jnp.asarray(tokens[:, part]), memory
-        hidden, memory, _ = model.apply({'params': params}, *inputs, starts_BxT=starts[:, part])
-        total += jnp.square(hidden * jnp.sin(jnp.arange(hidden.size).reshape(hidden.shape))).sum()
-      return total
+      segments = [array[:, : 2 * T].reshape(B, 2, T).swapaxes(0, 1) for array in (tokens, starts)]
+      step = functools.partial(segment, params)
+      return jax.lax.scan(step, model.empty_memory(B, slots), segments)[1].sum()
 
     return jax.value_and_grad(loss)(params)
 

@@ -2,11 +2,16 @@
 
 import dataclasses
 import json
+import shutil
 
+import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, evaluate, runs
 from ngrammer_jax.analysis import gates, report
+from ngrammer_jax.checkpoints import workdirs
+from ngrammer_jax.data import token_cache
+from tests import published_folders
 from tests.checks import bad_input
 
 
@@ -32,6 +37,32 @@ def test_evaluate_writes_json_and_a_table(trained_copy, capsys):
   )
   out = capsys.readouterr().out
   assert f'{result["bits_per_byte"]:.4f}' in out
+
+
+def test_evaluate_writes_a_result_for_each_part(trained_copy, tmp_path, capsys):
+  parts = []
+  for name, text in (('first', 'of the union\n'), ('second', 'strong states\n')):
+    (tmp_path / f'{name}.txt').write_text(text * 60)
+    parts.append({'path': str(tmp_path / f'{name}.txt'), 'weight': 1 + len(parts)})
+  run = change(trained_copy, data={'path': None, 'mixture': parts})
+  (run / 'corpus.json').write_text('{"content_hash": null}')
+  evaluate.main([f'--workdir={run}', '--split=validation', f'--output={tmp_path}/results'])
+  names = ('validation_first', 'validation_second', 'validation')
+  first, second, mean = (
+    json.loads((tmp_path / 'results' / f'{name}.json').read_text()) for name in names
+  )
+  losses = [result['nll_nats_per_token'] for result in (first, second)]
+  assert mean['nll_nats_per_token'] == pytest.approx((losses[0] + 2 * losses[1]) / 3)
+  assert mean['parts'] == {'first': first, 'second': second} and losses[0] != losses[1]
+  assert (first['split'], mean['split'], mean['step']) == ('validation/first', 'validation', 12)
+  assert mean['tokens'] == first['tokens'] + second['tokens']
+  assert 'validation/second' in capsys.readouterr().out
+  assert len(runs.load_run(run).split('validation').tokens) == mean['tokens'] + 1
+  with bad_input(
+    '--split=test/third: data.mixture has no such split to evaluate; available: train, validation, '
+    'test, train/first, validation/first, test/first, train/second, validation/second, test/second'
+  ):
+    evaluate.main([f'--workdir={run}', '--split=test/third'])
 
 
 def test_a_run_is_printed_in_one_line(trained):
@@ -67,8 +98,8 @@ def test_only_evaluation_options_can_be_overridden(trained, monkeypatch):
         evaluate.main([f'--workdir={run}', *more])
   assert calls == [('validation', 40, 'streams'), ('test', None, 'transformer_xl')]
   with bad_input(
-    '--config.model.width: only evaluation.*, mesh.*, data.path, data.cache_dir of a trained run '
-    'can be changed here'
+    '--config.model.width: only evaluation.*, mesh.*, data.path, data.mixture.*.path, '
+    'data.cache_dir of a trained run can be changed here'
   ):
     evaluate.main([f'--workdir={run}', '--config.model.width=8'])
   with bad_input('--split=tset is not one of: train, validation, test'):
@@ -81,6 +112,32 @@ def test_a_folder_that_is_not_a_run_directory(tmp_path):
     f'ngrammer_jax.train wrote'
   ):
     runs.load_run(tmp_path)
+
+
+def test_a_run_has_its_own_vocabulary(tiny, tmp_path):
+  """That of `data.vocabulary_path` may be gone, here that of a published model."""
+  folder, workdir = tmp_path / 'published', tmp_path / 'run'
+  published_folders.write(folder)
+  published_folders.write_settings(folder)  # with another end of a text than the tokenizer has
+  config = tiny()
+  data = {'vocabulary': 'tokenizer', 'vocabulary_path': str(folder)}
+  data |= {'vocabulary_size': published_folders.V}
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, **data))
+  corpus = token_cache.prepare(config.data)
+  (workdir / 'checkpoints' / '4').mkdir(parents=True)
+  workdirs.write(workdir, config, corpus.vocabulary, corpus.content_hash)
+  assert runs.load_run(workdir).config == config
+  shutil.rmtree(folder)
+  run = runs.load_run(workdir)
+  assert run.vocabulary.end_tokens == corpus.vocabulary.end_tokens
+  tokens, expected = run.split('validation').tokens, corpus.splits['validation'].tokens
+  np.testing.assert_array_equal(tokens, expected)
+  (workdir / 'vocabulary.tokenizer.json').unlink()
+  with bad_input(
+    f'--workdir={workdir} has a config.json that this version of ngrammer_jax cannot read: '
+    f'data.vocabulary_path={folder}: no such file'
+  ):
+    runs.load_run(workdir)
 
 
 def test_a_run_without_a_checkpoint(trained_copy):

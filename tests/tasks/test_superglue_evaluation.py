@@ -42,7 +42,8 @@ class FakeEngine:
     assert all(ids[-1] == BYTES.document_end for group in choices for ids in group)
     for prompt in prompts:
       assert prompt[0] == BYTES.document_start and prompt[-1] == BYTES.document_end
-    yield from zip(range(len(prompts)), map(np.array, self._scores), strict=True)
+    for i, scores in enumerate(self._scores):
+      yield i, np.array(scores), None
 
   def generate(self, variables, prompts, seeds, options, context, bidirectional, rows):
     assert variables == 'prepared' and bidirectional and len(prompts) <= rows == 2
@@ -80,7 +81,8 @@ def test_rank_selects_the_most_likely_label():
     'error_percent': 50,
     'majority_percent': 50,
     'protocol': {
-      'choosing': 'rank', 'prefix': 'bidirectional', 'length': 96, 'targets_length': 20,
+      'choosing': 'rank', 'format': 't5', 'prefix': 'bidirectional', 'length': 96,
+          'targets_length': 20,
     },
   }  # fmt: skip
   three, _ = make_evaluator(FakeEngine([[0.0, -1.0]] * 4))(

@@ -214,6 +214,7 @@ SWITCHES = {
 }
 
 
+@pytest.mark.slow  # for the quick tier see tests/models/test_grouped_heads.py
 def test_attention_in_blocks_trains_alike_on_eight_devices(monkeypatch):
   monkeypatch.setattr(blocks, 'BLOCK', 8)
   monkeypatch.setattr(span_config, 'MIN_LIMIT', 1)

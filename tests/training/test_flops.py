@@ -134,6 +134,14 @@ def test_flops_of_a_kernel_include_every_block():
   count = lambda function: flops.matrix_flops(jax.make_jaxpr(function)(q).jaxpr)
   assert count(attend) == 2 * product
   assert count(jax.grad(attend)) == pytest.approx((2 + 7) * product, rel=0.001)
+  # Of the four blocks of a head, causal attention skips one.
+  found = flops.kernel_flops(jax.make_jaxpr(jax.grad(attend))(q))
+  products = {'fwd_segmented_residuals': 2, 'dq_segmented_no_residuals': 3}
+  products |= {'dkv_segmented_no_residuals': 4}
+  names = {name.removeprefix('splash_mha_'): count for (name, *_), count in found.items()}
+  assert names == {name: 3 / 4 * number * product for name, number in products.items()}
+  (shapes,) = (shapes for name, *shapes in found if '_dq_' in name)
+  assert shapes[-1] == (2, 4, 1024, 128)
 
 
 def test_the_peak_of_a_device_is_that_of_its_longest_name():

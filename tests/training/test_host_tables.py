@@ -110,7 +110,7 @@ def test_scores_ranks_and_generated_tokens_are_those_of_tables_on_the_device(sha
     variables = {'params': state.params, 'codebook': state.codebook}
     scores = list(run.engine.score_documents(variables, documents, 0, 16))
     prefixes, choices = zip(*((ids[:9], [ids[9:12], ids[12:15]]) for ids in documents), strict=True)
-    ranks = dict(run.engine.rank(variables, prefixes, choices, 4))
+    ranks = {i: scores for i, scores, _ in run.engine.rank(variables, prefixes, choices, 4)}
     greedy = sampling.SamplingConfig(temperature=0.0)
     tokens = run.engine.generate(variables, prefixes, range(5), greedy, context=32)
     results.append((scores, ranks, list(itertools.islice(tokens, 5))))

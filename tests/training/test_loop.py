@@ -16,10 +16,10 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.training import accumulation, flops, loop, programs, recorder, step, train_task
+from ngrammer_jax.training import accumulation, flops, loop, programs, recorder, step
 from tests.checks import bad_input, mesh_of
 from tests.training import toy
-from tests.training.helpers import arrays, names, records
+from tests.training.helpers import arrays, names, no_validation, records
 
 
 def test_a_run_learns_records_and_is_finished(trained):
@@ -111,13 +111,6 @@ def test_segments_per_call_changes_nothing_at_any_number_of_steps(tiny, tmp_path
   assert reader.steps(tmp_path / '1')[-1] == steps
   events = {steps, *range(3, steps, 3)}, {steps, *range(5, steps, 5)}
   assert results[0][2] == sorted([*events[0], *events[1]])
-
-
-def no_validation(monkeypatch):
-  """Leaves the evaluation out, which has programs of its own."""
-  result = {'nll_nats_per_token': 1.0, 'perplexity': math.e, 'bits_per_byte': None}
-  result['protocol'] = {'whole_split': True}
-  monkeypatch.setattr(train_task.CorpusTask, 'validate', lambda *args: result)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_choices_forked_from_one_state_score_as_alone(x64, name):
   choices = [[np.array([1, 2, 3]), np.array([4]), np.array([4])], [np.array([5]), np.array([9, 9])]]
   log_probs = log_probs_of(config, model, variables)
   engine = inference.Engine(model, sharding.make_mesh(-1))
-  for i, scores in engine.rank({'codebook': {}} | variables, prefixes, choices, 2):
+  for i, scores, _ in engine.rank({'codebook': {}} | variables, prefixes, choices, 2):
     for choice, score in zip(choices[i], scores, strict=True):
       text = np.concatenate([prefixes[i], choice])
       logs = log_probs(text)

@@ -15,6 +15,7 @@ from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.data import token_classes, vocabularies
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import loop, token_codebook, train_task
+from tests.training.helpers import no_validation
 
 VOCABULARY = vocabularies.learn_characters([b'ABCabcxyz012\t\n .'], 'utf-8', separated=False)
 # Sorted: tab, newline, space; full stop; digits; A, B, C; a, b, c; x, y, z.
@@ -117,6 +118,7 @@ def test_other_memories_need_no_classes(memories, monkeypatch):
 
 def test_a_run_keeps_its_classes_if_the_rule_changes(tiny, tmp_path, monkeypatch, one_device):
   """The classes of a checkpoint win: resumed, exported, and in a run that starts from it."""
+  no_validation(monkeypatch)
   old_classes = np.maximum(np.arange(257) - 1, 0).astype(np.int32)  # all but one are renumbered
   compressed = memory(layers=(0,), rows=(997,), heads=1, width=4)
   model = {'layers': 1, 'ngram': None, 'ngram_memories': (compressed,)}

@@ -38,7 +38,7 @@ def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, t
   monkeypatch.setattr(packing, 'SAVE_INTERVAL', 3)
   reference = tmp_path / 'reference'
   assert train(config, reference)
-  assert len(list((reference / 'places').glob('*/*.jsonl'))) == 8  # a row on each device
+  assert len(list((reference / 'places').glob('*/[0-9]*.jsonl'))) == 8  # a row on each device
 
   def resumed(name, mesh=config.mesh, places=True):
     shutil.copytree(reference, tmp_path / name)
@@ -54,6 +54,39 @@ def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, t
   assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+def test_a_mixture_is_judged_by_the_mean_of_its_parts(config, tiny, tmp_path, toy_model):
+  """Its losses are recorded by name, and a resume is exact."""
+  parts = (
+    data_config.PartConfig(3.0, 'web', 'shards', config.data.path),
+    data_config.PartConfig(1.0, None, 'text', tiny().data.path),
+  )
+  data = data_config.DataConfig(vocabulary='bytes', mixture=parts, mixture_block=2)
+  config = dataclasses.replace(config, data=data)
+  reference, resumed = tmp_path / 'reference', tmp_path / 'resumed'
+  assert train(config, reference)
+  shutil.copytree(reference, resumed)
+  shutil.rmtree(resumed / 'checkpoints' / '12')
+  assert train(config, resumed)
+  assert arrays(resumed) == arrays(reference) and records(resumed) == records(reference)
+  task = train_task.CorpusTask(config, reference)
+  losses = iter([1.0, 3.0])
+
+  def evaluate(state, split, report):
+    scores = {'nll_nats_per_token': next(losses), 'top1_accuracy': 0.5, 'tokens': 10}
+    return scores | {'protocol': {'whole_split': True}}
+
+  result = task.validate(
+    types.SimpleNamespace(evaluate=evaluate), types.SimpleNamespace(step=4), None
+  )
+  assert result[task.best_metric] == 1.5 and result['tokens'] == 20
+  assert result['web/loss'] == 1.0 and result['text/loss'] == 3.0
+  text = task._mixture.parts['text'].splits['train'].tokens
+  assert result['text/epochs'] == pytest.approx(4 * 8 * 16 / 4 / len(text))
+  assert task.format_metrics(result).endswith('perplexity 4.48, web 1.0000, text 3.0000')
+  for record in records(reference)[-1], records(reference)[3]:
+    assert {'validation/web/loss', 'validation/text/loss', 'validation/text/epochs'} <= set(record)
+
+
 def test_the_validation_split_is_what_judges(tiny):
   """The training split is what is learned from."""
   corpus = train_task.CorpusTask(tiny())
@@ -61,7 +94,7 @@ def test_the_validation_split_is_what_judges(tiny):
   run = types.SimpleNamespace(evaluate=lambda *args: scored.append(args))
   report = object()
   corpus.validate(run, 'state', report)
-  splits = corpus._corpus.splits
+  splits = corpus._mixture.parts[''].splits
   assert scored == [('state', splits['validation'], report)]
   assert len({len(splits[name].tokens) for name in ('train', 'validation', 'test')}) >= 2
   assert splits['validation'] is not splits['test']

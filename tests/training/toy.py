@@ -18,9 +18,9 @@ from ngrammer_jax.training import state as train_state
 class Programs:
   """See `programs.Programs`."""
 
-  def __init__(self, config, vocabulary_size, mesh):
+  def __init__(self, config, vocabulary_size, mesh, source=None):
     self._config, self.mesh, self.is_compiled = config, mesh, False
-    self.labels = {'embedding': 'ngram_table'}
+    self.labels, self.frozen = {'embedding': 'ngram_table'}, {}
     place = lambda rows: sharding.rows_sharding(mesh) if rows else sharding.replicated(mesh)
     leaf = lambda shape, dtype, rows=False: jax.ShapeDtypeStruct(shape, dtype, sharding=place(rows))
     self.abstract = train_state.TrainState(
@@ -56,6 +56,7 @@ class Programs:
       'nll_nats_per_token': float(np.abs(np.asarray(state.params['embedding'])).sum()),
       'perplexity': 2.0,
       'bits_per_byte': None,
+      'top1_accuracy': 0.5,
       'tokens': len(split.tokens),
       'protocol': {'whole_split': True},
     }

@@ -3,6 +3,7 @@
 import pathlib
 
 from ngrammer_jax import errors
+from ngrammer_jax.data import compression, kinds
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
 from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary, learn_characters
@@ -52,14 +53,18 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
   Raises BadInput for another file.
   """
   if kind == 'tokenizer':
-    from ngrammer_jax import published_models  # they import this module
+    from ngrammer_jax import open_weights  # they import this module
 
-    if path.is_dir() or published_models.is_gguf(path):
-      return published_models.read_vocabulary(path, size)
+    if path.is_dir() or open_weights.is_gguf(path):
+      return open_weights.read_vocabulary(path, size)
   make, _ = KINDS[kind]
   options = {} if size is None else {'size': size}
   try:
-    return make(path.read_bytes(), **options)
+    with compression.open_binary(path) as file:
+      content = file.read()
+    if kind == 'tokenizer':
+      kinds.identify_bytes('the file', content[: kinds.HEAD])
+    return make(content, **options)
   except errors.BadInput as error:
     raise errors.BadInput(f'data.vocabulary_path={path}: {error}') from error
   except (ValueError, RuntimeError) as error:

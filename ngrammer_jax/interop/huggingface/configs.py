@@ -150,7 +150,7 @@ def read(config: Mapping[str, Any]) -> Description:
   pattern, window = _layer_kinds(c, family)
   model: dict[str, Any] = {'positional': {'max_length': c['max_position_embeddings']}}
   if 'rope_theta' in family.fields:
-    model['positional'] = _positional(c, family)
+    model['positional'] = _positional(c, family, window)
   values = {key: c.get(name, absent) for name, (key, absent) in SHARED.items()}
   N, D = values['heads'], values['width']
   bias = values['attention.output_bias'] or family.options.get('bias', False)
@@ -290,7 +290,9 @@ def _layer_kinds(
   return pattern, window if any(has_window) else None
 
 
-def _positional(c: Mapping[str, Any], family: families.Family) -> dict[str, Any]:
+def _positional(
+  c: Mapping[str, Any], family: families.Family, window: int | None
+) -> dict[str, Any]:
   """Returns the values of `model.positional` of a rotary model."""
   rotary, fraction = c['rope_scaling'] | c['rope_parameters'], c.get('partial_rotary_factor', 1.0)
   local = dict(rotary.pop('sliding_attention', None) or {})
@@ -303,7 +305,8 @@ def _positional(c: Mapping[str, Any], family: families.Family) -> dict[str, Any]
     'scaling': _scaling(rotary, c, family),
   }
   if 'rope_local_base_freq' in c:
-    positional['window_max_timescale'] = local.pop('rope_theta', c['rope_local_base_freq'])
+    timescale = local.pop('rope_theta', c['rope_local_base_freq'])
+    positional['window_max_timescale'] = timescale if window else None
     if scaling := _scaling(local, c, family):
       raise errors.BadInput(f'rope_type={scaling["kind"]!r} of sliding_attention is not supported')
   return positional

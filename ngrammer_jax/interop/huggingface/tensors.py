@@ -143,7 +143,6 @@ def load(
   family: families.Family,
   places: Mapping[str, Place],
   abstract: Any,
-  dtype: Any = None,
 ) -> dict[str, Any]:
   """Loads the parameters straight into their shards, and returns them as a nested dict.
 
@@ -153,8 +152,7 @@ def load(
     checkpoint: the model.
     family: its family.
     places: see `find_all`.
-    abstract: shapes and shardings of the parameters.
-    dtype: dtype of the parameters; None: those of the file.
+    abstract: shapes, dtypes and shardings of the parameters.
 
   Raises:
     BadInput: see `check`; values are not finite; or a file is changed meanwhile.
@@ -162,7 +160,7 @@ def load(
   check(checkpoint, family, places)
   loader = _Loader(checkpoint, canonical(checkpoint.tensors, family))
   leaves = traverse_util.flatten_dict(abstract, sep='/').items()
-  loaded = {path: loader.load(places[path], leaf, dtype) for path, leaf in leaves}
+  loaded = {path: loader.load(places[path], leaf) for path, leaf in leaves}
   checkpoint.check_unchanged()
   if loader.broken:
     counts = ', '.join(f'{name} ({count:,})' for name, count in loader.broken.items())
@@ -171,6 +169,14 @@ def load(
       f'the training of the model diverged'
     )
   return traverse_util.unflatten_dict(loaded, sep='/')
+
+
+def dtypes(
+  checkpoint: checkpoints.Checkpoint, family: families.Family, places: Mapping[str, Place]
+) -> dict[str, np.dtype]:
+  """Returns the dtype of each parameter in the files, by its path."""
+  stored = canonical(checkpoint.tensors, family)
+  return {path: stored[place.name].dtype for path, place in places.items()}
 
 
 def check(
@@ -205,17 +211,17 @@ class _Loader:
   stored: Mapping[str, checkpoints.StoredTensor]
   broken: dict[str, int] = dataclasses.field(default_factory=dict)
 
-  def load(self, place: Place, leaf: jax.ShapeDtypeStruct, dtype: Any) -> jax.Array:
+  def load(self, place: Place, leaf: jax.ShapeDtypeStruct) -> jax.Array:
     """Returns a parameter in the shards of `leaf`; each row is read once."""
     tensor = self.stored[place.name]
-    dtype = jax.dtypes.canonicalize_dtype(tensor.dtype if dtype is None else dtype)
     # First and last of each axis, by shard; devices may have the same.
     range_of = lambda index: tuple(
       part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)
     )
     indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
     shards = {
-      key: np.empty([stop - start for start, stop in key], dtype) for key in map(range_of, indices)
+      key: np.empty([stop - start for start, stop in key], leaf.dtype)
+      for key in map(range_of, indices)
     }
     # The axis of ours that the rows of the file run along, if they are not cut into parts there.
     axis = None if place.part_axis == 0 else place.order.index(0)

@@ -119,11 +119,13 @@ class Attention(nn.Module):
     rows, convolved = self._project(x_BxTxD, context, memory)
     query_BxTxNxH, heads = rows['query'], self._make_heads(rows, context)
     span_mask, spans = self._span_mask(x_BxTxD, context)
-    source = memory if isinstance(memory, KeyValues) else None
+    source = None
+    if isinstance(memory, KeyValues):
+      source = memory.with_rotated_sinks(context.positions.sink_rotation)
     if context.keys.in_blocks:
       if span_mask is not None and span_mask.counts_all_keys:
         raise ValueError('attention in blocks needs spans with epsilon_keys="span"')
-      attend, source = blocks.attend, self._memory_source(memory, context)
+      attend, source = blocks.attend, self._memory_source(source or memory, context)
     else:
       needs = self._needs(context, source, span_mask, return_pairs, drop)
       workload = fused.workload(query_BxTxNxH, key_heads=heads.key_BxSxCxH.shape[2])

@@ -1,9 +1,12 @@
 """The KV cache of evaluation and decoding.
 
-Every row of a batch has a ring buffer of M slots: the slot of a token is its index in the stream
-modulo M, not counting padding. Keys are stored after rotation by the position of their token.
+Every row of a batch has M slots, of which the first S are for attention sinks: the first tokens of
+the last document, which stay (StreamingLLM, Xiao et al. 2023). The others are a ring buffer: the
+slot of a token is S plus its index in the stream modulo M - S, not counting padding. Keys are
+stored after rotation by the position of their token. Once a document has left the ring, its sinks
+are rotated further when they are read: they stand right before the oldest token that is left.
 
-B batch, T segment length, M slots, N heads, H head width, R rows before a convolution.
+B batch, T segment length, M slots, S sinks, N heads, H head width, R rows before a convolution.
 """
 
 from collections.abc import Mapping
@@ -13,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import documents
+from ngrammer_jax.layers.attention import position
 
 
 @struct.dataclass
@@ -24,36 +28,56 @@ class CacheSlots:
     index: index of its token in the stream, int32 [B, M].
     count: number of tokens in the stream so far, int32 [B].
     position: position of the next token in its document, int32 [B].
+    sinks: S.
   """
 
   documents: jax.Array
   index: jax.Array
   count: jax.Array
   position: jax.Array
+  sinks: int = struct.field(pytree_node=False, default=0)
 
   def indices(self, valid_BxT: jax.Array) -> jax.Array:
     """Returns the index of every token in the stream; padding has that of the token before it."""
     rank_BxT = jnp.cumsum(valid_BxT.astype(bool), axis=1, dtype=jnp.int32)
     return self.count[:, None] + rank_BxT - 1
 
-  def token_slots(self, valid_BxT: jax.Array) -> jax.Array:
+  def token_slots(
+    self, documents_BxT: jax.Array, positions_BxT: jax.Array, valid_BxT: jax.Array
+  ) -> jax.Array:
     """Returns the slot of every token, int32 [B, T]; M, out of range, if it is not stored."""
-    M, index_BxT = self.documents.shape[1], self.indices(valid_BxT)
-    is_stored_BxT = valid_BxT.astype(bool) & (index_BxT > index_BxT[:, -1:] - M)
-    return jnp.where(is_stored_BxT, index_BxT % M, M)
+    M, S, index_BxT = self.documents.shape[1], self.sinks, self.indices(valid_BxT)
+    is_valid_BxT = valid_BxT.astype(bool)
+    is_stored_BxT = is_valid_BxT & (index_BxT > index_BxT[:, -1:] - (M - S))
+    slots_BxT = jnp.where(is_stored_BxT, S + index_BxT % (M - S), M)
+    if not S:
+      return slots_BxT
+    last_Bx1 = jnp.where(is_valid_BxT, documents_BxT, documents.NONE).max(axis=1, keepdims=True)
+    is_sink_BxT = is_valid_BxT & (positions_BxT < S) & (documents_BxT == last_Bx1)
+    return jnp.where(is_sink_BxT, positions_BxT, slots_BxT)
 
   def order(self) -> jax.Array:
     """Returns the slots in the order of their tokens, oldest first, int32 [B, M]."""
-    M = self.documents.shape[1]
-    return (self.count[:, None] + jnp.arange(M)) % M
+    M, S = self.documents.shape[1], self.sinks
+    ring_BxR = S + (self.count[:, None] + jnp.arange(M - S)) % (M - S)
+    sinks_BxS = jnp.broadcast_to(jnp.arange(S), (len(ring_BxR), S))
+    return jnp.concatenate([sinks_BxS, ring_BxR], axis=1) if S else ring_BxR
+
+  def sink_shift(self) -> jax.Array | None:
+    """Returns by how many positions the sinks are moved, int32 [B, S]; None without sinks."""
+    if not self.sinks:
+      return None
+    shift_Bx1 = jnp.maximum(self.position[:, None] - self.documents.shape[1], 0)
+    return jnp.broadcast_to(shift_Bx1, (len(shift_Bx1), self.sinks))
 
   def advance(
     self, documents_BxT: jax.Array, positions_BxT: jax.Array, valid_BxT: jax.Array
   ) -> 'CacheSlots':
     """Returns the slots after a segment."""
-    row_Bx1, slots_BxT = jnp.arange(len(self.count))[:, None], self.token_slots(valid_BxT)
+    row_Bx1 = jnp.arange(len(self.count))[:, None]
+    slots_BxT = self.token_slots(documents_BxT, positions_BxT, valid_BxT)
     put = lambda old, new: old.at[row_Bx1, slots_BxT].set(new, mode='drop')
-    return CacheSlots(
+    return self.replace(
       documents=put(self.documents, documents_BxT),
       index=put(self.index, self.indices(valid_BxT)),
       count=self.count + (valid_BxT > 0).sum(axis=1, dtype=jnp.int32),
@@ -74,8 +98,16 @@ class KeyValues:
   values: jax.Array
   rows: dict[str, jax.Array]
 
+  def with_rotated_sinks(self, rotation: position.Rotation | None) -> 'KeyValues':
+    """Returns the cache with sinks that are rotated further, to be read. None: as it is."""
+    if rotation is None:
+      return self
+    sinks_BxSxNxH = self.keys[:, :, : rotation.sin.shape[1]].swapaxes(1, 2)
+    sinks_BxNxSxH = position.rotate(sinks_BxSxNxH, rotation).swapaxes(1, 2)
+    return self.replace(keys=jax.lax.dynamic_update_slice(self.keys, sinks_BxNxSxH, (0, 0, 0, 0)))
 
-def empty_slots(batch: int, slots: int) -> CacheSlots:
+
+def empty_slots(batch: int, slots: int, sinks: int = 0) -> CacheSlots:
   """Returns slots without tokens."""
   zeros = lambda *shape: jnp.zeros(shape, jnp.int32)
   return CacheSlots(
@@ -83,6 +115,7 @@ def empty_slots(batch: int, slots: int) -> CacheSlots:
     index=zeros(batch, slots),
     count=zeros(batch),
     position=zeros(batch),
+    sinks=min(sinks, slots - 1),
   )
 
 

@@ -30,6 +30,10 @@ class Rotation:
     """Returns the angles of a range of the tokens."""
     return jax.tree.map(lambda part: part[..., start:stop, :, :], self)
 
+  def without_factor(self) -> 'Rotation':
+    """Returns the rotation alone, without the factor that some scalings of frequencies have."""
+    return jax.tree.map(lambda part: part / jnp.hypot(self.sin, self.cos), self)
+
 
 def rotation(
   position_BxT: jax.Array,
@@ -59,6 +63,7 @@ def rotation(
   return Rotation(sin, cos, interleaved)
 
 
+@jax.named_scope('rotary')
 def rotate(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:
   """Rotary position encoding (Su et al. 2021) of the first r features of queries or keys."""
   sin, cos, r = rotation.sin, rotation.cos, 2 * rotation.sin.shape[-1]

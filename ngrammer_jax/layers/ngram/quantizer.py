@@ -133,12 +133,23 @@ def cluster_statistics(
     weighted_BxTxNxH = x_BxTxNxH * weight_BxTx1[..., None]
     x_BxTxNxH = jnp.where(weight_BxTx1[..., None] > 0, weighted_BxTxNxH, 0)
   slot_BxTxN = ids_BxTxN + K * jnp.arange(N, dtype=jnp.int32)
-  # Scatter windows of [1, H]: XLA turns windows of [H] into these by copying all tokens.
-  window = jax.lax.ScatterDimensionNumbers((1, 2), (), (0,))
-  sums = jnp.zeros((N * K, H), dtype)
-  sums = jax.lax.scatter_add(sums, slot_BxTxN.reshape(-1, 1), x_BxTxNxH.reshape(-1, 1, H), window)
+  x_RxH = x_BxTxNxH.reshape(-1, H)
+  sums = jax.lax.platform_dependent(
+    *(jnp.zeros((N * K, H), dtype), slot_BxTxN.ravel(), x_RxH), cpu=_add_windows, default=_add_rows
+  )
   counts = jnp.zeros((N * K,), dtype).at[slot_BxTxN].add(weight_BxTx1)
   return sums.reshape(N, K, H), counts.reshape(N, K)
+
+
+def _add_windows(sums_SxH, slot_R, x_RxH):
+  """Adds rows by windows of [1, H]: XLA:CPU turns rows into these by copying all of them."""
+  window = jax.lax.ScatterDimensionNumbers((1, 2), (), (0,))
+  return jax.lax.scatter_add(sums_SxH, slot_R[:, None], x_RxH[:, None], window)
+
+
+def _add_rows(sums_SxH, slot_R, x_RxH):
+  """Adds rows: XLA:TPU turns windows of [1, H] into a loop over them."""
+  return sums_SxH.at[slot_R].add(x_RxH)
 
 
 def ema_update(

@@ -11,7 +11,7 @@ B, T, N, H = 3, 5, 2, 2
 
 @jax.jit
 def advance(slots, cached, keys, documents, positions, valid):
-  updated = cache.write(cached, slots.token_slots(valid), keys, keys[..., 0])
+  updated = cache.write(cached, slots.token_slots(documents, positions, valid), keys, keys[..., 0])
   return slots.advance(documents, positions, valid), updated
 
 

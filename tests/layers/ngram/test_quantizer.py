@@ -128,6 +128,15 @@ def test_step_equals_slow_loop(random_step, prenormalize):
   assert changed.any() or prenormalize
 
 
+def test_an_accelerator_computes_the_same(random_step, monkeypatch):
+  """What is chosen by platform, with that of accelerators on this CPU."""
+  x, valid, variables = random_step
+  chosen = lambda *args, cpu, default: default(*args)
+  monkeypatch.setattr(jax.lax, 'platform_dependent', chosen)
+  actual = step.__wrapped__(variables, x, valid, 0.3, 0.1)  # not the compiled one
+  equals_slow_step(actual, x, variables['codebook']['centroids'], valid, 0.3, 0.1, False)
+
+
 def test_no_valid_mask_means_all_tokens(random_step):
   x, valid, variables = random_step
   equals_slow_step(

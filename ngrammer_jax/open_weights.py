@@ -1,8 +1,8 @@
 """Published models: opens one, describes it as one of ours, and writes one.
 
-model = published_models.open(path)     a folder of Hugging Face, or a GGUF file
+model = open_weights.open(path)     a folder of Hugging Face, or a GGUF file
 model.config_values()                   of a config of ours, with its vocabulary
-model.load(config, abstract)            its parameters, in the shards of `abstract`
+model.load(config, abstract)            its parameters, in the dtypes and shards of `abstract`
 """
 
 from collections.abc import Callable, Mapping
@@ -82,10 +82,15 @@ class Model:
       data |= {'vocabulary_path': path, 'vocabulary_size': self.vocabulary_size}
     return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
 
-  def load(self, config: ModelConfig, abstract: Any, dtype: Any = None) -> dict[str, Any]:
+  def load(self, config: ModelConfig, abstract: Any) -> dict[str, Any]:
     """Loads the parameters, see `tensors.load`."""
     places, family = self._places(config, abstract), self.description.family
-    return tensors.load(self.checkpoint, family, places, abstract, dtype)
+    return tensors.load(self.checkpoint, family, places, abstract)
+
+  def dtypes(self, config: ModelConfig, abstract: Any) -> dict[str, np.dtype]:
+    """Returns the dtype of each parameter in the files, by its path."""
+    places = self._places(config, abstract)
+    return tensors.dtypes(self.checkpoint, self.description.family, places)
 
   def check(self, config: ModelConfig, abstract: Any) -> None:
     """Raises BadInput if the files do not have the tensors of the parameters."""

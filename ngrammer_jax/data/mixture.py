@@ -1,0 +1,146 @@
+"""The corpora of a run: the parts of a mixture, which share a vocabulary, or a single one.
+
+Every row of the batch reads a block of segments of one part, then a block of the next one, see
+`mixture_schedule`. In each part it continues where it stopped before. Where the part changes, a
+document starts, so that neither attention nor a memory sees tokens of another part.
+
+B batch rows, T segment length.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+
+import numpy as np
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data import (
+  corpora,
+  mixture_schedule,
+  packing,
+  seen_files,
+  streams,
+  token_cache,
+  vocabularies,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+  """The tokenised corpora of a config.
+
+  Attributes:
+    parts: the parts by name; a single corpus has the name ''.
+    weights: share of each part in the training tokens.
+    vocabulary: the vocabulary of all parts.
+    content_hash: hash of the texts and the vocabulary, and of the weights of several parts.
+  """
+
+  parts: Mapping[str, token_cache.TokenCorpus]
+  weights: tuple[float, ...]
+  vocabulary: vocabularies.Vocabulary
+  content_hash: str
+
+  def split_names(self) -> list[str]:
+    """Returns the names of all splits, such as 'test' and, of a part, 'test/PART'."""
+    corpora_of = self.parts.values()
+    shared = [name for name in corpora.SPLITS if all(name in c.splits for c in corpora_of)]
+    of_parts = [f'{name}/{part}' for part, c in self.parts.items() if part for name in c.splits]
+    return shared + of_parts
+
+  def split(self, name: str) -> token_cache.TokenSplit:
+    """Returns one of `split_names`: that of a part, or those of all parts one after another."""
+    split, _, part = name.partition('/')
+    parts = [self.parts[part]] if part else self.parts.values()
+    return token_cache.join([corpus.splits[split] for corpus in parts])
+
+
+def prepare(
+  config: data_config.DataConfig,
+  open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = token_cache.open_corpus,
+  may_delete: bool = True,
+  vocabulary: vocabularies.Vocabulary | None = None,
+  workdir: pathlib.Path | None = None,
+) -> Mixture:
+  """Loads the tokenised corpora of a config from the cache, or tokenises them.
+
+  The arguments are those of `token_cache.prepare`; a function that opens a corpus; and the run
+  directory, which has what is known of earlier states of the files (see `seen_files`).
+
+  Raises:
+    BadInput: see `token_cache.prepare`; or the parts cannot share a learned vocabulary.
+  """
+  config.check()
+  opened, prepared = [], []
+  for index, part in enumerate(config.parts().values()):
+    with config.errors_of_part(index):
+      sizes = seen_files.first_sizes(workdir, f'*-{index}' if config.mixture else '*')
+      opened.append(dataclasses.replace(open_corpus(part), first_sizes=sizes))
+  if config.mixture and vocabulary is None:
+    vocabulary = token_cache.learn_shared_vocabulary(config, opened, may_delete)
+  for index, part in enumerate(config.parts().values()):
+    with config.errors_of_part(index):
+      prepared.append(token_cache.prepare(part, opened[index], may_delete, vocabulary))
+  content_hash, weights = prepared[0].content_hash, config.weights()
+  if config.mixture:
+    hashes = [corpus.content_hash for corpus in prepared]
+    settings = [part.weight for part in config.mixture], config.mixture_temperature
+    text = json.dumps([hashes, *settings, config.mixture_block])
+    content_hash = hashlib.sha256(text.encode()).hexdigest()
+  parts = dict(zip(config.parts(), prepared, strict=True))
+  return Mixture(parts, weights, prepared[0].vocabulary, content_hash)
+
+
+class TrainSegments:
+  """The training segments of a mixture: a function of the step, for any number of hosts.
+
+  Args:
+    mixture: the parts.
+    config: the experiment config.
+    workdir: run directory; streamed corpora store their reader states there.
+
+  Attributes:
+    readers: the reader of each part by name.
+  """
+
+  def __init__(self, mixture: Mixture, config: experiment.Config, workdir: pathlib.Path | None):
+    B, T = config.training.batch_size, config.training.segment_length
+    block = config.data.mixture_block
+    self._schedule = mixture_schedule.MixtureSchedule(mixture.weights, B, block)
+    self._batch_size, self._vocabulary = B, mixture.vocabulary
+    self.readers, self._epochs = {}, {}
+    for index, (name, corpus) in enumerate(mixture.parts.items()):
+      schedule = mixture_schedule.PartSchedule(self._schedule, index)
+      if corpus.train_shards is None:
+        if (tokens := len(corpus.splits['train'].tokens)) < B:
+          source = f'training tokens of {name}' if name else 'training tokens'
+          raise errors.BadInput(f'training.batch_size={B} is more than the {tokens} {source}')
+        self.readers[name] = streams.TrainStreams(corpus.splits['train'], T, schedule)
+        continue
+      if workdir is None:
+        raise ValueError('a streamed corpus needs a workdir for its reader positions')
+      folder = workdir / 'places' / f'{mixture.content_hash[:12]}-{B}x{T}{f"-{index}" * bool(name)}'
+      source, data = (corpus.train_shards, self._vocabulary), config.data
+      self.readers[name] = packing.PackedDataset(
+        *source, B, T, folder, data.shuffle, data.begin_of_text, schedule
+      )
+
+  def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
+    """Returns the segment of a step, for a slice of the batch rows."""
+    row_range, segments = range(self._batch_size)[rows], {}
+    for name, reader in self.readers.items():
+      segments |= reader.rows(step, row_range)
+      if reader.epochs > self._epochs.setdefault(name, reader.epochs):
+        self._epochs[name] = reader.epochs
+        logging.info('%s: epoch %s ends at step %s', name or 'data', reader.epochs, f'{step:,}')
+    if step:
+      is_new_B = self._schedule.parts(step) != self._schedule.parts(step - 1)
+      for row in np.array(row_range)[is_new_B[rows]]:
+        inputs, _, starts = segments[row]
+        inputs[0], starts[0] = self._vocabulary.document_start, True
+    return streams.stack_rows(segments[row] for row in row_range)

@@ -1,0 +1,80 @@
+"""The parts of a model, by the names of its parameters: what can be frozen, or has its own rate.
+
+A part is `embedding`, `blocks`, `head`, or the name of a memory wherever it is in the model.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flax import traverse_util
+import numpy as np
+
+from ngrammer_jax.config.ngram import memory as ngram_memory
+
+# Parts by a module or parameter at any depth.
+MODULES = {'ngrammer': 'ngram', 'persistent': 'persistent', 'span': 'span'}
+EMBEDDINGS = ('embedding', 'absolute_position')
+HEAD = ('final_norm', 'softmax', 'adaptive')  # prefixes
+
+
+def part_of(name: str) -> str:
+  """Returns the part of a parameter, such as `layer_0/attention/query/kernel`."""
+  keys = name.split('/')
+  if memory := memory_of(name):
+    key = memory.rsplit('/', 1)[-1]
+    return MODULES.get(key, key)
+  if keys[0] in EMBEDDINGS:
+    return 'embedding'
+  return 'head' if keys[0].startswith(HEAD) else 'blocks'
+
+
+def memory_of(name: str) -> str | None:
+  """Returns the name of the module of a memory that a parameter is in; None: it is in none."""
+  keys = name.split('/')
+  for i, key in enumerate(keys):
+    if key in MODULES or key.startswith(ngram_memory.PREFIX):
+      return '/'.join(keys[: i + 1])
+  return None
+
+
+def frozen(
+  train: Iterable[str], params: Any, source: Mapping[str, np.dtype]
+) -> dict[str, np.dtype]:
+  """Returns the dtype of every parameter that is not trained, by name.
+
+  Args:
+    train: `optimizer.train`.
+    params: the parameters, abstract or not.
+    source: dtype of every parameter that training starts from, by name; {}: of none. The others
+      are new.
+  """
+  if 'all' in train or (tuple(train) == ('new',) and not source):
+    return {}
+  names = traverse_util.flatten_dict(params, sep='/')
+  is_trained = lambda name: part_of(name) in train or ('new' in train and name not in source)
+  return {name: source.get(name, np.dtype(np.float32)) for name in names if not is_trained(name)}
+
+
+def without(params: Any, names: Iterable[str]) -> Any:
+  """Returns a nested dict of parameters, or of something for each, without those of some names."""
+  left_out = set(names)
+  if not left_out:
+    return params
+  leaves = traverse_util.flatten_dict(params, keep_empty_nodes=True, sep='/')
+  return traverse_util.unflatten_dict(
+    {name: leaf for name, leaf in leaves.items() if name not in left_out}, sep='/'
+  )
+
+
+def select(params: Any, names: Iterable[str]) -> Any:
+  """Returns the parameters of some names."""
+  leaves = traverse_util.flatten_dict(params, sep='/')
+  return traverse_util.unflatten_dict({name: leaves[name] for name in names}, sep='/')
+
+
+def merge(params: Any, others: Any) -> Any:
+  """Returns the parameters of both trees; those of the second replace those of the first."""
+  first, second = (
+    traverse_util.flatten_dict(tree, keep_empty_nodes=True) for tree in (params, others)
+  )
+  return traverse_util.unflatten_dict(first | second)

@@ -1,0 +1,51 @@
+"""Every parameter is of one part, and only those of the parts that are not trained are frozen."""
+
+import numpy as np
+import pytest
+
+from ngrammer_jax.models import parts
+
+NAMES = {
+  'embedding': 'embedding',
+  'absolute_position': 'embedding',
+  'layer_0/attention/query/kernel': 'blocks',
+  'layer_3/attention/span/span': 'span',
+  'layer_3/attention/persistent/persistent_keys': 'persistent',
+  'layer_1/ngram_memory_0/gate/key/kernel': 'ngram_memory_0',
+  'ngram_memory_1/table': 'ngram_memory_1',
+  'layer_2/ngrammer/table': 'ngram',
+  'distance_embedding': 'blocks',
+  'final_norm/scale': 'head',
+  'softmax_weight': 'head',
+}
+PARAMS = {'embedding': 0, 'layer_0': {'out': 1, 'ngram_memory_0': {'table': 2}}, 'final_norm': 3}
+SOURCE = {'embedding': np.dtype('float16'), 'layer_0/out': np.dtype('float32')}
+
+
+def test_the_part_of_a_parameter():
+  assert {name: parts.part_of(name) for name in NAMES} == NAMES
+
+
+@pytest.mark.parametrize(
+  'train, expected',
+  [
+    (('all',), []),
+    (('new',), ['embedding', 'layer_0/out']),
+    (('new', 'blocks'), ['embedding']),
+    (('ngram_memory_0',), ['embedding', 'layer_0/out', 'final_norm']),
+    (('embedding', 'blocks', 'head', 'ngram_memory_0'), []),
+  ],
+)
+def test_what_is_frozen(train, expected):
+  frozen = parts.frozen(train, PARAMS, SOURCE)
+  assert list(frozen) == expected
+  assert frozen == {name: SOURCE.get(name, np.dtype('float32')) for name in expected}
+
+
+def test_trees_are_divided_and_merged():
+  names = ['embedding', 'layer_0/ngram_memory_0/table']
+  rest, frozen = parts.without(PARAMS, names), parts.select(PARAMS, names)
+  assert rest == {'layer_0': {'out': 1}, 'final_norm': 3}
+  assert frozen == {'embedding': 0, 'layer_0': {'ngram_memory_0': {'table': 2}}}
+  assert parts.merge(rest, frozen) == PARAMS
+  assert parts.merge(PARAMS, {'final_norm': 4})['final_norm'] == 4

@@ -1,0 +1,132 @@
+"""What is frozen has no gradient and no optimizer state, keeps its dtype, and is stored once."""
+
+import functools
+import pathlib
+import shutil
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors, runs
+from ngrammer_jax.checkpoints import checksums
+from ngrammer_jax.config.optimizer import RateConfig
+from ngrammer_jax.models import parts
+from ngrammer_jax.optimizers import partition, row_gradient
+from ngrammer_jax.runs import init_from
+from ngrammer_jax.training import loop, programs, train_task
+from tests import tiny_run
+from tests.checks import mesh_of
+from tests.training.helpers import arrays, flip
+
+TRAINED = ('head', 'ngram')
+
+
+def config_of(trained):
+  """A run that starts from the tiny N-Grammer and trains two parts."""
+  optimizer = {'train': TRAINED, 'schedule': 'constant'}
+  return tiny_run.config(trained.parent / 'text.txt', optimizer=optimizer, init_from=str(trained))
+
+
+def train(workdir, config):
+  start = lambda config: init_from.Start(config, workdir)
+  make = lambda config: train_task.CorpusTask(config, workdir, start=start(config))
+  loop.train(config, workdir, make)
+  return workdir
+
+
+def leaves(run):
+  state = runs.load_run(run).state
+  named = checksums.named_leaves({'params': state.params, 'codebook': state.codebook})
+  return {name: np.asarray(leaf) for name, leaf in named.items()}
+
+
+def test_only_the_named_parts_change_and_the_rest_is_stored_once(trained, tmp_path):
+  run = train(tmp_path / 'run', config_of(trained))
+  before, after = leaves(trained), leaves(run)
+  changed = {name for name in after if not np.array_equal(before[name], after[name])}
+  of_parts = {name for name in after if parts.part_of(name.split('/', 1)[1]) in TRAINED}
+  assert {name for name in of_parts if name.startswith('params')} <= changed <= of_parts
+  assert any(name.startswith('codebook') for name in changed)
+  stored = {name.removeprefix('params/') for name in arrays(run) if name.startswith('params')}
+  assert {parts.part_of(name) for name in stored} == set(TRAINED)
+
+  whole = arrays(run)
+  for step in (12, 8):
+    shutil.rmtree(run / 'checkpoints' / str(step))
+  train(run, config_of(trained))
+  assert arrays(run) == whole
+
+  base = run / 'base'
+  message = f'{base} holds the parameters that are not trained, but it is not the one that was '
+
+  def refused(reason):
+    with pytest.raises(errors.BadInput) as caught:
+      _ = runs.load_run(run).state
+    assert str(caught.value).startswith(f'{message}written: {reason}')
+
+  largest = max(base.rglob('*'), key=lambda path: path.stat().st_size)
+  flip(largest)
+  refused(f'{largest.relative_to(base)} was changed: wrong checksum')
+  shutil.rmtree(base)
+  refused('manifest.json is missing')
+  shutil.copytree(run / 'checkpoints' / '12', base)
+  refused('its arrays are not those of the checkpoint')
+
+
+def abstract(config, source=None):
+  return programs.Programs(config, 257, mesh_of(1), source)
+
+
+def test_frozen_parameters_keep_their_dtype_and_have_no_optimizer_state():
+  config, whole = config_of(pathlib.Path('trained')), abstract(tiny_run.config('text')).abstract
+  names = traverse_util.flatten_dict(whole.params, sep='/')
+  half = abstract(config, dict.fromkeys(names, jnp.dtype('bfloat16'))).abstract
+  for name, leaf in traverse_util.flatten_dict(half.params, sep='/').items():
+    assert leaf.dtype == ('float32' if parts.part_of(name) in TRAINED else 'bfloat16')
+  count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+  trained = parts.without(half.params, abstract(config).frozen)
+  table = half.params['ngrammer']['table'].size  # Adagrad has one value, Adam two
+  assert count(half.opt_state) - 3 <= 2 * count(trained) - table < count(whole.opt_state)
+
+
+def test_a_part_has_a_learning_rate_of_its_own():
+  params = {'embedding': jnp.ones(2), 'layer_0': {'out': jnp.ones(3)}, 'ngrammer': jnp.ones((4, 2))}
+  labels = {'embedding': 'dense', 'layer_0': {'out': 'dense'}, 'ngrammer': 'ngram_table'}
+  rows = row_gradient.RowGradient(jnp.array([1, 3]), jnp.ones((2, 2)))
+  gradient = {'embedding': jnp.ones(2), 'layer_0': {'out': jnp.ones(3)}, 'ngrammer': rows}
+  rates = RateConfig('blocks', 0.25), RateConfig('ngram', 3.0)
+
+  def updates(rates):
+    optimizer = partition.make(experiment.OptimizerConfig(rates=rates), 10, labels)
+    return optimizer.update(gradient, optimizer.init(params), params)[0]
+
+  expected, actual = updates(()), updates(rates)
+  same = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+  same(actual['embedding'], expected['embedding'])
+  same(actual['layer_0']['out'], 0.25 * expected['layer_0']['out'])
+  same(actual['ngrammer'].values, 3 * expected['ngrammer'].values)
+  assert actual['ngrammer'].rows.tolist() == [1, 3]
+
+
+def test_parts_that_do_not_exist_are_refused():
+  def check(init_from=None, **optimizer):
+    config = tiny_run.config('text', optimizer=optimizer, init_from=init_from)
+    with pytest.raises(errors.BadInput) as caught:
+      config.check()
+    return str(caught.value)
+
+  listed = 'Parts: all, new, embedding, blocks, head, ngram'
+  assert check(train=('ngrm',)) == (
+    f"optimizer.train='ngrm' is no part of this model: did you mean 'ngram'? {listed}"
+  )
+  assert check(rates=(RateConfig('new', 2.0),)).startswith(
+    "optimizer.rates.0.part='new' is no part"
+  )
+  assert check(train=('all', 'head')).startswith("optimizer.train=('all', 'head') is not a list")
+  assert check(train=()).startswith('optimizer.train=() is not a list of parts')
+  assert 'but init_from=None' in check(train=('new',))
+  assert 'has a part twice' in check(rates=(RateConfig('head', 2.0), RateConfig('head', 3.0)))
