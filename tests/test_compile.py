@@ -321,6 +321,7 @@ INVALID = [
 DRIVER = """
 import json, runpy, sys
 sys.path.insert(0, 'launch')  # as when it runs as a script
+import hlo
 module = runpy.run_path('launch/compile.py')
 main, outcomes = module['main_or_crash'], []
 for arguments in json.loads(sys.argv[1]):
@@ -328,18 +329,44 @@ for arguments in json.loads(sys.argv[1]):
     outcomes.append((main(arguments), ''))
   except Exception as error:
     outcomes.append((type(error).__name__, str(error)))
+work = hlo.Program(sys.argv[2], {'data': 1}).work[0]
+parts = [module['part_of'](work._replace(scope=scope)) for scope in json.loads(sys.argv[3])]
+parts.append(module['part_of'](work._replace(opcode='copy')))
 count = lambda text: module['count'](text, {'data': 1}, 'TPU v5 lite', {})
 texts = sys.argv[2].replace('1024', '1024000'), sys.argv[2]
 print('\\n'.join(module['format_numbers'](module['difference'](*map(count, texts)), '+')))
-print(json.dumps(outcomes))
+print(json.dumps([outcomes, parts]))
 """
+
+
+LAYERS = 'jit(call)/jvp(TransformerLM)/TransformerLM._layers/TransformerLM._run'
+SCOPES = {  # of instructions, and the part of the model
+  f'{LAYERS}/while/body/closed_call/Block/Block._attend/attention/attention._project/key/dot_general':
+    'projections',
+  f'{LAYERS}/while/body/closed_call/Block/Block._attend/attention/out/dot_general': 'projections',
+  f'{LAYERS}/while/body/closed_call/Block/attention/attention._make_heads/rotary/mul': 'rotary',
+  f'{LAYERS}/Block/attention/shard_map/vmap()/splash_mha_fwd/pallas_call': 'kernels',
+  f'{LAYERS}/Block/attention/shard_map/transpose': 'layout changes',
+  f'{LAYERS}/while/body/closed_call/Block/attention_norm/reduce_sum': 'norms',
+  f'{LAYERS}/while/body/closed_call/Block/feed_forward/out/dot_general': 'feed-forward',
+  f'{LAYERS}/while/body/jit(dynamic_update_index_in_dim)/dynamic_update_slice':
+    'saves of the scan',
+  'jit(call)/ngrammer/ngrammer._ids/quantizer/scatter-add': 'codebook',
+  'jit(call)/ngrammer/ngrammer._look_up/gather': 'table',
+  'jit(call)/ngrammer/unigram_norm/mul': 'norms',
+  'jit(call)/transpose(jvp(TransformerLM.scores))/head.scores/while/body/add': 'cross-entropy',
+  'jit(call)/head.embed/gather': 'embedding',
+  'jit(call)/optimizer/mul': 'optimizer',
+  'jit(call)/cumsum': 'other',
+}  # fmt: skip
 
 
 def test_invalid_flags_are_reported_and_reports_compared():
   flags = [['--config=configs/quickstart.py', *arguments] for arguments, _ in INVALID]
-  process = run('-c', DRIVER, json.dumps(flags), test_hlo.NESTED, script=())
+  process = run('-c', DRIVER, json.dumps(flags), test_hlo.NESTED, json.dumps([*SCOPES]), script=())
   assert process.returncode == 0, process.stderr
-  outcomes = json.loads(process.stdout.splitlines()[-1])
+  outcomes, parts = json.loads(process.stdout.splitlines()[-1])
+  assert parts == [*SCOPES.values(), 'layout changes']
   for (kind, output), (_, message) in zip(outcomes, INVALID, strict=True):
     assert kind == 'BadInput' and message in output
   rows = 1_024_000 - 1024

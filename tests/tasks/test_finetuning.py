@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import evaluate, finetune, runs
+from ngrammer_jax import evaluate, finetune, flags, runs
 from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
@@ -76,6 +76,7 @@ def test_finetuning_from_checkpoint_to_submission(folder, capsys):
   assert scores['accuracy'] == 100 and scores['n'] == 12 and scores['error_percent'] == 0
   assert scores['protocol'] == {
     'choosing': 'rank',
+    'format': 't5',
     'prefix': 'causal',
     'length': 96,
     'targets_length': 20,
@@ -219,6 +220,22 @@ def test_how_the_model_is_computed_can_be_overridden(folder, finetuning):
   assert (model.kernel, model.remat, model.width) == ('xla', 'full', 16)
 
 
+def test_a_memory_can_be_added(folder, finetuning):
+  key, plain = 'model.ngram_memories.0.preset', finetuning_config(finetuning, folder).model
+  changes = {key.replace('.', '__'): 'engram'}
+  model = finetuning_config(finetuning, folder, [key], **changes).model
+  (memory,) = model.ngram_memories
+  assert (memory.preset, memory.start, memory.layers) == ('engram', 'neutral', (1,))
+  assert memory.rows[0] < 1000 and plain.ngram_memories == ()
+  assert dataclasses.replace(model, ngram_memories=()) == plain
+  key = 'model.ngram.clusters'
+  with bad_input(
+    f'init_from={folder / "pretrained"} was trained with model.ngram.clusters=8, now it is 4: use '
+    f'the old value, or omit init_from'
+  ):
+    finetuning_config(finetuning, folder, [key], model__ngram__clusters=4)
+
+
 def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
   folder, finetuning, monkeypatch
 ):
@@ -274,8 +291,9 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
 def finetuning_config(finetuning, root, override_keys=(), **changes):
   """Returns a config without packing: one example per row."""
   parser = argparse.ArgumentParser()
-  parser.add_argument('--workdir')
-  _, config = command_line.parse(parser, arguments(root, 'run', finetune__packed=False, **changes))
+  parser.add_argument('--workdir', type=pathlib.Path)
+  argv = arguments(root, 'run', finetune__packed=False, **changes)
+  _, config = command_line.parse(parser, argv, flags.complete_memories)
   return finetuning.resolve_config(config, list(override_keys), root / 'run')
 
 
