@@ -49,6 +49,7 @@ setuptools.setup(
     'numpy>=2.0',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12.8',
+    'pyarrow>=17',  # corpora of Parquet and Arrow files
     'safetensors>=0.5',
     'scipy>=1.11',
     'sentencepiece>=0.2',
@@ -59,20 +60,24 @@ setuptools.setup(
     'tensorboardX>=2.6',
     'tokenizers>=0.21',  # data.vocabulary=tokenizer, compressed token ids
     'tqdm>=4.66',
+    'zstandard>=0.22',  # corpora of .zst files
   ],
   extras_require={
     'tpu': ['jax[tpu]'],
     'cuda12': ['jax[cuda12]'],
-    'gcs': ['gcsfs>=2025.2'],  # workdirs in gs://
+    'gcs': ['gcsfs>=2025.2'],  # workdirs and corpora in gs://
+    's3': ['s3fs>=2025.2'],  # corpora in s3://
+    'hf': ['huggingface_hub>=0.30'],  # corpora in hf://datasets/
     'interop': [],  # this and the next need no further packages; commands name them
     'huggingface': [],
     'gguf': ['gguf>=0.19'],  # GGUF files
+    'lm_eval': ['lm_eval>=0.4.13,<0.5'],  # ngrammer_jax.tasks.lm_eval
     'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
     'notebooks': ['jupyterlab', *NOTEBOOKS],
     'test': [
       *('build', 'pytest', 'pytest-xdist', 'ruff', 'sympy', *NOTEBOOKS),
       *('setuptools>=64', 'wheel'),  # with which `build` makes a wheel
-      *('gcsfs>=2025.2', 'gguf>=0.19'),
+      *('gcsfs>=2025.2', 'gguf>=0.19', 'moto[server]>=5', 's3fs>=2025.2'),
       # Its libtpu compiles for TPUs, where there are none.
       'jax[tpu]; platform_system == "Linux" and platform_machine == "x86_64"',
     ],

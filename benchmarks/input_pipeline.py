@@ -1,17 +1,24 @@
-"""Tokens per second of the input pipeline on one core, compared with tf.data and seqio.
+"""Tokens per second of the input pipeline on one core, compared with other pipelines.
 
-  python benchmarks/input_pipeline.py --path=/path/to/c4 --vocabulary=/path/to/t5_32k.model
+  python benchmarks/input_pipeline.py --path=/path/to/c4 --vocabulary=/path/to/t5_32k.model \\
+    --peers=/path/to/environment/bin/python
 
 The process is pinned to one core. The pipelines make batches of 32 rows of 1,024 tokens from the
-same texts:
+same texts, with a SentencePiece vocabulary and a byte-level BPE of 32,000 tokens, learned here:
 
-  jsonl, gzip     `data.packing` over shards of JSON lines
+  jsonl, json.gz, jsonl.zst, parquet   `data.packing` over shards of these formats
+  datasets, grain                      the same files, read by `input_pipeline_peers.py` with the
+                                       Python of --peers, an environment with its packages
+
+and with the SentencePiece vocabulary alone
+
   tfds            `data.packing` over a data set prepared by TFDS, through seqio
   bare tf.data    the same records, parsed, tokenised by tensorflow-text, joined and cut
   seqio           a seqio task, trimmed and packed by its converter for language models
 
-Each runs in its own process; the result is the median over rounds. `floor` is only SentencePiece,
-on texts in memory, in one call. A training step of S seconds needs batch * length / S / rate cores.
+Each runs in its own process, and they take turns; the result is the median over rounds. `floor` is
+only the tokenizer, on texts in memory. A training step of S seconds needs batch * length / S / rate
+cores.
 """
 
 import argparse
@@ -23,30 +30,66 @@ import multiprocessing
 import os
 import pathlib
 import shutil
+import subprocess
 import tempfile
 import time
 
 from etils import epath
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+import tokenizers
+import zstandard
 
+from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import packing, shards, vocabularies
-from ngrammer_jax.tasks import c4, tensorflow
 
-tf, seqio = tensorflow.load()
+try:
+  from ngrammer_jax.tasks import c4, tensorflow
+
+  tf, seqio = tensorflow.load()
+except errors.BadInput:
+  tf = None
 
 B, T, SHARDS, COPIES = 32, 1024, 32, 32
+KINDS = 'jsonl', 'json.gz', 'jsonl.zst', 'parquet'
+TENSORFLOW = 'tfds', 'bare tf.data', 'seqio'
 
 
 def write_shards(texts, root):
   """Writes the texts as shards of all formats, with one text for validation."""
-  for kind, file in (('jsonl', open), ('json.gz', gzip.open)):
+  for kind in KINDS:
     (root / kind).mkdir()
     for shard in range(SHARDS):
-      with file(root / kind / f'train-{shard:02}.{kind}', 'wt', encoding='utf-8') as out:
-        out.writelines(json.dumps({'text': text}) + '\n' for text in texts[shard::SHARDS])
+      _write_shard(texts[shard::SHARDS], root / kind / f'train-{shard:02}.{kind}')
     (root / kind / 'valid.jsonl').write_text(json.dumps({'text': texts[0]}) + '\n')
-  _write_tfds(texts, epath.Path(root) / 'c4' / 'en' / '3.1.0')
+  if tf is not None:
+    _write_tfds(texts, epath.Path(root) / 'c4' / 'en' / '3.1.0')
+
+
+def _write_shard(texts, path):
+  if path.suffix == '.parquet':
+    parquet.write_table(pa.table({'text': texts}), path, row_group_size=1000, compression='zstd')
+    return
+  data = ''.join(json.dumps({'text': text}) + '\n' for text in texts).encode()
+  compress = {'.gz': gzip.compress, '.zst': zstandard.compress}.get(path.suffix, bytes)
+  path.write_bytes(compress(data))
+
+
+def learn_bpe(texts, path):
+  """Writes a byte-level BPE of 32,000 tokens, learned from the texts."""
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=32_000,
+    special_tokens=['<|endoftext|>'],
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  tokenizer.train_from_iterator(texts, trainer)
+  tokenizer.save(str(path))
 
 
 def _write_tfds(texts, folder):
@@ -125,32 +168,45 @@ def seqio_task(root, path):
   return lambda: int((next(batches)['decoder_target_tokens'] != 0).sum())
 
 
-def measure(name, root, path, rounds, seconds):
-  """Returns the tokens per second of a pipeline, the median over rounds."""
+def measure(name, root, path, seconds):
+  """Returns the tokens per second of a pipeline, after as many seconds to warm up."""
   os.sched_setaffinity(0, {0})
   os.cpu_count = lambda: 1
-  model = path.read_bytes()
-  vocabulary = vocabularies.SentencePieceVocabulary(model)
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'
+  kind = 'tokenizer' if path.suffix == '.json' else 'sentencepiece'
+  vocabulary = vocabularies.read(kind, path)
   make = {
-    'floor': lambda: sentencepiece_only(root, vocabulary),
-    'jsonl': lambda: packed(shards.find(root / 'jsonl')['train'], vocabulary, root),
-    'gzip': lambda: packed(shards.find(root / 'json.gz')['train'], vocabulary, root),
+    'floor': lambda: tokenizer_only(root, vocabulary),
     'tfds': lambda: packed(
       c4.open_corpus(data_config.DataConfig(corpus='c4/en', path=str(root))).train_shards,
       vocabulary,
       root,
     ),
-    'bare tf.data': lambda: bare_tf_data(root, model),
+    'bare tf.data': lambda: bare_tf_data(root, path.read_bytes()),
     'seqio': lambda: seqio_task(root, path),
   }
-  next_batch, rates = make[name](), []
-  for round_number in range(rounds + 1):
+  for folder in KINDS:
+    make[folder] = lambda folder=folder: packed(find(root / folder), vocabulary, root)
+  next_batch = make[name]()
+  for _ in range(2):
     start, tokens = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
       tokens += next_batch()
-    if round_number:  # the first one is a warm-up
-      rates.append(tokens / (time.perf_counter() - start))
-  return float(np.median(rates))
+  return tokens / (time.perf_counter() - start)
+
+
+def measure_peer(python, name, root, path, seconds):
+  """Returns the tokens per second of another pipeline, such as `grain parquet`."""
+  peer, kind = name.split()
+  script = pathlib.Path(__file__).with_name('input_pipeline_peers.py')
+  command = [python, script, peer, kind, root / kind, path, str(seconds), '1']
+  process = subprocess.run(command, capture_output=True, text=True, check=True)
+  return json.loads(process.stdout.splitlines()[-1])[0]
+
+
+def find(folder):
+  """Returns the training shards of a folder."""
+  return shards.find(folder)[0]['train']
 
 
 def read_texts(split_shards):
@@ -162,9 +218,9 @@ def read_texts(split_shards):
   ]
 
 
-def sentencepiece_only(root, vocabulary):
+def tokenizer_only(root, vocabulary):
   """The same for tokenisation of texts in memory."""
-  texts = read_texts(shards.find(root / 'jsonl')['train'])[:2000]
+  texts = read_texts(find(root / 'jsonl'))[:2000]
   return lambda: sum(map(len, (vocabulary.encode(text) for text in texts)))
 
 
@@ -180,20 +236,30 @@ def main() -> None:
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--seconds', type=float, default=3.0, help='seconds per round')
   parser.add_argument('--json', type=pathlib.Path, help='output file')
+  parser.add_argument('--peers', help='Python with datasets, grain, tokenizers and sentencepiece')
   options = parser.parse_args()
-  texts = [text.decode() for text in read_texts(shards.find(options.path)['train'])]
+  texts = [text.decode() for text in read_texts(find(options.path))]
   root = pathlib.Path(tempfile.mkdtemp())
-  context, result = multiprocessing.get_context('spawn'), {}
+  context, rates = multiprocessing.get_context('spawn'), {}
+  peers = [f'{peer} {kind}' for kind in KINDS for peer in ('datasets', 'grain') if options.peers]
   try:
     write_shards(texts * COPIES, root)
-    for name in ('floor', 'jsonl', 'gzip', 'tfds', 'bare tf.data', 'seqio'):
-      with context.Pool(1) as process:
-        args = name, root, options.vocabulary, options.rounds, options.seconds
-        result[name] = process.apply(measure, args)
+    learn_bpe(texts, root / 'bpe.json')
+    for _ in range(options.rounds):
+      for vocabulary in (options.vocabulary, root / 'bpe.json'):
+        others = TENSORFLOW if vocabulary == options.vocabulary and tf is not None else ()
+        for name in ('floor', *KINDS, *others, *peers):
+          if name in peers:
+            rate = measure_peer(options.peers, name, root, vocabulary, options.seconds)
+          else:
+            with context.Pool(1) as process:
+              rate = process.apply(measure, (name, root, vocabulary, options.seconds))
+          rates.setdefault(f'{name}, {vocabulary.name}', []).append(rate)
   finally:
     shutil.rmtree(root)
+  result = {name: float(np.median(values)) for name, values in rates.items()}
   for name, tokens in result.items():
-    print(f'{name:<14}{tokens:12,.0f} tokens/s{tokens / result["bare tf.data"]:8.2f}')
+    print(f'{name:<40}{tokens:12,.0f} tokens/s')
   if options.json:
     options.json.write_text(json.dumps(result, indent=2) + '\n')
 

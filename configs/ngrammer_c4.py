@@ -58,6 +58,7 @@ def get_config(variant: str = '393k_8k_50'):
   c.data.corpus = 'c4/en'
   c.data.vocabulary = 'sentencepiece'
   c.data.vocabulary_size = 32_000
+  c.data.shuffle = 0
 
   c.model.layers = LAYERS.get(variant, 16)
   c.model.width = 1024

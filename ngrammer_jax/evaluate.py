@@ -53,8 +53,9 @@ def main(argv: list[str]) -> int:
     folder = run.results_folder / 'evaluation'
   if options.cloze is not None:
     return _answer_cloze(run, overrides, options, folder)
-  if run.config.finetune is not None and options.text is None:
-    return _evaluate_task(run, overrides, options.split, folder / f'{options.split}.json')
+  is_task = run.config.finetune is not None or any(k.startswith('finetune.') for k, _ in overrides)
+  if is_task and options.text is None:
+    return _evaluate_task(run, overrides, options.split, folder)
   return _evaluate_language_model(run, overrides, options, folder)
 
 
@@ -65,6 +66,8 @@ def _evaluate_language_model(run, overrides, options, folder):
   # The places of the corpus may be others on this machine.
   places = 'data.path', 'data.mixture.*.path', 'data.cache_dir'
   allowed = ('evaluation.*', 'mesh.*', *places)
+  if options.text is not None:  # it may hold its text in other fields
+    allowed += ('data.text_field', 'data.document_separator')
   config = command_line.override(run.config, overrides, *allowed)
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.
@@ -114,21 +117,33 @@ def _answer_cloze(run, overrides, options, folder):
   return 0
 
 
-def _evaluate_task(run, overrides, split, path):
-  """Evaluates a fine-tuned run on its task, or on a diagnostic set."""
+def _evaluate_task(run, overrides, split, folder):
+  """Evaluates a fine-tuned run on its task or a diagnostic set, or a model without fine-tuning."""
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
 
-  config = command_line.override(run.config, overrides, 'finetune.*', 'data.superglue_dir')
+  keys = 'finetune.*', 'data.superglue_dir', 'evaluation.max_examples'
+  config = command_line.override(run.config, overrides, *keys)
   if config.data.superglue_dir == run.config.data.superglue_dir:
     run.log_paths('superglue_dir')
-  if config.finetune.task != run.config.finetune.task:  # a diagnostic set
-    path = path.with_name(f'{config.finetune.task}_{split}.json')
-  result, answers = finetuning.evaluate(dataclasses.replace(run, config=config), split)
-  evaluation.save(result, answers, path)
-  if not hosts.is_primary():
-    return 0
-  print(evaluation.format_table(result))
-  print(f'step {result["step"]:,}\nwrote {path} and all answers to {evaluation.answers_path(path)}')
+  is_other = run.config.finetune is None or config.finetune.task != run.config.finetune.task
+  name = f'{config.finetune.task}_{split}' if is_other else split
+  path = None if folder is None else folder / f'{name}.json'
+  if path is None and split == 'test':
+    raise errors.BadInput(
+      '--split=test has no labels, and its answers are files: name a folder with --output=DIR, or '
+      'use --split=validation'
+    )
+  # The limit of validation during training does not apply.
+  is_limited = any(key == 'evaluation.max_examples' for key, _ in overrides)
+  limit = config.evaluation.max_examples if is_limited else None
+  run = dataclasses.replace(run, config=config)
+  result, answers = finetuning.evaluate(run, split, folder, limit)
+  if path is not None:
+    evaluation.save(result, answers, path)
+  if hosts.is_primary():
+    print(f'{evaluation.format_table(result)}\nstep {result["step"]:,}')
+    if path is not None:
+      print(f'wrote {path} and all answers to {evaluation.answers_path(path)}')
   return 0
 
 

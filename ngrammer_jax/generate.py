@@ -1,7 +1,8 @@
 """Generates text: python -m ngrammer_jax.generate --workdir=DIR --prompt='My fellow citizens'.
 
-Standard output has the text and nothing else. With --prompts=FILE, which has one prompt per line,
-it has one JSON object per line. --interactive continues each line of standard input.
+Standard output has the text and nothing else. With --prompts=FILE it has one JSON object per line;
+the file has one prompt per line, or is JSON lines or Parquet with a field "prompt".
+--interactive continues each line of standard input.
 With --chat, prompts are messages, which a model with a chat template answers; --interactive --chat
 is a conversation.
 
@@ -24,8 +25,6 @@ from typing import Any, TextIO
 from ngrammer_jax import errors, flags
 from ngrammer_jax.config import command_line
 from ngrammer_jax.system import compilation_cache, files, progress
-
-STANDARD_INPUT = pathlib.Path('-')
 
 
 def main(argv: list[str]) -> int:
@@ -79,7 +78,10 @@ def _make_parser() -> argparse.ArgumentParser:
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='text to continue')
   source.add_argument(
-    '--prompts', type=pathlib.Path, metavar='FILE', help='one prompt per line; -: standard input'
+    '--prompts',
+    type=pathlib.Path,
+    metavar='FILE',
+    help='one prompt per line, or JSON objects with a "prompt"; -: standard input',
   )
   source.add_argument(
     '--interactive', action='store_true', help='read prompts until the end of standard input'
@@ -191,16 +193,9 @@ def _read_prompts(options: argparse.Namespace) -> list[str]:
     files.make_folder(options.output.parent)
   if options.prompts is None:
     return [options.prompt]
-  try:
-    if options.prompts == STANDARD_INPUT:
-      text = sys.stdin.read()
-    else:
-      text = options.prompts.read_text(encoding='utf-8-sig')  # translates newlines of Windows
-  except (OSError, UnicodeDecodeError) as error:
-    raise errors.BadInput(f'--prompts={options.prompts} cannot be read: {error}') from error
-  if not text:
-    raise errors.BadInput(f'--prompts={options.prompts} is empty; expected one prompt per line')
-  return text.removesuffix('\n').split('\n')
+  from ngrammer_jax.data import prompts  # imports NumPy
+
+  return prompts.read(options.prompts)
 
 
 if __name__ == '__main__':

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import dataclasses
 import importlib
 import io
-import json
 import operator
 import os
 import pathlib
@@ -27,6 +26,7 @@ from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import command_line, conversion
 from ngrammer_jax.data import corpora as corpus_files
 from tests import documentation, tokenizer_files
+from tests.data import document_files
 from tests.documentation import DOCS, README, ROOT
 
 # What cannot be checked, and why: a pattern of commands.
@@ -217,7 +217,7 @@ def test_every_file_of_a_workdir_is_described(trained):
 def test_extras_that_are_named_exist():
   _, _, setup = (ROOT / 'setup.py').read_text(encoding='utf-8').partition('extras_require')
   extras = set(re.findall(r"^    '(\w+)': \[", setup, re.M))
-  assert extras == {*'tpu cuda12 gcs interop huggingface gguf docs notebooks test'.split()}
+  assert extras == {*'tpu cuda12 gcs s3 hf interop huggingface gguf docs notebooks test'.split()}
   launched = [ROOT / 'launch' / name for name in ('Dockerfile', 'sky.yaml')]
   for path in (README, *DOCS, *documentation.NOTEBOOKS, *launched):
     text = path.read_text(encoding='utf-8')
@@ -306,7 +306,7 @@ class Pages:
       return word
     makers = {'file_or_folder': self._text, 'speech.txt': self._speech}
     makers |= {'tokenizer.json': self._tokenizer, 'CBTest': self._books}
-    makers |= {'superglue': self._superglue, 'shards': self._shards}
+    makers |= {'superglue': self._superglue, 'fineweb': self._parquet, 'pile': self._lines}
     path = self.folder / name
     if name not in makers:
       path = self.data() / name
@@ -320,6 +320,18 @@ class Pages:
   def _speech(self, path):
     path.symlink_to(next((self.folder / 'addresses').iterdir()))
 
+  def _parquet(self, path):
+    self._write_documents(path, '{:03}_00000.parquet', 'text')
+
+  def _lines(self, path):
+    self._write_documents(path, '{:02}.jsonl.zst', 'content')
+
+  def _write_documents(self, path, name, field):
+    """Four files, named as published corpora name theirs, without splits."""
+    texts = [file.read_text() for file in sorted((self.folder / 'addresses').iterdir())]
+    for number in range(4):
+      document_files.write(path / name.format(number), texts[number::4], field)
+
   def _tokenizer(self, path):
     path.write_bytes(tokenizer_files.byte_level())
 
@@ -327,14 +339,6 @@ class Pages:
     """The questions, and the validation book in place of the books for training."""
     shutil.copytree(self.data() / 'cbt', path)
     shutil.copy(path / 'cbt_valid.txt', path / 'cbt_train.txt')
-
-  def _shards(self, path):
-    """Lines of a speech as documents."""
-    path.mkdir()
-    lines = next((self.folder / 'addresses').iterdir()).read_text().splitlines()
-    text = ''.join(json.dumps({'text': line}) + '\n' for line in lines if line.strip())
-    for name in ('train', 'valid'):
-      (path / f'{name}.jsonl').write_text(text * 8)
 
   def _superglue(self, path):
     """The first rows of each file."""

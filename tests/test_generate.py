@@ -102,7 +102,7 @@ def test_completions_do_not_depend_on_other_prompts(run, main, capfd, caplog):
 
 def test_prompts_of_standard_input(run, main, monkeypatch, capsys):
   """Interactively, and as lines of JSON. A prompt that is too long does not end the others."""
-  give = lambda text: monkeypatch.setattr('sys.stdin', io.StringIO(text))
+  give = lambda text: monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(text.encode())))
   prompts = ['the un', 'strong ' * 9, 'of']
   options = {'tokens': 6, 'temperature': 0.7, 'top_k': 20}
   texts = [run.generate(prompts[i], seed=3 + i, **options)[0].text for i in (0, 2)]

@@ -62,7 +62,7 @@ def memory_of(variant):
 def test_all_memories_have_equal_parameters():
   expected = count('ngram_memories.py:ngrammer')
   methods = 'wide', *ngram_memories.ROWS
-  # Every method and every control once: a segment memory has no parameters.
+  # A method for each control.
   pairs = zip(itertools.cycle(methods), ngram_memories.MEMORY_LENGTHS, strict=False)
   combined = [f'{method}_{control}' for method, control in pairs]
   wider = [f'{method}_{ngram_memories.WIDER_ROWS}' for method in ngram_memories.LATENT]

@@ -18,7 +18,7 @@ from ngrammer_jax.config import conversion, fields
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.config.ngram import memory as ngram_memory
-from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
 from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.persistent import PersistentConfig
 from ngrammer_jax.config.positions import SEGMENT_POSITIONS
@@ -107,8 +107,9 @@ def complete(
         typed = _size_ngrammer(typed, let, base, budget)
       case PersistentConfig():
         typed = let(typed, kind='attention_split')
-        vector = 2 * base.layers * base.heads * base.head_features
-        typed = let(typed, vectors=max(1, min(typed.vectors, budget // vector)))
+        heads, H = base.layers * base.heads, base.head_features
+        vectors = (budget - heads) // (2 * heads * H)
+        typed = let(typed, vectors=max(1, min(typed.vectors, vectors)))
       case MemoryConfig():
         memory = typed = let(typed, length=_segment_length(values))
       case SpanConfig():
@@ -156,15 +157,21 @@ def _size_memory(o, let, base, budget, V):
   o = let(o, layers=tuple(dict.fromkeys((first, max(first, L // 2))[:count])))
   if o.key in CLUSTER_KEYS:
     o = dataclasses.replace(let(o, heads=_heads(base)), initial=o.initial or 'hidden')
-  num_vectors = o.heads * len(o.orders)
-  by_join = {'add': D // o.heads, 'concat': max(MIN_FEATURES, D // o.heads // FEATURES)}
-  width = D if o.join in ('sum', 'mean') and not o.projection else min(o.width, D // num_vectors)
-  o = let(o, width=by_join.get(o.join, max(1, width)))
-  features = num_vectors * o.width
-  matrices = {'gate': 2 * features * D}.get(o.join, features * D if o.projection else 0)
-  dense = len(o.places(L)) * (matrices + (o.convolution + 8) * D)
-  size = lambda rows: o.width * sum(dataclasses.replace(o, rows=(rows,)).table_rows(V))
-  return let(o, rows=(_largest(size, o.rows[0], budget - dense),))
+  H, num_vectors, places = D // o.heads, o.heads * len(o.orders), len(o.places(L))
+
+  def dense(width):  # parameters without the tables
+    matrices = 2 if o.join == 'gate' else int(o.projection)
+    return places * (matrices * num_vectors * width + o.convolution + 8) * D
+
+  if o.join in PER_HEAD_JOINS:
+    o = let(o, width=H if o.join == 'add' else max(MIN_FEATURES, H // FEATURES))
+  elif o.join == 'gate' or o.projection:
+    widest = max(1, min(o.width, D // num_vectors))
+    o = let(o, width=_largest(dense, widest, budget // 2))
+  else:
+    o = let(o, width=D)
+  table = lambda rows: o.width * sum(dataclasses.replace(o, rows=(rows,)).table_rows(V))
+  return let(o, rows=(_largest(table, o.rows[0], budget - dense(o.width)),))
 
 
 def _largest(size: Callable[[int], int], most: int, budget: int) -> int:
@@ -189,8 +196,9 @@ def _size_ngrammer(o, let, base, budget):
   heads = o.heads or base.heads
   H = base.width // heads
   o = let(o, dim=H if o.combine == 'add' else min(o.dim, max(MIN_FEATURES, H // FEATURES)))
-  row = len(o.places(base.layers)) * len(o.orders) * heads * o.dim
-  return let(o, vocabulary_size=max(1, min(o.vocabulary_size, budget // row)))
+  places, row = len(o.places(base.layers)), len(o.orders) * heads * o.dim
+  rows = (budget // places - 3 * base.width - 2 * row) // row  # without the norms and the mix
+  return let(o, vocabulary_size=max(1, min(o.vocabulary_size, rows)))
 
 
 def _size_span(o, let, memory):

@@ -7,10 +7,11 @@ a traceback; a key inside a block that is None creates the block; and no flag is
 
 import argparse
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import difflib
 import fnmatch
+import functools
 import inspect
 import itertools
 import logging
@@ -23,12 +24,16 @@ from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.system import files
 
 PUBLISHED = 'hf:'  # before the folder of a published model
+Complete = Callable[..., None]  # see `resolve`
 
 
-def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Config]:
+def parse(
+  parser: argparse.ArgumentParser, argv: list[str], complete: Complete | None = None
+) -> tuple[argparse.Namespace, Config]:
   """Returns plain flags, by argparse, and the config with its overrides applied.
 
-  With --print_config it prints the config and exits; no other flag is needed then.
+  With --print_config it prints the config and exits; no other flag is needed then. `complete` also
+  gets the run directory, as `workdir`.
 
   Raises:
     BadInput: no such config file or variant, unknown key, value of the wrong type.
@@ -40,10 +45,12 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
   _add_flags(printer)
   if '--print_config' in plain and '--help' not in plain:
     flags, _ = printer.parse_known_args(plain)
-    print(conversion.describe(resolve(flags.config, overrides)))
+    print(conversion.describe(resolve(flags.config, overrides, complete)))
     parser.exit()
   flags = parser.parse_args(plain)
-  config = resolve(flags.config, overrides, getattr(flags, 'workdir', None))
+  if complete is not None:
+    complete = functools.partial(complete, workdir=getattr(flags, 'workdir', None))
+  config = resolve(flags.config, overrides, complete)
   for key, value in fields.walk_values(config):
     if not key.is_used and value != key.default:
       logging.warning('%s is no longer used', key.path)
@@ -81,38 +88,21 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve(
-  spec: str, overrides: list[tuple[str, str]], workdir: pathlib.Path | None = None
+  spec: str, overrides: list[tuple[str, str]], complete: Complete | None = None
 ) -> Config:
   """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`.
 
-  Memories that the model of `init_from` does not have are completed, see `added.complete`. If the
-  run in a workdir has started, that model need not be there.
+  With `init_from`, `complete` sets what is open in memories that the trained model does not have.
+  Its arguments are the values of the config, the paths of all overrides, and the paths of the
+  memories in the config file, see `added.complete`.
   """
   values = load_file(spec)
   present = [path for path, _ in added.blocks(values.get('model') or {})]
   _apply_all(values, overrides)
-  paths = [path for path, _ in added.blocks(values.get('model') or {})]
-  if values.get('init_from') is not None and paths:
-    source = _open_source(values['init_from'], workdir, is_needed=paths != present)
-    if source is not None:
-      paths = {path for path, _ in overrides}
-      added.complete(values, paths, present, source.config.model, source.model.vocabulary_size)
+  has_memories = any(added.blocks(values.get('model') or {}))
+  if complete is not None and has_memories and values.get('init_from') is not None:
+    complete(values, {path for path, _ in overrides}, present)
   return conversion.resolve(values)
-
-
-def _open_source(init_from, workdir, is_needed):
-  """Returns the run of `init_from`, or that of the workdir; None if there is no such run."""
-  from ngrammer_jax import runs  # not needed for other configs
-  from ngrammer_jax.runs import init_from as start
-
-  try:
-    return start.open_run(init_from)
-  except errors.BadInput:
-    if workdir is not None and (workdir / 'config.json').exists():
-      return runs.load_run(workdir)
-    if is_needed:
-      raise
-    return None
 
 
 def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -152,14 +142,18 @@ def load_file(spec: str) -> dict[str, Any]:
   is_file = files.user_path('--config', spec).exists()
   name, _, variant = (spec, '', '') if is_file else spec.partition(':')
   path = files.user_path('--config', name)
-  if spec.startswith(pretrained_models.PREFIX) and not path.exists():
-    return _load_pretrained(spec, variant)
-  if spec.startswith(PUBLISHED) and not path.exists():
-    return _load_published(spec)
-  if not path.is_file():
-    path = _find_packaged(spec, name)
+  with errors.named(f'--config={spec}'):
+    if spec.startswith(pretrained_models.PREFIX) and not path.exists():
+      return _load_pretrained(variant)
+    if spec.startswith(PUBLISHED) and not path.exists():
+      return _load_published(spec.removeprefix(PUBLISHED))
+    return _run_file(path if path.is_file() else _find_packaged(spec, name), name, variant)
+
+
+def _run_file(path: pathlib.Path, name: str, variant: str) -> dict[str, Any]:
+  """Returns the config of a file. Raises BadInput if it is none, or fails."""
   if path.suffix != '.py':
-    raise errors.BadInput(f'--config={spec}: {name} is not a Python file, FILE.py')
+    raise errors.BadInput(f'{name} is not a Python file, FILE.py')
   try:
     module = catalog.load_module(path)
     get_config = getattr(module, 'get_config', None)
@@ -168,40 +162,33 @@ def load_file(spec: str) -> dict[str, Any]:
     if variant and not inspect.signature(get_config).parameters:
       raise errors.BadInput(f'{name} has no variants; omit ":{variant}"')
     config = get_config(variant) if variant else get_config()
-  except errors.BadInput as error:
-    raise errors.BadInput(f'--config={spec}: {error}') from error
+  except errors.BadInput:
+    raise
   except (Exception, SystemExit) as error:
-    raise errors.BadInput(
-      f'--config={spec} fails: {type(error).__name__}: {error}; correct the file'
-    ) from error
+    reason = f'{type(error).__name__}: {error}'
+    raise errors.BadInput(f'it fails: {reason}; correct the file') from error
   config = conversion.to_dict(config)
   if not isinstance(config, dict):
-    raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')
+    raise errors.BadInput(f'get_config() returned {config!r}, not a ConfigDict')
   return config
 
 
-def _load_pretrained(spec: str, name: str) -> dict[str, Any]:
+def _load_pretrained(name: str) -> dict[str, Any]:
   """Returns the config of a pretrained model. Raises BadInput if there is none."""
-  try:
-    folder = pretrained_models.find(name)
-  except errors.BadInput as error:
-    raise errors.BadInput(f'--config={spec}: {error}') from error
+  folder = pretrained_models.find(name)
   if folder.is_file():
-    return _load_published(f'{PUBLISHED}{folder}')
+    return _load_published(folder)
   config = files.read_json(folder / 'config.json')
   if path := conversion.stored_vocabulary(folder):
     config['data'] |= {'vocabulary_path': str(path), 'vocabulary_size': None}
   return config
 
 
-def _load_published(spec: str) -> dict[str, Any]:
+def _load_published(path: str | pathlib.Path) -> dict[str, Any]:
   """Returns the config of a published model. Raises BadInput if there is none."""
   from ngrammer_jax import open_weights  # not needed for other configs
 
-  try:
-    return open_weights.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()
-  except errors.BadInput as error:
-    raise errors.BadInput(f'--config={spec}: {error}') from error
+  return open_weights.open(pathlib.Path(path)).config_values()
 
 
 def _find_packaged(spec: str, name: str) -> pathlib.Path:
@@ -217,7 +204,7 @@ def _find_packaged(spec: str, name: str) -> pathlib.Path:
   if not others and (packaged_name := pathlib.Path(name).stem) in packaged:  # of a checkout
     available = f': use the config of the package, --config={packaged_name}{spec[len(name) :]}'
   missing = f'no file {name}' if is_path else f'no file and no config of the package {name}'
-  raise errors.BadInput(f'--config={spec}: {missing}{available}')
+  raise errors.BadInput(f'{missing}{available}')
 
 
 def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:

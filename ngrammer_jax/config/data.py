@@ -23,11 +23,19 @@ class PartConfig:
   name: str | None = field(None, 'name in logs and results; None: that of the file or the folder')
   corpus: str | None = field(None, 'name of the corpus, see `data.corpora`')
   path: str | None = field(None, 'corpus file or folder', free_on_resume=True)
+  text_field: tuple[str, ...] | None = field(None, 'fields or columns that hold the text')
 
   def config(self, data: 'DataConfig') -> 'DataConfig':
     """Returns the config of the part alone, in a section `data`."""
     corpus = self.corpus or data.corpus
-    return dataclasses.replace(data, corpus=corpus, path=self.path, mixture=())
+    part = dataclasses.replace(data, corpus=corpus, path=self.path, mixture=())
+    has_no_effect = ['drop_duplicates' if part.is_streamed else 'shuffle']
+    for name, key in fields.keys(DataConfig).items():
+      if key.rules.only_for is not None and key.rules.only_for[0] == 'corpus':
+        has_no_effect += [name] * (corpus not in key.rules.only_for[1])
+    defaults = {name: getattr(DataConfig, name) for name in has_no_effect}
+    own = {} if self.text_field is None else {'text_field': self.text_field}
+    return dataclasses.replace(part, **defaults | own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +64,32 @@ class DataConfig:
     choices=NEWLINES,
     only_for=('corpus', ('enwik8',)),
   )
+  text_field: tuple[str, ...] = field(
+    ('text',),
+    'fields of a JSON object, or columns, that hold the text, joined by newlines; a.b: b within a',
+    only_for=('corpus', ('text', 'shards')),
+  )
+  document_separator: str | None = field(
+    None,
+    'what separates the documents of a text file, such as <|endoftext|>; None: see docs/corpora.md',
+    only_for=('corpus', ('text', 'shards')),
+  )
+  validation_share: float | None = field(
+    None,
+    'share of files or documents held out if no file is for validation; None: 0.05, or refused',
+    above=0,
+    at_most=0.25,
+    only_for=('corpus', ('text', 'shards')),
+  )
+  shuffle: int | None = field(
+    None, 'seed of the order of shards, and of documents in blocks; None: as stored', at_least=0
+  )
+  begin_of_text: bool = field(
+    False, 'whether the end token and the begin token of a tokenizer separate documents'
+  )
+  drop_duplicates: bool = field(
+    False, 'whether training documents that occurred before, or in another split, are left out'
+  )
   cache_dir: str | None = field(
     None,
     'folder of tokenised corpora; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax',
@@ -75,6 +109,8 @@ class DataConfig:
   def __post_init__(self):
     if self.vocabulary == 'huggingface':  # another name, which is not stored
       object.__setattr__(self, 'vocabulary', 'tokenizer')
+    if isinstance(self.text_field, str):
+      object.__setattr__(self, 'text_field', (self.text_field,))
 
   @property
   def is_tfds_corpus(self) -> bool:
@@ -111,7 +147,7 @@ class DataConfig:
       yield
     except errors.BadInput as error:
       prefix = f'data.mixture.{index}.' if self.mixture else 'data.'
-      message = re.sub(r'\bdata\.(?=(corpus|path)\b)', prefix, str(error))
+      message = re.sub(r'\bdata\.(?=(corpus|path|text_field)\b)', prefix, str(error))
       raise errors.BadInput(message) from error
 
   def check(self) -> None:
@@ -134,6 +170,21 @@ class DataConfig:
       raise errors.BadInput(
         f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
         f'{self.vocabulary!r} needs the whole text in advance: use sentencepiece or bytes'
+      )
+    if self.is_streamed and self.drop_duplicates:
+      raise errors.BadInput(
+        f'data.drop_duplicates=True needs a corpus that is tokenised in advance, but data.corpus='
+        f'{self.corpus!r} is tokenised during training: use data.corpus=text'
+      )
+    if self.shuffle is not None and not self.is_streamed:
+      raise errors.BadInput(
+        f'data.shuffle={self.shuffle} is for streamed corpora, but data.corpus={self.corpus!r} is '
+        f'tokenised in advance: add data.shuffle=None'
+      )
+    if not all(self.text_field) or not self.text_field or self.document_separator == '':
+      raise errors.BadInput(
+        f'data.text_field={self.text_field!r} and data.document_separator='
+        f'{self.document_separator!r} must not be empty'
       )
 
   def _check_mixture(self) -> None:

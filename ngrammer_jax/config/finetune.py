@@ -8,6 +8,7 @@ from ngrammer_jax.config.fields import field
 PREFIXES = ('causal', 'bidirectional')
 CODEBOOKS = ('frozen', 'learning')
 CHOOSING = ('rank', 'greedy')
+FORMATS = ('t5', 'question')
 WSC_SPANS = ('all', 't5')
 
 
@@ -16,6 +17,9 @@ class FinetuneConfig:
   """The task that a trained model is fine-tuned on (see `ngrammer_jax.finetune`)."""
 
   task: str = field('rte', 'SuperGLUE task; mixture: all jointly, all: one after the other')
+  format: str = field(
+    't5', 'texts: those of T5, or questions, which a published model understands', choices=FORMATS
+  )
   targets_length: int = field(32, 'maximum tokens of a target, including its end', at_least=2)
   packed: bool = field(True, 'pack several examples into a row; they do not attend to each other')
   truncate: bool = field(True, 'truncate long inputs on the side without the question')

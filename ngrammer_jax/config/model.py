@@ -213,27 +213,22 @@ class ModelConfig:
       pairings |= {'ngram': self.ngram.pairing}
     attended = [f'{path}.pairing' for path, pairing in pairings.items() if 'attended' in pairing]
     options = self.attention_options()
+    norm, span, persistent = options.query_key_norm, self.span, self.persistent
     needs = {
-      'distances': (self.position in BACKWARD_POSITIONS, f'position={self.position!r}'),
-      'mask': (self.memory is not None, 'memory'),
-      'grouped': (self.context_key_heads != self.context_heads, 'key_value_heads'),
-      'joint_norm': (
-        self.memory is not None and options.query_key_norm == 'full',
-        'attention.query_key_norm="full"',
-      ),
-      'spans': (self.span is not None, 'span'),
-      'all_keys': (
-        self.span is not None and self.span.counts_all_keys(self.kernel),
-        'span.epsilon_keys="all"',
-      ),
-      'persistent': (self.persistent is not None and self.persistent.vectors > 0, 'persistent'),
-      'dropout': (self.attention_dropout > 0, f'attention_dropout={self.attention_dropout}'),
-      'pairs': (bool(attended), f'{"".join(attended[:1])}="attended"'),
-      'cap': (options.logit_cap is not None, f'attention.logit_cap={options.logit_cap}'),
+      'distances': self.position in BACKWARD_POSITIONS and f'position={self.position!r}',
+      'mask': self.memory is not None and 'memory',
+      'grouped': self.context_key_heads != self.context_heads and 'key_value_heads',
+      'joint_norm': self.memory and norm == 'full' and 'attention.query_key_norm="full"',
+      'spans': span is not None and 'span',
+      'all_keys': span and span.counts_all_keys(self.kernel) and 'span.epsilon_keys="all"',
+      'persistent': persistent is not None and persistent.vectors > 0 and 'persistent',
+      'dropout': self.attention_dropout > 0 and f'attention_dropout={self.attention_dropout}',
+      'pairs': attended and f'{attended[0]}="attended"',
+      'cap': options.logit_cap is not None and f'attention.logit_cap={options.logit_cap}',
     }
     if options.window is not None:
-      needs['mask'] = True, f'attention.window={options.window}'
-    return {name: option for name, (is_needed, option) in needs.items() if is_needed}
+      needs['mask'] = f'attention.window={options.window}'
+    return {name: option for name, option in needs.items() if option}
 
   def _check_kernel(self) -> None:
     """Raises BadInput if the kernel cannot compute the attention of the model."""

@@ -9,10 +9,14 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
+import json
+import logging
+import math
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import sections, shards, split_files, text_files
+from ngrammer_jax.data import buckets, compression, kinds, sections, shards, split_files, text_files
+from ngrammer_jax.data.formats import ANY, Layout
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
 from ngrammer_jax.system import files
@@ -38,6 +42,8 @@ class Corpus:
     train_shards: shards of the training split, if it is tokenised during training.
     is_sectioned: the documents are sections of one text, each of whole lines. If the vocabulary's
       line end is also its document start, no further token separates them.
+    reading: how the files are read, if that is not seen in the attributes above.
+    first_sizes: sizes that files had which were damaged and have been replaced, by name.
   """
 
   name: str
@@ -48,9 +54,17 @@ class Corpus:
   verify: Callable[[], None] = lambda: None
   train_shards: shards.Shards | None = None
   is_sectioned: bool = False
+  reading: str = ''
+  first_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
+def open_corpus(
+  name: str,
+  path: str | None,
+  newlines: str = 'keep',
+  layout: Layout = ANY,
+  share: float | None = None,
+) -> Corpus:
   """Opens a corpus.
 
   Args:
@@ -58,6 +72,8 @@ def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
     path: file or folder of the corpus. None for `sotu`.
     newlines: newlines of enwik8. 'keep': unchanged. 'drop': removed, as in Transformer-XL.
       'eos': unchanged, with an additional one at the end of each split, as in adaptive-span.
+    layout: where the text of a document is, for `text` and `shards`.
+    share: what is held out, see `shards.find`.
 
   Raises:
     BadInput: there is no such corpus, or files are missing or empty.
@@ -72,11 +88,19 @@ def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
     return _sotu()
   if not path:
     raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {EXPECTED_FILES[name]} is')
+  if buckets.is_bucket(path):
+    if name not in ('text', 'shards'):
+      raise errors.BadInput(
+        f'data.path={path}: data.corpus={name!r} needs a local path; shards and text do not'
+      )
+    return CORPORA[name](path, layout, share)
   root = files.user_path('data.path', path)
   if not root.exists():
     raise _not_found(name, root)
   if name == 'enwik8':
     return _enwik8(root, newlines)
+  if name in ('text', 'shards'):
+    return CORPORA[name](root, layout, share)
   return CORPORA[name](root)
 
 
@@ -162,41 +186,123 @@ def _sectioned(name: str, files: tuple[pathlib.Path, ...], find_sections) -> Cor
   return Corpus(name, files, splits, is_sectioned=True)
 
 
-def _text(root: pathlib.Path) -> Corpus:
-  """A text file, or a folder in which each file is a document."""
-  if corpus := _open_split_files('text', root):
-    return corpus
-  files = (root,) if root.is_file() else tuple(split_files.visible_files(root))
-  if not files:
+def _text(root: pathlib.Path, layout: Layout, share: float | None) -> Corpus:
+  """A file, or a folder of files, of one document each or of several."""
+  layout = dataclasses.replace(layout, has_paragraphs=False)
+  paths = [p for p in split_files.visible_files(root) if p.name not in shards.METADATA]
+  if not paths:
     raise _not_found('text', root)
-  if len(files) >= 20:
-    return Corpus('text', files, _split_documents(files))
-  # Too few documents to use whole ones for validation and test: each file is split.
-  splits = {
-    split: tuple(Document(str(p), functools.partial(_read_split, p, split)) for p in files)
-    for split in SPLITS
+  found, held_out = split_files.find(root, paths, share, prefers_root=True), ('train', 'validation')
+  if not found:
+    found, held_out = split_files.SplitFiles({'train': paths}, []), SPLITS
+  elif 'validation' in found.files:
+    held_out = ('train',)
+  formats = {
+    path: kinds.identify(path, layout.any_bytes) for paths in found.files.values() for path in paths
   }
-  return Corpus('text', files, splits)
+  has_documents = layout.separator is not None or {*formats.values()} != {kinds.TEXT}
+  splits = {}
+  for split, paths in found.files.items():
+    if split == 'train' and len(held_out) > 1:
+      splits |= _hold_out(paths, layout, share or 0.05, has_documents, held_out)
+    elif has_documents:
+      splits[split] = ShardDocuments(shards.FileShards(tuple(paths), layout))
+    else:
+      splits[split] = tuple(map(text_files.whole_file, paths))
+  log_files(root, found.files, found.others, held_out[1:], formats)
+  # An earlier version read the files of a corpus in this way or not at all, or else in another one.
+  was_read = all(compression.is_named(path) for path in formats) and not has_documents
+  counts = [len(paths) for paths in found.files.values()]
+  is_new = not was_read or (held_out != SPLITS and counts != [1] * len(SPLITS))
+  by_split = {split: [*map(str, paths)] for split, paths in found.files.items()}
+  reading = json.dumps([by_split, [*formats.values()]]) if is_new else ''
+  splits = {split: splits[split] for split in SPLITS if split in splits}
+  return Corpus('text', tuple(formats), splits, reading=reading)
+
+
+def _shards(root: pathlib.Path, layout: Layout, share: float | None) -> Corpus:
+  """Files of documents, those for training tokenised during training."""
+  by_split, others = shards.find(root, layout, share)
+  log_files(root, {split: found.files for split, found in by_split.items()}, others)
+  next(iter(ShardDocuments(by_split['train'])), None)  # is it what it seems to be?
+  return from_shards('shards', by_split)
+
+
+def log_files(
+  root: pathlib.Path,
+  files_by_split: Mapping[str, Iterable[pathlib.Path]],
+  others: Iterable[pathlib.Path] = (),
+  held_out: Iterable[str] = (),
+  formats: Mapping[pathlib.Path, str] | None = None,
+) -> None:
+  """Logs in one line which files of a corpus were taken for what."""
+  parts = []
+  for split, paths in files_by_split.items():
+    names = {formats[p] if formats else kinds.FORMAT_SUFFIXES[kinds.suffix(p)] for p in paths}
+    packed = {compression.SUFFIXES[p.suffix] for p in paths if p.suffix in compression.SUFFIXES}
+    count, size = len(paths), sum(p.stat().st_size for p in paths)
+    what = f'{count:,} file{"s" * (count != 1)} ({", ".join(sorted(names) + sorted(packed))})'
+    parts.append(f'{split}: {what}, {size:,} bytes')
+  parts += [f'{split}: held out of train' for split in held_out]
+  others = [path.name for path in others]
+  if others:
+    parts.append(
+      f'left out: {", ".join(others[:5])}{f" and {len(others) - 5:,} more" * (len(others) > 5)}'
+    )
+  logging.info('data.path=%s: %s', root, '; '.join(parts))
+
+
+def open_documents(path: pathlib.Path, layout: Layout) -> Iterable[Document]:
+  """Returns the documents of a file; a text without a separator is one."""
+  if kinds.identify(path, layout.any_bytes) == kinds.TEXT and layout.separator is None:
+    return (text_files.whole_file(path),)
+  return ShardDocuments(shards.FileShards((path,), layout))
 
 
 def from_shards(name: str, shards_by_split: Mapping[str, shards.Shards]) -> Corpus:
   """Returns a corpus whose training split is tokenised during training."""
   files = tuple(file for split_shards in shards_by_split.values() for file in split_shards.files)
-  splits = {split: ShardDocuments(split_shards) for split, split_shards in shards_by_split.items()}
-  return Corpus(name, files, splits, train_shards=shards_by_split['train'])
+  splits = {}
+  for split, found in shards_by_split.items():
+    limit = shards.HELD_OUT_BYTES if getattr(found, 'is_held_out', False) else math.inf
+    splits[split] = ShardDocuments(found, has_blank=True, max_bytes=limit)
+  return Corpus(name, tuple(dict.fromkeys(files)), splits, train_shards=shards_by_split['train'])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ShardDocuments:
-  """Iterates over the documents of shards, which are read again each time."""
+  """Iterates over the documents of shards, which are read again each time.
+
+  Attributes:
+    shards: the shards.
+    keep: whether a document is read, by its number among all that are not empty.
+    has_blank: whether documents of white space are read.
+    max_bytes: no document is read after so much text.
+    num_empty: number of empty documents in the last iteration.
+  """
 
   shards: shards.Shards
+  keep: Callable[[int], bool] = lambda number: True
+  has_blank: bool = False
+  max_bytes: float = math.inf
+  num_empty: int = 0
 
   def __iter__(self) -> Iterator[Document]:
+    number = self.num_empty = num_bytes = 0
     for shard, file in enumerate(self.shards.files):
       for document, (record, _) in enumerate(self.shards.read(shard)):
-        if text := self.shards.text(shard, document, record):
-          yield Document(f'{file}, document {document + 1:,}', functools.partial(iter, [text]))
+        text = self.shards.text(shard, document, record)
+        if not (text if self.has_blank else text.strip()):
+          self.num_empty += 1
+          continue
+        if self.keep(number):
+          num_bytes += len(text)
+          read = functools.partial(text_files.split_long, text)
+          yield Document(f'{file}, document {document + 1:,}', read)
+          if num_bytes >= self.max_bytes:
+            logging.info('only the first %s bytes of what is held out are read', f'{num_bytes:,}')
+            return
+        number += 1
 
 
 CORPORA = {
@@ -205,7 +311,7 @@ CORPORA = {
   'enwik8': _enwik8,
   'wikitext': _wikitext,
   'text': _text,
-  'shards': lambda root: from_shards('shards', shards.find(root)),
+  'shards': _shards,
   'wikitext_articles': _wikitext_articles,
   'cbt': _cbt,
 }
@@ -218,15 +324,43 @@ EXPECTED_FILES = {
   ),
   'cbt': 'a folder with cbt_train.txt, cbt_valid.txt and cbt_test.txt, or with data/ that has them',
   'text': 'a text file, or a folder of them',
-  'shards': 'a folder of .jsonl, .json or .txt files, train and validation in their names',
+  'shards': 'a folder of files of documents, such as .jsonl.zst or .parquet',
 }
 
 
-def _split_documents(files: tuple[pathlib.Path, ...]) -> dict[str, tuple[Document, ...]]:
+def _split_documents(
+  files: tuple[pathlib.Path, ...], period: int = 20, splits: tuple[str, ...] = SPLITS
+) -> dict[str, tuple[Document, ...]]:
   """Assigns every tenth document to validation and test in turn, so that splits are alike."""
-  train = [file for i, file in enumerate(files) if i % 20 not in (9, 19)]
-  files_by_split = zip(SPLITS, (train, files[9::20], files[19::20]), strict=True)
-  return {split: tuple(map(text_files.whole_file, group)) for split, group in files_by_split}
+  assigned = [_assign(i, period, splits) for i in range(len(files))]
+  of = lambda split: (f for f, other in zip(files, assigned, strict=True) if other == split)
+  return {split: tuple(map(text_files.whole_file, of(split))) for split in splits}
+
+
+def _assign(number: int, period: int, splits: tuple[str, ...]) -> str:
+  """Returns the split of a document: the last of each part of a period is held out."""
+  held_out = {period * (i + 1) // (len(splits) - 1) - 1: s for i, s in enumerate(splits[1:])}
+  return held_out.get(number % period, 'train')
+
+
+def _hold_out(
+  files: list[pathlib.Path],
+  layout: Layout,
+  share: float,
+  has_documents: bool,
+  splits: tuple[str, ...],
+) -> dict[str, Iterable[Document]]:
+  """Returns the training documents of files, and a share of them for each split held out."""
+  period = max(round(1 / share), len(splits))
+  if has_documents:
+    keep = lambda split: lambda number: _assign(number, period, splits) == split
+    source = shards.FileShards(tuple(files), layout)
+    return {split: ShardDocuments(source, keep(split)) for split in splits}
+  if len(files) >= period:
+    return _split_documents(tuple(files), period, splits)
+  # Too few documents to use whole ones for validation and test: each file is split.
+  part = lambda path, split: functools.partial(_read_split, path, split, splits, share)
+  return {split: tuple(Document(str(p), part(p, split)) for p in files) for split in splits}
 
 
 def _open_split_files(name: str, root: pathlib.Path) -> Corpus | None:
@@ -234,18 +368,21 @@ def _open_split_files(name: str, root: pathlib.Path) -> Corpus | None:
   if not root.is_dir():
     return None
   paths = [p for p in root.iterdir() if p.is_file() and not p.name.startswith('.')]
-  files = split_files.group_by_split(paths)
-  if any(len(paths) != 1 for paths in files.values()):
+  files = split_files.group_by_split(paths).files
+  if [len(paths) for paths in files.values()] != [1] * len(SPLITS):
     return None
   splits = {split: (text_files.whole_file(path),) for split, (path,) in files.items()}
   return Corpus(name, tuple(path for (path,) in files.values()), splits)
 
 
-def _read_split(path: pathlib.Path, split: str) -> Iterator[bytes]:
-  """Yields the first 90 %, the next 5 % or the last 5 % of a file."""
+def _read_split(
+  path: pathlib.Path, split: str, splits: tuple[str, ...], share: float
+) -> Iterator[bytes]:
+  """Yields the part of a file that belongs to a split: the share of each at the end is held out."""
   size = sum(len(block) for block in text_files.read_blocks(path))
-  boundaries = [0, *(_find_boundary(path, int(f * size), size) for f in (0.9, 0.95)), size]
-  i = SPLITS.index(split)
+  ends = (1 - share * left for left in range(len(splits) - 1, 0, -1))
+  boundaries = [0, *(_find_boundary(path, int(end * size), size) for end in ends), size]
+  i = splits.index(split)
   yield from text_files.byte_range(text_files.read_chunks(path), boundaries[i], boundaries[i + 1])
 
 

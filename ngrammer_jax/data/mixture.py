@@ -19,7 +19,15 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, mixture_schedule, packing, streams, token_cache, vocabularies
+from ngrammer_jax.data import (
+  corpora,
+  mixture_schedule,
+  packing,
+  seen_files,
+  streams,
+  token_cache,
+  vocabularies,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +65,12 @@ def prepare(
   open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = token_cache.open_corpus,
   may_delete: bool = True,
   vocabulary: vocabularies.Vocabulary | None = None,
+  workdir: pathlib.Path | None = None,
 ) -> Mixture:
   """Loads the tokenised corpora of a config from the cache, or tokenises them.
 
-  The arguments are those of `token_cache.prepare`, and a function that opens a corpus.
+  The arguments are those of `token_cache.prepare`; a function that opens a corpus; and the run
+  directory, which has what is known of earlier states of the files (see `seen_files`).
 
   Raises:
     BadInput: see `token_cache.prepare`; or the parts cannot share a learned vocabulary.
@@ -69,7 +79,8 @@ def prepare(
   opened, prepared = [], []
   for index, part in enumerate(config.parts().values()):
     with config.errors_of_part(index):
-      opened.append(open_corpus(part))
+      sizes = seen_files.first_sizes(workdir, f'*-{index}' if config.mixture else '*')
+      opened.append(dataclasses.replace(open_corpus(part), first_sizes=sizes))
   if config.mixture and vocabulary is None:
     vocabulary = token_cache.learn_shared_vocabulary(config, opened, may_delete)
   for index, part in enumerate(config.parts().values()):
@@ -114,8 +125,10 @@ class TrainSegments:
       if workdir is None:
         raise ValueError('a streamed corpus needs a workdir for its reader positions')
       folder = workdir / 'places' / f'{mixture.content_hash[:12]}-{B}x{T}{f"-{index}" * bool(name)}'
-      source = corpus.train_shards, self._vocabulary
-      self.readers[name] = packing.PackedDataset(*source, B, T, folder, schedule)
+      source, data = (corpus.train_shards, self._vocabulary), config.data
+      self.readers[name] = packing.PackedDataset(
+        *source, B, T, folder, data.shuffle, data.begin_of_text, schedule
+      )
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
     """Returns the segment of a step, for a slice of the batch rows."""

@@ -9,10 +9,12 @@ B batch rows, T segment length.
 """
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
+import functools
 import itertools
 import json
+import logging
 import operator
 import pathlib
 from typing import NamedTuple
@@ -20,13 +22,16 @@ from typing import NamedTuple
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import mixture_schedule, streams, vocabularies
+from ngrammer_jax.data import mixture_schedule, seen_files, streams, text_files, vocabularies
 from ngrammer_jax.data import shards as shard_files
+from ngrammer_jax.data.formats import Place
 from ngrammer_jax.system import files
 
 SAVE_INTERVAL = 100  # steps between saved reader states
 HISTORY = 8  # saved steps of a file that are searched for a step that all rows have
 PREFETCH_BYTES = 4  # bytes of text to tokenise per missing token, an estimate
+BLOCK_DOCUMENTS, BLOCK_BYTES = 128, 256 << 10
+SHARED_BYTES = 64 << 20  # of blocks that other rows may still read
 
 
 class ReaderState(NamedTuple):
@@ -34,10 +39,11 @@ class ReaderState(NamedTuple):
 
   Attributes:
     epoch: number of completed passes over the shards of the row.
-    shard: index of the current shard, among the shards of the row.
-    document: index of the current document in the shard.
-    offset: offset of the document, see `shards.Shards.read`.
-    tokens: number of tokens of the document that are already consumed.
+    shard: index of the current shard, in the order of the epoch.
+    document, offset: place of a block of documents in the shard, see `formats.Place`.
+    tokens: number of tokens of the current document that are already consumed.
+    frame: the last part of the place.
+    turn: index of the current document in the order of the block.
   """
 
   epoch: int = 0
@@ -45,6 +51,72 @@ class ReaderState(NamedTuple):
   document: int = 0
   offset: int = 0
   tokens: int = 0
+  frame: int = 0
+  turn: int = 0
+
+
+class Block(NamedTuple):
+  """Documents of a shard, one after another.
+
+  Attributes:
+    place: where the first one begins.
+    records: their records, see `shards.Shards`.
+    size: bytes of the records.
+    next: place of the next block; None at the end of the shard.
+  """
+
+  place: Place
+  records: list[bytes]
+  size: int
+  next: Place | None
+
+
+class _Source:
+  """The documents of the shards, for all rows of a host.
+
+  They are read in blocks, once for all rows that read a block at about the same time. A block has
+  BLOCK_DOCUMENTS documents, or fewer that have BLOCK_BYTES, so it does not depend on who reads it.
+  """
+
+  def __init__(self, shards: shard_files.Shards, seen: seen_files.SeenFiles, has_blank: bool):
+    self.files, self._shards, self._seen, self._has_blank = shards.files, shards, seen, has_blank
+    self._blocks: dict[tuple[int, Place], Block] = {}
+    self._open: dict[tuple[int, Place], Iterator[tuple[bytes, Place]]] = {}
+    self._num_empty = 0
+
+  def block(self, shard: int, place: Place, is_shared: bool) -> Block:
+    """Returns the block at a place; one of a shared shard is kept for the other rows."""
+    if (block := self._blocks.get((shard, place))) is not None:
+      return block
+    self._seen.check(shard)
+    records, size, end = [], 0, None
+    with self._seen.notice_damage(shard):
+      documents = self._open.pop((shard, place), None) or self._shards.read(shard, place)
+      for record, end in documents:
+        records.append(record)
+        size += len(record)
+        if len(records) == BLOCK_DOCUMENTS or size >= BLOCK_BYTES:
+          self._open[shard, end] = documents
+          break
+      else:
+        end = None
+    block = Block(place, records, size, end)
+    if is_shared:
+      self._blocks[shard, place] = block
+      while sum(block.size for block in self._blocks.values()) > SHARED_BYTES:
+        del self._blocks[next(iter(self._blocks))]
+    return block
+
+  def text(self, shard: int, document: int, record: bytes) -> bytes:
+    """Returns the text of a document, b'' for none; empty ones are counted."""
+    with self._seen.notice_damage(shard):
+      text = self._shards.text(shard, document, record)
+    if text.strip() or (text and self._has_blank):
+      return text
+    self._num_empty += 1
+    if str(self._num_empty).strip('0') == '1':
+      logging.info('%s empty documents were skipped so far', f'{self._num_empty:,}')
+    return b''
 
 
 class PackedDataset:
@@ -57,6 +129,9 @@ class PackedDataset:
     length: T.
     folder: where reader states are saved. It must not be shared by different corpora,
       vocabularies, batch sizes, lengths or schedules.
+    shuffle: seed of the order of the shards of a row in each epoch, and of the documents of each
+      block. None: as they are stored.
+    begin_of_text: whether documents are separated by end and begin, see `Vocabulary.separator`.
     schedule: the steps at which each row reads the corpus. None: every step.
 
   Attributes:
@@ -70,12 +145,17 @@ class PackedDataset:
     batch_size: int,
     length: int,
     folder: pathlib.Path,
+    shuffle: int | None = None,
+    begin_of_text: bool = False,
     schedule: mixture_schedule.PartSchedule | None = None,
   ):
-    self._shards, self._vocabulary, self.epochs = shards, vocabulary, 0
-    self._schedule = schedule or mixture_schedule.whole_batch(batch_size)
-    self._batch_size, self._length = batch_size, length
-    self._folder = files.SyncedDir(folder, '*.jsonl').folder
+    self._vocabulary, self._batch_size, self._length = vocabulary, batch_size, length
+    self._schedule, self.epochs = schedule or mixture_schedule.whole_batch(batch_size), 0
+    separator = vocabulary.separator(begin_of_text)
+    synced = files.SyncedDir(folder, '*.jsonl')
+    self._folder = synced.folder
+    source = _Source(shards, seen_files.SeenFiles(synced, shards.files), self._is_old())
+    self._make_row = functools.partial(_RowReader, source, batch_size, shuffle, separator)
     self._readers: dict[range, _BatchReader] = {}
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
@@ -97,10 +177,18 @@ class PackedDataset:
     self.epochs = min(state.epoch for r in self._readers.values() for state in r.states())
     return segments
 
+  def _is_old(self) -> bool:
+    """Whether the run began with a version that took white space for a document."""
+    for path in self._folder.glob('[0-9]*.jsonl'):
+      with contextlib.suppress(*files.DAMAGE_ERRORS), path.open(encoding='utf-8') as file:
+        if len(json.loads(file.readline())['places'][0]) == 5:
+          return True
+    return False
+
   def _open_reader(self, step, rows):
     """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
     saved_step, states = self._load_states(step, rows)
-    source = self._shards, self._vocabulary, self._batch_size, self._length, self._schedule
+    source = self._make_row, self._vocabulary, self._length, self._schedule
     reader = _BatchReader(*source, saved_step, states)
     while reader.step < step:
       reader.next_segments()
@@ -109,7 +197,7 @@ class PackedDataset:
   def _load_states(self, step, rows):
     """Returns the newest saved step up to `step` that has all rows, and their states."""
     states_by_step: dict[int, dict[int, ReaderState]] = {}
-    for path in self._folder.glob('*.jsonl'):
+    for path in self._folder.glob('[0-9]*.jsonl'):
       for saved_step, states in _read_states(path, step).items():
         states_by_step.setdefault(saved_step, {}).update(states)
     complete = [s for s, states in states_by_step.items() if s <= step and set(rows) <= set(states)]
@@ -152,14 +240,11 @@ def _read_states(path: pathlib.Path, max_step: int) -> dict[int, dict[int, Reade
 class _BatchReader:
   """Reads a range of batch rows, segment by segment."""
 
-  def __init__(self, shards, vocabulary, batch_size, length, schedule, step, states):
+  def __init__(self, make_row, vocabulary, length, schedule, step, states):
     self.step = step
     self.rows = list(states)
     self._vocabulary, self._length, self._schedule = vocabulary, length, schedule
-    self._row_readers = {
-      row: _RowReader(shards, row, batch_size, state, vocabulary.document_start)
-      for row, state in states.items()
-    }
+    self._row_readers = {row: make_row(row, state) for row, state in states.items()}
 
   def states(self) -> list[ReaderState]:
     """Returns the states of all rows, before the next segment."""
@@ -183,18 +268,19 @@ class _BatchReader:
           state, text = next(reader.documents)
           batch.append((reader, state, text))
           missing_bytes -= len(text)
-      texts = [text for _, _, text in batch]
-      ids_per_text = self._vocabulary.encode_all(texts)
-      for (reader, state, _), ids in zip(batch, ids_per_text, strict=True):
-        reader.add_tokens(state, ids)
+      pieces = [list(text_files.split_long(text)) for _, _, text in batch]
+      ids = iter(self._vocabulary.encode_all([piece for text in pieces for piece in text]))
+      for (reader, state, _), text in zip(batch, pieces, strict=True):
+        reader.add_tokens(state, np.concatenate([next(ids) for _ in text]))
 
 
 class _RowReader:
   """Reads the documents of one batch row and buffers their tokens."""
 
-  def __init__(self, shards, row, batch_size, state, document_start):
-    self._shards, self._document_start = shards, document_start
-    num_shards = len(shards.files)
+  def __init__(self, source, batch_size, shuffle, separator, row, state):
+    self._source, self._shuffle = source, shuffle
+    self._separator, self._document_start = separator, separator[-1]
+    num_shards = len(source.files)
     self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
     # With fewer shards than rows, several rows share a shard: each takes every n-th document.
     self._num_sharers = len(range(row % num_shards, batch_size, num_shards))
@@ -207,35 +293,50 @@ class _RowReader:
 
   def _read_documents(self, state) -> Iterator[tuple[ReaderState, bytes]]:
     """Yields the state before each document, and its text, without end."""
-    _, first_shard, document, offset, tokens = state
+    tokens, first_turn = state.tokens, state.turn
+    place, first_shard = Place(state.document, state.offset, state.frame), state.shard
     for epoch in itertools.count(state.epoch):
       num_documents = 0
+      order = self._order(len(self._source.files), epoch)
       for shard in range(first_shard, len(self._shard_indices)):
-        shard_index = self._shard_indices[shard]
-        for record, next_offset in self._shards.read(shard_index, document, offset):
-          text = b''
-          if document % self._num_sharers == self._sharer_index:
-            text = self._shards.text(shard_index, document, record)
-          if text:
-            num_documents += 1
-            yield ReaderState(epoch, shard, document, offset, tokens), text
-            tokens = 0
-          document, offset = document + 1, next_offset
-        document = offset = 0
+        index = order[self._shard_indices[shard]]
+        while place is not None:
+          block = self._source.block(index, place, self._num_sharers > 1)
+          turns = self._order(len(block.records), epoch, index, place.document)
+          for turn, number in list(enumerate(turns))[first_turn:]:
+            if text := self._text(index, place.document + number, block.records[number]):
+              num_documents += 1
+              yield ReaderState(epoch, shard, *place[:2], tokens, place.frame, turn), text
+              tokens = 0
+          place, first_turn = block.next, 0
+        place = Place()
       if not num_documents and epoch > state.epoch:
-        names = ', '.join(str(self._shards.files[index]) for index in self._shard_indices)
+        names = ', '.join(str(self._source.files[index]) for index in self._shard_indices)
         raise errors.BadInput(
           f'{names} has no document for one of the {self._num_sharers} rows that read it: reduce '
           f'training.batch_size to at most the number of documents, or add text'
         )
       first_shard = 0
 
+  def _order(self, count: int, *position: int) -> Sequence[int]:
+    """Returns the order of `count` shards or documents at a position: of the seed alone."""
+    if self._shuffle is None:
+      return range(count)
+    # The numbers of this older class are the same in all versions of NumPy.
+    return np.random.RandomState([self._shuffle, *position]).permutation(count).tolist()
+
+  def _text(self, shard: int, document: int, record: bytes) -> bytes:
+    """Returns the text of a document of this row; empty for that of another one."""
+    if document % self._num_sharers != self._sharer_index:
+      return b''
+    return self._source.text(shard, document, record)
+
   def add_tokens(self, state: ReaderState, ids: np.ndarray) -> None:
-    """Appends the tokens of a document, and a document start, to the buffer."""
+    """Appends the tokens of a document, and those that separate it, to the buffer."""
     if not len(ids):
       return
-    self._buffer.append((state, np.append(ids, self._document_start).astype(np.int32)))
-    self.num_buffered += len(ids) + 1 - state.tokens
+    self._buffer.append((state, np.append(ids, self._separator).astype(np.int32)))
+    self.num_buffered += len(ids) + len(self._separator) - state.tokens
 
   def state(self) -> ReaderState:
     """Returns the position of the next token."""

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import text_files
+from ngrammer_jax.data import compression, text_files
 from ngrammer_jax.system import files
 
 BOOK_MARKER = b'_BOOK_TITLE_'
@@ -42,7 +42,7 @@ class SectionedFile:
   @functools.cached_property
   def _file(self):
     # All sections share one open file: read in order, a compressed one is decompressed only once.
-    return text_files.open_binary(self._path)
+    return compression.open_binary(self._path)
 
   def __iter__(self) -> Iterator[text_files.Document]:
     for section in self._sections:

@@ -1,21 +1,22 @@
 """Corpora that are too large to tokenise in advance: many files (shards) of many documents.
 
-A shard can be read from any of its documents. In `.jsonl` and `.json` files, a document is the
-`text` of a line; in `.txt` files, documents are separated by empty lines. `.gz` may be appended:
-then the shard is decompressed up to the document, other shards are not read.
+A shard is read from any place on, see `formats`; other shards are not read for it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import dataclasses
+import functools
+import hashlib
+import math
 import pathlib
 from typing import Protocol
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import split_files, text_files
-from ngrammer_jax.system import files
+from ngrammer_jax.data import formats, kinds, split_files
+from ngrammer_jax.data.formats import ANY, START, Layout, Place
 
-SUFFIXES = ('.jsonl', '.json', '.txt')
-REMEDY = 'expected one object with a "text" per line'
+HELD_OUT_BYTES = 32 << 20  # of files that are held out for validation, and of their text
+METADATA = ('dataset_info.json', 'dataset_infos.json', 'dataset_dict.json', 'state.json')
 
 
 class Shards(Protocol):
@@ -27,80 +28,105 @@ class Shards(Protocol):
 
   files: tuple[pathlib.Path, ...]
 
-  def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Yields the record of each document from `document` on, and the offset of the next document.
+  def read(self, shard: int, place: Place = START) -> Iterator[tuple[bytes, Place]]:
+    """Yields the record of each document from a place on, and the place of the next document.
 
-    `offset` is the one that this method yielded for `document`, or 0 for the first document.
+    The place is one that this method yielded, or that of the first document.
     """
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """Returns the text of a document. Raises BadInput if its record is invalid."""
+    """Returns the text of a document; empty for one to be left out.
+
+    Raises BadInput if its record is invalid.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class FileShards:
-  """Files of JSON lines or plain text."""
+  """Files of documents.
+
+  Attributes:
+    files: the file of each shard.
+    layout: where the text of a document is.
+    held_out: the share of the documents of each file that are held out; 0: none.
+    is_held_out: whether these are the documents, or the files, that are held out.
+  """
 
   files: tuple[pathlib.Path, ...]
+  layout: Layout = ANY
+  held_out: float = 0.0
+  is_held_out: bool = False
 
-  def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """See `Shards`. A JSON document is a line, and its number is the line number from 0."""
-    path = self.files[shard]
-    with files.translate_damage(path), text_files.open_binary(path) as file:
-      file.seek(offset)
-      for record in _split_paragraphs(file) if _file_type(path) == '.txt' else file:
-        offset += len(record)
-        yield record, offset
+  @functools.cached_property
+  def _open_files(self) -> dict[int, formats.DocumentFile]:
+    return {}
+
+  def _file(self, shard: int) -> formats.DocumentFile:
+    if shard not in self._open_files:
+      self._open_files[shard] = formats.DocumentFile.open(self.files[shard], self.layout)
+    return self._open_files[shard]
+
+  def read(self, shard: int, place: Place = START) -> Iterator[tuple[bytes, Place]]:
+    """See `Shards`."""
+    return self._file(shard).read(place)
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """See `Shards`. An empty line is an empty document."""
-    path = self.files[shard]
-    is_plain = _file_type(path) == '.txt'
-    location = f'{path}, {"document" if is_plain else "line"} {document + 1:,}'
-    text = text_files.decode(record, location)
-    if not text.strip():
+    """See `Shards`."""
+    # A multiple of the golden ratio, so that they are spread evenly, and no period fits the rows.
+    if (
+      self.held_out and (document * 0.6180339887498949 % 1 > 1 - self.held_out) != self.is_held_out
+    ):
       return b''
-    if is_plain:
-      return text.strip('\r\n').encode()
-    try:
-      return text_files.parse_json(record, location, REMEDY)['text'].encode()
-    except (KeyError, TypeError, AttributeError, UnicodeEncodeError) as error:
-      raise errors.BadInput(
-        f'{location}: expected an object with a "text", found {text.strip()[:60]}'
-      ) from error
+    return self._file(shard).text(document, record)
 
 
-def find(folder: pathlib.Path) -> dict[str, FileShards]:
-  """Returns the shards of a folder, by split.
+def find(
+  root: pathlib.Path, layout: Layout = ANY, share: float | None = None
+) -> tuple[dict[str, FileShards], list[pathlib.Path]]:
+  """Returns the shards of a folder by split, and the files that are none.
+
+  Without a file for validation, whole shards are held out, or documents if there is one shard.
+
+  Args:
+    root: the folder, or one file.
+    layout: where the text of a document is.
+    share: what is held out; None: 0.05, if no name speaks of a split.
 
   Raises:
     BadInput: there are no shards for train or validation.
   """
-  files = (file for file in split_files.visible_files(folder) if _file_type(file) in SUFFIXES)
-  files_by_split = split_files.group_by_split(files)
-  missing = [split for split in ('train', 'validation') if not files_by_split[split]]
-  if missing:
+  paths = split_files.visible_files(root)
+  is_shard = lambda p: kinds.suffix(p) in kinds.FORMAT_SUFFIXES and p.name not in METADATA
+  shards = [path for path in paths if is_shard(path)]
+  if not shards:
     raise errors.BadInput(
-      f'data.path={folder} has no shards for {" and ".join(missing)}: expected a folder with files '
-      f'such as c4-train.00000-of-01024.json.gz or validation.txt, with "train" or "valid" in '
-      f'their names and one of the suffixes {", ".join(SUFFIXES)}, optionally followed by .gz'
+      f'data.path={root} has no shards: expected a folder of files with one of the suffixes '
+      f'{", ".join(kinds.FORMAT_SUFFIXES)}, optionally followed by .gz, .bz2, .xz, .zst or .zip'
     )
-  return {split: FileShards(tuple(files)) for split, files in files_by_split.items() if files}
+  found = split_files.find(root, shards, share)
+  if not found:
+    found, share = split_files.SplitFiles({'train': shards}, []), share or 0.05
+  by_split = {split: FileShards(tuple(files), layout) for split, files in found.files.items()}
+  if 'validation' not in by_split:
+    by_split |= _hold_out(by_split['train'], root, share)
+  used = {file for split in by_split.values() for file in split.files}
+  return by_split, [path for path in paths if path not in used and path.name not in METADATA]
 
 
-def _file_type(path: pathlib.Path) -> str:
-  """Returns the suffix of a file, without `.gz`."""
-  return path.with_suffix('').suffix if path.suffix == '.gz' else path.suffix
-
-
-def _split_paragraphs(lines: Iterator[bytes]) -> Iterator[bytes]:
-  """Yields each paragraph together with the empty lines around it."""
-  paragraph: list[bytes] = []
-  for line in lines:
-    ends_before = paragraph and line.strip() and not paragraph[-1].strip()
-    if ends_before and b''.join(paragraph).strip():
-      yield b''.join(paragraph)
-      paragraph = []
-    paragraph.append(line)
-  if b''.join(paragraph).strip():
-    yield b''.join(paragraph)
+def _hold_out(train: FileShards, root: pathlib.Path, share: float) -> Mapping[str, FileShards]:
+  """Returns the shards of train and validation: whole files by their names, nothing is read."""
+  if len(train.files) == 1:
+    parts = {'train': False, 'validation': True}
+    replace = functools.partial(dataclasses.replace, train, held_out=share)
+    return {split: replace(is_held_out=part) for split, part in parts.items()}
+  sizes = {file: file.stat().st_size for file in train.files}
+  limit = min(share * sum(sizes.values()), HELD_OUT_BYTES)
+  name = lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest()
+  held_out, total = [], 0
+  for file in sorted(train.files, key=name)[: max(math.ceil(share * len(sizes)), 1)]:
+    if total < limit:
+      held_out.append(file)
+      total += sizes[file]
+  files = tuple(file for file in train.files if file not in held_out)
+  validation = FileShards(tuple(held_out), train.layout, is_held_out=True)
+  return {'train': dataclasses.replace(train, files=files), 'validation': validation}

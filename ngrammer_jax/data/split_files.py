@@ -1,40 +1,121 @@
 """The splits of a corpus, and the files of a folder that belong to each."""
 
 from collections.abc import Iterable
+import dataclasses
 import pathlib
 import re
 
+from ngrammer_jax import errors
+from ngrammer_jax.data import buckets
+
 SPLITS = ('train', 'validation', 'test')
-# In the name of a file; the first match counts.
-SPLIT_WORDS = {'valid(ation)?': 'validation', 'test(ing)?': 'test', 'train(ing)?': 'train'}
-STARTS_WORD = '(?<![A-Za-z])({word})'
-ENDS_WORD = '({word})(?![A-Za-z])'
+# In the name of a file, or else of its folder; the first match counts.
+SPLIT_WORDS = {
+  r'valid(ation)?|val|dev(el|elopment)?': 'validation',
+  r'eval(uation)?|(hold|held)[-_ ]?out': 'second',  # test beside validation, else validation
+  r'test(ing)?': 'test',
+  r'train(ing)?': 'train',
+}
+WORD = r'(?<![A-Za-z])({word})([-_ ]?(set|split|data))?(?![A-Za-z])'
+# Of words that are written together, as in `mytrain.txt`; less certain: `contest` ends so too.
+ENDS_WORD = r'({word})(?![A-Za-z])'
+LONG_WORDS = {r'valid(ation)?': 'validation', r'test(ing)?': 'test', r'train(ing)?': 'train'}
 
 
-def group_by_split(paths: Iterable[pathlib.Path]) -> dict[str, list[pathlib.Path]]:
-  """Returns the files of each split, by their names, such as `wiki.valid.tokens`.
+@dataclasses.dataclass(frozen=True)
+class SplitFiles:
+  """The files of a corpus by split; a split without files is missing.
 
-  A word of the name has to start with `valid`, `test` or `train`. A split without such a file has
-  those with a word that ends so, as in `mytrain.txt`. It is less certain: `contest` does too.
+  Attributes:
+    files: the files of each split.
+    others: files whose names are no split.
   """
-  files = {split: [] for split in (*SPLITS, None)}
+
+  files: dict[str, list[pathlib.Path]]
+  others: list[pathlib.Path]
+
+  def __bool__(self) -> bool:
+    return bool(self.files)
+
+
+def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path | None = None) -> SplitFiles:
+  """Returns the files of each split, by the words of their names, such as `wiki.valid.tokens`.
+
+  If no word of a name is that of a split, those of its folders within `root` count, the nearest
+  first. A split without such a file has those with a word that ends so, as in `mytrain.txt`.
+  """
+  paths, splits = list(paths), []
   for path in paths:
-    files[_find_split(path.name, STARTS_WORD)].append(path)
-  others = files.pop(None)
-  for split in SPLITS:
-    if not files[split]:
-      files[split] = [path for path in others if _find_split(path.name, ENDS_WORD) == split]
-  return files
+    folders = () if root is None else path.relative_to(root).parts[-2::-1]
+    names = (_find_split(name, SPLIT_WORDS, WORD) for name in (path.name, *folders))
+    splits.append(next(filter(None, names), None))
+  second = 'test' if 'validation' in splits and 'test' not in splits else 'validation'
+  splits = [second if split == 'second' else split for split in splits]
+  ends = [_find_split(path.name, LONG_WORDS, ENDS_WORD) for path in paths]
+  if set(splits) != {None} or ('train' in ends and len({*ends, None}) > 2):
+    missing = {*SPLITS} - {*splits}
+    splits = [s or (e if e in missing else None) for s, e in zip(splits, ends, strict=True)]
+  of = lambda split: [path for path, other in zip(paths, splits, strict=True) if other == split]
+  return SplitFiles({split: of(split) for split in SPLITS if split in splits}, of(None))
 
 
-def _find_split(name: str, pattern: str) -> str | None:
-  matches = (
-    split for word, split in SPLIT_WORDS.items() if re.search(pattern.format(word=word), name)
-  )
-  return next(matches, None)
+def _find_split(name: str, words: dict[str, str], pattern: str) -> str | None:
+  search = lambda word: re.search(pattern.format(word=word), name, re.IGNORECASE)
+  return next((split for word, split in words.items() if search(word)), None)
 
 
-def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of a folder and its subfolders, sorted, without hidden ones."""
-  is_hidden = lambda path: any(part.startswith('.') for part in path.relative_to(folder).parts)
-  return sorted(path for path in folder.rglob('*') if path.is_file() and not is_hidden(path))
+def find(
+  root: pathlib.Path,
+  paths: list[pathlib.Path],
+  share: float | None = None,
+  prefers_root: bool = False,
+) -> SplitFiles:
+  """Returns the files of a corpus by split; none if no name speaks of a split.
+
+  Args:
+    root: the folder, or the only file.
+    paths: its files.
+    share: of the training split that is held out if there is no file for validation.
+    prefers_root: whether subfolders are left out if the files beside them are enough.
+
+  Raises:
+    BadInput: a part of the names speaks of splits, but there are none of train or validation.
+  """
+  if [str(path) for path in paths] == [str(root)]:
+    return SplitFiles({}, paths)
+  needed = ('train',) if share else ('train', 'validation')
+  found = group_by_split([path for path in paths if str(path.parent) == str(root)])
+  if prefers_root and set(needed) <= set(found.files):
+    others = found.others + [path for path in paths if str(path.parent) != str(root)]
+    return SplitFiles(found.files, others)
+  found = group_by_split(paths, root)
+  missing = [split for split in needed if split not in found.files]
+  if found and missing:
+    there = ', '.join(f'{split}: {files[0].name}' for split, files in found.files.items())
+    remedy = ', or set data.validation_share=0.05' if missing == ['validation'] else ''
+    raise errors.BadInput(
+      f'data.path={root} has no file for {" and ".join(missing)} ({there}): put one there with '
+      f'train, valid or test in its name{remedy}'
+    )
+  return found
+
+
+def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:
+  """Returns a file, or the files of a folder and its subfolders, sorted, without hidden ones.
+
+  Those of object storage are `buckets.BucketFile`, which has the same methods.
+  """
+  if buckets.is_bucket(root):
+    return buckets.find(str(root))
+  if root.is_file():
+    return [root]
+  is_hidden = lambda path: any(part.startswith('.') for part in path.relative_to(root).parts)
+  return sorted(path for path in root.rglob('*') if path.is_file() and not is_hidden(path))
+
+
+def stamp(path: pathlib.Path) -> tuple[str, int, str | int]:
+  """Returns where a file is, its size, and what changes with its content."""
+  if isinstance(path, buckets.BucketFile):
+    return path.url, path.st_size, path.version
+  stat = path.stat()
+  return str(path.resolve()), stat.st_size, stat.st_mtime_ns

@@ -4,17 +4,20 @@ import codecs
 from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 import functools
-import gzip
 import io
 import json
+import logging
 import pathlib
+import re
 from typing import Any
-import zipfile
 
 from ngrammer_jax import errors
+from ngrammer_jax.data import compression
 from ngrammer_jax.system import files
 
 CHUNK_SIZE = 1 << 20  # bytes
+SPACE = re.compile(rb'(?<=\S) (?=\S)')
+LONG = 10_000_000  # bytes of a document that is tokenised in pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,28 @@ def split_chunks(blocks: Iterable[bytes]) -> Iterator[bytes]:
     yield buffer
 
 
+def split_long(text: bytes) -> Iterator[bytes]:
+  """Yields a text; one longer than LONG in pieces of about CHUNK_SIZE.
+
+  A piece begins with a space between two words, where tokenizers that split at white space have
+  equal tokens. Without one near, it begins with any character.
+  """
+  if len(text) <= LONG:
+    yield text
+    return
+  size, start = f'{len(text) / 1e6:,.0f} MB', 0
+  logging.info('a document of %s is tokenised in pieces, cut at spaces between words', size)
+  while start < len(text):
+    limit = start + CHUNK_SIZE
+    spaces = [match.start() for match in SPACE.finditer(text, max(limit - 4096, start + 1), limit)]
+    stop = (
+      spaces[-1] if spaces else start + _last_character_start(text[start : limit + 1], CHUNK_SIZE)
+    )
+    stop = stop if limit < len(text) else len(text)
+    yield text[start:stop]
+    start = stop
+
+
 def _last_character_start(text: bytes, limit: int) -> int:
   """Returns the last index up to `limit` (but at least 1) that starts a UTF-8 character."""
   for index in range(min(limit, len(text) - 1), max(limit - 4, 0), -1):
@@ -85,8 +110,8 @@ def byte_range(blocks: Iterable[bytes], start: int, stop: int) -> Iterator[bytes
 
 
 def read_blocks(path: pathlib.Path) -> Iterator[bytes]:
-  """Yields the bytes of a plain, .gz or single-member .zip file in blocks of CHUNK_SIZE."""
-  with files.translate_damage(path), open_binary(path) as file:
+  """Yields the bytes of a plain or compressed file in blocks of CHUNK_SIZE."""
+  with files.translate_damage(path), compression.open_binary(path) as file:
     while block := file.read(CHUNK_SIZE):
       yield block
 
@@ -125,16 +150,3 @@ def quote_line(line: bytes | str) -> str:
   """Returns the beginning of a line in quotes, for error messages."""
   text = (line.decode(errors='replace') if isinstance(line, bytes) else line).rstrip('\r\n')
   return f'"{text[:40]}..."' if len(text) > 43 else f'"{text}"'
-
-
-def open_binary(path: pathlib.Path) -> io.BufferedIOBase:
-  """Opens a plain, .gz or single-member .zip file for reading bytes."""
-  if path.suffix == '.gz':
-    return gzip.open(path)
-  if path.suffix == '.zip':
-    archive = zipfile.ZipFile(path)
-    members = archive.namelist()
-    if len(members) != 1:
-      raise errors.BadInput(f'{path} holds {len(members)} files, expected one')
-    return archive.open(members[0])
-  return path.open('rb')

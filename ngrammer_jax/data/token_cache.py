@@ -22,7 +22,8 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, shards, text_files, vocabularies
+from ngrammer_jax.data import corpora, documents, shards, split_files, text_files, vocabularies
+from ngrammer_jax.data.formats import ANY, Layout
 from ngrammer_jax.system import files, progress
 
 # The files of a published model that decide on its tokens; its weights do not.
@@ -30,6 +31,9 @@ TOKENIZER_FILES = (
   *('tokenizer.json', 'tokenizer.model', 'vocab.json', 'merges.txt', 'added_tokens.json'),
   *('tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja'),
   *('config.json', 'generation_config.json'),
+)
+ADDED_KEYS = (
+  *('text_field', 'document_separator', 'validation_share', 'begin_of_text', 'drop_duplicates'),
 )
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
 
@@ -100,7 +104,10 @@ class TokenCorpus:
 
 def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
   """Opens the corpus of a config, one of `corpora.CORPORA`."""
-  return corpora.open_corpus(config.corpus, config.path, config.newlines)
+  layout = layout_of(config)
+  return corpora.open_corpus(
+    config.corpus, config.path, config.newlines, layout, config.validation_share
+  )
 
 
 def prepare(
@@ -153,7 +160,8 @@ def learn_shared_vocabulary(
       f'data.vocabulary={config.vocabulary!r}: the characters of enwik8 are bytes, so other parts '
       f'of data.mixture cannot share them: use bytes or sentencepiece'
     )
-  keys = [_cache_key(config, corpus, None) for corpus in all_corpora]
+  parts = zip(config.parts().values(), all_corpora, strict=True)
+  keys = [_cache_key(part, corpus, None) for part, corpus in parts]
   name = hashlib.sha256(json.dumps([keys, weights]).encode()).hexdigest()[:16]
 
   def write(folder):
@@ -206,6 +214,12 @@ def _load_or_write(config, name, load, write, may_delete):
   return load(folder)
 
 
+def layout_of(config: data_config.DataConfig, has_paragraphs: bool = True) -> Layout:
+  """Returns where the text of a document is, see `formats.Layout`."""
+  fields, separator = config.text_field, config.document_separator
+  return Layout(fields, separator, has_paragraphs, config.vocabulary == 'bytes')
+
+
 def _create_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
   """Writes a folder of the cache, unless another process is faster."""
   with tempfile.TemporaryDirectory(
@@ -236,10 +250,18 @@ def _cache_key(
     path = files.user_path('data.vocabulary_path', config.vocabulary_path)
     own = [path / name for name in TOKENIZER_FILES if (path / name).exists()]
     paths += own if path.is_dir() else [path]
-  stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
+  stats = list(map(split_files.stamp, paths))
   settings = [config.vocabulary, config.vocabulary_size, config.newlines]
   if vocabulary is not None:
     settings.append(hashlib.sha256(repr(vocabulary.definition).encode()).hexdigest())
+  if corpus.first_sizes:
+    settings.append(sorted(corpus.first_sizes.items()))
+  if corpus.reading:
+    settings.append(corpus.reading)
+  # Keys that an earlier version did not have: only other values than the default change the name.
+  for field in (f for f in dataclasses.fields(config) if f.name in ADDED_KEYS):
+    if (value := getattr(config, field.name)) != field.default:
+      settings.append([field.name, value])
   text = json.dumps([FORMAT_VERSION, corpus.name, stats, settings])
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -253,15 +275,20 @@ def _write_cache(
   """Learns the vocabulary, if there is none, and tokenises all splits into an empty folder."""
   logging.info('preparing %s into %s', corpus.name, folder.parent)
   corpus = _with_encoding(config, corpus)
+  if config.drop_duplicates:
+    corpus = documents.without_duplicates(corpus)
   sizes, digest = _measure(corpus)
   vocabulary = vocabulary or _create_vocabulary(config, [corpus], [sizes], [1.0])
   vocabulary.save(folder)
   splits_meta = {}
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
     for split in sizes:
-      meta = splits_meta[split] = _write_split(corpus, split, vocabulary, folder, bar)
+      separator = vocabulary.separator(config.begin_of_text)
+      meta = splits_meta[split] = _write_split(corpus, split, vocabulary, separator, folder, bar)
       counts = (f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents'))
-      logging.info('%s: %s tokens, %s bytes, %s documents', split, *counts)
+      empty = getattr(corpus.splits[split], 'num_empty', 0)
+      skipped = f'; {empty:,} empty ones skipped' if empty else ''
+      logging.info('%s: %s tokens, %s bytes, %s documents%s', split, *counts, skipped)
   vocabulary_hash = _vocabulary_hash(folder)
   digest.update(vocabulary_hash.encode())
   meta = {
@@ -282,23 +309,29 @@ def _with_encoding(config: data_config.DataConfig, corpus: corpora.Corpus) -> co
 
 def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
   """Returns the bytes of each split that is tokenised in advance, and the hash of all text."""
-  sizes, digest = {}, hashlib.sha256()
-  for split, documents in corpus.splits.items():
+  sizes, digest, overlap = {}, hashlib.sha256(), documents.Overlap(corpus)
+  for split, split_documents in corpus.splits.items():
     if split == 'train' and corpus.train_shards is not None:
       continue
     sizes[split] = 0
     digest.update(split.encode())
-    for chunk in _read_chunks(documents, corpus.encoding):
-      sizes[split] += len(chunk)
-      digest.update(chunk)
+    for document in split_documents:
+      key = documents.key()
+      for chunk in _read_chunks([document], corpus.encoding):
+        sizes[split] += len(chunk)
+        digest.update(chunk)
+        key.update(chunk.strip())
+      overlap.add(split, key.digest())
     digest.update(str(sizes[split]).encode())
     if not sizes[split]:
       raise errors.BadInput(
         f'the {split} split of {corpus.name} is empty: {corpus.files[0]} holds too little text'
       )
+  overlap.log()
   if corpus.train_shards is not None:  # too large to hash their contents
     for file in corpus.files:
-      digest.update(f'{file.name} {file.stat().st_size}'.encode())
+      size = corpus.first_sizes.get(file.name, file.stat().st_size)
+      digest.update(f'{file.name} {size}'.encode())
   return sizes, digest
 
 
@@ -325,10 +358,10 @@ def _create_vocabulary(
   encoding = all_corpora[0].encoding
   if config.vocabulary == 'characters':
     splits = [split for corpus in all_corpora for split in corpus.splits.values()]
-    documents = [document for split in splits for document in split]
-    separated = len(documents) > len(all_corpora[0].splits)
-    num_bytes = sum(sum(part.values()) for part in sizes)
-    chunks = _show_progress(_read_chunks(documents, encoding), num_bytes)
+    has_several = lambda split: len(list(itertools.islice(split, 2))) > 1
+    separated = len(all_corpora) > 1 or any(map(has_several, splits))
+    chunks = _read_chunks(itertools.chain(*splits), encoding)
+    chunks = _show_progress(chunks, sum(sum(part.values()) for part in sizes))
     return vocabularies.learn_characters(chunks, encoding, separated)
   texts = [_read_chunks(corpus.splits['train'], encoding) for corpus in all_corpora]
   train_bytes = [part.get('train', 0) for part in sizes]
@@ -376,24 +409,27 @@ def _read_chunks(documents, encoding: str) -> Iterator[bytes]:
       yield chunk
 
 
-def _write_split(corpus, split, vocabulary, folder, bar) -> dict[str, Any]:
+def _write_split(corpus, split, vocabulary, separator, folder, bar) -> dict[str, Any]:
   """Writes the tokens and document starts of a split. Returns its entry in meta.json."""
   dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
   tokens, text_bytes, lossless, starts = 0, 0, not corpus.is_altered, []
+  spelled = documents.SpelledSeparators(corpus.name, vocabulary)
   separated = not (corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start)
   with (folder / f'{split}.tokens').open('wb') as file:
     for i, document in enumerate(corpus.splits[split]):
       if i and separated:
-        file.write(dtype(vocabulary.document_start).tobytes())
-        tokens += 1
+        file.write(np.array(separator, dtype).tobytes())
+        tokens += len(separator)
       starts.append(tokens)
       for chunk in _read_chunks([document], corpus.encoding):
+        spelled.count(chunk)
         ids = vocabulary.encode(chunk)
         lossless = lossless and vocabulary.decode(ids) == chunk
         file.write(ids.astype(dtype).tobytes())
         tokens += len(ids)
         text_bytes += len(chunk)
         bar.advance(len(chunk))
+  spelled.log(split)
   np.save(folder / f'{split}.starts.npy', np.array(starts, np.int64))
   return {
     'tokens': tokens,
@@ -404,36 +440,48 @@ def _write_split(corpus, split, vocabulary, folder, bar) -> dict[str, Any]:
   }
 
 
-def encode_file(path: pathlib.Path, vocabulary: vocabularies.Vocabulary) -> TokenSplit:
-  """Returns the tokens of a file as one document, in memory.
+def encode_file(
+  path: pathlib.Path, vocabulary: vocabularies.Vocabulary, layout: Layout = ANY
+) -> TokenSplit:
+  """Returns the tokens of a file, in memory: a text as one document, other files as their own.
 
   For a model that reads no document start, the first token is read and not predicted.
 
   Raises:
-    BadInput: the file is missing, empty or damaged, it is not valid UTF-8, or the vocabulary lacks
-      a character of it.
+    BadInput: the file is missing, empty, damaged or no text, it is not valid UTF-8, or the
+      vocabulary lacks a character of it.
   """
   if not path.is_file():
     raise errors.BadInput(f'{path}: no such file; expected a text file')
-  ids, text_bytes, is_lossless = [], 0, True
-  for chunk in text_files.read_chunks(path):
-    try:
-      ids.append(vocabulary.encode(chunk).astype(np.int32))
-    except UnicodeDecodeError:
-      text_files.decode(chunk, str(path), offset=text_bytes)  # raises BadInput with the position
-      raise
-    except errors.BadInput as error:
-      raise errors.BadInput(f'{path}: {error}') from error
-    text_bytes += len(chunk)
-    is_lossless = is_lossless and vocabulary.decode(ids[-1]) == chunk
+  ids, starts, num_tokens, text_bytes, is_lossless = [], [], 0, 0, True
+  spelled = documents.SpelledSeparators(str(path), vocabulary)
+  for document in corpora.open_documents(path, layout):
+    if starts:
+      ids.append(np.array(vocabulary.separator(), np.int32))
+      num_tokens += len(ids[-1])
+    starts.append(num_tokens)
+    offset = 0
+    for chunk in document.read_chunks():
+      spelled.count(chunk)
+      try:
+        ids.append(vocabulary.encode(chunk).astype(np.int32))
+      except UnicodeDecodeError:
+        text_files.decode(chunk, document.name, offset=offset)  # raises BadInput with the position
+        raise
+      except errors.BadInput as error:
+        raise errors.BadInput(f'{path}: {error}') from error
+      offset += len(chunk)
+      num_tokens += len(ids[-1])
+      is_lossless = is_lossless and vocabulary.decode(ids[-1]) == chunk
+    text_bytes += offset
   if not text_bytes:
     raise errors.BadInput(f'{path} is empty; expected text')
-  tokens, start = np.concatenate(ids), vocabulary.document_start
+  spelled.log('the text')
+  tokens, start, starts = np.concatenate(ids), vocabulary.document_start, np.array(starts, np.int64)
   if not vocabulary.adds_start and len(tokens) > 1:
-    start, tokens = int(tokens[0]), tokens[1:]
+    start, tokens, starts = int(tokens[0]), tokens[1:], np.maximum(starts - 1, 0)
   text_bytes = text_bytes if is_lossless else None
-  starts, characters = np.zeros(1, np.int64), vocabulary.num_characters
-  return TokenSplit(tokens, starts, text_bytes, start, characters)
+  return TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
 
 
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:

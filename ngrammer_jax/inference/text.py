@@ -31,11 +31,10 @@ class EncodedText(NamedTuple):
 def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> EncodedText:
   """Encodes a text. Raises BadInput, with its name, if the vocabulary lacks a character."""
   try:
-    return EncodedText(text, vocabulary.encode(text.encode()).astype(np.int32))
+    with errors.named(name):
+      return EncodedText(text, vocabulary.encode(text.encode()).astype(np.int32))
   except UnicodeEncodeError as error:
     raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
-  except errors.BadInput as error:
-    raise errors.BadInput(f'{name}: {error}') from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,15 +20,7 @@ Source = conversion.Source
 ORIGIN = 'an adaptive-span model'
 # Config fields that every source model shares; the sizes, dropout, `span` and `persistent` differ.
 # A model with persistent vectors has feed_forward_width=0.
-MODEL_OPTIONS = {
-  'activation': 'relu',
-  'gated': False,
-  'feed_forward_bias': True,
-  'position': 'table',
-  'norm': 'post_skip',
-  'norm_epsilon': 1e-5,
-  'final_norm': False,
-}
+MODEL_OPTIONS = conversion.TORCH_MODEL_OPTIONS | {'position': 'table'}
 # Config fields of a model with a full softmax and of one with an adaptive softmax.
 FULL_SOFTMAX_OPTIONS = {'tie_embeddings': False, 'scale_embeddings': False}
 ADAPTIVE_SOFTMAX_OPTIONS = {'tie_embeddings': True, 'scale_embeddings': True}

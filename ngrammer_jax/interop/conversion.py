@@ -27,6 +27,11 @@ LAYER_TRAINING_OPTIONS = (
   *(*NGRAM_TRAINING_OPTIONS, 'dtype', 'return_memory', 'parent', 'name'),
   *(f'options.{name}' for name in NGRAM_MEMORY_TRAINING_OPTIONS),
 )
+# Fields of the configs of Transformer-XL and adaptive-span in PyTorch.
+TORCH_MODEL_OPTIONS = {
+  **{'activation': 'relu', 'gated': False, 'feed_forward_bias': True},
+  **{'norm': 'post_skip', 'norm_epsilon': 1e-5, 'final_norm': False},
+}
 MODEL_TRAINING_OPTIONS = (
   *('dtype', 'scan_layers', 'remat', 'vocabulary_chunk', 'kernel', 'initial'),
   *('dropout', 'attention_dropout', 'inner_dropout', 'adaptive_softmax.dropout'),

@@ -353,16 +353,14 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source
   for name, norm_prefix in (('attention', prefix), ('feed_forward', feed_forward)):
     for norm, source_norm in NORM_NAMES[config.norm].items():
       sources |= _norm_sources(f'{path}/{name}_{norm}', norm_prefix + source_norm, D)
-  weights, biases = {}, {}
   linears = {'in': ('ffn_layer1', (D, F)), 'out': ('ffn_layer2', (F, D))}
   if config.gated:
     linears['gate'] = ('ffn_layer1_gate', (D, F))
   for name, (source_name, shape) in linears.items():
-    weights[f'feed_forward/{name}'] = Source(f'{feed_forward}{source_name}/linear/w', shape)
-    biases[f'feed_forward/{name}'] = Source(f'{feed_forward}{source_name}/bias/b', shape[1:])
-  sources |= {f'{path}/{name}/kernel': source for name, source in weights.items()}
-  if config.bias:
-    sources |= {f'{path}/{name}/bias': source for name, source in biases.items()}
+    linear, source_linear = f'{path}/feed_forward/{name}', f'{feed_forward}{source_name}'
+    sources[f'{linear}/kernel'] = Source(f'{source_linear}/linear/w', shape)
+    if config.bias:
+      sources[f'{linear}/bias'] = Source(f'{source_linear}/bias/b', shape[1:])
   return sources
 
 

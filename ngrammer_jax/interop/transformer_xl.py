@@ -19,15 +19,7 @@ from ngrammer_jax.interop import conversion, settings
 Source = conversion.Source
 
 # Config fields that every source model shares; sizes, memory and clamp_length differ.
-MODEL_OPTIONS = {
-  'activation': 'relu',
-  'gated': False,
-  'feed_forward_bias': True,
-  'position': 'relative',  # attn_type 0
-  'norm': 'post_skip',
-  'norm_epsilon': 1e-5,
-  'final_norm': False,
-}
+MODEL_OPTIONS = conversion.TORCH_MODEL_OPTIONS | {'position': 'relative'}  # attn_type 0
 
 # Options of any value; all others must have their defaults.
 FREE_OPTIONS = (

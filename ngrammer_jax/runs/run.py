@@ -222,7 +222,7 @@ class Run:
       has_only_own = str(data.vocabulary_path).startswith(f'{self.workdir}/')
       is_given = workdirs.is_exported(self.workdir) or has_only_own
       vocabulary = self.vocabulary if is_given else None
-      prepared = mixture.prepare(data, open_corpus, may_delete, vocabulary)
+      prepared = mixture.prepare(data, open_corpus, may_delete, vocabulary, self.workdir)
       workdirs.check_text(self.workdir, self.config, prepared.content_hash)
     return prepared
 
@@ -261,7 +261,8 @@ class Run:
       BadInput: the file cannot be read, or the vocabulary lacks a character of it.
     """
     with hosts.collective_errors():
-      tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary)
+      layout = token_cache.layout_of(self.config.data, has_paragraphs=False)
+      tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary, layout)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
     if streams < self.config.evaluation.streams:

@@ -15,6 +15,7 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, vocabularies
+from ngrammer_jax.data.formats import START, Place
 from ngrammer_jax.system import files
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary
@@ -78,20 +79,22 @@ class TfdsShards:
   @functools.cached_property
   def files(self) -> tuple[pathlib.Path, ...]:
     """Paths of the shards, in order."""
-    return tuple(map(pathlib.Path, self.source.list_shards(self.split)))
+    return tuple(map(files.path, self.source.list_shards(self.split)))
 
-  def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """See `data.shards.Shards`. The position is the document index; offsets are always 0."""
+  def read(self, shard: int, place: Place = START) -> Iterator[tuple[bytes, Place]]:
+    """See `data.shards.Shards`. The place is the number of the document."""
     info = seqio.ShardInfo(shard, len(self.files))
     dataset = self.source.get_dataset(self.split, shuffle=False, shard_info=info)
     options = tf.data.Options()
     # Many datasets are open at once. With autotuning, closing one takes seconds.
     options.autotune.enabled = False
+    document = place.document
     dataset = dataset.skip(document).batch(READ_BATCH).with_options(options)
     try:
       for examples in dataset.as_numpy_iterator():
         for text in examples['text']:
-          yield text, 0
+          document += 1
+          yield text, Place(document)
     except tf.errors.OpError as error:
       raise errors.BadInput(f'{self.files[shard]} is damaged: {error.message}') from error
 
@@ -105,7 +108,8 @@ def _open_source(name: str, data_dir: str | None) -> Any:
   """Returns the seqio source of the newest prepared version. Raises BadInput if there is none."""
   import tensorflow_datasets as tfds
 
-  root = files.user_path('data.path', data_dir or tfds.core.constants.DATA_DIR)
+  root = data_dir or tfds.core.constants.DATA_DIR
+  root = files.path(root) if files.is_remote(root) else files.user_path('data.path', root)
   prepared = sorted(
     (folder.parent for folder in (root / name).glob('*/dataset_info.json')),
     key=lambda folder: tuple(int(part) for part in folder.name.split('.') if part.isdigit()),

@@ -84,7 +84,7 @@ class CorpusTask:
     start: Start | None = None,
   ):
     self._config, self._start = config, start
-    self._mixture = mixture.prepare(config.data, open_corpus)
+    self._mixture = mixture.prepare(config.data, open_corpus, workdir=workdir)
     self.vocabulary, self.content_hash = self._mixture.vocabulary, self._mixture.content_hash
     self._segments = mixture.TrainSegments(self._mixture, config, workdir)
 

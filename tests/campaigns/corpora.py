@@ -9,16 +9,23 @@ if anything differs.
 """
 
 import argparse
-from collections.abc import Callable, Iterable
-import gzip
+from collections.abc import Iterator
+import contextlib
 import json
+import logging
+import os
 import pathlib
 import random
 import shutil
 import sys
 from typing import NamedTuple
 
+import fsspec
+from moto import server
+
+from tests import fake_gcs
 from tests.campaigns import kill_campaign
+from tests.data import document_files
 
 TRAINING = {
   'model.layers': 1,
@@ -29,59 +36,40 @@ TRAINING = {
   'model.memory.length': 16,
   'evaluation.max_tokens': 2000,
   'evaluation.streams': 4,
-  'training.steps': 1200,
+  'training.steps': 900,
   'training.batch_size': 6,
   'training.segment_length': 32,
   'training.segments_per_call': 5,
   'training.log_every': 50,
-  'training.evaluate_every': 400,
+  'training.evaluate_every': 300,
   'training.checkpoint_every': 70,  # between the steps at which readers save their states
 }
+BUCKET = 'corpora'
 BYTES = {'data.vocabulary': 'bytes', 'data.vocabulary_size': None}
 LEARNED = {'data.vocabulary_size': 300}
 
 
-def write_lines(path: pathlib.Path, documents: Iterable[str]) -> None:
-  """Writes JSON lines."""
-  path.write_text(''.join(json.dumps({'text': text}) + '\n' for text in documents))
-
-
-def write_gzip(path: pathlib.Path, documents: Iterable[str]) -> None:
-  """Writes compressed JSON lines."""
-  with gzip.open(path, 'wt') as file:
-    file.writelines(json.dumps({'text': text}) + '\n' for text in documents)
-
-
-def write_paragraphs(path: pathlib.Path, documents: Iterable[str]) -> None:
-  """Writes documents separated by empty lines."""
-  path.write_text('\n\n'.join(documents))
-
-
-# Writers of one file, by its suffix.
-FORMATS: dict[str, Callable[[pathlib.Path, Iterable[str]], None]] = {
-  '.jsonl': write_lines,
-  '.json.gz': write_gzip,
-  '.txt': write_paragraphs,
-}
-
-
 class Corpus(NamedTuple):
-  """A corpus: suffix of its files, `data.corpus`, and its weight in a mixture."""
+  """A corpus: suffix of its files, `data.corpus`, weight in a mixture, and store; '': the disk."""
 
   suffix: str
   corpus: str = 'shards'
   weight: float = 1.0
+  store: str = ''
 
-  def write(self, folder: pathlib.Path) -> pathlib.Path:
+  def write(self, folder: pathlib.Path) -> str:
     """Writes four shards for training, of different lengths, and one for each other split."""
-    rng, write = random.Random(str(folder.name)), FORMATS[self.suffix]
+    rng = random.Random(folder.name)
     words = [''.join(rng.choices('abcdefghij', k=rng.randint(1, 8))) for _ in range(50)]
     text = lambda: ' '.join(rng.choices(words, k=rng.randint(3, 80)))
-    folder.mkdir(parents=True)
     shards = {f'train-{i}': 12 + 9 * i for i in range(4 if self.corpus == 'shards' else 1)}
     for name, count in (shards | {'valid': 8, 'test': 8}).items():
-      write(folder / f'{name}{self.suffix}', [text() for _ in range(count)])
-    return folder
+      document_files.write(folder / f'{name}{self.suffix}', [text() for _ in range(count)])
+    if not self.store:
+      return str(folder)
+    url = f'{self.store}://{BUCKET}/{folder.parent.parent.name}/{folder.name}'
+    fsspec.filesystem(self.store).put(str(folder), url, recursive=True)
+    return url
 
 
 class Combination(NamedTuple):
@@ -104,16 +92,44 @@ class Combination(NamedTuple):
 
 COMBINATIONS = {
   'lines': Combination((Corpus('.jsonl'),)),
-  'gzip, learned vocabulary': Combination((Corpus('.json.gz'),), LEARNED),
-  'mixture of shards': Combination((Corpus('.json.gz', weight=3), Corpus('.txt'))),
-  'mixture of a text and shards': Combination(
-    (Corpus('.txt', 'text', 3), Corpus('.jsonl')), LEARNED | {'data.mixture_block': 3}
+  'zst, shuffled, learned vocabulary': Combination(
+    (Corpus('.jsonl.zst'),), LEARNED | {'data.shuffle': 1}
   ),
-  'mixture of three': Combination(
-    (Corpus('.txt', 'text', 0.3), Corpus('.jsonl', weight=5), Corpus('.txt')),
-    BYTES | {'data.mixture_temperature': 2},
+  'gzip, shuffled, gs': Combination((Corpus('.json.gz', store='gs'),), BYTES | {'data.shuffle': 1}),
+  'Parquet, shuffled': Combination((Corpus('.parquet'),), BYTES | {'data.shuffle': 2}),
+  'Arrow, s3': Combination((Corpus('.arrow', store='s3'),)),
+  'mixture of Parquet in s3 and zst in gs, shuffled': Combination(
+    (Corpus('.parquet', weight=3, store='s3'), Corpus('.jsonl.zst', store='gs')),
+    BYTES | {'data.shuffle': 3},
+  ),
+  'mixture of a text and xz, learned vocabulary': Combination(
+    (Corpus('.txt', 'text', 3), Corpus('.txt.xz')), LEARNED | {'data.mixture_block': 3}
+  ),
+  'mixture of three, shuffled': Combination(
+    (Corpus('.parquet', 'text', 0.3), Corpus('.jsonl.bz2', weight=5), Corpus('.arrow')),
+    BYTES | {'data.mixture_temperature': 2, 'data.shuffle': 4},
   ),
 }
+
+
+@contextlib.contextmanager
+def emulated_stores() -> Iterator[None]:
+  """Starts emulators of Google Cloud Storage and S3, with an empty bucket in each."""
+  logging.getLogger('werkzeug').setLevel(logging.ERROR)
+  s3 = server.ThreadedMotoServer(port=0, verbose=False)
+  s3.start()
+  host, port = s3.get_host_and_port()
+  os.environ |= {
+    'STORAGE_EMULATOR_HOST': fake_gcs.start(),
+    'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',
+    'AWS_ENDPOINT_URL': f'http://{host}:{port}',
+    'AWS_ACCESS_KEY_ID': 'key',
+    'AWS_SECRET_ACCESS_KEY': 'secret',
+    'AWS_DEFAULT_REGION': 'us-east-1',
+  }
+  fsspec.filesystem('s3').mkdir(BUCKET)
+  yield
+  s3.stop()
 
 
 def kill(folder: pathlib.Path, combination: Combination, kills: int) -> dict[str, list[str]]:
@@ -138,15 +154,16 @@ def main() -> None:
   options = parser.parse_args()
   path = options.folder / 'results.json'
   results = json.loads(path.read_text()) if path.exists() else {}
-  for name in COMBINATIONS if options.only is None else [options.only]:
-    if name not in results:
-      random.seed(f'{options.seed} {name}')
-      folder = options.folder / name.replace(' ', '_')
-      results[name] = kill(folder, COMBINATIONS[name], options.kills)
-      path.write_text(json.dumps(results, indent=2))
-    found = results[name]['differences']
-    moments = '; '.join(results[name]['moments'])
-    print(f'{name}: {len(found)} differences {", ".join(found)} ({moments})', flush=True)
+  with emulated_stores():
+    for name in COMBINATIONS if options.only is None else [options.only]:
+      if name not in results:
+        random.seed(f'{options.seed} {name}')
+        folder = options.folder / name.replace(' ', '_').replace(',', '')
+        results[name] = kill(folder, COMBINATIONS[name], options.kills)
+        path.write_text(json.dumps(results, indent=2))
+      found = results[name]['differences']
+      moments = '; '.join(results[name]['moments'])
+      print(f'{name}: {len(found)} differences {", ".join(found)} ({moments})', flush=True)
   kills = sum(len(result['moments']) for result in results.values())
   differences = sum(len(result['differences']) for result in results.values())
   print(f'{kills} kills, {len(results)} combinations, {differences} differences')

@@ -286,7 +286,7 @@ def test_unknown_variant_or_other_file_is_named(folder, spec, message):
 def test_a_config_file_that_fails_or_exits_is_named(folder):
   for error in ('ValueError', 'SystemExit'):
     (folder / 'other.py').write_text(f'raise {error}(0)')
-    with bad_input(f'--config={folder}/other.py fails: {error}: 0; correct the file'):
+    with bad_input(f'--config={folder}/other.py: it fails: {error}: 0; correct the file'):
       command_line.load_file(f'{folder}/other.py')
 
 

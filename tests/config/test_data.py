@@ -40,3 +40,24 @@ def test_temperature_is_that_of_seqio():
 def test_settings_that_are_refused(values, message):
   with bad_input(message):
     config.resolve({'data': {'vocabulary': 'words', 'mixture': values}})
+
+
+def test_parts_have_the_keys_that_are_for_them():
+  corpora = ('shards', 'text', 'enwik8')
+  parts = tuple(PartConfig(name=name, corpus=name, path='x') for name in corpora)
+  keys = {'shuffle': 3, 'drop_duplicates': True, 'newlines': 'drop', 'text_field': ('a',)}
+  data = DataConfig(corpus='shards', mixture=parts, document_separator='|', **keys)
+  configs = data.parts()
+  values = lambda key: [getattr(configs[name], key) for name in corpora]
+  assert values('corpus') == [*corpora] and values('shuffle') == [3, None, None]
+  assert values('drop_duplicates') == [False, True, True]
+  assert values('newlines') == ['keep', 'keep', 'drop']
+  assert values('text_field') == [('a',), ('a',), ('text',)]
+  assert values('document_separator') == ['|', '|', None]
+  for part in configs.values():
+    part.check()
+  with bad_input(
+    "data.mixture.0.text_field=('b',) is not for data.mixture.0.corpus='enwik8', but for text, "
+    "shards: use ('text',)"
+  ):
+    config.resolve({'data': {'mixture': [{'corpus': 'enwik8', 'text_field': 'b'}]}})

@@ -12,6 +12,7 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.data import corpora, text_files
 from tests.checks import bad_input
+from tests.data import document_files
 from tests.loops import each
 
 SPLITS = corpora.SPLITS
@@ -310,7 +311,11 @@ def flip_bytes(data):
   [
     ('.gz', truncate, 'Compressed file ended before the end-of-stream marker was reached'),
     ('.gz', flip_bytes, ''),
-    ('.gz', lambda data: b'plain text', "Not a gzipped file (b'pl')"),
+    (
+      '.gz',
+      lambda data: b'plain text',
+      'it is named .gz, but is not compressed by gzip: copy it again, or rename it',
+    ),
     ('.zip', truncate, 'File is not a zip file'),
     ('.zip', flip_bytes, ''),
   ],
@@ -333,3 +338,154 @@ def test_zip_of_several_files_is_refused(tmp_path):
     archive.writestr('b', LINES)
   with bad_input(f'{path} holds 2 files, expected one'):
     all_chunks(corpora.open_corpus('text', str(path)))
+
+
+# Documents and splits.
+
+
+def open_files(folder, texts_by_name, **options):
+  for name, texts in texts_by_name.items():
+    document_files.write(folder / name, texts)
+  return corpora.open_corpus('text', str(folder), **options)
+
+
+def make_folder(path):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  return path
+
+
+def texts(prefix, count=3):
+  return [f'{prefix} {i}' for i in range(count)]
+
+
+@each('name', document_files.NAMES)
+def test_documents_of_one_file_are_held_out_evenly(tmp_path, name):
+  documents = texts('document', 80)
+  path = document_files.write(tmp_path / name, documents)
+  corpus = corpora.open_corpus('text', str(path), layout=corpora.Layout(separator='\n\n'))
+  numbers = {'validation': range(9, 80, 20), 'test': range(19, 80, 20)}
+  numbers['train'] = [i for i in range(80) if i % 20 not in (9, 19)]
+  expected = {split: [documents[i].encode() for i in numbers[split]] for split in numbers}
+  assert read(corpus) == expected
+
+
+def test_a_share_of_documents_and_of_a_text_is_held_out(tmp_path):
+  path = document_files.write(tmp_path / 'x.parquet', texts('document', 40))
+  corpus = corpora.open_corpus('text', str(path), share=0.1)
+  assert {split: len(docs) for split, docs in read(corpus).items()} == {
+    'train': 32,
+    'validation': 4,
+    'test': 4,
+  }
+  write(tmp_path / 'text.txt', LINES)
+  splits = read(corpora.open_corpus('text', str(tmp_path / 'text.txt'), share=0.2))
+  sizes = [len(b''.join(parts)) / len(LINES) for parts in splits.values()]
+  assert [round(size, 2) for size in sizes] == [0.6, 0.2, 0.2]
+
+
+@each(
+  'names, expected',
+  [
+    (('train.txt', 'val.txt', 'test.txt'), {'train': 0, 'validation': 1, 'test': 2}),
+    (('Train.TXT', 'DEV.txt', 'Test.txt'), {'train': 0, 'validation': 1, 'test': 2}),
+    (('train/a.txt', 'validation/b.txt', 'test/c.txt'), {'train': 0, 'validation': 1, 'test': 2}),
+    (('a/train-0.txt', 'a/valid-0.txt', 'b/x_test.txt'), {'train': 0, 'validation': 1, 'test': 2}),
+    (('train.txt', 'eval.txt'), {'train': 0, 'validation': 1}),
+    (('train.txt', 'holdout.txt'), {'train': 0, 'validation': 1}),
+    (('train.txt', 'dev.txt', 'eval.txt'), {'train': 0, 'validation': 1, 'test': 2}),
+    (('train.txt', 'val.txt', 'held-out.txt'), {'train': 0, 'validation': 1, 'test': 2}),
+    (('training_set.txt', 'dev_set.txt'), {'train': 0, 'validation': 1}),
+    (('c4-train.00.txt', 'c4-validation.00.txt'), {'train': 0, 'validation': 1}),
+    (('mytrain.txt', 'myvalid.txt', 'mytest.txt'), {'train': 0, 'validation': 1, 'test': 2}),
+  ],
+)
+def test_names_of_splits(tmp_path_factory, names, expected):
+  folder = tmp_path_factory.mktemp('splits')
+  for i, name in enumerate(names):
+    write(make_folder(folder / name), f'text {i}'.encode())
+  (folder / 'README.md').write_text('not a part')
+  splits = read(corpora.open_corpus('text', str(folder)))
+  assert splits == {split: [f'text {i}'.encode()] for split, i in expected.items()}
+
+
+@each(
+  'names', [('interval.txt', 'devil.txt', 'contest.txt'), ('a.txt', 'trainer.txt', 'value.txt')]
+)
+def test_other_names_are_no_splits(tmp_path_factory, names):
+  folder = tmp_path_factory.mktemp('pool')
+  for name in names:
+    write(folder / name, LINES)
+  corpus = corpora.open_corpus('text', str(folder))
+  assert [len(corpus.splits[split]) for split in SPLITS] == [3, 3, 3]
+
+
+@each(
+  'names, message',
+  [
+    (('train.txt', 'test.txt'), 'validation (train: train.txt, test: test.txt)'),
+    (('val.txt', 'test.txt'), 'train (validation: val.txt, test: test.txt)'),
+    (('test.txt', 'a.txt', 'b.txt'), 'train and validation (test: test.txt)'),
+  ],
+)
+def test_a_folder_without_a_split_is_refused(tmp_path_factory, names, message):
+  folder = tmp_path_factory.mktemp('missing')
+  for name in names:
+    write(folder / name, LINES)
+  share = ', or set data.validation_share=0.05' * message.startswith('validation')
+  with bad_input(
+    f'data.path={folder} has no file for {message}: put one there with train, valid or test in its '
+    f'name{share}'
+  ):
+    corpora.open_corpus('text', str(folder))
+  if share:  # validation comes from train, test stays as it is
+    splits = read(corpora.open_corpus('text', str(folder), share=0.05))
+    assert b''.join(splits['train'] + splits['validation']) == LINES == b''.join(splits['test'])
+
+
+def test_several_files_of_a_split(tmp_path):
+  names = {
+    'train-00.txt': ['a'],
+    'train-01.jsonl.zst': ['b', 'c'],
+    'valid-0.parquet': ['d'],
+    'valid-1.txt': ['e'],
+    'notes.md': ['f'],
+  }
+  splits = read(open_files(tmp_path, {n: t for n, t in names.items() if n != 'notes.md'}))
+  assert splits == {'train': [b'a', b'b', b'c'], 'validation': [b'd', b'e']}
+
+
+def test_what_was_taken_for_what_is_logged(tmp_path, caplog):
+  caplog.set_level('INFO')
+  files = {'train-0.jsonl.zst': texts('a'), 'train-1.parquet': texts('b'), 'dev.txt': texts('c')}
+  (tmp_path / 'README').write_text('about')
+  open_files(tmp_path, files)
+  sizes = [
+    sum((tmp_path / name).stat().st_size for name in files if s in name) for s in ('train', 'dev')
+  ]
+  assert caplog.messages == [
+    f'data.path={tmp_path}: train: 2 files (JSON lines, Parquet, zstandard), {sizes[0]:,} bytes; '
+    f'validation: 1 file (text), {sizes[1]:,} bytes; left out: README'
+  ]
+
+
+def test_a_folder_of_save_to_disk(tmp_path):
+  for split in ('train', 'test', 'validation'):
+    document_files.write(tmp_path / split / 'data-00000-of-00001.stream.arrow', texts(split))
+    for name in ('dataset_info.json', 'state.json'):
+      (tmp_path / split / name).write_text('{\n}')
+  (tmp_path / 'dataset_dict.json').write_text('{"splits": ["train", "test"]}')
+  for name in ('text', 'shards'):
+    splits = read(corpora.open_corpus(name, str(tmp_path)))
+    assert splits == {split: [t.encode() for t in texts(split)] for split in SPLITS}
+
+
+def test_a_long_document_is_read_in_pieces(tmp_path, monkeypatch):
+  monkeypatch.setattr(text_files, 'LONG', 1000)
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', 400)
+  long = 'some  words and a\nline ' * 60 + 'x' * 900 + 'é' * 300
+  path = document_files.write(tmp_path / 'x.jsonl', ['short'] * 20 + [long])
+  pieces = list(list(corpora.open_corpus('text', str(path)).splits['train'])[-1].read_chunks())
+  assert b''.join(pieces).decode() == long and max(map(len, pieces)) <= 400
+  assert all(piece.decode() for piece in pieces)
+  spaced = [piece for piece in pieces[1:] if piece.startswith(b' ')]
+  assert len(spaced) >= 3 and all(piece[1:2].strip() for piece in spaced)

@@ -54,12 +54,12 @@ def open_segments(config, workdir):
 
 
 def single_row(part, row, workdir):
-  """The segments that a row reads of a part that is not mixed."""
+  """The segments that a row reads of a part that is not mixed, shuffled if it is streamed."""
   if part.train_shards is None:
     schedule = mixture_schedule.whole_batch(B)
     reader = streams.TrainStreams(part.splits['train'], T, schedule)
   else:
-    reader = packing.PackedDataset(part.train_shards, BYTES, B, T, workdir / 'single')
+    reader = packing.PackedDataset(part.train_shards, BYTES, B, T, workdir / 'single', 3)
   for step in range(STEPS):
     yield reader.rows(step, range(B))[row]
 
@@ -69,7 +69,7 @@ def single_row(part, row, workdir):
   [[('lower', 3), ('digits', 1)], [('web', 1), ('lower', 0.5), ('digits', 0.25)], [('web', 1)]],
 )
 def test_rows_continue_each_part_where_they_stopped(data, tmp_path, parts):
-  config = data(*parts)
+  config = data(*parts, shuffle=3)
   prepared = mixture.prepare(config)
   segments = open_segments(config, tmp_path)
   actual = [segments.segment(step) for step in range(STEPS)]
@@ -180,6 +180,39 @@ def test_a_sample_for_the_vocabulary_has_the_weights(data, folder, monkeypatch):
   assert 70 <= count(b'XYZ') <= 130 and 150 <= count(b'abcdef') <= 220 and not count(b'012345')
 
 
+def test_parts_have_fields_of_their_own(tmp_path):
+  for field in ('text', 'content'):
+    (tmp_path / field).mkdir()
+    for name in ('train', 'valid'):
+      lines = json.dumps({field: f'in {field}'}) + '\n'
+      (tmp_path / field / f'{name}.jsonl').write_text(lines * 20)
+  values = [{'path': str(tmp_path / 'text')}]
+  values += [{'path': str(tmp_path / 'content'), 'text_field': 'content'}]
+  data = {'corpus': 'shards', 'vocabulary': 'bytes', 'mixture': values}
+  config = experiment.resolve({'data': data}).data
+  prepared = mixture.prepare(config)
+  for name, part in prepared.parts.items():
+    assert f'in {name}'.encode() in BYTES.decode(part.splits['validation'].tokens)
+
+
+def test_sizes_of_damaged_files_are_those_of_their_part(data, tmp_path, monkeypatch):
+  """Files of two parts may have the same name."""
+  config, places = data(('web', 1), ('lower', 1)), tmp_path / 'run' / 'places'
+  for index, size in enumerate((7, 8)):
+    line = {'file': 0, 'name': 'train-0.jsonl', 'size': size, 'content': '', 'was_damaged': True}
+    (places / f'abc-5x7-{index}').mkdir(parents=True)
+    (places / f'abc-5x7-{index}' / 'files-0.jsonl').write_text(json.dumps(line))
+  sizes, prepare = [], token_cache.prepare
+
+  def record_sizes(part, corpus, *arguments):
+    sizes.append(corpus.first_sizes)
+    return prepare(part, corpus, *arguments)
+
+  monkeypatch.setattr(token_cache, 'prepare', record_sizes)
+  mixture.prepare(config, workdir=tmp_path / 'run')
+  assert sizes == [{'train-0.jsonl': 7}, {'train-0.jsonl': 8}]
+
+
 def test_characters_of_bytes_are_not_shared(data, folder, monkeypatch):
   corpus = token_cache.open_corpus(DataConfig('text', str(folder / 'lower.txt')))
   open_corpus = lambda config: dataclasses.replace(corpus, encoding=config.corpus)
@@ -201,7 +234,9 @@ def test_places_that_are_refused(data, folder):
     mixture.prepare(data(('lower', 1), ('none', 1)))
   assert not list((folder / 'cache').glob('*'))  # before anything is tokenised
   (folder / 'web' / 'valid.jsonl').unlink()
-  with pytest.raises(data_config.errors.BadInput, match=r'data.mixture.0.path=.* no shards for va'):
+  with pytest.raises(
+    data_config.errors.BadInput, match=r'data.mixture.0.path=.* has no file for validation'
+  ):
     mixture.prepare(data(('web', 1)))
   for split, text in (('train', '0 1'), ('valid', '2'), ('test', '3')):
     (folder / 'tiny').mkdir(exist_ok=True)

@@ -5,8 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from ngrammer_jax.data import packing, shards, vocabularies
+from ngrammer_jax import errors
+from ngrammer_jax.data import packing, seen_files, shards, vocabularies
 from tests.checks import bad_input
+from tests.data import document_files
+from tests.loops import each
 
 BYTES = vocabularies.ByteVocabulary()
 T, DOCUMENT_START = 7, BYTES.document_start
@@ -20,7 +23,7 @@ def write_shards(folder, counts=COUNTS):
     lines = [{'text': f'{shard} {i} ' + 'x' * length} for i, length in enumerate(lengths)]
     (folder / f'train-{shard}.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
   (folder / 'valid.jsonl').write_text('{"text": "x"}\n')
-  return shards.find(folder)['train']
+  return shards.find(folder)[0]['train']
 
 
 def open_dataset(folder, batch_size, counts=COUNTS):
@@ -53,7 +56,7 @@ def test_a_row_concatenates_its_documents(tmp_path, batch_size):
   inputs, targets, starts, valid = (np.concatenate(column, axis=1) for column in columns)
   assert valid.all()
   for row in range(batch_size):
-    train_shards = shards.find(tmp_path)['train']
+    train_shards = shards.find(tmp_path)[0]['train']
     expected_ids, expected_starts = expected_row(train_shards, row, batch_size, num_steps * T)
     np.testing.assert_array_equal(targets[row], expected_ids)
     np.testing.assert_array_equal(starts[row], expected_starts)
@@ -105,7 +108,7 @@ def test_resuming_starts_from_the_last_saved_state(tmp_path, monkeypatch):
 )
 def test_damaged_states_are_ignored(tmp_path, damage):
   expected = open_dataset(tmp_path, 2).segment(4)
-  (tmp_path / 'places').mkdir()
+  (tmp_path / 'places').mkdir(exist_ok=True)
   (tmp_path / 'places' / '0-1.jsonl').write_bytes(damage)
   actual = open_dataset(tmp_path, 2).segment(4)
   np.testing.assert_array_equal(actual.tokens_BxT, expected.tokens_BxT)
@@ -118,3 +121,150 @@ def test_more_rows_than_documents(tmp_path):
     f'training.batch_size to at most the number of documents, or add text'
   ):
     dataset.segment(0)
+
+
+# All formats, shuffled or not.
+
+
+def write_files(folder, name, counts=(30, 17, 41)):
+  suffix = name[1:]
+  for shard, count in enumerate(counts):
+    texts = [f'{shard}/{i} of some text' + ' more' * (i % 9) for i in range(count)]
+    document_files.write(folder / f'train-{shard}{suffix}', texts)
+  document_files.write(folder / f'valid{suffix}', ['x'])
+  return shards.find(folder)[0]['train']
+
+
+def packed(folder, source, batch_size, shuffle=None, places='places'):
+  return packing.PackedDataset(source, BYTES, batch_size, T, folder / places, shuffle)
+
+
+def documents_of(dataset, steps, row=0):
+  """The documents of a row, in order."""
+  ids = np.concatenate([dataset.segment(step).targets_BxT[row] for step in range(steps)])
+  return bytes(np.where(ids < 256, ids, 0).astype(np.uint8)).split(b'\0')[:-1]
+
+
+@each('name', document_files.NAMES)
+def test_every_format_resumes_shuffled_or_not(tmp_path, monkeypatch, name):
+  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 10)
+  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 8)
+  folder = tmp_path / name
+  source = write_files(folder, name)
+  for batch_size, shuffle in ((2, None), (5, None), (2, 1), (5, 1)):
+    places = f'{batch_size} {shuffle}'
+    whole = packed(folder, source, batch_size, shuffle, f'whole {places}')
+    expected = [whole.segment(step).targets_BxT for step in range(70)]
+    for stop in (23, 24, 61):  # killed there
+      dataset = packed(folder, shards.find(folder)[0]['train'], batch_size, shuffle, places)
+      for step in range(max(stop - 20, 0), stop):
+        np.testing.assert_array_equal(dataset.segment(step).targets_BxT, expected[step])
+    for rows in (slice(0, 1), slice(1, batch_size)):  # two hosts
+      dataset = packed(folder, source, batch_size, shuffle, places)
+      np.testing.assert_array_equal(dataset.segment(69, rows).targets_BxT, expected[69][rows])
+
+
+def test_a_shuffled_epoch_has_each_document_once(tmp_path, monkeypatch):
+  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 8)
+  source = write_files(tmp_path, 'x.jsonl')
+  num_documents = 30 + 17 + 41
+  orders = []
+  for seed in (None, 0, 1):
+    documents = documents_of(packed(tmp_path, source, 1, seed, f'{seed}'), 1400)
+    epochs = [documents[i : i + num_documents] for i in (0, num_documents)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) and len({*epochs[0]}) == num_documents
+    orders += epochs
+  assert orders[0] == orders[1]  # as stored
+  assert len({tuple(order) for order in orders}) == 5  # of each seed and epoch
+  shard_orders = []
+  for order in orders[2:]:
+    shard_of = [document[:1] for document in order]
+    shard_orders.append([shard for i, shard in enumerate(shard_of) if shard != shard_of[i - 1]])
+    assert sorted(shard_orders[-1]) == [b'0', b'1', b'2']  # shards are read one after another
+    for begin in range(0, 30, 8):  # and documents stay in their block
+      block = [f'0/{i} '.encode() for i in range(begin, min(begin + 8, 30))]
+      numbers = [i for i, document in enumerate(order) if document.startswith(tuple(block))]
+      assert numbers == list(range(numbers[0], numbers[0] + len(block)))
+  assert len({tuple(order) for order in shard_orders}) > 1
+
+
+def test_rows_that_share_a_shard_read_it_once(tmp_path, monkeypatch):
+  source, reads = write_files(tmp_path, 'x.parquet', (300,)), []
+  read = shards.FileShards.read
+  monkeypatch.setattr(
+    shards.FileShards, 'read', lambda *arguments: reads.append(arguments) or read(*arguments)
+  )
+  dataset = packed(tmp_path, source, 4)
+  for step in range(200):
+    dataset.segment(step)
+  assert len(reads) == 1
+
+
+def test_old_states_and_blank_documents(tmp_path):
+  """A run of a version that took white space for a document goes on with it; others skip it."""
+  document_files.write(tmp_path / 'train.jsonl', ['a b', '   ', '', 'c d'] * 10)
+  document_files.write(tmp_path / 'valid.jsonl', ['x'])
+  source = shards.find(tmp_path)[0]['train']
+  assert documents_of(packed(tmp_path, source, 1), 6)[:4] == [b'a b', b'c d', b'a b', b'c d']
+  (tmp_path / 'old').mkdir()
+  line = {'step': 0, 'first': 0, 'places': [[0, 0, 0, 0, 0]]}
+  (tmp_path / 'old' / '0-0.jsonl').write_text(json.dumps(line) + '\n')
+  old = documents_of(packed(tmp_path, source, 1, places='old'), 6)
+  assert old[:4] == [b'a b', b'   ', b'c d', b'a b']
+
+
+def test_begin_and_end_separate_documents(tmp_path, monkeypatch):
+  document_files.write(tmp_path / 'train.jsonl', ['ab', 'c'])
+  document_files.write(tmp_path / 'valid.jsonl', ['x'])
+  source = shards.find(tmp_path)[0]['train']
+  with bad_input(
+    'data.begin_of_text=True needs a vocabulary with a begin token and another end token: the '
+    'folder of a published model that has them, as data.vocabulary_path'
+  ):
+    packing.PackedDataset(source, BYTES, 1, 8, tmp_path / 'places', begin_of_text=True)
+  monkeypatch.setattr(vocabularies.ByteVocabulary, 'document_end', 257)
+  dataset = packing.PackedDataset(source, BYTES, 1, 8, tmp_path / 'places', begin_of_text=True)
+  segment = dataset.segment(0)
+  assert segment.targets_BxT[0].tolist() == [97, 98, 257, 256, 99, 257, 256, 97]
+  assert segment.starts_BxT[0].tolist() == [True, *[False] * 3, True, False, False, True]
+  assert segment.tokens_BxT[0, 0] == 256
+
+
+# Files that change.
+
+
+def change(path):
+  content = path.read_bytes()
+  path.write_bytes(content.replace(b'some', b'more'))
+  assert len(path.read_bytes()) == len(content)
+
+
+def test_a_file_that_has_changed_is_refused_before_it_is_read(tmp_path):
+  source = write_files(tmp_path, 'x.jsonl')
+  first = packed(tmp_path, source, 1)
+  documents_of(first, 70)
+  change(tmp_path / 'train-2.jsonl')  # not yet read
+  change(tmp_path / 'train-0.jsonl')
+  again = packed(tmp_path, shards.find(tmp_path)[0]['train'], 1)
+  with bad_input(
+    f'{tmp_path}/train-0.jsonl has changed since this run first read it: put the old file back, '
+    f'or use another workdir'
+  ):
+    again.segment(0)
+
+
+def test_a_damaged_file_may_be_replaced(tmp_path, monkeypatch):
+  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 10)
+  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 8)
+  write_files(tmp_path, 'x.jsonl.zst')
+  path = tmp_path / 'train-0.jsonl.zst'
+  good = path.read_bytes()
+  open_again = lambda: packed(tmp_path, shards.find(tmp_path)[0]['train'], 1, places='places/run')
+  expected = documents_of(packed(tmp_path, shards.find(tmp_path)[0]['train'], 1, places='x'), 150)
+  path.write_bytes(good[:-20])
+  assert seen_files.first_sizes(tmp_path, '*') == {}
+  with pytest.raises(errors.BadInput, match=f'{path} is damaged: Compressed file ended'):
+    documents_of(open_again(), 150)
+  assert seen_files.first_sizes(tmp_path, '*') == {path.name: len(good) - 20}
+  path.write_bytes(good)
+  assert documents_of(open_again(), 150) == expected

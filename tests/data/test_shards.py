@@ -5,8 +5,13 @@ import json
 
 import pytest
 
-from ngrammer_jax.data import shards
+from ngrammer_jax.data import corpora, shards
+from ngrammer_jax.data.formats import START
 from tests.checks import bad_input
+from tests.data import document_files
+from tests.loops import each
+
+REMEDY = ': set data.text_field to the name of the one with the text'
 
 
 def write(folder, name, text):
@@ -21,18 +26,22 @@ def json_lines(*texts):
   return ''.join(json.dumps({'url': 'x', 'text': text}) + '\n' for text in texts)
 
 
-def read_texts(file_shards, shard=0, document=0, offset=0):
-  records = file_shards.read(shard, document, offset)
+def read_texts(file_shards, shard=0, place=START):
   return [
-    file_shards.text(shard, document + i, record).decode() for i, (record, _) in enumerate(records)
+    file_shards.text(shard, place.document + i, record).decode()
+    for i, (record, _) in enumerate(file_shards.read(shard, place))
   ]
+
+
+def find(folder, *options):
+  return shards.find(folder, *options)[0]
 
 
 def test_shards_of_a_split_are_sorted(tmp_path):
   for name in ('c4-train.00001-of-00002.json.gz', 'c4-train.00000-of-00002.json.gz', 'valid.txt'):
     write(tmp_path, f'en/{name}', json_lines('a'))
   write(tmp_path, 'train.md', 'not a shard')
-  by_split = shards.find(tmp_path)
+  by_split = find(tmp_path)
   assert list(by_split) == ['train', 'validation']
   names = [path.name for path in by_split['train'].files]
   assert names == ['c4-train.00000-of-00002.json.gz', 'c4-train.00001-of-00002.json.gz']
@@ -41,7 +50,7 @@ def test_shards_of_a_split_are_sorted(tmp_path):
 def test_splits_are_words_of_the_name(tmp_path):
   for name in ('constrained-train.txt', 'latest.valid.txt', 'the_contest.txt', 'train-test.txt'):
     write(tmp_path, name, 'a')
-  names = {split: shard.files[0].name for split, shard in shards.find(tmp_path).items()}
+  names = {split: shard.files[0].name for split, shard in find(tmp_path).items()}
   assert names == {
     'train': 'constrained-train.txt',
     'validation': 'latest.valid.txt',
@@ -58,7 +67,7 @@ def test_words_may_end_with_a_split_if_it_has_no_other_file(tmp_path):
     'retested.txt',
   ):
     write(tmp_path, name, 'a')
-  names = {split: [path.name for path in s.files] for split, s in shards.find(tmp_path).items()}
+  names = {split: [path.name for path in s.files] for split, s in find(tmp_path).items()}
   assert names == {
     'train': ['latest-train.txt'],
     'validation': ['latest.valid.txt'],
@@ -69,11 +78,10 @@ def test_words_may_end_with_a_split_if_it_has_no_other_file(tmp_path):
 def test_train_and_validation_are_required(tmp_path):
   write(tmp_path, 'train.jsonl', json_lines('a'))
   with bad_input(
-    f'data.path={tmp_path} has no shards for validation: expected a folder with files such as '
-    f'c4-train.00000-of-01024.json.gz or validation.txt, with "train" or "valid" in their names '
-    f'and one of the suffixes .jsonl, .json, .txt, optionally followed by .gz'
+    f'data.path={tmp_path} has no file for validation (train: train.jsonl): put one there with '
+    f'train, valid or test in its name, or set data.validation_share=0.05'
   ):
-    shards.find(tmp_path)
+    find(tmp_path)
 
 
 @pytest.mark.parametrize('name', ['train.jsonl', 'train.json.gz', 'train.txt', 'train.txt.gz'])
@@ -83,10 +91,9 @@ def test_reading_can_start_at_any_document(tmp_path, name):
   path = write(tmp_path, name, plain if '.txt' in name else json_lines(*documents))
   file_shards = shards.FileShards((path,))
   assert read_texts(file_shards) == documents
-  offset = 0
-  for document, (_, next_offset) in enumerate(file_shards.read(0)):
-    assert read_texts(file_shards, 0, document, offset) == documents[document:]
-    offset = next_offset
+  for document, (_, place) in enumerate(file_shards.read(0), 1):
+    assert place.document == document
+    assert read_texts(file_shards, 0, place) == documents[document:]
 
 
 def test_an_empty_line_is_an_empty_document(tmp_path):
@@ -102,9 +109,20 @@ def test_an_empty_line_is_an_empty_document(tmp_path):
       ", line 2 is not JSON: Expecting ',' delimiter: line 1 column 13 (char 12); expected one "
       'object with a "text" per line',
     ),
-    ('{"txt": "b"}', ', line 2: expected an object with a "text", found {"txt": "b"}'),
-    ('["b"]', ', line 2: expected an object with a "text", found ["b"]'),
-    ('{"text": 7}', ', line 2: expected an object with a "text", found {"text": 7}'),
+    (
+      '{"txt": "b"}',
+      ', line 2: expected an object with a "text", found {"txt": "b"}, with the fields txt'
+      + REMEDY,
+    ),
+    (
+      '["b"]',
+      ', line 2: expected an object with a "text", found ["b"], with the fields none' + REMEDY,
+    ),
+    (
+      '{"text": 7}',
+      ', line 2: expected an object with a "text", found {"text": 7}, with the fields text'
+      + REMEDY,
+    ),
     (b'{"text": "\xff"}', ', line 2 is not valid UTF-8 at byte 10 (0xff): convert it'),
   ],
 )
@@ -127,3 +145,77 @@ def test_a_truncated_shard_is_reported(tmp_path):
   path.write_bytes(path.read_bytes()[:-2000])
   with pytest.raises(Exception, match=rf'\A{path} is damaged: Compressed'):
     read_texts(shards.FileShards((path,)))
+
+
+# What is held out.
+
+
+@each('count, share', [(1, None), (4, 0.25), (10, None)])
+def test_without_validation_files_a_share_is_held_out(tmp_path_factory, count, share):
+  folder = tmp_path_factory.mktemp('held_out')
+  documents = [[f'{shard}/{i}' for i in range(200)] for shard in range(count)]
+  for shard, texts in enumerate(documents):
+    document_files.write(folder / f'{shard:03}_00000.parquet', texts)
+  by_split = find(folder, shards.ANY, share)
+  assert list(by_split) == ['train', 'validation']
+  parts = {
+    split: [{*read_texts(part, shard)} - {''} for shard in range(len(part.files))]
+    for split, part in by_split.items()
+  }
+  train, validation = (set().union(*parts[split]) for split in ('train', 'validation'))
+  assert train | validation == {text for texts in documents for text in texts}
+  assert not train & validation
+  if count == 1:
+    assert len(validation) == 10
+    assert len({int(text.split('/')[1]) // 40 for text in validation}) == 5  # spread evenly
+  else:
+    assert len(by_split['validation'].files) == 1 and len(by_split['train'].files) == count - 1
+    moved = folder.rename(folder.with_name(f'moved {count}'))
+    again = find(moved, shards.ANY, share)['validation'].files
+    assert [p.name for p in again] == [p.name for p in by_split['validation'].files]
+
+
+def test_documents_that_are_held_out_are_of_all_rows_that_share_a_file(tmp_path):
+  document_files.write(tmp_path / 'x.jsonl', [f'{i}' for i in range(2000)])
+  texts = read_texts(find(tmp_path / 'x.jsonl')['validation'])
+  rows = {i % 20 for i, text in enumerate(texts) if text}
+  assert rows == set(range(20)) and sum(map(bool, texts)) == 100
+
+
+def test_only_so_much_of_what_is_held_out_is_read(tmp_path, monkeypatch):
+  for shard in range(3):
+    document_files.write(tmp_path / f'{shard}.jsonl', ['x' * 100] * 50)
+  monkeypatch.setattr(shards, 'HELD_OUT_BYTES', 1000)
+  corpus = corpora.open_corpus('shards', str(tmp_path))
+  assert len(list(corpus.splits['validation'])) == 10
+
+
+def test_what_is_left_out_is_said(tmp_path, caplog):
+  caplog.set_level('INFO')
+  for name in ('train-0.jsonl', 'train-1.jsonl.zst', 'valid.parquet'):
+    document_files.write(tmp_path / name, ['a'])
+  for name in ('train-2.tar', 'README.md'):
+    (tmp_path / name).write_text('x')
+  corpora.open_corpus('shards', str(tmp_path))
+  size = sum((tmp_path / name).stat().st_size for name in ('train-0.jsonl', 'train-1.jsonl.zst'))
+  assert caplog.messages == [
+    f'data.path={tmp_path}: train: 2 files (JSON lines, zstandard), {size:,} bytes; validation: '
+    f'1 file (Parquet), {(tmp_path / "valid.parquet").stat().st_size:,} bytes; left out: '
+    f'README.md, train-2.tar'
+  ]
+
+
+def test_the_first_document_is_looked_at_before_training(tmp_path):
+  for name in ('train.parquet', 'valid.parquet'):
+    document_files.write(tmp_path / name, ['a'], field='content')
+  with bad_input(
+    f"{tmp_path}/train.parquet has no column 'text', but id, content: set data.text_field to the "
+    f'name of the one with the text'
+  ):
+    corpora.open_corpus('shards', str(tmp_path))
+
+
+def test_subfolders_belong_to_shards(tmp_path):
+  for name in ('train.jsonl', 'valid.jsonl', 'more/train.jsonl'):
+    document_files.write(tmp_path / name, ['a'])
+  assert len(find(tmp_path)['train'].files) == 2

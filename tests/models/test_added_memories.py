@@ -28,7 +28,7 @@ CLUSTERS = {'clusters': 8, 'key': 'clusters', 'layers': (1,), 'orders': (2,)}
 MEMORIES = {
   **{
     name: {'ngram_memories': {'0': {'preset': name}}}
-    for name in ('engram', 'engram_v41', 'over_encoding', 'longcat')
+    for name in ('engram', 'engram_v41', 'over_encoding', 'longcat', 'blt')
   },
   'ple': {'ngram_memories': {'0': {'preset': 'ple', 'eos_id': 1}}},
   'sum': {'ngram_memories': {'0': {'join': 'sum', 'hash': 'polynomial'}}},
@@ -55,6 +55,7 @@ WIDTH = 'a memory after attention needs heads as wide as the model together'
 REFUSED = {
   **{('gpt2', name): POSITIONS for name in ('memory', 'memory of one length')},
   **{('gpt2', name): POSITIONS for name in ('adaptive spans', 'dynamic spans')},
+  **{(name, 'blt'): 'key="bytes" needs data.vocabulary="bytes"' for name in BASES if name != 'own'},
   **{('gemma3', name): WIDTH for name in ('ngram after attention', 'ngram of attended pairs')},
 }
 PAIRS = [pair for pair in itertools.product(BASES, MEMORIES) if pair not in REFUSED]
@@ -63,22 +64,34 @@ THIRD_STEP = 'convolution_norm'
 
 
 @functools.cache
+def run_of(name):
+  """A published model."""
+  return runs.load_pretrained(checks.data_root('reference/hf') / BASES[name], dtype='float64')
+
+
 def base_of(name):
-  """The config of a trained model, its vocabulary size and its parameters in float64."""
+  """The config of a trained model, and its vocabulary size."""
   if BASES[name] is None:
-    model = language_model.build(OWN, V)
-    tokens, memory = jnp.zeros((1, 2), jnp.int32), model.empty_memory(1)
-    variables = nn.unbox(checks.random_variables(model, tokens, memory))
-    return OWN, V, variables['params']
-  run = runs.load_pretrained(checks.data_root('reference/hf') / BASES[name], dtype='float64')
-  return run.config.model, run.published.vocabulary_size, jax.device_get(run.state.params)
+    return OWN, V
+  return run_of(name).config.model, run_of(name).published.vocabulary_size
+
+
+@functools.cache
+def params_of(name):
+  """The parameters of a trained model in float64."""
+  if BASES[name] is not None:
+    return jax.device_get(run_of(name).state.params)
+  model = language_model.build(OWN, V)
+  tokens, memory = jnp.zeros((1, 2), jnp.int32), model.empty_memory(1)
+  return nn.unbox(checks.random_variables(model, tokens, memory))['params']
 
 
 def with_memory(name, memory):
   """The checked config of a model with a memory, as the command line completes it."""
-  base, size, _ = base_of(name)
+  base, size = base_of(name)
   values = {'model': dataclasses.asdict(base) | memory, 'training': {'segment_length': T}}
   values = conversion.to_dict(values) | {'init_from': 'runs/base'}
+  values['data'] = {'vocabulary': 'bytes' if name == 'own' else 'characters'}
   paths = {f'{path}.{name}' for path, block in added.blocks(values['model']) for name in block}
   added.complete(values, paths, (), base, size)
   config = conversion.resolve(values)
@@ -126,14 +139,13 @@ def losses(config, size, params, dtype):
 @functools.cache
 def base_loss(name, dtype):
   """The loss of a trained model."""
-  config, size, params = base_of(name)
-  return losses(config, size, params, dtype)[0]
+  return losses(*base_of(name), params_of(name), dtype)[0]
 
 
 def check_pair(name, memory, dtype):
   """The loss of the first step is that of the trained model, and every new part learns."""
-  config, (_, size, params) = with_memory(name, MEMORIES[memory]), base_of(name)
-  loss, gradient = losses(config, size, params, dtype)
+  config, params = with_memory(name, MEMORIES[memory]), params_of(name)
+  loss, gradient = losses(config, base_of(name)[1], params, dtype)
   tolerance = {'float32': 1e-6, 'float64': 1e-12}[dtype]
   np.testing.assert_allclose(loss, base_loss(name, dtype), rtol=tolerance)
   new = gradient.keys() - traverse_util.flatten_dict(params, sep='/').keys()
@@ -155,6 +167,31 @@ def test_a_drawn_pair_starts_as_the_trained_model(x64, one_device, dtype):
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
 def test_every_pair_starts_as_the_trained_model(x64, one_device, name, memory, dtype):
   check_pair(name, memory, dtype)
+
+
+@pytest.mark.parametrize(
+  'name', ['gemma3', *(pytest.param(n, marks=pytest.mark.slow) for n in ('llama', 'own'))]
+)
+def test_a_segment_memory_is_more_context_of_the_trained_model(x64, one_device, name):
+  """The second segment, after the memory of the first, is the end of a segment twice as long."""
+  params, (base, size) = jax.tree.map(jnp.asarray, params_of(name)), base_of(name)
+  tokens = np.random.default_rng(0).integers(0, size, (B, 2 * T), np.int32)
+  starts = np.zeros(tokens.shape, bool)
+  starts[1, 5] = True
+
+  @functools.partial(jax.jit, static_argnums=(0, 1))
+  def hidden(config, length):
+    model = language_model.build(dataclasses.replace(config, dtype='float64'), size)
+    memory, parts = model.empty_memory(B), []
+    for first in range(0, 2 * T, length):
+      part = slice(first, first + length)
+      inputs = {'params': params}, tokens[:, part], memory
+      y, memory, _ = model.apply(*inputs, starts_BxT=starts[:, part])
+      parts.append(y)
+    return jnp.concatenate(parts, axis=1)
+
+  config = with_memory(name, {'memory': {'length': T}})
+  np.testing.assert_allclose(hidden(config, T), hidden(base, 2 * T), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize('name, memory', REFUSED)

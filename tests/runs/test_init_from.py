@@ -4,16 +4,23 @@ import json
 import os
 import shutil
 
+from flax import linen as nn
+from flax import traverse_util
+import jax
 import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, runs, train
+from ngrammer_jax import errors, runs, sharding, train
 from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.config import command_line
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data import streams, vocabularies
+from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import loop
+from ngrammer_jax.training import state as train_state
+from tests import published_folders
 from tests.checks import bad_input, mesh_of
 from tests.loops import each
 from tests.training import toy
@@ -102,6 +109,57 @@ def test_what_leaves_the_meaning_of_the_parameters_may_differ(tiny, saved, tmp_p
   changes = {'dropout': 0.1, 'dtype': 'float32', 'scan_layers': False}
   model = changes | {'memory': model_config.MemoryConfig(length=4)}
   init_from.Start(tiny(model, init_from=source), tmp_path / 'run')
+
+
+def test_a_published_model_gets_memories(tmp_path, one_device, caplog):
+  """Its parameters are where they were, the others as they were drawn; two draws are of it."""
+  caplog.set_level('INFO')
+  folder, workdir = tmp_path / 'model', tmp_path / 'run'
+  params = published_folders.write(folder)
+  overrides = [('init_from', f'hf:{folder}'), ('model.ngram_memories.0.preset', 'engram')]
+  overrides += [('model.ngram.clusters', '6'), ('training.segment_length', '8')]
+  overrides += [('training.batch_size', '2'), ('model.persistent.vectors', '3')]
+  config = command_line.resolve(f'hf:{folder}', overrides, init_from.complete)
+  workdir.mkdir()
+  model = language_model.build(config.model, published_folders.V)
+  variables = nn.unbox(train_state.abstract_variables(model))
+  mesh = runs.load_run(folder).mesh
+  place = lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), sharding.replicated(mesh))
+  variables = jax.tree.map(place, variables)
+  memory = language_model.empty_memory(config.model, 2)
+  state = train_state.TrainState(
+    place(np.int32(0)), variables['params'], variables['codebook'], {}, memory
+  )
+  tokens = np.random.default_rng(0).integers(0, published_folders.V, (3, 2, 8), np.int32)
+
+  def segment(step, rows):
+    valid = np.ones((2, 8), np.float32)
+    valid[1, 4:] = 0
+    batch = streams.Segment(tokens[step % 3], tokens[0], np.zeros((2, 8), bool), valid)
+    return streams.map_segments(lambda array: array[rows], batch)
+
+  started = init_from.Start(config, workdir)(state, segment)
+  old, new = (traverse_util.flatten_dict(tree) for tree in (params, started.params))
+  for path, leaf in old.items():
+    np.testing.assert_array_equal(new[path], leaf)
+  drawn = {path for path in new if 'ngram_memory_0' in path or 'ngrammer' in path}
+  persistent = {path for path in new if 'persistent' in path}
+  assert new.keys() == old.keys() | drawn | persistent and drawn and persistent
+  assert all(not np.any(new[path]) for path in drawn | persistent)
+  count = lambda paths: sum(new[path].size for path in paths)
+  ngrammer = {path for path in drawn if 'ngrammer' in path}
+  total = sum(leaf.size for leaf in old.values())
+  share = 100 * (count(new) - total) / total
+  assert (
+    f'new: model.ngram with {count(ngrammer):,} parameters, model.ngram_memories.0 with '
+    f'{count(drawn - ngrammer):,} parameters, model.persistent with {count(persistent):,} '
+    f'parameters; {share:.1f} % of the {total:,} that were there'
+  ) in caplog.messages
+  centroids_NxKxH = np.asarray(started.codebook['ngrammer']['quantizer']['centroids'])
+  rows_KxD = centroids_NxKxH.swapaxes(0, 1).reshape(6, -1)
+  seen = {token for batch in tokens for token in (*batch[0], *batch[1, :4])}
+  embedded = {params['embedding'][token].tobytes() for token in seen}
+  assert len({row.tobytes() for row in rows_KxD} & embedded) == 6
 
 
 @each(

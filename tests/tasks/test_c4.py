@@ -9,6 +9,7 @@ import pytest
 from ngrammer_jax import runs
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import packing, shards, token_cache, vocabularies
+from ngrammer_jax.data.formats import Place
 from tests.checks import bad_input
 
 BYTES = vocabularies.ByteVocabulary()
@@ -54,7 +55,7 @@ def write_files(root, train_shards=3):
     for i in range(count):
       lines = (json.dumps({'text': text}) for text in texts[i::count])
       (root / f'{split}-{i}.jsonl').write_text('\n'.join(lines) + '\n')
-  return shards.find(root)['train']
+  return shards.find(root)[0]['train']
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_shard_can_be_read_from_any_document(prepared, c4):
   texts = [text for text, _ in shard.read(1)]
   assert texts == [text.encode() for text in TEXTS['train'][1::3]]
   for document in (1, 5, len(texts)):
-    assert [text for text, _ in shard.read(1, document)] == texts[document:]
+    assert [text for text, _ in shard.read(1, Place(document))] == texts[document:]
 
 
 def test_seqio_task(prepared, c4, seqio):

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import functools
 import json
 import pathlib
 import shutil
@@ -14,14 +13,13 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import config as experiment
-from ngrammer_jax import evaluate, finetune, runs, sharding
-from ngrammer_jax.checkpoints import manifest, workdirs, writer
+from ngrammer_jax import evaluate, finetune, flags, runs
+from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
-from ngrammer_jax.training import loop, programs, train_task
+from ngrammer_jax.training import loop
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.tasks import superglue_examples, superglue_files
@@ -78,6 +76,7 @@ def test_finetuning_from_checkpoint_to_submission(folder, capsys):
   assert scores['accuracy'] == 100 and scores['n'] == 12 and scores['error_percent'] == 0
   assert scores['protocol'] == {
     'choosing': 'rank',
+    'format': 't5',
     'prefix': 'causal',
     'length': 96,
     'targets_length': 20,
@@ -101,44 +100,6 @@ def test_finetuning_from_checkpoint_to_submission(folder, capsys):
 
 def _leaves(tree):
   return jax.tree.leaves(jax.device_get(tree))
-
-
-def save_initial_state(config, workdir):
-  """Makes a run of a model that has not been trained."""
-  task = train_task.CorpusTask(config)
-  run = programs.Programs(config, task.vocabulary.size, sharding.make_mesh())
-  workdir.mkdir()
-  workdirs.write(workdir, config, task.vocabulary, task.content_hash)
-  with writer.CheckpointWriter(workdir) as checkpoints:
-    checkpoints.save(0, task.initial_state(run.create()))
-
-
-def test_an_ngram_memory_is_finetuned(folder, finetuning, tiny, one_device):
-  """The run has the token classes of the checkpoint, and its tables learn where they are read."""
-  memory = experiment.NGramMemoryConfig(
-    key='compressed', layers=(0,), orders=(2,), heads=1, rows=(997,), width=4, convolution=2
-  )
-  model = {'layers': 1, 'ngram': None, 'ngram_memories': (memory,)}
-  save_initial_state(tiny(model), folder / 'engram')
-  few = {'steps': 2, 'evaluate_every': 2, 'checkpoint_every': 2}
-  few = {f'training__{name}': value for name, value in few.items()}
-  config = finetuning_config(finetuning, folder, init_from=folder / 'engram', **few)
-  run = folder / 'run'
-  loop.train(config, run, functools.partial(finetuning.FinetuneTask, workdir=run))
-  records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
-  assert [r['step'] for r in records if 'validation/accuracy' in r] == [2]
-  before, after = (runs.load_run(folder / name).state for name in ('engram', 'run'))
-  arrays, tables = zip(
-    *(
-      (state.codebook['layer_0']['ngram_memory_0'], state.params['layer_0']['ngram_memory_0'])
-      for state in (before, after)
-    ),
-    strict=True,
-  )
-  jax.tree.map(np.testing.assert_array_equal, *arrays)
-  assert len(set(np.asarray(arrays[1]['token_classes']).tolist())) == 228  # of 257 bytes and start
-  is_changed = (np.asarray(tables[0]['table']) != np.asarray(tables[1]['table'])).any(axis=1)
-  assert 20 < is_changed.sum() < 200  # few bytes follow each other in the examples
 
 
 @pytest.mark.slow
@@ -259,6 +220,22 @@ def test_how_the_model_is_computed_can_be_overridden(folder, finetuning):
   assert (model.kernel, model.remat, model.width) == ('xla', 'full', 16)
 
 
+def test_a_memory_can_be_added(folder, finetuning):
+  key, plain = 'model.ngram_memories.0.preset', finetuning_config(finetuning, folder).model
+  changes = {key.replace('.', '__'): 'engram'}
+  model = finetuning_config(finetuning, folder, [key], **changes).model
+  (memory,) = model.ngram_memories
+  assert (memory.preset, memory.start, memory.layers) == ('engram', 'neutral', (1,))
+  assert memory.rows[0] < 1000 and plain.ngram_memories == ()
+  assert dataclasses.replace(model, ngram_memories=()) == plain
+  key = 'model.ngram.clusters'
+  with bad_input(
+    f'init_from={folder / "pretrained"} was trained with model.ngram.clusters=8, now it is 4: use '
+    f'the old value, or omit init_from'
+  ):
+    finetuning_config(finetuning, folder, [key], model__ngram__clusters=4)
+
+
 def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
   folder, finetuning, monkeypatch
 ):
@@ -314,8 +291,9 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
 def finetuning_config(finetuning, root, override_keys=(), **changes):
   """Returns a config without packing: one example per row."""
   parser = argparse.ArgumentParser()
-  parser.add_argument('--workdir')
-  _, config = command_line.parse(parser, arguments(root, 'run', finetune__packed=False, **changes))
+  parser.add_argument('--workdir', type=pathlib.Path)
+  argv = arguments(root, 'run', finetune__packed=False, **changes)
+  _, config = command_line.parse(parser, argv, flags.complete_memories)
   return finetuning.resolve_config(config, list(override_keys), root / 'run')
 
 

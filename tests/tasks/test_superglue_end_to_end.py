@@ -1,12 +1,18 @@
 """Fine-tuning, validation and answers of whole tasks, scored by an independent scorer."""
 
 import json
+import operator
 
+import jax
+import numpy as np
 import pytest
 
-from ngrammer_jax import finetune, submit
+from ngrammer_jax import config as experiment
+from ngrammer_jax import finetune, runs, sharding, submit
+from ngrammer_jax.checkpoints import workdirs, writer
 from ngrammer_jax.config import command_line
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
+from ngrammer_jax.training import programs, train_task
 from tests.checks import data_root
 from tests.tasks import superglue_files, superglue_scorer, test_finetuning, test_submit
 
@@ -36,9 +42,22 @@ def check_scores(task, folder, workdir):
   return result, lines
 
 
+def save_initial_state(config, workdir):
+  """Makes a run of a model that has not been trained."""
+  task = train_task.CorpusTask(config)
+  run = programs.Programs(config, task.vocabulary.size, sharding.make_mesh())
+  workdir.mkdir()
+  workdirs.write(workdir, config, task.vocabulary, task.content_hash)
+  with writer.CheckpointWriter(workdir) as checkpoints:
+    checkpoints.save(0, task.initial_state(run.create()))
+
+
 @pytest.mark.parametrize('task', ['multirc', pytest.param('cb', marks=pytest.mark.slow)])
-def test_a_task_of_32_rows(trained, tmp_path, finetuning, one_device, caplog, task):
-  (tmp_path / 'pretrained').symlink_to(trained)
+def test_a_task_of_32_rows(tiny, tmp_path, finetuning, one_device, caplog, task):
+  memory = experiment.NGramMemoryConfig(
+    key='compressed', layers=(0,), orders=(2,), heads=1, rows=(997,), width=4, convolution=2
+  )
+  save_initial_state(tiny({'layers': 1, 'ngram_memories': (memory,)}), tmp_path / 'pretrained')
   folder = superglue_files.write(tmp_path, 'CB', **dict.fromkeys(('train', 'val'), CB))
   superglue_files.write(tmp_path, 'MultiRC', **dict.fromkeys(('train', 'val'), MULTIRC))
   changes = {
@@ -62,6 +81,17 @@ def test_a_task_of_32_rows(trained, tmp_path, finetuning, one_device, caplog, ta
   assert during['validation/n'] == 9
   cut = 'multirc, train: 8 of 32 inputs (25.0%) are truncated to 63 tokens'
   assert (cut in caplog.text) == (task == 'multirc')
+  check_memories(*(runs.load_run(tmp_path / name).state for name in ('pretrained', task)))
+
+
+def check_memories(before, after):
+  """Clusters and classes are those of the checkpoint, and rows that were read have learned."""
+  jax.tree.map(np.testing.assert_array_equal, before.codebook, after.codebook)
+  classes = after.codebook['layer_0']['ngram_memory_0']['token_classes']
+  assert len(set(np.asarray(classes).tolist())) == 228  # of 257 bytes and start
+  tables = (np.asarray(s.params['layer_0']['ngram_memory_0']['table']) for s in (before, after))
+  is_changed = operator.ne(*tables).any(axis=1)
+  assert 20 < is_changed.sum() < 200  # few bytes follow each other in the examples
 
 
 CB = [

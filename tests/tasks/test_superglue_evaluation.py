@@ -81,7 +81,8 @@ def test_rank_selects_the_most_likely_label():
     'error_percent': 50,
     'majority_percent': 50,
     'protocol': {
-      'choosing': 'rank', 'prefix': 'bidirectional', 'length': 96, 'targets_length': 20,
+      'choosing': 'rank', 'format': 't5', 'prefix': 'bidirectional', 'length': 96,
+          'targets_length': 20,
     },
   }  # fmt: skip
   three, _ = make_evaluator(FakeEngine([[0.0, -1.0]] * 4))(

@@ -1,6 +1,5 @@
 """SuperGLUE seqio tasks: tokens, end tokens, truncation, packing and metrics."""
 
-import functools
 import pathlib
 
 import jax
@@ -50,6 +49,18 @@ def test_tokens_end_with_document_end_and_truncation_keeps_the_question(register
   assert text(truncated.inputs) == 'question: is it' and truncated.inputs[-1] == END
 
 
+def test_questions_have_no_end_token_and_lose_their_start(tmp_path, registration, features):
+  lines = superglue_files.rte(3)
+  folder = superglue_files.write(tmp_path, 'RTE', train=lines, val=lines)
+  registration.register(registration.Source(folder), BYTES, format='question')
+  first, *_ = features.read_examples('rte', 'validation', 256, 16, True)
+  question = 'Premise: It is rain.\nHypothesis: rain\nDoes the hypothesis follow?\nAnswer:'
+  assert (text(first.inputs), text(first.targets)) == (question, ' yes')
+  assert first.inputs[-1] != END == first.targets[-1] and first.choices == (' yes', ' no')
+  first, *_ = features.read_examples('rte', 'validation', 28, 16, True)
+  assert text(first.inputs) == question[-11:]
+
+
 def test_lengths_before_truncation_are_logged(register, features, shown_progress, caplog):
   caplog.set_level('INFO')
   lines = superglue_files.rte(5)
@@ -92,14 +103,17 @@ LINES = [*superglue_files.rte(15), ZERO]
 
 @pytest.fixture(scope='module')
 def rows_of(tmp_path_factory, registration, features):
-  """Returns a function from `packed` to the training rows."""
+  """Returns a function from `packed` and `adds_start` of the vocabulary to the training rows."""
   folder = superglue_files.write(tmp_path_factory.mktemp('rows'), 'RTE', train=LINES, val=LINES)
-  registration.register(registration.Source(folder), BYTES)
-  read = lambda packed: features.read_training_rows('rte', 256, 32, packed, True)
-  rows = functools.cache(read)
-  for packed in (False, True):
-    rows(packed)
-  return rows
+  rows = {}
+  for adds_start in (False, True):
+    vocabulary = vocabularies.ByteVocabulary()
+    vocabulary.adds_start = adds_start
+    registration.register(registration.Source(folder), vocabulary)
+    for packed in (False, True):
+      read = features.read_training_rows('rte', 256, 32, packed, True)
+      rows[packed, adds_start] = read
+  return lambda packed, adds_start=True: rows[packed, adds_start]
 
 
 @pytest.mark.parametrize('packed', [False, True])
@@ -151,13 +165,20 @@ def test_packed_examples_do_not_affect_each_other(x64, rows_of, change):
     hidden, _, _ = model.apply(variables, rows.tokens_BxT, memory, **masks)
     return model.apply(variables, hidden, rows.targets_BxT, method='scores').nll_BxT
 
+  # A model that reads no document start: the first column is padding, or is left out.
+  unpacked = rows_of(False, False)
+  assert not unpacked.valid_BxT[:, 0].any() and unpacked.starts_BxT[:, 1].all()
+  cut = jax.tree.map(lambda array: np.roll(array, -1, axis=1), unpacked)
   sorted_nll = []
-  for rows in (rows_of(True), rows_of(False)):
+  for rows in (rows_of(True), rows_of(False), rows_of(True, False), unpacked, cut):
     padding = len(LINES) - len(rows.tokens_BxT)  # equal shapes, so that one program is compiled
     rows = jax.tree.map(lambda a, padding=padding: np.pad(a, ((0, padding), (0, 0))), rows)
     nll = np.asarray(nll_of(rows._replace(prefix_BxT=None)))
     sorted_nll.append(np.sort(nll[rows.counts_BxT > 0]))
-  np.testing.assert_allclose(*sorted_nll, rtol=1e-10)
+  np.testing.assert_allclose(*sorted_nll[:2], rtol=1e-10)
+  for nll in sorted_nll[2:4]:
+    np.testing.assert_allclose(nll, sorted_nll[4], rtol=1e-10)
+  assert np.abs(sorted_nll[0] - sorted_nll[4]).max() > 1e-3
 
 
 def test_seqio_evaluator_computes_the_metrics(register, seqio):

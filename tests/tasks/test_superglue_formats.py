@@ -114,6 +114,42 @@ def test_texts(name, example, inputs, targets):
   assert (row.inputs, row.targets, row.label) == (inputs, targets, example.get('label', -1))
 
 
+COPA = {
+  'premise': 'It rained.',
+  'choice1': 'I got wet.',
+  'choice2': 'The cat slept.',
+  'question': 'cause',
+  'idx': 0,
+  'label': 1,
+}
+
+
+def test_questions_end_before_a_space_and_the_answer():
+  ask = lambda name, example, split='validation': list(
+    formats.format_rows(name, [example], split, format='question')
+  )
+  (row,) = ask('copa', COPA)
+  assert (row.inputs, row.targets) == ('It rained because', ' the cat slept.')
+  assert row.choices == (' I got wet.', ' the cat slept.') and row.label == 1
+  (row,) = ask('wsc', WSC)
+  assert row.inputs == f'{WSC["text"]}\nDoes "He" refer to "Mark"?\nAnswer:'
+  assert (row.targets, row.choices) == (' yes', (' no', ' yes'))
+  (row,) = ask('wsc_simple', WSC)
+  assert '*He* should' in row.inputs and (row.targets, row.choices) == (' Mark', ())
+  (row,) = ask('multirc', MULTIRC)
+  assert row.inputs.startswith(' Sent 1:  It rained. ') and row.targets == ' yes'
+  first, second = ask('record', RECORD, 'train')
+  assert first.inputs == (
+    'Ada left. Bob stayed Cy came\n@placeholder left\nWhat is @placeholder?\nAnswer:'
+  )
+  assert (first.targets, second.targets, first.choices) == (' Ada', ' She', (' Ada', ' Bob'))
+  hidden = {'premise': 'A man.', 'hypothesis': 'A {cat}.', 'idx': 0, 'label': -1}
+  (row,) = ask('cb', hidden)
+  assert 'A {cat}.' in row.inputs and row.label == -1
+  assert row.choices == (' yes', ' no', ' maybe')
+  assert set(formats.QUESTIONS) == set(formats.TASKS)
+
+
 def test_record_has_a_training_row_per_answer_and_one_evaluation_row():
   rows = list(formats.format_rows('record', [RECORD], 'train'))
   assert [row.targets for row in rows] == ['Ada', 'She']

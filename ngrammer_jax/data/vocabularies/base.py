@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ngrammer_jax import errors
 from ngrammer_jax.system import files
 
 
@@ -39,6 +40,24 @@ class Vocabulary(abc.ABC):
   def end_tokens(self) -> tuple[int, ...]:
     """Ids at which a generated text ends."""
     return () if self.document_end is None else (self.document_end,)
+
+  @property
+  def special_tokens(self) -> tuple[str, ...]:
+    """The spellings of the special tokens."""
+    return ()
+
+  def separator(self, begins: bool = False) -> list[int]:
+    """Returns the ids between two documents: the document start, or end and start if it `begins`.
+
+    Raises:
+      BadInput: it begins, but the vocabulary has no begin token and another end token.
+    """
+    if begins and self.document_end in (None, self.document_start):
+      raise errors.BadInput(
+        'data.begin_of_text=True needs a vocabulary with a begin token and another end token: the '
+        'folder of a published model that has them, as data.vocabulary_path'
+      )
+    return [self.document_end, self.document_start] if begins else [self.document_start]
 
   def add_start(self, ids: np.ndarray) -> np.ndarray:
     """Returns the ids of a text after the document start, if the model reads one first.

@@ -100,6 +100,7 @@ class Evaluator:
         result['majority_percent'] = metrics.majority_accuracy(labels)
     result['protocol'] = {
       'choosing': choosing,
+      'format': f.format,
       'prefix': f.prefix,
       'length': self.config.training.segment_length,
       'targets_length': f.targets_length,
@@ -111,25 +112,29 @@ class Evaluator:
     return self.config.finetune.prefix == 'bidirectional'
 
   def _prompt(self, example):
-    return np.insert(example.inputs, 0, self.vocabulary.document_start).astype(np.int32)
+    return self.vocabulary.add_start(example.inputs).astype(np.int32)
 
   def _rank_choices(self, variables, name, examples, report):
-    labels, end = formats.find_task(name).labels, self.vocabulary.document_end
-    max_tokens = self.config.finetune.targets_length - 1  # answers are truncated as in training
+    f, labels = self.config.finetune, formats.find_task(name).labels
+    max_tokens = f.targets_length - 1  # answers are truncated as in training
+    # Answers to a question are ranked without their end, as evaluation harnesses do.
+    end = [self.vocabulary.document_end] if f.format == 't5' else []
     ids = lambda text: np.append(self.vocabulary.encode(text.encode())[:max_tokens], end)
-    if len({tuple(ids(text)) for text in labels}) < len(labels):
-      raise errors.BadInput(
-        f'finetune.targets_length={max_tokens + 1} truncates different answers of {name} '
-        f'to equal ones: {", ".join(labels)}; raise it'
-      )
-    choices = [[ids(text) for text in labels or example.choices] for example in examples]
+    texts = [example.choices or labels for example in examples]
+    choices = [[ids(text).astype(np.int32) for text in group] for group in texts]
+    for i, group in enumerate(choices if labels else ()):
+      if len({tuple(answer) for answer in group}) < len(group):
+        raise errors.BadInput(
+          f'finetune.targets_length={max_tokens + 1} truncates different answers of {name} '
+          f'to equal ones: {", ".join(texts[i])}; raise it'
+        )
     answers: list[Answer | None] = [None] * len(examples)
     prompts = [self._prompt(example) for example in examples]
     rows = self.config.training.batch_size
     ranked = self.engine.rank(variables, prompts, choices, rows, self._is_bidirectional)
     for i, scores, _ in ranked:
       best = int(scores.argmax())
-      text = (labels or examples[i].choices)[best]
+      text = texts[i][best].strip()
       answers[i] = Answer(best if labels else text, text, float(scores[best]))
       report(1)
     return answers
@@ -153,8 +158,12 @@ class Evaluator:
           break
       texts += [self._decode_answer(row) for row in np.stack(columns, axis=1)]
       report(len(batch))
-    to_class = lambda text: labels.index(text) if text in labels else -1
-    return [Answer(to_class(text) if labels else text, text) for text in texts]
+    answers = []
+    for example, text in zip(examples, texts, strict=True):
+      choices = [choice.strip() for choice in example.choices or labels]
+      label = choices.index(text) if text in choices else -1
+      answers.append(Answer(label if labels else text, text))
+    return answers
 
   def _decode_answer(self, ids):
     """Decodes the tokens before the document end."""
@@ -168,7 +177,8 @@ def describe_answer(name: str, example: Any, answer: Answer) -> dict[str, Any]:
   The label is a text, or the list of all correct texts; None if it is hidden.
   """
   if labels := formats.find_task(name).labels:
-    label = labels[example.label] if example.label >= 0 else None
+    choices = example.choices or labels
+    label = choices[example.label].strip() if example.label >= 0 else None
   else:
     label = list(example.answers) or None
   return {

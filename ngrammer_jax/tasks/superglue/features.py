@@ -94,7 +94,8 @@ def read_training_rows(
     output_signature=dict.fromkeys(lengths, tf.TensorSpec([None], tf.int32)),
   )
   rows = list(converter(dataset, lengths).as_numpy_iterator())
-  return _to_segment({feature: np.stack([row[feature] for row in rows]) for feature in rows[0]})
+  arrays = {feature: np.stack([row[feature] for row in rows]) for feature in rows[0]}
+  return _to_segment(arrays, vocabulary.vocabulary.adds_start)
 
 
 def _task(name):
@@ -123,8 +124,11 @@ def _read_rows(name, split, length, max_targets, truncate, **shuffling):
   return rows
 
 
-def _to_segment(features):
-  """Converts the features of the seqio converter into a segment with all rows."""
+def _to_segment(features, adds_start):
+  """Converts the features of the seqio converter into a segment with all rows.
+
+  Without `adds_start`, the document start that the converter puts before an input is padding.
+  """
   targets_BxT = features['decoder_target_tokens']
   if 'decoder_segment_ids' in features:  # packed
     valid_BxT = features['decoder_segment_ids'] > 0
@@ -133,6 +137,9 @@ def _to_segment(features):
     valid_BxT = targets_BxT > 0
     starts_BxT = np.zeros_like(valid_BxT)
     starts_BxT[:, 0] = True
+  if not adds_start:
+    valid_BxT = valid_BxT & ~starts_BxT
+    starts_BxT = np.roll(starts_BxT, 1, axis=1)
   remove_offset = lambda ids: np.where(valid_BxT, ids - ID_OFFSET, 0).astype(np.int32)
   # The bidirectional prefix includes the input token of the first target.
   return streams.Segment(

@@ -137,7 +137,7 @@ class FinetuneTask:
     self._workdir = workdir
     self.vocabulary = _source(config, workdir).vocabulary
     names, f, length = task_names(config), config.finetune, config.training.segment_length
-    registration.register(example_source(config), self.vocabulary, f.wsc_spans)
+    registration.register(example_source(config), self.vocabulary, f.wsc_spans, f.format)
     rows_by_task = {
       name: features.read_training_rows(name, length, f.targets_length, f.packed, f.truncate)
       for name in names
@@ -247,24 +247,28 @@ def load_examples(config: experiment.Config, name: str, split: str) -> list[feat
 
 
 def evaluate(
-  run: runs.Run, split: str, submission_dir: pathlib.Path | None = None
+  run: runs.Run,
+  split: str,
+  submission_dir: pathlib.Path | None = None,
+  max_examples: int | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-  """Evaluates a fine-tuned run. For the test split, it also writes the submission files.
+  """Evaluates a run on its task. For the test split, it also writes the submission files.
 
   Args:
     run: the run.
     split: train, validation or test.
     submission_dir: folder of the submission files. None: `evaluation` in the workdir.
+    max_examples: maximum number of examples of a task, the first ones. None: all.
 
   Returns:
     The result, and the answers to all examples, see `evaluation.describe_answer`.
   """
-  config = run.config
-  registration.register(example_source(config), run.vocabulary, config.finetune.wsc_spans)
+  config, f = run.config, run.config.finetune
+  registration.register(example_source(config), run.vocabulary, f.wsc_spans, f.format)
   evaluator = evaluation.Evaluator(run.engine, run.vocabulary, config)
   results, lines = {}, []
   for name in task_names(config):
-    examples = load_examples(config, name, split)
+    examples = load_examples(config, name, split)[:max_examples]
     with progress.Progress(f'evaluating {name}, {split}', len(examples), 'examples') as bar:
       params, codebook = run.state.params, run.state.codebook
       results[name], answers = evaluator(params, codebook, name, examples, bar.advance)

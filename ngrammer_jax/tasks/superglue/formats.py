@@ -1,4 +1,4 @@
-"""SuperGLUE in the text-to-text format of T5 (Raffel et al. 2020).
+"""SuperGLUE in the text-to-text format of T5 (Raffel et al. 2020), or as questions.
 
 Examples have the TFDS schema (see `reader`). A formatted example is a `Row`: the input text, the
 target text, and the answer choices.
@@ -64,6 +64,24 @@ TASKS = {
 }
 # Values of finetune.wsc_spans: how the spans of `wsc` are marked.
 WSC_SPANS = {'all': wsc.mark_both_spans, 't5': wsc.mark_spans_by_index}
+# finetune.format="question": what a pretrained model reads before a space and the answer.
+FOLLOWS = 'Premise: {premise}\nHypothesis: {hypothesis}\nDoes the hypothesis follow'
+QUESTIONS = {
+  'boolq': '{passage}\nQuestion: {question}?\nAnswer:',
+  'cb': f'{FOLLOWS}, yes, no or maybe?\nAnswer:',
+  'copa': '{premise} {link}',
+  'multirc': '{paragraph}\nQuestion: {question}\nIs it answered by "{answer}"?\nAnswer:',
+  'record': '{passage}\n{query}\nWhat is @placeholder?\nAnswer:',
+  'rte': f'{FOLLOWS}?\nAnswer:',
+  'wic': '{sentence1}\n{sentence2}\nDoes "{word}" mean the same in both sentences?\nAnswer:',
+  'wsc': '{text}\nDoes "{span2_text}" refer to "{span1_text}"?\nAnswer:',
+  'wsc_simple': '{text}\nWhat does *{span2_text}* refer to?\nAnswer:',
+  'axb': 'Premise: {sentence1}\nHypothesis: {sentence2}\nDoes the hypothesis follow?\nAnswer:',
+  'axg': f'{FOLLOWS}?\nAnswer:',
+}
+ANSWERS = {'entailment': 'yes', 'contradiction': 'no', 'not_entailment': 'no', 'neutral': 'maybe'}
+ANSWERS |= {'False': 'no', 'True': 'yes'}
+LINKS = {'cause': 'because', 'effect': 'so'}
 # Tasks that have training data and count in the average.
 SUPERGLUE_TASKS = tuple(metrics.METRICS_BY_TASK)
 
@@ -99,7 +117,11 @@ def find_task(name: str) -> Task:
 
 
 def format_rows(
-  name: str, examples: Iterable[Mapping[str, Any]], split: str, wsc_spans: str = 'all'
+  name: str,
+  examples: Iterable[Mapping[str, Any]],
+  split: str,
+  wsc_spans: str = 'all',
+  format: str = 't5',
 ) -> Iterator[Row]:
   """Formats the examples of a split.
 
@@ -111,15 +133,35 @@ def format_rows(
     examples: examples in the TFDS schema.
     split: train, validation or test.
     wsc_spans: a key of WSC_SPANS.
+    format: value of finetune.format.
   """
   for example in examples:
+    rows = [_format_classification(name, example, wsc_spans)] if find_task(name).labels else []
     if name == 'record':
-      yield from _format_record(example, split)
-    elif name == 'wsc_simple':
-      if split != 'train' or example['label'] == 1:
-        yield _format_referent(example)
-    else:
-      yield _format_classification(name, example, wsc_spans)
+      rows = _format_record(example, split)
+    elif name == 'wsc_simple' and (split != 'train' or example['label'] == 1):
+      rows = [_format_referent(example)]
+    yield from rows if format == 't5' else (_as_question(name, example, row) for row in rows)
+
+
+def _as_question(name, example, row):
+  """Returns a row with the input of QUESTIONS, and answers in words after a space."""
+  fields, choices = dict(example), [ANSWERS.get(choice, choice) for choice in row.choices]
+  if name == 'copa':
+    fields |= {'premise': example['premise'].rstrip('. '), 'link': LINKS[example['question']]}
+    choices = [_lower_first(example[choice]) for choice in row.choices]
+  if name == 'wsc_simple':
+    fields['text'] = wsc.mark_pronoun(example)
+  text = QUESTIONS[name].format_map(fields)
+  text = re.sub('\n@highlight\n|<br>|</?b>', ' ', text)
+  has_class = row.label >= 0 and choices
+  target = choices[row.label] if has_class else row.targets
+  choices = tuple(f' {choice}' for choice in choices)
+  return dataclasses.replace(row, inputs=text, targets=f' {target}', choices=choices)
+
+
+def _lower_first(text):
+  return text if text.startswith(('I ', "I'")) else text[:1].lower() + text[1:]
 
 
 def _format_classification(name, example, wsc_spans):

@@ -60,7 +60,7 @@ class Source:
 
 
 def register(
-  source: Source, vocabulary: vocabularies.Vocabulary, wsc_spans: str = 'all'
+  source: Source, vocabulary: vocabularies.Vocabulary, wsc_spans: str = 'all', format: str = 't5'
 ) -> list[str]:
   """Registers the seqio tasks of `formats.TASKS`, and the mixture of `formats.SUPERGLUE_TASKS`.
 
@@ -70,17 +70,19 @@ def register(
     source: location of the examples.
     vocabulary: the vocabulary of the model.
     wsc_spans: a key of `formats.WSC_SPANS`.
+    format: value of finetune.format. A question has no end token.
   """
   task_vocabulary = TaskVocabulary(vocabulary)
+  question_side = 'left' if format == 'question' else None
   read = functools.cache(source.examples)
 
   def read_rows(name, split):
     examples = read(formats.TASKS[name].config, split)
-    return list(formats.format_rows(name, examples, split, wsc_spans))
+    return list(formats.format_rows(name, examples, split, wsc_spans, format))
 
   features = {
-    name: seqio.Feature(task_vocabulary, add_eos=True, dtype=tf.int32)
-    for name in ('inputs', 'targets')
+    name: seqio.Feature(task_vocabulary, add_eos=has_end, dtype=tf.int32)
+    for name, has_end in (('inputs', format == 't5'), ('targets', True))
   }
   for name, task in formats.TASKS.items():
     seqio.TaskRegistry.remove(TASK_PREFIX + name)
@@ -92,7 +94,7 @@ def register(
       preprocessors=[
         functools.partial(seqio.preprocessors.tokenize, with_eos=False),
         _count_inputs,
-        *([_truncate_left] if task.truncated_side == 'left' else []),
+        *([_truncate_left] if 'left' in (task.truncated_side, question_side) else []),
         seqio.preprocessors.append_eos_after_trim,
       ],
       output_features=features,
@@ -146,7 +148,8 @@ def _postprocess(name, text, example=None, is_target=False):
     answers = tuple(answer.decode() for answer in example['answers'].tolist())
     return int(example['label']), tuple(example['idx'].tolist()), answers
   if task.labels:
-    return task.labels.index(text) if text in task.labels else -1
+    choices = [choice.decode().strip() for choice in example['choices'].tolist()]
+    return choices.index(text) if text in choices else -1
   return text
 
 

@@ -1,0 +1,106 @@
+"""Codebook perplexity of a trained model for each start of the centroids, before any training.
+
+  python -m benchmarks.codebook_start --model=hf:FOLDER --text=FILE --block=15
+
+The inputs are those of a memory with clusters before a block. Perplexity is exp of the entropy of
+the share of tokens in each cluster, a mean over heads, of tokens that no centroid is drawn from.
+"""
+
+import argparse
+import pathlib
+import tempfile
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import sharding
+from ngrammer_jax.config import command_line
+from ngrammer_jax.data import streams
+from ngrammer_jax.layers.ngram import quantizer
+from ngrammer_jax.models import language_model
+from ngrammer_jax.runs import init_from
+from ngrammer_jax.training import state as train_state
+
+B, T = 4, 512
+MEMORY = 'model.ngram_memories.0'
+
+
+def batches(path: pathlib.Path, vocabulary, count: int) -> list[streams.Segment]:
+  """Returns the first segments of a text."""
+  tokens = vocabulary.encode(path.read_bytes()[: 8 * B * T * count])[: B * T * count]
+  tokens = np.asarray(tokens, np.int32).reshape(count, B, T)
+  starts, valid = np.zeros((B, T), bool), np.ones((B, T), np.float32)
+  starts[:, 0] = True
+  return [streams.Segment(each, each, starts, valid) for each in tokens]
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints the perplexity of each start."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--model', required=True, help='as in --config.init_from')
+  parser.add_argument('--text', type=pathlib.Path, required=True, help='text file')
+  parser.add_argument('--block', type=int, required=True, help='number of the block')
+  parser.add_argument('--held_out', type=int, default=4, help='batches that are clustered')
+  args = parser.parse_args(argv)
+  overrides = {
+    **{'init_from': args.model, 'data.path': str(args.text), 'seed': '0'},
+    **{'training.batch_size': str(B), 'training.segment_length': str(T)},
+    **{f'{MEMORY}.key': 'clusters', f'{MEMORY}.layers': f'({args.block},)'},
+    'model.dtype': 'float32',
+  }
+  spec = args.model if ':' in args.model else f'hf:{args.model}'
+  config = command_line.resolve(spec, list(overrides.items()), init_from.complete)
+  source = init_from.open_run(args.model)
+  model = language_model.build(config.model, source.model.vocabulary_size)
+  boxed = train_state.abstract_variables(model)
+  replicated = sharding.replicated(source.mesh)
+  place = lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), replicated)
+  variables = jax.tree.map(place, nn.unbox(boxed))
+  memory = language_model.empty_memory(config.model, B)
+  state = train_state.TrainState(
+    place(np.int32(0)), variables['params'], variables['codebook'], {}, memory
+  )
+  (options,) = config.model.ngram_memories
+  drawn = -(-8 * options.clusters // (B * T))  # batches, see `training.centroids`
+  segments = batches(args.text, source.vocabulary, drawn + args.held_out)
+  with tempfile.TemporaryDirectory() as folder:
+    start = init_from.Start(config, pathlib.Path(folder))
+    read = lambda step, rows: streams.map_segments(lambda array: array[rows], segments[step])
+    state = start(state, read)
+
+  @jax.jit
+  def inputs(params, codebook, segment):
+    _, updated = model.apply(
+      {'params': params, 'codebook': codebook},
+      segment.tokens_BxT,
+      memory,
+      starts_BxT=segment.starts_BxT,
+      mutable=[quantizer.INPUTS],
+    )
+    return jax.tree.leaves(updated[quantizer.INPUTS])[0]
+
+  with sharding.use(source.mesh):
+    x = np.concatenate(
+      [np.asarray(inputs(state.params, state.codebook, each)) for each in segments[drawn:]]
+    )
+  centroids = jax.tree.leaves(
+    jax.tree_util.tree_map_with_path(
+      lambda path, leaf: leaf if path[-1].key == 'centroids' else None, state.codebook
+    )
+  )[0]
+  N, K, H = centroids.shape
+  bound = (6 / (N * (K + H))) ** 0.5
+  uniform = np.random.default_rng(0).uniform(-bound, bound, centroids.shape).astype('float32')
+  print(f'{N} heads of {K} clusters, {x.shape[0] * T:,} tokens of {args.text}')
+  for name, start in {'uniform': uniform, 'hidden': centroids}.items():
+    ids_RxN = np.asarray(quantizer.nearest_centroids(x, jnp.asarray(start))).reshape(-1, N)
+    shares = [np.bincount(ids_R, minlength=K) / len(ids_R) for ids_R in ids_RxN.T]
+    perplexities = [np.exp(-sum(p * np.log(p) for p in share if p)) for share in shares]
+    used = np.mean([(share > 0).mean() for share in shares])
+    print(f'{name:8} perplexity {np.mean(perplexities):.1f}, clusters used {used:.0%}')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,171 @@
+"""Compressed files: what they are is seen in their first bytes; read from any of their frames.
+
+A gzip, bzip2, xz or zstandard file is one frame or several, one after another. Reading can begin at
+each of them, so a place in a long file of many frames is reached without reading what is before it.
+"""
+
+import bisect
+import bz2
+from collections.abc import Callable
+import io
+import lzma
+import pathlib
+from typing import Any, BinaryIO
+import zipfile
+import zlib
+
+from ngrammer_jax import errors
+
+BLOCK = 1 << 16  # compressed bytes that are read at a time
+SUFFIXES = {'.gz': 'gzip', '.bz2': 'bzip2', '.xz': 'xz', '.zst': 'zstandard', '.zip': 'zip'}
+MAGIC = {
+  b'\x1f\x8b': 'gzip',
+  b'BZh': 'bzip2',
+  b'\xfd7zXZ\0': 'xz',
+  b'\x28\xb5\x2f\xfd': 'zstandard',
+  **{bytes([byte, 0x2A, 0x4D, 0x18]): 'zstandard' for byte in range(0x50, 0x60)},  # without text
+  b'PK\x03\x04': 'zip',
+}
+
+
+def _zstandard() -> Any:
+  import zstandard  # only for such files
+
+  return zstandard.ZstdDecompressor().decompressobj()
+
+
+DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+  'gzip': lambda: zlib.decompressobj(31),
+  'bzip2': bz2.BZ2Decompressor,
+  'xz': lzma.LZMADecompressor,
+  'zstandard': _zstandard,
+}
+
+
+def find(path: pathlib.Path, head: bytes) -> str | None:
+  """Returns how a file with these first bytes is compressed; None: it is not.
+
+  Raises:
+    BadInput: its name says that it is compressed, but it is not, or in another way.
+  """
+  found = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
+  named = SUFFIXES.get(path.suffix.lower())
+  if head and named not in (None, found):
+    raise errors.BadInput(
+      f'{path} is damaged: it is named {path.suffix}, but is {found or "not"} compressed'
+      f'{"" if found else f" by {named}"}: copy it again, or rename it'
+    )
+  return found
+
+
+def is_named(path: pathlib.Path) -> bool:
+  """Whether a file is not compressed, or .gz or .zip as its suffix says."""
+  with path.open('rb') as file:
+    kind = find(path, file.read(8))
+  return kind is None or path.suffix in ('.gz', '.zip')
+
+
+def open_binary(path: pathlib.Path, frame: int = 0) -> io.BufferedIOBase:
+  """Opens a file for reading its bytes, decompressed if it is compressed.
+
+  Args:
+    path: the file; of a zip archive, its only member is read.
+    frame: where in the file the frame begins that is read first, see `Frames.place`.
+
+  Raises:
+    BadInput: the file is not compressed as its name says, or an archive of several files.
+  """
+  file = path.open('rb')
+  kind = find(path, file.peek(8)[:8])
+  if kind == 'zip':
+    archive = zipfile.ZipFile(file)
+    members = archive.namelist()
+    if len(members) != 1:
+      raise errors.BadInput(f'{path} holds {len(members)} files, expected one')
+    return archive.open(members[0])
+  return file if kind is None else io.BufferedReader(Frames(file, kind, frame), 1 << 18)
+
+
+def place(file: BinaryIO, frame: int, offset: int) -> tuple[int, int]:
+  """Returns where the frame begins that has the text of `file` at `offset`, and the offset there.
+
+  Args:
+    file: an open file of `open_binary`.
+    frame: the frame that reading began with.
+    offset: of text, from that frame on; all text before it was read.
+  """
+  raw = getattr(file, 'raw', None)
+  return raw.place(offset) if isinstance(raw, Frames) else (frame, offset)
+
+
+class Frames(io.RawIOBase):
+  """The decompressed bytes of a file from a frame on.
+
+  Args:
+    file: the compressed file.
+    kind: a key of DECOMPRESSORS.
+    start: where the first frame begins.
+  """
+
+  def __init__(self, file: BinaryIO, kind: str, start: int = 0):
+    self._file, self._make, self._start = file, DECOMPRESSORS[kind], start
+    self._rewind()
+
+  def _rewind(self) -> None:
+    self._file.seek(self._start)
+    self._decompressor, self._input, self._text = None, b'', memoryview(b'')
+    self._offset, self._frames = 0, [(0, self._start)]  # text before, and place of each frame
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def tell(self) -> int:
+    return self._offset
+
+  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    """Reads up to an offset of text, from the first frame if it lies behind."""
+    offset += self._offset if whence == io.SEEK_CUR else 0
+    if offset < self._offset:
+      self._rewind()
+    while self._offset < offset and self.read(min(offset - self._offset, 1 << 20)):
+      pass
+    return self._offset
+
+  def readinto(self, buffer: Any) -> int:
+    while not self._text and self._fill():
+      pass
+    size = min(len(buffer), len(self._text))
+    buffer[:size], self._text = self._text[:size], self._text[size:]
+    self._offset += size
+    return size
+
+  def _fill(self) -> bool:
+    """Decompresses a block; False at the end of the file."""
+    data, self._input = self._input or self._file.read(BLOCK), b''
+    if self._decompressor is None or self._decompressor.eof:
+      while data and not (data := data.lstrip(b'\0')):  # some writers pad their files
+        data = self._file.read(BLOCK)
+      if not data:
+        return False
+      if self._decompressor is not None:
+        self._frames.append((self._offset, self._file.tell() - len(data)))
+      self._decompressor = self._make()
+    elif not data:
+      raise EOFError('Compressed file ended before the end-of-stream marker was reached')
+    try:
+      self._text = memoryview(self._decompressor.decompress(data))
+    except Exception as error:  # each library has a class of its own
+      raise ValueError(f'{error}') from error
+    if self._decompressor.eof:
+      self._input = self._decompressor.unused_data
+    return True
+
+  def place(self, offset: int) -> tuple[int, int]:
+    """Returns the place of the last frame that begins at `offset` or before, and what is left."""
+    index = bisect.bisect_right(self._frames, (offset, float('inf'))) - 1
+    del self._frames[:index]  # nobody asks for what was read long ago
+    before, begin = self._frames[0]
+    return begin, offset - before

@@ -1,0 +1,66 @@
+"""Files of documents: one module for each format, which reads them from any place on."""
+
+from collections.abc import Iterator
+import dataclasses
+import pathlib
+
+from ngrammer_jax.data import kinds, text_files
+from ngrammer_jax.data.formats import arrow, lines, parquet
+from ngrammer_jax.data.formats.places import ANY, START, Layout, Place
+from ngrammer_jax.system import files
+
+__all__ = ['ANY', 'START', 'DocumentFile', 'Layout', 'Place']
+
+COLUMNS = {kinds.PARQUET: parquet.read, kinds.ARROW: arrow.read}
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentFile:
+  """A file of documents.
+
+  Attributes:
+    path: the file.
+    format: its format, see `kinds.identify`.
+    layout: where the text of a document is.
+  """
+
+  path: pathlib.Path
+  format: str
+  layout: Layout = ANY
+
+  @classmethod
+  def open(cls, path: pathlib.Path, layout: Layout) -> 'DocumentFile':
+    """Returns a file, whose format is looked at. Raises BadInput if it cannot be read."""
+    return cls(path, kinds.identify(path, layout.any_bytes), layout)
+
+  def read(self, place: Place = START) -> Iterator[tuple[bytes, Place]]:
+    """Yields the record of each document from a place on, and the place of the next document.
+
+    Args:
+      place: one that this method yielded, or that of the first document.
+
+    Raises:
+      BadInput: the file is damaged, or lacks the column of the text.
+    """
+    with files.translate_damage(self.path):
+      if self.format in COLUMNS:
+        yield from COLUMNS[self.format](self.path, place, self.layout)
+      else:
+        yield from lines.read(self.path, place, self.layout, self.format == kinds.LINES)
+
+  def text(self, document: int, record: bytes) -> bytes:
+    """Returns the text of a document.
+
+    Raises:
+      BadInput: the record has no text, or it is not UTF-8.
+    """
+    unit = {kinds.LINES: 'line', kinds.TEXT: 'document'}.get(self.format, 'row')
+    location = f'{self.path}, {unit} {document + 1:,}'
+    if not self.layout.any_bytes:
+      text_files.decode(record, location)
+    if self.format == kinds.LINES:
+      record = lines.parse(record, location, self.layout)
+    if self.format == kinds.TEXT:
+      separator = self.layout.separator
+      record = record.removesuffix(separator.encode() if separator else b'').strip(b'\r\n')
+    return record

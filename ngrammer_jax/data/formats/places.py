@@ -1,0 +1,41 @@
+"""A place in a file of documents, and where the text of a document is."""
+
+import dataclasses
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+  """Where a document begins.
+
+  Attributes:
+    document: number of the document in its file, from 0.
+    offset: bytes of text from the frame to the document; 0 in a file of columns.
+    frame: byte of the file where a compressed frame begins, see `compression.Frames`.
+  """
+
+  document: int = 0
+  offset: int = 0
+  frame: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """Where the text of a document is.
+
+  Attributes:
+    fields: names of the fields of a JSON object or of columns, joined by a newline; a dot is for
+      a field within a field.
+    separator: what separates the documents of a text.
+    has_paragraphs: whether empty lines do, if there is no separator; else a text is one document.
+    any_bytes: whether a text may be of any bytes, see `kinds.identify`.
+    remedy: what to do if there is no such field.
+  """
+
+  fields: tuple[str, ...] = ('text',)
+  separator: str | None = None
+  has_paragraphs: bool = True
+  any_bytes: bool = False
+  remedy: str = 'set data.text_field to the name of the one with the text'
+
+
+START, ANY = Place(), Layout()  # defaults

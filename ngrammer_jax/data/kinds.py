@@ -1,0 +1,110 @@
+"""What a file is: decided here, by its suffix and by its first bytes, for every command.
+
+A file is text, JSON lines, Parquet or Arrow, maybe compressed. Any other that is recognised is
+refused by name, with what to do about it.
+"""
+
+import codecs
+import json
+import pathlib
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import compression
+from ngrammer_jax.system import files
+
+HEAD = 1 << 16  # bytes that are looked at
+TEXT, LINES, PARQUET, ARROW = 'text', 'JSON lines', 'Parquet', 'Arrow'
+FORMAT_SUFFIXES = {
+  **dict.fromkeys(('.txt', '.text'), TEXT),
+  **dict.fromkeys(('.jsonl', '.ndjson', '.json'), LINES),
+  '.parquet': PARQUET,
+  '.arrow': ARROW,
+}
+COLUMNS = {b'PAR1': PARQUET, b'ARROW1': ARROW, b'\xff\xff\xff\xff': ARROW}
+# What begins so.
+REFUSED = {
+  b'PARE': 'an encrypted Parquet file',
+  **dict.fromkeys((b'7z\xbc\xaf', b'Rar!', b'\x04"M\x18'), 'an archive'),
+  **dict.fromkeys((b'\xd0\xcf\x11\xe0', b'{\\rtf'), 'a document of an office program'),
+  **{b'%PDF': 'a PDF', b'\x93NUMPY': 'a NumPy array', b'ORC': 'ORC', b'Obj\x01': 'Avro'},
+  b'SQLite format 3': 'a database',
+}
+MARKS = {codecs.BOM_UTF32_LE: 32, codecs.BOM_UTF32_BE: 32, b'\xff\xfe': 16, b'\xfe\xff': 16}
+REMEDY = 'write its text as .txt, .jsonl or .parquet'
+
+
+def suffix(path: pathlib.Path) -> str:
+  """Returns the suffix of a file in lower case, without that of its compression."""
+  if path.suffix.lower() in compression.SUFFIXES:
+    path = pathlib.PurePosixPath(path.name).with_suffix('')
+  return path.suffix.lower()
+
+
+def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
+  """Returns the format of a file: TEXT, LINES, PARQUET or ARROW.
+
+  Args:
+    path: the file.
+    any_bytes: whether bytes of which nobody knows what they are may be TEXT.
+
+  Raises:
+    BadInput: it is none of them, or is damaged.
+  """
+  with files.translate_damage(path), compression.open_binary(path) as file:
+    head = file.read(HEAD)
+  named = FORMAT_SUFFIXES.get(suffix(path), TEXT)
+  found = identify_bytes(path, head, named, any_bytes)
+  if named in (PARQUET, ARROW) and head and found != named:
+    raise errors.BadInput(f'{path} is damaged: it is named {suffix(path)}, but is not {named}')
+  return found
+
+
+def identify_bytes(
+  name: pathlib.Path | str, head: bytes, named: str = TEXT, any_bytes: bool = False
+) -> str:
+  """Returns the format of content that begins so; see `identify`.
+
+  Args:
+    name: what it is, for error messages.
+    head: its first bytes.
+    named: the format that the suffix of its name says.
+    any_bytes: see `identify`.
+  """
+  for magic, found in COLUMNS.items():
+    if head.startswith(magic):
+      return found
+  what = next((what for magic, what in REFUSED.items() if head.startswith(magic)), None)
+  what = 'a tar archive' if head[257:262] == b'ustar' else what
+  if what is not None:
+    raise errors.BadInput(f'{name} is {what}, not text: {REMEDY}')
+  encoding = next((bits for mark, bits in MARKS.items() if head.startswith(mark)), None)
+  if encoding is None and b'\0' in head:
+    halves = [half.count(0) / max(len(half), 1) for half in (head[::2], head[1::2])]
+    encoding = 16 if max(halves) > 0.4 and min(halves) < 0.1 else None
+  if encoding is not None:
+    raise errors.BadInput(f'{name} is UTF-{encoding}: convert it to UTF-8')
+  if b'\0' in head and not any_bytes:
+    raise errors.BadInput(f'{name} is binary, not text: {REMEDY}, or use data.vocabulary=bytes')
+  return LINES if _is_json_lines(name, head, named) else TEXT
+
+
+def _is_json_lines(name: pathlib.Path | str, head: bytes, named: str) -> bool:
+  """Whether each line is a JSON value: the name says so, or the first two lines are objects."""
+  *lines, last = head.removeprefix(codecs.BOM_UTF8).split(b'\n')
+  lines += [] if len(head) == HEAD else [last]  # else it may be a part of a line
+  lines = [line.strip() for line in lines if line.strip()][:2]
+  if named != LINES:
+    return bool(lines) and all(isinstance(_parse(line), dict) for line in lines)
+  if lines and (lines[0] in (b'{', b'[', b'[{') or isinstance(_parse(lines[0]), list)):
+    raise errors.BadInput(
+      f"{name} is one JSON value, not one object per line: write it so, as jq -c '.[]' does"
+    )
+  return True
+
+
+def _parse(line: bytes) -> Any:
+  try:
+    return json.loads(line)
+  except (ValueError, RecursionError):
+    return None

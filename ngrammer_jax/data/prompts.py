@@ -1,0 +1,40 @@
+"""The prompts of a file: lines of text, or the field `prompt` of JSON lines or of a table."""
+
+import pathlib
+import sys
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import formats, kinds, text_files
+
+STANDARD_INPUT = pathlib.Path('-')
+LAYOUT = formats.Layout(('prompt',), has_paragraphs=False, remedy='name it "prompt"')
+
+
+def read(path: pathlib.Path) -> list[str]:
+  """Returns the prompts of a file, or of standard input for `-`. An empty one stays empty.
+
+  Raises:
+    BadInput: the file cannot be read, or a line of JSON has no prompt.
+  """
+  name = f'--prompts={path}'
+  try:
+    if path == STANDARD_INPUT:
+      data = sys.stdin.buffer.read()
+      file = formats.DocumentFile(path, kinds.identify_bytes(name, data[: kinds.HEAD]), LAYOUT)
+      records = data.splitlines(keepends=True)
+    else:
+      file = formats.DocumentFile.open(path, LAYOUT)
+      records = [record for record, _ in file.read()]
+  except OSError as error:
+    raise errors.BadInput(f'{name} cannot be read: {error}') from error
+  if not any(records):
+    raise errors.BadInput(f'{name} is empty; expected one prompt per line')
+  if file.format == kinds.LINES:
+    records = [record for record in records if record.strip()]
+  is_named = kinds.suffix(path) in kinds.FORMAT_SUFFIXES and kinds.suffix(path) != '.txt'
+  has_prompt = file.format != kinds.LINES or is_named or b'"prompt"' in records[0]
+  if file.format != kinds.TEXT and has_prompt:
+    return [file.text(i, record).decode() for i, record in enumerate(records)]
+  text = text_files.decode(b''.join(records), str(path)).removeprefix('\ufeff')
+  text = text.replace('\r\n', '\n').replace('\r', '\n')  # of Windows
+  return text.removesuffix('\n').split('\n')

@@ -1,0 +1,193 @@
+"""Corpora in object storage: the same rows as of local files, from emulators of three stores."""
+
+import os
+import shutil
+import signal
+
+import fsspec
+from fsspec.implementations import local
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import buckets, corpora, packing, shards, vocabularies
+from tests import fake_gcs
+from tests.checks import bad_input
+from tests.data import document_files
+from tests.loops import each
+from tests.training import test_hosts as hosts
+
+LONG = {'steps': 60, 'evaluate_every': 20, 'checkpoint_every': 20}
+BYTES = vocabularies.ByteVocabulary()
+NAMES = ('train-0.jsonl.zst', 'a/train-1.parquet', 'b/train-2.txt', 'train-3.arrow', 'valid.jsonl')
+
+
+class HubFileSystem(local.LocalFileSystem):
+  """Datasets of a hub, in a local folder. FAILURES: errors of the next readings."""
+
+  protocol = 'hf'
+  folder = None
+  failures = []
+
+  @classmethod
+  def _strip_protocol(cls, path):
+    path = str(path).removeprefix('hf://')
+    return path if path.startswith('/') else f'{cls.folder}/{path}'
+
+  def find(self, path, **options):
+    found = super().find(path, **options)
+    return {name.removeprefix(f'{self.folder}/'): info for name, info in found.items()}
+
+  def _open(self, path, mode='rb', block_size=None, **options):
+    if self.failures:
+      raise self.failures.pop()
+    return super()._open(path, mode, **{k: v for k, v in options.items() if 'cache' not in k})
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+  monkeypatch.setattr(HubFileSystem, 'folder', tmp_path / 'hub')
+  monkeypatch.setattr(HubFileSystem, 'failures', [])
+  monkeypatch.setattr(buckets, 'PAUSE', 0.0)
+  fsspec.register_implementation('hf', HubFileSystem, clobber=True)
+  HubFileSystem.clear_instance_cache()
+  return 'hf://datasets/someone/texts'
+
+
+@pytest.fixture(scope='module')
+def stores():
+  """Addresses of emulated stores, in each a bucket."""
+  pytest.importorskip('gcsfs')
+  pytest.importorskip('s3fs')
+  server = pytest.importorskip('moto.server')
+  s3 = server.ThreadedMotoServer(port=0, verbose=False)
+  s3.start()
+  host, port = s3.get_host_and_port()
+  with pytest.MonkeyPatch.context() as patch:
+    variables = {
+      'STORAGE_EMULATOR_HOST': fake_gcs.start(),
+      'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',
+      'AWS_ENDPOINT_URL': f'http://{host}:{port}',
+      'AWS_ACCESS_KEY_ID': 'key',
+      'AWS_SECRET_ACCESS_KEY': 'secret',
+      'AWS_DEFAULT_REGION': 'us-east-1',
+    }
+    for name, value in variables.items():
+      patch.setenv(name, value)
+    fsspec.filesystem('s3').mkdir('bucket')
+    yield {'gs': 'gs://bucket/c', 's3': 's3://bucket/c'}
+  s3.stop()
+
+
+def write_corpus(folder):
+  for number, name in enumerate(NAMES):
+    texts = [f'{number}/{i} some text' + ' more' * (i % 7) for i in range(40)]
+    document_files.write(folder / name, texts)
+
+
+def rows(source, folder, batch_size=3, steps=60):
+  dataset = packing.PackedDataset(source, BYTES, batch_size, 16, folder)
+  return np.stack([dataset.segment(step).targets_BxT for step in range(steps)])
+
+
+def test_rows_equal_those_of_local_files(stores, hub, tmp_path, monkeypatch):
+  write_corpus(tmp_path / 'local')
+  monkeypatch.setattr(buckets, 'BLOCK', 500)  # many requests
+  expected = corpora.open_corpus('shards', str(tmp_path / 'local'))
+  expected_rows = rows(expected.train_shards, tmp_path / 'expected')
+  shutil.copytree(tmp_path / 'local', HubFileSystem.folder / 'datasets' / 'someone' / 'texts')
+  for kind, url in {**stores, 'hf': hub}.items():
+    if kind != 'hf':
+      fsspec.filesystem(kind).put(str(tmp_path / 'local'), url, recursive=True)
+    corpus = corpora.open_corpus('shards', url)
+    assert [f.name for f in corpus.files] == [f.name for f in expected.files]
+    assert len(corpus.files) == len(NAMES)
+    assert all(str(file).startswith(url) for file in corpus.files)
+    np.testing.assert_array_equal(rows(corpus.train_shards, tmp_path / kind), expected_rows)
+    again = packing.PackedDataset(corpus.train_shards, BYTES, 3, 16, tmp_path / kind)
+    np.testing.assert_array_equal(again.segment(59).targets_BxT, expected_rows[59])
+    for split in ('train', 'validation'):
+      texts = [[b''.join(d.read_chunks()) for d in c.splits[split]] for c in (corpus, expected)]
+      assert texts[0] == texts[1]
+
+
+def test_transient_errors_are_tried_again(hub, tmp_path):
+  write_corpus(HubFileSystem.folder / 'datasets' / 'someone' / 'texts')
+  HubFileSystem.failures = [ConnectionError('reset'), TimeoutError('slow')]
+  corpus = corpora.open_corpus('shards', hub)
+  assert not HubFileSystem.failures
+  HubFileSystem.failures = [ConnectionError('reset by peer')] * buckets.ATTEMPTS
+  with pytest.raises(errors.PeerLostError) as caught:
+    rows(corpus.train_shards, tmp_path / 'places')
+  assert str(caught.value) == (
+    f'{hub}/a/train-1.parquet cannot be read, tried 4 times with 60 seconds each: ConnectionError: '
+    f'reset by peer; {errors.RERUN_ALL}'
+  )
+
+
+def test_a_lost_file_and_a_changed_one_are_named(hub, tmp_path):
+  folder = HubFileSystem.folder / 'datasets' / 'someone' / 'texts'
+  write_corpus(folder)
+  corpus = corpora.open_corpus('shards', hub)
+  rows(corpus.train_shards, tmp_path / 'places', batch_size=1, steps=3)  # shard 0
+  path = folder / 'a' / 'train-1.parquet'
+  content = path.read_bytes()
+  path.write_bytes(content[:-9] + content[-9:][::-1])
+  with bad_input(
+    f'{hub}/a/train-1.parquet has changed since this run first read it: put the old file back, or '
+    f'use another workdir'
+  ):
+    rows(shards.find(hub)[0]['train'], tmp_path / 'places', 1)
+  path.unlink()
+  with pytest.raises(
+    errors.BadInput, match=rf'\A{hub}/a/train-1.parquet is lost: FileNotFoundError'
+  ):
+    rows(corpus.train_shards, tmp_path / 'other', 1)
+
+
+@each(
+  'url, message',
+  [
+    ('hf://datasets/nobody/x', 'has no files: expected those of a corpus'),
+    ('s3://none/x', 'cannot be read: check its name, the network and the credentials (AWS_ACCESS_'),
+    ('gs://bucket/none', 'has no files: expected those of a corpus'),
+  ],
+)
+def test_what_cannot_be_found_is_one_sentence(stores, hub, url, message):
+  with pytest.raises(errors.BadInput) as caught:
+    corpora.open_corpus('shards', url)
+  assert str(caught.value).startswith(f'data.path={url} {message}')
+  assert '\n' not in str(caught.value)
+
+
+def test_other_corpora_and_missing_packages(monkeypatch):
+  with bad_input(
+    "data.path=s3://b/x: data.corpus='wikitext' needs a local path; shards and text do not"
+  ):
+    corpora.open_corpus('wikitext', 's3://b/x')
+  monkeypatch.setattr(buckets.importlib.util, 'find_spec', lambda name: None)
+  with bad_input("s3://b/x needs s3fs: pip install 'ngrammer_jax[s3]'"):
+    corpora.open_corpus('shards', 's3://b/x')
+
+
+@pytest.mark.slow
+def test_two_processes_train_from_a_bucket_and_are_killed(stores, tmp_path, cache):
+  """One is killed; a restart of both equals a run of one process from local files, bit by bit."""
+  texts = [f'{i} of some text' + ' and more' * (i % 30) for i in range(400)]
+  for shard in range(4):
+    document_files.write(tmp_path / 'local' / f'{shard:03}_00000.parquet', texts[shard::4])
+  url = stores['s3'].replace('/c', '/fineweb')
+  fsspec.filesystem('s3').put(str(tmp_path / 'local'), url, recursive=True)
+  keys = 'data.corpus=shards', 'data.shuffle=1', 'training.batch_size=8'
+  flags = [f'--config.{key}' for key in keys]
+  hosts.train(1, tmp_path / 'whole', *keys, f'data.path={tmp_path}/local', devices=2, **LONG)
+  run = tmp_path / 'run'
+  arguments = *hosts.TRAIN, f'--workdir={run}', *hosts.flags(**LONG), *flags
+  process = hosts.start(2, *arguments, f'--config.data.path={url}')
+  hosts.wait_for(process, run / 'checkpoints' / '20')
+  os.kill(hosts.started_by(process)[1], signal.SIGKILL)
+  process.communicate(timeout=120)
+  assert process.returncode
+  output = hosts.train(2, run, *keys, f'data.path={url}', **LONG)
+  assert 'restoring step' in output
+  assert hosts.losses(run) == hosts.losses(tmp_path / 'whole')

@@ -1,0 +1,100 @@
+"""Documents that occur twice, in two splits, or that are one because nobody split them."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data import token_cache
+from tests import tokenizer_files
+from tests.checks import bad_input
+from tests.data import document_files
+
+pytestmark = pytest.mark.usefixtures('cache')
+
+
+def prepare(path, vocabulary='bytes', **settings):
+  return token_cache.prepare(data_config.DataConfig('text', str(path), vocabulary, **settings))
+
+
+def documents(corpus, split='train'):
+  tokens = corpus.splits[split].tokens
+  return bytes(np.where(tokens < 256, tokens, 0).astype(np.uint8)).split(b'\0')
+
+
+def write_splits(folder, **texts_by_split):
+  for split, texts in texts_by_split.items():
+    document_files.write(folder / f'{split}.jsonl', texts)
+  return folder
+
+
+@pytest.mark.parametrize('copies, level', [(0, logging.INFO), (1, logging.WARNING)])
+def test_test_documents_in_the_training_split_are_counted(tmp_path, caplog, copies, level):
+  caplog.set_level('INFO')
+  test = [f'test {i}' for i in range(40)]
+  train = [f'train {i}' for i in range(50)] + [f'{text}\n' for text in test[:copies]]
+  prepare(write_splits(tmp_path / 'text', train=train, validation=['v'], test=test))
+  message = f'{copies} of 40 test documents ({copies / 0.4:.1f} %) are in train too'
+  assert (message, level) in [(record.getMessage(), record.levelno) for record in caplog.records]
+
+
+def test_duplicates_are_dropped(tmp_path, caplog):
+  caplog.set_level('INFO')
+  folder = write_splits(
+    tmp_path / 'text', train=['a', 'b', 'a', 'v', 'c', 't', 'b'], val=['v'], test=['t']
+  )
+  assert documents(prepare(folder)) == [b'a', b'b', b'a', b'v', b'c', b't', b'b']
+  corpus = prepare(folder, drop_duplicates=True)
+  assert documents(corpus) == [b'a', b'b', b'c']
+  assert documents(corpus, 'test') == [b't']
+  assert '4 training documents are left out' in caplog.text
+  with bad_input(
+    'data.drop_duplicates=True needs a corpus that is tokenised in advance, but data.corpus='
+    "'shards' is tokenised during training: use data.corpus=text"
+  ):
+    data_config.DataConfig('shards', 'x', 'bytes', drop_duplicates=True).check()
+
+
+def test_empty_documents_are_skipped_and_counted(tmp_path, caplog):
+  caplog.set_level('INFO')
+  folder = write_splits(tmp_path / 'text', train=['a', '', ' \n', 'b'], val=['v'])
+  corpus = prepare(folder)
+  assert documents(corpus) == [b'a', b'b'] and corpus.splits['train'].starts.tolist() == [0, 2]
+  assert 'train: 3 tokens, 2 bytes, 2 documents; 2 empty ones skipped' in caplog.messages
+
+
+def test_spelled_separators_are_counted(tmp_path, caplog):
+  path, tokenizer = tmp_path / 'stories.txt', tmp_path / 'tokenizer.json'
+  tokenizer.write_bytes(tokenizer_files.byte_level())
+  path.write_text(''.join(f'a story {i}\n<|endoftext|>\n' for i in range(60)))
+  for vocabulary in ('bytes', 'tokenizer'):
+    settings = {} if vocabulary == 'bytes' else {'vocabulary_path': str(tokenizer)}
+    caplog.clear()
+    assert len(prepare(path, vocabulary, **settings).splits['train'].starts) == 1
+    message = (
+      'text, train: <|endoftext|> occurs 54 times, as ordinary text: if it separates documents, '
+      "set data.document_separator='<|endoftext|>'"
+    )
+    assert message in caplog.messages
+    caplog.clear()
+    settings['document_separator'] = '<|endoftext|>'
+    corpus = prepare(path, vocabulary, **settings)
+    assert len(corpus.splits['train'].starts) == 54 and 'endoftext' not in caplog.text
+
+
+def test_another_reading_of_the_same_files_has_its_own_cache(tmp_path):
+  path = document_files.write(tmp_path / 'x.jsonl', [f'a{i}' for i in range(40)])
+  sizes = [len(prepare(path, **s).splits['train'].tokens) for s in ({}, {'validation_share': 0.1})]
+  assert sizes[0] > sizes[1]
+
+
+def test_files_of_documents_are_scored_as_documents(tmp_path):
+  texts = ['one', 'two\nlines', 'three']
+  for name in document_files.NAMES:
+    if '.txt' not in name:
+      path = document_files.write(tmp_path / name, [*texts, ''])
+      vocabulary = token_cache.vocabularies.ByteVocabulary()
+      split = token_cache.encode_file(path, vocabulary)
+      assert split.text_bytes == sum(map(len, texts)) and split.starts.tolist() == [0, 4, 14]
+      assert split.tokens.tolist() == [*b'one', 256, *b'two\nlines', 256, *b'three']

@@ -1,0 +1,255 @@
+"""What a file is, and its documents from any place on."""
+
+import codecs
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+import pytest
+import zstandard
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import compression, formats, kinds, prompts
+from tests.checks import bad_input
+from tests.data import document_files
+from tests.loops import each
+
+TEXTS = [f'document {i} of\nsome ünïcode ' + 'x' * (37 * i % 90) + '.' for i in range(40)]
+REMEDY = 'set data.text_field to the name of the one with the text'
+
+
+def read_all(file, place=formats.START):
+  records = enumerate(file.read(place), place.document)
+  return [(file.text(i, record).decode(), after) for i, (record, after) in records]
+
+
+def open_file(path, **layout):
+  return formats.DocumentFile.open(path, formats.Layout(**layout))
+
+
+@each('name', document_files.NAMES)
+def test_reading_can_start_at_any_document(tmp_path, name):
+  file = open_file(document_files.write(tmp_path / name, TEXTS))
+  documents = read_all(file)
+  assert [text for text, _ in documents] == TEXTS
+  for number, (_, place) in enumerate(documents, 1):
+    assert place.document == number
+    assert [text for text, _ in read_all(file, place)] == TEXTS[number:]
+
+
+@each('suffix', document_files.COMPRESS)
+def test_frames_before_a_place_are_not_decompressed(tmp_path, suffix):
+  path = document_files.write(tmp_path / f'x.jsonl{suffix}', TEXTS)
+  _, place = read_all(open_file(path))[30]
+  content = path.read_bytes()
+  assert 0 < place.frame < len(content) and place.offset < document_files.FRAME + 200
+  path.write_bytes(content[:8].ljust(place.frame, b'\0') + content[place.frame :])
+  assert [text for text, _ in read_all(formats.DocumentFile(path, kinds.LINES), place)] == TEXTS[
+    31:
+  ]
+
+
+def test_decompressed_files_are_read_at_any_offset(tmp_path):
+  content = bytes(range(256)) * 20
+  path = tmp_path / 'x.zst'
+  frames = document_files.compress('.zst', content)
+  path.write_bytes(b'\x50\x2a\x4d\x18\x04\0\0\0note' + frames)  # a frame without text is skipped
+  with compression.open_binary(path) as file:
+    for offset in (0, 5000, 10, 699, 700, 701, 4999, 300):
+      file.seek(offset)
+      assert file.read(100) == content[offset : offset + 100]
+
+
+def test_padding_after_a_frame_is_skipped(tmp_path):
+  path = tmp_path / 'x.jsonl.gz'
+  path.write_bytes(
+    gzip.compress(b'{"text": "a"}\n') + bytes(100) + gzip.compress(b'{"text": "b"}\n')
+  )
+  assert [text for text, _ in read_all(open_file(path))] == ['a', 'b']
+
+
+@each('suffix', ['.jsonl', '.parquet', '.arrow'])
+def test_fields_are_nested_and_joined_by_newlines(tmp_path, suffix):
+  values = [
+    {'title': 'one', 'meta': {'body': 'first', 'n': 1}},
+    {'title': None, 'meta': {'body': 'second', 'n': 2}},
+    {'title': 'three', 'meta': {'body': None, 'n': 3}},
+  ]
+  path = tmp_path / f'x{suffix}'
+  if suffix == '.jsonl':
+    path.write_text(''.join(json.dumps(value) + '\n' for value in values))
+  elif suffix == '.parquet':
+    parquet.write_table(pa.Table.from_pylist(values), path)
+  else:
+    table = pa.Table.from_pylist(values)
+    with pa.OSFile(str(path), 'wb') as file, pa.ipc.new_file(file, table.schema) as writer:
+      writer.write_table(table)
+  texts = [text for text, _ in read_all(open_file(path, fields=('title', 'meta.body')))]
+  assert texts == ['one\nfirst', 'second', 'three']
+  assert [text for text, _ in read_all(open_file(path, fields=('meta.body',)))][:2] == [
+    'first',
+    'second',
+  ]
+
+
+@each('kind', [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
+def test_columns_of_every_type_of_text(tmp_path, kind):
+  path = tmp_path / 'x.parquet'
+  parquet.write_table(pa.table({'text': pa.array(['a', None, 'ü']).cast(kind)}), path)
+  assert [text for text, _ in read_all(open_file(path))] == ['a', '', 'ü']
+
+
+def test_documents_between_separators(tmp_path):
+  texts = ['one\n\ntwo', 'three', '', 'four']
+  path = tmp_path / 'x.txt'
+  path.write_text('\n<|end|>\n'.join(texts) + '\n')
+  documents = read_all(open_file(path, separator='<|end|>'))
+  assert [text for text, _ in documents] == texts
+  assert read_all(open_file(path, separator='<|end|>'), documents[1][1]) == documents[2:]
+
+
+# What is refused.
+
+
+def wrong_column(tmp_path, **columns):
+  path = tmp_path / 'x.parquet'
+  parquet.write_table(pa.table(columns), path)
+  return path
+
+
+@pytest.mark.parametrize(
+  'columns, message',
+  [
+    ({'body': ['a'], 'url': ['b']}, " has no column 'text', but body, url: " + REMEDY),
+    ({'text': [['a']]}, ": column 'text' of text holds list<element: string>, not text: " + REMEDY),
+    ({'text': [1]}, ": column 'text' of text holds int64, not text: " + REMEDY),
+    ({'text': [b'\xff']}, ', row 1 is not valid UTF-8 at byte 0 (0xff): convert it'),
+  ],
+)
+def test_another_column_is_refused(tmp_path, columns, message):
+  path = wrong_column(tmp_path, **columns)
+  with bad_input(f'{path}{message}'):
+    read_all(open_file(path))
+
+
+def archive(tmp_path):
+  with tarfile.open(tmp_path / 'inner', 'w') as file:
+    file.addfile(tarfile.TarInfo('a'))
+  return (tmp_path / 'inner').read_bytes()
+
+
+def array():
+  file = io.BytesIO()
+  np.save(file, np.arange(3))
+  return file.getvalue()
+
+
+def test_what_is_no_text_is_refused_by_name(tmp_path):
+  text = 'some text\n' * 20
+  convert, remedy = 'convert it to UTF-8', 'write its text as .txt, .jsonl or .parquet'
+  cases = {
+    'a.txt': (text.encode('utf-16'), f'is UTF-16: {convert}'),
+    'b.txt': (text.encode('utf-16-le'), f'is UTF-16: {convert}'),
+    'c.jsonl': (text.encode('utf-16-be'), f'is UTF-16: {convert}'),
+    'd.txt': (codecs.BOM_UTF32_LE + text.encode('utf-32-le'), f'is UTF-32: {convert}'),
+    'e.tar.gz': (gzip.compress(archive(tmp_path)), f'is a tar archive, not text: {remedy}'),
+    'f': (archive(tmp_path), f'is a tar archive, not text: {remedy}'),
+    'g.txt': (b'%PDF-1.7\n', f'is a PDF, not text: {remedy}'),
+    'h.npy': (array(), f'is a NumPy array, not text: {remedy}'),
+    'i.7z': (b'7z\xbc\xaf\x27\x1c', f'is an archive, not text: {remedy}'),
+    'j.parquet': (b'PARE' + bytes(50), f'is an encrypted Parquet file, not text: {remedy}'),
+    'k.png': (
+      b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR',
+      f'is binary, not text: {remedy}, or use data.vocabulary=bytes',
+    ),
+    'l.json': (
+      b'[\n{"text": "a"}\n]',
+      "is one JSON value, not one object per line: write it so, as jq -c '.[]' does",
+    ),
+    'm.json': (
+      b'[{"text": "a"}, {"text": "b"}]',
+      "is one JSON value, not one object per line: write it so, as jq -c '.[]' does",
+    ),
+    'n.parquet': (b'text', 'is damaged: it is named .parquet, but is not Parquet'),
+    'o.jsonl.zst': (
+      b'{"text": "a"}\n',
+      'is damaged: it is named .zst, but is not compressed by zstandard: copy it again, or '
+      'rename it',
+    ),
+    'p.txt.gz': (
+      zstandard.compress(b'a'),
+      'is damaged: it is named .gz, but is zstandard compressed: copy it again, or rename it',
+    ),
+  }
+  for name, (content, message) in cases.items():
+    (tmp_path / name).write_bytes(content)
+    with bad_input(f'{tmp_path / name} {message}'):
+      kinds.identify(tmp_path / name)
+
+
+def test_what_a_file_is_does_not_depend_on_its_suffix_alone(tmp_path):
+  lines = b'{"text": "a"}\n{"text": "b"}\n'
+  cases = {
+    'a.txt': (lines, kinds.LINES),
+    'b': (codecs.BOM_UTF8 + lines, kinds.LINES),
+    'c.data': (zstandard.compress(lines), kinds.LINES),
+    'd.txt': (b'{"a": 1}\nand so on\n', kinds.TEXT),
+    'e.txt': (b'{ begins so\n', kinds.TEXT),
+    'f.jsonl': (b'not JSON\n', kinds.LINES),
+    'g.txt': ('\u0641 text'.encode(), kinds.TEXT),
+    'h.txt': (b'', kinds.TEXT),
+    'i.bin': (document_files.write(tmp_path / 'x.parquet', ['a']).read_bytes(), kinds.PARQUET),
+    'j.bin': (document_files.write(tmp_path / 'x.arrow', ['a']).read_bytes(), kinds.ARROW),
+    'k.bin': (document_files.write(tmp_path / 'x.stream.arrow', ['a']).read_bytes(), kinds.ARROW),
+  }
+  for name, (content, expected) in cases.items():
+    (tmp_path / name).write_bytes(content)
+    assert kinds.identify(tmp_path / name) == expected, name
+  (tmp_path / 'l').write_bytes(bytes(range(256)))
+  assert kinds.identify(tmp_path / 'l', any_bytes=True) == kinds.TEXT
+
+
+@each('name', document_files.NAMES)
+def test_a_truncated_file_is_reported(tmp_path, name):
+  path = document_files.write(tmp_path / name, TEXTS)
+  if '.' in name.replace('.jsonl', '').replace('.txt', ''):  # not plain text
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(errors.BadInput) as caught:
+      read_all(open_file(path))
+    assert str(caught.value).startswith(f'{path} is damaged: ')
+
+
+# Prompts.
+
+
+@each('name', ['x.jsonl', 'x.jsonl.zst', 'x.parquet'])
+def test_prompts_are_a_field(tmp_path, name):
+  texts = ['the state', 'two\nlines', '', ' of the Union']
+  path = document_files.write(tmp_path / name, texts, field='prompt')
+  assert prompts.read(path) == texts
+  path = document_files.write(tmp_path / name, texts, field='question')
+  with pytest.raises(errors.BadInput, match='question: name it "prompt"'):
+    prompts.read(path)
+
+
+def test_prompts_are_lines(tmp_path):
+  path = tmp_path / 'x.txt'
+  for content, expected in (
+    ('a\n\nb\n', ['a', '', 'b']),
+    ('{"prompt": "a\\nb"}\n', ['a\nb']),
+    ('{"prompt": "a"}\n{"prompt": ""}\n', ['a', '']),
+    ('{"x": 1}\n{"x": 2}\n', ['{"x": 1}', '{"x": 2}']),
+  ):
+    path.write_text(content)
+    assert prompts.read(path) == expected
+  with zipfile.ZipFile(tmp_path / 'x.zip', 'w') as file:
+    file.writestr('prompts.jsonl', '{"prompt": "a"}\n')
+  assert prompts.read(tmp_path / 'x.zip') == ['a']
+  path.write_bytes('a\nb\n'.encode('utf-16'))
+  with bad_input(f'{path} is UTF-16: convert it to UTF-8'):
+    prompts.read(path)

@@ -1,0 +1,107 @@
+"""A run as a model of lm_eval: its scores and texts are those of the methods of the run."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+import types
+
+import pytest
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.finetune import FinetuneConfig
+from ngrammer_jax.tasks.lm_eval import __main__ as command
+from tests.checks import assert_close, bad_input
+from tests.tasks import superglue_files
+
+TASKS = pathlib.Path(__file__).parents[2] / 'studies' / 'lm_eval'
+
+
+@pytest.fixture
+def harness(trained, one_device):
+  """The model of the harness for a run with bytes as tokens."""
+  pytest.importorskip('lm_eval', reason='lm_eval is not installed: pip install lm_eval')
+  from ngrammer_jax.tasks.lm_eval import model
+
+  return model.HarnessModel(workdir=str(trained))
+
+
+def requests(*arguments):
+  return [types.SimpleNamespace(args=args) for args in arguments]
+
+
+def test_without_the_harness_its_package_is_named(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'lm_eval', None)
+  with pytest.raises(errors.BadInput, match=r'needs the harness .*"ngrammer_jax\[lm_eval\]"$'):
+    command.main([])
+
+
+def test_scores_and_texts_are_those_of_the_run(harness):
+  run, context = harness.run, 'the union'
+  assert harness.max_length == 16
+  pairs = [(context, ' of'), (context, ' is'), ('the ', 'union'), ('', 'the')]
+  scores = harness.loglikelihood(requests(*pairs))
+  # The harness moves the spaces at the end of a context into the continuation.
+  assert scores == list(map(tuple, run.score_pairs([*pairs[:2], ('the', ' union'), pairs[3]])))
+  texts = 'the states', 'union'
+  rolling = harness.loglikelihood_rolling(requests(*((text,) for text in texts)))
+  assert_close(rolling, [-score.nats.sum() for score in run.score(texts)], 1e-4)
+  (long,) = harness.loglikelihood_rolling(requests((context * 4,)))
+  ids = list((context * 4).encode())
+  windows = [([harness.prefix_token_id], ids[:16]), ([ids[15]], ids[16:32]), (ids[19:32], ids[32:])]
+  assert_close(long, sum(score.log_likelihood for score in run.score_pairs(windows)), 1e-4)
+
+  greedy = [completion.text for completion in run.generate([context, 'is'], 6, temperature=0)]
+  options = {'until': [], 'max_gen_toks': 6}
+  stop = greedy[1][2]
+  asked = [(context, options), ('is', options), ('is', options | {'until': [stop, '']})]
+  long = f'{context} {context}'
+  assert harness.generate_until(requests(*asked, (long, options))) == [
+    *greedy, greedy[1].partition(stop)[0], run.generate(long[-10:], 6, temperature=0)[0].text
+  ]  # fmt: skip
+
+
+def test_evaluate_ranks_as_the_harness(harness, tmp_path, monkeypatch, capsys):
+  run = harness.run
+  folder = superglue_files.write(tmp_path, 'RTE', val=superglue_files.rte(12))
+  arguments = ['--model_args', f'workdir={run.workdir}', 'max_length=256', '--tasks=ngrammer_rte']
+  arguments += [f'--include_path={TASKS}', '--metadata', json.dumps({'superglue_dir': str(folder)})]
+  monkeypatch.setattr(sys, 'argv', sys.argv)
+  command.main([*arguments, '--log_samples', f'--output_path={tmp_path / "out"}'])
+  assert 'ngrammer_rte' in capsys.readouterr().out
+  (path,) = (tmp_path / 'out').rglob('samples_ngrammer_rte_*.jsonl')
+  samples = sorted(map(json.loads, path.read_text().splitlines()), key=lambda line: line['doc_id'])
+  assert samples[1]['arguments']['gen_args_0']['arg_0'] == (
+    'Premise: It is very snow.\nHypothesis: rain\nDoes the hypothesis follow?\nAnswer:'
+  )
+
+  from ngrammer_jax.tasks.superglue import finetuning
+
+  config = dataclasses.replace(
+    run.config,
+    training=dataclasses.replace(run.config.training, segment_length=256),
+    data=dataclasses.replace(run.config.data, superglue_dir=str(folder)),
+    finetune=FinetuneConfig(task='rte', format='question'),
+  )
+  result, lines = finetuning.evaluate(dataclasses.replace(run, config=config), 'validation')
+  assert result['n'] == 12
+  for sample, line in zip(samples, lines, strict=True):
+    scores = [float(score) for (score, _), *_ in sample['resps']]
+    assert line['answer'] == ('yes', 'no')[scores[1] > scores[0]]
+    assert_close(line['score'], max(scores), 1e-4)
+  correct = [sample['acc'] for sample in samples]
+  assert result['accuracy'] == pytest.approx(100 * sum(correct) / 12)
+
+
+def test_models_are_named_as_in_evaluate(harness):
+  make, run = type(harness), harness.run
+  with bad_input(
+    '--model_args size: expected workdir=DIR or pretrained=NAME, and possibly step=N or '
+    'max_length=N'
+  ):
+    make(workdir=run.workdir, size=3)
+  with bad_input(
+    '--model_args : expected workdir=DIR or pretrained=NAME, and possibly step=N or max_length=N'
+  ):
+    make(device='cpu')
+  assert make(workdir=run.workdir, step=12, batch_size=3, max_batch_size=9).batch_size == 3
