@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 RUNS = pathlib.Path(__file__).with_name('results.jsonl')
 FREQUENCY = pathlib.Path(__file__).with_name('frequency.jsonl')
+ZERO_SHOT = pathlib.Path(__file__).with_name('zero_shot.jsonl')
 LONGER = pathlib.Path(__file__).with_name('longer.jsonl')
 
 Result = Mapping[str, Any]  # a line

@@ -6,8 +6,8 @@ import pathlib
 from ngrammer_jax.data.formats import columns
 from ngrammer_jax.data.formats.places import Layout, Place
 
-BATCH = 64  # rows that are decoded at a time
-BUFFER = 1 << 20  # bytes that are read at a time
+BATCH = 32  # rows that are decoded at a time
+BUFFER = 128 << 10  # bytes that are read at a time
 
 
 def read(path: pathlib.Path, place: Place, layout: Layout) -> Iterator[tuple[bytes, Place]]:
