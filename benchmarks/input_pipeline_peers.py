@@ -7,7 +7,8 @@ It prints the tokens per second of each round on one core. NAME is `datasets` or
 `jsonl`, `json.gz`, `jsonl.zst` or `parquet`, VOCABULARY a SentencePiece model or a tokenizer.json.
 """
 
-import itertools
+import builtins
+import gzip
 import json
 import os
 import pathlib
@@ -41,13 +42,13 @@ def with_datasets(files, kind, encode):
   import datasets
 
   def join(batch):
-    ids = list(itertools.chain.from_iterable(encode(batch['text'])))
-    return {'ids': [ids[i : i + T] for i in range(0, len(ids) - T + 1, T)]}
+    ids = np.concatenate([np.array(ids, np.int32) for ids in encode(batch['text'])])
+    return {'ids': list(ids[: len(ids) // T * T].reshape(-1, T))}
 
   data = datasets.load_dataset(LOADERS[kind], data_files=files, split='train', streaming=True)
   data = data.map(join, batched=True, batch_size=1000, remove_columns=data.column_names)
   while True:
-    for batch in data.with_format('numpy').iter(B, drop_last_batch=True):
+    for batch in data.iter(B, drop_last_batch=True):
       yield np.stack(batch['ids'])
 
 
@@ -55,12 +56,11 @@ def with_grain(files, kind, encode):
   """Batches of its own packing; a file of lines is read by Python, Parquet by grain."""
   import grain
   from grain import experimental
+  import zstandard
 
   def read(path):
-    import zstandard
-
-    opened = zstandard.open(path, 'rt', encoding='utf-8') if path.endswith('.zst') else open(path)
-    return (json.loads(line)['text'] for line in opened)
+    kind = {'.gz': gzip, '.zst': zstandard}.get(pathlib.Path(path).suffix, builtins)
+    return (json.loads(line)['text'] for line in kind.open(path, 'rt', encoding='utf-8'))
 
   if kind == 'parquet':
     sources = [experimental.ParquetIterDataset(path).map(lambda row: row['text']) for path in files]

@@ -7,10 +7,11 @@ a traceback; a key inside a block that is None creates the block; and no flag is
 
 import argparse
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import difflib
 import fnmatch
+import functools
 import inspect
 import itertools
 import logging
@@ -23,12 +24,16 @@ from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.system import files
 
 PUBLISHED = 'hf:'  # before the folder of a published model
+Complete = Callable[..., None]  # see `resolve`
 
 
-def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Config]:
+def parse(
+  parser: argparse.ArgumentParser, argv: list[str], complete: Complete | None = None
+) -> tuple[argparse.Namespace, Config]:
   """Returns plain flags, by argparse, and the config with its overrides applied.
 
-  With --print_config it prints the config and exits; no other flag is needed then.
+  With --print_config it prints the config and exits; no other flag is needed then. `complete` also
+  gets the run directory, as `workdir`.
 
   Raises:
     BadInput: no such config file or variant, unknown key, value of the wrong type.
@@ -40,10 +45,12 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
   _add_flags(printer)
   if '--print_config' in plain and '--help' not in plain:
     flags, _ = printer.parse_known_args(plain)
-    print(conversion.describe(resolve(flags.config, overrides)))
+    print(conversion.describe(resolve(flags.config, overrides, complete)))
     parser.exit()
   flags = parser.parse_args(plain)
-  config = resolve(flags.config, overrides, getattr(flags, 'workdir', None))
+  if complete is not None:
+    complete = functools.partial(complete, workdir=getattr(flags, 'workdir', None))
+  config = resolve(flags.config, overrides, complete)
   for key, value in fields.walk_values(config):
     if not key.is_used and value != key.default:
       logging.warning('%s is no longer used', key.path)
@@ -81,38 +88,21 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve(
-  spec: str, overrides: list[tuple[str, str]], workdir: pathlib.Path | None = None
+  spec: str, overrides: list[tuple[str, str]], complete: Complete | None = None
 ) -> Config:
   """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`.
 
-  Memories that the model of `init_from` does not have are completed, see `added.complete`. If the
-  run in a workdir has started, that model need not be there.
+  With `init_from`, `complete` sets what is open in memories that the trained model does not have.
+  Its arguments are the values of the config, the paths of all overrides, and the paths of the
+  memories in the config file, see `added.complete`.
   """
   values = load_file(spec)
   present = [path for path, _ in added.blocks(values.get('model') or {})]
   _apply_all(values, overrides)
-  paths = [path for path, _ in added.blocks(values.get('model') or {})]
-  if values.get('init_from') is not None and paths:
-    source = _open_source(values['init_from'], workdir, is_needed=paths != present)
-    if source is not None:
-      paths = {path for path, _ in overrides}
-      added.complete(values, paths, present, source.config.model, source.model.vocabulary_size)
+  has_memories = any(added.blocks(values.get('model') or {}))
+  if complete is not None and has_memories and values.get('init_from') is not None:
+    complete(values, {path for path, _ in overrides}, present)
   return conversion.resolve(values)
-
-
-def _open_source(init_from, workdir, is_needed):
-  """Returns the run of `init_from`, or that of the workdir; None if there is no such run."""
-  from ngrammer_jax import runs  # not needed for other configs
-  from ngrammer_jax.runs import init_from as start
-
-  try:
-    return start.open_run(init_from)
-  except errors.BadInput:
-    if workdir is not None and (workdir / 'config.json').exists():
-      return runs.load_run(workdir)
-    if is_needed:
-      raise
-    return None
 
 
 def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:

@@ -209,18 +209,15 @@ def _text(root: pathlib.Path, layout: Layout, share: float | None) -> Corpus:
       splits[split] = ShardDocuments(shards.FileShards(tuple(paths), layout))
     else:
       splits[split] = tuple(map(text_files.whole_file, paths))
-  log_files(root, found.files, found.others, [split for split in held_out if split != 'train'])
-  by_split = {split: [str(path) for path in paths] for split, paths in found.files.items()}
-  is_plain = not has_documents and (
-    held_out == SPLITS or [len(p) for p in by_split.values()] == [1] * 3
-  )
-  reading = '' if is_plain else json.dumps([by_split, [*formats.values()]])
-  return Corpus(
-    'text',
-    tuple(formats),
-    {split: splits[split] for split in SPLITS if split in splits},
-    reading=reading,
-  )
+  log_files(root, found.files, found.others, held_out[1:], formats)
+  # An earlier version read the files of a corpus in this way or not at all, or else in another one.
+  was_read = all(compression.is_named(path) for path in formats) and not has_documents
+  counts = [len(paths) for paths in found.files.values()]
+  is_new = not was_read or (held_out != SPLITS and counts != [1] * len(SPLITS))
+  by_split = {split: [*map(str, paths)] for split, paths in found.files.items()}
+  reading = json.dumps([by_split, [*formats.values()]]) if is_new else ''
+  splits = {split: splits[split] for split in SPLITS if split in splits}
+  return Corpus('text', tuple(formats), splits, reading=reading)
 
 
 def _shards(root: pathlib.Path, layout: Layout, share: float | None) -> Corpus:
@@ -236,11 +233,12 @@ def log_files(
   files_by_split: Mapping[str, Iterable[pathlib.Path]],
   others: Iterable[pathlib.Path] = (),
   held_out: Iterable[str] = (),
+  formats: Mapping[pathlib.Path, str] | None = None,
 ) -> None:
   """Logs in one line which files of a corpus were taken for what."""
   parts = []
   for split, paths in files_by_split.items():
-    names = {kinds.FORMAT_SUFFIXES.get(kinds.suffix(p), kinds.TEXT) for p in paths}
+    names = {formats[p] if formats else kinds.FORMAT_SUFFIXES[kinds.suffix(p)] for p in paths}
     packed = {compression.SUFFIXES[p.suffix] for p in paths if p.suffix in compression.SUFFIXES}
     count, size = len(paths), sum(p.stat().st_size for p in paths)
     what = f'{count:,} file{"s" * (count != 1)} ({", ".join(sorted(names) + sorted(packed))})'

@@ -14,34 +14,24 @@ from ngrammer_jax.data import compression
 from ngrammer_jax.system import files
 
 HEAD = 1 << 16  # bytes that are looked at
-JSON_SUFFIXES = ('.jsonl', '.ndjson', '.json')
 TEXT, LINES, PARQUET, ARROW = 'text', 'JSON lines', 'Parquet', 'Arrow'
 FORMAT_SUFFIXES = {
   **dict.fromkeys(('.txt', '.text'), TEXT),
-  **dict.fromkeys(JSON_SUFFIXES, LINES),
+  **dict.fromkeys(('.jsonl', '.ndjson', '.json'), LINES),
   '.parquet': PARQUET,
   '.arrow': ARROW,
 }
 COLUMNS = {b'PAR1': PARQUET, b'ARROW1': ARROW, b'\xff\xff\xff\xff': ARROW}
-UNPACK, CONVERT = 'unpack it', 'convert it to text'
-# What begins so, and what to do about it.
+# What begins so.
 REFUSED = {
-  b'PARE': ('an encrypted Parquet file', 'decrypt it'),
-  **dict.fromkeys((b'7z\xbc\xaf', b'Rar!', b'\x04"M\x18'), ('a packed file', UNPACK)),
-  b'%PDF': ('a PDF', CONVERT),
-  b'\xd0\xcf\x11\xe0': ('a document of an office program', CONVERT),
-  b'{\\rtf': ('a document of an office program', CONVERT),
-  b'\x93NUMPY': ('a NumPy array', 'write its text as JSON lines'),
-  b'ORC': ('an ORC file', 'write it as Parquet'),
-  b'Obj\x01': ('an Avro file', 'write it as Parquet'),
-  b'SQLite format 3': ('a database', 'write its text as JSON lines'),
+  b'PARE': 'an encrypted Parquet file',
+  **dict.fromkeys((b'7z\xbc\xaf', b'Rar!', b'\x04"M\x18'), 'an archive'),
+  **dict.fromkeys((b'\xd0\xcf\x11\xe0', b'{\\rtf'), 'a document of an office program'),
+  **{b'%PDF': 'a PDF', b'\x93NUMPY': 'a NumPy array', b'ORC': 'ORC', b'Obj\x01': 'Avro'},
+  b'SQLite format 3': 'a database',
 }
-UNICODE = {
-  codecs.BOM_UTF32_LE: 'UTF-32',
-  codecs.BOM_UTF32_BE: 'UTF-32',
-  codecs.BOM_UTF16_LE: 'UTF-16',
-  codecs.BOM_UTF16_BE: 'UTF-16',
-}
+MARKS = {codecs.BOM_UTF32_LE: 32, codecs.BOM_UTF32_BE: 32, b'\xff\xfe': 16, b'\xfe\xff': 16}
+REMEDY = 'write its text as .txt, .jsonl or .parquet'
 
 
 def suffix(path: pathlib.Path) -> str:
@@ -84,20 +74,18 @@ def identify_bytes(
   for magic, found in COLUMNS.items():
     if head.startswith(magic):
       return found
-  for magic, (what, remedy) in REFUSED.items():
-    if head.startswith(magic):
-      raise errors.BadInput(f'{name} is {what}, not text: {remedy}')
-  if head[257:262] == b'ustar':
-    raise errors.BadInput(f'{name} is a tar archive, not text: {UNPACK}')
-  for mark, encoding in UNICODE.items():
-    if head.startswith(mark):
-      raise errors.BadInput(f'{name} is {encoding}: convert it to UTF-8')
-  if b'\0' in head:
+  what = next((what for magic, what in REFUSED.items() if head.startswith(magic)), None)
+  what = 'a tar archive' if head[257:262] == b'ustar' else what
+  if what is not None:
+    raise errors.BadInput(f'{name} is {what}, not text: {REMEDY}')
+  encoding = next((bits for mark, bits in MARKS.items() if head.startswith(mark)), None)
+  if encoding is None and b'\0' in head:
     halves = [half.count(0) / max(len(half), 1) for half in (head[::2], head[1::2])]
-    if max(halves) > 0.4 and min(halves) < 0.1:
-      raise errors.BadInput(f'{name} is UTF-16: convert it to UTF-8')
-    if not any_bytes:
-      raise errors.BadInput(f'{name} is binary, not text: {CONVERT}, or use data.vocabulary=bytes')
+    encoding = 16 if max(halves) > 0.4 and min(halves) < 0.1 else None
+  if encoding is not None:
+    raise errors.BadInput(f'{name} is UTF-{encoding}: convert it to UTF-8')
+  if b'\0' in head and not any_bytes:
+    raise errors.BadInput(f'{name} is binary, not text: {REMEDY}, or use data.vocabulary=bytes')
   return LINES if _is_json_lines(name, head, named) else TEXT
 
 

@@ -30,7 +30,7 @@ from ngrammer_jax.system import files
 SAVE_INTERVAL = 100  # steps between saved reader states
 HISTORY = 8  # saved steps of a file that are searched for a step that all rows have
 PREFETCH_BYTES = 4  # bytes of text to tokenise per missing token, an estimate
-BLOCK_DOCUMENTS, BLOCK_BYTES = 256, 1 << 20
+BLOCK_DOCUMENTS, BLOCK_BYTES = 128, 256 << 10
 SHARED_BYTES = 64 << 20  # of blocks that other rows may still read
 
 

@@ -47,6 +47,32 @@ def open_run(init_from: str, step: int | str = 'newest') -> runs.Run:
     raise errors.BadInput(f'init_from={init_from}: {error}') from error
 
 
+def complete(
+  values: dict[str, Any],
+  overrides: Collection[str],
+  present: Collection[str],
+  workdir: pathlib.Path | None = None,
+) -> None:
+  """Sets what is open in memories that the model of `init_from` does not have.
+
+  If the run in the workdir has started, that model need not be there.
+
+  Args:
+    values, overrides, present: see `added.complete`.
+    workdir: run directory.
+
+  Raises:
+    BadInput: there is no run to start from, or its model cannot have a memory.
+  """
+  try:
+    source = open_run(values['init_from'])
+  except errors.BadInput:
+    if workdir is None or not (workdir / workdirs.CONFIG).exists():
+      raise
+    source = runs.load_run(workdir)
+  added.complete(values, overrides, present, source.config.model, source.model.vocabulary_size)
+
+
 def initial_state(
   config: experiment.Config,
   workdir: pathlib.Path,

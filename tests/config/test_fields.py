@@ -61,7 +61,7 @@ def test_keys_that_may_differ_on_resume():
     *('model.ngram.exchange', 'model.ngram_memories.0.deviation'),
     'model.ngram_memories.0.exchange',
     'model.ngram_memories.0.table_memory',
-    *('model.span.reserve', 'model.span.check_every'),
+    *('model.memory.sinks', 'model.span.reserve', 'model.span.check_every'),
     *('data.path', 'data.vocabulary_path', 'data.cache_dir'),
     *(
       'data.superglue_dir',

@@ -1,6 +1,8 @@
 """Corpora in object storage: the same rows as of local files, from emulators of three stores."""
 
+import os
 import shutil
+import signal
 
 import fsspec
 from fsspec.implementations import local
@@ -13,7 +15,9 @@ from tests import fake_gcs
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
+from tests.training import test_hosts as hosts
 
+LONG = {'steps': 60, 'evaluate_every': 20, 'checkpoint_every': 20}
 BYTES = vocabularies.ByteVocabulary()
 NAMES = ('train-0.jsonl.zst', 'a/train-1.parquet', 'b/train-2.txt', 'train-3.arrow', 'valid.jsonl')
 
@@ -164,3 +168,26 @@ def test_other_corpora_and_missing_packages(monkeypatch):
   monkeypatch.setattr(buckets.importlib.util, 'find_spec', lambda name: None)
   with bad_input("s3://b/x needs s3fs: pip install 'ngrammer_jax[s3]'"):
     corpora.open_corpus('shards', 's3://b/x')
+
+
+@pytest.mark.slow
+def test_two_processes_train_from_a_bucket_and_are_killed(stores, tmp_path, cache):
+  """One is killed; a restart of both equals a run of one process from local files, bit by bit."""
+  texts = [f'{i} of some text' + ' and more' * (i % 30) for i in range(400)]
+  for shard in range(4):
+    document_files.write(tmp_path / 'local' / f'{shard:03}_00000.parquet', texts[shard::4])
+  url = stores['s3'].replace('/c', '/fineweb')
+  fsspec.filesystem('s3').put(str(tmp_path / 'local'), url, recursive=True)
+  keys = 'data.corpus=shards', 'data.shuffle=1', 'training.batch_size=8'
+  flags = [f'--config.{key}' for key in keys]
+  hosts.train(1, tmp_path / 'whole', *keys, f'data.path={tmp_path}/local', devices=2, **LONG)
+  run = tmp_path / 'run'
+  arguments = *hosts.TRAIN, f'--workdir={run}', *hosts.flags(**LONG), *flags
+  process = hosts.start(2, *arguments, f'--config.data.path={url}')
+  hosts.wait_for(process, run / 'checkpoints' / '20')
+  os.kill(hosts.started_by(process)[1], signal.SIGKILL)
+  process.communicate(timeout=120)
+  assert process.returncode
+  output = hosts.train(2, run, *keys, f'data.path={url}', **LONG)
+  assert 'restoring step' in output
+  assert hosts.losses(run) == hosts.losses(tmp_path / 'whole')

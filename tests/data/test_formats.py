@@ -151,21 +151,21 @@ def array():
 
 def test_what_is_no_text_is_refused_by_name(tmp_path):
   text = 'some text\n' * 20
-  convert = 'convert it to UTF-8'
+  convert, remedy = 'convert it to UTF-8', 'write its text as .txt, .jsonl or .parquet'
   cases = {
     'a.txt': (text.encode('utf-16'), f'is UTF-16: {convert}'),
     'b.txt': (text.encode('utf-16-le'), f'is UTF-16: {convert}'),
     'c.jsonl': (text.encode('utf-16-be'), f'is UTF-16: {convert}'),
     'd.txt': (codecs.BOM_UTF32_LE + text.encode('utf-32-le'), f'is UTF-32: {convert}'),
-    'e.tar.gz': (gzip.compress(archive(tmp_path)), 'is a tar archive, not text: unpack it'),
-    'f': (archive(tmp_path), 'is a tar archive, not text: unpack it'),
-    'g.txt': (b'%PDF-1.7\n', 'is a PDF, not text: convert it to text'),
-    'h.npy': (array(), 'is a NumPy array, not text: write its text as JSON lines'),
-    'i.7z': (b'7z\xbc\xaf\x27\x1c', 'is a packed file, not text: unpack it'),
-    'j.parquet': (b'PARE' + bytes(50), 'is an encrypted Parquet file, not text: decrypt it'),
+    'e.tar.gz': (gzip.compress(archive(tmp_path)), f'is a tar archive, not text: {remedy}'),
+    'f': (archive(tmp_path), f'is a tar archive, not text: {remedy}'),
+    'g.txt': (b'%PDF-1.7\n', f'is a PDF, not text: {remedy}'),
+    'h.npy': (array(), f'is a NumPy array, not text: {remedy}'),
+    'i.7z': (b'7z\xbc\xaf\x27\x1c', f'is an archive, not text: {remedy}'),
+    'j.parquet': (b'PARE' + bytes(50), f'is an encrypted Parquet file, not text: {remedy}'),
     'k.png': (
       b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR',
-      'is binary, not text: convert it to text, or use data.vocabulary=bytes',
+      f'is binary, not text: {remedy}, or use data.vocabulary=bytes',
     ),
     'l.json': (
       b'[\n{"text": "a"}\n]',

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import evaluate, finetune, runs
+from ngrammer_jax import evaluate, finetune, flags, runs
 from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
@@ -291,8 +291,9 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
 def finetuning_config(finetuning, root, override_keys=(), **changes):
   """Returns a config without packing: one example per row."""
   parser = argparse.ArgumentParser()
-  parser.add_argument('--workdir')
-  _, config = command_line.parse(parser, arguments(root, 'run', finetune__packed=False, **changes))
+  parser.add_argument('--workdir', type=pathlib.Path)
+  argv = arguments(root, 'run', finetune__packed=False, **changes)
+  _, config = command_line.parse(parser, argv, flags.complete_memories)
   return finetuning.resolve_config(config, list(override_keys), root / 'run')
 
 

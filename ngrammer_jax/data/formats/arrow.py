@@ -16,9 +16,9 @@ def read(path: pathlib.Path, place: Place, layout: Layout) -> Iterator[tuple[byt
     is_file = source.read(6) == b'ARROW1'
     source.seek(0)
     reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-    columns.check(path, reader.schema, layout)
+    names = reader.schema.names
     for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
-      for text in columns.texts(batch, layout.fields, min(first, len(batch))):
+      for text in columns.texts(path, batch, layout, names, first):
         document += 1
         yield text, Place(document)
       first = max(first - len(batch), 0)

@@ -6,8 +6,8 @@ import pathlib
 from ngrammer_jax.data.formats import columns
 from ngrammer_jax.data.formats.places import Layout, Place
 
-BATCH = 64  # rows that are decoded at a time
-BUFFER = 1 << 20  # bytes that are read at a time
+BATCH = 32  # rows that are decoded at a time
+BUFFER = 128 << 10  # bytes that are read at a time
 
 
 def read(path: pathlib.Path, place: Place, layout: Layout) -> Iterator[tuple[bytes, Place]]:
@@ -21,14 +21,14 @@ def read(path: pathlib.Path, place: Place, layout: Layout) -> Iterator[tuple[byt
   document = place.document
   with path.open('rb') as source:
     file = parquet.ParquetFile(source, buffer_size=BUFFER, pre_buffer=False)
-    columns.check(path, file.schema_arrow, layout)
+    names = file.schema_arrow.names
     first, group = document, 0
     while group < file.num_row_groups and first >= file.metadata.row_group(group).num_rows:
       first -= file.metadata.row_group(group).num_rows
       group += 1
     for number in range(group, file.num_row_groups):
       for batch in file.iter_batches(BATCH, [number], list(layout.fields), use_threads=False):
-        for text in columns.texts(batch, layout.fields, min(first, len(batch))):
+        for text in columns.texts(path, batch, layout, names, first):
           document += 1
           yield text, Place(document)
         first = max(first - len(batch), 0)

@@ -88,8 +88,10 @@ class Checkpoint:
 def is_published(folder: pathlib.Path) -> bool:
   """Whether a path is a published model: a GGUF file, or a folder, but not that of a run.
 
-  The config.json of a published model has a model_type.
+  The config.json of a published model has a model_type. None is remote.
   """
+  if files.is_remote(folder):
+    return False
   if is_gguf(folder):
     return True
   with contextlib.suppress(*files.DAMAGE_ERRORS):
