@@ -268,10 +268,14 @@ class _BatchReader:
           state, text = next(reader.documents)
           batch.append((reader, state, text))
           missing_bytes -= len(text)
-      pieces = [list(text_files.split_long(text)) for _, _, text in batch]
-      ids = iter(self._vocabulary.encode_all([piece for text in pieces for piece in text]))
-      for (reader, state, _), text in zip(batch, pieces, strict=True):
-        reader.add_tokens(state, np.concatenate([next(ids) for _ in text]))
+      for (reader, state, _), ids in zip(batch, self._encode([b[2] for b in batch]), strict=True):
+        reader.add_tokens(state, ids)
+
+  def _encode(self, texts):
+    if max(map(len, texts)) <= text_files.LONG:
+      return self._vocabulary.encode_all(texts)
+    encode = lambda text: self._vocabulary.encode_all(list(text_files.split_long(text)))
+    return [np.concatenate(encode(text)) for text in texts]
 
 
 class _RowReader:
