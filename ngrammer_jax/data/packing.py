@@ -339,8 +339,10 @@ class _RowReader:
     """Appends the tokens of a document, and those that separate it, to the buffer."""
     if not len(ids):
       return
-    self._buffer.append((state, np.append(ids, self._separator).astype(np.int32)))
-    self.num_buffered += len(ids) + len(self._separator) - state.tokens
+    tokens = np.empty(len(ids) + len(self._separator), np.int32)
+    tokens[: len(ids)], tokens[len(ids) :] = ids, self._separator
+    self._buffer.append((state, tokens))
+    self.num_buffered += len(tokens) - state.tokens
 
   def state(self) -> ReaderState:
     """Returns the position of the next token."""
@@ -363,4 +365,6 @@ class _RowReader:
         self._buffer.appendleft((state, ids))
       self._state_if_empty = state
     self.num_buffered -= length
-    return np.insert(targets[:-1], 0, first_input), targets, starts
+    inputs = np.roll(targets, 1)
+    inputs[0] = first_input
+    return inputs, targets, starts
