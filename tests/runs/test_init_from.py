@@ -145,7 +145,8 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
     np.testing.assert_array_equal(new[path], leaf)
   drawn = {path for path in new if 'ngram_memory_0' in path or 'ngrammer' in path}
   persistent = {path for path in new if 'persistent' in path}
-  assert new.keys() == old.keys() | drawn | persistent and drawn and persistent
+  assert new.keys() == old.keys() | drawn | persistent and drawn
+  assert {path[-1] for path in persistent} == {'persistent_keys', 'persistent_values', 'gate'}
   assert all(not np.any(new[path]) for path in drawn | persistent)
   count = lambda paths: sum(new[path].size for path in paths)
   ngrammer = {path for path in drawn if 'ngrammer' in path}
