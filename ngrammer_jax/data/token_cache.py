@@ -75,12 +75,12 @@ def join(splits: Sequence[TokenSplit]) -> TokenSplit:
   """Returns splits one after another, separated by the document start."""
   if len(splits) == 1:
     return splits[0]
-  dtype, separator = splits[0].tokens.dtype, [splits[0].document_start]
-  tokens = [np.append(split.tokens, separator).astype(dtype) for split in splits]
-  offsets = itertools.accumulate(map(len, tokens), initial=0)
+  separator = np.array([splits[0].document_start], splits[0].tokens.dtype)
+  tokens = [array for split in splits for array in (split.tokens, separator)]
+  offsets = itertools.accumulate((len(split.tokens) + 1 for split in splits), initial=0)
   starts = [split.starts + offset for split, offset in zip(splits, offsets, strict=False)]
   return dataclasses.replace(
-    splits[0], tokens=np.concatenate(tokens)[:-1], starts=np.concatenate(starts), text_bytes=None
+    splits[0], tokens=np.concatenate(tokens[:-1]), starts=np.concatenate(starts), text_bytes=None
   )
 
 

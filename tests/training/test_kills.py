@@ -3,9 +3,11 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
@@ -66,6 +68,39 @@ def test_twenty_kills_change_no_bit(tmp_path, cache):
   assert done.returncode == 0, done
   *_, last = done.stdout.splitlines()
   assert re.fullmatch(r'20 kills, \d+ runs, 0 differences in [1-9]\d+ arrays', last)
+
+
+def test_a_mixture_in_buckets_on_two_processes(tmp_path):
+  """It is killed while it trains; the rows are those of one process."""
+  pytest.importorskip('s3fs')
+  pytest.importorskip('moto')
+  from tests.campaigns import corpora
+
+  steps = {'steps': 60, 'checkpoint_every': 20, 'evaluate_every': 30, 'log_every': 5}
+  more = [f'--config.training.{key}={value}' for key, value in steps.items()]
+
+  def command(workdir, processes=1):
+    train = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={workdir}']
+    launcher = [sys.executable, f'{ROOT}/launch/local_processes.py', f'--processes={processes}']
+    launcher = [*launcher, f'--devices={2 // processes}', '--'] if processes > 1 else []
+    return [*launcher, *train, *arguments, *more]
+
+  variables = mock.patch.dict(os.environ, JAX_NUM_CPU_DEVICES='2')
+  with variables, corpora.emulated_stores():
+    combination = corpora.COMBINATIONS['mixture of Parquet in s3 and zst in gs, shuffled']
+    arguments = combination.arguments(tmp_path / 'data')
+    subprocess.run(command(tmp_path / 'one'), check=True, capture_output=True)
+    process = subprocess.Popen(
+      command(tmp_path / 'two', 2), stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    while not reader.steps(tmp_path / 'two'):
+      assert process.poll() is None and time.sleep(0.05) is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert max(reader.steps(tmp_path / 'two')) < 60
+    subprocess.run(command(tmp_path / 'two', 2), check=True, capture_output=True)
+  assert arrays(tmp_path / 'two') == arrays(tmp_path / 'one')
+  assert records(tmp_path / 'two') == records(tmp_path / 'one')
 
 
 def test_a_full_disk_costs_nothing_but_time(disk, tmp_path, cache):
