@@ -37,19 +37,16 @@ os.environ |= {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_ACCELERATOR_TYPE': 'v5l
 import hlo
 import jax
 from jax.experimental import topologies
-import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, flags, sharding
 from ngrammer_jax.config import command_line
-from ngrammer_jax.data import streams, vocabularies
-from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.models import heads, host_tables, language_model
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.models import host_tables
 from ngrammer_jax.system import progress, text_tables
 from ngrammer_jax.training import capacity, flops, programs
 from ngrammer_jax.training import state as train_state
 
-PROGRAMS = ('train', 'evaluate', 'decode', 'look_up')
 REMEDIES = (
   'larger: mesh.fsdp, mesh.model; smaller: training.batch_size, evaluation.streams and '
   'segment_length; in training also model.remat="full", model.vocabulary_chunk=8192, '
@@ -67,7 +64,7 @@ PARTS = {
   'rotary': r'rotary|attention\._make_heads',
   'other attention': 'attention/',
   'norms': r'\w*norm/',
-  'cross-entropy': r'head\.scores',
+  'cross-entropy': r'head\.(?:scores|logits)',
   'optimizer': 'optimizer',
   'codebook': 'quantizer|codebook',
   'table': r'ngrammer|ngram_memory',
@@ -148,41 +145,10 @@ def vocabulary_size(config: experiment.Config, override: int | None) -> int:
   return size
 
 
-def trace_program(
-  run: programs.Programs, config: experiment.Config, V: int, name: str
-) -> tuple[jax.stages.Traced, int]:
-  """Returns one of PROGRAMS, traced, and the number of tokens that it processes."""
-  t, state, mesh = config.training, run.abstract, run.mesh
-  if name == 'train':
-    shape = 1, t.batch_size, t.segment_length
-    dtypes = np.int32, np.int32, bool, np.float32
-    segments = streams.Segment(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes))
-    segments = sharding.abstract(segments, sharding.rows_sharding(mesh, 1))
-    return run.trace(state, segments), t.batch_size * t.segment_length
-  model = language_model.build(config.evaluation_model(), V)
-  codebook = state.codebook
-  with sharding.use(mesh):
-    serving = jax.eval_shape(
-      lambda *variables: heads.for_serving(model.config, *variables), state.params, codebook
-    )
-  if serving is not codebook:
-    codebook = sharding.abstract(serving, sharding.replicated(mesh))
-  variables, engine = {'params': state.params, 'codebook': codebook}, inference.Engine(model, mesh)
-  if name in ('evaluate', 'look_up'):
-    length = config.evaluation_length()
-    rows = engine.round_rows(min(t.batch_size, config.evaluation.streams))
-    trace = engine.trace_score if name == 'evaluate' else engine.trace_look_up
-    return trace(variables, rows, length), rows * length
-  rows = sharding.batch_shards(mesh)
-  return engine.trace_generate(variables, rows, config.evaluation_context()), rows
-
-
-def compile_program(
-  config: experiment.Config, V: int, run: programs.Programs, name: str, slices: int = 1
-) -> dict[str, Any]:
-  """Compiles one of PROGRAMS; returns its statistics, or why it does not fit."""
+def compile_program(run: programs.Programs, name: str, slices: int = 1) -> dict[str, Any]:
+  """Compiles one of `programs.NAMES`; returns its statistics, or why it does not fit."""
   start_time, kind = time.monotonic(), run.mesh.devices.flat[0].device_kind
-  traced, tokens = trace_program(run, config, V, name)
+  traced, tokens = run.trace_program(name)
   result = {'parameters': train_state.count_elements(run.abstract.params), 'tokens': tokens}
   result |= {'memory_limit': CHIPS[kind].memory * 2**30, 'fits': False}
   try:
@@ -292,7 +258,7 @@ def format_report(name: str, r: dict) -> str:
     row += f'{c["sent"] / 1e6:,.1f} MB sent, {1e3 * c["exposed"]:.2f} ms waited, {c["shape"][:50]}'
     lines.append(row)
   sizes = [f'{name} {size / 1e9:.2f}' for name, size in r['without_cycles'].items() if size >= 1e7]
-  lines.append(f'  without cycles, GB: {", ".join(sizes)}')
+  lines += [f'  without cycles, GB: {", ".join(sizes)}'] if sizes else []
   return '\n'.join(lines + [f'  not counted: {what}' for what in r['not_counted']])
 
 
@@ -303,7 +269,13 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
   add = parser.add_argument
   add('--topology', required=True, nargs='+', help='such as v3:4x4, v5e:4x8 or v5p:4x4x8')
   add('--slices', type=int, default=1, help='number of slices (default: 1)')
-  add('--programs', nargs='+', choices=PROGRAMS, default=PROGRAMS, help='default: all of them')
+  add(
+    '--programs',
+    nargs='+',
+    choices=programs.NAMES,
+    default=programs.NAMES,
+    help='default: all of them',
+  )
   add('--vocabulary_size', type=int, help='if in the config it depends on the text')
   add('--json', type=pathlib.Path, help='file for the report')
   add('--against', type=pathlib.Path, help='a report to subtract from this one')
@@ -344,7 +316,7 @@ def main(argv: list[str]) -> int:
     for name in args.programs:
       if name == 'look_up' and not host_tables.exist(config.model):
         continue
-      results[name] = compile_program(config, V, run, name, args.slices)
+      results[name] = compile_program(run, name, args.slices)
       print(format_report(name, results[name]), flush=True)
       if 'parts' in results[name] and 'parts' in other.get(name, {}):
         print(f'{name}: difference from {args.against}')

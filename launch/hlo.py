@@ -269,7 +269,8 @@ class Program:
     found = [each for each in (i, *i.fused) if each.opcode in COLLECTIVES]
     if not found or any(each.opcode == ASYNC_DONE for each in i.fused):
       return None
-    kind = 'reduce-scatter' if 'all-reduce-scatter' in i.called('calls') else found[0].opcode
+    is_scattered = i.find(r'calls=%?(all-reduce-scatter)')
+    kind = 'reduce-scatter' if is_scattered else found[0].opcode
     arrays = [array for operand in found[0].operands for array in operand.results]
     arrays = found[0].results if kind == 'all-gather' else arrays
     group = _device_group(found[0].text, math.prod(self._mesh.values()))

@@ -260,7 +260,22 @@ def replace_tables(page: str, tables: Mapping[str, str]) -> str:
   return page
 
 
-def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> dict[str, str]:
+def zero_shot_table(results: Sequence[Result]) -> str:
+  """Formats the accuracy of each task with its standard error, beside the majority class."""
+  rows = [('task', 'examples', 'accuracy', 'majority class', 'F1', 'CPU seconds')]
+  for r in results:
+    share = r['accuracy'] / 100
+    error = 100 * math.sqrt(share * (1 - share) / r['n'])
+    f1 = f'{r["f1"]:.1f}' if 'f1' in r else ''
+    accuracy = f'{r["accuracy"]:.1f} ± {error:.1f}'
+    majority, seconds = f'{r["majority_percent"]:.1f}', f'{r["cpu_seconds"]:,}'
+    rows.append((r['task'], f'{r["n"]:,}', accuracy, majority, f1, seconds))
+  return markdown(rows)
+
+
+def format_tables(
+  results: Sequence[Result], frequencies: Sequence[Result], zero_shot: Sequence[Result] = ()
+) -> dict[str, str]:
   """Returns the tables of the page by name."""
   of = lambda table: [r for r in results if r['table'] == table]
   main, controls = of('main'), of('controls')
@@ -283,6 +298,7 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
     'noise of short runs': noise(baselines + controls, loss=validation_nats, unit='nats per token'),
     'main': model_table(main, ngram_memories.METHODS, *ngram_memories.TRANSFORMERS),
     'frequency': frequency_table(frequencies),
+    'zero shot': zero_shot_table(zero_shot),
     'combined': short_table(
       baselines + of('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
     ),
@@ -305,8 +321,9 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
 
 def main() -> None:
   """Writes the page and its figures."""
-  results = study_results.read(study_results.RUNS)
-  tables = format_tables(results, study_results.read(study_results.FREQUENCY))
+  files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
+  results, *others = map(study_results.read, files)
+  tables = format_tables(results, *others)
   page = replace_tables(PAGE.read_text(encoding='utf-8'), tables)
   PAGE.write_text(page, encoding='utf-8')
   plots.save_all(results, PAGE.parent)

@@ -238,7 +238,7 @@ def test_scanned_layers_count_as_unrolled_ones(tmp_path):
   for scan in (True, False):
     result, _ = report(
       *(tmp_path, '--config=configs/ngrammer_c4.py:transformer', '--topology=v5e:2x2'),
-      *('--config.model.layers=4', '--config.training.batch_size=16', '--vocabulary_size=8000'),
+      *('--config.model.layers=3', '--config.training.batch_size=64', '--vocabulary_size=8000'),
       f'--config.model.scan_layers={scan}',
     )
     train = result['programs']['train']

@@ -134,8 +134,8 @@ def test_a_document_that_ends_at_once(run, main, monkeypatch, capsys, caplog):
   caplog.set_level('INFO')
   end, generated = run.vocabulary.document_end, type(run.engine).generate
 
-  def end_at_once(*arguments):
-    for token_B in generated(*arguments):
+  def end_at_once(*arguments, **options):
+    for token_B in generated(*arguments, **options):
       yield np.full_like(token_B, end)
 
   monkeypatch.setattr(type(run.engine), 'generate', end_at_once)

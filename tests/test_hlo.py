@@ -233,7 +233,7 @@ ASYNC = """
   ROOT %d = s32[4000]{0:T(1024)} custom-call(%x, %y, %all-gather.6), custom_call_target="AsyncCollectiveDone"
 }
 
-%all-reduce-scatter (x: f32[4096]) -> f32[2048] {
+%all-reduce-scatter.1 (x: f32[4096]) -> f32[2048] {
   %x = f32[4096]{0:T(1024)} parameter(0)
   %sum = f32[4096]{0:T(1024)} all-reduce(%x), channel_id=2, replica_groups={{0,1}}, to_apply=%add
   %i = s32[] constant(0)
@@ -251,7 +251,7 @@ def test_collectives_in_fusions_and_between_slices():
   %b = s32[4000]{0:T(1024)} get-tuple-element(%started), index=1
   %gathered = s32[4000]{0:T(1024)} fusion(%a, %b), kind=kCustom, calls=%done
   %g = f32[4096]{0:T(1024)} parameter(1)
-  %own = f32[2048]{0:T(1024)} fusion(%g), kind=kCustom, calls=%all-reduce-scatter
+  %own = f32[2048]{0:T(1024)} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.1
   %token = token[] after-all()
   %send = (f32[2048]{0:T(1024)}, u32[], token[]) send(%own, %token), channel_id=2, is_host_transfer=true
   %sent = token[] send-done(%send), channel_id=2, is_host_transfer=true"""  # noqa: E501

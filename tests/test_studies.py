@@ -376,8 +376,16 @@ def test_two_runs_of_a_seed_are_not_joined():
 
 def test_the_page_has_the_tables_of_the_results():
   page = report.PAGE.read_text(encoding='utf-8')
-  lines = map(study_results.read, (study_results.RUNS, study_results.FREQUENCY))
+  files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
+  lines = map(study_results.read, files)
   assert report.replace_tables(page, report.format_tables(*lines)) == page
+
+
+def test_accuracies_without_fine_tuning_have_errors():
+  line = {'task': 'cb', 'n': 100, 'accuracy': 50.0, 'majority_percent': 40.0, 'cpu_seconds': 9}
+  *_, first, second = report.zero_shot_table([line | {'f1': 30.0}, line]).splitlines()
+  assert first == '| cb | 100 | 50.0 ± 5.0 | 40.0 | 30.0 | 9 |'
+  assert second == '| cb | 100 | 50.0 ± 5.0 | 40.0 |  | 9 |'
 
 
 def test_a_table_without_a_place_is_refused():

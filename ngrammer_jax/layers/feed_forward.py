@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import dense, dropout, mesh_axes
 
+LANES = 128  # of a TPU
 ACTIVATIONS = {
   'gelu': jax.nn.gelu,  # the tanh form
   'gelu_erf': functools.partial(jax.nn.gelu, approximate=False),
@@ -53,6 +54,8 @@ class FeedForward(nn.Module):
     D, F, activate = x_BxTxD.shape[-1], self.width, ACTIVATIONS[self.activation]
     dtype = x_BxTxD.dtype if self.dtype is None else self.dtype
     project = functools.partial(dense.project, use_bias=self.bias, dtype=dtype)
+    if self._is_padded(dropout_key):
+      project = functools.partial(self._project_padded, dtype)
     x_BxTxD = mesh_axes.shard_rows(x_BxTxD)
     inner_BxTxF = project(x_BxTxD, F, ('embed', 'mlp'), name='in')
     if self.gated:
@@ -62,3 +65,19 @@ class FeedForward(nn.Module):
     inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)
     y_BxTxD = project(inner_BxTxF, D, ('mlp', 'embed'), name='out')
     return y_BxTxD if valid_BxT is None else jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
+
+  def _is_padded(self, dropout_key):
+    """Whether the program pads the inner width to full lanes: XLA:TPU stores others transposed."""
+    is_dropped = self.dropout > 0 and dropout_key is not None
+    if self.bias or is_dropped or self.activation == 'softmax' or self.is_initializing():
+      return False
+    is_whole = self.width % LANES == 0 or mesh_axes.shards('mlp') > 1
+    return mesh_axes.device()[0] == 'tpu' and not is_whole
+
+  def _project_padded(self, dtype, x_BxTx, features, names, name):
+    """`dense.project` with zeros beside the kernel, whose inner features `out` multiplies by 0."""
+    del features
+    kernel = nn.unbox(self.variables['params'][name]['kernel']).astype(dtype)
+    sizes = zip(names, kernel.shape, strict=True)
+    padding = [(0, -size % LANES if axis == 'mlp' else 0) for axis, size in sizes]
+    return x_BxTx.astype(dtype) @ jnp.pad(kernel, padding)

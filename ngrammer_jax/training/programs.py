@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 import functools
 import logging
+import math
 import time
 from typing import Any
 
@@ -14,12 +15,14 @@ from ngrammer_jax import sharding
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
-from ngrammer_jax.models import language_model, parts
+from ngrammer_jax.models import heads, language_model, parts
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import progress
 from ngrammer_jax.training import accumulation, capacity, flops, metrics
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
+
+NAMES = ('train', 'evaluate', 'decode', 'look_up')  # of `Programs.trace_program`
 
 
 class Programs:
@@ -93,6 +96,32 @@ class Programs:
     """Traces the call. State and segments may be abstract."""
     with sharding.use(self.mesh):
       return train_step.make_call(self._step, state).trace(state, segments, np.int32(0))
+
+  def trace_program(self, name: str) -> tuple[jax.stages.Traced, int]:
+    """Returns one of NAMES, traced with abstract inputs, and the number of tokens it processes.
+
+    `look_up` is a program of models with tables in host memory.
+    """
+    config, t, state = self._config, self._config.training, self.abstract
+    if name == 'train':
+      shape = t.segments_per_call, t.batch_size, t.segment_length
+      dtypes = np.int32, np.int32, bool, np.float32
+      segments = streams.Segment(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes))
+      segments = sharding.abstract(segments, sharding.rows_sharding(self.mesh, 1))
+      return self.trace(state, segments), math.prod(shape)
+    served = functools.partial(heads.for_serving, self.engine.model.config)
+    with sharding.use(self.mesh):
+      codebook = jax.eval_shape(served, state.params, state.codebook)
+    if codebook is not state.codebook:
+      codebook = sharding.abstract(codebook, sharding.replicated(self.mesh))
+    variables = {'params': state.params, 'codebook': codebook}
+    if name == 'decode':
+      rows = sharding.batch_shards(self.mesh)
+      return self.engine.trace_generate(variables, rows, config.evaluation_context()), rows
+    length = config.evaluation_length()
+    rows = self.engine.round_rows(min(t.batch_size, config.evaluation.streams))
+    trace = self.engine.trace_score if name == 'evaluate' else self.engine.trace_look_up
+    return trace(variables, rows, length), rows * length
 
   def call(
     self, state: train_state.TrainState, segments: streams.Segment, steps: int

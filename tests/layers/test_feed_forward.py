@@ -3,8 +3,9 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from ngrammer_jax.layers import FeedForward, feed_forward
+from ngrammer_jax.layers import FeedForward, feed_forward, mesh_axes
 from tests.checks import assert_close
 
 FORMULAS = {
@@ -54,6 +55,26 @@ def test_equals_formula(x64):
     inner = act(linear('gate', x)) * linear('in', x) if gated else act(linear('in', x))
     assert_close(y, linear('out', inner), 1e-12)
     np.testing.assert_array_equal(padded, np.where(valid[..., None], y, 0))
+
+
+@pytest.mark.parametrize('gated, activation', [(True, 'silu'), (False, 'gelu'), (False, 'relu')])
+def test_a_padded_width_computes_the_same(x64, monkeypatch, gated, activation):
+  """On a TPU, in a program whose products have 128 inner features instead of 100."""
+  layer = FeedForward(100, activation, gated, dtype=jnp.float64)
+  x = np.random.default_rng(0).normal(size=(2, 3, 8))
+  variables = layer.init(jax.random.key(0), x)
+  programs = {}
+  for platform in ('cpu', 'tpu'):
+    monkeypatch.setattr(mesh_axes, 'device', lambda platform=platform: (platform, ''))
+    loss = lambda variables, x: (layer.apply(variables, x) ** 2).sum()  # not traced before
+    programs[platform] = jax.make_jaxpr(loss)(variables, x), jax.grad(loss, (0, 1))(variables, x)
+  assert ',128]' not in str(programs['cpu'][0]) and ',128]' in str(programs['tpu'][0])
+  jax.tree.map(lambda *pair: assert_close(*pair, 1e-12), programs['tpu'][1], programs['cpu'][1])
+  # Not where the width has a meaning, or is sharded.
+  for options in ({'bias': True}, {'activation': 'softmax'}):
+    other = FeedForward(100, **{'activation': activation} | options)
+    program = jax.make_jaxpr(other.apply)(other.init(jax.random.key(0), x), x)
+    assert ',128]' not in str(program)
 
 
 def test_every_activation_has_a_formula():

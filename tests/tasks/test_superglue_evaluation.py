@@ -121,6 +121,28 @@ def test_greedy_answer_is_the_text_before_the_end():
   assert values(answers) == ['Bob'] and result['error_percent'] == 0
 
 
+def test_answers_to_questions_are_words(monkeypatch):
+  """They are ranked without the end of the document, and generated ones name their class."""
+  ranked = []
+
+  def rank(self, variables, prompts, choices, rows, bidirectional):
+    ranked.extend([bytes(ids.astype(np.uint8)).decode() for ids in group] for group in choices)
+    yield 0, np.array([-2.0, -1.0]), None
+
+  monkeypatch.setattr(FakeEngine, 'rank', rank)
+  question = example('a', 1, (' yes', ' no'))
+  evaluator = make_evaluator(FakeEngine(), format='question')
+  result, answers = evaluator(None, None, 'rte', [question])
+  assert ranked == [[' yes', ' no']] and result['accuracy'] == 100
+  assert answers == [evaluation.Answer(1, 'no', -1.0)]
+  texts = [BYTES.encode(text).tolist() for text in (b' no', b'not_entailment')]
+  evaluator = make_evaluator(FakeEngine(texts=texts), format='question', choosing='greedy')
+  _, answers = evaluator(None, None, 'rte', [question] * 2)
+  assert values(answers) == [1, -1]
+  question.text = 'a'
+  assert evaluation.describe_answer('rte', question, answers[0])['label'] == 'no'
+
+
 def test_only_all_eight_tasks_have_an_average():
   results = {
     name: {metric: 60.0 for metric in names} | {'error_percent': 40.0}

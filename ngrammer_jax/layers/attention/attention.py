@@ -122,12 +122,13 @@ class Attention(nn.Module):
     source = None
     if isinstance(memory, KeyValues):
       source = memory.with_rotated_sinks(context.positions.sink_rotation)
+    needs = self._needs(context, memory, span_mask, return_pairs, drop)
     if context.keys.in_blocks:
-      if span_mask is not None and span_mask.counts_all_keys:
-        raise ValueError('attention in blocks needs spans with epsilon_keys="span"')
+      # Of intermediates, blocks record no probabilities.
+      if lacking := needs - kernels.KERNELS['blocks'] - {'probabilities'}:
+        raise ValueError(f'attention in blocks does not support {kernels.NEEDS[min(lacking)]}')
       attend, source = blocks.attend, self._memory_source(source or memory, context)
     else:
-      needs = self._needs(context, source, span_mask, return_pairs, drop)
       workload = fused.workload(query_BxTxNxH, key_heads=heads.key_BxSxCxH.shape[2])
       attend = ATTEND[kernels.select(self.kernel, needs, workload)]
       attend = full.attend if 'probabilities' in needs else attend
@@ -156,11 +157,12 @@ class Attention(nn.Module):
     vectors = self.persistent
     return vectors is not None and vectors.vectors > 0 and vectors.kind == kind
 
-  def _needs(self, context, cached, span_mask, return_pairs, drop):
+  def _needs(self, context, memory, span_mask, return_pairs, drop):
     """Returns what attention to the context needs, see `config.kernels.NEEDS`."""
     needs = {
       'mask': not context.keys.is_plain_causal,
       'grouped': self.context_key_heads != self.context_heads,
+      'joint_norm': self.projections.norm == 'full' and isinstance(memory, LayerInputs),
       'distances': self.position is not None,
       'spans': self.span is not None,
       'all_keys': span_mask is not None and span_mask.counts_all_keys,
@@ -168,7 +170,7 @@ class Attention(nn.Module):
       'cap': self.logit_cap is not None,
       'dropout': drop.is_active,
       'pairs': return_pairs,
-      'cache': cached is not None,
+      'cache': isinstance(memory, KeyValues),
       'prefix': context.keys.has_prefix,
       # Only the full score matrix has all of them.
       'probabilities': self.is_mutable_collection('intermediates') or self.is_initializing(),

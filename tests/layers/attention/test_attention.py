@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import Attention, documents, dropout
+from ngrammer_jax.layers import AdaptiveSpan, Attention, documents, dropout
 from ngrammer_jax.layers.attention import attention, blocks, full, position, relative
 from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.context import Context, Keys, Positions
@@ -236,3 +236,31 @@ def test_shared_key_heads_equal_slow_loop(x64):
     weights = np.exp(keys[: t + 6] @ query[0, t, n])
     expected[0, t, n] = weights / weights.sum() @ values[: t + 6]
   assert_close(attend(heads, cache).values_BxTxNxH, expected, 1e-12)
+
+
+@pytest.mark.parametrize(
+  'options, memory, problem',
+  [
+    (
+      {'projections': attention.Projections(norm='full')},
+      attention.LayerInputs(jnp.zeros((B, M, D))),
+      'a norm of all key heads together, with a segment memory',
+    ),
+    (
+      {'span': functools.partial(AdaptiveSpan, limit=T, ramp=2)},
+      None,
+      'spans with epsilon_keys="all"',
+    ),
+  ],
+)
+def test_what_blocks_do_not_support_is_refused(options, memory, problem):
+  """A model does not ask for it: see `config.kernels`."""
+  earlier = 0 if memory is None else M
+  keys = Keys(
+    query_documents_BxT=jnp.asarray(DOCUMENTS),
+    key_documents_BxS=jnp.zeros((B, earlier + T), jnp.int32),
+  )
+  init = functools.partial(Attention(heads=N, **options).init, jax.random.key(0))
+  x_BxTxD = jnp.zeros((B, T, D))
+  with pytest.raises(ValueError, match=f'attention in blocks does not support {problem}'):
+    jax.eval_shape(init, x_BxTxD, Context(keys=keys), memory)
