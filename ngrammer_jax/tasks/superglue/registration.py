@@ -73,7 +73,7 @@ def register(
     format: value of finetune.format. A question has no end token.
   """
   task_vocabulary = TaskVocabulary(vocabulary)
-  question_side = 'left' if format == 'question' else None
+  is_question = format == 'question'
   read = functools.cache(source.examples)
 
   def read_rows(name, split):
@@ -82,7 +82,7 @@ def register(
 
   features = {
     name: seqio.Feature(task_vocabulary, add_eos=has_end, dtype=tf.int32)
-    for name, has_end in (('inputs', format == 't5'), ('targets', True))
+    for name, has_end in (('inputs', not is_question), ('targets', True))
   }
   for name, task in formats.TASKS.items():
     seqio.TaskRegistry.remove(TASK_PREFIX + name)
@@ -94,7 +94,7 @@ def register(
       preprocessors=[
         functools.partial(seqio.preprocessors.tokenize, with_eos=False),
         _count_inputs,
-        *([_truncate_left] if 'left' in (task.truncated_side, question_side) else []),
+        *([_truncate_left] if is_question or task.truncated_side == 'left' else []),
         seqio.preprocessors.append_eos_after_trim,
       ],
       output_features=features,
