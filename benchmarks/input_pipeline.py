@@ -16,7 +16,8 @@ and with the SentencePiece vocabulary alone
   bare tf.data    the same records, parsed, tokenised by tensorflow-text, joined and cut
   seqio           a seqio task, trimmed and packed by its converter for language models
 
-Each runs in its own process, and they take turns; the result is the median over rounds. `floor` is
+Each runs in its own process, and they take turns; the result is the median over rounds, of tokens
+per CPU second, which other processes of the machine change little. `floor` is
 only the tokenizer, on texts in memory. A training step of S seconds needs batch * length / S / rate
 cores.
 """
@@ -189,10 +190,10 @@ def measure(name, root, path, seconds):
     make[folder] = lambda folder=folder: packed(find(root / folder), vocabulary, root)
   next_batch = make[name]()
   for _ in range(2):
-    start, tokens = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
+    start, tokens = time.process_time(), 0
+    while time.process_time() - start < seconds:
       tokens += next_batch()
-  return tokens / (time.perf_counter() - start)
+  return tokens / (time.process_time() - start)
 
 
 def measure_peer(python, name, root, path, seconds):

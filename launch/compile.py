@@ -64,7 +64,7 @@ PARTS = {
   'rotary': r'rotary|attention\._make_heads',
   'other attention': 'attention/',
   'norms': r'\w*norm/',
-  'cross-entropy': r'head\.scores',
+  'cross-entropy': r'head\.(?:scores|logits)',
   'optimizer': 'optimizer',
   'codebook': 'quantizer|codebook',
   'table': r'ngrammer|ngram_memory',

@@ -217,7 +217,9 @@ def test_every_file_of_a_workdir_is_described(trained):
 def test_extras_that_are_named_exist():
   _, _, setup = (ROOT / 'setup.py').read_text(encoding='utf-8').partition('extras_require')
   extras = set(re.findall(r"^    '(\w+)': \[", setup, re.M))
-  assert extras == {*'tpu cuda12 gcs s3 hf interop huggingface gguf docs notebooks test'.split()}
+  assert extras == {
+    *'tpu cuda12 gcs s3 hf lm_eval interop huggingface gguf docs notebooks test'.split()
+  }
   launched = [ROOT / 'launch' / name for name in ('Dockerfile', 'sky.yaml')]
   for path in (README, *DOCS, *documentation.NOTEBOOKS, *launched):
     text = path.read_text(encoding='utf-8')

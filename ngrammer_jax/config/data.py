@@ -25,6 +25,11 @@ class PartConfig:
   path: str | None = field(None, 'corpus file or folder', free_on_resume=True)
   text_field: tuple[str, ...] | None = field(None, 'fields or columns that hold the text')
 
+  def full_name(self, data: 'DataConfig') -> str:
+    """Returns the name of the part in a section `data`."""
+    stem = pathlib.PurePath(self.path or self.corpus or data.corpus).stem
+    return self.name or re.sub(r'[^\w.-]', '_', stem)
+
   def config(self, data: 'DataConfig') -> 'DataConfig':
     """Returns the config of the part alone, in a section `data`."""
     corpus = self.corpus or data.corpus
@@ -124,14 +129,7 @@ class DataConfig:
 
   def parts(self) -> dict[str, 'DataConfig']:
     """Returns the config of each part of a mixture by name; of a single corpus, its own as ''."""
-    parts = {name: part.config(self) for name, part in self._named_parts()}
-    return parts or {'': self}
-
-  def _named_parts(self) -> Iterator[tuple[str, PartConfig]]:
-    """Yields the name, which may not be unique, and the settings of each part of a mixture."""
-    for part in self.mixture:
-      path = pathlib.PurePath(part.path or part.corpus or self.corpus)
-      yield part.name or re.sub(r'[^\w.-]', '_', path.stem), part
+    return {part.full_name(self): part.config(self) for part in self.mixture} or {'': self}
 
   def weights(self) -> tuple[float, ...]:
     """Returns the share of each part in the tokens: weight ** (1 / temperature), with sum 1."""
@@ -194,8 +192,8 @@ class DataConfig:
       )
     if not any(part.weight for part in self.mixture):
       raise errors.BadInput('data.mixture: all weights are 0: set data.mixture.0.weight=1')
-    names = [name for name, _ in self._named_parts()]
-    for index, (name, part) in enumerate(self._named_parts()):
+    names = [part.full_name(self) for part in self.mixture]
+    for index, (name, part) in enumerate(zip(names, self.mixture, strict=True)):
       key = f'data.mixture.{index}.name'
       if not re.fullmatch(r'[\w.-]+', name):
         raise errors.BadInput(f"{key}={name!r}: use letters, digits, '_', '-' and '.' only")

@@ -135,9 +135,9 @@ class TrainSegments:
     row_range, segments = range(self._batch_size)[rows], {}
     for name, reader in self.readers.items():
       segments |= reader.rows(step, row_range)
-      if reader.epochs > self._epochs.setdefault(name, reader.epochs):
-        self._epochs[name] = reader.epochs
+      if reader.epochs > self._epochs.get(name, reader.epochs):
         logging.info('%s: epoch %s ends at step %s', name or 'data', reader.epochs, f'{step:,}')
+      self._epochs[name] = reader.epochs
     if step:
       is_new_B = self._schedule.parts(step) != self._schedule.parts(step - 1)
       for row in np.array(row_range)[is_new_B[rows]]:

@@ -268,10 +268,14 @@ class _BatchReader:
           state, text = next(reader.documents)
           batch.append((reader, state, text))
           missing_bytes -= len(text)
-      pieces = [list(text_files.split_long(text)) for _, _, text in batch]
-      ids = iter(self._vocabulary.encode_all([piece for text in pieces for piece in text]))
-      for (reader, state, _), text in zip(batch, pieces, strict=True):
-        reader.add_tokens(state, np.concatenate([next(ids) for _ in text]))
+      for (reader, state, _), ids in zip(batch, self._encode([b[2] for b in batch]), strict=True):
+        reader.add_tokens(state, ids)
+
+  def _encode(self, texts):
+    if max(map(len, texts)) <= text_files.LONG:
+      return self._vocabulary.encode_all(texts)
+    encode = lambda text: self._vocabulary.encode_all(list(text_files.split_long(text)))
+    return [np.concatenate(encode(text)) for text in texts]
 
 
 class _RowReader:
@@ -335,8 +339,10 @@ class _RowReader:
     """Appends the tokens of a document, and those that separate it, to the buffer."""
     if not len(ids):
       return
-    self._buffer.append((state, np.append(ids, self._separator).astype(np.int32)))
-    self.num_buffered += len(ids) + len(self._separator) - state.tokens
+    tokens = np.empty(len(ids) + len(self._separator), np.int32)
+    tokens[: len(ids)], tokens[len(ids) :] = ids, self._separator
+    self._buffer.append((state, tokens))
+    self.num_buffered += len(tokens) - state.tokens
 
   def state(self) -> ReaderState:
     """Returns the position of the next token."""
@@ -359,4 +365,6 @@ class _RowReader:
         self._buffer.appendleft((state, ids))
       self._state_if_empty = state
     self.num_buffered -= length
-    return np.insert(targets[:-1], 0, first_input), targets, starts
+    inputs = np.roll(targets, 1)
+    inputs[0] = first_input
+    return inputs, targets, starts

@@ -68,6 +68,7 @@ def test_the_command_line_and_the_trained_model_win(resolve, tmp_path):
   config = resolve(f'{MEMORY}.rows=50', f'{MEMORY}.preset=engram', f'{MEMORY}.start=published')
   (memory,) = config.model.ngram_memories
   assert (memory.rows, memory.start, memory.layers) == ((50,), 'published', (1,))
+  assert resolve('model.ngram.clusters=4').model.ngram.dim == 2  # the norm of one feature is 0
   # A second training, from a run that has the memory.
   (tmp_path / 'run').mkdir()
   experiment.save(config, tmp_path / 'run' / 'config.json')

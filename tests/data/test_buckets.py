@@ -14,7 +14,6 @@ from ngrammer_jax.data import buckets, corpora, packing, shards, vocabularies
 from tests import fake_gcs
 from tests.checks import bad_input
 from tests.data import document_files
-from tests.loops import each
 from tests.training import test_hosts as hosts
 
 LONG = {'steps': 60, 'evaluate_every': 20, 'checkpoint_every': 20}
@@ -90,25 +89,35 @@ def rows(source, folder, batch_size=3, steps=60):
   return np.stack([dataset.segment(step).targets_BxT for step in range(steps)])
 
 
-def test_rows_equal_those_of_local_files(stores, hub, tmp_path, monkeypatch):
-  write_corpus(tmp_path / 'local')
-  monkeypatch.setattr(buckets, 'BLOCK', 500)  # many requests
+def assert_rows_equal_those_of_local_files(url, tmp_path):
+  """The corpus of `write_corpus` is there and in the folder `local`."""
   expected = corpora.open_corpus('shards', str(tmp_path / 'local'))
   expected_rows = rows(expected.train_shards, tmp_path / 'expected')
+  corpus = corpora.open_corpus('shards', url)
+  assert [f.name for f in corpus.files] == [f.name for f in expected.files]
+  assert len(corpus.files) == len(NAMES) and all(str(f).startswith(url) for f in corpus.files)
+  places = tmp_path / url.partition(':')[0]
+  np.testing.assert_array_equal(rows(corpus.train_shards, places), expected_rows)
+  again = packing.PackedDataset(corpus.train_shards, BYTES, 3, 16, places)
+  np.testing.assert_array_equal(again.segment(59).targets_BxT, expected_rows[59])
+  for split in ('train', 'validation'):
+    texts = [[b''.join(d.read_chunks()) for d in c.splits[split]] for c in (corpus, expected)]
+    assert texts[0] == texts[1]
+
+
+def test_rows_equal_those_of_local_files(hub, tmp_path):
+  write_corpus(tmp_path / 'local')
   shutil.copytree(tmp_path / 'local', HubFileSystem.folder / 'datasets' / 'someone' / 'texts')
-  for kind, url in {**stores, 'hf': hub}.items():
-    if kind != 'hf':
-      fsspec.filesystem(kind).put(str(tmp_path / 'local'), url, recursive=True)
-    corpus = corpora.open_corpus('shards', url)
-    assert [f.name for f in corpus.files] == [f.name for f in expected.files]
-    assert len(corpus.files) == len(NAMES)
-    assert all(str(file).startswith(url) for file in corpus.files)
-    np.testing.assert_array_equal(rows(corpus.train_shards, tmp_path / kind), expected_rows)
-    again = packing.PackedDataset(corpus.train_shards, BYTES, 3, 16, tmp_path / kind)
-    np.testing.assert_array_equal(again.segment(59).targets_BxT, expected_rows[59])
-    for split in ('train', 'validation'):
-      texts = [[b''.join(d.read_chunks()) for d in c.splits[split]] for c in (corpus, expected)]
-      assert texts[0] == texts[1]
+  assert_rows_equal_those_of_local_files(hub, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['gs', 's3'])
+def test_rows_of_emulated_stores(stores, tmp_path, monkeypatch, kind):
+  write_corpus(tmp_path / 'local')
+  monkeypatch.setattr(buckets, 'BLOCK', 500)  # many requests
+  fsspec.filesystem(kind).put(str(tmp_path / 'local'), stores[kind], recursive=True)
+  assert_rows_equal_those_of_local_files(stores[kind], tmp_path)
 
 
 def test_transient_errors_are_tried_again(hub, tmp_path):
@@ -145,19 +154,22 @@ def test_a_lost_file_and_a_changed_one_are_named(hub, tmp_path):
     rows(corpus.train_shards, tmp_path / 'other', 1)
 
 
-@each(
-  'url, message',
-  [
-    ('hf://datasets/nobody/x', 'has no files: expected those of a corpus'),
+def test_what_is_not_there_is_one_sentence(hub):
+  url = 'hf://datasets/nobody/x'
+  with bad_input(f'data.path={url} has no files: expected those of a corpus'):
+    corpora.open_corpus('shards', url)
+
+
+@pytest.mark.slow
+def test_what_stores_do_not_have_is_one_sentence(stores):
+  for url, message in (
     ('s3://none/x', 'cannot be read: check its name, the network and the credentials (AWS_ACCESS_'),
     ('gs://bucket/none', 'has no files: expected those of a corpus'),
-  ],
-)
-def test_what_cannot_be_found_is_one_sentence(stores, hub, url, message):
-  with pytest.raises(errors.BadInput) as caught:
-    corpora.open_corpus('shards', url)
-  assert str(caught.value).startswith(f'data.path={url} {message}')
-  assert '\n' not in str(caught.value)
+  ):
+    with pytest.raises(errors.BadInput) as caught:
+      corpora.open_corpus('shards', url)
+    assert str(caught.value).startswith(f'data.path={url} {message}')
+    assert '\n' not in str(caught.value)
 
 
 def test_other_corpora_and_missing_packages(monkeypatch):

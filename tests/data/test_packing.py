@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import packing, seen_files, shards, vocabularies
+from ngrammer_jax.data import packing, seen_files, shards, text_files, vocabularies
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -268,3 +268,20 @@ def test_a_damaged_file_may_be_replaced(tmp_path, monkeypatch):
   assert seen_files.first_sizes(tmp_path, '*') == {path.name: len(good) - 20}
   path.write_bytes(good)
   assert documents_of(open_again(), 150) == expected
+
+
+def test_a_long_document_is_tokenised_in_pieces(tmp_path, monkeypatch):
+  source = write_files(tmp_path, 'x.jsonl')
+  whole = [packed(tmp_path, source, 2, places='a').segment(step).targets_BxT for step in range(9)]
+  sizes, encode_all = [], vocabularies.ByteVocabulary.encode_all
+
+  def recording(vocabulary, texts):
+    sizes.extend(map(len, texts))
+    return encode_all(vocabulary, texts)
+
+  monkeypatch.setattr(vocabularies.ByteVocabulary, 'encode_all', recording)
+  monkeypatch.setattr(text_files, 'LONG', 30)
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', 20)
+  pieces = [packed(tmp_path, source, 2, places='b').segment(step).targets_BxT for step in range(9)]
+  np.testing.assert_array_equal(pieces, whole)
+  assert max(sizes) <= 30 and sum(15 < size <= 20 for size in sizes) > 5

@@ -234,3 +234,17 @@ def test_split_too_small_for_the_protocol():
     "evaluation.protocol='adaptive_span': 20 tokens in 3 streams fill no segment of 8"
   ):
     evaluate(make_split(20), protocol='adaptive_span')
+
+
+def test_results_of_a_mixture_are_combined_by_weight():
+  part = lambda nats, whole: {
+    'nll_nats_per_token': nats,
+    'top1_accuracy': nats / 10,
+    'tokens': 5,
+    'protocol': {'name': 'streams', 'whole_split': whole},
+  }
+  parts = {'a': part(1.0, True), 'b': part(3.0, False), 'c': part(9.0, True)}
+  result = language_modeling.combine(parts, (0.25, 0.75, 0.0))
+  assert result['nll_nats_per_token'] == 2.5 and result['perplexity'] == math.exp(2.5)
+  assert result['top1_accuracy'] == pytest.approx(0.25) and result['tokens'] == 15
+  assert result['protocol'] == {'name': 'streams', 'whole_split': False}

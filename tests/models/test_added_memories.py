@@ -14,8 +14,12 @@ import pytest
 from ngrammer_jax import runs
 from ngrammer_jax.config import added, conversion
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import language_model
 from tests import checks
+from tests.loops import each
 from tests.models import drawn
 
 B, T, V = 2, 12, 101
@@ -152,6 +156,19 @@ def check_pair(name, memory, dtype):
   assert new or 'memory' in memory
   still = [path for path in new if THIRD_STEP not in path and not np.any(gradient[path])]
   assert not still, still
+
+
+@each('join, layers', [('gate', (0,)), ('concat', (0,)), ('add', (0,)), ('sum', ()), ('mean', ())])
+def test_a_neutral_memory_returns_its_input(join, layers):
+  width = 8 if join in ('sum', 'mean') else 4
+  options = {'join': join, 'layers': layers, 'heads': 2, 'rows': (11,), 'width': width}
+  options |= {'orders': (2,), 'convolution': 2 if join == 'gate' else 0}
+  x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype('float32')
+  context = Context(tokens_BxT=jnp.arange(5)[None])
+  for start in ('neutral', 'published'):
+    memory = NGramMemory(NGramMemoryConfig(**options, start=start), vocabulary_size=9, width=8)
+    (y, _), _ = jax.jit(memory.init_with_output)(jax.random.key(0), x, context)
+    assert np.array_equal(y, x) == (start == 'neutral')
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])

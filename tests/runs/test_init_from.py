@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import types
 
 from flax import linen as nn
 from flax import traverse_util
@@ -111,7 +112,7 @@ def test_what_leaves_the_meaning_of_the_parameters_may_differ(tiny, saved, tmp_p
   init_from.Start(tiny(model, init_from=source), tmp_path / 'run')
 
 
-def test_a_published_model_gets_memories(tmp_path, one_device, caplog):
+def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypatch):
   """Its parameters are where they were, the others as they were drawn; two draws are of it."""
   caplog.set_level('INFO')
   folder, workdir = tmp_path / 'model', tmp_path / 'run'
@@ -144,7 +145,8 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog):
     np.testing.assert_array_equal(new[path], leaf)
   drawn = {path for path in new if 'ngram_memory_0' in path or 'ngrammer' in path}
   persistent = {path for path in new if 'persistent' in path}
-  assert new.keys() == old.keys() | drawn | persistent and drawn and persistent
+  assert new.keys() == old.keys() | drawn | persistent and drawn
+  assert {path[-1] for path in persistent} == {'persistent_keys', 'persistent_values', 'gate'}
   assert all(not np.any(new[path]) for path in drawn | persistent)
   count = lambda paths: sum(new[path].size for path in paths)
   ngrammer = {path for path in drawn if 'ngrammer' in path}
@@ -160,6 +162,12 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog):
   seen = {token for batch in tokens for token in (*batch[0], *batch[1, :4])}
   embedded = {params['embedding'][token].tobytes() for token in seen}
   assert len({row.tobytes() for row in rows_KxD} & embedded) == 6
+  # A training that starts from this one has its centroids.
+  run = types.SimpleNamespace(config=config, state=started, origin={}, model=model)
+  monkeypatch.setattr(init_from, 'open_run', lambda *_: run)
+  read = lambda *_: pytest.fail('drawn again')
+  second = init_from.initial_state(config, workdir, state, read)
+  jax.tree.map(np.testing.assert_array_equal, second.codebook, started.codebook)
 
 
 @each(
