@@ -45,7 +45,7 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
   best_steps, evaluated = {'newest': 8, 'best': 4}, []
   monkeypatch.setattr(reader, 'best_step', lambda workdir: best_steps['best'])
 
-  def fake_evaluate(run, split):
+  def fake_evaluate(run, split, folder=None, limit=None):
     name, step = run
     evaluated.append(step)
     task = name if name in formats.SUPERGLUE_TASKS else 'rte'
@@ -104,7 +104,7 @@ def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatc
   """Evaluates a model that was trained on RTE on AX-b too."""
   calls = []
 
-  def fake_evaluate(run, split):
+  def fake_evaluate(run, split, folder=None, limit=None):
     calls.append((run.config.finetune.task, run.config.data.superglue_dir, split))
     return {'task': run.config.finetune.task, 'n': 1, 'accuracy': 50.0, 'step': 3}, [{'idx': 0}]
 

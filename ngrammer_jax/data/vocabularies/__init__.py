@@ -3,7 +3,7 @@
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression, kinds
+from ngrammer_jax.data import compression
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
 from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary, learn_characters
@@ -62,8 +62,6 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
   try:
     with compression.open_binary(path) as file:
       content = file.read()
-    if kind == 'tokenizer':
-      kinds.identify_bytes('the file', content[: kinds.HEAD])
     return make(content, **options)
   except errors.BadInput as error:
     raise errors.BadInput(f'data.vocabulary_path={path}: {error}') from error
