@@ -8,6 +8,7 @@ import math
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ngrammer_jax.config.positions import RotaryScalingConfig
 from ngrammer_jax.layers.attention import rotary_scaling
@@ -66,6 +67,52 @@ def rotation(
 @jax.named_scope('rotary')
 def rotate(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:
   """Rotary position encoding (Su et al. 2021) of the first r features of queries or keys."""
+  return jax.lax.platform_dependent(
+    x_BxTxNxH, rotation, tpu=rotate_by_product, default=rotate_pairs
+  )
+
+
+@jax.custom_vjp
+def rotate_by_product(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:
+  """Returns x cos + (x P) sin, where P swaps the features of each pair and negates the second.
+
+  Halves of a head are halves of a TPU's vector: to take them apart, XLA copies x in float32.
+  """
+  return _rotate_by_product(x_BxTxNxH, rotation)
+
+
+def _rotate_by_product(x_BxTxNxH, rotation):
+  H, h = x_BxTxNxH.shape[-1], rotation.sin.shape[-1]
+  first = np.arange(h) * 2 if rotation.interleaved else np.arange(h)
+  second = first + (1 if rotation.interleaved else h)
+  swap_HxH = np.zeros((H, H), np.float32)
+  swap_HxH[second, first], swap_HxH[first, second] = -1, 1
+
+  def by_feature(part, other):  # `other` where features are not rotated
+    pairs = jnp.repeat(part, 2, -1) if rotation.interleaved else jnp.concatenate([part, part], -1)
+    padding = [(0, 0)] * (part.ndim - 1) + [(0, H - 2 * h)]
+    return jnp.pad(pairs, padding, constant_values=other)
+
+  sin, cos = by_feature(rotation.sin, 0), by_feature(rotation.cos, 1)
+  # Every sum has one term: it is exact if the terms are.
+  swapped = jnp.matmul(x_BxTxNxH, swap_HxH.astype(x_BxTxNxH.dtype), precision='highest')
+  rotated = x_BxTxNxH.astype(sin.dtype) * cos + swapped.astype(sin.dtype) * sin
+  return rotated.astype(x_BxTxNxH.dtype)
+
+
+def _rotate_back(rotation, gradient_BxTxNxH):
+  """Returns the gradient of x, rounded once."""
+  back = rotation.replace(sin=-rotation.sin)
+  return _rotate_by_product(gradient_BxTxNxH, back), jax.tree.map(jnp.zeros_like, rotation)
+
+
+rotate_by_product.defvjp(
+  lambda x, rotation: (_rotate_by_product(x, rotation), rotation), _rotate_back
+)
+
+
+def rotate_pairs(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:
+  """Returns (a cos - b sin, b cos + a sin) for the features a and b of each pair."""
   sin, cos, r = rotation.sin, rotation.cos, 2 * rotation.sin.shape[-1]
   wide = x_BxTxNxH.astype(sin.dtype)
   if rotation.interleaved:

@@ -133,3 +133,21 @@ def test_sinusoids_equal_formulas(x64):
       by_distance[:, j], by_distance[:, half + j] = np.sin(angle), np.cos(angle)
     assert_close(absolute, expected, 1e-12)
     assert_close(relative, by_distance, 1e-12)
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
+@pytest.mark.parametrize('interleaved', [False, True])
+@pytest.mark.parametrize('features', [8, 6])
+def test_the_rotation_of_tpus_equals_that_of_other_devices(features, interleaved, dtype):
+  x, weights = jax.random.normal(jax.random.key(0), (2, 2, 5, 3, 8)).astype(dtype)
+  positions = jnp.arange(10).reshape(2, 5)
+  rotation = position.rotation(positions, features, interleaved=interleaved)
+
+  def result_and_gradient(rotate):
+    result, gradient = jax.vjp(lambda x: rotate(x, rotation), x)
+    return result, *gradient(weights)
+
+  expected, actual = map(result_and_gradient, (position.rotate_pairs, position.rotate_by_product))
+  for a, b in zip(expected, actual, strict=True):
+    assert a.dtype == b.dtype == dtype
+    np.testing.assert_allclose(*(np.asarray(each, 'float32') for each in (a, b)), rtol=1e-6)
