@@ -4,16 +4,18 @@ import json
 
 from tests import test_compile
 
-# Prints the largest number of executions of an instruction, of sums of clusters.
-CODEBOOK = """
+SETUP = """
 import json, runpy, sys
 sys.path.insert(0, 'launch')
 slice_devices = runpy.run_path('launch/compile.py')['slice_devices']
 import hlo, jax, jax.numpy as jnp
 from ngrammer_jax import sharding
-from ngrammer_jax.layers.ngram import quantizer
 mesh = sharding.make_mesh(1, 1, 1, slice_devices('v5e:2x2', 1)[:1])
 place = jax.sharding.NamedSharding(mesh, jax.P())
+"""
+# Prints the largest number of executions of an instruction, of sums of clusters.
+CODEBOOK = """
+from ngrammer_jax.layers.ngram import quantizer
 arrays = ((1, 512, 2, 128), jnp.float32), ((1, 512, 2), jnp.int32)
 arrays = [jax.ShapeDtypeStruct(*array, sharding=place) for array in arrays]
 times = {}
@@ -27,6 +29,46 @@ print(json.dumps(times))
 
 
 def test_sums_of_clusters_are_no_loop_over_tokens():
-  process = test_compile.run('-c', CODEBOOK, script=())
+  process = test_compile.run('-c', SETUP + CODEBOOK, script=())
   assert process.returncode == 0, process.stderr
   assert json.loads(process.stdout.splitlines()[-1]) == {'64': 1, '8192': 1}
+
+
+# Prints how often each Pallas kernel runs in a step of a Transformer of two layers.
+BLOCKS = """
+from flax import linen as nn
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.models import language_model
+sizes = {'layers': 2, 'width': 256, 'heads': 2, 'feed_forward_width': 256, 'remat': 'minimal'}
+config = model_config.ModelConfig(**sizes, dtype='bfloat16')
+model = language_model.build(config, 256)
+tokens = jax.ShapeDtypeStruct((1, 512), jnp.int32, sharding=place)
+
+def loss(params, tokens):
+  hidden, *_ = model.apply({'params': params}, tokens, model.empty_memory(1), train=True)
+  return model.apply({'params': params}, hidden, tokens, method='scores').nll_BxT.sum()
+
+make = lambda: nn.unbox(
+  model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), model.empty_memory(1))
+)
+params = jax.tree.map(
+  lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+  jax.eval_shape(make)['params'],
+)
+with sharding.use(mesh):
+  text = jax.jit(jax.grad(loss)).trace(params, tokens).lower().compile().as_text()
+kernels = {}
+for work in hlo.Program(text, dict(mesh.shape)).work:
+  if work.opcode == 'tpu_custom_call':
+    name = work.name.split('_segmented')[0]
+    kernels[name] = kernels.get(name, 0) + work.times
+print(json.dumps(kernels))
+"""
+
+
+def test_attention_runs_once_in_each_direction():
+  """What its backward pass needs is kept, not computed again."""
+  process = test_compile.run('-c', SETUP + BLOCKS, script=())
+  assert process.returncode == 0, process.stderr
+  kernels = json.loads(process.stdout.splitlines()[-1])
+  assert kernels == {'splash_mha_fwd': 2, 'splash_mha_dq': 2, 'splash_mha_dkv': 2}

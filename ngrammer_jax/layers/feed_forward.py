@@ -9,6 +9,7 @@ import functools
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import dense, dropout, mesh_axes
@@ -57,9 +58,12 @@ class FeedForward(nn.Module):
     if self._is_padded(dropout_key):
       project = functools.partial(self._project_padded, dtype)
     x_BxTxD = mesh_axes.shard_rows(x_BxTxD)
-    inner_BxTxF = project(x_BxTxD, F, ('embed', 'mlp'), name='in')
+    project_in = lambda name: checkpoint_name(
+      project(x_BxTxD, F, ('embed', 'mlp'), name=name), 'inner_features'
+    )
+    inner_BxTxF = project_in('in')
     if self.gated:
-      inner_BxTxF *= activate(project(x_BxTxD, F, ('embed', 'mlp'), name='gate'))
+      inner_BxTxF *= activate(project_in('gate'))
     else:
       inner_BxTxF = activate(inner_BxTxF)
     inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)

@@ -24,12 +24,12 @@ from ngrammer_jax.models import block, heads, memories, precision, spans
 
 Memory = block.Memory
 
-_HOST_ROWS = jax.checkpoint_policies.save_only_these_names(table.VALUES)
+# What is kept for the backward pass: rows from the memory of the host, which cannot be read again,
+# and the inputs of the products and kernels of a block, so that none of them runs twice.
+KEPT = *('heads', 'splash_residuals', 'attention_output', 'inner_features'), table.VALUES
 REMAT_POLICIES = {
-  'minimal': jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _HOST_ROWS
-  ),
-  'full': _HOST_ROWS,
+  'minimal': jax.checkpoint_policies.save_only_these_names(*KEPT),
+  'full': jax.checkpoint_policies.save_only_these_names(table.VALUES),
 }
 
 

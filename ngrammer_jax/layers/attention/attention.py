@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from ngrammer_jax.config import kernels
@@ -141,7 +142,8 @@ class Attention(nn.Module):
     p = self.projections
     options = {'use_bias': p.bias if p.output_bias is None else p.output_bias, 'dtype': self.dtype}
     project = dense.dense_general(y_BxTxNxH.shape[2:], (D,), names, **options, name='out')
-    return project(y_BxTxNxH), Projected(heads.key_BxSxCxH, heads.value_BxSxCxH, convolved, spans)
+    y_BxTxD = checkpoint_name(project(y_BxTxNxH), 'attention_output')
+    return y_BxTxD, Projected(heads.key_BxSxCxH, heads.value_BxSxCxH, convolved, spans)
 
   @property
   def context_heads(self) -> int:
@@ -239,7 +241,8 @@ class Attention(nn.Module):
         distance_query_BxTxNxH, *encode(context, N, H, self.logit_cap is not None)
       )
       query_BxTxNxH = (query_BxTxNxH + u_NxH) * scale_H
-    return full.Heads(query_BxTxNxH, key_BxSxCxH, rows['value'], distance, self.logit_cap)
+    rows = checkpoint_name((query_BxTxNxH, key_BxSxCxH, rows['value']), 'heads')
+    return full.Heads(*rows, distance, self.logit_cap)
 
   def _position_biases(self, names, shared, shape):
     """Returns u and v of `relative`, 0 for those without a name; layers may share them."""
