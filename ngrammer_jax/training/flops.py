@@ -113,8 +113,8 @@ def count(
 def matrix_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> int:
   """Counts the FLOPs of all matrix products of a program, including rematerialised ones.
 
-  A multiply-add counts as two. A conditional counts as its most expensive branch; a loop with an
-  unknown trip count counts as one iteration.
+  A multiply-add counts as two. A conditional counts as its most expensive branch, of branches for
+  platforms as the cheapest; a loop with an unknown trip count counts as one iteration.
   """
   return sum(map(equation_flops, jaxpr.eqns))
 
@@ -132,7 +132,10 @@ def equation_flops(equation: core.JaxprEqn) -> int:
     return equation.params['length'] * sum(inner)
   if name == 'pallas_call':  # all blocks, including those that a mask skips
     return math.prod(equation.params['grid_mapping'].grid) * sum(inner)
-  return max(inner, default=0) if name == 'cond' else sum(inner)
+  if name == 'cond':
+    is_by_platform = equation.params.get('branches_platforms') is not None
+    return min(inner) if is_by_platform else max(inner, default=0)
+  return sum(inner)
 
 
 def kernel_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> dict[tuple, float]:
