@@ -92,7 +92,7 @@ def test_backward_pass_recomputes_what_the_policy_says(scan):
   num_products = products('none')
   # The scores and the weighted values, which have batch dimensions.
   assert products('minimal') - num_products == 2 * bodies
-  # All of q, k, v, scores, weighted values, output, inner layer and gate, and two rotations of TPUs.
+  # All of q, k, v, scores, weighted values, output, inner layer, gate, and two rotations of TPUs.
   assert products('full') - num_products == 10 * bodies
 
 

@@ -85,8 +85,9 @@ def _rotate_by_product(x_BxTxNxH, rotation):
   H, h = x_BxTxNxH.shape[-1], rotation.sin.shape[-1]
   first = np.arange(h) * 2 if rotation.interleaved else np.arange(h)
   second = first + (1 if rotation.interleaved else h)
-  swap_HxH = np.zeros((H, H), np.float32)
-  swap_HxH[second, first], swap_HxH[first, second] = -1, 1
+  source_H, sign_H = np.arange(H), np.zeros(H, np.float32)
+  source_H[first], source_H[second], sign_H[first], sign_H[second] = second, first, -1, 1
+  swap_HxH = jnp.where(jnp.arange(H)[:, None] == source_H, sign_H, 0).astype(x_BxTxNxH.dtype)
 
   def by_feature(part, other):  # `other` where features are not rotated
     pairs = jnp.repeat(part, 2, -1) if rotation.interleaved else jnp.concatenate([part, part], -1)
@@ -95,7 +96,7 @@ def _rotate_by_product(x_BxTxNxH, rotation):
 
   sin, cos = by_feature(rotation.sin, 0), by_feature(rotation.cos, 1)
   # Every sum has one term: it is exact if the terms are.
-  swapped = jnp.matmul(x_BxTxNxH, swap_HxH.astype(x_BxTxNxH.dtype), precision='highest')
+  swapped = jnp.matmul(x_BxTxNxH, swap_HxH, precision='highest')
   rotated = x_BxTxNxH.astype(sin.dtype) * cos + swapped.astype(sin.dtype) * sin
   return rotated.astype(x_BxTxNxH.dtype)
 
