@@ -68,7 +68,8 @@ class CheckpointWriter:
       self._orbax.save(files.orbax_path(scratch), params)
       self._orbax.wait_until_finished()
       hosts.on_primary(self._finish, 0, None, scratch, leaves, folder)
-      self._base = reader.read_base(self._workdir)
+    # Not read again: other processes may see the file late.
+    self._base = manifest.Manifest(0, '', None, {}, leaves)
 
   def _delete_base(self, folder: pathlib.Path) -> None:
     for path in folder.parent.glob(f'{folder.name}*'):

@@ -28,7 +28,10 @@ class SeenFiles:
 
   def __init__(self, folder: files.SyncedDir, paths: Sequence[pathlib.Path]):
     self._folder, self._paths = folder, paths
-    self._seen = {line['file']: line for line in _read(folder.folder)}
+    self._seen: dict[int, dict[str, Any]] = {}
+    for line in _read(folder.folder):  # of several processes: one that found damage is believed
+      if not self._seen.get(line['file'], {}).get('was_damaged'):
+        self._seen[line['file']] = line
     self._checked: set[int] = set()
 
   def check(self, number: int) -> None:
@@ -36,9 +39,9 @@ class SeenFiles:
     if number in self._checked:
       return
     path, old = self._paths[number], self._seen.get(number)
-    line = {'file': number, 'name': path.name, 'size': path.stat().st_size}
     with files.translate_damage(path):
-      line['content'] = _fingerprint(path)
+      size, content = path.stat().st_size, _fingerprint(path)
+    line = {'file': number, 'name': path.name, 'size': size, 'content': content}
     if old is None or old.get('was_damaged'):
       self._write(line if old is None else line | {'size': old['size'], 'was_damaged': True})
     elif old['content'] != line['content']:
@@ -84,7 +87,7 @@ def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[str, int]:
 def _read(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields what was written, without lines that a killed process has left incomplete."""
   for path in sorted(folder.glob('files-*.jsonl')):
-    for text in path.read_text(encoding='utf-8', errors='replace').splitlines():
+    for text in path.read_bytes().decode('utf-8', 'replace').splitlines():
       with contextlib.suppress(ValueError):
         line = json.loads(text)
         if isinstance(line, dict) and {'file', 'name', 'size', 'content'} <= line.keys():
