@@ -118,6 +118,8 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
   """Verifies every file and array of a checkpoint of any model. Raises CorruptError."""
   folder = folder_of(workdir, step)
   saved = manifest.verify(folder)
+  if saved.base and manifest.verify(workdir / BASE).checksum != saved.base:
+    raise manifest.CorruptError(f'{BASE} is not the one of this checkpoint')
   with make_checkpointer(folder) as checkpointer:
     metadata = _read_metadata(checkpointer, folder)
     # Restored as NumPy arrays: the devices that wrote them may not exist here.

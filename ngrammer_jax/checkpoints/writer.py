@@ -44,7 +44,8 @@ class CheckpointWriter:
 
   def check_space(self, state: Any, name: str = 'a checkpoint') -> None:
     """Raises BadInput if the disk has no room for a state, abstract or not."""
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    leaves = jax.tree.leaves(self._without_base(state))
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     needed = size + 1_000_000  # the files other than the arrays
     if files.free_bytes(self._folder) < needed:
       raise errors.BadInput(self._disk_full_message(f'{name} of {needed / 1e6:,.1f} MB'))
@@ -87,8 +88,7 @@ class CheckpointWriter:
     Raises:
       BadInput: the disk is full, now or when the previous checkpoint was written.
     """
-    if self._base:
-      state = state.replace(params=parts.without(state.params, self._base.leaves))
+    state = self._without_base(state)
     with hosts.collective_errors():
       self._wait()
       self.check_space(state, f'step {step}')  # before Orbax: its threads log many errors
@@ -106,6 +106,12 @@ class CheckpointWriter:
       self._orbax.save(files.orbax_path(scratch), reader.drop_empty(state))
     self._step = step
     self._commit_future = self._thread.submit(self._commit, step, validation, scratch, describe)
+
+  def _without_base(self, state: Any) -> Any:
+    """Returns a state without the parameters that are in the base."""
+    if self._base is None:
+      return state
+    return state.replace(params=parts.without(state.params, self._base.leaves))
 
   def set_validation(self, step: int, validation: float) -> None:
     """Adds a validation loss that was measured after the checkpoint was written."""

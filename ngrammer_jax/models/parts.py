@@ -9,6 +9,7 @@ from typing import Any
 from flax import traverse_util
 import numpy as np
 
+from ngrammer_jax import errors
 from ngrammer_jax.config.ngram import memory as ngram_memory
 
 # Parts by a module or parameter at any depth.
@@ -53,6 +54,17 @@ def frozen(
   names = traverse_util.flatten_dict(params, sep='/')
   is_trained = lambda name: part_of(name) in train or ('new' in train and name not in source)
   return {name: source.get(name, np.dtype(np.float32)) for name in names if not is_trained(name)}
+
+
+def check(named: Iterable[str], params: Any) -> None:
+  """Raises BadInput for a part of `optimizer.train` or `rates` that has no parameters."""
+  present = {'all', 'new', *map(part_of, traverse_util.flatten_dict(params, sep='/'))}
+  for name in named:
+    if name not in present:
+      raise errors.BadInput(
+        f'optimizer names the part {name!r}, which has no parameters of its own in this model: use '
+        f'{", ".join(sorted(present - {"all", "new"}))}'
+      )
 
 
 def without(params: Any, names: Iterable[str]) -> Any:

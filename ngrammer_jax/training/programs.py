@@ -61,7 +61,9 @@ class Programs:
     for i, memory in enumerate(memories):
       if memory.table_memory == 'host':
         sharding.check_host_memory(f'model.ngram_memories.{i}.table_memory', mesh)
-    self.frozen = parts.frozen(config.optimizer.train, variables['params'], source or {})
+    o = config.optimizer
+    parts.check([*o.train, *(rate.part for rate in o.rates)], variables['params'])
+    self.frozen = parts.frozen(o.train, variables['params'], source or {})
     self.labels = partition.labels(variables['params'], memories, self.frozen)
     trained_labels = parts.without(self.labels, self.frozen)
     optimizer = partition.make(config.optimizer, t.steps, trained_labels, memories)

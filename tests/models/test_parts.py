@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.models import parts
+from tests.checks import bad_input
 
 NAMES = {
   'embedding': 'embedding',
@@ -49,3 +50,12 @@ def test_trees_are_divided_and_merged():
   assert frozen == {'embedding': 0, 'layer_0': {'ngram_memory_0': {'table': 2}}}
   assert parts.merge(rest, frozen) == PARAMS
   assert parts.merge(PARAMS, {'final_norm': 4})['final_norm'] == 4
+
+
+def test_a_part_without_parameters_is_refused():
+  parts.check(['all', 'new', 'head', 'ngram_memory_0'], PARAMS)
+  with bad_input(
+    "optimizer names the part 'span', which has no parameters of its own in this model: use "
+    'blocks, embedding, head, ngram_memory_0'
+  ):
+    parts.check(['head', 'span'], PARAMS)

@@ -12,7 +12,7 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
-from ngrammer_jax.checkpoints import checksums
+from ngrammer_jax.checkpoints import checksums, manifest, reader
 from ngrammer_jax.config.optimizer import RateConfig
 from ngrammer_jax.models import parts
 from ngrammer_jax.optimizers import partition, row_gradient
@@ -68,13 +68,18 @@ def test_only_the_named_parts_change_and_the_rest_is_stored_once(trained, tmp_pa
       _ = runs.load_run(run).state
     assert str(caught.value).startswith(f'{message}written: {reason}')
 
+  reader.verify(run, 12)
   largest = max(base.rglob('*'), key=lambda path: path.stat().st_size)
   flip(largest)
+  with pytest.raises(manifest.CorruptError, match='wrong checksum'):
+    reader.verify(run, 12)
   refused(f'{largest.relative_to(base)} was changed: wrong checksum')
   shutil.rmtree(base)
   refused('manifest.json is missing')
   shutil.copytree(run / 'checkpoints' / '12', base)
   refused('its arrays are not those of the checkpoint')
+  with pytest.raises(manifest.CorruptError, match='base is not the one'):
+    reader.verify(run, 12)
 
 
 def abstract(config, source=None):
