@@ -125,7 +125,8 @@ class Cell:
       path = f'--config.data.path={data / "wikitext2"}'
     yield [*self.command, path, f'--workdir={workdir}']
     if not self.is_task:
-      yield ['ngrammer_jax.evaluate', f'--workdir={workdir}', '--split=test']
+      whole = '--config.evaluation.max_tokens=None'
+      yield ['ngrammer_jax.evaluate', f'--workdir={workdir}', '--split=test', whole]
 
   @property
   def command(self) -> list[str]:
@@ -145,7 +146,8 @@ def describe(cell: Cell, workdir: pathlib.Path) -> dict[str, Any]:
   scores = read('validation.json' if cell.is_task else 'test.json')
   lines = (workdir / 'metrics.jsonl').read_text(encoding='utf-8').splitlines()
   losses = [json.loads(line) for line in lines]
-  validation = [line['validation/loss'] for line in losses if 'validation/loss' in line]
+  key = 'validation/nll_nats_per_token'
+  validation = [line[key] for line in losses if key in line]
   return {
     'cell': cell.name,
     **{key: getattr(cell, key) for key in ('table', 'model', 'seed', 'learning_rate', 'factor')},
