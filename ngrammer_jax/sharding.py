@@ -135,6 +135,11 @@ def is_on_host(leaf: Any) -> bool:
   return getattr(leaf.sharding, 'memory_kind', None) == HOST_MEMORY_KIND
 
 
+def placement(leaf: Any) -> jax.sharding.Sharding | layout.Format:
+  """Returns the sharding of an array, concrete or abstract, and in host memory also its layout."""
+  return leaf.format if is_on_host(leaf) else leaf.sharding
+
+
 @contextlib.contextmanager
 def use(mesh: jax.sharding.Mesh) -> Iterator[None]:
   """Activates the mesh and the rules; outside, sharding constraints have no effect."""

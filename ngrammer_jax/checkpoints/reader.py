@@ -9,7 +9,7 @@ Remote folders cannot be renamed atomically. There, a checkpoint is complete if 
 which is written last and deleted first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import logging
@@ -63,15 +63,16 @@ def best_step(workdir: pathlib.Path) -> int | None:
 
 
 def read_base(workdir: pathlib.Path) -> manifest.Manifest | None:
-  """Returns the manifest of the base of a run, None if there is none.
+  """Returns the manifest of the base of a run, None if there is none, for all processes.
 
   Raises:
     BadInput: it is damaged.
   """
-  if not (workdir / BASE / manifest.FILE_NAME).exists():
+  has_manifest = (workdir / BASE / manifest.FILE_NAME).exists()
+  if not hosts.broadcast(has_manifest):  # other processes may see the file late
     return None
   with _translate_damaged_base(workdir):
-    return manifest.read(workdir / BASE)
+    return _call_on_primary(manifest.read, workdir / BASE)
 
 
 def base_dtypes(workdir: pathlib.Path) -> dict[str, np.dtype]:
@@ -83,7 +84,7 @@ def base_dtypes(workdir: pathlib.Path) -> dict[str, np.dtype]:
 def _restore_base(workdir: pathlib.Path, expected: str, abstract: Any) -> Any:
   """Restores and verifies the base; `expected` is its checksum. Raises BadInput if it changed."""
   with _translate_damaged_base(workdir):
-    saved = _verify_on_primary(workdir / BASE)
+    saved = _call_on_primary(manifest.verify, workdir / BASE)
     if saved.checksum != expected:
       raise manifest.CorruptError('its arrays are not those of the checkpoint')
     return _restore_folder(workdir / BASE, saved, abstract)
@@ -174,7 +175,7 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
     BadInput: the checkpoint does not match the model.
   """
   folder = folder_of(workdir, step)
-  saved = _verify_on_primary(folder)
+  saved = _call_on_primary(manifest.verify, folder)
   if not saved.base:
     return _restore_folder(folder, saved, abstract)
   names = set(checksums.named_leaves(abstract.params))
@@ -252,14 +253,17 @@ def restore_newest(
   return None
 
 
-def _verify_on_primary(folder: pathlib.Path) -> manifest.Manifest:
-  """Verifies the files in the primary process, for all processes."""
+def _call_on_primary(
+  read: Callable[[pathlib.Path], manifest.Manifest], folder: pathlib.Path
+) -> manifest.Manifest:
+  """Reads or verifies a manifest in the primary process, for all processes."""
   content = message = None
-  if hosts.is_primary():
-    try:
-      content = dataclasses.asdict(manifest.verify(folder))
-    except manifest.CorruptError as error:
-      message = str(error)
+  with hosts.collective_errors():
+    if hosts.is_primary():
+      try:
+        content = dataclasses.asdict(read(folder))
+      except manifest.CorruptError as error:
+        message = str(error)
   content, message = hosts.broadcast([content, message])
   if message is not None:
     raise manifest.CorruptError(message)

@@ -40,7 +40,9 @@ class CheckpointWriter:
     self._orbax = reader.make_checkpointer(self._folder)
     self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
     self._step, self._commit_future = 0, None  # of the checkpoint in progress
-    self._base = reader.read_base(workdir)
+    # Without a checkpoint, the base is written again.
+    has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
+    self._base = reader.read_base(workdir) if has_checkpoint else None
 
   def check_space(self, state: Any, name: str = 'a checkpoint') -> None:
     """Raises BadInput if the disk has no room for a state, abstract or not."""
@@ -66,15 +68,15 @@ class CheckpointWriter:
     scratch = folder if files.is_remote(folder) else folder.with_name(f'{reader.BASE}{SCRATCH}')
     with self._translate_disk_full('the parameters that are not trained'):
       leaves = _describe_leaves(params)
-      self._orbax.save(files.orbax_path(scratch), params)
+      self._orbax.save(files.orbax_path(scratch), reader.drop_empty(params))
       self._orbax.wait_until_finished()
       hosts.on_primary(self._finish, 0, None, scratch, leaves, folder)
     # Not read again: other processes may see the file late.
     self._base = manifest.Manifest(0, '', None, {}, leaves)
 
   def _delete_base(self, folder: pathlib.Path) -> None:
-    for path in folder.parent.glob(f'{folder.name}*'):
-      if path.name in (folder.name, f'{folder.name}{SCRATCH}'):
+    for path in (folder, *folder.parent.glob(f'{folder.name}{SCRATCH}*')):
+      if path.exists():
         files.remove(path)
 
   def save(self, step: int, state: Any, validation: float | None = None) -> None:

@@ -148,7 +148,7 @@ def _merge(init_from: str, new: Any, old: Any) -> Any:
         f'init_from={init_from} has {"/".join(path)} of the shape {list(leaf.shape)}, which this '
         f'model does not have: use the model of that run'
       )
-    leaves[path] = jax.device_put(leaf.astype(leaves[path].dtype), leaves[path].sharding)
+    leaves[path] = jax.device_put(leaf.astype(leaves[path].dtype), sharding.placement(leaves[path]))
   return traverse_util.unflatten_dict(leaves)
 
 

@@ -98,8 +98,9 @@ def prepare(
     config.model.check_vocabulary(task.vocabulary.size)
 
   # Devices and programs.
+  has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
   with hosts.collective_errors():
-    source = reader.base_dtypes(workdir) if reader.steps(workdir) else task.source_dtypes
+    source = reader.base_dtypes(workdir) if has_checkpoint else task.source_dtypes
   run = programs.Programs(config, task.vocabulary.size, _make_mesh(config), source)
   with hosts.collective_errors():  # hosts may differ in their memory
     capacity.check(config, run.abstract)

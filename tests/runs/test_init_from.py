@@ -8,6 +8,8 @@ import types
 from flax import linen as nn
 from flax import traverse_util
 import jax
+from jax.experimental import layout
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -211,3 +213,12 @@ def test_what_is_no_run_is_refused(tiny, tmp_path, folder):
     init_from.Start(tiny(init_from=f'{tmp_path}/{folder}'), tmp_path / 'run')
   assert str(caught.value).startswith(f'init_from={tmp_path}/{folder}: {expected[folder]}')
   assert not reader.steps(tmp_path / 'run')
+
+
+def test_a_table_in_host_memory_keeps_its_layout():
+  """Row by row on a TPU; here by columns, which is not the default of the processor."""
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind='pinned_host')
+  by_columns = layout.Format(layout.Layout((1, 0)), device)
+  new = {'table': jax.device_put(jnp.zeros((3, 4)), by_columns)}
+  merged = init_from._merge('run', new, {'table': jnp.ones((3, 4))})
+  assert merged['table'].format == new['table'].format

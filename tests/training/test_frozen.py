@@ -12,11 +12,12 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
-from ngrammer_jax.checkpoints import checksums, manifest, reader
+from ngrammer_jax.checkpoints import checksums, manifest, reader, writer
 from ngrammer_jax.config.optimizer import RateConfig
 from ngrammer_jax.models import parts
 from ngrammer_jax.optimizers import partition, row_gradient
 from ngrammer_jax.runs import init_from
+from ngrammer_jax.system import hosts
 from ngrammer_jax.training import loop, programs, train_task
 from tests import tiny_run
 from tests.checks import mesh_of
@@ -80,6 +81,36 @@ def test_only_the_named_parts_change_and_the_rest_is_stored_once(trained, tmp_pa
   refused('its arrays are not those of the checkpoint')
   with pytest.raises(manifest.CorruptError, match='base is not the one'):
     reader.verify(run, 12)
+
+
+def test_a_damaged_base_without_a_checkpoint_is_written_again(tmp_path):
+  params = {'kernel': jnp.arange(4.0), 'empty': jnp.zeros((0, 3))}
+  for name in ('base', 'base.scratch', 'base.scratch.orbax-checkpoint-tmp-1'):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / manifest.FILE_NAME).write_text('{')
+  with writer.CheckpointWriter(tmp_path) as checkpoints:
+    checkpoints.save_base(params)
+  assert {path.name for path in tmp_path.iterdir()} == {'base', 'checkpoints'}
+  manifest.verify(tmp_path / 'base')
+  assert {*reader.base_dtypes(tmp_path)} == {'kernel', 'empty'}
+
+
+def test_one_process_reads_the_manifest_of_the_base_for_all(tmp_path, monkeypatch):
+  with writer.CheckpointWriter(tmp_path) as checkpoints:
+    checkpoints.save_base({'kernel': jnp.arange(4.0)})
+  (tmp_path / 'checkpoints' / '4').mkdir()
+  saved, sent = reader.read_base(tmp_path), []
+  monkeypatch.setattr(hosts, 'broadcast', lambda value: sent.append(value) or value)
+  with writer.CheckpointWriter(tmp_path):
+    pass
+  # In another process, whose disk shows no file yet.
+  monkeypatch.setattr(hosts, 'is_primary', lambda: False)
+  monkeypatch.setattr(hosts, 'broadcast', lambda value: sent.pop(0))
+  (tmp_path / 'base').rename(tmp_path / 'moved')
+  (tmp_path / 'checkpoints' / '4').rmdir()
+  with writer.CheckpointWriter(tmp_path) as checkpoints:
+    assert checkpoints._base.leaves.keys() == saved.leaves.keys()
+  assert not sent
 
 
 def abstract(config, source=None):
