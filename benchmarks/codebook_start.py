@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import sharding
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model

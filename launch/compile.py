@@ -38,9 +38,8 @@ import hlo
 import jax
 from jax.experimental import topologies
 
+from ngrammer_jax import command_line, errors, flags, sharding
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, flags, sharding
-from ngrammer_jax.config import command_line
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models import host_tables
 from ngrammer_jax.system import progress, text_tables

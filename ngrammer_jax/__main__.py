@@ -7,8 +7,7 @@ import argparse
 import importlib
 import sys
 
-from ngrammer_jax import flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, flags
 
 COMMANDS = {
   'train': 'train a language model',

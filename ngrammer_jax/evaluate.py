@@ -12,8 +12,7 @@ import dataclasses
 import logging
 import pathlib
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, files, hosts
 
 

@@ -6,8 +6,7 @@
 import dataclasses
 import functools
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import hosts
 
 

@@ -22,8 +22,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, files, progress
 
 

@@ -4,8 +4,7 @@
 --config.data.superglue_dir=DIR replaces the folder of tasks of the fine-tuning.
 """
 
-from ngrammer_jax import flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, flags
 from ngrammer_jax.system import compilation_cache, files, hosts
 
 

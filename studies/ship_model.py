@@ -17,10 +17,10 @@ import shlex
 import tempfile
 from typing import Any
 
+from ngrammer_jax import command_line, errors, flags, pretrained_models, runs
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, flags, pretrained_models, runs
 from ngrammer_jax.checkpoints import workdirs
-from ngrammer_jax.config import catalog, command_line, data, fields
+from ngrammer_jax.config import catalog, data, fields
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training.records import goodput
 from studies import model_card

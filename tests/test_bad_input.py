@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from ngrammer_jax import config, flags, train
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, config, flags, train
 
 TEXT = ''.join(f'line {i % 97} of some text\n' for i in range(500)).encode()
 

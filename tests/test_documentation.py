@@ -21,9 +21,9 @@ from flax import nnx
 import jax
 import pytest
 
-from ngrammer_jax import config
+from ngrammer_jax import command_line, config
 from ngrammer_jax.checkpoints import manifest
-from ngrammer_jax.config import command_line, conversion
+from ngrammer_jax.config import conversion
 from ngrammer_jax.data import corpora as corpus_files
 from tests import documentation, tokenizer_files
 from tests.data import document_files

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from ngrammer_jax import config
-from ngrammer_jax.config import command_line, conversion
+from ngrammer_jax import command_line, config
+from ngrammer_jax.config import conversion
 from tests import code_lines, tiny_run
 from tests.documentation import ROOT
 

@@ -7,8 +7,7 @@ from matplotlib import pyplot
 import numpy as np
 import pytest
 
-from ngrammer_jax import config, errors
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, config, errors
 from ngrammer_jax.data import token_cache
 from studies import cells, context, frequency, ngram_memories, plots, report, state_of_the_union
 from studies import results as study_results

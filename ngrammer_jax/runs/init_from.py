@@ -20,10 +20,10 @@ from flax import traverse_util
 import jax
 import numpy as np
 
+from ngrammer_jax import command_line, errors, pretrained_models, runs, sharding
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, pretrained_models, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
-from ngrammer_jax.config import added, command_line, fields
+from ngrammer_jax.config import added, fields
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model, memories
 from ngrammer_jax.runs import huggingface

@@ -6,9 +6,9 @@ import functools
 import jax
 import pytest
 
+from ngrammer_jax import command_line, errors
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
-from ngrammer_jax.config import added, command_line
+from ngrammer_jax.config import added
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models import language_model

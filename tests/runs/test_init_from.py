@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import command_line, errors, runs, sharding, train
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, runs, sharding, train
 from ngrammer_jax.checkpoints import reader
-from ngrammer_jax.config import command_line
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model

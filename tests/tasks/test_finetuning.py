@@ -13,9 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import evaluate, finetune, flags, runs
+from ngrammer_jax import command_line, evaluate, finetune, flags, runs
 from ngrammer_jax.checkpoints import manifest
-from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics

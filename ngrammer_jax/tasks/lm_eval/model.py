@@ -11,8 +11,7 @@ from lm_eval.api import instance, model, registry
 from lm_eval.models import utils
 import numpy as np
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.runs import huggingface

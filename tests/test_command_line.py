@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from ngrammer_jax import config, errors
-from ngrammer_jax.config import catalog, command_line, fields
+from ngrammer_jax import command_line, config, errors
+from ngrammer_jax.config import catalog, fields
 from ngrammer_jax.config import model as model_config
 from tests.checks import bad_input
 from tests.loops import each
