@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     'model.dtype': 'float32',
   }
   spec = args.model if ':' in args.model else f'hf:{args.model}'
-  config = command_line.resolve(spec, list(overrides.items()), init_from.complete)
+  config = command_line.resolve(spec, list(overrides.items()))
   source = init_from.open_run(args.model)
   model = language_model.build(config.model, source.model.vocabulary_size)
   boxed = train_state.abstract_variables(model)

@@ -278,7 +278,7 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
   add('--vocabulary_size', type=int, help='if in the config it depends on the text')
   add('--json', type=pathlib.Path, help='file for the report')
   add('--against', type=pathlib.Path, help='a report to subtract from this one')
-  args, config = command_line.parse(parser, argv, flags.complete_memories)
+  args, config = command_line.parse(parser, argv)
   if args.slices < 1:
     raise errors.BadInput(f'--slices={args.slices} must be at least 1')
   model, training = config.model, dataclasses.replace(config.training, segments_per_call=1)

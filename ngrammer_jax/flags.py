@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import typing
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import ngrammer_jax
 from ngrammer_jax import errors, pretrained_models
@@ -183,13 +183,6 @@ def load_run(options: argparse.Namespace) -> 'runs.Run':
   if options.workdir is not None:
     return runs.load_run(options.workdir, number)
   return dataclasses.replace(runs.load_pretrained(options.pretrained), step=number)
-
-
-def complete_memories(values: dict[str, Any], *args: Any, **fields: Any) -> None:
-  """Sets what is open in memories that are added to a trained model, see `init_from.complete`."""
-  from ngrammer_jax.runs import init_from  # imports JAX
-
-  init_from.complete(values, *args, **fields)
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:

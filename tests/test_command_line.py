@@ -82,7 +82,7 @@ def test_huggingface_is_another_name_of_the_tokenizer(parse, tmp_path):
 def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   load = command_line.load_file
-  path = pathlib.Path(__file__).parents[2] / 'configs' / 'ngrammer_text8.py'
+  path = pathlib.Path(__file__).parents[1] / 'configs' / 'ngrammer_text8.py'
   assert load('ngrammer_text8:primer') == load(f'{path}:primer') != load('ngrammer_text8')
   with bad_input(
     '--config=quickstrat: no file and no config of the package quickstrat: did you mean '

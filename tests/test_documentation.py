@@ -122,8 +122,9 @@ def check_command(argv):
   specs = [word.removeprefix('--config=') for word in plain if word.startswith('--config=')]
   for spec in specs:
     if spec not in ('...', 'CONFIG'):
-      # It has to be there, whatever it is.
+      # A vocabulary has to be there, whatever it is; a run to start from would be read.
       existing = [(k, str(README) if k == 'data.vocabulary_path' else v) for k, v in overrides]
+      existing = [(k, v) for k, v in existing if k != 'init_from']
       command_line.resolve(f'{ROOT}/{spec}' if '/' in spec else spec, existing)
   for key, _ in overrides:
     conversion.find_key(key)

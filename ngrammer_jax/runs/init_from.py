@@ -20,8 +20,8 @@ from flax import traverse_util
 import jax
 import numpy as np
 
-from ngrammer_jax import command_line, errors, pretrained_models, runs, sharding
 from ngrammer_jax import config as experiment
+from ngrammer_jax import errors, pretrained_models, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.config import added, fields
 from ngrammer_jax.data import streams, vocabularies
@@ -36,7 +36,7 @@ RECORD = 'begun_with.json'
 
 def open_run(init_from: str, step: int | str = 'newest') -> runs.Run:
   """Opens the run to start from. Raises BadInput if there is none."""
-  init_from = init_from.removeprefix(command_line.PUBLISHED)
+  init_from = init_from.removeprefix(pretrained_models.PUBLISHED)
   name = init_from.removeprefix(pretrained_models.PREFIX)
   is_local = name == init_from and not files.is_remote(init_from)
   if is_local and not files.path(init_from).exists():
@@ -221,7 +221,7 @@ class Start:
     if init_from.startswith(pretrained_models.PREFIX):
       return f'--config={init_from}'
     is_published = isinstance(self._source, huggingface.PublishedRun)
-    return f'--config={command_line.PUBLISHED}{self._source.workdir}' if is_published else None
+    return f'--config={pretrained_models.PUBLISHED}{self._source.workdir}' if is_published else None
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:
     """Raises BadInput if the other run has another vocabulary."""

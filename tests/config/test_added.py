@@ -1,7 +1,6 @@
 """Memories that the command line adds to a trained model: sizes, start, and what is refused."""
 
 import dataclasses
-import functools
 
 import jax
 import pytest
@@ -12,7 +11,6 @@ from ngrammer_jax.config import added
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models import language_model
-from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import state as train_state
 from tests import published_folders
 from tests.checks import bad_input
@@ -30,7 +28,7 @@ def resolve(tmp_path):
     if not folder.exists():
       published_folders.write(folder, **options)
     overrides = [('init_from', f'hf:{folder}'), *(tuple(o.split('=', 1)) for o in overrides)]
-    return command_line.resolve(f'hf:{folder}', overrides, init_from.complete)
+    return command_line.resolve(f'hf:{folder}', overrides)
 
   return resolve
 
@@ -77,10 +75,9 @@ def test_the_command_line_and_the_trained_model_win(resolve, tmp_path):
   assert resolve(*overrides).model == config.model
   # It goes on when the first model is gone.
   spec, given = f'hf:{tmp_path / "model"}', [('init_from', 'gone'), (f'{MEMORY}.preset', 'engram')]
-  complete = functools.partial(init_from.complete, workdir=tmp_path / 'run')
-  assert command_line.resolve(spec, given, complete).model == config.model
+  assert command_line.resolve(spec, given, tmp_path / 'run').model == config.model
   with bad_input('init_from=gone: no such folder; expected the workdir of a run'):
-    command_line.resolve(spec, given, init_from.complete)
+    command_line.resolve(spec, given)
 
 
 def test_a_memory_of_a_config_file_starts_neutral(resolve, tmp_path):
@@ -96,7 +93,7 @@ def test_a_memory_of_a_config_file_starts_neutral(resolve, tmp_path):
     '  return c\n'
   )
   file = str(tmp_path / 'config.py')
-  ngram = command_line.resolve(file, [], init_from.complete).model.ngram
+  ngram = command_line.resolve(file, []).model.ngram
   assert (ngram.start, ngram.initial, ngram.vocabulary_size) == ('neutral', 'hidden', 16_384)
 
 

@@ -121,7 +121,7 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   overrides = [('init_from', f'hf:{folder}'), ('model.ngram_memories.0.preset', 'engram')]
   overrides += [('model.ngram.clusters', '6'), ('training.segment_length', '8')]
   overrides += [('training.batch_size', '2'), ('model.persistent.vectors', '3')]
-  config = command_line.resolve(f'hf:{folder}', overrides, init_from.complete)
+  config = command_line.resolve(f'hf:{folder}', overrides)
   workdir.mkdir()
   model = language_model.build(config.model, published_folders.V)
   variables = nn.unbox(train_state.abstract_variables(model))
