@@ -18,8 +18,9 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import published
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors, tokenizers
+from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors
 from ngrammer_jax.system import files
 
 GENERATION = 'generation_config.json'
@@ -133,7 +134,7 @@ def read_vocabulary(path: pathlib.Path, size: int | None) -> vocabularies.Tokeni
   if checkpoints.is_gguf(path):
     read = gguf.open_file(path).tokenizer.read
   else:
-    read = tokenizers.folder_reader(path)
+    read = published.folder_reader(path)
   if read is None:
     raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
   return read(size)

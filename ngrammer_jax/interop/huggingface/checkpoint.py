@@ -14,8 +14,8 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import published
 from ngrammer_jax.interop import row_files
-from ngrammer_jax.interop.huggingface import tokenizers
 from ngrammer_jax.system import files
 
 CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
@@ -125,7 +125,7 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
     if name not in tensors or pathlib.Path(tensors[name].path).name != file:
       raise errors.BadInput(f'{folder / INDEX} says that {file} has {name}, but {file} lacks it')
   others = {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
-  tokenizer = TokenizerFiles(others, tokenizers.folder_reader(folder))
+  tokenizer = TokenizerFiles(others, published.folder_reader(folder))
   return Checkpoint(folder, config, tensors, tokenizer, versions)
 
 

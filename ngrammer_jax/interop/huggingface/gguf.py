@@ -17,8 +17,8 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import published
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import tokenizers
 from ngrammer_jax.system import files
 
 MAX_HEADER = 1 << 26  # bytes; the largest vocabularies of today need a tenth
@@ -125,9 +125,9 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
       if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
         tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
 
-  @tokenizers.translate_damage(path)
+  @published.translate_damage(path)
   def read_tokenizer(size: int | None) -> vocabularies.TokenizerVocabulary:
-    return tokenizers.from_gguf(metadata, size)
+    return published.from_gguf(metadata, size)
 
   has_tokenizer = 'tokenizer.ggml.model' in metadata
   tokenizer = checkpoints.TokenizerFiles({}, read_tokenizer if has_tokenizer else None)
