@@ -17,14 +17,12 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.vocabularies import published
+from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors
 from ngrammer_jax.system import files
 
 GENERATION = 'generation_config.json'
-is_gguf = checkpoints.is_gguf  # for `data`, which does not import `interop`
 TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
 
 
@@ -63,7 +61,7 @@ class Model:
   def origin(self) -> dict[str, Any]:
     """What a config of ours does not have, as JSON. Raises BadInput for damaged settings."""
     with files.translate_damage(self.checkpoint.path / GENERATION, 'download it again'):
-      generation = dict(json.loads(self.checkpoint.tokenizer.others.get(GENERATION, '{}')))
+      generation = dict(json.loads(self.checkpoint.text_files.get(GENERATION, '{}')))
     return {
       'family': self.description.family.model_type,
       'positions': self.description.positions,
@@ -78,7 +76,7 @@ class Model:
     if scaling is not None and scaling['kind'] == 'longrope':  # up to there it has short factors
       length = min(length, scaling['original_length'])
     data: dict[str, Any] = {'vocabulary': 'tokenizer'}
-    if self.checkpoint.tokenizer.read is not None:
+    if self.checkpoint.has_tokenizer:
       path = str(self.checkpoint.path)
       data |= {'vocabulary_path': path, 'vocabulary_size': self.vocabulary_size}
     return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
@@ -108,8 +106,8 @@ def open(path: pathlib.Path) -> Model:
   Raises:
     BadInput: it is damaged, of another family, or has a field or value that is not known.
   """
-  is_gguf = checkpoints.is_gguf(path)
-  checkpoint = gguf.open_file(path) if is_gguf else checkpoints.open_folder(path)
+  open_checkpoint = gguf.open_file if gguf_header.is_gguf(path) else checkpoints.open_folder
+  checkpoint = open_checkpoint(path)
   name = checkpoint.config_path
   with files.translate_damage(name), errors.named(name):
     description = configs.read(checkpoint.config)
@@ -119,25 +117,6 @@ def open(path: pathlib.Path) -> Model:
     model = description.model | {'tie_embeddings': False}
     description = dataclasses.replace(description, model=model)
   return Model(checkpoint, description)
-
-
-def read_vocabulary(path: pathlib.Path, size: int | None) -> vocabularies.TokenizerVocabulary:
-  """Returns the vocabulary of a published model, also of a folder without weights.
-
-  Args:
-    path: a folder, or a GGUF file.
-    size: number of ids of the model; None: those of the tokenizer.
-
-  Raises:
-    BadInput: it has no tokenizer, a damaged one, or one with more ids.
-  """
-  if checkpoints.is_gguf(path):
-    read = gguf.open_file(path).tokenizer.read
-  else:
-    read = published.folder_reader(path)
-  if read is None:
-    raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
-  return read(size)
 
 
 def save(

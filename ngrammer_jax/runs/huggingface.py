@@ -14,6 +14,7 @@ import numpy as np
 from ngrammer_jax import errors, open_weights, sharding
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import mixture, vocabularies
+from ngrammer_jax.data.vocabularies import published
 from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import run
 from ngrammer_jax.system import files
@@ -46,7 +47,7 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
-    return open_weights.read_vocabulary(self.workdir, self.published.vocabulary_size)
+    return published.read(self.workdir, self.published.vocabulary_size)
 
   @functools.cached_property
   def model(self) -> language_model.LanguageModel:

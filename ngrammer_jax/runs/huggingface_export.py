@@ -20,9 +20,9 @@ def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> Non
   config, origin, V = source.config, source.origin, source.model.vocabulary_size
   token_ids = dict(origin.get('token_ids', {}))
   if isinstance(source, huggingface.PublishedRun):
-    files_of_text = source.published.checkpoint.tokenizer
-    text_files = dict(files_of_text.others)
-    if files_of_text.read is not None:
+    checkpoint = source.published.checkpoint
+    text_files = dict(checkpoint.text_files)
+    if checkpoint.has_tokenizer:
       text_files = _text_files(source.vocabulary, token_ids) | text_files
   else:
     text_files = _text_files(source.vocabulary, token_ids)

@@ -293,14 +293,13 @@ def test_bytes_without_a_token_are_noticed():
 def test_reference_tokens():
   """Of the real SmolLM2, where its file is."""
   from ngrammer_jax import pretrained_models
-  from ngrammer_jax.interop.huggingface import gguf
 
   expected = np.load(data_root('reference') / 'hf' / 'smollm2_expected.npz')
   try:
     path = pretrained_models.find('smollm2_135m_instruct')
   except errors.BadInput as error:
     pytest.skip(str(error))
-  vocabulary = gguf.open_file(path).tokenizer.read(49_152)
+  vocabulary = published.read(path, 49_152)
   assert not vocabulary.adds_start and vocabulary.end_tokens[0] == 2
   for name in ('english', 'python', 'enwik8'):
     ids = vocabulary.encode(str(expected[f'text/{name}']).encode())
