@@ -53,6 +53,28 @@ def test_the_page_names_what_exists():
     conversion.find_key(key)
 
 
+def imported_modules():
+  """Returns the modules that each module of the package imports, in functions too, by name."""
+  paths = (ROOT / 'ngrammer_jax').rglob('*.py')
+  name_of = lambda path: '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+  trees = {name_of(path).removesuffix('.__init__'): ast.parse(path.read_text()) for path in paths}
+  imported = {}
+  for name, tree in trees.items():
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    targets = [(node.module, f'{node.module}.{each.name}') for node in froms for each in node.names]
+    imported[name] = {full if full in trees else short for short, full in targets} & trees.keys()
+  imported.pop('ngrammer_jax')  # the door, which all may enter
+  return imported
+
+
+def test_no_modules_import_each_other():
+  remaining = imported_modules()
+  while leaves := [name for name, others in remaining.items() if not others & remaining.keys()]:
+    for name in leaves:
+      del remaining[name]
+  assert not remaining, sorted(remaining)
+
+
 def test_every_folder_is_named():
   section = READING.partition('\n## Folders\n')[2].partition('\n## ')[0]
   named = re.findall(r'\]\(\.\./([^)]+)\)', section)

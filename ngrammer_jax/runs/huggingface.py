@@ -15,7 +15,6 @@ from ngrammer_jax import errors, open_weights, sharding
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.vocabularies import published
-from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import run
 from ngrammer_jax.system import files
 from ngrammer_jax.training import capacity
@@ -37,6 +36,10 @@ class PublishedRun(run.Run):
     """The files of the model."""
     return open_weights.open(self.workdir)
 
+  @property
+  def vocabulary_size(self) -> int:
+    return self.published.vocabulary_size  # of which a tokenizer may not use all
+
   content_hash = None  # its text is not known
   results_folder = None  # nothing is added to its files
 
@@ -47,16 +50,7 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
-    return published.read(self.workdir, self.published.vocabulary_size)
-
-  @functools.cached_property
-  def model(self) -> language_model.LanguageModel:
-    return language_model.build(self.config.model, self.published.vocabulary_size)
-
-  @functools.cached_property
-  def evaluated(self) -> language_model.LanguageModel:
-    c = self.config.evaluation_model()
-    return language_model.build(c, self.published.vocabulary_size)
+    return published.read(self.workdir, self.vocabulary_size)
 
   def find_checkpoint(self) -> None:
     """Returns None: there are no checkpoints. Raises BadInput for another step than 0."""

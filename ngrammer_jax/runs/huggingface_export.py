@@ -3,23 +3,23 @@
 import json
 import logging
 import pathlib
+from typing import Any
 
 from ngrammer_jax import open_weights
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import tokenizer
 from ngrammer_jax.interop.huggingface import families
-from ngrammer_jax.runs import huggingface, run
 
 
-def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> None:
-  """Writes a run, see `open_weights.save`.
+def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
+  """Writes a `runs.Run`, see `open_weights.save`.
 
   Of a training that started from a published model, what that model says is kept: its family, its
   number of positions and its settings of generation.
   """
-  config, origin, V = source.config, source.origin, source.model.vocabulary_size
+  config, origin = source.config, source.origin
   token_ids = dict(origin.get('token_ids', {}))
-  if isinstance(source, huggingface.PublishedRun):
+  if source.published is not None:
     checkpoint = source.published.checkpoint
     text_files = dict(checkpoint.text_files)
     if checkpoint.has_tokenizer:
@@ -32,7 +32,9 @@ def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> Non
   positions = origin.get('positions', config.evaluation_length())
   family = families.FAMILIES[origin.get('family', 'llama')]
   about = positions, token_ids, text_files, dtype, family
-  open_weights.save(lambda: source.state.params, config.model, V, folder, *about)
+  open_weights.save(
+    lambda: source.state.params, config.model, source.vocabulary_size, folder, *about
+  )
 
 
 def _token_ids(vocabulary: vocabularies.Vocabulary) -> dict[str, int | list[int]]:

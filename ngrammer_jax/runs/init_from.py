@@ -26,7 +26,6 @@ from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.config import added, fields
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model, memories
-from ngrammer_jax.runs import huggingface
 from ngrammer_jax.system import files, hosts
 from ngrammer_jax.training import centroids
 from ngrammer_jax.training import state as train_state
@@ -99,7 +98,7 @@ def initial_state(
   new = added.new_parts(source.config.model, config.model)
   if hosts.is_primary():
     workdirs.write_origin(workdir, source.origin)
-  if isinstance(source, huggingface.PublishedRun):
+  if source.published is not None:
     logging.info('starting from %s', init_from)
     flat = traverse_util.flatten_dict(state.params)
     if new:
@@ -220,8 +219,9 @@ class Start:
     init_from = self._config.init_from
     if init_from.startswith(pretrained_models.PREFIX):
       return f'--config={init_from}'
-    is_published = isinstance(self._source, huggingface.PublishedRun)
-    return f'--config={pretrained_models.PUBLISHED}{self._source.workdir}' if is_published else None
+    if self._source.published is None:
+      return None
+    return f'--config={pretrained_models.PUBLISHED}{self._source.workdir}'
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:
     """Raises BadInput if the other run has another vocabulary."""

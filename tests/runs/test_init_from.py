@@ -164,7 +164,7 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   embedded = {params['embedding'][token].tobytes() for token in seen}
   assert len({row.tobytes() for row in rows_KxD} & embedded) == 6
   # A training that starts from this one has its centroids.
-  run = types.SimpleNamespace(config=config, state=started, origin={}, model=model)
+  run = types.SimpleNamespace(config=config, state=started, origin={}, model=model, published=None)
   monkeypatch.setattr(init_from, 'open_run', lambda *_: run)
   read = lambda *_: pytest.fail('drawn again')
   second = init_from.initial_state(config, workdir, state, read)
