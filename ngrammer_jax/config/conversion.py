@@ -208,7 +208,7 @@ def describe(config: Config) -> str:
   for key, value in fields.walk_values(config):
     choices, only_for = key.rules.choices, key.rules.only_for
     comment = f'{key.comment} ({", ".join(choices)})' if choices else key.comment
-    if only_for is not None:
-      comment += f'; only for {only_for[0]} {", ".join(map(str, only_for[1]))}'
+    for name, values in only_for.items():
+      comment += f'; only for {name} {", ".join(map(str, values))}'
     lines.append(f'{f"{key.path}={value!r}":36}  # {comment}')
   return '\n'.join(lines)

@@ -36,8 +36,7 @@ class PartConfig:
     part = dataclasses.replace(data, corpus=corpus, path=self.path, mixture=())
     has_no_effect = ['drop_duplicates' if part.is_streamed else 'shuffle']
     for name, key in fields.keys(DataConfig).items():
-      if key.rules.only_for is not None and key.rules.only_for[0] == 'corpus':
-        has_no_effect += [name] * (corpus not in key.rules.only_for[1])
+      has_no_effect += [name] * (corpus not in key.rules.only_for.get('corpus', (corpus,)))
     defaults = {name: getattr(DataConfig, name) for name in has_no_effect}
     own = {} if self.text_field is None else {'text_field': self.text_field}
     return dataclasses.replace(part, **defaults | own)
@@ -61,30 +60,30 @@ class DataConfig:
     None,
     'a SentencePiece model, or the tokenizer.json or the folder of a published model',
     free_on_resume=True,
-    only_for=('vocabulary', ('sentencepiece', 'tokenizer')),
+    only_for={'vocabulary': ('sentencepiece', 'tokenizer')},
   )
   newlines: str = field(
     'keep',
     'newlines of enwik8: keep, drop (Transformer-XL), eos (adaptive span)',
     choices=NEWLINES,
-    only_for=('corpus', ('enwik8',)),
+    only_for={'corpus': ('enwik8',)},
   )
   text_field: tuple[str, ...] = field(
     ('text',),
     'fields of a JSON object, or columns, that hold the text, joined by newlines; a.b: b within a',
-    only_for=('corpus', ('text', 'shards')),
+    only_for={'corpus': ('text', 'shards')},
   )
   document_separator: str | None = field(
     None,
     'what separates the documents of a text file, such as <|endoftext|>; None: see docs/corpora.md',
-    only_for=('corpus', ('text', 'shards')),
+    only_for={'corpus': ('text', 'shards')},
   )
   validation_share: float | None = field(
     None,
     'share of files or documents held out if no file is for validation; None: 0.05, or refused',
     above=0,
     at_most=0.25,
-    only_for=('corpus', ('text', 'shards')),
+    only_for={'corpus': ('text', 'shards')},
   )
   shuffle: int | None = field(
     None, 'seed of the order of shards, and of documents in blocks; None: as stored', at_least=0

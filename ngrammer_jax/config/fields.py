@@ -1,6 +1,6 @@
 """Fields of a config: their comments, the rules for their values, and iteration over them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import decimal
 import functools
@@ -14,6 +14,7 @@ from ngrammer_jax import errors
 
 MAX_INT = 2**31 - 1  # upper bound of every int without another one: sizes and ids are int32
 MAX_TEXT = 100  # characters of a value in an error message
+ANY = 'a value'  # in `Rules.only_for` and `Rules.needs`: all values but None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +27,10 @@ class Rules:
     choices: all valid values.
     at_least, above, at_most, below: bounds of a number.
     also: further valid values, outside the bounds.
-    only_for: name of another key, in the same block or in an enclosing one, and its values with
-      which the field has an effect. With other values the field must have its default.
-    reason: explanation at the end of the error message.
+    only_for: other keys, of the same block or an enclosing one, each with its values with which the
+      field has an effect. With other values the field must have its default.
+    needs: for a value of the field, other keys and the values that it needs, as in `only_for`.
+    reason: explanation at the end of the error message, of `only_for` and `needs` if there are any.
   """
 
   choices: tuple[str, ...] | None = None
@@ -37,7 +39,8 @@ class Rules:
   at_most: float | None = None
   below: float | None = None
   also: tuple[Any, ...] = ()
-  only_for: tuple[str, tuple[str | bool, ...]] | None = None
+  only_for: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+  needs: Mapping[Any, Mapping[str, tuple[Any, ...]]] = dataclasses.field(default_factory=dict)
   reason: str = ''
 
   def allow(self, value: Any) -> bool:
@@ -120,7 +123,7 @@ class Key:
   free_on_resume: bool
   free_on_init: bool
   is_used: bool
-  rules: Rules
+  rules: Rules = dataclasses.field(hash=False)
 
   @functools.cached_property
   def block(self) -> type | None:
@@ -198,25 +201,32 @@ class Key:
         raise errors.BadInput(f'{subject} must be at most {MAX_INT:,}')
       alternatives = (*self.rules.also, None) if self.is_optional else self.rules.also
       suffix = ''.join(f', or {other}' for other in alternatives)
-      reason = f': {self.rules.reason}' if self.rules.reason else ''
+      is_of_value = self.rules.reason and not (self.rules.only_for or self.rules.needs)
+      reason = f': {self.rules.reason}' if is_of_value else ''
       raise errors.BadInput(f'{subject} {self.rules.describe()}{suffix}{reason}')
 
-  def check_has_effect(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
-    """Raises BadInput for a value that has no effect: see `Rules.only_for`.
+  def check_needs(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
+    """Raises BadInput for a value that other keys exclude: see `Rules.only_for` and `needs`.
 
     Args:
       value: the value.
       blocks: path and dataclass of the block of the key and of each enclosing block.
     """
-    if self.rules.only_for is None or value == self.default:
-      return
-    name, choices = self.rules.only_for
-    path, other = next((path, getattr(b, name)) for path, b in blocks if hasattr(b, name))
-    if other not in choices:
-      raise errors.BadInput(
-        f'{self.path}={value!r} is not for {path}{name}={other!r}, but for '
-        f'{", ".join(map(str, choices))}: use {self.default!r}'
-      )
+    is_default = value == self.default
+    needs = {} if is_default else self.rules.only_for
+    for name, choices in (needs | self.rules.needs.get(value, {})).items():
+      first, *others = name.split('.')
+      path, block = next((each for each in blocks if hasattr(each[1], first)), ('', None))
+      if block is None:  # a model without the rest of the config
+        continue
+      other = functools.reduce(lambda b, n: getattr(b, n, None), (first, *others), block)
+      if other not in choices and (other is None or ANY not in choices):
+        remedy = '' if is_default else f': use {self.default!r}'
+        reason = f'; {self.rules.reason}' if self.rules.reason else ''
+        raise errors.BadInput(
+          f'{self.path}={format_value(value)} is not for {path}{name}={format_value(other)}, but '
+          f'for {", ".join(map(str, choices))}{remedy}{reason}'
+        )
 
 
 def format_value(value: Any) -> str:
@@ -284,7 +294,7 @@ def check_values(config: Any, path: str = '', enclosing: Sequence[tuple[str, Any
         check_values(value, f'{entry.path}.', blocks)
       else:
         entry.check(value)
-        entry.check_has_effect(value, blocks)
+      entry.check_needs(value, blocks)
 
 
 def differences(

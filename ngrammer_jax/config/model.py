@@ -54,18 +54,20 @@ class ModelConfig:
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
   feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: same as `bias`')
-  position: str = field('rope', 'position encoding', choices=POSITIONS)
+  position: str = field(
+    'rope', 'position encoding', choices=POSITIONS, needs={'absolute': {'memory': (None,)}}
+  )
   positional: PositionalConfig | None = field(None, 'options of the encoding; None: the defaults')
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
   norm: str = field('pre', 'placement of the norms', choices=NORMS)
   norm_kind: str = field('layer', 'layer norm, or RMS norm without a bias', choices=NORM_KINDS)
   norm_offset: bool = field(
-    False, 'the parameters of RMS norms are their weights minus 1', only_for=('norm_kind', ('rms',))
+    False, 'the parameters of RMS norms are their weights minus 1', only_for={'norm_kind': ('rms',)}
   )
   norm_epsilon: float = field(1e-6, 'epsilon of the norms', above=0)
   final_norm: bool = field(True, 'norm before the softmax')
   parallel_residual: bool = field(
-    False, 'attention and feed-forward have the same input (GPT-NeoX)', only_for=('norm', ('pre',))
+    False, 'attention and feed-forward have the same input (GPT-NeoX)', only_for={'norm': ('pre',)}
   )
   convolution: int | None = field(
     None, 'width of a depthwise convolution of q, k and v (Primer: 3)', at_least=1, at_most=256
@@ -73,9 +75,14 @@ class ModelConfig:
   shared_query_key: bool = field(False, 'compute queries from the convolved keys (full Primer)')
   tie_embeddings: bool = field(True, 'input and output share the embedding')
   scale_embeddings: bool = field(True, 'multiply embeddings by the square root of the width')
-  softmax_bias: bool = field(True, 'bias of the output layer')
+  softmax_bias: bool = field(
+    True, 'bias of the output layer', only_for={'adaptive_softmax': (None,)}
+  )
   final_logit_cap: float | None = field(
-    None, 'c of the capped output logits c tanh(s / c); None: not capped', above=0
+    None,
+    'c of the capped output logits c tanh(s / c); None: not capped',
+    above=0,
+    only_for={'adaptive_softmax': (None,)},
   )
   vocabulary_chunk: int | None = field(
     None,

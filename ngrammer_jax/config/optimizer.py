@@ -70,7 +70,7 @@ class OptimizerConfig:
     0.0,
     'decoupled weight decay of the dense weights',
     at_least=0,
-    only_for=('algorithm', ('adam', 'adamw', 'lamb')),
+    only_for={'algorithm': ('adam', 'adamw', 'lamb')},
   )
   clip_norm: float | None = field(
     1.0, 'maximum gradient norm of the dense weights; adagrad: of each array', at_least=0

@@ -18,14 +18,14 @@ POSITIONS = (
 )
 SCALINGS = ('linear', 'llama3', 'yarn', 'longrope')
 
-_ROPE = ('position', ('rope',))
-_RELATIVE = ('position', ('relative',))
-_CLAMPED = ('position', ('relative', 'shaw'))
-_LEARNED = ('position', ('shaw', 'table', 'learned', 'absolute'))
-_BY_LENGTH = ('kind', ('llama3', 'yarn', 'longrope'))
-_LLAMA3 = ('kind', ('llama3',))
-_YARN = ('kind', ('yarn',))
-_LONGROPE = ('kind', ('longrope',))
+_ROPE = {'position': ('rope',)}
+_RELATIVE = {'position': ('relative',)}
+_CLAMPED = {'position': ('relative', 'shaw')}
+_LEARNED = {'position': ('shaw', 'table', 'learned', 'absolute')}
+_BY_LENGTH = {'kind': ('llama3', 'yarn', 'longrope')}
+_LLAMA3 = {'kind': ('llama3',)}
+_YARN = {'kind': ('yarn',)}
+_LONGROPE = {'kind': ('longrope',)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RotaryScalingConfig:
     None,
     'multiplies sine and cosine; None: that of the formula',
     above=0,
-    only_for=('kind', ('yarn', 'longrope')),
+    only_for={'kind': ('yarn', 'longrope')},
   )
   short_factors: tuple[float, ...] = field(
     (), 'divisors of the frequencies for texts up to `original_length`', above=0, only_for=_LONGROPE
@@ -95,7 +95,7 @@ class PositionalConfig:
   interleaved: bool = field(
     False, 'rotate features 2 j and 2 j + 1, not j and j + half', only_for=_ROPE
   )
-  scaling: RotaryScalingConfig | None = field(None, 'frequencies for longer texts')
+  scaling: RotaryScalingConfig | None = field(None, 'frequencies for longer texts', only_for=_ROPE)
   shared_biases: bool = field(True, 'all layers share the biases u and v', only_for=_RELATIVE)
   clamp_length: int | None = field(
     None,
@@ -117,10 +117,6 @@ class PositionalConfig:
   def check(self, model: Any) -> None:
     """Raises BadInput for options that are invalid for the model."""
     if model.position != 'rope':
-      if self.scaling is not None:
-        raise errors.BadInput(
-          f'model.positional.scaling is only for model.position="rope", not {model.position!r}'
-        )
       return
     has_window = any(kind.has_window for kind in model.layer_kinds())
     if self.window_max_timescale is not None and not has_window:

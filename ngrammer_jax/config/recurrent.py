@@ -23,7 +23,7 @@ SHARED = (
   *('width', 'heads', 'tie_embeddings', 'scale_embeddings', 'softmax_bias', 'vocabulary_chunk'),
   *('dropout', 'dtype', 'scan_layers', 'ngram', 'ngram_memories', 'adaptive_softmax', 'recurrent'),
 )
-_MEMORY = ('readout', ('recurrent_memory',))
+_MEMORY = {'readout': ('recurrent_memory',)}
 UNBOUNDED = 2**31 - 1  # context length of recurrent models, in tokens
 
 
@@ -39,10 +39,10 @@ class RecurrentConfig:
     'attention: number of previous outputs; recurrent memory: number of words',
     at_least=1,
     at_most=1024,
-    only_for=('readout', (*ATTENTION, 'recurrent_memory')),
+    only_for={'readout': (*ATTENTION, 'recurrent_memory')},
   )
   slices: int = field(
-    4, 'number of slices of the hidden state', at_least=2, only_for=('readout', ('ngram',))
+    4, 'number of slices of the hidden state', at_least=2, only_for={'readout': ('ngram',)}
   )
   # False in the paper. Generation and ranking always carry it. It may be set for a readout without
   # memory, so that models can be compared with equal options.
@@ -51,13 +51,13 @@ class RecurrentConfig:
     'mask',
     'empty slots of the window: masked, or zeros that are attended to',
     choices=EMPTY_SLOTS,
-    only_for=('readout', ATTENTION),
+    only_for={'readout': ATTENTION},
   )
   temporal_tables: int = field(
     1, "number of temporal tables; 2 in the authors' code", at_least=1, at_most=2, only_for=_MEMORY
   )
   gate_bias: bool = field(False, "biases of the gates; True in the authors' code", only_for=_MEMORY)
-  forget_bias: float = field(1.0, 'initial bias of the forget gate', only_for=('cell', ('lstm',)))
+  forget_bias: float = field(1.0, 'initial bias of the forget gate', only_for={'cell': ('lstm',)})
   initial: float = field(
     0.1, 'uniform range of initial parameters, except n-grams and adaptive softmax', above=0
   )
@@ -135,11 +135,6 @@ class RecurrentConfig:
       keys = ', '.join(f'model.{key}' for key in invalid)
       remedy = ', '.join(f'model.{key}={defaults[key]!r}' for key in invalid)
       raise errors.BadInput(f'{keys}: only for Transformers, not model.recurrent; use {remedy}')
-    if model.ngram is not None and model.ngram.layer != 'input':
-      raise errors.BadInput(
-        f'model.ngram.layer={model.ngram.layer!r} is only for Transformers: with model.recurrent '
-        f'use "input"'
-      )
 
   def _check_output_width(self, model, option: str, remedy: str) -> None:
     """Raises BadInput if the widths that an option requires to be equal are not."""

@@ -11,7 +11,12 @@ from ngrammer_jax.config.fields import field
 class AdaptiveSoftmaxConfig:
   """Adaptive input and softmax (see `layers.adaptive_softmax`)."""
 
-  cutoffs: tuple[int, ...] = field((), 'first word id of each tail cluster')
+  cutoffs: tuple[int, ...] = field(
+    (),
+    'first word id of each tail cluster',
+    only_for={'data.vocabulary': ('words',)},
+    reason='only these are sorted by frequency',
+  )
   divisor: int = field(
     1, 'factor by which each tail is narrower than the previous cluster', at_least=1
   )
@@ -39,11 +44,6 @@ class AdaptiveSoftmaxConfig:
       raise errors.BadInput(
         f'model.adaptive_softmax.cutoffs={self.cutoffs} must increase, the first above 0'
       )
-    if model.final_logit_cap is not None:
-      raise errors.BadInput(
-        f'model.final_logit_cap={model.final_logit_cap} does not support model.adaptive_softmax: '
-        f'use one of them'
-      )
     width = model.width if self.embedding_width is None else self.embedding_width
     clusters = len(borders)
     if width // self.divisor ** (clusters - 1) < 1:
@@ -56,8 +56,6 @@ class AdaptiveSoftmaxConfig:
         f'model.adaptive_softmax.tied_projections has {len(self.tied_projections)} entries for '
         f'{clusters} clusters: expected one for each, the head first, or one for all'
       )
-    if not model.softmax_bias:
-      raise errors.BadInput('model.softmax_bias=False: an adaptive softmax always has biases')
 
   def check_vocabulary(self, size: int) -> None:
     """Raises BadInput if a tail cluster would be empty."""

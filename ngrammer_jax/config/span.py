@@ -46,7 +46,7 @@ class SpanConfig:
     None,
     'keys that count in the 1e-8 of the rescaling; None: span, or all for a limit below 64',
     choices=EPSILON_KEYS,
-    only_for=('renormalize', (True,)),
+    only_for={'renormalize': (True,)},
   )
   reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
   check_every: int = field(100, 'no longer used', at_least=1, free_on_resume=True, is_used=False)

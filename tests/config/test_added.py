@@ -131,9 +131,9 @@ def test_a_segment_memory_that_changes_the_loss_is_refused(resolve, memory, mess
   [
     (
       ['model.persistent.kind=all_attention'],
-      "model.persistent.kind='all_attention' takes attention from the context, so it cannot be "
-      'added to a trained model: use model.persistent.kind="attention_split", with a softmax of '
-      'its own, or model.persistent.start="published", with another loss at the start',
+      "model.persistent.start='neutral' is not for model.persistent.kind='all_attention', but for "
+      'attention_split, single_head: use None; the others take attention from the context of the '
+      'trained model',
     ),
     (
       [f'{MEMORY}.key=clusters', f'{MEMORY}.heads=3'],

@@ -334,7 +334,7 @@ def test_bad_values_are_named():
     ),
     (
       {'recurrent': {}, 'ngram': {'layer': 'end', 'heads': 2, 'dim': 2}},
-      'model.ngram.layer=\'end\' is only for Transformers: with model.recurrent use "input"',
+      "model.ngram.layer='end' is not for model.recurrent=(defaults), but for None: use 'input'",
     ),
   ):
     with bad_input(message):

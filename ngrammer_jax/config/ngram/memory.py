@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.fields import ANY, field
 from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram import hashes as ngram_hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
@@ -42,9 +42,9 @@ TABLE_INITIALS = ('normal', 'xavier')
 POINTS_IN_MODEL = ('before_attention', 'after_attention', 'after_block')
 PREFIX = 'ngram_memory_'  # of the name of a memory
 
-_GATE = ('join', ('gate',))
-_SUM = ('join', ('sum', 'mean'))
-_CLUSTERS = ('key', CLUSTER_KEYS)
+_GATE = {'join': ('gate',)}
+_SUM = {'join': ('sum', 'mean')}
+_CLUSTERS = {'key': CLUSTER_KEYS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +56,22 @@ class NGramMemoryConfig:
     'published values that the block starts from; --config...preset, also None, resets the block',
     choices=tuple(PRESETS),
   )
-  key: str = field('tokens', 'ids that n-grams are made of', choices=KEYS)
+  key: str = field(
+    'tokens',
+    'ids that n-grams are made of',
+    choices=KEYS,
+    needs={
+      'bytes': {'data.vocabulary': ('bytes',)},
+      'embedding_clusters': {'adaptive_softmax': (None,)},  # which has several tables
+    },
+  )
   hash: str = field('engram', 'hash from an n-gram to a row', choices=HASHES)
   join: str = field('gate', 'how rows are joined with the hidden states', choices=JOINS)
   layers: tuple[int, ...] = field(
-    (), 'numbers of the blocks with this memory, from 0; (): at the input', at_least=0
+    (),
+    'numbers of the blocks with this memory, from 0; (): at the input',
+    at_least=0,
+    only_for={'recurrent': (None,)},
   )
   point: str = field('before_attention', 'where in these blocks it acts', choices=POINTS_IN_MODEL)
   orders: tuple[int, ...] = field(
@@ -80,7 +91,7 @@ class NGramMemoryConfig:
     'initial standard deviation of the tables; None: width^(-1/2), cut at three deviations (BLT)',
     at_least=0,
     free_on_resume=True,
-    only_for=('table_initial', ('normal',)),
+    only_for={'table_initial': ('normal',)},
   )
   table_initial: str = field(
     'normal',
@@ -96,24 +107,28 @@ class NGramMemoryConfig:
     'seed of the multipliers of the hash',
     at_least=0,
     at_most=2**31 - 1,
-    only_for=('hash', ('engram', 'ple')),
+    only_for={'hash': ('engram', 'ple')},
   )
   boundary: str = field(
-    'starts', 'n-grams end at document starts, also after eos_id, or nowhere', choices=BOUNDARIES
+    'starts',
+    'n-grams end at document starts, also after eos_id, or nowhere',
+    choices=BOUNDARIES,
+    needs={'eos_id': {'eos_id': (ANY,)}},
   )
   eos_id: int | None = field(
-    None, 'token id at the end of a document', at_least=0, only_for=('boundary', ('eos_id',))
+    None, 'token id at the end of a document', at_least=0, only_for={'boundary': ('eos_id',)}
   )
   fill_id: int | None = field(
     0,
     'id (before compression) read in place of those before a boundary; None: eos_id',
     at_least=0,
-    only_for=('distinct_start', (False,)),
+    only_for={'distinct_start': (False,)},
+    needs={None: {'boundary': ('eos_id',), 'key': TOKEN_KEYS}},
   )
   distinct_start: bool = field(
     False,
     'read an id of its own, that no token has, in place of those before a boundary',
-    only_for=('key', ('tokens', *CLUSTER_KEYS)),
+    only_for={'key': ('tokens', *CLUSTER_KEYS)},
   )
   displacement: int = field(
     0, 'read predecessors this many tokens further back (a control)', at_least=0, at_most=2**16
@@ -122,7 +137,7 @@ class NGramMemoryConfig:
     'previous',
     'token that each token is paired with: the previous one, or that with the most attention',
     choices=PAIRINGS,
-    only_for=('point', ('after_attention',)),
+    only_for={'point': ('after_attention',)},
   )
 
   clusters: int = field(256, 'clusters of each head', at_least=1, only_for=_CLUSTERS)
@@ -141,6 +156,7 @@ class NGramMemoryConfig:
     'initial centroids; hidden: inputs in the first batches; None: uniform',
     choices=INITIAL,
     only_for=_CLUSTERS,
+    needs={'data': {'key': ('embedding_clusters',)}},
   )
   padding_trains: bool = field(
     False, 'padding updates the centroids too, as in praxis', only_for=_CLUSTERS
@@ -192,7 +208,12 @@ class NGramMemoryConfig:
     free_on_resume=True,
   )
   table_memory: str = field(
-    'device', 'memory that holds the tables', choices=TABLE_MEMORIES, free_on_resume=True
+    'device',
+    'memory that holds the tables',
+    choices=TABLE_MEMORIES,
+    free_on_resume=True,
+    only_for={'key': (*TOKEN_KEYS, 'bytes'), 'optimizer': HOST_OPTIMIZERS},
+    reason='rows are looked up before the step, and only those are updated',
   )
   table_dtype: str = field('float32', 'dtype of the tables', choices=TABLE_DTYPES)
 
@@ -261,9 +282,8 @@ class NGramMemoryConfig:
       path: dotted path of this block, such as model.ngram_memories.0.
     """
     self._check_places(model, path)
-    self._check_boundary(path)
-    if self.key in CLUSTER_KEYS:
-      self._check_clusters(model, path)
+    if self.key in CLUSTER_KEYS and model.width % self.heads:
+      raise errors.BadInput(f'{path}.heads={self.heads} must divide model.width={model.width}')
     self._check_tables(model, path)
     self._check_sizes(model.width, 1, path)  # the rest in `check_vocabulary`
 
@@ -283,10 +303,6 @@ class NGramMemoryConfig:
     self._warn_of_collisions(size, path)
 
   def _check_places(self, model: Any, path: str) -> None:
-    if model.recurrent is not None and self.layers:
-      raise errors.BadInput(
-        f'{path}.layers={self.layers} is only for Transformers: with model.recurrent use ()'
-      )
     outside = [layer for layer in self.layers if layer >= model.layers]
     if outside or len(set(self.layers)) < len(self.layers):
       problem = f'has {outside[0]}' if outside else 'has a block twice'
@@ -334,32 +350,6 @@ class NGramMemoryConfig:
         f'{model.position!r} and {model.context_heads} of model.heads={model.heads}: use "previous"'
       )
 
-  def _check_boundary(self, path: str) -> None:
-    if self.boundary == 'eos_id' and self.eos_id is None:
-      raise errors.BadInput(
-        f'{path}.eos_id=None: {path}.boundary="eos_id" needs the id of the token at the end of a '
-        f'document; set it, or use boundary="starts"'
-      )
-    if self.fill_id is None and (self.boundary != 'eos_id' or self.key not in TOKEN_KEYS):
-      raise errors.BadInput(
-        f'{path}.fill_id=None is {path}.eos_id, which is only for boundary="eos_id" and a key of '
-        f'tokens: use {path}.fill_id=0'
-      )
-
-  def _check_clusters(self, model: Any, path: str) -> None:
-    if model.width % self.heads:
-      raise errors.BadInput(f'{path}.heads={self.heads} must divide model.width={model.width}')
-    if self.key == 'embedding_clusters' and model.adaptive_softmax is not None:
-      raise errors.BadInput(
-        f'{path}.key="embedding_clusters" needs one embedding table, but model.adaptive_softmax '
-        f'has several: use key="clusters" at the input'
-      )
-    if self.initial == 'data' and self.key != 'embedding_clusters':
-      raise errors.BadInput(
-        f'{path}.initial="data" samples the embedding, so it needs {path}.key='
-        f'"embedding_clusters", not {self.key!r}: use "uniform" or "normal"'
-      )
-
   def _check_tables(self, model: Any, path: str) -> None:
     if self.table_initial == 'xavier' and len(set(self.rows)) > 1:
       raise errors.BadInput(
@@ -370,16 +360,6 @@ class NGramMemoryConfig:
       raise errors.BadInput(
         f'{path}.width={self.width} must be model.width={model.width} for {path}.join='
         f'{self.join!r}: use {model.width}, or {path}.projection=True'
-      )
-    if self.table_memory == 'host' and self.key in CLUSTER_KEYS:
-      raise errors.BadInput(
-        f'{path}.table_memory="host" needs ids that are known before the step, but {path}.key='
-        f'{self.key!r} is computed in it: use table_memory="device"'
-      )
-    if self.table_memory == 'host' and self.optimizer not in HOST_OPTIMIZERS:
-      raise errors.BadInput(
-        f'{path}.table_memory="host" is not for {path}.optimizer={self.optimizer!r}: use '
-        f'optimizer={" or ".join(map(repr, HOST_OPTIMIZERS))}, or table_memory="device"'
       )
 
   def check_sizes(self, width: int, vocabulary_size: int = 1) -> None:

@@ -17,10 +17,11 @@ from ngrammer_jax.config.ngram.memory import (
 from ngrammer_jax.config.place import Place
 
 # After the embedding; after the first, the middle or the last block; or after attention in blocks.
-LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
+BETWEEN_BLOCKS = ('input', 'begin', 'middle', 'end')
+LAYERS = (*BETWEEN_BLOCKS, 'attention')
 # The previous token; the previous token with the most attention of the head; no layer in the block.
 PAIRING = ('previous', 'attended', 'none')
-_BLOCKS = ('layer', ('attention',))
+_BLOCKS = {'layer': ('attention',)}
 # Fields that mean the same in an n-gram memory.
 _MEMORY_FIELDS = (
   *('orders', 'heads', 'distinct_start', 'decay', 'epsilon', 'prenormalize', 'empty', 'initial'),
@@ -32,7 +33,12 @@ _MEMORY_FIELDS = (
 class NGramConfig:
   """The N-Grammer layer (see `layers.NGrammer`)."""
 
-  clusters: int | None = field(256, 'clusters of each head; None: n-grams of token ids', at_least=1)
+  clusters: int | None = field(
+    256,
+    'clusters of each head; None: n-grams of token ids',
+    at_least=1,
+    needs={None: {'layer': BETWEEN_BLOCKS}},  # attended values have no token ids
+  )
   vocabulary_size: int = field(
     16_384, 'table rows of each head and order', at_least=1, at_most=sizes.MAX_ROWS
   )
@@ -45,7 +51,9 @@ class NGramConfig:
     (2,), 'lengths of the n-grams', at_least=2, at_most=sizes.MAX_ORDER
   )
   distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
-  layer: str = field('input', 'position of the layer', choices=LAYERS)
+  layer: str = field(
+    'input', 'position of the layer', choices=LAYERS, only_for={'recurrent': (None,)}
+  )
   pairing: tuple[str, ...] = field(
     ('previous',),
     'token that each token is paired with, by block or one entry for all',
@@ -62,6 +70,7 @@ class NGramConfig:
     None,
     'initial centroids; None: data at the input if tokens outnumber clusters, else uniform',
     choices=INITIAL,
+    needs={'data': {'layer': ('input',), 'adaptive_softmax': (None,)}},  # it samples the embedding
   )
   padding_trains: bool = field(
     False, 'padding updates the centroids too, as in praxis', only_for=_BLOCKS
@@ -123,15 +132,6 @@ class NGramConfig:
     if not places:
       raise errors.BadInput(
         'model.ngram.pairing is "none" for all layers: use model.ngram=None, or another pairing'
-      )
-    if self.layer == 'attention' and self.clusters is None:
-      raise errors.BadInput(
-        'model.ngram.clusters=None: attended values have no token ids; set a number of clusters'
-      )
-    if self.initial == 'data' and (self.layer != 'input' or model.adaptive_softmax is not None):
-      raise errors.BadInput(
-        f'model.ngram.initial="data" needs model.ngram.layer="input", not {self.layer!r}, and no '
-        f'adaptive softmax: it samples the embedding; use "uniform" or "normal"'
       )
     for place in places:
       memory = self.as_memory(model, place)

@@ -98,7 +98,9 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
   config.resolve({'model': {'ngram': {}, 'ngram_memories': [SUM, GATE, CLUSTERS]}})
   recurrent = {'recurrent': {'hidden': 256}, 'feed_forward_width': 688}
   config.resolve({'model': recurrent | {'ngram_memories': [SUM]}})
-  with bad_input(f'{PATH}.layers=(1,) is only for Transformers: with model.recurrent use ()'):
+  with bad_input(
+    f'{PATH}.layers=(1,) is not for model.recurrent=(hidden=256), but for None: use ()'
+  ):
     config.resolve({'model': recurrent | {'ngram_memories': [GATE]}})
 
 
@@ -142,23 +144,19 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
     (CLUSTERS | {'heads': 3}, '.heads=3 must divide model.width=256'),
     (
       CLUSTERS | {'initial': 'data'},
-      f'.initial="data" samples the embedding, so it needs {PATH}.key="embedding_clusters", not '
-      '\'clusters\': use "uniform" or "normal"',
+      f".initial='data' is not for {PATH}.key='clusters', but for embedding_clusters: use None",
     ),
     (
       {'join': 'concat', 'heads': 4, 'width': 32, 'key': 'clusters', 'initial': 'data'},
-      f'.initial="data" samples the embedding, so it needs {PATH}.key="embedding_clusters", not '
-      '\'clusters\': use "uniform" or "normal"',
+      f".initial='data' is not for {PATH}.key='clusters', but for embedding_clusters: use None",
     ),
     (
       GATE | {'boundary': 'eos_id'},
-      f'.eos_id=None: {PATH}.boundary="eos_id" needs the id of the token at the end of a document; '
-      'set it, or use boundary="starts"',
+      f".boundary='eos_id' is not for {PATH}.eos_id=None, but for a value: use 'starts'",
     ),
     (
       GATE | {'fill_id': None},
-      f'.fill_id=None is {PATH}.eos_id, which is only for boundary="eos_id" and a key of tokens: '
-      f'use {PATH}.fill_id=0',
+      f".fill_id=None is not for {PATH}.boundary='starts', but for eos_id: use 0",
     ),
     *(
       (GATE | {'orders': orders}, f': orders {orders} must be distinct numbers of at least 1')
@@ -202,13 +200,13 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
     ),
     (
       CLUSTERS | {'table_memory': 'host'},
-      '.table_memory="host" needs ids that are known before the step, but '
-      f'{PATH}.key=\'clusters\' is computed in it: use table_memory="device"',
+      f".table_memory='host' is not for {PATH}.key='clusters', but for tokens, compressed, bytes: "
+      "use 'device'; rows are looked up before the step, and only those are updated",
     ),
     (
       GATE | {'table_memory': 'host', 'optimizer': 'lazy_adam'},
-      f'.table_memory="host" is not for {PATH}.optimizer=\'lazy_adam\': use '
-      "optimizer='adagrad' or 'frozen', or table_memory=\"device\"",
+      f".table_memory='host' is not for {PATH}.optimizer='lazy_adam', but for adagrad, frozen: use "
+      "'device'; rows are looked up before the step, and only those are updated",
     ),
     (GATE | {'learning_rate_factor': 0.0}, '.learning_rate_factor=0.0 must be above 0, or None'),
     (
@@ -265,8 +263,8 @@ def test_impossible_memories_say_what_to_change(memory, message):
 
 def test_the_embedding_of_an_adaptive_softmax_has_no_clusters():
   with bad_input(
-    f'{PATH}.key="embedding_clusters" needs one embedding table, but model.adaptive_softmax has '
-    'several: use key="clusters" at the input'
+    f"{PATH}.key='embedding_clusters' is not for model.adaptive_softmax=(cutoffs=(8,)), but for "
+    "None: use 'tokens'"
   ):
     adaptive = config.AdaptiveSoftmaxConfig((8,))
     check(SUM | {'key': 'embedding_clusters'}, adaptive_softmax=adaptive)
@@ -276,8 +274,8 @@ def test_bytes_need_a_vocabulary_of_bytes():
   model = {'ngram_memories': [GATE, SUM | {'key': 'bytes'}]}
   config.resolve({'model': model, 'data': {'corpus': 'text', 'vocabulary': 'bytes'}})
   with bad_input(
-    'model.ngram_memories.1.key="bytes" needs data.vocabulary="bytes", not \'sentencepiece\': use '
-    'key="tokens", or another vocabulary'
+    "model.ngram_memories.1.key='bytes' is not for data.vocabulary='sentencepiece', but for bytes: "
+    "use 'tokens'"
   ):
     config.resolve({'model': model})
 
