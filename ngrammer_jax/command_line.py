@@ -18,7 +18,7 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors, pretrained_models
-from ngrammer_jax.config import added, catalog, conversion, fields
+from ngrammer_jax.config import added_memories, catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.system import files
 
@@ -87,9 +87,9 @@ def resolve(
   `init_from.complete`.
   """
   values = load_file(spec)
-  present = [path for path, _ in added.blocks(values.get('model') or {})]
+  present = [path for path, _ in added_memories.blocks(values.get('model') or {})]
   _apply_all(values, overrides)
-  if values.get('init_from') is not None and any(added.blocks(values.get('model') or {})):
+  if values.get('init_from') is not None and any(added_memories.blocks(values.get('model') or {})):
     from ngrammer_jax.runs import init_from  # imports JAX
 
     init_from.complete(values, {path for path, _ in overrides}, present, workdir)

@@ -1,6 +1,6 @@
 """Starts a training from another run, `init_from`: its parameters and codebooks, a new optimizer.
 
-The model may have more memories than the other one, see `config.added`.
+The model may have more memories than the other one, see `config.added_memories`.
 
 `init_from` is the workdir of a run, `pretrained:NAME` (see `pretrained_models`), or the folder of a
 published model, with or without `hf:` before it.
@@ -23,7 +23,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
-from ngrammer_jax.config import added, fields
+from ngrammer_jax.config import added_memories, fields
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model, memories
 from ngrammer_jax.system import files, hosts
@@ -57,7 +57,7 @@ def complete(
   If the run in the workdir has started, that model need not be there.
 
   Args:
-    values, overrides, present: see `added.complete`.
+    values, overrides, present: see `added_memories.complete`.
     workdir: run directory.
 
   Raises:
@@ -69,7 +69,9 @@ def complete(
     if workdir is None or not (workdir / workdirs.CONFIG).exists():
       raise
     source = runs.load_run(workdir)
-  added.complete(values, overrides, present, source.config.model, source.model.vocabulary_size)
+  added_memories.complete(
+    values, overrides, present, source.config.model, source.model.vocabulary_size
+  )
 
 
 def initial_state(
@@ -95,7 +97,7 @@ def initial_state(
   """
   init_from = config.init_from
   source = open_run(init_from, _recorded_step(init_from, workdir))
-  new = added.new_parts(source.config.model, config.model)
+  new = added_memories.new_parts(source.config.model, config.model)
   if hosts.is_primary():
     workdirs.write_origin(workdir, source.origin)
   if source.published is not None:
@@ -156,7 +158,7 @@ def _log_parts(new: Collection[str], old_params: Any, params: Any) -> None:
   old, all_params = (traverse_util.flatten_dict(tree) for tree in (old_params, params))
   total, counts = sum(leaf.size for leaf in old.values()), []
   for path in new:
-    name = added.part_name(path)
+    name = added_memories.part_name(path)
     count = sum(leaf.size for p, leaf in all_params.items() if name in p and p not in old)
     counts.append((path, count))
   listed = ', '.join(f'{path} with {count:,} parameters' for path, count in counts)
@@ -184,7 +186,7 @@ def check_model(source: experiment.Config, config: experiment.Config, remedy: st
     config: the experiment.
     remedy: what to use instead of another value.
   """
-  new = added.new_parts(source.model, config.model)
+  new = added_memories.new_parts(source.model, config.model)
   may_differ = lambda key: key.free_on_resume or key.free_on_init
   for key, old, value in fields.differences(source.model, config.model, 'model.', may_differ):
     if key.path not in new:
@@ -192,7 +194,7 @@ def check_model(source: experiment.Config, config: experiment.Config, remedy: st
         f'init_from={config.init_from} was trained with {key.path}={old!r}, now it is {value!r}: '
         f'use {remedy}, or omit init_from'
       )
-  added.check(source.model, config)
+  added_memories.check(source.model, config)
 
 
 class Start:

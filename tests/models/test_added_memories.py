@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import runs
-from ngrammer_jax.config import added, conversion
+from ngrammer_jax.config import added_memories, conversion
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.layers.context import Context
@@ -96,10 +96,12 @@ def with_memory(name, memory):
   values = {'model': dataclasses.asdict(base) | memory, 'training': {'segment_length': T}}
   values = conversion.to_dict(values) | {'init_from': 'runs/base'}
   values['data'] = {'vocabulary': 'bytes' if name == 'own' else 'characters'}
-  paths = {f'{path}.{name}' for path, block in added.blocks(values['model']) for name in block}
-  added.complete(values, paths, (), base, size)
+  paths = {
+    f'{path}.{name}' for path, block in added_memories.blocks(values['model']) for name in block
+  }
+  added_memories.complete(values, paths, (), base, size)
   config = conversion.resolve(values)
-  added.check(base, config)
+  added_memories.check(base, config)
   return config.model
 
 

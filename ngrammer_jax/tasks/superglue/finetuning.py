@@ -14,7 +14,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
 from ngrammer_jax.checkpoints import reader
-from ngrammer_jax.config import added
+from ngrammer_jax.config import added_memories
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
@@ -35,7 +35,7 @@ def resolve_config(
 ) -> experiment.Config:
   """Returns the config with the model and the vocabulary of the initial checkpoint.
 
-  The model may have more memories, see `config.added`.
+  The model may have more memories, see `config.added_memories`.
 
   Args:
     config: config of the command.
@@ -47,7 +47,9 @@ def resolve_config(
       model does not support the options.
   """
   parts = {
-    name for name in added.PARTS if any(k.startswith(f'model.{name}.') for k in override_keys)
+    name
+    for name in added_memories.PARTS
+    if any(k.startswith(f'model.{name}.') for k in override_keys)
   }
   overridable = (*OVERRIDABLE_KEYS, 'data.vocabulary_path')
   for key in override_keys:

@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax import command_line, errors
 from ngrammer_jax import config as experiment
-from ngrammer_jax.config import added
+from ngrammer_jax.config import added_memories
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models import language_model
@@ -58,7 +58,7 @@ def test_sizes_that_nobody_sets_follow_the_trained_model(resolve, overrides, lea
   sizes = {'layers': 4, 'width': 64, 'heads': 4, 'key_value_heads': 2, 'feed_forward_width': 96}
   base, config = resolve(**sizes), resolve(*overrides)
   share = count_parameters(config) / count_parameters(base) - 1
-  assert least < share <= 1 / added.SHARE, share
+  assert least < share <= 1 / added_memories.SHARE, share
   assert all(m.layers in ((), (1,), (1, 2)) for m in config.model.ngram_memories)
 
 
@@ -120,10 +120,12 @@ def test_a_segment_memory_that_changes_the_loss_is_refused(resolve, memory, mess
   memory = model_config.MemoryConfig(**{'length': length, 'same_length': same_length} | memory)
   model = dataclasses.replace(base.model, memory=memory)
   with pytest.raises(errors.BadInput) as caught:
-    added.check(base.model, dataclasses.replace(base, model=model))
+    added_memories.check(base.model, dataclasses.replace(base, model=model))
   assert str(caught.value).startswith(message)
   fine = model_config.MemoryConfig(64, same_length='memory')
-  added.check(base.model, dataclasses.replace(base, model=dataclasses.replace(model, memory=fine)))
+  added_memories.check(
+    base.model, dataclasses.replace(base, model=dataclasses.replace(model, memory=fine))
+  )
 
 
 @each(
@@ -156,10 +158,10 @@ def test_spans_that_are_too_short_are_refused(resolve):
     'model.span.limit=70 with model.span.initial=0.9 is a span of 63 tokens at the start, but keys '
     'are up to 64 tokens away: raise the limit, or use a shorter model.memory.length'
   ):
-    added.check(base.model, config)
+    added_memories.check(base.model, config)
   model = dataclasses.replace(model, span=dataclasses.replace(span, start=None))
   with bad_input(
     f'model.span is new, init_from={base.init_from} has none: use model.span.start="neutral", '
     f'which leaves its loss as it is, or "published"'
   ):
-    added.check(base.model, dataclasses.replace(config, model=model))
+    added_memories.check(base.model, dataclasses.replace(config, model=model))
