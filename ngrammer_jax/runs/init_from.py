@@ -69,9 +69,9 @@ def complete(
     if workdir is None or not (workdir / workdirs.CONFIG).exists():
       raise
     source = runs.load_run(workdir)
-  added_memories.complete(
-    values, overrides, present, source.config.model, source.model.vocabulary_size
-  )
+  params = train_state.abstract_variables(source.model)['params']
+  sizes = source.vocabulary_size, train_state.count_elements(params)
+  added_memories.complete(values, overrides, present, source.config.model, *sizes)
 
 
 def initial_state(

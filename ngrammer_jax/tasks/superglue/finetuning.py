@@ -46,11 +46,8 @@ def resolve_config(
     BadInput: there is no initial checkpoint, the command line overrides an inherited key, or the
       model does not support the options.
   """
-  parts = {
-    name
-    for name in added_memories.PARTS
-    if any(k.startswith(f'model.{name}.') for k in override_keys)
-  }
+  is_set = lambda name: any(key.startswith(f'model.{name}.') for key in override_keys)
+  parts = set(filter(is_set, added_memories.PARTS))
   overridable = (*OVERRIDABLE_KEYS, 'data.vocabulary_path')
   for key in override_keys:
     is_part = key.startswith(tuple(f'model.{name}.' for name in parts))
