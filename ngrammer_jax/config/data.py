@@ -36,7 +36,7 @@ class PartConfig:
     part = dataclasses.replace(data, corpus=corpus, path=self.path, mixture=())
     has_no_effect = ['drop_duplicates' if part.is_streamed else 'shuffle']
     for name, key in fields.keys(DataConfig).items():
-      has_no_effect += [name] * (corpus not in key.rules.only_for.get('corpus', (corpus,)))
+      has_no_effect += [name] * (corpus not in key.only_for.get('corpus', (corpus,)))
     defaults = {name: getattr(DataConfig, name) for name in has_no_effect}
     own = {} if self.text_field is None else {'text_field': self.text_field}
     return dataclasses.replace(part, **defaults | own)
