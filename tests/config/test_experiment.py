@@ -126,7 +126,7 @@ def test_possible_config_passes(fields):
     ({'seed': True}, 'seed=True is not of type int'),
     ({'training': {'steps': '100'}}, "training.steps='100' is not of type int"),
     ({'training': {'steps': 100.0}}, 'training.steps=100.0 is not of type int'),
-    ({'training': {'steps': [100]}}, 'training.steps=[100] is not of type int'),
+    ({'training': {'steps': [100]}}, 'training.steps=(100,) is not of type int'),
     ({'model': {'bias': 1}}, 'model.bias=1 is not of type bool'),
     ({'model': {'dtype': None}}, 'model.dtype=None is not of type str'),
     ({'data': {'path': 3}}, 'data.path=3 is not of type str or None'),
