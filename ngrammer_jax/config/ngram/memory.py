@@ -1,7 +1,6 @@
 """N-gram memories: keys, hash, tables and join."""
 
 import dataclasses
-import logging
 from typing import Any
 
 from ngrammer_jax import errors
@@ -288,10 +287,7 @@ class NGramMemoryConfig:
     self._check_sizes(model.width, 1, path)  # the rest in `check_vocabulary`
 
   def check_vocabulary(self, size: int, width: int, path: str) -> None:
-    """Raises BadInput for ids outside a vocabulary, or sizes that do not fit it.
-
-    Warns of rows that make the hash collide more often than a random function.
-    """
+    """Raises BadInput for ids outside a vocabulary, or sizes that do not fit it."""
     for name, num_ids in (('eos_id', size), ('fill_id', self.num_ids(size))):
       value = getattr(self, name)
       if value is not None and value >= num_ids:
@@ -300,7 +296,6 @@ class NGramMemoryConfig:
           f'{path}.key={self.key!r}: use an id of the vocabulary of this run'
         )
     self._check_sizes(width, size, path)
-    self._warn_of_collisions(size, path)
 
   def _check_places(self, model: Any, path: str) -> None:
     outside = [layer for layer in self.layers if layer >= model.layers]
@@ -387,22 +382,6 @@ class NGramMemoryConfig:
         f'{path}.row_multiple={self.row_multiple}: a table of {largest:,} rows, but it must have '
         f'less than 2^31: use a smaller multiple'
       )
-
-  def _warn_of_collisions(self, vocabulary_size: int, path: str) -> None:
-    """Warns where the rows of a head are k V or k V + 1 and the hash is a polynomial of base V."""
-    num_ids, memory_hash = self.num_ids(vocabulary_size), self.hashes(vocabulary_size)[0]
-    rows = memory_hash.sizes[0][0]
-    is_polynomial = self.hash in ('polynomial', 'praxis')
-    is_unigram = self.orders == (1,)  # every id has a row of its own
-    if not is_polynomial or is_unigram or rows < num_ids or rows % num_ids > 1:
-      return
-    rate, random_rate = ngram_hashes.shared_rows(memory_hash)
-    logging.warning(
-      '%s: %s rows are a multiple of the %s ids (or one more): %.0f %% of the 2-grams of %s ids '
-      'share a row, with a random function %.0f %%; use row_rule="prime"',
-      *(path, f'{rows:,}', f'{num_ids:,}', 100 * rate),
-      *(f'{min(num_ids, ngram_hashes.SAMPLED_IDS):,}', 100 * random_rate),
-    )
 
 
 def name(number: int) -> str:

@@ -1,13 +1,9 @@
 """N-gram memories: places, presets with the published rows, and impossible memories."""
 
 import dataclasses
-import logging
-
-import pytest
 
 from ngrammer_jax import config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.config.ngram.memory import HASHES, TABLE_MEMORIES, NGramMemoryConfig
 from ngrammer_jax.config.ngram.presets import PRESETS
 from ngrammer_jax.config.place import Place
@@ -305,33 +301,6 @@ def test_ids_outside_of_the_vocabulary(memory, message):
   model.check()
   with bad_input(f'{PATH}{message}'):
     model.check_vocabulary(100)
-
-
-@pytest.mark.parametrize(
-  'hash_name, rule, warns',
-  [
-    ('polynomial', 'multiple', True),
-    ('polynomial', 'multiple_plus_one', True),
-    ('praxis', 'multiple', True),
-    ('engram', 'multiple', False),
-    ('polynomial', 'prime', False),
-  ],
-)
-def test_rows_that_are_a_multiple_of_the_vocabulary_are_warned_of(caplog, hash_name, rule, warns):
-  memory = NGramMemoryConfig(layers=(0,), hash=hash_name, row_rule=rule, rows=(2_000_000,), heads=1)
-  unigrams = dataclasses.replace(memory, orders=(1,))  # have no collisions with so many rows
-  model_config.ModelConfig(ngram_memories=(unigrams,)).check_vocabulary(4096)
-  assert not caplog.messages
-  with caplog.at_level(logging.WARNING):
-    model_config.ModelConfig(ngram_memories=(memory,)).check_vocabulary(4096)
-  assert bool(caplog.messages) == warns
-  if warns:
-    rows = 488 * 4096 + (rule == 'multiple_plus_one')
-    rate, random_rate = hashes.shared_rows(memory.hashes(4096)[0])
-    assert rate > 1.5 * random_rate
-    assert caplog.messages[0].startswith(f'{PATH}: {rows:,} rows are a multiple of the 4,096 ids')
-    assert f'{100 * rate:.0f} %' in caplog.messages[0]
-    assert f'{100 * random_rate:.0f} %' in caplog.messages[0]
 
 
 def test_presets_are_valid_memories():
