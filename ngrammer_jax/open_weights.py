@@ -43,12 +43,10 @@ class Model:
     """V, rows of the embedding; the tokenizer may have fewer ids."""
     return self.description.vocabulary_size
 
-  @property
-  def dtype(self) -> np.dtype:
-    """The dtype of most of its values, that of the embedding."""
-    names = [self.description.family.tensors['embedding'].name]
-    stored = tensors.canonical(self.checkpoint.tensors, self.description.family)
-    return next((stored[name].dtype for name in names if name in stored), np.dtype(np.float32))
+  @functools.cached_property
+  def stored(self) -> Mapping[str, checkpoints.StoredTensor]:
+    """Its tensors by the names of the family, see `tensors.canonical`."""
+    return tensors.canonical(self.checkpoint.tensors, self.description.family)
 
   @property
   def token_ids(self) -> dict[str, Any]:
@@ -83,21 +81,19 @@ class Model:
 
   def load(self, config: ModelConfig, abstract: Any) -> dict[str, Any]:
     """Loads the parameters, see `tensors.load`."""
-    places, family = self._places(config, abstract), self.description.family
-    return tensors.load(self.checkpoint, family, places, abstract)
+    return tensors.load(self.checkpoint, self.stored, self._slices(config, abstract), abstract)
 
   def dtypes(self, config: ModelConfig, abstract: Any) -> dict[str, np.dtype]:
-    """Returns the dtype of each parameter in the files, by its path."""
-    places = self._places(config, abstract)
-    return tensors.dtypes(self.checkpoint, self.description.family, places)
+    """Returns the dtype of each parameter in the files, by its path. Raises as `tensors.check`."""
+    slices = self._slices(config, abstract)
+    return {path: self.stored[each.name].dtype for path, each in slices.items()}
 
-  def check(self, config: ModelConfig, abstract: Any) -> None:
-    """Raises BadInput if the files do not have the tensors of the parameters."""
-    places = self._places(config, abstract)
-    tensors.check(self.checkpoint, self.description.family, places)
-
-  def _places(self, config, abstract):
-    return tensors.find_all(self.description.family, config, self.vocabulary_size, abstract)
+  def _slices(self, config, abstract):
+    """Returns where each parameter is in the files, which are checked for it."""
+    family = self.description.family
+    slices = tensors.find_all(family, config, self.vocabulary_size, abstract)
+    tensors.check(self.checkpoint.path, self.stored, family, slices)
+    return slices
 
 
 def open(path: pathlib.Path) -> Model:
@@ -111,12 +107,12 @@ def open(path: pathlib.Path) -> Model:
   name = checkpoint.config_path
   with files.translate_damage(name), errors.named(name):
     description = configs.read(checkpoint.config)
-  stored = tensors.canonical(checkpoint.tensors, description.family)
-  if description.model['tie_embeddings'] and tensors.has_own_head(stored, description.family):
+  model = Model(checkpoint, description)
+  if description.model['tie_embeddings'] and tensors.has_own_head(model.stored, description.family):
     logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
-    model = description.model | {'tie_embeddings': False}
-    description = dataclasses.replace(description, model=model)
-  return Model(checkpoint, description)
+    untied = description.model | {'tie_embeddings': False}
+    return Model(checkpoint, dataclasses.replace(description, model=untied))
+  return model
 
 
 def save(

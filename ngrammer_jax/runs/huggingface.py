@@ -62,7 +62,6 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def parameter_dtypes(self) -> dict[str, np.dtype]:
     abstract = nn.unbox(train_state.abstract_variables(self.model)['params'])
-    self.published.check(self.config.model, abstract)
     stored = self.published.dtypes(self.config.model, abstract)
     return {name: jnp.dtype(self.dtype or dtype) for name, dtype in stored.items()}
 
