@@ -19,7 +19,6 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import conversion, fields
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
 from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.persistent import PersistentConfig
@@ -42,12 +41,6 @@ def new_parts(source: ModelConfig, model: ModelConfig) -> dict[str, Any]:
     for key, old, new in differences
     if old is None and dataclasses.is_dataclass(new) and key.path.split('.')[1] in PARTS
   }
-
-
-def part_name(path: str) -> str:
-  """Returns the name of a block in the paths of its parameters."""
-  name = path.split('.')[-1]
-  return ngram_memory.name(int(name)) if name.isdecimal() else {'ngram': 'ngrammer'}.get(name, name)
 
 
 def blocks(model: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

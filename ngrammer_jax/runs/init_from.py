@@ -115,15 +115,19 @@ def initial_state(
     message = 'starting from step %s of %s, with a new optimizer state'
     logging.info(message, f'{record["step"]:,}', init_from)
   if new:
-    _log_parts(new, params, state.params)
+    before, after = map(train_state.count_elements, (params, state.params))
+    message = 'new: %s, with %s parameters; %.1f %% of the %s that were there'
+    share = 100 * (after - before) / before
+    logging.info(message, ', '.join(new), f'{after - before:,}', share, f'{before:,}')
   state = state.replace(
     params=_merge(init_from, state.params, params),
     codebook=_merge(init_from, state.codebook, codebook),
   )
+  quantizers = {path[:-2] for path in traverse_util.flatten_dict(codebook)}
   drawn = [
     path
     for path, module in memories.ngram_modules(config.model)
-    if module.options.initial == 'hidden' and not _has_path(codebook, path)
+    if module.options.initial == 'hidden' and path not in quantizers
   ]
   if not drawn or segment is None:
     return state
@@ -131,13 +135,6 @@ def initial_state(
   mesh, B = state.step.sharding.mesh, config.training.batch_size
   read = lambda step: sharding.global_rows(mesh, B, functools.partial(segment, step))
   return state.replace(codebook=centroids.draw(model, state, drawn, read, config.seed))
-
-
-def _has_path(tree, path):
-  """Whether a nested dict has an entry at a path."""
-  for name in path:
-    tree = tree.get(name, {})
-  return bool(tree)
 
 
 def _merge(init_from: str, new: Any, old: Any) -> Any:
@@ -151,19 +148,6 @@ def _merge(init_from: str, new: Any, old: Any) -> Any:
       )
     leaves[path] = jax.device_put(leaf.astype(leaves[path].dtype), sharding.placement(leaves[path]))
   return traverse_util.unflatten_dict(leaves)
-
-
-def _log_parts(new: Collection[str], old_params: Any, params: Any) -> None:
-  """Logs the parameters of each part that the other run does not have."""
-  old, all_params = (traverse_util.flatten_dict(tree) for tree in (old_params, params))
-  total, counts = sum(leaf.size for leaf in old.values()), []
-  for path in new:
-    name = added_memories.part_name(path)
-    count = sum(leaf.size for p, leaf in all_params.items() if name in p and p not in old)
-    counts.append((path, count))
-  listed = ', '.join(f'{path} with {count:,} parameters' for path, count in counts)
-  share = sum(count for _, count in counts) / total
-  logging.info('new: %s; %.1f %% of the %s that were there', listed, 100 * share, f'{total:,}')
 
 
 def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:

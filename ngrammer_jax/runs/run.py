@@ -147,7 +147,7 @@ class Run:
   def variables(self) -> inference.Variables:
     """The variables of the engine, with precomputed clusters of all tokens."""
     state = self.state  # first: it finds out whether there is a checkpoint before devices are used
-    return self.engine.prepare({'params': state.params, 'codebook': state.codebook})
+    return self.engine.prepare(state.variables)
 
   @property
   def token_clusters(self) -> np.ndarray:
@@ -281,11 +281,10 @@ class Run:
     self, tokens: token_cache.TokenSplit, name: str, options: experiment.EvaluationConfig
   ) -> dict[str, Any]:
     config = dataclasses.replace(self.config, evaluation=options)
-    variables = {'params': self.state.params, 'codebook': self.state.codebook}
     count = min(options.max_tokens or len(tokens.tokens), len(tokens.tokens))
     with progress.Progress(f'evaluating {name}', count, 'tokens') as bar:
       result = language_modeling.evaluate(
-        self.engine, variables, tokens, config, self.vocabulary.line_end, bar.advance
+        self.engine, self.state.variables, tokens, config, self.vocabulary.line_end, bar.advance
       )
     return {'step': int(self.state.step), **result}
 

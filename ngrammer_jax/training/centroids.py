@@ -39,7 +39,7 @@ def draw(
 
   def apply(state, segment):
     _, updated = model.apply(
-      {'params': state.params, 'codebook': state.codebook},
+      state.variables,
       segment.tokens_BxT,
       state.memory,
       starts_BxT=segment.starts_BxT,

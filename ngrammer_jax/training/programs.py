@@ -141,8 +141,7 @@ class Programs:
   @functools.cached_property
   def flops(self) -> flops.ModelFlops:
     """The FLOPs of the model in training."""
-    t, state = self._config.training, self.abstract
-    variables = {'params': state.params, 'codebook': state.codebook}
+    t, variables = self._config.training, self.abstract.variables
     return flops.count(self._step.model, variables, t.batch_size // t.parts, t.segment_length)
 
   def evaluate(
@@ -152,5 +151,6 @@ class Programs:
     report: Callable[[int], None],
   ) -> dict[str, Any]:
     """Scores a split, see `language_modeling.evaluate`."""
-    variables = {'params': state.params, 'codebook': state.codebook}
-    return language_modeling.evaluate(self.engine, variables, split, self._config, report=report)
+    return language_modeling.evaluate(
+      self.engine, state.variables, split, self._config, report=report
+    )

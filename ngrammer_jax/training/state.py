@@ -32,6 +32,11 @@ class TrainState(struct.PyTreeNode):
   opt_state: Any
   memory: Any
 
+  @property
+  def variables(self) -> dict[str, Any]:
+    """The variables of the model."""
+    return {'params': self.params, 'codebook': self.codebook}
+
 
 def abstract_variables(model: language_model.LanguageModel) -> dict[str, Any]:
   """Returns the shapes of the variables of a model, with their logical axis names."""

@@ -181,10 +181,7 @@ def make_call(
   The steps beyond that number are skipped. The state is donated. Metrics are stacked by step; those
   of skipped steps are 0.
   """
-  # Arrays in host memory also keep their layout.
-  shardings = jax.tree.map(
-    lambda leaf: leaf.format if sharding.is_on_host(leaf) else leaf.sharding, abstract
-  )
+  shardings = jax.tree.map(sharding.placement, abstract)
   jitted_step = jax.jit(step, inline=True)  # one trace for both the shapes and the scan
 
   def step_or_skip(state, inputs):
