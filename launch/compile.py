@@ -306,7 +306,7 @@ def main(argv: list[str]) -> int:
   for topology in args.topology:  # errors in any topology are reported before compiling
     devices = slice_devices(topology, args.slices)
     meshes[topology] = sharding.make_mesh(m.data, m.fsdp, m.model, devices)
-    sharding.check_batch('training.batch_size', t.batch_size, meshes[topology], t.parts)
+    sharding.check_batch('training.batch_size', t.batch_size, meshes[topology], t.microbatches)
   for topology, mesh in meshes.items():
     axes = ' x '.join(f'{name} {size}' for name, size in mesh.shape.items())
     kind = mesh.devices.flat[0].device_kind

@@ -33,7 +33,7 @@ OWN_FILES = (
   'corpus',
   'vocabulary',
   'lock',
-  reader.BASE,
+  reader.FROZEN,
 )  # a killed start may leave these
 SHARED_SECONDS = 60  # after which all processes see a file of the primary
 REMEDY = 'restore it from a backup, or use another workdir'

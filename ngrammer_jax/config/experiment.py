@@ -49,12 +49,12 @@ class Config:
     if self.finetune is not None:
       self.finetune.check(self.training.segment_length)
     else:  # in fine-tuning, the model is not known yet
-      self.check_parts()
+      self.check_groups()
     self.mesh.check()
 
-  def check_parts(self) -> None:
+  def check_groups(self) -> None:
     """Raises BadInput if `optimizer` names a part that the model does not have."""
-    self.optimizer.check_parts(self.model.parts(), self.init_from is not None)
+    self.optimizer.check_groups(self.model.parameter_groups(), self.init_from is not None)
 
   def _check_positions(self) -> None:
     length = max(self.training.segment_length, self.evaluation_length())

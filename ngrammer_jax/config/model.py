@@ -179,8 +179,8 @@ class ModelConfig:
       self.context_heads if self.key_value_heads in (None, self.heads) else self.key_value_heads
     )
 
-  def parts(self) -> tuple[str, ...]:
-    """Names of the parts of the parameters, see `models.parts`."""
+  def parameter_groups(self) -> tuple[str, ...]:
+    """Names of the groups of the parameters, see `models.parameter_groups`."""
     memories = [name for name in ('ngram', 'persistent', 'span') if getattr(self, name) is not None]
     memories += map(ngram_memory.name, range(len(self.ngram_memories)))
     return 'embedding', 'blocks', 'head', *memories

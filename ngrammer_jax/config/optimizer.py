@@ -84,16 +84,16 @@ class OptimizerConfig:
   )
   rates: tuple[RateConfig, ...] = field((), 'learning rates of parts of the model')
 
-  def check_parts(self, parts: tuple[str, ...], has_source: bool) -> None:
+  def check_groups(self, groups: tuple[str, ...], has_source: bool) -> None:
     """Raises BadInput for a part that the model does not have.
 
     Args:
-      parts: see `ModelConfig.parts`.
+      groups: see `ModelConfig.parameter_groups`.
       has_source: whether training starts from another run.
     """
-    valid = ('all', 'new', *parts)
+    valid = ('all', 'new', *groups)
     named = [('optimizer.train', name, valid) for name in self.train]
-    named += [(f'optimizer.rates.{i}.part', rate.part, parts) for i, rate in enumerate(self.rates)]
+    named += [(f'optimizer.rates.{i}.part', rate.part, groups) for i, rate in enumerate(self.rates)]
     for path, name, choices in named:
       if name not in choices:
         near = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)[0]

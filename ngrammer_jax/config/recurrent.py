@@ -63,14 +63,14 @@ class RecurrentConfig:
   )
 
   @property
-  def parts(self) -> int:
+  def num_slices(self) -> int:
     """Number of parts that the readout divides the hidden state into."""
     return READOUTS[self.readout] or self.slices
 
   @property
   def width(self) -> int:
     """Width J of the input of the output layer."""
-    return self.hidden // self.parts
+    return self.hidden // self.num_slices
 
   @property
   def slots(self) -> int:
@@ -101,7 +101,7 @@ class RecurrentConfig:
     The hidden size is a multiple of the number of parts; of two sizes that are equally close, the
     smaller one is selected. For the arguments see `parameters`.
     """
-    with_width = lambda J: dataclasses.replace(self, hidden=self.parts * J)
+    with_width = lambda J: dataclasses.replace(self, hidden=self.num_slices * J)
     count = lambda J: with_width(J).parameters(width, vocabulary_size)
     upper = 1
     while count(upper) < budget:
@@ -119,10 +119,10 @@ class RecurrentConfig:
       self._check_output_width(model, 'adaptive_softmax', f'model.width={self.width}')
 
   def _check_divisible(self) -> None:
-    if self.hidden % self.parts:
-      nearest = max(1, round(self.hidden / self.parts)) * self.parts
+    if self.hidden % self.num_slices:
+      nearest = max(1, round(self.hidden / self.num_slices)) * self.num_slices
       raise errors.BadInput(
-        f'model.recurrent.hidden={self.hidden} must be divisible by the {self.parts} parts of '
+        f'model.recurrent.hidden={self.hidden} must be divisible by the {self.num_slices} parts of '
         f'model.recurrent.readout={self.readout!r}: use {nearest}'
       )
 
@@ -142,5 +142,5 @@ class RecurrentConfig:
       raise errors.BadInput(
         f'model.{option} needs an output as wide as the embedding, but the readout has width '
         f'{self.width} and model.width={model.width}: use model.recurrent.hidden='
-        f'{model.width * self.parts}, or {remedy}'
+        f'{model.width * self.num_slices}, or {remedy}'
       )

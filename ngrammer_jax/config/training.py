@@ -35,8 +35,8 @@ class TrainingConfig:
   )
 
   @property
-  def parts(self) -> int:
-    """Number of parts that the batch is split into."""
+  def microbatches(self) -> int:
+    """Number of microbatches that a batch is split into."""
     return 1 if self.accumulation is None else self.accumulation.parts
 
   @property

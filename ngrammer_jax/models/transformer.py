@@ -24,12 +24,12 @@ from ngrammer_jax.models import block, heads, memories, precision, spans
 
 Memory = block.Memory
 
-# Arrays that are kept for the backward pass: rows from the memory of the host, which cannot be read
+# Arrays saved for the backward pass: rows from the memory of the host, which cannot be read
 # again; queries, keys and values, the output of attention, the inner features, and the residuals of
 # splash attention. Scores, norms, convolutions and memories are computed again.
-KEPT = *('heads', 'splash_residuals', 'attention_output', 'inner_features'), table.VALUES
+SAVED_NAMES = *('heads', 'splash_residuals', 'attention_output', 'inner_features'), table.VALUES
 REMAT_POLICIES = {
-  'minimal': jax.checkpoint_policies.save_only_these_names(*KEPT),
+  'minimal': jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES),
   'full': jax.checkpoint_policies.save_only_these_names(table.VALUES),
 }
 

@@ -11,7 +11,7 @@ import optax
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.models import parts, spans
+from ngrammer_jax.models import parameter_groups, spans
 from ngrammer_jax.optimizers import row_gradient, tables
 
 FROZEN = 'frozen'
@@ -135,7 +135,9 @@ def _scale_parts(updates, factors):
   """Multiplies the updates of parts of the model by the factors of their learning rates."""
 
   def scale(path, update):
-    factor = factors.get(parts.part_of(jax.tree_util.keystr(path, simple=True, separator='/')), 1)
+    factor = factors.get(
+      parameter_groups.group_of(jax.tree_util.keystr(path, simple=True, separator='/')), 1
+    )
     if row_gradient.is_row_gradient(update):
       return update.replace(values=factor * update.values)
     return factor * update

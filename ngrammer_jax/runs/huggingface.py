@@ -75,8 +75,8 @@ class PublishedRun(run.Run):
     boxed = train_state.abstract_variables(self.model)['params']
     shardings = sharding.shardings(boxed, self.mesh)
     dtypes = traverse_util.unflatten_dict(self.parameter_dtypes, sep='/')
-    place = lambda leaf, dtype, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
-    abstract = jax.tree.map(place, nn.unbox(boxed), dtypes, shardings)
+    to_struct = lambda leaf, dtype, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
+    abstract = jax.tree.map(to_struct, nn.unbox(boxed), dtypes, shardings)
     capacity.check_parameters(abstract, self.mesh)
     return train_state.TrainState(jnp.int32(0), self.load(abstract), {}, {}, {})
 

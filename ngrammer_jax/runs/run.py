@@ -115,7 +115,7 @@ class Run:
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
     step = self.find_checkpoint()
-    base = reader.base_dtypes(self.workdir)
+    base = reader.frozen_dtypes(self.workdir)
     abstract = programs.Programs(self.config, self.vocabulary_size, self.mesh, base).abstract
     if step is None:
       return exported.restore(self.workdir, self.step, abstract)
@@ -136,7 +136,7 @@ class Run:
     """Dtype of each parameter by name."""
     params = nn.unbox(train_state.abstract_variables(self.model)['params'])
     dtypes = {name: leaf.dtype for name, leaf in checksums.named_leaves(params).items()}
-    return dtypes | reader.base_dtypes(self.workdir)
+    return dtypes | reader.frozen_dtypes(self.workdir)
 
   @functools.cached_property
   def engine(self) -> inference.Engine:

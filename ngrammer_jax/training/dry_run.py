@@ -50,15 +50,16 @@ def dry_run(
   memory, needed = capacity.device_memory(run.mesh), run.peak_bytes()
   size = '' if memory.size is None else f', {memory.name} has {capacity.format_bytes(memory.size)}'
   seconds = _time_step(run, state, segments, min(t.segments_per_call, MAX_TIMED_STEPS))
-  left, tokens = t.steps - first_step, t.tokens_per_step
+  steps_left, tokens = t.steps - first_step, t.tokens_per_step
+  time_left = progress.format_duration(steps_left * seconds)
   rows = {
     'parameters': f'{train_state.count_elements(run.abstract.params):,}',
     'train state': f'{capacity.format_bytes(state_bytes)} (parameters, optimizer, memory)',
     'peak memory': f'{capacity.format_bytes(memory.devices * needed)} in a step{size}',
     'compilation': progress.format_duration(compilation),
     'step': f'{seconds:.3g} s, {tokens / seconds:,.0f} tokens/s',
-    'steps': f'{left:,} of {t.steps:,} left, {tokens:,} tokens each',
-    'expected time': f'{progress.format_duration(left * seconds)}, without validation and saving',
+    'steps': f'{steps_left:,} of {t.steps:,} left, {tokens:,} tokens each',
+    'expected time': f'{time_left}, without validation and saving',
   }
   return '\n'.join(text_tables.align_columns(list(rows.items()), '<'))
 

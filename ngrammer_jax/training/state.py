@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from ngrammer_jax import sharding
-from ngrammer_jax.models import initialization, language_model, parts
+from ngrammer_jax.models import initialization, language_model, parameter_groups
 
 
 class TrainState(struct.PyTreeNode):
@@ -87,7 +87,7 @@ def make_initializer(
       step=jnp.zeros((), jnp.int32),
       params=params,
       codebook=variables.get('codebook', {}),
-      opt_state=optimizer.init(parts.without(params, frozen)),
+      opt_state=optimizer.init(parameter_groups.without(params, frozen)),
       memory=language_model.empty_memory(model.config, batch_size),
     )
 

@@ -98,10 +98,10 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
     raise errors.BadInput(f'{folder} has no {CONFIG}: expected the folder of a published model')
   with files.translate_damage(folder / CONFIG):
     config = files.read_json(folder / CONFIG)
-  paths, places = _weight_files(folder)
+  paths, weight_map = _weight_files(folder)
   versions = {path: version(path) for path in paths}
   tensors, _ = row_files.stored_arrays(paths)
-  for name, file in places.items():
+  for name, file in weight_map.items():
     if name not in tensors or pathlib.Path(tensors[name].path).name != file:
       raise errors.BadInput(f'{folder / INDEX} says that {file} has {name}, but {file} lacks it')
   texts = {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
@@ -114,11 +114,11 @@ def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, s
     return [folder / WEIGHTS], {}
   if (folder / INDEX).exists():
     with files.translate_damage(folder / INDEX):
-      places = dict(files.read_json(folder / INDEX)['weight_map'])
-      names = sorted(set(places.values()))
+      weight_map = dict(files.read_json(folder / INDEX)['weight_map'])
+      names = sorted(set(weight_map.values()))
       if foreign := [name for name in names if pathlib.Path(name).name != name]:
         raise ValueError(f'{foreign[0]!r} is not a file of the folder')
-      return [folder / name for name in names], places
+      return [folder / name for name in names], weight_map
   pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
   if pickles:
     raise errors.BadInput(

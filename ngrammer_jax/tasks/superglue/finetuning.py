@@ -80,7 +80,7 @@ def resolve_config(
   )
   _check_model(config)
   config.check()
-  config.check_parts()
+  config.check_groups()
   for name in task_names(config):
     evaluation.resolve_choosing(name, config.finetune.choosing)
   return config
