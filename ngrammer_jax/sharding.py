@@ -165,8 +165,7 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
       group = (axes,) if isinstance(axes, str) else axes or ()
       shards = math.prod(mesh.shape[axis] for axis in group)
       if size % shards:
-        leaf_name = jax.tree_util.keystr(path, simple=True, separator='/')
-        unsharded.setdefault((name, size, shards), []).append(leaf_name)
+        unsharded.setdefault((name, size, shards), []).append(leaf_name(path))
         axes = None
       spec.append(axes)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
@@ -177,11 +176,16 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
     return layout.Format(row_by_row, sharding.with_memory_kind(HOST_MEMORY_KIND))
 
   result = jax.tree_util.tree_map_with_path(sharding_of, boxed, is_leaf=is_box)
-  for (name, size, shards), (leaf_name, *others) in unsharded.items():
+  for (name, size, shards), (leaf, *others) in unsharded.items():
     more = f' and {len(others)} others' if others else ''
     message = '%s%s: axis %s of size %d is not divisible by %d devices, left unsharded'
-    logging.info(message, leaf_name, more, name, size, shards)
+    logging.info(message, leaf, more, name, size, shards)
   return result
+
+
+def leaf_name(path: Any) -> str:
+  """Returns the name of a leaf by its path, such as `params/layer_0/attention/query/kernel`."""
+  return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def rows_sharding(mesh: jax.sharding.Mesh, axis: int = 0) -> jax.sharding.NamedSharding:

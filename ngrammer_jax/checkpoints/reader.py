@@ -278,7 +278,7 @@ def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
   """
 
   def as_saved(path, leaf):
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    name = sharding.leaf_name(path)
     if not name.startswith('memory/') or name not in saved.leaves:
       return leaf
     dtype, shape, _ = saved.leaves[name]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax import sharding
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.models import parameter_groups, spans
@@ -36,7 +37,7 @@ def labels(
   """
 
   def label(path, leaf):
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    name = sharding.leaf_name(path)
     if not is_boxed(leaf):
       raise ValueError(
         f'parameter {name} has no logical axis names: use nn.with_logical_partitioning'
@@ -135,9 +136,7 @@ def _scale_parts(updates, factors):
   """Multiplies the updates of parts of the model by the factors of their learning rates."""
 
   def scale(path, update):
-    factor = factors.get(
-      parameter_groups.group_of(jax.tree_util.keystr(path, simple=True, separator='/')), 1
-    )
+    factor = factors.get(parameter_groups.group_of(sharding.leaf_name(path)), 1)
     if row_gradient.is_row_gradient(update):
       return update.replace(values=factor * update.values)
     return factor * update
