@@ -28,9 +28,7 @@ class LayerKind(NamedTuple):
 class AttentionConfig:
   """Options of attention (see `layers.Attention`)."""
 
-  logit_cap: float | None = field(
-    None, 'c of the capped attention logits c tanh(s / c); None: not capped', above=0
-  )
+  logit_cap: float | None = field(None, 'c of capped logits c tanh(s / c); None: no cap', above=0)
   scale: float | None = field(
     None,
     'multiplies queries times keys of the context; None: 1 / sqrt(head width)',
@@ -48,13 +46,9 @@ class AttentionConfig:
     choices=QUERY_KEY_NORMS,
     only_for={'shared_query_key': (False,)},
   )
-  query_key_value_bias: bool | None = field(
-    None, 'biases of queries, keys and values; None: same as `model.bias`'
-  )
+  query_key_value_bias: bool | None = field(None, 'biases of queries, keys, values; None: `bias`')
   output_bias: bool | None = field(None, 'bias of the output; None: same as `model.bias`')
-  window: int | None = field(
-    None, 'keys that a token of a layer with a window attends to, itself included', at_least=1
-  )
+  window: int | None = field(None, 'keys that a token attends to, its own too', at_least=1)
   layer_pattern: tuple[str, ...] = field(
     ('full',),
     'kinds of the layers, repeated; unrotated: without rotary positions',

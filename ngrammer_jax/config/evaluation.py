@@ -18,9 +18,7 @@ class EvaluationMemory:
   A Transformer with rotary positions can have a memory in evaluation alone.
   """
 
-  length: int | None = field(
-    None, 'number of tokens whose keys and values are cached', at_least=0, only_for=_TRANSFORMER
-  )
+  length: int | None = field(None, 'number of cached tokens', at_least=0, only_for=_TRANSFORMER)
   same_length: str | None = field(
     None, 'see model.memory.same_length', choices=segment_memory.SAME_LENGTH, only_for=_TRANSFORMER
   )
@@ -63,9 +61,7 @@ class EvaluationConfig:
 
   streams: int = field(16, 'number of contiguous streams that a split is divided into', at_least=1)
   segment_length: int | None = field(None, 'segment length; None: as in training', at_least=1)
-  max_tokens: int | None = field(
-    None, 'maximum number of tokens in validation during training; None: all', at_least=1
-  )
+  max_tokens: int | None = field(None, 'maximum tokens of a validation; None: all', at_least=1)
   max_examples: int | None = field(
     None,
     'fine-tuning: validate on the first examples of each task during training; None: all',
@@ -73,6 +69,4 @@ class EvaluationConfig:
     only_for={'finetune': (fields.ANY,)},
   )
   memory: EvaluationMemory | None = field(None, 'memory options; None: as in training')
-  protocol: str = field(
-    'streams', 'evaluation protocol, see `data.streams.EvaluationStreams`', choices=PROTOCOLS
-  )
+  protocol: str = field('streams', 'see `data.streams.EvaluationStreams`', choices=PROTOCOLS)

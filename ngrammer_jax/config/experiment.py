@@ -23,9 +23,7 @@ class Config:
   data: DataConfig = field(DataConfig(), 'corpus and vocabulary')
   optimizer: OptimizerConfig = field(OptimizerConfig(), 'optimizers and learning rate schedule')
   training: TrainingConfig = field(TrainingConfig(), 'steps, batch size and intervals')
-  evaluation: EvaluationConfig = field(
-    EvaluationConfig(), 'options of evaluation', free_on_resume=True
-  )
+  evaluation: EvaluationConfig = field(EvaluationConfig(), 'evaluation', free_on_resume=True)
   mesh: MeshConfig = field(MeshConfig(), 'devices along each axis', free_on_resume=True)
   seed: int = field(0, 'random seed', at_least=0, at_most=2**32 - 1)
   init_from: str | None = field(

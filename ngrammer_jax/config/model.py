@@ -19,7 +19,7 @@ from ngrammer_jax.config.positions import (
 )
 from ngrammer_jax.config.recurrent import RecurrentConfig
 from ngrammer_jax.config.segment_memory import MemoryConfig
-from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
+from ngrammer_jax.config.softmax import DROPOUT, AdaptiveSoftmaxConfig
 from ngrammer_jax.config.span import SpanConfig
 
 # Values of some keys.
@@ -75,9 +75,7 @@ class ModelConfig:
   shared_query_key: bool = field(False, 'compute queries from the convolved keys (full Primer)')
   tie_embeddings: bool = field(True, 'input and output share the embedding')
   scale_embeddings: bool = field(True, 'multiply embeddings by the square root of the width')
-  softmax_bias: bool = field(
-    True, 'bias of the output layer', only_for={'adaptive_softmax': (None,)}
-  )
+  softmax_bias: bool = field(True, 'biases of the output', only_for={'adaptive_softmax': (None,)})
   final_logit_cap: float | None = field(
     None,
     'c of the capped output logits c tanh(s / c); None: not capped',
@@ -92,15 +90,9 @@ class ModelConfig:
   )
   # Applied to embeddings, the output of each sub-layer, relative position encodings, and the final
   # output if it has no norm.
-  dropout: float = field(
-    0.0, 'dropout of embeddings and sub-layers', at_least=0, below=1, free_on_init=True
-  )
-  attention_dropout: float = field(
-    0.0, 'dropout of attention weights', at_least=0, below=1, free_on_init=True
-  )
-  inner_dropout: float = field(
-    0.0, 'dropout inside the feed-forward', at_least=0, below=1, free_on_init=True
-  )
+  dropout: float = field(0.0, 'dropout of embeddings and sub-layers', **DROPOUT)
+  attention_dropout: float = field(0.0, 'dropout of attention weights', **DROPOUT)
+  inner_dropout: float = field(0.0, 'dropout inside the feed-forward', **DROPOUT)
   dtype: str = field(
     'auto',
     'dtype of activations; auto: bfloat16 on accelerators, float32 on CPU',
@@ -108,9 +100,7 @@ class ModelConfig:
     free_on_init=True,
   )
   scan_layers: bool = field(True, 'compile one block and scan over blocks', free_on_resume=True)
-  remat: str = field(
-    'none', 'rematerialisation in the backward pass', choices=REMAT, free_on_resume=True
-  )
+  remat: str = field('none', 'what is rematerialised', choices=REMAT, free_on_resume=True)
   kernel: str | None = field(
     None,
     'attention kernel, see docs/kernels.md; None selects automatically',

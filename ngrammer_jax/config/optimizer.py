@@ -62,9 +62,7 @@ class OptimizerConfig:
   learning_rate: float = field(1e-3, 'peak learning rate of the dense weights', above=0)
   schedule: str = field('cosine', 'learning rate after the warm-up', choices=SCHEDULES)
   warmup_steps: int = field(100, 'steps of linear warm-up', at_least=0)
-  final_fraction: float = field(
-    0.1, 'cosine, linear: final fraction of the learning rate', at_least=0
-  )
+  final_fraction: float = field(0.1, 'cosine, linear: final share of the learning rate', at_least=0)
   epsilon: float = field(1e-6, 'added to the denominator of the update', above=0)
   weight_decay: float = field(
     0.0,

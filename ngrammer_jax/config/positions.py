@@ -35,7 +35,7 @@ class RotaryScalingConfig:
   kind: str = field('linear', 'formula of the scaled frequencies', choices=SCALINGS)
   factor: float = field(1.0, 'ratio of the new length to the original one', at_least=1)
   original_length: int = field(
-    8192, 'length of the texts in the first training', at_least=2, only_for=_BY_LENGTH
+    8192, 'length of texts before scaling', at_least=2, only_for=_BY_LENGTH
   )
   low_frequency_factor: float = field(
     1.0, 'turns in the original length below which a frequency is scaled', only_for=_LLAMA3, above=0
@@ -43,9 +43,7 @@ class RotaryScalingConfig:
   high_frequency_factor: float = field(
     4.0, 'turns above which a frequency is not scaled', only_for=_LLAMA3, above=0
   )
-  beta_fast: float = field(
-    32.0, 'turns above which a frequency is not scaled', only_for=_YARN, above=0
-  )
+  beta_fast: float = field(32.0, 'turns above which a frequency stays', only_for=_YARN, above=0)
   beta_slow: float = field(1.0, 'turns below which a frequency is scaled', only_for=_YARN, above=0)
   truncate: bool = field(True, 'round the ends of the ramp between both', only_for=_YARN)
   attention_factor: float | None = field(
@@ -89,12 +87,8 @@ class PositionalConfig:
     above=0,
     only_for=_ROPE,
   )
-  rotary_fraction: float = field(
-    1.0, 'share of the features of a head that is rotated', above=0, at_most=1, only_for=_ROPE
-  )
-  interleaved: bool = field(
-    False, 'rotate features 2 j and 2 j + 1, not j and j + half', only_for=_ROPE
-  )
+  rotary_fraction: float = field(1.0, 'rotated share of a head', above=0, at_most=1, only_for=_ROPE)
+  interleaved: bool = field(False, 'rotate features 2 j and 2 j + 1 together', only_for=_ROPE)
   scaling: RotaryScalingConfig | None = field(None, 'frequencies for longer texts', only_for=_ROPE)
   shared_biases: bool = field(True, 'all layers share the biases u and v', only_for=_RELATIVE)
   clamp_length: int | None = field(

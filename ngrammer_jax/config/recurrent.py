@@ -41,9 +41,7 @@ class RecurrentConfig:
     at_most=1024,
     only_for={'readout': (*ATTENTION, 'recurrent_memory')},
   )
-  slices: int = field(
-    4, 'number of slices of the hidden state', at_least=2, only_for={'readout': ('ngram',)}
-  )
+  slices: int = field(4, 'slices of the hidden state', at_least=2, only_for={'readout': ('ngram',)})
   # False in the paper. Generation and ranking always carry it. It may be set for a readout without
   # memory, so that models can be compared with equal options.
   carry_memory: bool = field(False, 'carry the memory of the readout to the next segment')
@@ -58,9 +56,7 @@ class RecurrentConfig:
   )
   gate_bias: bool = field(False, "biases of the gates; True in the authors' code", only_for=_MEMORY)
   forget_bias: float = field(1.0, 'initial bias of the forget gate', only_for={'cell': ('lstm',)})
-  initial: float = field(
-    0.1, 'uniform range of initial parameters, except n-grams and adaptive softmax', above=0
-  )
+  initial: float = field(0.1, 'uniform range of initial parameters, not of n-grams', above=0)
 
   @property
   def num_slices(self) -> int:

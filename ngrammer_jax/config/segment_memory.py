@@ -29,9 +29,7 @@ class MemoryConfig:
     needs={'zeros': {'bias': (False,), 'norm': ('post', 'post_skip')}},
     reason='zero inputs must have zero keys and values',
   )
-  same_length: str = field(
-    'no', 'attend to the same number of keys for every token', choices=SAME_LENGTH
-  )
+  same_length: str = field('no', 'attend to equally many keys for every token', choices=SAME_LENGTH)
   across_documents: bool = field(False, 'tokens attend to previous documents too')
   sinks: int = field(
     0,

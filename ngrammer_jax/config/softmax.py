@@ -6,6 +6,8 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
+DROPOUT = {'at_least': 0, 'below': 1, 'free_on_init': True}  # rules of every dropout
+
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveSoftmaxConfig:
@@ -17,25 +19,13 @@ class AdaptiveSoftmaxConfig:
     only_for={'data.vocabulary': ('words',)},
     reason='only these are sorted by frequency',
   )
-  divisor: int = field(
-    1, 'factor by which each tail is narrower than the previous cluster', at_least=1
-  )
-  embedding_width: int | None = field(
-    None, 'width of the embeddings of the head; None: model.width', at_least=1
-  )
+  divisor: int = field(1, 'ratio of the widths of a cluster and the next one', at_least=1)
+  embedding_width: int | None = field(None, 'width of the head embeddings; None: D', at_least=1)
   tied_projections: tuple[bool, ...] = field(
     (True,), 'share the projection of input and output, by cluster or one entry for all'
   )
-  project_same_width: bool = field(
-    True, 'also project a cluster as wide as the model, if the divisor is above 1'
-  )
-  dropout: float | None = field(
-    None,
-    'dropout of the embeddings and of the output; None: model.dropout',
-    at_least=0,
-    below=1,
-    free_on_init=True,
-  )
+  project_same_width: bool = field(True, 'project clusters as wide as the model, if divided')
+  dropout: float | None = field(None, 'dropout of input and output; None: model.dropout', **DROPOUT)
 
   def check(self, model: Any) -> None:
     """Raises BadInput for invalid clusters."""

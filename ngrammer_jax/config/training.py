@@ -27,12 +27,8 @@ class TrainingConfig:
     500, 'steps between validations; 0: only after the last step', at_least=0, free_on_resume=True
   )
   checkpoint_every: int = field(500, 'steps between checkpoints', at_least=1, free_on_resume=True)
-  keep_checkpoints: int = field(
-    3, 'number of newest checkpoints to keep', at_least=1, free_on_resume=True
-  )
-  accumulation: AccumulationConfig | None = field(
-    None, 'gradient accumulation: less memory for the same update'
-  )
+  keep_checkpoints: int = field(3, 'newest checkpoints to keep', at_least=1, free_on_resume=True)
+  accumulation: AccumulationConfig | None = field(None, 'gradient accumulation, which saves memory')
 
   @property
   def microbatches(self) -> int:

@@ -46,6 +46,12 @@ _SUM = {'join': ('sum', 'mean')}
 _CLUSTERS = {'key': CLUSTER_KEYS}
 
 
+def exchange_field() -> Any:
+  """Declares the field `exchange` of an n-gram memory."""
+  comment = 'how devices exchange table gradients; auto selects by size'
+  return field('auto', comment, choices=EXCHANGE, free_on_resume=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class NGramMemoryConfig:
   """Tables of n-grams, looked up at the input or in blocks (see docs/ngram_memories.md)."""
@@ -73,13 +79,9 @@ class NGramMemoryConfig:
     only_for={'recurrent': (None,)},
   )
   point: str = field('before_attention', 'where in these blocks it acts', choices=POINTS_IN_MODEL)
-  orders: tuple[int, ...] = field(
-    (2, 3), 'lengths of the n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER
-  )
+  orders: tuple[int, ...] = field((2, 3), 'n of n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER)
   heads: int = field(8, 'hash heads of each order', at_least=1, at_most=1024)
-  rows: tuple[int, ...] = field(
-    (16_384,), 'base number of rows of a head, one for each order or one for all', at_least=1
-  )
+  rows: tuple[int, ...] = field((16_384,), 'base rows of a head, by order or for all', at_least=1)
   row_rule: str = field(
     'prime', 'how the rows of each head follow from the base number', choices=ngram_sizes.ROW_RULES
   )
@@ -98,9 +100,7 @@ class NGramMemoryConfig:
     choices=TABLE_INITIALS,
     free_on_init=True,
   )
-  untrained_row: int | None = field(
-    None, 'row of each head that is never trained (LongCat: the padding id)', at_least=0
-  )
+  untrained_row: int | None = field(None, 'row of each head that is not trained', at_least=0)
   seed: int = field(
     0,
     'seed of the multipliers of the hash',
@@ -143,13 +143,9 @@ class NGramMemoryConfig:
   decay: float = field(
     0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1, only_for=_CLUSTERS
   )
-  epsilon: float = field(
-    1e-6, 'added to the number of tokens of a cluster', above=0, only_for=_CLUSTERS
-  )
+  epsilon: float = field(1e-6, 'added to the size of a cluster', above=0, only_for=_CLUSTERS)
   prenormalize: bool = field(False, 'normalise the vectors before clustering', only_for=_CLUSTERS)
-  empty: str = field(
-    'shrink', 'centroids of clusters without tokens', choices=EMPTY, only_for=_CLUSTERS
-  )
+  empty: str = field('shrink', 'centroids of unused clusters', choices=EMPTY, only_for=_CLUSTERS)
   initial: str | None = field(
     None,
     'initial centroids; hidden: inputs in the first batches; None: uniform',
@@ -157,17 +153,11 @@ class NGramMemoryConfig:
     only_for=_CLUSTERS,
     needs={'data': {'key': ('embedding_clusters',)}},
   )
-  padding_trains: bool = field(
-    False, 'padding updates the centroids too, as in praxis', only_for=_CLUSTERS
-  )
+  padding_trains: bool = field(False, 'padding updates centroids, as in praxis', only_for=_CLUSTERS)
 
   bias: bool = field(False, 'biases of the projections to keys and values', only_for=_GATE)
-  norm_epsilon: float | None = field(
-    None, 'epsilon of the RMS norms; None: that of the dtype', above=0, only_for=_GATE
-  )
-  norm_offset: bool = field(
-    False, 'RMS norms multiply by 1 + weight instead of weight', only_for=_GATE
-  )
+  norm_epsilon: float | None = field(None, 'norm epsilon; None: by dtype', above=0, only_for=_GATE)
+  norm_offset: bool = field(False, 'RMS norms multiply by 1 + weight, not weight', only_for=_GATE)
   convolution: int = field(
     0,
     'width of the depthwise convolution after the gate; 0: none',
@@ -175,9 +165,7 @@ class NGramMemoryConfig:
     at_most=128,
     only_for=_GATE,
   )
-  convolution_epsilon: float = field(
-    1e-5, 'epsilon of the RMS norm before the convolution', above=0, only_for=_GATE
-  )
+  convolution_epsilon: float = field(1e-5, 'epsilon of the norm before it', above=0, only_for=_GATE)
   gate: str = field('learned', 'gate; half: fixed (a control)', choices=GATES, only_for=_GATE)
   zero_score: str = field(
     'half',
@@ -200,12 +188,7 @@ class NGramMemoryConfig:
   learning_rate_factor: float | None = field(
     None, 'times optimizer.table.learning_rate (adagrad) or optimizer.learning_rate', above=0
   )
-  exchange: str = field(
-    'auto',
-    'how devices exchange table gradients; auto selects by size',
-    choices=EXCHANGE,
-    free_on_resume=True,
-  )
+  exchange: str = exchange_field()
   table_memory: str = field(
     'device',
     'memory that holds the tables',

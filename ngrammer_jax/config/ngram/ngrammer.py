@@ -9,10 +9,10 @@ from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram import sizes
 from ngrammer_jax.config.ngram.memory import (
   EMPTY,
-  EXCHANGE,
   INITIAL,
   PER_HEAD_JOINS,
   NGramMemoryConfig,
+  exchange_field,
 )
 from ngrammer_jax.config.place import Place
 
@@ -39,21 +39,13 @@ class NGramConfig:
     at_least=1,
     needs={None: {'layer': BETWEEN_BLOCKS}},  # attended values have no token ids
   )
-  vocabulary_size: int = field(
-    16_384, 'table rows of each head and order', at_least=1, at_most=sizes.MAX_ROWS
-  )
+  vocabulary_size: int = field(16_384, 'rows by head and order', at_least=1, at_most=sizes.MAX_ROWS)
   dim: int = field(8, 'width of an n-gram vector', at_least=1)
   heads: int | None = field(None, 'heads of the layer; None: model.heads', at_least=1)
-  combine: str = field(
-    'concat', 'how n-gram vectors are combined with token vectors', choices=PER_HEAD_JOINS
-  )
-  orders: tuple[int, ...] = field(
-    (2,), 'lengths of the n-grams', at_least=2, at_most=sizes.MAX_ORDER
-  )
+  combine: str = field('concat', 'how they are joined with token vectors', choices=PER_HEAD_JOINS)
+  orders: tuple[int, ...] = field((2,), 'lengths of n-grams', at_least=2, at_most=sizes.MAX_ORDER)
   distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
-  layer: str = field(
-    'input', 'position of the layer', choices=LAYERS, only_for={'recurrent': (None,)}
-  )
+  layer: str = field('input', 'place of the layer', choices=LAYERS, only_for={'recurrent': (None,)})
   pairing: tuple[str, ...] = field(
     ('previous',),
     'token that each token is paired with, by block or one entry for all',
@@ -72,16 +64,9 @@ class NGramConfig:
     choices=INITIAL,
     needs={'data': {'layer': ('input',), 'adaptive_softmax': (None,)}},  # it samples the embedding
   )
-  padding_trains: bool = field(
-    False, 'padding updates the centroids too, as in praxis', only_for=_BLOCKS
-  )
+  padding_trains: bool = field(False, 'padding updates centroids, as in praxis', only_for=_BLOCKS)
   start: str | None = start_field()
-  exchange: str = field(
-    'auto',
-    'how devices exchange table gradients; auto selects by size',
-    choices=EXCHANGE,
-    free_on_resume=True,
-  )
+  exchange: str = exchange_field()
 
   def places(self, layers: int) -> tuple[Place, ...]:
     """Returns the places of the layer in a model with this number of blocks."""
