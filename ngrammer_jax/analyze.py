@@ -74,9 +74,7 @@ def main(argv: list[str]) -> int:
   parsers['compare'].add_argument(
     '--baseline', type=files.path, action='append', required=True, help='run to compare with'
   )
-  parsers['compare'].add_argument(
-    '--max_tokens', type=int, default=2**18, help='number of tokens to score'
-  )
+  parsers['compare'].add_argument('--max_tokens', type=int, default=2**18, help='tokens to score')
   parsers['gates'].add_argument(
     '--text', help='text of which each gate is shown; default: the first tokens of the split'
   )
@@ -90,11 +88,9 @@ def main(argv: list[str]) -> int:
     '--arrays', metavar='PREFIX', help='list the arrays of --step whose names begin so'
   )
   parsers['recl'].add_argument(
-    '--context_step', type=int, default=100, help='tokens by which the context grows'
+    '--context_step', type=int, default=100, help='tokens that are added'
   )
-  parsers['recl'].add_argument(
-    '--max_context', type=int, default=1000, help='longest context, in tokens'
-  )
+  parsers['recl'].add_argument('--max_context', type=int, default=1000, help='longest context')
   parsers['cloze'].add_argument(
     '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
   )
@@ -109,9 +105,7 @@ def main(argv: list[str]) -> int:
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
-    '--output', type=files.path, help='the page; default: report.html in the first workdir'
-  )
+  parser.add_argument('--output', type=files.path, help='page; default: report.html in the workdir')
   parser.add_argument('--prompt', default='', help="prompt of the samples; '': a new document")
   parser.add_argument('--samples', type=int, default=3, help='number of samples of each run')
   parser.add_argument('--tokens', type=int, default=100, help='maximum length of a sample')

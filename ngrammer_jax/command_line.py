@@ -117,7 +117,7 @@ def override(config: Config, overrides: list[tuple[str, str]], *allowed: str) ->
   for path, _ in overrides:
     if not any(fnmatch.fnmatch(path, pattern) for pattern in allowed):
       raise errors.BadInput(
-        f'--config.{path}: only {", ".join(allowed)} of a trained run can be changed here'
+        f'--config.{path}: only {", ".join(allowed)} of a run can be changed here'
       )
   _apply_all(values, overrides)
   return conversion.resolve(values)
@@ -257,7 +257,7 @@ def _value(key: fields.Key, text: str) -> Any:
     return dataclasses.asdict(key.presets(text))
   if key.block is not None:
     raise errors.BadInput(
-      f'{key.path} is a section: set a key inside it, as in --config.{key.path}.KEY=...'
+      f'{key.path} is a section: set a key in it, --config.{key.path}.KEY=VALUE'
     )
   if bool in key.types and text.lower() in ('true', 'false', '1', '0'):
     return text.lower() in ('true', '1')

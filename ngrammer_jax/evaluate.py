@@ -30,9 +30,7 @@ def main(argv: list[str]) -> int:
     help='folder of the results; default: evaluation in the workdir, none for a published model',
   )
   cloze = parser.add_argument_group("the Children's Book Test")
-  cloze.add_argument(
-    '--cloze', type=pathlib.Path, metavar='PATH', help='folder or file of questions'
-  )
+  cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder or file')
   cloze.add_argument(
     '--cloze_protocol', help='query (default): score the whole query; prefix: score up to the gap'
   )

@@ -50,10 +50,8 @@ def main(argv: list[str]) -> int:
   if options.interactive:
     answer = lambda i, line, on_text: complete([line], options.seed + i, on_text)
     if options.chat:
-      conversation = run.converse(
-        config, options.tokens, options.seed, options.context, options.stop
-      )
-      answer = lambda i, line, on_text: [conversation.say(line, on_text)]
+      chat = run.converse(config, options.tokens, options.seed, options.context, options.stop)
+      answer = lambda i, line, on_text: [chat.say(line, on_text)]
     _answer_lines(answer, echo=not options.chat)
     return 0
   complete = functools.partial(complete, prompts, options.seed)
@@ -82,12 +80,8 @@ def _make_parser() -> argparse.ArgumentParser:
     metavar='FILE',
     help='one prompt per line, or JSON objects with a "prompt"; -: standard input',
   )
-  source.add_argument(
-    '--interactive', action='store_true', help='read prompts until the end of standard input'
-  )
-  parser.add_argument(
-    '--chat', action='store_true', help='answer prompts as messages, by the chat template'
-  )
+  source.add_argument('--interactive', action='store_true', help='read prompts from standard input')
+  parser.add_argument('--chat', action='store_true', help='answer prompts, by the chat template')
   parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
   parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
   parser.add_argument(
@@ -106,9 +100,7 @@ def _make_parser() -> argparse.ArgumentParser:
     default=1.0,
     help='factor by which the logits of tokens of the text so far are lowered; 1: none',
   )
-  parser.add_argument(
-    '--seed', type=int, default=0, help='seed of the first prompt; prompt i has seed + i'
-  )
+  parser.add_argument('--seed', type=int, default=0, help='seed of prompt 0; prompt i has seed + i')
   parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
   compilation_cache.add_flag(parser)
   return parser

@@ -32,9 +32,8 @@ def main(argv: list[str]) -> int:
   with hosts.collective_errors():  # everything is checked before any task is answered
     files.check_reachable(options.output)
     run_by_task = leaderboard.find_runs(options.workdir, step)
-    run_by_task = {
-      task: leaderboard.with_task(run_by_task[task], task, overrides) for task in leaderboard.TASKS
-    }
+    with_task = lambda task: leaderboard.with_task(run_by_task[task], task, overrides)
+    run_by_task = {task: with_task(task) for task in leaderboard.TASKS}
     files.make_output_folder(options.output)
   for run in run_by_task.values():
     if not overrides:

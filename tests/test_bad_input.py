@@ -98,7 +98,7 @@ TRAIN = {
 EVALUATE = {
   'no run': (
     '--workdir={tmp}/none',
-    '--workdir={tmp}/none does not exist; expected a folder that ngrammer_jax.train wrote',
+    '--workdir={tmp}/none does not exist; expected the folder of a training',
   ),
   'no questions there': (
     '--workdir={tmp}/run --cloze={tmp}/empty_folder',

@@ -196,9 +196,7 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
   path = workdir / CONFIG
   if not path.exists():
     problem = f'holds no {CONFIG}: not a run directory' if workdir.exists() else 'does not exist'
-    raise errors.BadInput(
-      f'--workdir={workdir} {problem}; expected a folder that ngrammer_jax.train wrote'
-    )
+    raise errors.BadInput(f'--workdir={workdir} {problem}; expected the folder of a training')
   with files.translate_damage(path, REMEDY):
     try:
       return experiment.load(path)

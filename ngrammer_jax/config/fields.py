@@ -57,9 +57,7 @@ class Key:
   below: float | None = None
   also: tuple[Any, ...] = ()
   only_for: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict, hash=False)
-  needs: Mapping[Any, Mapping[str, tuple[Any, ...]]] = dataclasses.field(
-    default_factory=dict, hash=False
-  )
+  needs: Mapping[Any, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
   reason: str = ''
 
   @functools.cached_property
@@ -117,10 +115,8 @@ class Key:
       return math.inf if value > 0 else -math.inf
     if type(value) not in self.types:
       name = lambda kind: str(kind) if typing.get_origin(kind) else kind.__name__
-      names = ['None' if kind is types.NoneType else name(kind) for kind in self.types]
-      raise errors.BadInput(
-        f'{self.path}={format_value(value)} is not of type {" or ".join(names)}'
-      )
+      expected = ' or '.join('None' if k is types.NoneType else name(k) for k in self.types)
+      raise errors.BadInput(f'{self.path}={format_value(value)} is not of type {expected}')
     return value
 
   def allow(self, value: Any) -> bool:

@@ -165,9 +165,8 @@ class ModelConfig:
   @property
   def context_key_heads(self) -> int:
     """Number of heads of keys and values of the context."""
-    return (
-      self.context_heads if self.key_value_heads in (None, self.heads) else self.key_value_heads
-    )
+    own = self.key_value_heads
+    return self.context_heads if own in (None, self.heads) else own
 
   def parameter_groups(self) -> tuple[str, ...]:
     """Names of the groups of the parameters, see `models.parameter_groups`."""

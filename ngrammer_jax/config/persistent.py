@@ -32,9 +32,7 @@ class PersistentConfig:
   def check(self, model: Any) -> None:
     """Raises BadInput for vectors that are invalid for the model."""
     if not self.vectors and self.kind != 'all_attention':
-      raise errors.BadInput(
-        f'model.persistent.kind={self.kind!r} needs vectors, but model.persistent.vectors=0'
-      )
+      raise errors.BadInput(f'model.persistent.kind={self.kind!r} needs vectors, not 0 of them')
     if self.kind == 'head_split' and model.heads % 2:
       raise errors.BadInput(
         f'model.persistent.kind="head_split" needs an even number of heads, not '

@@ -163,9 +163,7 @@ class FileLayout:
     table = params.pop('table', np.empty(0))
     conversion.check_shapes({'table': self.table.shape}, {'table': np.shape(table)}, self.origin)
     if isinstance(table, jax.Array) and not table.is_fully_addressable:
-      raise errors.BadInput(
-        'the table is on the devices of several processes: write it from one process'
-      )
+      raise errors.BadInput('the table is on devices of several processes: write it from one')
     arrays = dict(self.numbers) | conversion.restore({'params': params}, self.sources, self.origin)
     dtypes = {name: array.dtype for name, array in arrays.items()} | self._table_dtypes(table)
     described = {name: (shape, dtypes[name]) for name, shape in self.shapes().items()}

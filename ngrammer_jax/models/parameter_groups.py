@@ -86,7 +86,5 @@ def select(params: Any, names: Iterable[str]) -> Any:
 
 def merge(params: Any, others: Any) -> Any:
   """Returns the parameters of both trees; those of the second replace those of the first."""
-  first, second = (
-    traverse_util.flatten_dict(tree, keep_empty_nodes=True) for tree in (params, others)
-  )
-  return traverse_util.unflatten_dict(first | second)
+  flatten = lambda tree: traverse_util.flatten_dict(tree, keep_empty_nodes=True)
+  return traverse_util.unflatten_dict(flatten(params) | flatten(others))

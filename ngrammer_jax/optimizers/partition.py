@@ -48,9 +48,7 @@ def labels(
       return 'dense'
     return next((entry.key for entry in path if entry.key in own_labels), 'ngram_table')
 
-  own_labels = {
-    ngram_memory.name(i) for i, memory in enumerate(memories) if has_own_optimizer(memory)
-  }
+  own_labels = {ngram_memory.name(i) for i, each in enumerate(memories) if has_own_optimizer(each)}
   is_boxed = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
   return jax.tree_util.tree_map_with_path(label, params, is_leaf=is_boxed)
 

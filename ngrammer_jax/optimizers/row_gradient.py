@@ -156,9 +156,8 @@ def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradie
     return RowGradient(*_merge(rows_BxL.reshape(-1), values_BxLxE.reshape(-1, E), V))
 
   def merge_shard(rows_BxL, values_BxLxE):
-    rows_BxL, values_BxLxE = (
-      table.all_gather(array, sharding.batch) for array in (rows_BxL, values_BxLxE)
-    )
+    gather = lambda array: table.all_gather(array, sharding.batch)
+    rows_BxL, values_BxLxE = gather(rows_BxL), gather(values_BxLxE)
     rows_L = sharding.local_rows(rows_BxL.reshape(-1))
     rows_L, values_LxE = _merge(rows_L, values_BxLxE.reshape(-1, E), sharding.shard_rows)
     return RowGradient(sharding.global_rows(rows_L), values_LxE)

@@ -56,7 +56,7 @@ class PublishedRun(run.Run):
     """Returns None: there are no checkpoints. Raises BadInput for another step than 0."""
     if self.step not in ('newest', 'best', 0):
       raise errors.BadInput(
-        f'--step={self.step}: {self.workdir} is a published model, without steps'
+        f'--step={self.step}: {self.workdir} is a published model: it has no steps'
       )
 
   @functools.cached_property

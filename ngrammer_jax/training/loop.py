@@ -243,9 +243,7 @@ def _check_kernel(config, mesh) -> None:
     query = jax.ShapeDtypeStruct(shape, precision.compute_dtype(m))
     workload = fused.workload(query, key_heads=m.context_key_heads)
   if reason := kernels.unsupported_reason(m.kernel, frozenset(m.attention_needs()), workload):
-    raise errors.BadInput(
-      f'model.kernel={m.kernel!r} {reason}: model.kernel=None selects automatically'
-    )
+    raise errors.BadInput(f'model.kernel={m.kernel!r} {reason}: use None, which selects another')
 
 
 def _log_model(config, labels, state) -> None:

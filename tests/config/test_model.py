@@ -337,7 +337,7 @@ def spans(**fields):
     (persistent(vectors=-1), 'model.persistent.vectors=-1 must be at least 0'),
     (
       persistent(vectors=0, kind='single_head'),
-      "model.persistent.kind='single_head' needs vectors, but model.persistent.vectors=0",
+      "model.persistent.kind='single_head' needs vectors, not 0 of them",
     ),
     (
       persistent(kind='head_split') | {'heads': 3, 'width': 48},

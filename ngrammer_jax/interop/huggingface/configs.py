@@ -322,9 +322,7 @@ def _scaling(
   if kind == 'su' or (kind == 'yarn' and family.model_type == 'phi3'):
     kind = 'longrope'
   if kind not in [*SCALINGS]:  # it may be a list
-    raise errors.BadInput(
-      f'rope_type={kind!r} is not one of: {", ".join(SCALINGS)}; it changes the numbers'
-    )
+    raise errors.BadInput(f'rope_type={kind!r} is not one of: {", ".join(SCALINGS)}')
   names, scales = SCALINGS[kind], ()
   if kind == 'yarn':
     scales = [rotary.pop(name) for name in ('mscale', 'mscale_all_dim') if name in rotary]

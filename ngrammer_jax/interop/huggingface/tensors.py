@@ -234,9 +234,8 @@ class _Loader:
               continue
             target[axis], source[axis] = slice(start - first, stop - first), slice(None)
           shard[tuple(target)] = block[tuple(source)]
-    array = jax.make_array_from_callback(
-      leaf.shape, leaf.sharding, lambda index: shards[range_of(index)]
-    )
+    shard_of = lambda index: shards[range_of(index)]
+    array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard_of)
     return array.block_until_ready()  # or tensors would queue up in the memory of the host
 
   def _read(self, selected, tensor, start, stop):
