@@ -357,7 +357,8 @@ def test_nothing_is_added_to_a_published_model(copied, tmp_path, one_device, cap
     ):
       analyze.main([analysis, model])
   with bad_input(
-    f'{model} is a published model, which has no checkpoints: expected the folder of a training'
+    f'{model} is a published model, which has no checkpoints: expected a folder that '
+    f'ngrammer_jax.train wrote'
   ):
     analyze.main(['checkpoint', model])
   assert sorted(path.name for path in copied.iterdir()) == names
