@@ -9,7 +9,7 @@ Remote folders cannot be renamed atomically. There, a checkpoint is complete if 
 which is written last and deleted first.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import logging
@@ -253,9 +253,7 @@ def restore_newest(
   return None
 
 
-def _call_on_primary(
-  read: Callable[[pathlib.Path], manifest.Manifest], folder: pathlib.Path
-) -> manifest.Manifest:
+def _call_on_primary(read, folder):
   """Reads or verifies a manifest in the primary process, for all processes."""
   content = message = None
   with hosts.collective_errors():

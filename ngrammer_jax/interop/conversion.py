@@ -1,6 +1,6 @@
 """Named arrays of other frameworks, checked, converted to variables of this package and back."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import itertools
 import operator
@@ -303,9 +303,7 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
     raise errors.BadInput('\n'.join(problems))
 
 
-def _options(
-  block: Any, named: Collection[str], prefix: str = ''
-) -> Iterator[tuple[str, Any, Any]]:
+def _options(block, named, prefix=''):
   """Yields key, value and default of each option; of a nested block if it is named, its options."""
   for field in dataclasses.fields(block):
     key, value = prefix + field.name, getattr(block, field.name)

@@ -47,9 +47,7 @@ def _token_ids(vocabulary: vocabularies.Vocabulary) -> dict[str, int | list[int]
   return ids if start in ends and not vocabulary.adds_start else {'bos_token_id': start} | ids
 
 
-def _text_files(
-  vocabulary: vocabularies.Vocabulary, published_ids: dict[str, int]
-) -> dict[str, bytes]:
+def _text_files(vocabulary, published_ids):
   """Returns the files of a tokenizer, none if the vocabulary is not one."""
   if not isinstance(vocabulary, tokenizer.TokenizerVocabulary):
     logging.warning('%s has no tokenizer.json: text is encoded here', type(vocabulary).__name__)

@@ -277,9 +277,7 @@ class Run:
     options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens, streams=streams)
     return {'text': str(path), **self._evaluate(tokens, str(path), options)}
 
-  def _evaluate(
-    self, tokens: token_cache.TokenSplit, name: str, options: experiment.EvaluationConfig
-  ) -> dict[str, Any]:
+  def _evaluate(self, tokens, name, options):
     config = dataclasses.replace(self.config, evaluation=options)
     count = min(options.max_tokens or len(tokens.tokens), len(tokens.tokens))
     with progress.Progress(f'evaluating {name}', count, 'tokens') as bar:

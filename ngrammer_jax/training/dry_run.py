@@ -16,7 +16,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.data import streams
 from ngrammer_jax.system import progress, text_tables
-from ngrammer_jax.training import capacity, loop, programs, train_task
+from ngrammer_jax.training import capacity, loop, train_task
 from ngrammer_jax.training import state as train_state
 
 MAX_TIMED_STEPS = 5
@@ -77,9 +77,7 @@ def _random_segments(config, vocabulary_size, mesh) -> streams.Segment:
   return sharding.global_rows(mesh, t.batch_size, stack, axis=1)
 
 
-def _time_step(
-  run: programs.Programs, state: train_state.TrainState, segments: streams.Segment, steps: int
-) -> float:
+def _time_step(run, state, segments, steps):
   """Returns the seconds of a step. A first call, which is not timed, warms up."""
   state, _ = jax.block_until_ready(run.call(state, segments, 1))
   start_time = time.monotonic()
