@@ -28,13 +28,8 @@ from ngrammer_jax.system import files, hosts
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 ORIGIN = 'published.json'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
-OWN_FILES = (
-  'config',
-  'corpus',
-  'vocabulary',
-  'lock',
-  reader.FROZEN,
-)  # a killed start may leave these
+# A killed start may leave these.
+OWN_FILES = 'config', 'corpus', 'vocabulary', 'lock', reader.FROZEN
 SHARED_SECONDS = 60  # after which all processes see a file of the primary
 REMEDY = 'restore it from a backup, or use another workdir'
 

@@ -6,14 +6,7 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import start_field
-from ngrammer_jax.config.ngram import sizes
-from ngrammer_jax.config.ngram.memory import (
-  EMPTY,
-  INITIAL,
-  PER_HEAD_JOINS,
-  NGramMemoryConfig,
-  exchange_field,
-)
+from ngrammer_jax.config.ngram import memory, sizes
 from ngrammer_jax.config.place import Place
 
 # After the embedding; after the first, the middle or the last block; or after attention in blocks.
@@ -42,7 +35,7 @@ class NGramConfig:
   vocabulary_size: int = field(16_384, 'rows by head and order', at_least=1, at_most=sizes.MAX_ROWS)
   dim: int = field(8, 'width of an n-gram vector', at_least=1)
   heads: int | None = field(None, 'heads of the layer; None: model.heads', at_least=1)
-  combine: str = field('concat', 'how they are joined with token vectors', choices=PER_HEAD_JOINS)
+  combine: str = field('concat', 'how they join the token vectors', choices=memory.PER_HEAD_JOINS)
   orders: tuple[int, ...] = field((2,), 'lengths of n-grams', at_least=2, at_most=sizes.MAX_ORDER)
   distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
   layer: str = field('input', 'place of the layer', choices=LAYERS, only_for={'recurrent': (None,)})
@@ -57,16 +50,16 @@ class NGramConfig:
   )
   epsilon: float = field(1e-6, 'added to the number of tokens of a cluster', above=0)
   prenormalize: bool = field(False, 'normalise the vectors before clustering')
-  empty: str = field('shrink', 'centroids of clusters without tokens', choices=EMPTY)
+  empty: str = field('shrink', 'centroids of clusters without tokens', choices=memory.EMPTY)
   initial: str | None = field(
     None,
     'initial centroids; None: data at the input if tokens outnumber clusters, else uniform',
-    choices=INITIAL,
+    choices=memory.INITIAL,
     needs={'data': {'layer': ('input',), 'adaptive_softmax': (None,)}},  # it samples the embedding
   )
   padding_trains: bool = field(False, 'padding updates centroids, as in praxis', only_for=_BLOCKS)
   start: str | None = start_field()
-  exchange: str = exchange_field()
+  exchange: str = memory.exchange_field()
 
   def places(self, layers: int) -> tuple[Place, ...]:
     """Returns the places of the layer in a model with this number of blocks."""
@@ -78,7 +71,7 @@ class NGramConfig:
 
   def as_memory(
     self, model: Any, place: Place, vocabulary_size: int | None = None
-  ) -> NGramMemoryConfig:
+  ) -> memory.NGramMemoryConfig:
     """Returns the layer at a place as an n-gram memory.
 
     Args:
@@ -119,11 +112,11 @@ class NGramConfig:
         'model.ngram.pairing is "none" for all layers: use model.ngram=None, or another pairing'
       )
     for place in places:
-      memory = self.as_memory(model, place)
-      dataclasses.replace(memory, initial=None).check(model, 'model.ngram')
+      options = self.as_memory(model, place)
+      dataclasses.replace(options, initial=None).check(model, 'model.ngram')
 
 
-def memory_options(layer: Any, **fields: Any) -> NGramMemoryConfig:
+def memory_options(layer: Any, **fields: Any) -> memory.NGramMemoryConfig:
   """Returns an N-Grammer layer as an n-gram memory.
 
   Args:
@@ -138,6 +131,6 @@ def memory_options(layer: Any, **fields: Any) -> NGramMemoryConfig:
     row_rule='exact',
     width=layer.dim,
     table_initial='xavier',
-    clusters=layer.clusters or NGramMemoryConfig.clusters,
+    clusters=layer.clusters or memory.NGramMemoryConfig.clusters,
   )
-  return NGramMemoryConfig(**options | fields)
+  return memory.NGramMemoryConfig(**options | fields)
