@@ -49,19 +49,14 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
-    '--config',
-    required=True,
-    metavar='FILE[:VARIANT]',
-    help='config file, or the name of a config of the package, and its variant; or '
-    'pretrained:NAME, or hf:FOLDER',
+  text = (
+    'config file, or the name of a config of the package, and its variant; or '
+    'pretrained:NAME, or hf:FOLDER'
   )
+  parser.add_argument('--config', required=True, metavar='FILE[:VARIANT]', help=text)
   add_list(parser)
-  parser.add_argument(
-    '--print_config',
-    action='store_true',
-    help='print every key of the resolved config with its meaning, and exit',
-  )
+  text = 'print every key of the resolved config with its meaning, and exit'
+  parser.add_argument('--print_config', action='store_true', help=text)
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:

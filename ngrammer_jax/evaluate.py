@@ -20,15 +20,11 @@ def main(argv: list[str]) -> int:
   """Scores a split or a text, writes evaluation/<name>.json and prints a table."""
   parser = flags.make_parser('evaluate', __doc__)
   flags.add_run(parser)
-  text = parser.add_mutually_exclusive_group()
-  text.add_argument('--split', default='test', help='train, validation or test')
-  text.add_argument('--text', metavar='FILE', help='a text file instead of a split')
-  parser.add_argument(
-    '--output',
-    type=files.path,
-    metavar='DIR',
-    help='folder of the results; default: evaluation in the workdir, none for a published model',
-  )
+  source = parser.add_mutually_exclusive_group()
+  source.add_argument('--split', default='test', help='train, validation or test')
+  source.add_argument('--text', metavar='FILE', help='a text file instead of a split')
+  text = 'folder of the results; default: evaluation in the workdir, none for a published model'
+  parser.add_argument('--output', type=files.path, metavar='DIR', help=text)
   cloze = parser.add_argument_group("the Children's Book Test")
   cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder or file')
   cloze.add_argument(

@@ -74,32 +74,19 @@ def _make_parser() -> argparse.ArgumentParser:
   flags.add_run(parser)
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='text to continue')
-  source.add_argument(
-    '--prompts',
-    type=pathlib.Path,
-    metavar='FILE',
-    help='one prompt per line, or JSON objects with a "prompt"; -: standard input',
-  )
+  text = 'one prompt per line, or JSON objects with a "prompt"; -: standard input'
+  source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help=text)
   source.add_argument('--interactive', action='store_true', help='read prompts from standard input')
   parser.add_argument('--chat', action='store_true', help='answer prompts, by the chat template')
   parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
   parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
-  parser.add_argument(
-    '--stop',
-    action='append',
-    default=[],
-    metavar='TEXT',
-    help='text before which a continuation ends; several: --stop=A --stop=B',
-  )
+  text = 'text before which a continuation ends; several: --stop=A --stop=B'
+  parser.add_argument('--stop', action='append', default=[], metavar='TEXT', help=text)
   parser.add_argument('--temperature', type=float, default=1.0, help='0: greedy decoding')
   parser.add_argument('--top_k', type=int, help='sample from the k most likely tokens')
   parser.add_argument('--top_p', type=float, help='nucleus sampling: probability mass')
-  parser.add_argument(
-    '--repetition_penalty',
-    type=float,
-    default=1.0,
-    help='factor by which the logits of tokens of the text so far are lowered; 1: none',
-  )
+  text = 'factor by which the logits of tokens of the text so far are lowered; 1: none'
+  parser.add_argument('--repetition_penalty', type=float, default=1.0, help=text)
   parser.add_argument('--seed', type=int, default=0, help='seed of prompt 0; prompt i has seed + i')
   parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
   compilation_cache.add_flag(parser)

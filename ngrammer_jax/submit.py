@@ -11,13 +11,8 @@ from ngrammer_jax.system import compilation_cache, files, hosts
 def main(argv: list[str]) -> int:
   """Answers the test splits of the ten tasks, and writes their files and submission.zip."""
   parser = flags.make_parser('submit', __doc__)
-  parser.add_argument(
-    '--workdir',
-    type=files.path,
-    required=True,
-    action='append',
-    help='run directory of a fine-tuning, or a folder of several; can be repeated',
-  )
+  text = 'run directory of a fine-tuning, or a folder of several; can be repeated'
+  parser.add_argument('--workdir', type=files.path, required=True, action='append', help=text)
   parser.add_argument('--output', type=files.path, required=True, help='folder of the ten files')
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
   compilation_cache.add_flag(parser)
