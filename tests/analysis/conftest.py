@@ -17,6 +17,7 @@ def untrained(tmp_path, cache, monkeypatch):
   from ngrammer_jax import runs
   from ngrammer_jax.data import token_cache
   from ngrammer_jax.models import language_model
+  from ngrammer_jax.training import state as train_state
   from tests import checks
 
   def create_run(config, modify=lambda params, codebook: None):
