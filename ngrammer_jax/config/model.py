@@ -47,9 +47,7 @@ class ModelConfig:
     688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
   )
   activation: str = field(
-    'gelu',
-    'activation of the feed-forward; gelu: the tanh form, gelu_erf: the exact one',
-    choices=ACTIVATIONS,
+    'gelu', 'of the feed-forward; gelu: tanh form, gelu_erf: exact', choices=ACTIVATIONS
   )
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
@@ -77,16 +75,10 @@ class ModelConfig:
   scale_embeddings: bool = field(True, 'multiply embeddings by the square root of the width')
   softmax_bias: bool = field(True, 'biases of the output', only_for={'adaptive_softmax': (None,)})
   final_logit_cap: float | None = field(
-    None,
-    'c of the capped output logits c tanh(s / c); None: not capped',
-    above=0,
-    only_for={'adaptive_softmax': (None,)},
+    None, 'c of c tanh(s / c); None: no cap', above=0, only_for={'adaptive_softmax': (None,)}
   )
   vocabulary_chunk: int | None = field(
-    None,
-    'vocabulary entries whose logits are computed at a time; None: all',
-    at_least=1,
-    free_on_resume=True,
+    None, 'vocabulary entries with logits at a time; None: all', at_least=1, free_on_resume=True
   )
   # Applied to embeddings, the output of each sub-layer, relative position encodings, and the final
   # output if it has no norm.
@@ -94,18 +86,12 @@ class ModelConfig:
   attention_dropout: float = field(0.0, 'dropout of attention weights', **DROPOUT)
   inner_dropout: float = field(0.0, 'dropout inside the feed-forward', **DROPOUT)
   dtype: str = field(
-    'auto',
-    'dtype of activations; auto: bfloat16 on accelerators, float32 on CPU',
-    choices=DTYPES,
-    free_on_init=True,
+    'auto', 'activations; auto: bfloat16 on accelerators', choices=DTYPES, free_on_init=True
   )
   scan_layers: bool = field(True, 'compile one block and scan over blocks', free_on_resume=True)
   remat: str = field('none', 'what is rematerialised', choices=REMAT, free_on_resume=True)
   kernel: str | None = field(
-    None,
-    'attention kernel, see docs/kernels.md; None selects automatically',
-    choices=kernels.NAMES,
-    free_on_resume=True,
+    None, 'see docs/kernels.md; None: automatic', choices=kernels.NAMES, free_on_resume=True
   )
   attention: AttentionConfig | None = field(None, 'options of attention; None: the defaults')
   ngram: NGramConfig | None = field(None, 'N-Grammer layer')

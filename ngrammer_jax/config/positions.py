@@ -44,10 +44,7 @@ class RotaryScalingConfig:
   beta_slow: float = field(1.0, 'turns below which a frequency is scaled', only_for=_YARN, above=0)
   truncate: bool = field(True, 'round the ends of the ramp between both', only_for=_YARN)
   attention_factor: float | None = field(
-    None,
-    'multiplies sine and cosine; None: that of the formula',
-    above=0,
-    only_for={'kind': ('yarn', 'longrope')},
+    None, 'of sine and cosine; None: by formula', above=0, only_for={'kind': ('yarn', 'longrope')}
   )
   short_factors: tuple[float, ...] = field(
     (), 'divisors of the frequencies for texts up to `original_length`', above=0, only_for=_LONGROPE
@@ -79,26 +76,17 @@ class PositionalConfig:
   min_timescale: float = field(1.0, 'shortest timescale', above=0, only_for=_ROPE)
   max_timescale: float = field(10_000.0, 'longest timescale, `theta`', above=0, only_for=_ROPE)
   window_max_timescale: float | None = field(
-    None,
-    'longest timescale of layers with a window, never scaled; None: as the others',
-    above=0,
-    only_for=_ROPE,
+    None, 'longest timescale in layers with a window; None: the same', above=0, only_for=_ROPE
   )
   rotary_fraction: float = field(1.0, 'rotated share of a head', above=0, at_most=1, only_for=_ROPE)
   interleaved: bool = field(False, 'rotate features 2 j and 2 j + 1 together', only_for=_ROPE)
   scaling: RotaryScalingConfig | None = field(None, 'frequencies for longer texts', only_for=_ROPE)
   shared_biases: bool = field(True, 'all layers share the biases u and v', only_for=_RELATIVE)
   clamp_length: int | None = field(
-    None,
-    'maximum distance: relative clamps beyond it, shaw from it on',
-    at_least=1,
-    only_for=_CLAMPED,
+    None, 'maximum distance: relative clamps beyond it, shaw at it', at_least=1, only_for=_CLAMPED
   )
   max_length: int = field(
-    512,
-    'number of learned distances (shaw, table) or positions (learned, absolute)',
-    at_least=1,
-    only_for=_LEARNED,
+    512, 'distances (shaw, table) or positions (learned, absolute)', at_least=1, only_for=_LEARNED
   )
 
   def rotated_features(self, head_width: int) -> int:

@@ -46,10 +46,7 @@ class RecurrentConfig:
   # memory, so that models can be compared with equal options.
   carry_memory: bool = field(False, 'carry the memory of the readout to the next segment')
   empty_slots: str = field(
-    'mask',
-    'empty slots of the window: masked, or zeros that are attended to',
-    choices=EMPTY_SLOTS,
-    only_for={'readout': ATTENTION},
+    'mask', 'masked, or visible zeros', choices=EMPTY_SLOTS, only_for={'readout': ATTENTION}
   )
   temporal_tables: int = field(
     1, "number of temporal tables; 2 in the authors' code", at_least=1, at_most=2, only_for=_MEMORY

@@ -57,9 +57,7 @@ class NGramMemoryConfig:
   """Tables of n-grams, looked up at the input or in blocks (see docs/ngram_memories.md)."""
 
   preset: str | None = field(
-    None,
-    'published values that the block starts from; --config...preset, also None, resets the block',
-    choices=tuple(PRESETS),
+    None, 'published start values; --config...preset resets the block', choices=tuple(PRESETS)
   )
   key: str = field(
     'tokens',
@@ -73,10 +71,7 @@ class NGramMemoryConfig:
   hash: str = field('engram', 'hash from an n-gram to a row', choices=HASHES)
   join: str = field('gate', 'how rows are joined with the hidden states', choices=JOINS)
   layers: tuple[int, ...] = field(
-    (),
-    'numbers of the blocks with this memory, from 0; (): at the input',
-    at_least=0,
-    only_for={'recurrent': (None,)},
+    (), 'blocks with this memory from 0; (): the input', at_least=0, only_for={'recurrent': (None,)}
   )
   point: str = field('before_attention', 'where in these blocks it acts', choices=POINTS_IN_MODEL)
   orders: tuple[int, ...] = field((2, 3), 'n of n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER)
@@ -102,11 +97,7 @@ class NGramMemoryConfig:
   )
   untrained_row: int | None = field(None, 'row of each head that is not trained', at_least=0)
   seed: int = field(
-    0,
-    'seed of the multipliers of the hash',
-    at_least=0,
-    at_most=2**31 - 1,
-    only_for={'hash': ('engram', 'ple')},
+    0, 'seed of multipliers', at_least=0, at_most=2**31 - 1, only_for={'hash': ('engram', 'ple')}
   )
   boundary: str = field(
     'starts',
@@ -125,9 +116,7 @@ class NGramMemoryConfig:
     needs={None: {'boundary': ('eos_id',), 'key': TOKEN_KEYS}},
   )
   distinct_start: bool = field(
-    False,
-    'read an id of its own, that no token has, in place of those before a boundary',
-    only_for={'key': ('tokens', *CLUSTER_KEYS)},
+    False, 'read an id of its own before a boundary', only_for={'key': ('tokens', *CLUSTER_KEYS)}
   )
   displacement: int = field(
     0, 'read predecessors this many tokens further back (a control)', at_least=0, at_most=2**16
@@ -159,27 +148,17 @@ class NGramMemoryConfig:
   norm_epsilon: float | None = field(None, 'norm epsilon; None: by dtype', above=0, only_for=_GATE)
   norm_offset: bool = field(False, 'RMS norms multiply by 1 + weight, not weight', only_for=_GATE)
   convolution: int = field(
-    0,
-    'width of the depthwise convolution after the gate; 0: none',
-    at_least=0,
-    at_most=128,
-    only_for=_GATE,
+    0, 'width of the convolution after the gate; 0: none', at_least=0, at_most=128, only_for=_GATE
   )
   convolution_epsilon: float = field(1e-5, 'epsilon of the norm before it', above=0, only_for=_GATE)
   gate: str = field('learned', 'gate; half: fixed (a control)', choices=GATES, only_for=_GATE)
   zero_score: str = field(
-    'half',
-    'gate of a score of 0: one half, or that of a small positive score',
-    choices=ZERO_SCORES,
-    only_for=_GATE,
+    'half', 'gate of a score of 0: half, or as above 0', choices=ZERO_SCORES, only_for=_GATE
   )
 
   projection: bool = field(False, 'project the rows of each head to the model width', only_for=_SUM)
   amplification: str = field(
-    'none',
-    'multiply the joined embedding by the square root of the width, or normalise it',
-    choices=AMPLIFICATIONS,
-    only_for=_SUM,
+    'none', 'multiply the result by D^(1/2), or normalise it', choices=AMPLIFICATIONS, only_for=_SUM
   )
 
   start: str | None = start_field()

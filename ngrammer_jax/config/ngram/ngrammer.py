@@ -40,10 +40,7 @@ class NGramConfig:
   distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
   layer: str = field('input', 'place of the layer', choices=LAYERS, only_for={'recurrent': (None,)})
   pairing: tuple[str, ...] = field(
-    ('previous',),
-    'token that each token is paired with, by block or one entry for all',
-    choices=PAIRING,
-    only_for=_BLOCKS,
+    ('previous',), 'paired token, by block or one entry for all', choices=PAIRING, only_for=_BLOCKS
   )
   decay: float = field(
     0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1, free_on_init=True
