@@ -124,7 +124,7 @@ def save(
   token_ids: Mapping[str, Any],
   text_files: Mapping[str, bytes],
   dtype: Any = None,
-  preferred: families.Family = families.FAMILIES['llama'],
+  preferred: families.Family = families.LLAMA,
 ) -> None:
   """Writes a model as a folder of a family that has such models.
 

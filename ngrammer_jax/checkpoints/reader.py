@@ -132,9 +132,7 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
 
 
 def check_written(
-  checkpointer: 'ocp.StandardCheckpointer',
-  folder: pathlib.Path,
-  leaves: dict[str, tuple[str, list[int], str]],
+  checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path, leaves: manifest.Leaves
 ) -> None:
   """Looks every array up in what Orbax has written, without reading its values.
 

@@ -23,6 +23,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import Vocabulary
 from ngrammer_jax.system import files, hosts
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
@@ -93,10 +94,7 @@ def read_content_hash(workdir: pathlib.Path) -> str | None:
 
 
 def write(
-  folder: pathlib.Path,
-  config: experiment.Config,
-  vocabulary: vocabularies.Vocabulary,
-  content_hash: str | None,
+  folder: pathlib.Path, config: experiment.Config, vocabulary: Vocabulary, content_hash: str | None
 ) -> None:
   """Writes the vocabulary, the hash of the text and the config."""
   vocabulary.save(folder)
@@ -118,10 +116,7 @@ def write_origin(folder: pathlib.Path, origin: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def lock_workdir(
-  workdir: pathlib.Path,
-  config: experiment.Config,
-  vocabulary: vocabularies.Vocabulary,
-  content_hash: str,
+  workdir: pathlib.Path, config: experiment.Config, vocabulary: Vocabulary, content_hash: str
 ) -> Iterator[None]:
   """Locks a workdir and writes its files other than checkpoints, in the primary process.
 

@@ -213,7 +213,7 @@ class CheckpointWriter:
       self._orbax.close()
 
 
-def _describe_leaves(state: Any) -> dict[str, tuple[str, list[int], str]]:
+def _describe_leaves(state: Any) -> manifest.Leaves:
   """Returns dtype, shape and checksum of each array by name."""
   leaves, sums = checksums.named_leaves(state), checksums.checksums(state)
   return {name: (str(x.dtype), list(x.shape), sums[name]) for name, x in leaves.items()}

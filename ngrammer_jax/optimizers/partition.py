@@ -16,11 +16,10 @@ from ngrammer_jax.models import parameter_groups, spans
 from ngrammer_jax.optimizers import row_gradient, tables
 
 FROZEN = 'frozen'
+Memories = Sequence[NGramMemoryConfig]
 
 
-def labels(
-  params: Any, memories: Sequence[NGramMemoryConfig] = (), frozen: Collection[str] = ()
-) -> Any:
+def labels(params: Any, memories: Memories = (), frozen: Collection[str] = ()) -> Any:
   """Returns the label of every parameter.
 
   `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
@@ -93,10 +92,7 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
 
 
 def make(
-  config: experiment.OptimizerConfig,
-  steps: int,
-  labels: Any,
-  memories: Sequence[NGramMemoryConfig] = (),
+  config: experiment.OptimizerConfig, steps: int, labels: Any, memories: Memories = ()
 ) -> optax.GradientTransformation:
   """Returns the optimiser: clipped gradients for dense weights, Adagrad for most n-gram tables.
 

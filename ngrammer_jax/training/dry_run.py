@@ -4,7 +4,6 @@ Steps are timed on a state that is thrown away, with random tokens. Nothing is w
 of the tokens.
 """
 
-from collections.abc import Callable
 import pathlib
 import time
 
@@ -25,7 +24,7 @@ MAX_TIMED_STEPS = 5
 def dry_run(
   config: experiment.Config,
   workdir: pathlib.Path,
-  make_task: Callable[[experiment.Config], train_task.TrainTask] = train_task.CorpusTask,
+  make_task: train_task.MakeTask = train_task.CorpusTask,
 ) -> str:
   """Prepares a training, and returns a table of its parameters, memory and expected time.
 

@@ -28,7 +28,7 @@ from ngrammer_jax.training.records import watchdog
 def train(
   config: experiment.Config,
   workdir: pathlib.Path,
-  make_task: Callable[[experiment.Config], train_task.TrainTask] = train_task.CorpusTask,
+  make_task: train_task.MakeTask = train_task.CorpusTask,
   watchdog_minutes: float = watchdog.DEFAULT_MINUTES,
   trace: range | None = None,
 ) -> bool:
@@ -81,9 +81,7 @@ def train(
 
 
 def prepare(
-  config: experiment.Config,
-  workdir: pathlib.Path,
-  make_task: Callable[[experiment.Config], train_task.TrainTask],
+  config: experiment.Config, workdir: pathlib.Path, make_task: train_task.MakeTask
 ) -> tuple[train_task.TrainTask, programs.Programs]:
   """Returns the data and the programs of a run. Everything that can be refused is refused here.
 

@@ -51,6 +51,9 @@ class TrainTask(Protocol):
     """Logs the amount of training data."""
 
 
+MakeTask = Callable[[experiment.Config], TrainTask]
+
+
 class CorpusTask:
   """Language modeling on the text of `config.data`, as contiguous streams.
 

@@ -175,7 +175,7 @@ def write(
   model: ModelConfig,
   vocabulary_size: int,
   positions: int,
-  preferred: families.Family = families.FAMILIES['llama'],
+  preferred: families.Family = families.LLAMA,
 ) -> tuple[families.Family, dict[str, Any]]:
   """Returns a family that has such models, and the config.json of one.
 

@@ -287,3 +287,4 @@ FAMILIES = {
     ),
   )
 }
+LLAMA = FAMILIES['llama']

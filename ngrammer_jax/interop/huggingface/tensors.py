@@ -35,6 +35,9 @@ KERNELS = {
 HEAD = 'softmax_weight'
 
 
+Stored = Mapping[str, checkpoints.StoredTensor]  # by name
+
+
 class TensorSlice(NamedTuple):
   """Where a parameter is in a file.
 
@@ -72,6 +75,9 @@ class TensorSlice(NamedTuple):
   def num_rows(self) -> int:
     """Rows of the parameter."""
     return math.prod(self.view) // math.prod(self.shape[1:])
+
+
+Slices = Mapping[str, TensorSlice]  # by the path of the parameter
 
 
 def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> TensorSlice:
@@ -139,10 +145,7 @@ def find_all(
 
 
 def load(
-  checkpoint: checkpoints.Checkpoint,
-  stored: Mapping[str, checkpoints.StoredTensor],
-  slices: Mapping[str, TensorSlice],
-  abstract: Any,
+  checkpoint: checkpoints.Checkpoint, stored: Stored, slices: Slices, abstract: Any
 ) -> dict[str, Any]:
   """Loads the parameters straight into their shards, and returns them as a nested dict.
 
@@ -170,12 +173,7 @@ def load(
   return traverse_util.unflatten_dict(loaded, sep='/')
 
 
-def check(
-  path: pathlib.Path,
-  stored: Mapping[str, checkpoints.StoredTensor],
-  family: families.Family,
-  slices: Mapping[str, TensorSlice],
-) -> None:
+def check(path: pathlib.Path, stored: Stored, family: families.Family, slices: Slices) -> None:
   """Raises BadInput for tensors of the wrong name, shape or dtype, by the headers of the files."""
   expected = {each.name: each.shape for each in slices.values()}
   head = family.tensors[HEAD].name
@@ -200,7 +198,7 @@ class _Loader:
   """Loads parameters, and counts the values of each tensor that are not finite."""
 
   checkpoint: checkpoints.Checkpoint
-  stored: Mapping[str, checkpoints.StoredTensor]
+  stored: Stored
   broken: dict[str, int] = dataclasses.field(default_factory=dict)
 
   def load(self, selected: TensorSlice, leaf: jax.ShapeDtypeStruct) -> jax.Array:
