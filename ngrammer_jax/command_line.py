@@ -111,9 +111,7 @@ def override(config: Config, overrides: list[tuple[str, str]], *allowed: str) ->
   values = dataclasses.asdict(config)
   for path, _ in overrides:
     if not any(fnmatch.fnmatch(path, pattern) for pattern in allowed):
-      raise errors.BadInput(
-        f'--config.{path}: only {", ".join(allowed)} of a run can be changed here'
-      )
+      raise errors.BadInput(f'--config.{path}: only {", ".join(allowed)} can be changed here')
   _apply_all(values, overrides)
   return conversion.resolve(values)
 
@@ -251,9 +249,7 @@ def _value(key: fields.Key, text: str) -> Any:
   if key.presets is not None:
     return dataclasses.asdict(key.presets(text))
   if key.block is not None:
-    raise errors.BadInput(
-      f'{key.path} is a section: set a key in it, --config.{key.path}.KEY=VALUE'
-    )
+    raise errors.BadInput(f'{key.path} is a section: set a key in it, --config.{key.path}.KEY=...')
   if bool in key.types and text.lower() in ('true', 'false', '1', '0'):
     return text.lower() in ('true', '1')
   if str in key.types:

@@ -207,11 +207,11 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
       '--config.model.width.x=1',
       'unknown config key model.width.x: model.width is a value, not a section',
     ),
-    ('--config.model=3', 'model is a section: set a key in it, --config.model.KEY=VALUE'),
-    ('--config.model=None', 'model is a section: set a key in it, --config.model.KEY=VALUE'),
+    ('--config.model=3', 'model is a section: set a key in it, --config.model.KEY=...'),
+    ('--config.model=None', 'model is a section: set a key in it, --config.model.KEY=...'),
     (
       '--config.model.ngram=3',
-      'model.ngram is a section: set a key in it, --config.model.ngram.KEY=VALUE',
+      'model.ngram is a section: set a key in it, --config.model.ngram.KEY=...',
     ),
     (
       '--config.mesh=zero',

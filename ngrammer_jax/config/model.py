@@ -46,9 +46,7 @@ class ModelConfig:
   feed_forward_width: int = field(
     688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
   )
-  activation: str = field(
-    'gelu', 'of the feed-forward; gelu: tanh form, gelu_erf: exact', choices=ACTIVATIONS
-  )
+  activation: str = field('gelu', 'gelu: tanh form, gelu_erf: the exact one', choices=ACTIVATIONS)
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
   feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: same as `bias`')
@@ -85,9 +83,7 @@ class ModelConfig:
   dropout: float = field(0.0, 'dropout of embeddings and sub-layers', **DROPOUT)
   attention_dropout: float = field(0.0, 'dropout of attention weights', **DROPOUT)
   inner_dropout: float = field(0.0, 'dropout inside the feed-forward', **DROPOUT)
-  dtype: str = field(
-    'auto', 'activations; auto: bfloat16 on accelerators', choices=DTYPES, free_on_init=True
-  )
+  dtype: str = field('auto', 'auto: bfloat16 on accelerators', choices=DTYPES, free_on_init=True)
   scan_layers: bool = field(True, 'compile one block and scan over blocks', free_on_resume=True)
   remat: str = field('none', 'what is rematerialised', choices=REMAT, free_on_resume=True)
   kernel: str | None = field(
@@ -100,9 +96,7 @@ class ModelConfig:
   adaptive_softmax: AdaptiveSoftmaxConfig | None = field(None, 'adaptive input and softmax')
   span: SpanConfig | None = field(None, 'adaptive attention span')
   persistent: PersistentConfig | None = field(None, 'persistent vectors (all-attention)')
-  initial: InitialConfig | None = field(
-    None, "initial weights; None: each layer's own", free_on_init=True
-  )
+  initial: InitialConfig | None = field(None, "weights; None: each layer's own", free_on_init=True)
   recurrent: RecurrentConfig | None = field(None, 'recurrent model instead of the Transformer')
 
   def positions(self) -> PositionalConfig:

@@ -65,9 +65,7 @@ class OptimizerConfig:
   weight_decay: float = field(
     0.0, 'decay of dense weights', at_least=0, only_for={'algorithm': ('adam', 'adamw', 'lamb')}
   )
-  clip_norm: float | None = field(
-    1.0, 'maximum gradient norm of the dense weights; adagrad: of each array', at_least=0
-  )
+  clip_norm: float | None = field(1.0, 'maximum dense gradient norm; adagrad: by array', at_least=0)
   adam: AdamConfig | None = field(None, 'decay rates of Adam and LAMB; None: the defaults')
   table: TableConfig | None = field(None, 'Adagrad of the n-gram tables; None: the defaults')
   drop: DropConfig | None = field(None, 'lower learning rate in the final steps')

@@ -31,15 +31,11 @@ class RotaryScalingConfig:
 
   kind: str = field('linear', 'formula of the scaled frequencies', choices=SCALINGS)
   factor: float = field(1.0, 'ratio of the new length to the original one', at_least=1)
-  original_length: int = field(
-    8192, 'length of texts before scaling', at_least=2, only_for=_BY_LENGTH
-  )
+  original_length: int = field(8192, 'text length before scaling', at_least=2, only_for=_BY_LENGTH)
   low_frequency_factor: float = field(
     1.0, 'turns in the original length below which a frequency is scaled', only_for=_LLAMA3, above=0
   )
-  high_frequency_factor: float = field(
-    4.0, 'turns above which a frequency is not scaled', only_for=_LLAMA3, above=0
-  )
+  high_frequency_factor: float = field(4.0, 'turns above which it stays', only_for=_LLAMA3, above=0)
   beta_fast: float = field(32.0, 'turns above which a frequency stays', only_for=_YARN, above=0)
   beta_slow: float = field(1.0, 'turns below which a frequency is scaled', only_for=_YARN, above=0)
   truncate: bool = field(True, 'round the ends of the ramp between both', only_for=_YARN)

@@ -38,9 +38,7 @@ def labels(params: Any, memories: Memories = (), frozen: Collection[str] = ()) -
   def label(path, leaf):
     name = sharding.leaf_name(path)
     if not is_boxed(leaf):
-      raise ValueError(
-        f'parameter {name} has no logical axis names: use nn.with_logical_partitioning'
-      )
+      raise ValueError(f'parameter {name} has no axis names: use nn.with_logical_partitioning')
     if name in frozen:
       return FROZEN
     if 'ngram_vocab' not in leaf.names:

@@ -17,7 +17,7 @@ def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
   Of a training that started from a published model, what that model says is kept: its family, its
   number of positions and its settings of generation.
   """
-  config, origin = source.config, source.origin
+  config, origin, V = source.config, source.origin, source.vocabulary_size
   token_ids = dict(origin.get('token_ids', {}))
   if source.published is not None:
     checkpoint = source.published.checkpoint
@@ -32,9 +32,7 @@ def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
   positions = origin.get('positions', config.evaluation_length())
   family = families.FAMILIES[origin.get('family', 'llama')]
   about = positions, token_ids, text_files, dtype, family
-  open_weights.save(
-    lambda: source.state.params, config.model, source.vocabulary_size, folder, *about
-  )
+  open_weights.save(lambda: source.state.params, config.model, V, folder, *about)
 
 
 def _token_ids(vocabulary: vocabularies.Vocabulary) -> dict[str, int | list[int]]:

@@ -53,9 +53,7 @@ def draw(
   mesh = state.step.sharding.mesh
   arrays = traverse_util.flatten_dict(state.codebook, keep_empty_nodes=True)
   centroid_paths = {path: (*path, 'quantizer', 'centroids') for path in paths}
-  most = INPUTS_PER_CLUSTER * max(
-    arrays[centroid_path].shape[1] for centroid_path in centroid_paths.values()
-  )
+  most = INPUTS_PER_CLUSTER * max(arrays[each].shape[1] for each in centroid_paths.values())
   compute, batches = jax.jit(apply, out_shardings=sharding.replicated(mesh)), []
   with sharding.use(mesh):
     while len(batches) < MAX_BATCHES and sum(valid.sum() for _, valid in batches) < most:

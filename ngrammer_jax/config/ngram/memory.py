@@ -56,9 +56,7 @@ def exchange_field() -> Any:
 class NGramMemoryConfig:
   """Tables of n-grams, looked up at the input or in blocks (see docs/ngram_memories.md)."""
 
-  preset: str | None = field(
-    None, 'published start values; --config...preset resets the block', choices=tuple(PRESETS)
-  )
+  preset: str | None = field(None, 'published values that reset the block', choices=tuple(PRESETS))
   key: str = field(
     'tokens',
     'ids that n-grams are made of',
@@ -77,9 +75,7 @@ class NGramMemoryConfig:
   orders: tuple[int, ...] = field((2, 3), 'n of n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER)
   heads: int = field(8, 'hash heads of each order', at_least=1, at_most=1024)
   rows: tuple[int, ...] = field((16_384,), 'base rows of a head, by order or for all', at_least=1)
-  row_rule: str = field(
-    'prime', 'how the rows of each head follow from the base number', choices=ngram_sizes.ROW_RULES
-  )
+  row_rule: str = field('prime', 'from base number to rows of heads', choices=ngram_sizes.ROW_RULES)
   row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
   width: int = field(64, 'values of a row', at_least=1)
   deviation: float | None = field(
@@ -118,9 +114,7 @@ class NGramMemoryConfig:
   distinct_start: bool = field(
     False, 'read an id of its own before a boundary', only_for={'key': ('tokens', *CLUSTER_KEYS)}
   )
-  displacement: int = field(
-    0, 'read predecessors this many tokens further back (a control)', at_least=0, at_most=2**16
-  )
+  displacement: int = field(0, 'tokens further back to read (a control)', at_least=0, at_most=2**16)
   pairing: str = field(
     'previous',
     'token that each token is paired with: the previous one, or that with the most attention',
@@ -129,9 +123,7 @@ class NGramMemoryConfig:
   )
 
   clusters: int = field(256, 'clusters of each head', at_least=1, only_for=_CLUSTERS)
-  decay: float = field(
-    0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1, only_for=_CLUSTERS
-  )
+  decay: float = field(0.999, 'decay of the centroids', at_least=0, at_most=1, only_for=_CLUSTERS)
   epsilon: float = field(1e-6, 'added to the size of a cluster', above=0, only_for=_CLUSTERS)
   prenormalize: bool = field(False, 'normalise the vectors before clustering', only_for=_CLUSTERS)
   empty: str = field('shrink', 'centroids of unused clusters', choices=EMPTY, only_for=_CLUSTERS)
@@ -152,9 +144,7 @@ class NGramMemoryConfig:
   )
   convolution_epsilon: float = field(1e-5, 'epsilon of the norm before it', above=0, only_for=_GATE)
   gate: str = field('learned', 'gate; half: fixed (a control)', choices=GATES, only_for=_GATE)
-  zero_score: str = field(
-    'half', 'gate of a score of 0: half, or as above 0', choices=ZERO_SCORES, only_for=_GATE
-  )
+  zero_score: str = field('half', 'gate of a score of 0', choices=ZERO_SCORES, only_for=_GATE)
 
   projection: bool = field(False, 'project the rows of each head to the model width', only_for=_SUM)
   amplification: str = field(

@@ -42,9 +42,7 @@ class NGramConfig:
   pairing: tuple[str, ...] = field(
     ('previous',), 'paired token, by block or one entry for all', choices=PAIRING, only_for=_BLOCKS
   )
-  decay: float = field(
-    0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1, free_on_init=True
-  )
+  decay: float = field(0.999, 'decay of the centroids', at_least=0, at_most=1, free_on_init=True)
   epsilon: float = field(1e-6, 'added to the number of tokens of a cluster', above=0)
   prenormalize: bool = field(False, 'normalise the vectors before clustering')
   empty: str = field('shrink', 'centroids of clusters without tokens', choices=memory.EMPTY)

@@ -121,9 +121,8 @@ def _regular_sizes(rule, bases, heads, vocabulary):
     'multiple': lambda rows, g, j: multiple(rows),
     'multiple_plus_one': lambda rows, g, j: multiple(rows) + 1,
   }
-  return tuple(
-    tuple(formulas[rule](rows, g, j) for j in range(heads)) for g, rows in enumerate(bases)
-  )
+  formula = formulas[rule]
+  return tuple(tuple(formula(rows, g, j) for j in range(heads)) for g, rows in enumerate(bases))
 
 
 def _check_table(sizes, orders):

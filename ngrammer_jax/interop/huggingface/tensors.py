@@ -205,9 +205,7 @@ class _Loader:
     """Returns a parameter in the shards of `leaf`; each row is read once."""
     tensor = self.stored[selected.name]
     # First and last of each axis, by shard; devices may have the same.
-    range_of = lambda index: tuple(
-      part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)
-    )
+    range_of = lambda index: tuple(s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True))
     indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
     shards = {
       key: np.empty([stop - start for start, stop in key], leaf.dtype)
