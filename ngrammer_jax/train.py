@@ -1,7 +1,6 @@
 """Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
 
-from ngrammer_jax import flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, flags
 from ngrammer_jax.system import hosts
 
 
@@ -9,7 +8,7 @@ def main(argv: list[str]) -> int:
   """Trains, or reports that the run is already finished."""
   parser = flags.make_parser('train', __doc__)
   flags.add_training(parser)
-  options, config = command_line.parse(parser, argv, flags.complete_memories)
+  options, config = command_line.parse(parser, argv)
 
   # After parsing: errors in flags do not wait for the import of Orbax.
   from ngrammer_jax import runs

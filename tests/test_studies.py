@@ -8,8 +8,7 @@ from matplotlib import pyplot
 import numpy as np
 import pytest
 
-from ngrammer_jax import config, errors
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, config, errors
 from ngrammer_jax.data import token_cache
 from studies import (
   cells,

@@ -142,9 +142,8 @@ def load_language_model(
   if args is not None:
     conversion.check_same_model(config, config_from_args(args))
   # With persistent vectors, the state_dict lists each span twice.
-  duplicates = [
-    name for name in arrays if name.endswith('persistent_memory.adaptive_span._mask.current_val')
-  ]
+  ending = 'persistent_memory.adaptive_span._mask.current_val'
+  duplicates = [name for name in arrays if name.endswith(ending)]
   return conversion.convert(arrays, _sources(config, vocabulary_size), ORIGIN, duplicates)
 
 

@@ -1,6 +1,6 @@
 """Named arrays of other frameworks, checked, converted to variables of this package and back."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import itertools
 import operator
@@ -16,6 +16,8 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers.ngram import ngrammer
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 # Options that change how a model or layer is trained or computed, but not its function.
 NGRAM_TRAINING_OPTIONS = ('decay', 'epsilon', 'empty', 'initial', 'padding_trains', 'exchange')
@@ -68,11 +70,11 @@ class Source:
     return self.shape if isinstance(self.name, str) else (len(self.name), *self.shape)
 
 
+Sources = Mapping[str, Source]  # by the path of the variable
+
+
 def convert(
-  arrays: Mapping[str, Any],
-  sources: Mapping[str, Source],
-  origin: str,
-  ignored: Collection[str] = (),
+  arrays: Mapping[str, Any], sources: Sources, origin: str, ignored: Collection[str] = ()
 ) -> dict[str, Any]:
   """Converts source arrays to variables, a nested dict (float64 stays float64 in 64-bit mode).
 
@@ -108,9 +110,7 @@ def convert(
   return traverse_util.unflatten_dict(variables, sep='/')
 
 
-def restore(
-  variables: Mapping[str, Any], sources: Mapping[str, Source], origin: str
-) -> dict[str, np.ndarray]:
+def restore(variables: Mapping[str, Any], sources: Sources, origin: str) -> dict[str, np.ndarray]:
   """Converts variables back to source arrays by name: the inverse of `convert`.
 
   A constant that was added to float32 values is subtracted up to rounding.
@@ -147,10 +147,7 @@ def restore(
 
 
 def check_shapes(
-  expected: Mapping[str, tuple[int, ...]],
-  shapes: Mapping[str, tuple[int, ...]],
-  origin: str,
-  ignored: Collection[str] = (),
+  expected: Shapes, shapes: Shapes, origin: str, ignored: Collection[str] = ()
 ) -> None:
   """Raises BadInput that lists every array that is missing, extra or of a wrong shape.
 
@@ -303,9 +300,7 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
     raise errors.BadInput('\n'.join(problems))
 
 
-def _options(
-  block: Any, named: Collection[str], prefix: str = ''
-) -> Iterator[tuple[str, Any, Any]]:
+def _options(block, named, prefix=''):
   """Yields key, value and default of each option; of a nested block if it is named, its options."""
   for field in dataclasses.fields(block):
     key, value = prefix + field.name, getattr(block, field.name)

@@ -163,9 +163,7 @@ class FileLayout:
     table = params.pop('table', np.empty(0))
     conversion.check_shapes({'table': self.table.shape}, {'table': np.shape(table)}, self.origin)
     if isinstance(table, jax.Array) and not table.is_fully_addressable:
-      raise errors.BadInput(
-        'the table is on the devices of several processes: write it from one process'
-      )
+      raise errors.BadInput('the table is on devices of several processes: write it from one')
     arrays = dict(self.numbers) | conversion.restore({'params': params}, self.sources, self.origin)
     dtypes = {name: array.dtype for name, array in arrays.items()} | self._table_dtypes(table)
     described = {name: (shape, dtypes[name]) for name, shape in self.shapes().items()}
@@ -266,25 +264,25 @@ def _fill_table(read, shape, dtype, sharding):
     width = len(range(*columns.indices(shape[1])))
     blocks = ((low - start, read(low, high)[:, columns]) for low, high in _ranges(start, stop))
     fill = _fill_device if _is_device_memory(sharding, device) else _fill_host
-    place = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-    shards.append(fill(blocks, (stop - start, width), dtype, place))
+    device_sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+    shards.append(fill(blocks, (stop - start, width), dtype, device_sharding))
   return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
-def _fill_device(blocks, shape, dtype, place):
+def _fill_device(blocks, shape, dtype, device_sharding):
   """Returns an array of the blocks, which are written into it one by one."""
-  values = jnp.zeros(shape, dtype, device=place)
+  values = jnp.zeros(shape, dtype, device=device_sharding)
   for first, block in blocks:
     values = _update_rows(values, block, first).block_until_ready()  # or blocks would queue up
   return values
 
 
-def _fill_host(blocks, shape, dtype, place):
+def _fill_host(blocks, shape, dtype, device_sharding):
   """Returns an array of the blocks in host memory, where computations do not write."""
   values = np.empty(shape, dtype)
   for first, block in blocks:
     values[first : first + len(block)] = block
-  return jax.device_put(values, place)
+  return jax.device_put(values, device_sharding)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -32,9 +32,7 @@ class SignalHandler:
     if hosts.is_multiprocess():
       return self  # JAX handles SIGTERM, and tells all processes
     if threading.current_thread() is threading.main_thread():
-      self._original_handlers = {
-        number: signal.signal(number, self._on_signal) for number in SIGNALS
-      }
+      self._original_handlers = {n: signal.signal(n, self._on_signal) for n in SIGNALS}
     return self
 
   def __exit__(self, *exception) -> None:

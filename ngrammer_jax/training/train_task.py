@@ -51,16 +51,7 @@ class TrainTask(Protocol):
     """Logs the amount of training data."""
 
 
-class Start(Protocol):
-  """The parameters that training starts from."""
-
-  def source_dtypes(self) -> Mapping[str, np.dtype]:
-    """Returns the dtype of each of them by name."""
-
-  def __call__(
-    self, state: train_state.TrainState, segment: Callable[[int, slice], streams.Segment]
-  ) -> train_state.TrainState:
-    """Returns a state with them; `segment` reads the training data, see `TrainTask`."""
+MakeTask = Callable[[experiment.Config], TrainTask]
 
 
 class CorpusTask:
@@ -81,7 +72,7 @@ class CorpusTask:
     config: experiment.Config,
     workdir: pathlib.Path | None = None,
     open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = token_cache.open_corpus,
-    start: Start | None = None,
+    start: Any = None,
   ):
     self._config, self._start = config, start
     self._mixture = mixture.prepare(config.data, open_corpus, workdir=workdir)

@@ -422,7 +422,7 @@ def test_options_are_named_or_refused(reference, name):
   assert layout_of(name, layer).sources
   free = {'orders', *ngram_memories.FREE_OPTIONS[name], *conversion.NGRAM_MEMORY_TRAINING_OPTIONS}
   for key in dataclasses.fields(layer.options):
-    value, choices = getattr(layer.options, key.name), key.metadata['rules'].choices or ()
+    value, choices = getattr(layer.options, key.name), key.metadata['key'].choices or ()
     allowed = ngram_memories.SUPPORTED_OPTIONS[name].get(key.name, (value,))
     others = [other for other in (*choices, True, 3, 'other') if other not in (*allowed, value)]
     if key.name not in free:
