@@ -21,9 +21,9 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import (
   corpora,
+  fingerprints,
   mixture_schedule,
   packing,
-  seen_files,
   streams,
   token_cache,
   vocabularies,
@@ -70,7 +70,7 @@ def prepare(
   """Loads the tokenised corpora of a config from the cache, or tokenises them.
 
   The arguments are those of `token_cache.prepare`; a function that opens a corpus; and the run
-  directory, which has what is known of earlier states of the files (see `seen_files`).
+  directory, which has the fingerprints of the shards.
 
   Raises:
     BadInput: see `token_cache.prepare`; or the parts cannot share a learned vocabulary.
@@ -79,7 +79,7 @@ def prepare(
   opened, prepared = [], []
   for index, part in enumerate(config.parts().values()):
     with config.errors_of_part(index):
-      sizes = seen_files.first_sizes(workdir, f'*-{index}' if config.mixture else '*')
+      sizes = fingerprints.first_sizes(workdir, f'*-{index}' if config.mixture else '*')
       opened.append(dataclasses.replace(open_corpus(part), first_sizes=sizes))
   if config.mixture and vocabulary is None:
     vocabulary = token_cache.learn_shared_vocabulary(config, opened, may_delete)
