@@ -58,13 +58,6 @@ def find(path: pathlib.Path, head: bytes) -> str | None:
   return found
 
 
-def is_named(path: pathlib.Path) -> bool:
-  """Whether a file is not compressed, or .gz or .zip as its suffix says."""
-  with path.open('rb') as file:
-    kind = find(path, file.read(8))
-  return kind is None or path.suffix in ('.gz', '.zip')
-
-
 def open_binary(path: pathlib.Path, frame: int = 0) -> io.BufferedIOBase:
   """Opens a file for reading its bytes, decompressed if it is compressed.
 

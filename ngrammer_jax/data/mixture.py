@@ -62,7 +62,7 @@ class Mixture:
 
 def prepare(
   config: data_config.DataConfig,
-  open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = token_cache.open_corpus,
+  open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = corpora.open_corpus,
   may_delete: bool = True,
   vocabulary: vocabularies.Vocabulary | None = None,
   workdir: pathlib.Path | None = None,

@@ -5,7 +5,7 @@ integers) and `<split>.starts.npy`. It is written to a temporary folder and rena
 so a killed process never leaves an incomplete cache. Only the user can read it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import hashlib
 import itertools
@@ -32,10 +32,12 @@ TOKENIZER_FILES = (
   *('tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja'),
   *('config.json', 'generation_config.json'),
 )
-ADDED_KEYS = (
-  *('text_field', 'document_separator', 'validation_share', 'begin_of_text', 'drop_duplicates'),
+# The keys of a config that decide on its tokens, beside its files.
+KEYS = (
+  *('vocabulary', 'vocabulary_size', 'newlines', 'text_field', 'document_separator'),
+  *('validation_share', 'begin_of_text', 'drop_duplicates'),
 )
-FORMAT_VERSION = 1  # increase it when the format of the cache files changes
+FORMAT_VERSION = 2  # increase it when the cache files or the reading of a corpus change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +104,6 @@ class TokenCorpus:
   train_shards: shards.Shards | None = None
 
 
-def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
-  """Opens the corpus of a config, one of `corpora.CORPORA`."""
-  layout = layout_of(config)
-  return corpora.open_corpus(
-    config.corpus, config.path, config.newlines, layout, config.validation_share
-  )
-
-
 def prepare(
   config: data_config.DataConfig,
   corpus: corpora.Corpus | None = None,
@@ -120,7 +114,7 @@ def prepare(
 
   Args:
     config: data config.
-    corpus: the corpus of the config. None: open it with `open_corpus`.
+    corpus: the corpus of the config. None: open it with `corpora.open_corpus`.
     may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
       the user has not named `data.cache_dir`.
     vocabulary: the vocabulary. None: read it, or learn it from the corpus, as the config says.
@@ -130,7 +124,7 @@ def prepare(
       valid UTF-8, or the vocabulary does not fit it; or a damaged folder may not be deleted.
   """
   config.check()
-  corpus = corpus or open_corpus(config)
+  corpus = corpus or corpora.open_corpus(config)
   key = _cache_key(config, corpus, vocabulary)
   load = lambda folder: _load(folder, corpus.train_shards)
 
@@ -214,12 +208,6 @@ def _load_or_write(config, name, load, write, may_delete):
   return load(folder)
 
 
-def layout_of(config: data_config.DataConfig, has_paragraphs: bool = True) -> Layout:
-  """Returns where the text of a document is, see `formats.Layout`."""
-  fields, separator = config.text_field, config.document_separator
-  return Layout(fields, separator, has_paragraphs, config.vocabulary == 'bytes')
-
-
 def _create_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
   """Writes a folder of the cache, unless another process is faster."""
   with tempfile.TemporaryDirectory(
@@ -251,17 +239,9 @@ def _cache_key(
     own = [path / name for name in TOKENIZER_FILES if (path / name).exists()]
     paths += own if path.is_dir() else [path]
   stats = list(map(split_files.stamp, paths))
-  settings = [config.vocabulary, config.vocabulary_size, config.newlines]
+  settings = [[getattr(config, key) for key in KEYS], sorted(corpus.first_sizes.items())]
   if vocabulary is not None:
     settings.append(hashlib.sha256(repr(vocabulary.definition).encode()).hexdigest())
-  if corpus.first_sizes:
-    settings.append(sorted(corpus.first_sizes.items()))
-  if corpus.reading:
-    settings.append(corpus.reading)
-  # Keys that an earlier version did not have: only other values than the default change the name.
-  for field in (f for f in dataclasses.fields(config) if f.name in ADDED_KEYS):
-    if (value := getattr(config, field.name)) != field.default:
-      settings.append([field.name, value])
   text = json.dumps([FORMAT_VERSION, corpus.name, stats, settings])
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -309,25 +289,31 @@ def _with_encoding(config: data_config.DataConfig, corpus: corpora.Corpus) -> co
 
 def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
   """Returns the bytes of each split that is tokenised in advance, and the hash of all text."""
-  sizes, digest, overlap = {}, hashlib.sha256(), documents.Overlap(corpus)
-  for split, split_documents in corpus.splits.items():
-    if split == 'train' and corpus.train_shards is not None:
-      continue
+  splits, sizes, digest = dict(corpus.splits), {}, hashlib.sha256()
+  if corpus.train_shards is not None:
+    del splits['train']
+  test = [documents.key(d.read_chunks()) for d in splits.get('test', ()) if 'train' in splits]
+  missing_in_train = set(test)
+
+  def measure(split, document):
+    for chunk in _read_chunks([document], corpus.encoding):
+      sizes[split] += len(chunk)
+      digest.update(chunk)
+      yield chunk
+
+  for split, split_documents in splits.items():
     sizes[split] = 0
     digest.update(split.encode())
     for document in split_documents:
-      key = documents.key()
-      for chunk in _read_chunks([document], corpus.encoding):
-        sizes[split] += len(chunk)
-        digest.update(chunk)
-        key.update(chunk.strip())
-      overlap.add(split, key.digest())
+      key = documents.key(measure(split, document))
+      if split == 'train':
+        missing_in_train.discard(key)
     digest.update(str(sizes[split]).encode())
     if not sizes[split]:
       raise errors.BadInput(
         f'the {split} split of {corpus.name} is empty: {corpus.files[0]} holds too little text'
       )
-  overlap.log()
+  documents.log_overlap(test, missing_in_train)
   if corpus.train_shards is not None:  # too large to hash their contents
     for file in corpus.files:
       size = corpus.first_sizes.get(file.name, file.stat().st_size)
@@ -409,33 +395,68 @@ def _read_chunks(documents, encoding: str) -> Iterator[bytes]:
       yield chunk
 
 
+@dataclasses.dataclass
+class _Counts:
+  """What is counted of documents while they are encoded; see `TokenSplit`."""
+
+  tokens: int = 0
+  text_bytes: int = 0
+  is_lossless: bool = True
+  starts: list[int] = dataclasses.field(default_factory=list)
+
+
+def _encode(
+  name: str,
+  split_documents: Iterable[corpora.Document],
+  vocabulary: vocabularies.Vocabulary,
+  separator: Sequence[int],
+  counts: _Counts,
+) -> Iterator[tuple[np.ndarray, int]]:
+  """Yields ids of documents and of what separates them, and the bytes of their text.
+
+  Raises BadInput if the text of a document is not in the vocabulary.
+  """
+  spelled = dict.fromkeys(documents.separators(vocabulary), 0)
+  for document in split_documents:
+    if counts.starts and separator:
+      counts.tokens += len(separator)
+      yield np.array(separator), 0
+    counts.starts.append(counts.tokens)
+    offset = 0
+    for chunk in document.read_chunks():
+      for token in spelled:
+        spelled[token] += chunk.count(token.encode())
+      try:
+        with errors.named(document.name):
+          ids = vocabulary.encode(chunk)
+      except UnicodeDecodeError:
+        text_files.decode(chunk, document.name, offset=offset)  # raises BadInput with the position
+        raise
+      counts.is_lossless = counts.is_lossless and vocabulary.decode(ids) == chunk
+      counts.tokens += len(ids)
+      offset += len(chunk)
+      yield ids, len(chunk)
+    counts.text_bytes += offset
+  documents.log_separators(name, spelled)
+
+
 def _write_split(corpus, split, vocabulary, separator, folder, bar) -> dict[str, Any]:
   """Writes the tokens and document starts of a split. Returns its entry in meta.json."""
   dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
-  tokens, text_bytes, lossless, starts = 0, 0, not corpus.is_altered, []
-  spelled = documents.SpelledSeparators(corpus.name, vocabulary)
-  separated = not (corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start)
+  if corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start:
+    separator = ()
+  arguments = f'{corpus.name}, {split}', corpus.splits[split], vocabulary, separator
+  counts = _Counts(is_lossless=not corpus.is_altered)
   with (folder / f'{split}.tokens').open('wb') as file:
-    for i, document in enumerate(corpus.splits[split]):
-      if i and separated:
-        file.write(np.array(separator, dtype).tobytes())
-        tokens += len(separator)
-      starts.append(tokens)
-      for chunk in _read_chunks([document], corpus.encoding):
-        spelled.count(chunk)
-        ids = vocabulary.encode(chunk)
-        lossless = lossless and vocabulary.decode(ids) == chunk
-        file.write(ids.astype(dtype).tobytes())
-        tokens += len(ids)
-        text_bytes += len(chunk)
-        bar.advance(len(chunk))
-  spelled.log(split)
-  np.save(folder / f'{split}.starts.npy', np.array(starts, np.int64))
+    for ids, size in _encode(*arguments, counts):
+      file.write(ids.astype(dtype).tobytes())
+      bar.advance(size)
+  np.save(folder / f'{split}.starts.npy', np.array(counts.starts, np.int64))
   return {
-    'tokens': tokens,
-    'bytes': text_bytes,
-    'documents': len(starts),
-    'lossless': lossless,
+    'tokens': counts.tokens,
+    'bytes': counts.text_bytes,
+    'documents': len(counts.starts),
+    'lossless': counts.is_lossless,
     'dtype': np.dtype(dtype).name,
   }
 
@@ -453,34 +474,16 @@ def encode_file(
   """
   if not path.is_file():
     raise errors.BadInput(f'{path}: no such file; expected a text file')
-  ids, starts, num_tokens, text_bytes, is_lossless = [], [], 0, 0, True
-  spelled = documents.SpelledSeparators(str(path), vocabulary)
-  for document in corpora.open_documents(path, layout):
-    if starts:
-      ids.append(np.array(vocabulary.separator(), np.int32))
-      num_tokens += len(ids[-1])
-    starts.append(num_tokens)
-    offset = 0
-    for chunk in document.read_chunks():
-      spelled.count(chunk)
-      try:
-        ids.append(vocabulary.encode(chunk).astype(np.int32))
-      except UnicodeDecodeError:
-        text_files.decode(chunk, document.name, offset=offset)  # raises BadInput with the position
-        raise
-      except errors.BadInput as error:
-        raise errors.BadInput(f'{path}: {error}') from error
-      offset += len(chunk)
-      num_tokens += len(ids[-1])
-      is_lossless = is_lossless and vocabulary.decode(ids[-1]) == chunk
-    text_bytes += offset
-  if not text_bytes:
+  counts, separator = _Counts(), vocabulary.separator()
+  file_documents = corpora.open_documents(path, layout)
+  parts = _encode(f'{path}, the text', file_documents, vocabulary, separator, counts)
+  ids = [ids.astype(np.int32) for ids, _ in parts]
+  if not counts.text_bytes:
     raise errors.BadInput(f'{path} is empty; expected text')
-  spelled.log('the text')
-  tokens, start, starts = np.concatenate(ids), vocabulary.document_start, np.array(starts, np.int64)
+  tokens, starts = np.concatenate(ids), np.array(counts.starts, np.int64)
+  start, text_bytes = vocabulary.document_start, counts.text_bytes if counts.is_lossless else None
   if not vocabulary.adds_start and len(tokens) > 1:
     start, tokens, starts = int(tokens[0]), tokens[1:], np.maximum(starts - 1, 0)
-  text_bytes = text_bytes if is_lossless else None
   return TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import buckets, corpora, packing, shards, vocabularies
+from ngrammer_jax.data import buckets, packing, shards, vocabularies
 from tests import fake_gcs
 from tests.checks import bad_input
 from tests.data import document_files
@@ -91,9 +91,9 @@ def rows(source, folder, batch_size=3, steps=60):
 
 def assert_rows_equal_those_of_local_files(url, tmp_path):
   """The corpus of `write_corpus` is there and in the folder `local`."""
-  expected = corpora.open_corpus('shards', str(tmp_path / 'local'))
+  expected = document_files.open_corpus('shards', str(tmp_path / 'local'))
   expected_rows = rows(expected.train_shards, tmp_path / 'expected')
-  corpus = corpora.open_corpus('shards', url)
+  corpus = document_files.open_corpus('shards', url)
   assert [f.name for f in corpus.files] == [f.name for f in expected.files]
   assert len(corpus.files) == len(NAMES) and all(str(f).startswith(url) for f in corpus.files)
   places = tmp_path / url.partition(':')[0]
@@ -123,7 +123,7 @@ def test_rows_of_emulated_stores(stores, tmp_path, monkeypatch, kind):
 def test_transient_errors_are_tried_again(hub, tmp_path):
   write_corpus(HubFileSystem.folder / 'datasets' / 'someone' / 'texts')
   HubFileSystem.failures = [ConnectionError('reset'), TimeoutError('slow')]
-  corpus = corpora.open_corpus('shards', hub)
+  corpus = document_files.open_corpus('shards', hub)
   assert not HubFileSystem.failures
   HubFileSystem.failures = [ConnectionError('reset by peer')] * buckets.ATTEMPTS
   with pytest.raises(errors.PeerLostError) as caught:
@@ -137,7 +137,7 @@ def test_transient_errors_are_tried_again(hub, tmp_path):
 def test_a_lost_file_and_a_changed_one_are_named(hub, tmp_path):
   folder = HubFileSystem.folder / 'datasets' / 'someone' / 'texts'
   write_corpus(folder)
-  corpus = corpora.open_corpus('shards', hub)
+  corpus = document_files.open_corpus('shards', hub)
   rows(corpus.train_shards, tmp_path / 'places', batch_size=1, steps=3)  # shard 0
   path = folder / 'a' / 'train-1.parquet'
   content = path.read_bytes()
@@ -157,7 +157,7 @@ def test_a_lost_file_and_a_changed_one_are_named(hub, tmp_path):
 def test_what_is_not_there_is_one_sentence(hub):
   url = 'hf://datasets/nobody/x'
   with bad_input(f'data.path={url} has no files: expected those of a corpus'):
-    corpora.open_corpus('shards', url)
+    document_files.open_corpus('shards', url)
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_what_stores_do_not_have_is_one_sentence(stores):
     ('gs://bucket/none', 'has no files: expected those of a corpus'),
   ):
     with pytest.raises(errors.BadInput) as caught:
-      corpora.open_corpus('shards', url)
+      document_files.open_corpus('shards', url)
     assert str(caught.value).startswith(f'data.path={url} {message}')
     assert '\n' not in str(caught.value)
 
@@ -176,10 +176,10 @@ def test_other_corpora_and_missing_packages(monkeypatch):
   with bad_input(
     "data.path=s3://b/x: data.corpus='wikitext' needs a local path; shards and text do not"
   ):
-    corpora.open_corpus('wikitext', 's3://b/x')
+    document_files.open_corpus('wikitext', 's3://b/x')
   monkeypatch.setattr(buckets.importlib.util, 'find_spec', lambda name: None)
   with bad_input("s3://b/x needs s3fs: pip install 'ngrammer_jax[s3]'"):
-    corpora.open_corpus('shards', 's3://b/x')
+    document_files.open_corpus('shards', 's3://b/x')
 
 
 @pytest.mark.slow
