@@ -5,13 +5,13 @@ import dataclasses
 import pathlib
 
 from ngrammer_jax.data import kinds, text_files
-from ngrammer_jax.data.formats import arrow, lines, parquet
+from ngrammer_jax.data.formats import arrow, columns, lines, parquet
 from ngrammer_jax.data.formats.places import ANY, START, Layout, Place
 from ngrammer_jax.system import files
 
 __all__ = ['ANY', 'START', 'DocumentFile', 'Layout', 'Place']
 
-COLUMNS = {kinds.PARQUET: parquet.read, kinds.ARROW: arrow.read}
+COLUMNS = {kinds.PARQUET: parquet.open_batches, kinds.ARROW: arrow.open_batches}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DocumentFile:
     """
     with files.translate_damage(self.path):
       if self.format in COLUMNS:
-        yield from COLUMNS[self.format](self.path, place, self.layout)
+        yield from columns.read(self.path, place, self.layout, COLUMNS[self.format])
       else:
         yield from lines.read(self.path, place, self.layout, self.format == kinds.LINES)
 
