@@ -192,6 +192,8 @@ def complete(
   prompts: Sequence[EncodedText],
   config: CompletionConfig,
   on_text: Callable[[int, str], None] | None = None,
+  rows: int = inference.MAX_ROWS,
+  is_prefix_bidirectional: bool = False,
 ) -> Iterator[Completion]:
   """Yields the completions in the order of the prompts, as soon as those of a batch are done.
 
@@ -201,11 +203,13 @@ def complete(
     prompts: see `encode_prompts`.
     config: options.
     on_text: called with the index of a prompt and its new text, for each token.
+    rows: maximum batch size.
+    is_prefix_bidirectional: whether the tokens of a prompt attend to the whole prompt.
   """
   if max((len(prompt.ids) for prompt in prompts), default=0) + config.tokens > config.context:
     logging.info('a token is predicted from the last %s tokens, the context', f'{config.context:,}')
-  for first in range(0, len(prompts), inference.MAX_ROWS):
-    group = prompts[first : first + inference.MAX_ROWS]
+  for first in range(0, len(prompts), rows):
+    group = prompts[first : first + rows]
     ids = [prompt.ids for prompt in group]
     seeds = [config.seed + first + row for row in range(len(group))]
     make_text = functools.partial(
@@ -214,7 +218,7 @@ def complete(
     start = vocabulary.document_start
     starts = [int(prompt[0] == start) for prompt in ids]  # no text
     texts = [make_text(prompt[n:]) for prompt, n in zip(ids, starts, strict=True)]
-    args = variables, ids, seeds, config.sampling, config.context
+    args = variables, ids, seeds, config.sampling, config.context, is_prefix_bidirectional
     for token_B in engine.generate(*args, document_start=start):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
