@@ -3,14 +3,12 @@
 from collections.abc import Iterable, Sequence
 import functools
 import json
-import pathlib
 from typing import Any
 
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import base
-from ngrammer_jax.system import files
 
 # Special tokens of a tokenizer.json that separate documents, the first that it has.
 DOCUMENT_SEPARATORS = (
@@ -45,6 +43,8 @@ class TokenizerVocabulary(base.Vocabulary):
     BadInput: no special token separates documents, or the tokenizer has more ids than `size`.
   """
 
+  kind, file = 'tokenizer', 'vocabulary.tokenizer.json'
+
   def __init__(
     self,
     content: bytes,
@@ -57,7 +57,6 @@ class TokenizerVocabulary(base.Vocabulary):
     self.content, self.adds_start, self.chat_template = content, adds_start, chat_template
     fields: dict[str, Any] = {'document_start': document_start, 'end_tokens': end_tokens or None}
     fields |= {'adds_start': None if adds_start else False, 'chat_template': chat_template}
-    self._fields = {name: value for name, value in fields.items() if value is not None}
     self._tokenizer = self._make_tokenizer()
     self._tokenizer.encode_special_tokens = True
     model = json.loads(content)['model']
@@ -76,7 +75,9 @@ class TokenizerVocabulary(base.Vocabulary):
       raise errors.BadInput(
         f'the tokenizer has {own_size:,} ids, but the model {self.size:,}: it is of another model'
       )
-    self.definition = ('tokenizer', content, self.size)
+    self.definition = (self.kind, content, self.size)
+    given = {name: value for name, value in fields.items() if value is not None}
+    self.fields = {'size': self.size, **given}
 
   def _make_tokenizer(self):
     """Returns a tokenizer, in whose texts the spelling of a special token is that token."""
@@ -141,7 +142,3 @@ class TokenizerVocabulary(base.Vocabulary):
   def token(self, i: int) -> str:
     """Returns the spelling of a token."""
     return self._tokenizer.id_to_token(i) or ''
-
-  def save(self, folder: pathlib.Path) -> None:
-    files.write(folder / 'vocabulary.tokenizer.json', self.content)
-    base.write_fields(folder, 'tokenizer', size=self.size, **self._fields)
