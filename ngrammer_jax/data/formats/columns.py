@@ -30,6 +30,7 @@ def read(
     for batch in batches:
       rows, first = batch.slice(first), max(first - len(batch), 0)
       columns = [_texts(path, rows, field, names, layout) for field in layout.fields]
+      del batch, rows  # or it is in memory until the last text of it is read
       for parts in zip(*columns, strict=True):
         document += 1
         yield b'\n'.join(part for part in parts if part is not None), Place(document)
