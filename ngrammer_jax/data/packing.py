@@ -355,6 +355,5 @@ class _RowReader:
         self._buffer.appendleft((state, ids))
       self._state_if_empty = state
     self.num_buffered -= length
-    inputs = np.roll(targets, 1)
-    inputs[0] = first_input
+    inputs = np.concatenate([[first_input], targets[:-1]], dtype=np.int32)
     return inputs, targets, starts

@@ -54,12 +54,11 @@ class DocumentFile:
     Raises:
       BadInput: the record has no text, or it is not UTF-8.
     """
-    unit = {kinds.LINES: 'line', kinds.TEXT: 'document'}.get(self.format, 'row')
-    location = f'{self.path}, {unit} {document + 1:,}'
-    if not self.layout.any_bytes:
-      text_files.decode(record, location)
     if self.format == kinds.LINES:
-      record = lines.parse(record, location, self.layout)
+      return lines.parse(record, f'{self.path}, line {document + 1:,}', self.layout)
+    if not self.layout.any_bytes:
+      unit = 'document' if self.format == kinds.TEXT else 'row'
+      text_files.decode(record, f'{self.path}, {unit} {document + 1:,}')
     if self.format == kinds.TEXT:
       separator = self.layout.separator
       record = record.removesuffix(separator.encode() if separator else b'').strip(b'\r\n')

@@ -118,7 +118,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
         if not line.strip():
           continue
         location = f'{name}, line {number}'
-        row = text_files.parse_json(line, location, REMEDY)
+        row = text_files.parse_json(line, location, REMEDY, REMEDY)
         with files.translate_damage(location, REMEDY):
           line_examples = list(_to_examples(config, split, row))
         for example in line_examples:  # metrics and answers are by index
