@@ -135,7 +135,7 @@ def _wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
     raise _not_found('wikitext', root)
   path_by_split = {split: path for split, (path,) in by_split.items()}
   if config.corpus == 'wikitext_articles':
-    return _sectioned(config.corpus, path_by_split, sections.find_articles)
+    return _sectioned(config.corpus, path_by_split, sections.split_articles)
   splits = {split: (text_files.whole_file(path),) for split, path in path_by_split.items()}
   return Corpus('wikitext', tuple(path_by_split.values()), splits)
 
@@ -146,12 +146,12 @@ def _cbt(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
     names = 'train', 'valid', 'test'
     paths = {s: folder / f'cbt_{name}.txt' for s, name in zip(SPLITS, names, strict=True)}
     if all(path.is_file() for path in paths.values()):
-      return _sectioned('cbt', paths, sections.find_books)
+      return _sectioned('cbt', paths, sections.split_books)
   raise _not_found('cbt', root)
 
 
-def _sectioned(name: str, paths: Mapping[str, pathlib.Path], find_sections) -> Corpus:
-  splits = {split: sections.SectionedFile(path, find_sections) for split, path in paths.items()}
+def _sectioned(name: str, paths: Mapping[str, pathlib.Path], split_file) -> Corpus:
+  splits = {split: sections.SectionedFile(path, split_file) for split, path in paths.items()}
   return Corpus(name, tuple(paths.values()), splits, is_sectioned=True)
 
 
