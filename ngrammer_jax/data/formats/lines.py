@@ -17,8 +17,7 @@ def read(
   A JSON document is a line, and its number is the line number from 0.
   """
   document, offset, frame = place
-  with compression.open_binary(path, frame) as file:
-    file.seek(offset)
+  with compression.open_binary(path, frame, offset) as file:
     if is_json:
       split = file
     elif layout.separator is not None:
