@@ -3,6 +3,7 @@
 B batch, T segment length.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import json
 import math
@@ -47,66 +48,63 @@ def evaluate(
   if engine.model.vocabulary_size < text.tokens:
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
     variables = engine.prepare(variables)
-  nats, tokens, characters, correct, line_end_nats, line_ends = [], 0, 0, 0, [], 0
+  nats, line_end_nats, counts = [], [], collections.Counter()
   for scores in _score_batches(engine, variables, text, config):
-    num_counted = int(scores.counts_BxT.sum())
-    tokens += num_counted
+    is_counted_BxT, is_end_BxT = scores.counts_BxT, scores.targets_BxT == line_end
+    masks = {'tokens': is_counted_BxT, 'correct': scores.correct_BxT}
     if split.num_characters is not None:
-      is_character_BxT = scores.targets_BxT < split.num_characters
-      characters += int((scores.counts_BxT & is_character_BxT).sum())
-    correct += int(scores.correct_BxT.sum())
-    nats.append(scores.nll_BxT[scores.counts_BxT].sum(dtype=np.float64))
-    if line_end is not None:
-      is_end_BxT = scores.counts_BxT & (scores.targets_BxT == line_end)
-      line_ends += int(is_end_BxT.sum())
-      line_end_nats.append(scores.nll_BxT[is_end_BxT].sum(dtype=np.float64))
-    report(num_counted)
-  total, is_whole_split = math.fsum(nats), tokens == len(split.tokens)
-  without_line_ends = {}
-  if line_end is not None and line_ends < tokens:  # some papers report it
-    nats_per_token = (total - math.fsum(line_end_nats)) / (tokens - line_ends)
-    without_line_ends = {
-      'line_ends': line_ends,
-      'perplexity_without_line_ends': math.exp(min(nats_per_token, 700)),
-    }
-  return {
-    'tokens': tokens,
-    'nll_nats_per_token': total / tokens,
-    'perplexity': math.exp(min(total / tokens, 700)),
-    'bits_per_token': total / tokens / math.log(2),
-    **without_line_ends,
-    'bits_per_byte': (
-      total / math.log(2) / split.text_bytes if is_whole_split and split.text_bytes else None
-    ),
-    **({'bits_per_character': total / math.log(2) / characters} if characters else {}),
-    'top1_accuracy': correct / tokens,
-    'protocol': {
-      'name': e.protocol,
-      'streams': text.streams,
-      'segment_length': length,
-      **_memory_protocol(engine.model.config),
-      'whole_split': is_whole_split,
-    },
+      masks['characters'] = is_counted_BxT & (scores.targets_BxT < split.num_characters)
+    masks['line_ends'] = is_counted_BxT & is_end_BxT
+    new = {name: int(mask.sum()) for name, mask in masks.items()}
+    counts.update(new)
+    for sums, mask in ((nats, is_counted_BxT), (line_end_nats, masks['line_ends'])):
+      sums.append(scores.nll_BxT[mask].sum(dtype=np.float64))
+    report(new['tokens'])
+  total, tokens = math.fsum(nats), counts['tokens']
+  is_whole_split = tokens == len(split.tokens)
+  bits, text_bytes = total / math.log(2), split.text_bytes if is_whole_split else None
+  protocol = {
+    'name': e.protocol,
+    'streams': text.streams,
+    'segment_length': length,
+    **_memory_protocol(engine.model.config),
+    'whole_split': is_whole_split,
   }
+  result = _metrics(tokens, total / tokens, counts['correct'] / tokens, protocol)
+  result['bits_per_byte'] = bits / text_bytes if text_bytes else None
+  if counts['characters']:
+    result['bits_per_character'] = bits / counts['characters']
+  if line_end is not None and counts['line_ends'] < tokens:  # some papers report it
+    others = tokens - counts['line_ends']
+    perplexity = _perplexity((total - math.fsum(line_end_nats)) / others)
+    result |= {'line_ends': counts['line_ends'], 'perplexity_without_line_ends': perplexity}
+  return result
 
 
 def combine(results: Mapping[str, dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
   """Returns the result of a mixture: the means of the results of its parts, by their weights."""
+  parts = [*results.values()]
+  mean = lambda key: sum(w * result[key] for w, result in zip(weights, parts, strict=True))
+  tokens = sum(result['tokens'] for result in parts)
+  is_whole_split = all(result['protocol']['whole_split'] for result in parts)
+  protocol = parts[0]['protocol'] | {'whole_split': is_whole_split}
+  return _metrics(tokens, mean('nll_nats_per_token'), mean('top1_accuracy'), protocol)
 
-  def mean(key):
-    return sum(w * r[key] for w, r in zip(weights, results.values(), strict=True))
 
-  first, nats = next(iter(results.values())), mean('nll_nats_per_token')
-  is_whole_split = all(result['protocol']['whole_split'] for result in results.values())
+def _metrics(tokens, nats_per_token, accuracy, protocol):
   return {
-    'tokens': sum(result['tokens'] for result in results.values()),
-    'nll_nats_per_token': nats,
-    'perplexity': math.exp(min(nats, 700)),
-    'bits_per_token': nats / math.log(2),
+    'tokens': tokens,
+    'nll_nats_per_token': nats_per_token,
+    'perplexity': _perplexity(nats_per_token),
+    'bits_per_token': nats_per_token / math.log(2),
     'bits_per_byte': None,
-    'top1_accuracy': mean('top1_accuracy'),
-    'protocol': first['protocol'] | {'whole_split': is_whole_split},
+    'top1_accuracy': accuracy,
+    'protocol': protocol,
   }
+
+
+def _perplexity(nats: float) -> float:
+  return math.exp(min(nats, 700))
 
 
 def _score_batches(engine, variables, text, config):
