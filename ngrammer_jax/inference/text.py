@@ -30,9 +30,15 @@ class EncodedText(NamedTuple):
 
 def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> EncodedText:
   """Encodes a text. Raises BadInput, with its name, if the vocabulary lacks a character."""
+  data = to_bytes(text, name)
+  with errors.named(name):
+    return EncodedText(text, vocabulary.encode(data).astype(np.int32))
+
+
+def to_bytes(text: str, name: str) -> bytes:
+  """Returns a text as UTF-8. Raises BadInput, with its name, for half of a surrogate pair."""
   try:
-    with errors.named(name):
-      return EncodedText(text, vocabulary.encode(text.encode()).astype(np.int32))
+    return text.encode()
   except UnicodeEncodeError as error:
     raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
 
