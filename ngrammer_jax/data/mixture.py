@@ -81,8 +81,8 @@ def prepare(
     with config.errors_of_part(index):
       sizes = fingerprints.first_sizes(workdir, f'*-{index}' if config.mixture else '*')
       opened.append(dataclasses.replace(open_corpus(part), first_sizes=sizes))
-  if config.mixture and vocabulary is None:
-    vocabulary = token_cache.learn_shared_vocabulary(config, opened, may_delete)
+  if vocabulary is None:
+    vocabulary = token_cache.open_vocabulary(config, opened, may_delete)
   for index, part in enumerate(config.parts().values()):
     with config.errors_of_part(index):
       prepared.append(token_cache.prepare(part, opened[index], may_delete, vocabulary))

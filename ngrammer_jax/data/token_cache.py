@@ -1,8 +1,8 @@
 """Cache of tokenised corpora: tokenised once, then memory-mapped.
 
-A cache folder holds the vocabulary, `meta.json` and, for each split, `<split>.tokens` (raw unsigned
-integers) and `<split>.starts.npy`. It is written to a temporary folder and renamed when complete,
-so a killed process never leaves an incomplete cache. Only the user can read it.
+A cache folder holds a learned vocabulary, or `meta.json` and, for each split, `<split>.tokens` (raw
+unsigned integers) and `<split>.starts.npy`. It is written to a temporary folder and renamed when
+complete, so a killed process never leaves an incomplete cache. Only the user can read it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,16 +26,10 @@ from ngrammer_jax.data import corpora, documents, shards, split_files, text_file
 from ngrammer_jax.data.formats import ANY, Layout
 from ngrammer_jax.system import files, progress
 
-# The files of a published model that decide on its tokens; its weights do not.
-TOKENIZER_FILES = (
-  *('tokenizer.json', 'tokenizer.model', 'vocab.json', 'merges.txt', 'added_tokens.json'),
-  *('tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja'),
-  *('config.json', 'generation_config.json'),
-)
-# The keys of a config that decide on its tokens, beside its files.
+# The keys of a config that decide on its text, beside the files.
 KEYS = (
-  *('vocabulary', 'vocabulary_size', 'newlines', 'text_field', 'document_separator'),
-  *('validation_share', 'begin_of_text', 'drop_duplicates'),
+  *('newlines', 'text_field', 'document_separator', 'validation_share', 'begin_of_text'),
+  'drop_duplicates',
 )
 FORMAT_VERSION = 2  # increase it when the cache files or the reading of a corpus change
 
@@ -117,7 +111,7 @@ def prepare(
     corpus: the corpus of the config. None: open it with `corpora.open_corpus`.
     may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
       the user has not named `data.cache_dir`.
-    vocabulary: the vocabulary. None: read it, or learn it from the corpus, as the config says.
+    vocabulary: the vocabulary. None: see `open_vocabulary`.
 
   Raises:
     BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
@@ -125,46 +119,58 @@ def prepare(
   """
   config.check()
   corpus = corpus or corpora.open_corpus(config)
-  key = _cache_key(config, corpus, vocabulary)
-  load = lambda folder: _load(folder, corpus.train_shards)
-
-  def write(folder):
-    corpus.verify()
-    _write_cache(config, corpus, folder, vocabulary)
-
-  return _load_or_write(config, f'{corpus.name.replace("/", "-")}-{key}', load, write, may_delete)
+  if vocabulary is None:
+    vocabulary = open_vocabulary(config, [corpus], may_delete)
+  name = f'{corpus.name.replace("/", "-")}-{_hash([_source(config, corpus), vocabulary.digest])}'
+  load = lambda folder: _load(folder, corpus.train_shards, vocabulary)
+  write = lambda folder: _write_cache(config, corpus, folder, vocabulary)
+  return _load_or_write(config, name, load, write, may_delete)
 
 
-def learn_shared_vocabulary(
+def open_vocabulary(
   config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus], may_delete: bool = True
-) -> vocabularies.Vocabulary | None:
-  """Loads the vocabulary of the parts of a mixture from the cache, or learns it from all of them.
+) -> vocabularies.Vocabulary:
+  """Reads the vocabulary of a config, or loads it from the cache, or learns it.
 
-  Each part is read in proportion to its weight. None: the vocabulary is not learned.
+  Each part of a mixture is read in proportion to its weight.
+
+  Args:
+    config: data config.
+    all_corpora: its corpus, or those of the parts of a mixture.
+    may_delete: see `prepare`.
 
   Raises:
-    BadInput: the parts cannot share such a vocabulary.
+    BadInput: the file is no such vocabulary, the parts cannot share a learned one, or there is too
+      little text.
   """
-  if config.vocabulary == 'bytes' or config.vocabulary_path is not None:
-    return None
-  weights = config.weights()
-  encoded = [_with_encoding(config, corpus) for corpus in all_corpora]
-  if len({corpus.encoding for corpus in encoded}) > 1:
+  if config.vocabulary == 'bytes':
+    return vocabularies.ByteVocabulary()
+  if config.vocabulary_path is not None:
+    path = files.user_path('data.vocabulary_path', config.vocabulary_path)
+    size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
+    return vocabularies.read(config.vocabulary, path, size)
+  parts = [*zip(config.parts().values(), all_corpora, strict=True)]
+  as_read = [_as_read(part, corpus) for part, corpus in parts]
+  if len({corpus.encoding for corpus in as_read}) > 1:
     raise errors.BadInput(
       f'data.vocabulary={config.vocabulary!r}: the characters of enwik8 are bytes, so other parts '
       f'of data.mixture cannot share them: use bytes or sentencepiece'
     )
-  parts = zip(config.parts().values(), all_corpora, strict=True)
-  keys = [_cache_key(part, corpus, None) for part, corpus in parts]
-  name = hashlib.sha256(json.dumps([keys, weights]).encode()).hexdigest()[:16]
+  sources = [_source(part, corpus) for part, corpus in parts]
+  name = _hash([config.vocabulary, config.vocabulary_size, config.weights(), sources])
 
   def write(folder):
-    sizes = [_measure(corpus)[0] for corpus in encoded]
-    _create_vocabulary(config, encoded, sizes, weights).save(folder)
-    meta = {'vocabulary_hash': _vocabulary_hash(folder)}
+    vocabulary = _learn_vocabulary(config, as_read)
+    vocabulary.save(folder)
+    meta = {'vocabulary_hash': vocabulary.digest}
     (folder / 'meta.json').write_text(json.dumps(meta), encoding='utf-8')
 
-  load = lambda folder: _load_vocabulary(folder, files.read_json(folder / 'meta.json'))
+  def load(folder):
+    vocabulary = vocabularies.load(folder)
+    if files.read_json(folder / 'meta.json')['vocabulary_hash'] != vocabulary.digest:
+      raise ValueError('the vocabulary has changed')
+    return vocabulary
+
   return _load_or_write(config, f'vocabulary-{name}', load, write, may_delete)
 
 
@@ -174,7 +180,7 @@ def _load_or_write(config, name, load, write, may_delete):
   Args:
     config: data config.
     name: name of the folder.
-    load: loads a folder; raises one of `files.DAMAGE_ERRORS` if it is damaged.
+    load: loads a folder; raises one of `files.DAMAGE_ERRORS`, or BadInput, if it is damaged.
     write: writes an empty folder.
     may_delete: see `prepare`.
   """
@@ -186,7 +192,7 @@ def _load_or_write(config, name, load, write, may_delete):
   if folder.exists():
     try:
       return load(folder)
-    except files.DAMAGE_ERRORS as error:
+    except (*files.DAMAGE_ERRORS, errors.BadInput) as error:
       if files.is_busy(error):
         raise
       if not may_delete:
@@ -229,38 +235,28 @@ def _remove_abandoned(root: pathlib.Path) -> None:
       shutil.rmtree(folder, ignore_errors=True)
 
 
-def _cache_key(
-  config: data_config.DataConfig, corpus: corpora.Corpus, vocabulary: vocabularies.Vocabulary | None
-) -> str:
-  """Returns a hash of the settings and of the paths, sizes and times of the files."""
-  paths = list(corpus.files)
-  if config.vocabulary_path is not None:
-    path = files.user_path('data.vocabulary_path', config.vocabulary_path)
-    own = [path / name for name in TOKENIZER_FILES if (path / name).exists()]
-    paths += own if path.is_dir() else [path]
-  stats = list(map(split_files.stamp, paths))
-  settings = [[getattr(config, key) for key in KEYS], sorted(corpus.first_sizes.items())]
-  if vocabulary is not None:
-    settings.append(hashlib.sha256(repr(vocabulary.definition).encode()).hexdigest())
-  text = json.dumps([FORMAT_VERSION, corpus.name, stats, settings])
-  return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _source(config: data_config.DataConfig, corpus: corpora.Corpus) -> list[Any]:
+  """Returns what decides on the text of a corpus: files with their sizes and times, and keys."""
+  stamps, sizes = [*map(split_files.stamp, corpus.files)], sorted(corpus.first_sizes.items())
+  return [corpus.name, stamps, sizes, [getattr(config, key) for key in KEYS]]
+
+
+def _hash(value: Any) -> str:
+  """Returns a hash of a JSON value, for the name of a folder of the cache."""
+  return hashlib.sha256(json.dumps([FORMAT_VERSION, value]).encode()).hexdigest()[:16]
 
 
 def _write_cache(
   config: data_config.DataConfig,
   corpus: corpora.Corpus,
   folder: pathlib.Path,
-  vocabulary: vocabularies.Vocabulary | None,
+  vocabulary: vocabularies.Vocabulary,
 ) -> None:
-  """Learns the vocabulary, if there is none, and tokenises all splits into an empty folder."""
+  """Tokenises all splits into an empty folder."""
   logging.info('preparing %s into %s', corpus.name, folder.parent)
-  corpus = _with_encoding(config, corpus)
-  if config.drop_duplicates:
-    corpus = documents.without_duplicates(corpus)
+  corpus.verify()
+  corpus, splits_meta = _as_read(config, corpus), {}
   sizes, digest = _measure(corpus)
-  vocabulary = vocabulary or _create_vocabulary(config, [corpus], [sizes], [1.0])
-  vocabulary.save(folder)
-  splits_meta = {}
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
     for split in sizes:
       separator = vocabulary.separator(config.begin_of_text)
@@ -269,22 +265,17 @@ def _write_cache(
       empty = getattr(corpus.splits[split], 'num_empty', 0)
       skipped = f'; {empty:,} empty ones skipped' if empty else ''
       logging.info('%s: %s tokens, %s bytes, %s documents%s', split, *counts, skipped)
-  vocabulary_hash = _vocabulary_hash(folder)
-  digest.update(vocabulary_hash.encode())
-  meta = {
-    'corpus': corpus.name,
-    'content_hash': digest.hexdigest(),
-    'vocabulary_hash': vocabulary_hash,
-    'splits': splits_meta,
-  }
+  digest.update(vocabulary.digest.encode())
+  meta = {'corpus': corpus.name, 'content_hash': digest.hexdigest(), 'splits': splits_meta}
   (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
 
 
-def _with_encoding(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
-  """Returns a corpus with the encoding in which the vocabulary reads it."""
+def _as_read(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
+  """Returns a corpus with the documents and the encoding that the vocabulary reads."""
   # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
   encodings = {'bytes': 'bytes', 'characters': corpus.encoding}
-  return dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
+  corpus = dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
+  return documents.without_duplicates(corpus) if config.drop_duplicates else corpus
 
 
 def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
@@ -310,9 +301,7 @@ def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
         missing_in_train.discard(key)
     digest.update(str(sizes[split]).encode())
     if not sizes[split]:
-      raise errors.BadInput(
-        f'the {split} split of {corpus.name} is empty: {corpus.files[0]} holds too little text'
-      )
+      raise _too_little_text(corpus, split)
   documents.log_overlap(test, missing_in_train)
   if corpus.train_shards is not None:  # too large to hash their contents
     for file in corpus.files:
@@ -321,57 +310,41 @@ def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
   return sizes, digest
 
 
-def _vocabulary_hash(folder: pathlib.Path) -> str:
-  digest = hashlib.sha256()
-  for path in sorted(folder.glob('vocabulary.*')):
-    digest.update(path.read_bytes())
-  return digest.hexdigest()
+def _too_little_text(corpus: corpora.Corpus, split: str) -> errors.BadInput:
+  return errors.BadInput(
+    f'the {split} split of {corpus.name} is empty: {corpus.files[0]} holds too little text'
+  )
 
 
-def _create_vocabulary(
-  config: data_config.DataConfig,
-  all_corpora: Sequence[corpora.Corpus],
-  sizes: Sequence[dict[str, int]],
-  weights: Sequence[float],
+def _learn_vocabulary(
+  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus]
 ) -> vocabularies.Vocabulary:
-  """Returns the vocabulary of a config, learned from corpora whose splits have these sizes."""
-  if config.vocabulary == 'bytes':
-    return vocabularies.ByteVocabulary()
-  if config.vocabulary_path is not None:
-    path = files.user_path('data.vocabulary_path', config.vocabulary_path)
-    size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
-    return vocabularies.read(config.vocabulary, path, size)
+  """Returns a vocabulary that is learned from corpora."""
+  for corpus in all_corpora:
+    corpus.verify()
+  logging.info('learning the vocabulary')
   encoding = all_corpora[0].encoding
   if config.vocabulary == 'characters':
     splits = [split for corpus in all_corpora for split in corpus.splits.values()]
     has_several = lambda split: len(list(itertools.islice(split, 2))) > 1
     separated = len(all_corpora) > 1 or any(map(has_several, splits))
     chunks = _read_chunks(itertools.chain(*splits), encoding)
-    chunks = _show_progress(chunks, sum(sum(part.values()) for part in sizes))
     return vocabularies.learn_characters(chunks, encoding, separated)
-  texts = [_read_chunks(corpus.splits['train'], encoding) for corpus in all_corpora]
-  train_bytes = [part.get('train', 0) for part in sizes]
+  read_train = lambda corpus: _read_chunks(corpus.splits['train'], encoding)
   if config.vocabulary == 'words':
-    chunks = _show_progress(itertools.chain(*texts), sum(train_bytes))
-    return vocabularies.learn_words(chunks, config.vocabulary_size)
-  limits = [vocabularies.MAX_TRAINING_BYTES * weight for weight in weights]
-  samples = [
-    _take_bytes(chunks, limit)
-    if corpus.train_shards is not None
-    else itertools.islice(chunks, 0, None, math.ceil(size / limit))
-    for corpus, chunks, size, limit in zip(all_corpora, texts, train_bytes, limits, strict=True)
-    if limit
-  ]
-  logging.info('learning the vocabulary from at most %s bytes', f'{sum(limits):,.0f}')
+    texts = itertools.chain.from_iterable(map(read_train, all_corpora))
+    return vocabularies.learn_words(texts, config.vocabulary_size)
+  samples = []
+  for corpus, weight in zip(all_corpora, config.weights(), strict=True):
+    limit, chunks = vocabularies.MAX_TRAINING_BYTES * weight, read_train(corpus)
+    if limit and corpus.train_shards is not None:
+      samples.append(_take_bytes(chunks, limit))
+    elif limit:
+      size = sum(map(len, read_train(corpus)))
+      if not size:
+        raise _too_little_text(corpus, 'train')
+      samples.append(itertools.islice(chunks, 0, None, math.ceil(size / limit)))
   return vocabularies.learn_sentencepiece(itertools.chain(*samples), config.vocabulary_size)
-
-
-def _show_progress(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-  """Yields the chunks, of that many bytes in all, and shows the progress of learning."""
-  with progress.Progress('learning the vocabulary', size, 'bytes') as bar:
-    for chunk in chunks:
-      yield chunk
-      bar.advance(len(chunk))
 
 
 def _take_bytes(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
@@ -487,10 +460,11 @@ def encode_file(
   return TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
 
 
-def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:
-  """Loads a cache folder. Raises one of `files.DAMAGE_ERRORS` if it is damaged."""
-  meta = files.read_json(folder / 'meta.json')
-  vocabulary, splits = _load_vocabulary(folder, meta), {}
+def _load(
+  folder: pathlib.Path, train_shards: shards.Shards | None, vocabulary: vocabularies.Vocabulary
+) -> TokenCorpus:
+  """Loads the tokens of a cache folder. Raises one of `files.DAMAGE_ERRORS` if it is damaged."""
+  meta, splits = files.read_json(folder / 'meta.json'), {}
   for split, fields in meta['splits'].items():
     tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
     if len(tokens) != fields['tokens']:
@@ -500,10 +474,3 @@ def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorp
     start = vocabulary.document_start
     splits[split] = TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
   return TokenCorpus(splits, vocabulary, meta['content_hash'], train_shards)
-
-
-def _load_vocabulary(folder: pathlib.Path, meta: dict[str, Any]) -> vocabularies.Vocabulary:
-  """Loads the vocabulary of a cache folder. Raises ValueError if it has changed."""
-  if _vocabulary_hash(folder) != meta['vocabulary_hash']:
-    raise ValueError('the vocabulary has changed')
-  return vocabularies.load(folder)

@@ -169,7 +169,7 @@ def test_a_learned_vocabulary_has_the_words_of_all_parts(data, folder, monkeypat
       split = prepared.parts[part].splits['train']
       assert text in prepared.vocabulary.decode(split.tokens)
     assert prepared.vocabulary.document_start not in prepared.vocabulary.encode(b'ab')
-  monkeypatch.setattr(token_cache, '_create_vocabulary', None)  # it is in the cache
+  monkeypatch.setattr(token_cache, '_learn_vocabulary', None)  # it is in the cache
   assert mixture.prepare(config).content_hash == prepared.content_hash
 
 

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Iterable, Sequence
+import hashlib
 import json
 import pathlib
 from typing import Any
@@ -81,12 +82,20 @@ class Vocabulary(abc.ABC):
   def decode(self, ids: Iterable[int]) -> bytes:
     """Returns the text of ids."""
 
+  def _files(self) -> dict[str, bytes]:
+    text = json.dumps({'kind': self.kind, **self.fields}, ensure_ascii=False)
+    further = {} if self.file is None else {self.file: self.content}
+    return {'vocabulary.json': text.encode(), **further}
+
+  @property
+  def digest(self) -> str:
+    """Hash of the files that `save` writes."""
+    return hashlib.sha256(b''.join(self._files().values())).hexdigest()
+
   def save(self, folder: pathlib.Path) -> None:
     """Writes the files that `vocabularies.load` reads."""
-    if self.file is not None:
-      files.write(folder / self.file, self.content)
-    text = json.dumps({'kind': self.kind, **self.fields}, ensure_ascii=False)
-    files.write(folder / 'vocabulary.json', text)
+    for name, content in self._files().items():
+      files.write(folder / name, content)
 
   def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
     """Returns the ids of each text, with a thread for each core if the vocabulary supports it."""
