@@ -415,7 +415,7 @@ class Engine:
     tokens_BxP, valid_BxP = _pad(prompts, rows, length)
     starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0) & is_start
     prefix_BxP = valid_BxP > 0 if bidirectional else None
-    inputs = programs.Inputs(tokens_BxP, starts_BxP, valid_BxP, prefix_BxP)
+    inputs = streams.Segment(tokens_BxP, None, starts_BxP, valid_BxP, prefix_BxT=prefix_BxP)
     return jax.device_put(inputs, self._row_sharding)
 
 

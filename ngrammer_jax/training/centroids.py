@@ -51,9 +51,7 @@ def draw(
       {'params': state.params, 'codebook': state.codebook},
       segment.tokens_BxT,
       memory,
-      starts_BxT=segment.starts_BxT,
-      valid_BxT=segment.valid_BxT,
-      prefix_BxT=segment.prefix_BxT,
+      **segment.marks,
       mutable=[quantizer.INPUTS],
     )
     inputs = traverse_util.flatten_dict(updated[quantizer.INPUTS])
