@@ -123,7 +123,7 @@ class EvaluationStreams:
     streams: number of streams.
     segments: number of segments per stream.
     tokens: number of targets in all streams.
-    length: T.
+    length, protocol: see above.
 
   Raises:
     BadInput: there are too few tokens for one segment.
@@ -137,7 +137,7 @@ class EvaluationStreams:
     max_tokens: int = 0,
     protocol: str = 'streams',
   ):
-    self._split, self.length = split, length
+    self._split, self.length, self.protocol = split, length, protocol
     tokens = min(max_tokens or len(split.tokens), len(split.tokens))
     if protocol in ('transformer_xl', 'adaptive_span'):
       self.streams, self._num_skipped = min(streams, max(tokens // 2, 1)), 1

@@ -107,47 +107,26 @@ class Engine:
     rows: int,
     num_segments: int,
     make_segment: Callable[[int, slice], streams.Segment],
+    are_windows: bool = False,
   ) -> Iterator[programs.Scores]:
     """Yields the scores of each segment of a batch of streams while the next one is computed.
 
-    The memory of a stream starts empty and is carried from segment to segment.
+    The memory of a stream starts empty and is carried from segment to segment. A window is the only
+    segment of its stream, and has the score of its last target alone, [B, 1].
 
     Args:
       variables: parameters and codebook.
       rows: number of streams.
       num_segments: number of segments.
       make_segment: returns the segment with an index, for a slice of the rows.
+      are_windows: whether the segments are windows.
     """
+    score, rows = self._score_segment, self.round_rows(rows)
     slots = spans.cache_slots(self.model.config, variables['params'], self.mesh)
-    return self._score(self._score_segment, slots, variables, rows, num_segments, make_segment)
-
-  def score_windows(
-    self,
-    variables: Variables,
-    rows: int,
-    num_batches: int,
-    make_window: Callable[[int, slice], streams.Segment],
-  ) -> Iterator[programs.Scores]:
-    """Yields the scores of the last target of each window, [B, 1], of batches of windows.
-
-    A window is a segment of a stream of its own: nothing before it is read.
-
-    Args:
-      variables: parameters and codebook.
-      rows: number of windows in a batch.
-      num_batches: number of batches.
-      make_window: returns the windows of the batch with an index, for a slice of its rows.
-    """
-    slots = spans.cache_slots(self.model.config, variables['params'], self.mesh)
-    if slots and self.model.config.memory.first == 'empty':
-      slots = 1  # no memory: the slot has no token
-    for batch in range(num_batches):
-      make_batch = lambda _, row_slice, batch=batch: make_window(batch, row_slice)
-      yield from self._score(self._score_last_target, slots, variables, rows, 1, make_batch)
-
-  def _score(self, score, slots, variables, rows, num_segments, make_segment):
-    """Yields the results of a program for the segments of a batch; see `score_segments`."""
-    rows = self.round_rows(rows)
+    if are_windows:
+      score = self._score_last_target
+      if slots and self.model.config.memory.first == 'empty':
+        slots = 1  # no memory: the slot has no token
 
     def dispatch():
       memory = self._empty_memory(rows, slots)

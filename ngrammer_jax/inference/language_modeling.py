@@ -5,6 +5,7 @@ B batch, T segment length.
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
 import json
 import math
 import pathlib
@@ -49,7 +50,7 @@ def evaluate(
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
     variables = engine.prepare(variables)
   nats, line_end_nats, counts = [], [], collections.Counter()
-  for scores in _score_batches(engine, variables, text, config):
+  for scores in itertools.chain.from_iterable(score_streams(engine, variables, text, config)):
     is_counted_BxT, is_end_BxT = scores.counts_BxT, scores.targets_BxT == line_end
     masks = {'tokens': is_counted_BxT, 'correct': scores.correct_BxT}
     if split.num_characters is not None:
@@ -107,36 +108,26 @@ def _perplexity(nats: float) -> float:
   return math.exp(min(nats, 700))
 
 
-def _score_batches(engine, variables, text, config):
-  """Yields the scores of batches of segments, or of sliding windows."""
-  t = config.training
-  if config.evaluation.protocol == 'sliding_window':
-    # As many tokens as a step of the training has.
-    rows = engine.round_rows(max(t.tokens_per_step // text.length, 1))
-
-    def make_window(batch, row_slice):
-      return text.window(batch * rows + row_slice.start, row_slice.stop - row_slice.start)
-
-    yield from engine.score_windows(variables, rows, -(-text.tokens // rows), make_window)
-    return
-  for scores in score_streams(engine, variables, text, config):
-    yield from scores
-
-
 def score_streams(
   engine: inference.Engine,
   variables: inference.Variables,
   text: streams.EvaluationStreams,
   config: experiment.Config,
 ) -> Iterator[Iterator[programs.Scores]]:
-  """Yields the scores of the segments, for each batch of streams."""
-  rows = engine.round_rows(min(config.training.batch_size, config.evaluation.streams))
-  for first in range(0, text.streams, rows):
+  """Yields the scores of the segments, for each batch of streams or of sliding windows."""
+  t, are_windows = config.training, text.protocol == 'sliding_window'
+  count, rows = text.streams, min(t.batch_size, config.evaluation.streams)
+  if are_windows:  # as many tokens as a step of the training has
+    count, rows = text.tokens, max(t.tokens_per_step // text.length, 1)
+  rows = engine.round_rows(rows)
+  for first in range(0, count, rows):
 
     def make_segment(index, row_slice, first=first):
-      return text.segment(index, first + row_slice.start, row_slice.stop - row_slice.start)
+      position = first + row_slice.start, row_slice.stop - row_slice.start
+      return text.window(*position) if are_windows else text.segment(index, *position)
 
-    yield engine.score_segments(variables, rows, text.segments, make_segment)
+    num_segments = 1 if are_windows else text.segments
+    yield engine.score_segments(variables, rows, num_segments, make_segment, are_windows)
 
 
 def _memory_protocol(config):
