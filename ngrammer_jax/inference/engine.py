@@ -56,38 +56,21 @@ class Engine:
     # A scan over layers would stack, and so copy, the cache of all layers at every token.
     unrolled = model.clone(config=dataclasses.replace(model.config, scan_layers=False))
     # Every host reads the scores and the tokens of all rows.
-    replicated = sharding.replicated(mesh)
+    everywhere, rows = sharding.replicated(mesh), self._row_sharding
+    state = programs.DecodingState(rows, everywhere, token_B=rows, is_used_BxV=rows)
+    jit = lambda program, model, donated, outputs: jax.jit(
+      functools.partial(program, model), donate_argnames=donated, out_shardings=outputs
+    )
     self._prepare = jax.jit(functools.partial(heads.for_serving, model.config))
-    self._look_up = jax.jit(
-      functools.partial(host_tables.look_up, model),
-      donate_argnames='state',
-      out_shardings=self._row_sharding,
-    )
-    self._score_segment, self._score_last_target = (
-      jax.jit(
-        functools.partial(score, model),
-        donate_argnames='memory',
-        out_shardings=(replicated, self._row_sharding),
-      )
-      for score in (programs.score_segment, programs.score_last_target)
-    )
-    self._rank_choices = jax.jit(
-      functools.partial(programs.rank_choices, model), out_shardings=replicated
-    )
-    rows = self._row_sharding
-    state_sharding = programs.DecodingState(rows, replicated, token_B=rows, is_used_BxV=rows)
-    self._decode_prompt, self._decode_next = (
-      jax.jit(
-        functools.partial(decode, unrolled),
-        donate_argnames='state',
-        out_shardings=(replicated, state_sharding),
-      )
-      for decode in (programs.decode_prompt, programs.decode_next)
-    )
+    self._look_up = jit(host_tables.look_up, model, 'state', rows)
+    scored, decoded = (everywhere, rows), (everywhere, state)
+    self._score_segment = jit(programs.score_segment, model, 'memory', scored)
+    self._score_last_target = jit(programs.score_last_target, model, 'memory', scored)
+    self._rank_choices = jit(programs.rank_choices, model, (), everywhere)
+    self._decode_prompt = jit(programs.decode_prompt, unrolled, 'state', decoded)
+    self._decode_next = jit(programs.decode_next, unrolled, 'state', decoded)
     # Eagerly, each array would be a program of its own.
-    self._empty_memory = jax.jit(
-      model.empty_memory, static_argnums=(0, 1), out_shardings=self._row_sharding
-    )
+    self._empty_memory = jax.jit(model.empty_memory, static_argnums=(0, 1), out_shardings=rows)
 
   def prepare(self, variables: Variables) -> Variables:
     """Returns variables in which each token of the vocabulary is assigned to its cluster.
@@ -342,8 +325,7 @@ class Engine:
     rows, segment = self._abstract_segment(rows, length)
     memory = self.model.config.memory
     slots = 0 if memory is None else memory.length
-    memory = jax.eval_shape(lambda: self.model.empty_memory(rows, slots))
-    memory = sharding.abstract(memory, self._row_sharding)
+    memory = self._abstract(self.model.empty_memory, rows, slots)
     if host_tables.exist(self.model.config):
       values, _ = self.trace_look_up(variables, rows, length).out_info
       variables = self._without_host_tables(variables)
@@ -354,10 +336,13 @@ class Engine:
   def trace_look_up(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that looks up the rows of tables in host memory for T tokens."""
     rows, segment = self._abstract_segment(rows, length)
-    state = jax.eval_shape(lambda: host_tables.empty_state(self.model.config, rows))
-    state = sharding.abstract(state, self._row_sharding)
+    state = self._abstract(host_tables.empty_state, self.model.config, rows)
     with sharding.use(self.mesh):
       return self._look_up.trace(variables, segment, state=state)
+
+  def _abstract(self, make, *args):
+    """Returns what a function makes for all rows, without its values."""
+    return sharding.abstract(jax.eval_shape(lambda: make(*args)), self._row_sharding)
 
   def _abstract_segment(self, rows, length):
     rows = self.round_rows(rows)
@@ -371,9 +356,9 @@ class Engine:
     Its KV cache has the whole context, however short the learned spans are.
     """
     rows = self.round_rows(rows)
-    memory = jax.eval_shape(lambda: self.model.empty_memory(rows, self._decoding_slots(context)))
-    by_row = np.zeros(rows, np.uint32), np.zeros(rows, np.int32), memory
-    seeds_B, token_B, memory = sharding.abstract(by_row, self._row_sharding)
+    memory = self._abstract(self.model.empty_memory, rows, self._decoding_slots(context))
+    by_row = np.zeros(rows, np.uint32), np.zeros(rows, np.int32)
+    seeds_B, token_B = sharding.abstract(by_row, self._row_sharding)
     config, V = sampling.SamplingConfig(), self.model.vocabulary_size
     shared = sampling.SamplerParams.from_config(config, V), np.int32(0)
     sampler, index = sharding.abstract(shared, sharding.replicated(self.mesh))
