@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
-import functools
 import logging
 import math
 import numbers
@@ -218,12 +217,10 @@ def complete(
     group = prompts[first : first + rows]
     ids = [prompt.ids for prompt in group]
     seeds = [config.seed + first + row for row in range(len(group))]
-    make_text = functools.partial(
-      IncrementalDetokenizer, vocabulary, max_tokens=config.tokens, stop=config.stop
-    )
     start = vocabulary.document_start
-    starts = [int(prompt[0] == start) for prompt in ids]  # no text
-    texts = [make_text(prompt[n:]) for prompt, n in zip(ids, starts, strict=True)]
+    of_text = (prompt[1:] if prompt[0] == start else prompt for prompt in ids)
+    options = config.tokens, config.stop
+    texts = [IncrementalDetokenizer(vocabulary, prompt, *options) for prompt in of_text]
     args = variables, ids, seeds, config.sampling, config.context, is_prefix_bidirectional
     for token_B in engine.generate(*args, document_start=start):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
