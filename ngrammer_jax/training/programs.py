@@ -68,7 +68,7 @@ class Programs:
     trained_labels = parts.without(self.labels, self.frozen)
     optimizer = partition.make(config.optimizer, t.steps, trained_labels, memories)
     self.create, self.abstract = train_state.make_initializer(
-      model, variables, optimizer, t.batch_size, config.seed, mesh, self.frozen
+      model, variables, optimizer, t.batch_size, config.seed, mesh, self.frozen, source or ()
     )
     self._step = train_step.TrainStep(
       model,

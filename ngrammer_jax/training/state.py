@@ -1,6 +1,6 @@
 """The train state and its creation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import functools
 from typing import Any
 
@@ -13,6 +13,9 @@ import optax
 
 from ngrammer_jax import sharding
 from ngrammer_jax.models import initialization, language_model, parts
+
+# All random parameters in one kernel would take minutes to compile.
+GPU_OPTIONS = {'xla_disable_hlo_passes': 'multi_output_fusion'}
 
 
 class TrainState(struct.PyTreeNode):
@@ -52,6 +55,7 @@ def make_initializer(
   seed: int,
   mesh: jax.sharding.Mesh,
   frozen: Mapping[str, np.dtype] | None = None,
+  replaced: Collection[str] = (),
 ) -> tuple[Callable[[], TrainState], TrainState]:
   """Returns a function that creates the initial state, and the abstract state.
 
@@ -65,6 +69,7 @@ def make_initializer(
     seed: seed of the parameters.
     mesh: device mesh.
     frozen: dtype of every parameter that is not trained, by name. They have no optimizer state.
+    replaced: names of parameters that another run replaces: they are 0.
   """
   frozen = frozen or {}
 
@@ -73,7 +78,11 @@ def make_initializer(
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)
       params = initialization.reinitialize(model.config.initial, params, key)
-    as_stored = lambda name, leaf: jax.tree.map(lambda x: x.astype(frozen.get(name, x.dtype)), leaf)
+
+    def as_stored(name, leaf):
+      start = jnp.zeros_like if name in replaced else lambda x: x
+      return jax.tree.map(lambda x: start(x).astype(frozen.get(name, x.dtype)), leaf)
+
     by_name = traverse_util.flatten_dict(params, keep_empty_nodes=True, sep='/')
     params = traverse_util.unflatten_dict(
       {name: as_stored(name, leaf) for name, leaf in by_name.items()}, sep='/'
@@ -95,8 +104,10 @@ def make_initializer(
 
   def create() -> TrainState:
     init = lambda: nn.unbox(make_state(_init_variables(model, batch_size, seed)))
+    is_gpu = mesh.devices.flat[0].platform == 'gpu'
     with sharding.use(mesh):
-      return jax.jit(init, out_shardings=shardings)()
+      options = GPU_OPTIONS if is_gpu else None
+      return jax.jit(init, out_shardings=shardings, compiler_options=options)()
 
   return create, abstract
 
