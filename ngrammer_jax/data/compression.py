@@ -48,14 +48,14 @@ def find(path: pathlib.Path, head: bytes) -> str | None:
   Raises:
     BadInput: its name says that it is compressed, but it is not, or in another way.
   """
-  found = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
-  named = SUFFIXES.get(path.suffix.lower())
-  if head and named not in (None, found):
+  actual = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
+  suffix_kind = SUFFIXES.get(path.suffix.lower())
+  if head and suffix_kind not in (None, actual):
     raise errors.BadInput(
-      f'{path} is damaged: it is named {path.suffix}, but is {found or "not"} compressed'
-      f'{"" if found else f" by {named}"}: copy it again, or rename it'
+      f'{path} is damaged: it is named {path.suffix}, but is {actual or "not"} compressed'
+      f'{"" if actual else f" by {suffix_kind}"}: copy it again, or rename it'
     )
-  return found
+  return actual
 
 
 def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.BufferedIOBase:

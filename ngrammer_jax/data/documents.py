@@ -71,8 +71,8 @@ def without_duplicates(corpus: corpora.Corpus) -> corpora.Corpus:
 
 def separators(vocabulary: vocabularies.Vocabulary) -> list[str]:
   """Returns the spellings that may separate documents of a text."""
-  own = [s for s in tokenizer.DOCUMENT_SEPARATORS if s in vocabulary.special_tokens]
-  return [*dict.fromkeys((*SEPARATORS, *own))]
+  special_tokens = [s for s in tokenizer.DOCUMENT_SEPARATORS if s in vocabulary.special_tokens]
+  return [*dict.fromkeys((*SEPARATORS, *special_tokens))]
 
 
 def log_separators(name: str, counts: Mapping[str, int]) -> None:

@@ -78,10 +78,10 @@ class _Source:
   """
 
   def __init__(
-    self, shards: shard_files.Shards, known: fingerprints.ShardFingerprints, has_blank: bool
+    self, shards: shard_files.Shards, checked: fingerprints.ShardFingerprints, has_blank: bool
   ):
     self.files, self._shards = shards.files, shards
-    self._fingerprints, self._has_blank = known, has_blank
+    self._fingerprints, self._has_blank = checked, has_blank
     self._blocks: dict[tuple[int, Place], Block] = {}
     self._open: dict[tuple[int, Place], Iterator[tuple[bytes, Place]]] = {}
     self._num_empty = 0
@@ -156,8 +156,8 @@ class PackedDataset:
     separator, self._order = vocabulary.separator(begin_of_text), [shuffle, begin_of_text]
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
-    known = fingerprints.ShardFingerprints(synced, shards.files)
-    source = _Source(shards, known, self._takes_blank_documents())
+    shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
+    source = _Source(shards, shard_fingerprints, self._takes_blank_documents())
     self._make_row = functools.partial(_RowReader, source, batch_size, shuffle, separator)
     self._readers: dict[range, _BatchReader] = {}
 

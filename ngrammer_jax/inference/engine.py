@@ -134,12 +134,12 @@ class Engine:
     if not host_tables.exist(config):
       yield from ((segment, variables) for segment in segments)
       return
-    other = self._without_host_tables(variables)
+    device_variables = self._without_host_tables(variables)
     state = jax.device_put(host_tables.empty_state(config, rows), self._row_sharding)
     for segment in segments:
       with sharding.use(self.mesh):
         values, state = self._look_up(variables, segment, state=state)
-      yield segment, other | {table.VALUES: values}
+      yield segment, device_variables | {table.VALUES: values}
 
   def _without_host_tables(self, variables):
     params = host_tables.without_tables(self.model.config, variables['params'])

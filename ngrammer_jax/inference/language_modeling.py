@@ -56,11 +56,11 @@ def evaluate(
     if split.num_characters is not None:
       masks['characters'] = is_counted_BxT & (scores.targets_BxT < split.num_characters)
     masks['line_ends'] = is_counted_BxT & is_end_BxT
-    new = {name: int(mask.sum()) for name, mask in masks.items()}
-    counts.update(new)
+    segment_counts = {name: int(mask.sum()) for name, mask in masks.items()}
+    counts.update(segment_counts)
     for sums, mask in ((nats, is_counted_BxT), (line_end_nats, masks['line_ends'])):
       sums.append(scores.nll_BxT[mask].sum(dtype=np.float64))
-    report(new['tokens'])
+    report(segment_counts['tokens'])
   total, tokens = math.fsum(nats), counts['tokens']
   is_whole_split = tokens == len(split.tokens)
   bits, text_bytes = total / math.log(2), split.text_bytes if is_whole_split else None
@@ -76,8 +76,8 @@ def evaluate(
   if counts['characters']:
     result['bits_per_character'] = bits / counts['characters']
   if line_end is not None and counts['line_ends'] < tokens:  # some papers report it
-    others = tokens - counts['line_ends']
-    perplexity = _perplexity((total - math.fsum(line_end_nats)) / others)
+    num_words = tokens - counts['line_ends']
+    perplexity = _perplexity((total - math.fsum(line_end_nats)) / num_words)
     result |= {'line_ends': counts['line_ends'], 'perplexity_without_line_ends': perplexity}
   return result
 

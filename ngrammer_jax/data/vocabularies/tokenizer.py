@@ -76,8 +76,8 @@ class TokenizerVocabulary(base.Vocabulary):
         f'the tokenizer has {own_size:,} ids, but the model {self.size:,}: it is of another model'
       )
     self.definition = (self.kind, content, self.size)
-    given = {name: value for name, value in fields.items() if value is not None}
-    self.fields = {'size': self.size, **given}
+    given_fields = {name: value for name, value in fields.items() if value is not None}
+    self.fields = {'size': self.size, **given_fields}
 
   def _make_tokenizer(self):
     """Returns a tokenizer, in whose texts the spelling of a special token is that token."""
@@ -106,15 +106,15 @@ class TokenizerVocabulary(base.Vocabulary):
     """Returns the id of the document start. Raises BadInput if there is none."""
     added = self._tokenizer.get_added_tokens_decoder()
     special = {t.content: i for i, t in added.items() if t.special and i != self.unknown}
-    own = [i for i in self._tokenizer.encode('').ids if i in special.values()]
-    named = [special[name] for name in DOCUMENT_SEPARATORS if name in special]
-    if not own and not named:
+    added_ids = [i for i in self._tokenizer.encode('').ids if i in special.values()]
+    separator_ids = [special[name] for name in DOCUMENT_SEPARATORS if name in special]
+    if not added_ids and not separator_ids:
       raise errors.BadInput(
         f'the tokenizer has no special token that separates documents: it adds none to a text, and '
         f'none of {", ".join(DOCUMENT_SEPARATORS)} is among its special tokens '
         f'({", ".join(special) or "none"}); add one of them to its added_tokens'
       )
-    return (own or named)[0]
+    return (added_ids or separator_ids)[0]
 
   def encode(self, text: bytes) -> np.ndarray:
     return self.encode_all([text])[0]
