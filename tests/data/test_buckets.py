@@ -7,10 +7,11 @@ import signal
 import fsspec
 from fsspec.implementations import local
 import numpy as np
+from pyarrow import parquet
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import buckets, packing, shards, vocabularies
+from ngrammer_jax.data import buckets, formats, packing, shards, vocabularies
 from tests import fake_gcs
 from tests.checks import bad_input
 from tests.data import document_files
@@ -148,6 +149,22 @@ def test_a_lost_file_and_a_changed_one_are_named(hub, tmp_path):
     errors.BadInput, match=rf'\A{hub}/a/train-1.parquet is lost: FileNotFoundError'
   ):
     rows(corpus.train_shards, tmp_path / 'other', 1)
+
+
+def test_row_groups_in_a_bucket_are_read_once(hub, tmp_path, monkeypatch):
+  monkeypatch.setattr(formats.parquet, 'PART', 50)
+  reads, read_row_group = [], parquet.ParquetFile.read_row_group
+  note = lambda *args, **options: reads.append(args) or read_row_group(*args, **options)
+  monkeypatch.setattr(parquet.ParquetFile, 'read_row_group', note)
+  folder = HubFileSystem.folder / 'datasets' / 'someone' / 'texts'
+  for root in (folder, tmp_path / 'local'):
+    document_files.write(root / 'train.parquet', [f'{i} some text' for i in range(90)])
+    document_files.write(root / 'valid.jsonl', ['x'])
+    num_groups = parquet.ParquetFile(root / 'train.parquet').num_row_groups
+    source = shards.find(hub if root == folder else root)[0]['train']
+    del reads[:]
+    assert len(list(source.read(0))) == 90
+    assert (len(reads) == num_groups) == (root == folder)
 
 
 def test_what_is_not_there_is_one_sentence(hub):

@@ -14,9 +14,9 @@ def open_batches(
 ) -> tuple[Sequence[str], Iterable[Any], int]:
   """Returns the columns of a file, its batches, and which row of theirs is row `first`.
 
-  Row groups before the row are not read. A small one is decoded again for each part: an open
-  decoder holds all of it, and a host may read hundreds of files. A large one is decoded page by
-  page.
+  Row groups before the row are not read. A small one of a local file is read again for each part:
+  an open decoder holds all of it, and a host may read hundreds of files. A large one is decoded
+  page by page.
   """
   from pyarrow import parquet  # only for such files
 
@@ -33,7 +33,8 @@ def open_batches(
     if size > SMALL:
       return file.iter_batches(BATCH, [number], **options)
     read_part = lambda start: file.read_row_group(number, **options).slice(start, part)
-    part = max(rows * PART // max(size, PART), 1)
+    part_size = PART if isinstance(path, pathlib.Path) else SMALL  # a bucket is read once
+    part = max(rows * part_size // max(size, part_size), 1)
     return map(read_part, range(0, rows, part))
 
   all_batches = itertools.chain.from_iterable(map(batches, range(number, len(groups))))
