@@ -211,7 +211,8 @@ def complete(
     rows: maximum batch size.
     is_prefix_bidirectional: whether the tokens of a prompt attend to the whole prompt.
   """
-  if max((len(prompt.ids) for prompt in prompts), default=0) + config.tokens > config.context:
+  longest = max((len(prompt.ids) for prompt in prompts), default=0)
+  if longest + config.tokens - 1 > config.context:
     logging.info('a token is predicted from the last %s tokens, the context', f'{config.context:,}')
   for first in range(0, len(prompts), rows):
     group = prompts[first : first + rows]
