@@ -9,7 +9,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, mixture, streams, token_cache, vocabularies
+from ngrammer_jax.data import corpora, mixture, streams, vocabularies
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
@@ -71,7 +71,7 @@ class CorpusTask:
     self,
     config: experiment.Config,
     workdir: pathlib.Path | None = None,
-    open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = token_cache.open_corpus,
+    open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = corpora.open_corpus,
     start: Any = None,
   ):
     self._config, self._start = config, start
