@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 import traceback
 import typing
@@ -18,7 +17,7 @@ from typing import Any, NoReturn
 
 import ngrammer_jax
 from ngrammer_jax import errors, pretrained_models
-from ngrammer_jax.system import compilation_cache, files, hosts, progress
+from ngrammer_jax.system import compilation_cache, files, hosts, progress, signals
 from ngrammer_jax.training.records import watchdog
 
 if typing.TYPE_CHECKING:
@@ -85,7 +84,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   absl.addFilter(lambda record: record.levelno < logging.ERROR)
   message = None
   try:
-    _exit_on_sigterm()
+    signals.exit_on_signals()
     status = main(sys.argv[1:])
   except errors.BadInput as error:
     message, status = f'error: {error}', 2
@@ -115,18 +114,6 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   if status in (1, 2) and hosts.is_multiprocess():
     _exit_alone(status)
   sys.exit(status or 0)
-
-
-def _exit_on_sigterm() -> None:
-  """Exits with 143 on SIGTERM, but while training saves on it: see `preemption.SignalHandler`."""
-
-  def exit_now(number, frame):
-    with contextlib.suppress(OSError):  # not through logging, which the signal may interrupt
-      os.write(2, b'stopped by SIGTERM; rerun the same command\n')
-    os._exit(128 + number)
-
-  if threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGTERM, exit_now)
 
 
 def _exit_for_open_files(error: Exception) -> NoReturn:
