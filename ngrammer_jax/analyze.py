@@ -102,7 +102,10 @@ def main(argv: list[str]) -> int:
   if options.analysis == 'report':
     options.output = options.output or _default(options, 'output', 'report.html')
   elif options.analysis not in PRINTED:
-    options.figure = options.figure or _default(options, 'figure', f'{options.analysis}.png')
+    changed = [options.split] * (options.split != 'validation')
+    changed += [options.step] * (options.step != 'newest')
+    name = '_'.join([options.analysis, *changed]).replace('/', '_')
+    options.figure = options.figure or _default(options, 'figure', f'{name}.png')
   functions = {'report': _report, 'checkpoint': _checkpoint, 'cloze': _cloze, 'compare': _compare}
   functions.get(options.analysis, _draw)(options)
   return 0
@@ -181,8 +184,8 @@ def _draw(options: argparse.Namespace) -> None:
     if 'step' in result:
       title = f'{names[0]}, step {result["step"]:,}, {options.split}'
     figures.set_title(axes, title)
+    print(f'{title}\n{parts.format_tables(analysis.parts(result))}')
   files.write_output(figure.with_suffix('.json'), content)
-  print(f'{title}\n{parts.format_tables(analysis.parts(result))}')
   print(f'wrote {figure.with_suffix(".json")} and {figure}')
   if options.analysis == 'gates':
     page = figure.with_suffix('.html')

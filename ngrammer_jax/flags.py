@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import difflib
+import io
 import logging
 import os
 import resource
@@ -83,6 +84,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   absl.setLevel(logging.WARNING)  # Orbax warns of what it does not write, but raises its errors
   absl.addFilter(lambda record: record.levelno < logging.ERROR)
   message = None
+  if isinstance(sys.stdout, io.TextIOWrapper):  # a result may have what it cannot show
+    sys.stdout.reconfigure(errors='backslashreplace')
   try:
     signals.exit_on_signals()
     status = main(sys.argv[1:])
@@ -101,11 +104,15 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   except Exception as error:
     if 'Too many open files' in str(error):
       _exit_for_open_files(error)
-    if not hosts.is_multiprocess():
+    if files.is_of_place(error):
+      name = error.filename or 'a file'
+      message, status = f'error: {name} cannot be used: {error.strerror}; use another path', 2
+    elif not hosts.is_multiprocess():
       raise
-    traceback.print_exception(error)
-    reason = f'{type(error).__name__}: {error}'
-    message, status = f'error: {reason}; if another process is lost, {errors.RERUN_ALL}', 1
+    else:
+      traceback.print_exception(error)
+      reason = f'{type(error).__name__}: {error}'
+      message, status = f'error: {reason}; if another process is lost, {errors.RERUN_ALL}', 1
   if message is not None:
     is_shared = message.startswith('error: process ')
     process_prefix = '' if hosts.is_primary() or is_shared else f'process {hosts.process_index()}: '
