@@ -297,15 +297,16 @@ class NGramMemory(nn.Module):
   def _table(self):
     """Returns the table parameter [rows, E]."""
     o = self.options
-    axes, init = table.AXES, nn.initializers.normal(o.deviation or 0.0)
+    axes, draw = table.AXES, nn.initializers.normal(o.deviation or 0.0)
     if o.table_initial == 'xavier':
-      init = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
+      draw = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
     elif o.deviation is None:
-      init = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
+      draw = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    init = lambda key, shape, dtype: draw(key, shape, wide).astype(dtype)  # the same in any dtype
     if o.table_memory == 'host':
       init, axes = host_memory.initializer(init), table.HOST_AXES
     init = axis_names.with_axis_names(init, axes)
-    wide = jnp.promote_types(self.dtype, jnp.float32)
     dtype = wide if o.table_dtype == 'float32' else jnp.dtype(o.table_dtype)
     return self.param('table', init, self.table_shape(), dtype)
 
