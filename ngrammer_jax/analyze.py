@@ -80,6 +80,8 @@ def main(argv: list[str]) -> int:
   parsers['gates'].add_argument(
     '--text', help='text of which each gate is shown; default: the first tokens of the split'
   )
+  flags.add_literal(parsers['report'])
+  flags.add_literal(parsers['gates'])
   parsers['clusters'].add_argument(
     '--memory', help='path of its module; default: the first memory with clusters of tokens'
   )
@@ -99,6 +101,8 @@ def main(argv: list[str]) -> int:
     '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
   )
   options = parser.parse_args(argv)
+  if options.analysis in ('report', 'gates'):
+    flags.read_escapes(options, 'prompt' if options.analysis == 'report' else 'text')
   if options.analysis == 'report':
     options.output = options.output or _default(options, 'output', 'report.html')
   elif options.analysis not in PRINTED:

@@ -8,6 +8,7 @@ import difflib
 import io
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -177,6 +178,24 @@ def load_run(options: argparse.Namespace) -> 'runs.Run':
   if options.workdir is not None:
     return runs.load_run(options.workdir, number)
   return dataclasses.replace(runs.load_pretrained(options.pretrained), step=number)
+
+
+def add_literal(parser: argparse.ArgumentParser) -> None:
+  """Adds --literal, see `read_escapes`."""
+  help_text = r'leave \n, \t and \\ in texts of flags as they are: not a line break, tab, backslash'
+  parser.add_argument('--literal', action='store_true', help=help_text)
+
+
+def read_escapes(options: argparse.Namespace, *names: str) -> None:
+  r"""Replaces \n, \t and \\ in the texts of flags, which a shell does not, and says so."""
+  escapes = {r'\n': '\n', r'\t': '\t', r'\\': '\\'}
+  read = lambda text: re.sub(r'\\[nt\\]', lambda match: escapes[match[0]], text)
+  for name in names if not options.literal else ():
+    value = getattr(options, name)
+    changed = [*map(read, value)] if isinstance(value, list) else value and read(value)
+    if changed != value:
+      logging.info(r'--%s=%r: \n, \t and \\ are read as escapes (--literal: not)', name, changed)
+    setattr(options, name, changed)
 
 
 def complete_memories(values: dict[str, Any], *args: Any, **fields: Any) -> None:

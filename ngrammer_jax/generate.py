@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
   """Generates continuations; prints a single one while it is generated."""
   overrides, plain = command_line.split(argv)
   options = _make_parser().parse_args(plain)
+  flags.read_escapes(options, 'prompt', 'stop')
   prompts = [] if options.interactive else _read_prompts(options)
 
   from ngrammer_jax.inference import sampling
@@ -107,6 +108,7 @@ def _make_parser() -> argparse.ArgumentParser:
     '--seed', type=int, default=0, help='seed of the first prompt; prompt i has seed + i'
   )
   parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
+  flags.add_literal(parser)
   compilation_cache.add_flag(parser)
   return parser
 

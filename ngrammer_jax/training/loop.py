@@ -91,6 +91,8 @@ def prepare(
     BadInput: the input is invalid.
   """
   # Data: checked and tokenised before any device is touched.
+  for warning in config.warnings() if hosts.is_primary() else ():
+    logging.warning('%s', warning)
   with hosts.collective_errors():
     workdirs.check(workdir, config)
     task = make_task(config)

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
-from ngrammer_jax.layers import axis_names, dense, documents
+from ngrammer_jax.layers import axis_names, dense, documents, token_ids
 from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import (
@@ -158,6 +158,8 @@ class NGramMemory(nn.Module):
     needs_tokens = not self.has_clusters or self.options.boundary == 'eos_id'
     if needs_tokens and context.tokens_BxT is None:
       raise ValueError('a memory of n-grams needs context.tokens_BxT')
+    if needs_tokens:
+      token_ids.check('context.tokens_BxT', context.tokens_BxT, self.vocabulary_size)
 
   def _window_grams(self, ids_BxTxK, context, state):
     """Returns the ids at each place of the n-grams [B, T, K], and the next state."""
