@@ -84,14 +84,14 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   absl = logging.getLogger('absl')
   absl.setLevel(logging.WARNING)  # Orbax warns of what it does not write, but raises its errors
   absl.addFilter(lambda record: record.levelno < logging.ERROR)
-  message = None
+  message, is_shared = None, False
   if isinstance(sys.stdout, io.TextIOWrapper):  # a result may have what it cannot show
     sys.stdout.reconfigure(errors='backslashreplace')
   try:
     signals.exit_on_signals()
     status = main(sys.argv[1:])
   except errors.BadInput as error:
-    message, status = f'error: {error}', 2
+    message, status, is_shared = f'error: {error}', 2, error.is_shared
   except errors.Interrupted as error:
     message, status = str(error), 128 + error.signal
   except errors.PeerLostError as error:
@@ -114,9 +114,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
       traceback.print_exception(error)
       reason = f'{type(error).__name__}: {error}'
       message, status = f'error: {reason}; if another process is lost, {errors.RERUN_ALL}', 1
-  if message is not None:
-    is_shared = message.startswith('error: process ')
-    process_prefix = '' if hosts.is_primary() or is_shared else f'process {hosts.process_index()}: '
+  if message is not None and (hosts.is_primary() or not is_shared):
+    process_prefix = '' if hosts.is_primary() else f'process {hosts.process_index()}: '
     with contextlib.suppress(OSError):
       print(f'{process_prefix}{_one_line(message)}', file=sys.stderr)
   if status in (1, 2) and hosts.is_multiprocess():
