@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import shlex
 
 from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import hosts
@@ -54,9 +55,11 @@ def main(argv: list[str]) -> int:
     print(evaluation.format_table({'task': task, 'tasks': task_results}))
   print(f'finished, in {options.workdir}')
   for workdir in workdirs.values():
-    print(f'  python -m ngrammer_jax.evaluate --workdir={workdir} --split=test')
+    print(f'  python -m ngrammer_jax.evaluate --workdir={shlex.quote(str(workdir))} --split=test')
   if task in ('all', 'mixture'):
-    print(f'  python -m ngrammer_jax.submit --workdir={options.workdir} --output=DIR')
+    print(
+      f'  python -m ngrammer_jax.submit --workdir={shlex.quote(str(options.workdir))} --output=DIR'
+    )
   return 0
 
 

@@ -42,6 +42,11 @@ def _as_zero_tokens(tokens):
   return tokens
 
 
+def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
+  """Returns `TransformerLM.empty_memory`; scripts for version 0.2 call it so."""
+  return TransformerLM(config, None).empty_memory(batch, cache_slots)
+
+
 class TransformerLM(nn.Module):
   """A decoder-only language model.
 
