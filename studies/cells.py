@@ -99,10 +99,13 @@ class Cell:
     overrides = [f'--config.{key}={value}' for key, value in changes.items()]
     return [f'--config=studies/{self.config}.py:{self.model}', *overrides]
 
-  def data_flags(self, folder: pathlib.Path) -> list[str]:
-    """Returns the flag of the text, in a folder with enwik8, text8 and a folder wikitext2."""
+  def commands(self, data: pathlib.Path, workdir: pathlib.Path) -> Iterator[list[str]]:
+    """Yields the commands of the run, with texts in a folder with enwik8, text8 and wikitext2."""
     path = DATA_PATHS.get(self.config, '')
-    return [] if path is None else [f'--config.data.path={folder / path}']
+    of_data = [] if path is None else [f'--config.data.path={data / path}']
+    yield ['ngrammer_jax.train', *self.flags, *of_data, f'--workdir={workdir}']
+    for flags in self.evaluations.values():
+      yield ['ngrammer_jax.evaluate', f'--workdir={workdir}', *flags]
 
 
 def baselines(results: Iterable[Result]) -> list[Result]:

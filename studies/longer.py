@@ -13,6 +13,7 @@ import dataclasses
 import gzip
 import itertools
 import logging
+import os
 import pathlib
 import re
 import time
@@ -25,6 +26,7 @@ from ngrammer_jax.config.evaluation import EvaluationMemory
 from ngrammer_jax.data import token_cache, vocabularies
 from ngrammer_jax.inference import language_modeling
 from studies import results
+from studies import run as study_run
 
 MODEL = 'smollm2_135m_instruct'
 TOKENS, SEGMENT = 60_000, 512
@@ -88,12 +90,15 @@ def main(argv: list[str]) -> int:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument('--data', type=pathlib.Path, required=True, help='folder of the corpora')
+  parser.add_argument('--texts', nargs='*', choices=TEXTS, default=TEXTS, help='these alone')
   parser.add_argument('--tokens', type=int, default=TOKENS, help='tokens of each text')
   options = parser.parse_args(argv)
   done = [{k: line[k] for k in ('text', 'documents', 'segments', 'sinks')} for line in read()]
   run = runs.load_pretrained(MODEL)
+  model = dataclasses.replace(run.config.model, dtype='float32')
+  run = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
   for case in cases():
-    if case in done:
+    if case in done or case['text'] not in options.texts:
       continue
     name, first, begins = TEXTS[case['text']]
     with gzip.open(options.data / name) as file:
@@ -101,7 +106,8 @@ def main(argv: list[str]) -> int:
       content = file.read(8 * options.tokens)
     split = encode(content, begins if case['documents'] else None, run.vocabulary, options.tokens)
     result = measure(run, split, case['segments'], case['sinks'])
-    results.append(results.LONGER, case | {'documents_read': len(split.starts)} | result)
+    line = case | {'documents_read': len(split.starts)} | result
+    results.append(results.LONGER, line | {'hardware': study_run.hardware(os.cpu_count())})
     logging.info('%s: %.4f bits per byte', case, result['bits_per_byte'])
   return 0
 

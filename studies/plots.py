@@ -20,7 +20,7 @@ NAMES = {
 SIZES_MB = (1, 4, 16)  # of the smallest, the normal and the largest tables
 
 
-def save_all(results: Sequence[Result], folder: pathlib.Path) -> None:
+def save_all(results: Sequence[Result], longer: Sequence[Result], folder: pathlib.Path) -> None:
   """Draws the figures; those whose results are missing are left as they are."""
   by_table = {name: [r for r in results if r['table'] == name] for name in ('main', 'memory')}
   if all(by_table.values()):
@@ -30,6 +30,29 @@ def save_all(results: Sequence[Result], folder: pathlib.Path) -> None:
   if any(r['table'] == 'sizes' for r in results):
     with figures.saved_figure(folder / 'results_sizes.png') as axis:
       draw_sizes(cells.baselines(results) + [r for r in results if r['table'] == 'sizes'], axis)
+
+  if longer:
+    with figures.saved_figure(folder / 'results_longer.png') as axis:
+      draw_longer(longer, axis)
+
+
+def draw_longer(results: Sequence[Result], axis: Any) -> None:
+  """Draws the loss of a pretrained model by the length of a memory that it never had."""
+  for i, text in enumerate(dict.fromkeys(r['text'] for r in results)):
+    for sinks in sorted({r['sinks'] for r in results}):
+      points = [
+        (r['segments'], r['bits_per_byte'])
+        for r in results
+        if (r['text'], r['documents']) == (text, False)
+        and (r['sinks'] == sinks or r['segments'] == 0)  # no memory has no sinks either
+      ]
+      label = f'{text}, {sinks} sinks' if sinks else text
+      style = {'linestyle': '--', 'marker': 's'} if sinks else {'marker': 'o'}
+      axis.plot(*zip(*sorted(points), strict=True), color=f'C{i}', label=label, **style)
+  axis.set_xlabel('memory, segments of 512 tokens')
+  axis.set_ylabel('bits per byte (lower is better)')
+  axis.grid(alpha=0.3)
+  axis.legend(frameon=False)
 
 
 def draw_methods(results: Sequence[Result], axis: Any) -> None:

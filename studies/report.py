@@ -12,7 +12,17 @@ import pathlib
 import re
 import statistics
 
-from studies import cells, context, frequency, ngram_memories, plots, recurrent, state_of_the_union
+from studies import (
+  cells,
+  context,
+  frequency,
+  longer,
+  ngram_memories,
+  plots,
+  pretrained,
+  recurrent,
+  state_of_the_union,
+)
 from studies import results as study_results
 from studies.results import (
   Loss,
@@ -262,19 +272,87 @@ def replace_tables(page: str, tables: Mapping[str, str]) -> str:
 
 def zero_shot_table(results: Sequence[Result]) -> str:
   """Formats the accuracy of each task with its standard error, beside the majority class."""
-  rows = [('task', 'examples', 'accuracy', 'majority class', 'F1', 'CPU seconds')]
+  rows = [('task', 'examples', 'accuracy', 'majority class', 'F1', 'seconds', 'hardware')]
   for r in results:
-    share = r['accuracy'] / 100
-    error = 100 * math.sqrt(share * (1 - share) / r['n'])
-    f1 = f'{r["f1"]:.1f}' if 'f1' in r else ''
-    accuracy = f'{r["accuracy"]:.1f} ± {error:.1f}'
-    majority, seconds = f'{r["majority_percent"]:.1f}', f'{r["cpu_seconds"]:,}'
-    rows.append((r['task'], f'{r["n"]:,}', accuracy, majority, f1, seconds))
+    f1, majority = f'{r["f1"]:.1f}' if 'f1' in r else '', f'{r["majority_percent"]:.1f}'
+    accuracy = f'{r["accuracy"]:.1f} ± {accuracy_error(r):.1f}'
+    rows.append(
+      (r['task'], f'{r["n"]:,}', accuracy, majority, f1, str(r['seconds']), r['hardware'])
+    )
+  return markdown(rows)
+
+
+def accuracy_error(result: Result) -> float:
+  """Returns the standard error of an accuracy in percent, over examples."""
+  share = result['accuracy'] / 100
+  return 100 * math.sqrt(share * (1 - share) / result['n'])
+
+
+def finetuning_table(results: Sequence[Result], zero_shot: Sequence[Result]) -> str:
+  """Formats the accuracies of fine-tuned models.
+
+  Accuracies are means over seeds; the first error is that over seeds, the second over examples.
+  """
+  columns = 'task', 'model', 'learning rate', 'seeds', 'accuracy', 'over seeds', 'over examples'
+  rows = [(*columns, 'untrained', 'majority class', 'seconds')]
+  untrained = {r['task']: f'{r["accuracy"]:.1f}' for r in zero_shot}
+  for task, model in itertools.product(pretrained.TASKS, pretrained.MODELS):
+    own = [r for r in results if (r['table'], r['model']) == (task, model)]
+    for rate in sorted({r['learning_rate'] for r in own}):
+      runs = [r for r in own if r['learning_rate'] == rate]
+      mean, error = study_results.mean_and_error([r['accuracy'] for r in runs])
+      seconds = statistics.fmean(r['training_seconds'] for r in runs)
+      values = f'{rate:g}', str(len(runs)), f'{mean:.1f}', '' if error is None else f'{error:.1f}'
+      errors = f'{accuracy_error(runs[0] | {"accuracy": mean}):.1f}', untrained.get(task, '')
+      majority = f'{runs[0]["majority_percent"]:.1f}'
+      rows.append((task, f'`{model}`', *values, *errors, majority, f'{seconds:.0f}'))
+  return markdown(rows)
+
+
+def continued_table(results: Sequence[Result], table: str) -> str:
+  """Formats test losses of continued training, and paired differences from `bare`."""
+  nats = lambda r: r['nll_nats_per_token']
+  results = [r for r in results if r['table'] == table]
+  rate = lambda r: (r['learning_rate'], r['factor'])
+  rows = [('model', 'learning rate', 'of the memory', 'seeds', 'validation', 'test', 'minus bare')]
+  tuned = [rate(r) for r in results if r['model'] == 'bare' and r['seed'] != 0]
+  bare = [r for r in results if r['model'] == 'bare' and rate(r) in tuned]
+  for model in pretrained.MODELS:
+    own = [r for r in results if r['model'] == model]
+    for learning_rate, factor in sorted(set(map(rate, own))):
+      runs = [r for r in own if rate(r) == (learning_rate, factor)]
+      is_other = model not in ('bare', 'untrained') and bare
+      rows.append(
+        (
+          f'`{model}`',
+          '' if model == 'untrained' else f'{learning_rate:g}',
+          f'{learning_rate * factor:g}' if is_other else '',
+          str(len(runs)),
+          format_mean([r['validation'] for r in runs]),
+          format_mean(list(map(nats, runs))),
+          format_difference(runs, bare, nats) if is_other else '',
+        )
+      )
+  return markdown(rows)
+
+
+def longer_table(results: Sequence[Result]) -> str:
+  """Formats bits per byte by the length of the memory in segments."""
+  rows = [('text', 'documents', 'sinks', *map(str, longer.SEGMENTS))]
+  group = lambda r: (r['text'], r['documents'], r['sinks'])
+  for text, documents, sinks in dict.fromkeys(map(group, results)):
+    own = {r['segments']: r for r in results if group(r) == (text, documents, sinks)}
+    bits = (f'{own[s]["bits_per_byte"]:.4f}' if s in own else '' for s in longer.SEGMENTS)
+    rows.append((text, 'each on its own' if documents else 'one', str(sinks), *bits))
   return markdown(rows)
 
 
 def format_tables(
-  results: Sequence[Result], frequencies: Sequence[Result], zero_shot: Sequence[Result] = ()
+  results: Sequence[Result],
+  frequencies: Sequence[Result],
+  zero_shot: Sequence[Result] = (),
+  of_pretrained: Sequence[Result] = (),
+  of_longer: Sequence[Result] = (),
 ) -> dict[str, str]:
   """Returns the tables of the page by name."""
   of = lambda table: [r for r in results if r['table'] == table]
@@ -299,6 +377,8 @@ def format_tables(
     'main': model_table(main, ngram_memories.METHODS, *ngram_memories.TRANSFORMERS),
     'frequency': frequency_table(frequencies),
     'zero shot': zero_shot_table(zero_shot),
+    'fine-tuning': finetuning_table(of_pretrained, zero_shot),
+    'longer': longer_table(of_longer),
     'combined': short_table(
       baselines + of('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
     ),
@@ -309,6 +389,8 @@ def format_tables(
     'recurrent': recurrent_table(of('recurrent')),
     'state of the union': model_table(of('state_of_the_union'), state_of_the_union.METHODS, 'wide'),
   }
+  for table in pretrained.TEXT_STEPS:
+    tables[table] = continued_table(of_pretrained, table)
   for method in cells.CONTROLLED:
     own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(f'{method}_'))
     models = [method, *own, 'plain']
@@ -322,11 +404,12 @@ def format_tables(
 def main() -> None:
   """Writes the page and its figures."""
   files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
+  files += study_results.PRETRAINED, study_results.LONGER
   results, *others = map(study_results.read, files)
   tables = format_tables(results, *others)
   page = replace_tables(PAGE.read_text(encoding='utf-8'), tables)
   PAGE.write_text(page, encoding='utf-8')
-  plots.save_all(results, PAGE.parent)
+  plots.save_all(results, others[-1], PAGE.parent)
 
 
 if __name__ == '__main__':

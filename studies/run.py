@@ -1,12 +1,12 @@
 """Trains the missing runs of the studies: python -m studies.run --data=/path/to/corpora
 
-Two runs at a time, each on one core, at low priority. A finished run becomes a line of
-results.jsonl. After Ctrl-C, SIGTERM or --minutes, with the exit statuses 130, 143 and 124, the same
-command resumes every run from its last checkpoint.
+Two runs at a time, each on one core, at low priority; on a GPU, several share it. A finished run
+becomes a line of results.jsonl. After Ctrl-C, SIGTERM or --minutes, with the exit statuses 130, 143
+and 124, the same command resumes every run from its last checkpoint.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import concurrent.futures
 import json
 import logging
@@ -14,10 +14,12 @@ import os
 import pathlib
 import platform
 import queue
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -31,14 +33,46 @@ PRIORITY = 10  # nice value
 TIME_IS_OVER = 124  # exit status, as of the command `timeout`
 
 
-class Runner:
-  """Trains and evaluates cells, each in processes of its own."""
+class Cell(Protocol):
+  """One run: its name, and the commands that train and evaluate it."""
 
-  def __init__(self, data: pathlib.Path, folder: pathlib.Path, cores: list[int]):
-    self._data, self._folder = data, folder
-    self._cores: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for core in cores:
-      self._cores.put(core)
+  name: str
+
+  def commands(self, data: pathlib.Path, workdir: pathlib.Path) -> Iterator[list[str]]:
+    """Yields modules with their arguments."""
+
+
+class Study(NamedTuple):
+  """Runs that become lines of one file."""
+
+  path: pathlib.Path
+  missing_cells: Callable[[list[results.Result]], Iterable[Cell]]
+  describe: Callable[[Any, pathlib.Path], dict]  # a cell and its workdir
+
+
+class Runner:
+  """Trains and evaluates the cells of a study, each in processes of its own.
+
+  Args:
+    study: the study.
+    data: folder of the corpora.
+    folder: folder of the workdirs.
+    cores: cores of each run that is trained at the same time.
+    keep: keep the workdir of a finished run.
+  """
+
+  def __init__(
+    self,
+    study: Study,
+    data: pathlib.Path,
+    folder: pathlib.Path,
+    cores: Iterable[Sequence[int]],
+    keep: bool = True,
+  ):
+    self._study, self._data, self._folder, self._keep = study, data, folder, keep
+    self._cores: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
+    for own in cores:
+      self._cores.put(own)
     self._processes: set[subprocess.Popen] = set()
     self._lock = threading.Lock()
     self.status: int | None = None  # exit status, once the processes have been stopped
@@ -49,27 +83,44 @@ class Runner:
     for process in list(self._processes):
       process.send_signal(signal.SIGTERM)
 
-  def run(self, cell: cells.Cell) -> None:
+  def run(self, cell: Cell) -> None:
     """Trains and evaluates a cell, and writes its result. Raises CalledProcessError."""
-    core, workdir, commit = self._cores.get(), self._folder / cell.name, _commit()
+    cores, workdir, commit = self._cores.get(), self._folder / cell.name, _commit()
     try:
-      flags = [*cell.flags, *cell.data_flags(self._data), f'--workdir={workdir}']
-      self._call(core, cell, ['ngrammer_jax.train', *flags])
-      scores = {}
-      for name, flags in cell.evaluations.items():
-        self._call(core, cell, ['ngrammer_jax.evaluate', f'--workdir={workdir}', *flags])
-        scores[name] = _read_evaluation(workdir, flags)
+      for command in cell.commands(self._data, workdir):
+        self._call(cores, cell, command)
     finally:
-      self._cores.put(core)
+      self._cores.put(cores)
     with self._lock:
-      results.append(results.RUNS, describe(cell, workdir) | {'commit': commit} | scores)
-    logging.info('%s: %s', cell.name, scores)
+      line = self._study.describe(cell, workdir) | {'hardware': hardware(len(cores))}
+      results.append(self._study.path, line | {'jax': jax.__version__, 'commit': commit})
+    if not self._keep:
+      shutil.rmtree(workdir)
+    logging.info('finished %s', cell.name)
 
-  def _call(self, core: int, cell: cells.Cell, arguments: list[str]) -> None:
+  def run_missing(self, jobs: int) -> int:
+    """Trains the missing cells, the first ones first. Returns the exit status."""
+    running: dict[concurrent.futures.Future, str] = {}
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+      while True:
+        if self.status is None:  # a result may make further cells ready
+          for cell in self._study.missing_cells(results.read(self._study.path)):
+            if len(running) < jobs and cell.name not in running.values():
+              running[pool.submit(self.run, cell)] = cell.name
+        if not running:
+          return self.status or 0
+        done, _ = concurrent.futures.wait(running, return_when='FIRST_COMPLETED')
+        for future in done:
+          name = running.pop(future)
+          if future.exception() is not None and self.status is None:
+            logging.error('%s failed, see its log: %s', name, future.exception())
+            self.stop(1)
+
+  def _call(self, cores: Sequence[int], cell: Cell, arguments: list[str]) -> None:
     command = [sys.executable, '-m', *arguments]
     with (self._folder / f'{cell.name}.log').open('a') as log:
       process = subprocess.Popen(command, stdout=log, stderr=log)
-      os.sched_setaffinity(process.pid, {core})  # before it starts any thread
+      os.sched_setaffinity(process.pid, cores)  # before it starts any thread
       os.setpriority(os.PRIO_PROCESS, process.pid, PRIORITY)
       self._processes.add(process)
       if self.status is not None:
@@ -81,7 +132,7 @@ class Runner:
 
 
 def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
-  """Returns the line of results.jsonl of a finished run, without its commit and its scores."""
+  """Returns the line of results.jsonl of a finished run."""
   trained = runs.load_run(workdir)
   run = programs.Programs(trained.config, trained.vocabulary.size, sharding.make_mesh())
   leaves = jax.tree_util.tree_leaves_with_path(run.abstract.params)
@@ -101,20 +152,27 @@ def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
     'table_bytes': sum(leaf.size * leaf.dtype.itemsize for leaf in tables),
     'flops_per_token': round(run.flops.forward()),
     'training_seconds': round(goodput.training_seconds(workdir)),
-    'hardware': f'1 core of {_processor()}',
-    'jax': jax.__version__,
+    **{name: read_evaluation(workdir, flags) for name, flags in cell.evaluations.items()},
   }
 
 
-def _read_evaluation(workdir: pathlib.Path, flags: Sequence[str]) -> dict[str, float]:
+def read_evaluation(workdir: pathlib.Path, flags: Sequence[str]) -> dict[str, float]:
+  """Returns the scores that an evaluation with these flags wrote last."""
   (split,) = (flag.removeprefix('--split=') for flag in flags if flag.startswith('--split='))
   result = json.loads((workdir / 'evaluation' / f'{split}.json').read_text(encoding='utf-8'))
   names = 'bits_per_byte', 'bits_per_character', 'perplexity', 'nll_nats_per_token', 'tokens'
   return {name: result[name] for name in names if result.get(name) is not None}
 
 
+def hardware(cores: int) -> str:
+  """Returns the name of the processor or of the accelerator."""
+  device = jax.devices()[0]
+  if device.platform != 'cpu':
+    return device.device_kind
+  return f'{cores} core{"s" * (cores > 1)} of {_processor()}'
+
+
 def _processor() -> str:
-  """Returns the name of the processor."""
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
     return next(line.partition(': ')[2] for line in lines if line.startswith('model name'))
@@ -131,54 +189,46 @@ def _commit() -> str:
   return commit if is_clean else f'{commit}-dirty'
 
 
-def main() -> None:
-  """Trains until no run is missing, one fails, or the time is over."""
+STUDY = Study(results.RUNS, cells.missing_cells, describe)
+
+
+def main(study: Study, doc: str) -> None:
+  """Trains until no run is missing, one fails, or the time is over.
+
+  Args:
+    study: the study.
+    doc: help text of the command.
+  """
   parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument(
-    '--data', type=pathlib.Path, required=True, help='folder of enwik8, text8 and wikitext2'
-  )
+  parser.add_argument('--data', type=pathlib.Path, required=True, help='folder of the corpora')
   parser.add_argument('--folder', type=pathlib.Path, default='runs/studies', help='workdirs')
   parser.add_argument('--jobs', type=int, default=2, help='runs at a time')
+  parser.add_argument('--cores', type=int, default=1, help='cores of a run')
   parser.add_argument('--minutes', type=float, help='time after which all runs are stopped')
+  parser.add_argument('--delete', action='store_true', help='delete the workdirs of finished runs')
   parser.add_argument('--list', action='store_true', help='print the missing runs, and exit')
   options = parser.parse_args()
   logging.basicConfig(level=logging.INFO, format='%(asctime)s %(message)s', datefmt='%H:%M')
   logging.getLogger('jax').setLevel(logging.WARNING)
   if options.list:
-    for cell in cells.missing_cells(results.read(results.RUNS)):
+    for cell in study.missing_cells(results.read(study.path)):
       print(cell.name)
     return
   options.folder.mkdir(parents=True, exist_ok=True)
-  runner = Runner(options.data, options.folder, sorted(os.sched_getaffinity(0))[: options.jobs])
+  cores = sorted(os.sched_getaffinity(0))
+  starts = range(0, len(cores), options.cores)[: options.jobs]
+  jobs = [cores[start : start + options.cores] for start in starts]
+  runner = Runner(study, options.data, options.folder, jobs, keep=not options.delete)
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda received, _: runner.stop(128 + received))
   if options.minutes is not None:
     timer = threading.Timer(60 * options.minutes, runner.stop, [TIME_IS_OVER])
     timer.daemon = True
     timer.start()
-  sys.exit(_run_all(runner, options.jobs))
-
-
-def _run_all(runner: Runner, jobs: int) -> int:
-  """Trains the missing cells, the first ones first. Returns the exit status."""
-  running: dict[concurrent.futures.Future, str] = {}
-  with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-    while True:
-      if runner.status is None:  # a result may make further cells ready
-        for cell in cells.missing_cells(results.read(results.RUNS)):
-          if len(running) < jobs and cell.name not in running.values():
-            running[pool.submit(runner.run, cell)] = cell.name
-      if not running:
-        return runner.status or 0
-      done, _ = concurrent.futures.wait(running, return_when='FIRST_COMPLETED')
-      for future in done:
-        name = running.pop(future)
-        if future.exception() is not None and runner.status is None:
-          logging.error('%s failed, see its log: %s', name, future.exception())
-          runner.stop(1)
+  sys.exit(runner.run_missing(len(jobs)))
 
 
 if __name__ == '__main__':
-  main()
+  main(STUDY, __doc__)

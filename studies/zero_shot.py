@@ -9,6 +9,7 @@ and skips what has a line already.
 import argparse
 import dataclasses
 import logging
+import os
 import pathlib
 import time
 
@@ -16,6 +17,7 @@ from ngrammer_jax import flags, runs
 from ngrammer_jax.config.finetune import FinetuneConfig
 from ngrammer_jax.system import compilation_cache
 from studies import results
+from studies import run as study_run
 
 MODEL = 'smollm2_135m_instruct'
 # Examples of a task, the first ones; None: all. Those that cost least come first.
@@ -28,7 +30,8 @@ def measure(run: runs.Run, task: str, max_examples: int | None) -> results.Resul
 
   finetune = FinetuneConfig(task=task, format='question', targets_length=32)
   training = dataclasses.replace(run.config.training, batch_size=8)
-  config = dataclasses.replace(run.config, finetune=finetune, training=training)
+  model = dataclasses.replace(run.config.model, dtype='float32')
+  config = dataclasses.replace(run.config, model=model, finetune=finetune, training=training)
   run = dataclasses.replace(run, config=config)
   start = time.monotonic()
   cpu = time.process_time()
@@ -36,7 +39,8 @@ def measure(run: runs.Run, task: str, max_examples: int | None) -> results.Resul
   times = {'seconds': time.monotonic() - start, 'cpu_seconds': time.process_time() - cpu}
   names = 'n', 'accuracy', 'f1', 'majority_percent'
   scores = {name: round(result[name], 2) for name in names if name in result}
-  return {'task': task, **scores, **{name: round(value) for name, value in times.items()}}
+  line = {'task': task, **scores, **{name: round(value) for name, value in times.items()}}
+  return line | {'hardware': study_run.hardware(os.cpu_count())}
 
 
 def main(argv: list[str]) -> int:

@@ -10,7 +10,16 @@ import pytest
 from ngrammer_jax import config, errors
 from ngrammer_jax.config import command_line
 from ngrammer_jax.data import token_cache
-from studies import cells, context, frequency, ngram_memories, plots, report, state_of_the_union
+from studies import (
+  cells,
+  context,
+  frequency,
+  ngram_memories,
+  plots,
+  pretrained,
+  report,
+  state_of_the_union,
+)
 from studies import results as study_results
 from tests import test_configs
 from tests.loops import each
@@ -140,7 +149,7 @@ def test_every_cell_has_a_config():
   assert models > {'engram_frozen', 'ngrammer_few_rows', 'over_encoding_four_times', 'adaptive'}
   folder = pathlib.Path('/data')
   for cell in {cell.model: cell for cell in todo}.values():
-    spec, *flags = [*cell.flags, *cell.data_flags(folder)]
+    (_, spec, *flags), *_ = cell.commands(folder, folder / cell.name)
     overrides, _ = command_line.split(flags)
     command_line.resolve(spec.removeprefix('--config='), overrides)
 
@@ -317,10 +326,22 @@ def test_figures_show_the_means_of_the_results(tmp_path):
   for model in ('none', *context.MEMORIES):
     line = result('memory', model, 0, 2.0) | {'test': {'bits_per_character': 3.5}}
     results.append(line | (by_memory if model != 'none' else {}))
-  plots.save_all(results, tmp_path)
-  assert {path.name for path in tmp_path.iterdir()} == {'results_main.png', 'results_sizes.png'}
+  longer = [
+    {
+      'text': text,
+      'documents': False,
+      'segments': n,
+      'sinks': sinks,
+      'bits_per_byte': 1 + n + sinks,
+    }
+    for text, n, sinks in itertools.product(('enwik8', 'wikitext2'), (0, 1, 8), (0, 4))
+    if n or not sinks
+  ]
+  plots.save_all(results, longer, tmp_path)
+  names = {'results_main.png', 'results_sizes.png', 'results_longer.png'}
+  assert {path.name for path in tmp_path.iterdir()} == names
   figure = pyplot.figure()
-  axes = figure.subplots(3)
+  axes = figure.subplots(4)
   plots.draw_methods([r for r in results if r['table'] == 'main'], axes[0])
   assert [text.get_text() for text in axes[0].texts] == ['2.500'] * len(ngram_memories.METHODS)
   plots.draw_memories([r for r in results if r['table'] == 'memory'], axes[1])
@@ -329,6 +350,10 @@ def test_figures_show_the_means_of_the_results(tmp_path):
   plots.draw_sizes([r for r in results if r['table'] in ('main', 'sizes')], axes[2])
   (points,) = (line.get_xydata() for line in axes[2].get_lines() if line.get_label() == 'Engram')
   assert points.tolist() == [[1.0, 2.7], [4.0, 2.0]]
+  plots.draw_longer(longer, axes[3])
+  lines = {line.get_label(): line.get_xydata().tolist() for line in axes[3].get_lines()}
+  assert lines['enwik8'] == [[0, 1], [1, 2], [8, 9]]
+  assert lines['wikitext2, 4 sinks'] == [[0, 1], [1, 6], [8, 13]]
   pyplot.close(figure)
 
 
@@ -377,15 +402,54 @@ def test_two_runs_of_a_seed_are_not_joined():
 def test_the_page_has_the_tables_of_the_results():
   page = report.PAGE.read_text(encoding='utf-8')
   files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
+  files += study_results.PRETRAINED, study_results.LONGER
   lines = map(study_results.read, files)
   assert report.replace_tables(page, report.format_tables(*lines)) == page
 
 
 def test_accuracies_without_fine_tuning_have_errors():
-  line = {'task': 'cb', 'n': 100, 'accuracy': 50.0, 'majority_percent': 40.0, 'cpu_seconds': 9}
+  line = {'task': 'cb', 'n': 100, 'accuracy': 50.0, 'majority_percent': 40.0, 'seconds': 9}
+  line['hardware'] = 'a GPU'
   *_, first, second = report.zero_shot_table([line | {'f1': 30.0}, line]).splitlines()
-  assert first == '| cb | 100 | 50.0 ± 5.0 | 40.0 | 30.0 | 9 |'
-  assert second == '| cb | 100 | 50.0 ± 5.0 | 40.0 |  | 9 |'
+  assert first == '| cb | 100 | 50.0 ± 5.0 | 40.0 | 30.0 | 9 | a GPU |'
+  assert second == '| cb | 100 | 50.0 ± 5.0 | 40.0 |  | 9 | a GPU |'
+
+
+def test_the_runs_of_a_pretrained_model_are_tuned_first():
+  def line(cell, **scores):
+    keys = 'table', 'model', 'seed', 'learning_rate', 'factor'
+    return {'cell': cell.name, **{key: getattr(cell, key) for key in keys}, **scores}
+
+  lines, names = [], []
+  while todo := list(pretrained.missing_cells(lines)):
+    cell = todo[0]
+    names.append(cell.name)
+    validation = abs(cell.learning_rate - 3e-5) + abs(cell.factor - 10)
+    lines.append(line(cell, accuracy=50.0, n=100, validation=validation))
+  assert len(set(names)) == len(names) == 20 + 3 + 3 + 1 + 10 + 8
+  assert names[:2] == ['cb.bare.lr2e-05.seed0', 'cb.bare.lr0.0001.seed0']
+  assert 'rte.engram.lr2e-05x10.seed2' in names  # of equal accuracies, the lower rate
+  assert 'continued.memory_alone.lr3e-05x10.seed1' in names
+  assert 'continued_longer.unigrams.lr3e-05x10.seed1' in names
+
+
+def test_tables_of_a_pretrained_model():
+  run = {'table': 'cb', 'model': 'bare', 'learning_rate': 2e-5, 'factor': 1.0, 'n': 100}
+  run |= {'majority_percent': 40.0, 'training_seconds': 9.0}
+  runs = [run | {'seed': seed, 'accuracy': 60.0 + 20 * seed} for seed in range(2)]
+  row = report.finetuning_table(runs, [{'task': 'cb', 'accuracy': 50.0}]).splitlines()[-1]
+  assert row == '| cb | `bare` | 2e-05 | 2 | 70.0 | 10.0 | 4.6 | 50.0 | 40.0 | 9 |'
+
+  run |= {'table': 'continued', 'validation': 3.0}
+  runs = [run | {'seed': seed, 'nll_nats_per_token': 3.0 + seed} for seed in range(2)]
+  other = {'model': 'engram', 'factor': 10.0, 'nll_nats_per_token': 2.5}
+  row = report.continued_table([*runs, runs[0] | other], 'continued').splitlines()[-1]
+  assert row == '| `engram` | 2e-05 | 0.0002 | 1 | 3.0000 | 2.5000 | -0.5000 |'
+
+  line = {'text': 'enwik8', 'documents': False}
+  lines = [line | {'segments': n, 'sinks': 0, 'bits_per_byte': 1 + n / 8} for n in (0, 8)]
+  row = report.longer_table(lines).splitlines()[-1]
+  assert row == '| enwik8 | one | 0 | 1.0000 |  |  |  | 2.0000 |'
 
 
 def test_a_table_without_a_place_is_refused():

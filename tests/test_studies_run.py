@@ -1,5 +1,6 @@
 """The script that trains the studies: lines of finished runs, failures and signals."""
 
+import dataclasses
 import json
 import queue
 import subprocess
@@ -13,16 +14,22 @@ from studies import cells, results, run
 CELL = cells.Cell('main', 'engram', 0, results.Rates(0.008, 1.0))
 
 
+def describe(cell, workdir):
+  """Returns a line with the scores alone."""
+  scores = {name: run.read_evaluation(workdir, f) for name, f in cell.evaluations.items()}
+  return {'cell': cell.name} | scores
+
+
 @pytest.fixture
 def runner(tmp_path, monkeypatch):
   """A runner on one core whose commands write evaluations, without any process."""
-  monkeypatch.setattr(results, 'RUNS', tmp_path / 'results.jsonl')
-  monkeypatch.setattr(run, 'describe', lambda cell, workdir: {'cell': cell.name})
   monkeypatch.setattr(run, '_commit', lambda: 'abc')
-  runner = run.Runner(tmp_path / 'data', tmp_path, [0])
+  missing_cells = lambda lines: cells.missing_cells(lines)  # which tests replace
+  study = run.Study(tmp_path / 'results.jsonl', missing_cells, describe)
+  runner = run.Runner(study, tmp_path / 'data', tmp_path, [(0,)])
 
-  def call(core, cell, arguments):
-    assert core == 0 and f'--workdir={tmp_path / cell.name}' in arguments
+  def call(cores, cell, arguments):
+    assert cores == (0,) and f'--workdir={tmp_path / cell.name}' in arguments
     runner.modules.append(arguments[0])
     if arguments[0] == 'ngrammer_jax.evaluate':
       (split,) = (a.removeprefix('--split=') for a in arguments if a.startswith('--split='))
@@ -38,7 +45,9 @@ def runner(tmp_path, monkeypatch):
 def test_a_finished_run_becomes_a_line(runner):
   runner.run(CELL)
   scores = {'validation': {'bits_per_byte': 10}, 'test': {'bits_per_byte': 4}}
-  assert results.read(results.RUNS) == [{'cell': CELL.name, 'commit': 'abc'} | scores]
+  (line,) = results.read(runner._study.path)
+  assert line.pop('hardware').startswith('1 core of ') and line.pop('jax')
+  assert line == {'cell': CELL.name, 'commit': 'abc'} | scores
   assert runner.modules == ['ngrammer_jax.train', *['ngrammer_jax.evaluate'] * 2]
 
 
@@ -48,10 +57,10 @@ def test_a_failed_run_has_no_line_and_returns_its_core(runner, monkeypatch):
 
   monkeypatch.setattr(runner, '_call', fail)
   monkeypatch.setattr(cells, 'missing_cells', lambda done: [CELL])
-  assert run._run_all(runner, jobs=1) == 1
-  assert results.read(results.RUNS) == []
+  assert runner.run_missing(1) == 1
+  assert results.read(runner._study.path) == []
   with pytest.raises(queue.Empty):
-    assert runner._cores.get_nowait() == 0
+    assert runner._cores.get_nowait() == (0,)
     runner._cores.get_nowait()
 
 
@@ -63,8 +72,10 @@ def test_every_missing_run_is_trained_once(runner, monkeypatch):
     return [cell for cell in others if cell.name not in finished]
 
   monkeypatch.setattr(cells, 'missing_cells', missing_cells)
-  assert run._run_all(runner, jobs=1) == 0
-  assert [line['cell'] for line in results.read(results.RUNS)] == [cell.name for cell in others]
+  assert runner.run_missing(1) == 0
+  assert [line['cell'] for line in results.read(runner._study.path)] == [
+    cell.name for cell in others
+  ]
 
 
 def test_the_status_says_why_the_runs_stopped(runner, monkeypatch):
@@ -85,12 +96,13 @@ def test_the_status_says_why_the_runs_stopped(runner, monkeypatch):
   monkeypatch.setattr(cells, 'missing_cells', lambda done: [CELL])
   thread = threading.Thread(target=stop)
   thread.start()
-  assert run._run_all(runner, jobs=1) == 143
+  assert runner.run_missing(1) == 143
   thread.join()
 
 
 def test_the_line_of_a_run_has_its_sizes(trained):
-  trained_run, line = runs.load_run(trained), run.describe(CELL, trained)
+  cell = dataclasses.replace(CELL, evaluations={})
+  trained_run, line = runs.load_run(trained), run.describe(cell, trained)
   t, n = trained_run.config.training, trained_run.config.model.ngram
   assert line['cell'] == CELL.name and line['tokens'] == 12 * t.batch_size * t.segment_length
   assert line['table_bytes'] == 4 * trained_run.config.model.heads * n.vocabulary_size * n.dim

@@ -69,6 +69,30 @@ def test_sinks_stand_before_the_last_tokens(kernel, positional, T):
         np.testing.assert_allclose(hidden[row, :count], expected, atol=1e-10)
 
 
+@pytest.mark.parametrize('window', [None, 100])
+def test_blocks_read_sinks_before_the_cache_is_full(window):
+  """Empty slots, and other documents, are between the sinks and the last tokens."""
+  rng, T, slots = np.random.default_rng(0), 96, 320
+  attention = None if window is None else AttentionConfig(window=window)
+  config = config_of(memory=MemoryConfig(slots, sinks=S), attention=attention)
+  tokens, starts = documents_of(rng, 5 * T)
+  starts[2 * T + 50] = True
+  hidden = []
+  with jax.enable_x64(True):
+    for kernel in ('xla', 'blocks'):
+      model = language_model.build(dataclasses.replace(config, kernel=kernel), V)
+      memory = model.empty_memory(1, slots)
+      variables = model.init(jax.random.key(0), tokens[None, :1], memory)
+      apply = jax.jit(lambda *a, m=model, v=variables, **k: m.apply(v, *a, **k)[:2])
+      parts = []
+      for first in range(0, len(tokens), T):
+        segment = np.s_[None, first : first + T]
+        part, memory = apply(tokens[segment], memory, starts_BxT=starts[segment])
+        parts.append(part)
+      hidden.append(np.concatenate(parts, axis=1))
+  np.testing.assert_allclose(*hidden, atol=1e-10)
+
+
 def test_a_transformer_gets_a_memory_in_evaluation_alone():
   memory = EvaluationMemory(length=8, sinks=2)
   model = memory.apply(config_of())

@@ -57,11 +57,9 @@ class CacheSlots:
     return jnp.where(is_sink_BxT, positions_BxT, slots_BxT)
 
   def order(self) -> jax.Array:
-    """Returns the slots in the order of their tokens, oldest first, int32 [B, M]."""
-    M, S = self.documents.shape[1], self.sinks
-    ring_BxR = S + (self.count[:, None] + jnp.arange(M - S)) % (M - S)
-    sinks_BxS = jnp.broadcast_to(jnp.arange(S), (len(ring_BxR), S))
-    return jnp.concatenate([sinks_BxS, ring_BxR], axis=1) if S else ring_BxR
+    """Returns the slots in the order of their tokens, empty ones first, int32 [B, M]."""
+    is_empty_BxM = self.documents == documents.NONE
+    return jnp.argsort(jnp.where(is_empty_BxM, -1, self.index), axis=1)
 
   def sink_shift(self) -> jax.Array | None:
     """Returns by how many positions the sinks are moved, int32 [B, S]; None without sinks."""
