@@ -284,7 +284,7 @@ class NGramMemory(nn.Module):
     are in the collection `table.VALUES`. If it is mutable, they are recorded there instead.
     """
     if self.options.table_memory == 'device':
-      lookup = self, 'table', self._table(), rows_BxTxI, self.options.exchange
+      lookup = self, 'table', self._table(), rows_BxTxI, self.options.exchange, self.options.width
       return checkpoint_name(table.lookup_parameter(*lookup), 'memory')
     if self.has_variable(table.VALUES, 'table') and not self._records_values:
       return self.get_variable(table.VALUES, 'table')
@@ -296,8 +296,10 @@ class NGramMemory(nn.Module):
     return values_BxTxIxE
 
   def _table(self):
-    """Returns the table parameter [rows, E]."""
-    o = self.options
+    """Returns the table parameter [rows, E], or packed (see `table`)."""
+    o, stored = self.options, nn.unbox(self.get_variable('params', 'table'))
+    if stored is not None and stored.shape == table.packed_shape(*self.table_shape()):
+      return stored
     axes, init = table.AXES, nn.initializers.normal(o.deviation or 0.0)
     if o.table_initial == 'xavier':
       init = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
