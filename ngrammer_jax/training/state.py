@@ -125,7 +125,8 @@ def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]
   """Returns an abstract state whose narrow tables are packed, with their optimizer state.
 
   See `layers.ngram.table`. Not packed are: tables that are not trained, or whose optimizer or
-  rounding treats rows as such; and those that, or whose shards, have no whole number of packed rows.
+  rounding treats rows as such; and those that, or whose shards, have no whole number of packed
+  rows.
 
   Args:
     abstract: the abstract state.
