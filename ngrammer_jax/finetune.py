@@ -15,11 +15,9 @@ def main(argv: list[str]) -> int:
   """Fine-tunes on one task, or on all tasks one by one, and prints the table."""
   parser = flags.make_parser('finetune', __doc__)
   flags.add_training(parser)
-  options, config = command_line.parse(parser, argv)
+  options, config = command_line.parse(parser, argv, flags.start_training)
   overrides, _ = command_line.split(argv)
   override_keys = [key for key, _ in overrides]
-
-  flags.start_training(options)
 
   from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
