@@ -91,8 +91,10 @@ def layout_of(config: data_config.DataConfig, has_paragraphs: bool = False) -> L
 
 
 def _not_found(name: str, root: pathlib.Path) -> errors.BadInput:
+  where = '' if root.is_absolute() else f' in {pathlib.Path.cwd()}'
+  remedy = where and '; name another place with --config.data.path'
   return errors.BadInput(
-    f'data.path={root}: the corpus was not found; expected {EXPECTED_FILES[name]}'
+    f'data.path={root}: the corpus was not found{where}; expected {EXPECTED_FILES[name]}{remedy}'
   )
 
 

@@ -210,6 +210,7 @@ def _load_or_write(config, name, load, write, may_delete):
   except OSError as error:
     raise errors.BadInput(
       f'data.cache_dir={root} cannot be written: {error.strerror}; no incomplete cache is left'
+      f'{"" if config.cache_dir else "; name another folder with NGRAMMER_JAX_CACHE"}'
     ) from error
   return load(folder)
 

@@ -19,6 +19,7 @@ from ngrammer_jax import errors, sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import programs, sampling
+from ngrammer_jax.layers import token_ids
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import heads, host_tables, language_model, spans
 
@@ -173,7 +174,7 @@ class Engine:
       # Short texts need no long segment.
       T = min(length, bucket(max(counts), MIN_TEXT_LENGTH))
       num_segments = -(-max(counts) // T)
-      ids_BxS, valid_BxS = _pad(group, rows, num_segments * T + 1)
+      ids_BxS, valid_BxS = self._pad(group, rows, num_segments * T + 1)
       starts = np.broadcast_to(np.arange(num_segments * T) == 0, ids_BxS[:, 1:].shape)
       valid = valid_BxS[:, 1:].astype(np.float32)
       padded = streams.Segment(ids_BxS[:, :-1], ids_BxS[:, 1:], starts, valid)
@@ -214,7 +215,7 @@ class Engine:
     for (P, K, C), indices in itertools.groupby(order, shapes_PKC.__getitem__):
       for group in chunks(list(indices), rows):
         padding = [()] * (rows - len(group))
-        padded = [_pad(example, K, C) for example in [*(choices[i] for i in group), *padding]]
+        padded = [self._pad(example, K, C) for example in [*(choices[i] for i in group), *padding]]
         with sharding.use(self.mesh):
           prompt = self._pad_prompts([prefixes[i] for i in group], rows, P, bidirectional)
           choices_2xKxBxC = [
@@ -374,9 +375,17 @@ class Engine:
     # Without a KV cache, a segment memory would keep the inputs of all its tokens.
     return max(slots, 0 if config.memory is None else 1)
 
+  def _pad(self, sequences, rows, length):
+    """Pads token ids to [rows, length]; returns the ids, and 1 where they are not padding."""
+    padded = np.zeros((2, rows, length), np.int32)
+    for row, ids in enumerate(sequences):
+      token_ids.check('token ids', ids, self.model.vocabulary_size)
+      padded[0, row, : len(ids)], padded[1, row, : len(ids)] = ids, 1
+    return padded
+
   def _pad_prompts(self, prompts, rows, length, bidirectional, is_start=True):
     """Returns the inputs of a batch of prompts, padded to a length, on the devices."""
-    tokens_BxP, valid_BxP = _pad(prompts, rows, length)
+    tokens_BxP, valid_BxP = self._pad(prompts, rows, length)
     starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0) & is_start
     prefix_BxP = valid_BxP > 0 if bidirectional else None
     inputs = streams.Segment(tokens_BxP, None, starts_BxP, valid_BxP, prefix_BxT=prefix_BxP)
@@ -387,14 +396,6 @@ def _fetch_one_behind(results):
   """Yields results on the host, each after the next one is dispatched."""
   for result, _ in itertools.pairwise(itertools.chain(results, [None])):
     yield jax.device_get(result)
-
-
-def _pad(sequences, rows, length):
-  """Pads token ids to [rows, length]; returns the ids, and 1 where they are not padding."""
-  padded = np.zeros((2, rows, length), np.int32)
-  for row, ids in enumerate(sequences):
-    padded[0, row, : len(ids)], padded[1, row, : len(ids)] = ids, 1
-  return padded
 
 
 def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import programs
@@ -176,11 +177,20 @@ def save(
 ) -> None:
   """Writes a result as JSON, and answers as JSON lines if they have a path.
 
-  Only the first process writes.
+  Only the first process writes. What cannot be written is printed. Files of another result keep
+  another name, see `files.write_results`.
+
+  Raises:
+    BadInput: a file cannot be written.
   """
   if not hosts.is_primary():
     return
-  files.write_output(path, json.dumps(result, indent=2) + '\n')
+  contents = {path: json.dumps(result, indent=2) + '\n'}
   if answers_path is not None:
     lines = (json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
-    files.write_output(answers_path, ''.join(lines))
+    contents[answers_path] = ''.join(lines)
+  try:
+    files.write_results(contents)
+  except errors.BadInput:
+    print(*contents.values(), sep='', end='')
+    raise

@@ -24,12 +24,12 @@ from ngrammer_jax.models import block, heads, memories, precision, spans
 
 Memory = block.Memory
 
-# Arrays that are kept for the backward pass: rows from the memory of the host, which cannot be read
+# Arrays saved for the backward pass: rows from the memory of the host, which cannot be read
 # again; queries, keys and values, the output of attention, the inner features, and the residuals of
 # splash attention. Scores, norms, convolutions and memories are computed again.
-KEPT = *('heads', 'splash_residuals', 'attention_output', 'inner_features'), table.VALUES
+SAVED_NAMES = *('heads', 'splash_residuals', 'attention_output', 'inner_features'), table.VALUES
 REMAT_POLICIES = {
-  'minimal': jax.checkpoint_policies.save_only_these_names(*KEPT),
+  'minimal': jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES),
   'full': jax.checkpoint_policies.save_only_these_names(table.VALUES),
 }
 
@@ -40,6 +40,11 @@ def _as_zero_tokens(tokens):
   if isinstance(tokens, cache.CacheSlots):
     tokens = tokens.replace(index=tokens.index + jnp.arange(-tokens.index.shape[1], 0))
   return tokens
+
+
+def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
+  """Returns `TransformerLM.empty_memory`; scripts for version 0.2 call it so."""
+  return TransformerLM(config, None).empty_memory(batch, cache_slots)
 
 
 class TransformerLM(nn.Module):
@@ -288,11 +293,8 @@ class TransformerLM(nn.Module):
     memory_kinds = [layer.own_memories for layer in self.layer]
     count = len(memory_kinds)
     changes = {i for i in range(1, count) if memory_kinds[i] != memory_kinds[i - 1]}
-    between = {
-      placed.place.block + 1
-      for placed in self.between_blocks
-      if placed.place.point == 'after_block'
-    }
+    places = [placed.place for placed in self.between_blocks]
+    between = {place.block + 1 for place in places if place.point == 'after_block'}
     parts = itertools.pairwise(sorted({0, count} | between | changes))
     # After the last full repetition, a run of its own.
     repeated = {end - (end - first) % self._period(first, end) for first, end in parts}

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from ngrammer_jax import sharding
-from ngrammer_jax.models import initialization, language_model, parts
+from ngrammer_jax.models import initialization, language_model, parameter_groups
 
 # All random parameters in one kernel would take minutes to compile.
 GPU_OPTIONS = {'xla_disable_hlo_passes': 'multi_output_fusion'}
@@ -34,6 +34,11 @@ class TrainState(struct.PyTreeNode):
   codebook: Any
   opt_state: Any
   memory: Any
+
+  @property
+  def variables(self) -> dict[str, Any]:
+    """The variables of the model."""
+    return {'params': self.params, 'codebook': self.codebook}
 
 
 def abstract_variables(model: language_model.LanguageModel) -> dict[str, Any]:
@@ -91,7 +96,7 @@ def make_initializer(
       step=jnp.zeros((), jnp.int32),
       params=params,
       codebook=variables.get('codebook', {}),
-      opt_state=optimizer.init(parts.without(params, frozen)),
+      opt_state=optimizer.init(parameter_groups.without(params, frozen)),
       memory=language_model.empty_memory(model.config, batch_size),
     )
 

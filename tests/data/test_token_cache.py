@@ -595,7 +595,7 @@ def test_full_disk_is_reported_and_leaves_no_cache(text, cache, monkeypatch):
   monkeypatch.setattr(token_cache.np, 'save', raise_disk_full)
   message = (
     f'data.cache_dir={cache} cannot be written: No space left on device; no incomplete cache is '
-    f'left'
+    f'left; name another folder with NGRAMMER_JAX_CACHE'
   )
   with bad_input(message):
     text(vocabulary='bytes')

@@ -13,9 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import evaluate, finetune, flags, runs
+from ngrammer_jax import command_line, evaluate, finetune, runs
 from ngrammer_jax.checkpoints import manifest
-from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
@@ -293,7 +292,7 @@ def finetuning_config(finetuning, root, override_keys=(), **changes):
   parser = argparse.ArgumentParser()
   parser.add_argument('--workdir', type=pathlib.Path)
   argv = arguments(root, 'run', finetune__packed=False, **changes)
-  _, config = command_line.parse(parser, argv, flags.complete_memories)
+  _, config = command_line.parse(parser, argv)
   return finetuning.resolve_config(config, list(override_keys), root / 'run')
 
 

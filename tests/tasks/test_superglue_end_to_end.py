@@ -7,10 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from ngrammer_jax import command_line, finetune, runs, sharding, submit
 from ngrammer_jax import config as experiment
-from ngrammer_jax import finetune, runs, sharding, submit
 from ngrammer_jax.checkpoints import workdirs, writer
-from ngrammer_jax.config import command_line
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
 from ngrammer_jax.training import programs, train_task
 from tests.checks import data_root

@@ -4,6 +4,7 @@ import pathlib
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import compression
+from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
 from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary, learn_characters
@@ -49,11 +50,8 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
 
   Raises BadInput for another file.
   """
-  if kind == 'tokenizer':
-    from ngrammer_jax import open_weights  # they import this module
-
-    if path.is_dir() or open_weights.is_gguf(path):
-      return open_weights.read_vocabulary(path, size)
+  if kind == 'tokenizer' and (path.is_dir() or gguf_header.is_gguf(path)):
+    return published.read(path, size)
   options = {} if size is None else {'size': size}
   try:
     with compression.open_binary(path) as file:

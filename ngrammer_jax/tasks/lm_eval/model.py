@@ -11,11 +11,9 @@ from lm_eval.api import instance, model, registry
 from lm_eval.models import utils
 import numpy as np
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
-from ngrammer_jax.runs import huggingface
 from ngrammer_jax.system import progress
 
 PASSED = {'device', 'max_batch_size'}  # arguments of every model, without effect on this one
@@ -48,7 +46,7 @@ class HarnessModel(model.TemplateLM):
     options = argparse.Namespace(workdir=workdir, pretrained=pretrained, step=str(step))
     run = flags.load_run(options)
     # The rotation of some models depends on the length.
-    if isinstance(run, huggingface.PublishedRun) and run.config.model.num_positions is None:
+    if run.published is not None and run.config.model.num_positions is None:
       max_length = max_length or run.origin['positions']
     changes = [('evaluation.segment_length', str(max_length))] if max_length else []
     config = command_line.override(run.config, changes, 'evaluation.*')

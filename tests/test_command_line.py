@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from ngrammer_jax import config, errors
-from ngrammer_jax.config import catalog, command_line, fields
+from ngrammer_jax import command_line, config, errors
+from ngrammer_jax.config import catalog, fields
 from ngrammer_jax.config import model as model_config
 from tests.checks import bad_input
 from tests.loops import each
@@ -82,7 +82,7 @@ def test_huggingface_is_another_name_of_the_tokenizer(parse, tmp_path):
 def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   load = command_line.load_file
-  path = pathlib.Path(__file__).parents[2] / 'configs' / 'ngrammer_text8.py'
+  path = pathlib.Path(__file__).parents[1] / 'configs' / 'ngrammer_text8.py'
   assert load('ngrammer_text8:primer') == load(f'{path}:primer') != load('ngrammer_text8')
   with bad_input(
     '--config=quickstrat: no file and no config of the package quickstrat: did you mean '
@@ -207,14 +207,11 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
       '--config.model.width.x=1',
       'unknown config key model.width.x: model.width is a value, not a section',
     ),
-    ('--config.model=3', 'model is a section: set a key inside it, as in --config.model.KEY=...'),
-    (
-      '--config.model=None',
-      'model is a section: set a key inside it, as in --config.model.KEY=...',
-    ),
+    ('--config.model=3', 'model is a section: set a key in it, --config.model.KEY=...'),
+    ('--config.model=None', 'model is a section: set a key in it, --config.model.KEY=...'),
     (
       '--config.model.ngram=3',
-      'model.ngram is a section: set a key inside it, as in --config.model.ngram.KEY=...',
+      'model.ngram is a section: set a key in it, --config.model.ngram.KEY=...',
     ),
     (
       '--config.mesh=zero',
