@@ -86,7 +86,7 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
     load = lambda own: streams.map_segments(lambda array: array[:, own], segment)
     return sharding.global_rows(mesh, rows, load, axis=1)
 
-  state, seconds = run.create(), []
+  state, seconds = run.pack(run.create()), []
   for batch in [segments() for _ in range(4)] * -(-(steps + warmup) // 4):
     start = time.perf_counter()
     state, metrics = compiled(state, batch, np.int32(1))

@@ -138,6 +138,7 @@ class _Trainer:
       self.writer.save_frozen(parameter_groups.select(self.state.params, self.run.frozen))
     if restored is None and (self.workdir / 'metrics.jsonl').exists():
       logging.info('%s has no checkpoint: starting again from the first step', self.workdir)
+    self.state = self.run.pack(self.state)
     _log_model(self.config, self.run.labels, self.state)
     self.task.log_summary()
     validation = self.history.value_at(self.first_step)
@@ -198,7 +199,7 @@ class _Trainer:
       # The checkpoint comes last: its step is already recorded for a run that resumes from it, and
       # no state with a loss that is not finite is saved.
       with record.timed('checkpoints'):
-        self.writer.save(end, self.state, validation)
+        self.writer.save(end, self.run.unpack(self.state), validation)
         record.mark_saved()
     if interruption:
       raise interruption
