@@ -3,7 +3,7 @@
 A shard is read from any place on, see `formats`; other shards are not read for it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 import hashlib
@@ -58,13 +58,8 @@ class FileShards:
   is_held_out: bool = False
 
   @functools.cached_property
-  def _open_files(self) -> dict[int, formats.DocumentFile]:
-    return {}
-
-  def _file(self, shard: int) -> formats.DocumentFile:
-    if shard not in self._open_files:
-      self._open_files[shard] = formats.DocumentFile.open(self.files[shard], self.layout)
-    return self._open_files[shard]
+  def _file(self) -> Callable[[int], formats.DocumentFile]:
+    return functools.cache(lambda shard: formats.DocumentFile.open(self.files[shard], self.layout))
 
   def read(self, shard: int, place: Place = START) -> Iterator[tuple[bytes, Place]]:
     """See `Shards`."""

@@ -27,7 +27,7 @@ def draw(
   paths: Collection[Path],
   read: Callable[[int], streams.Segment],
   seed: int,
-  parts: int = 1,
+  microbatches: int = 1,
 ) -> Any:
   """Returns the codebook of a state with new centroids: different inputs that the quantisers have.
 
@@ -37,13 +37,15 @@ def draw(
     paths: of the memories whose centroids are drawn, in the codebook.
     read: returns the batch of a step, on the devices.
     seed: of the draw.
-    parts: of the batch, which are computed one after another, as in training.
+    microbatches: parts of the batch, which are computed one after another, as in training.
   """
   mesh = state.step.sharding.mesh
 
   def apply(state, segment):
     read_rows = lambda rows, _: (read_inputs(state, *rows), ())
-    inputs, _ = accumulation.GradientAccumulation(parts, mesh)(read_rows, (segment, state.memory))
+    inputs, _ = accumulation.GradientAccumulation(microbatches, mesh)(
+      read_rows, (segment, state.memory)
+    )
     return inputs, segment.valid_BxT
 
   def read_inputs(state, segment, memory):
