@@ -77,6 +77,12 @@ class ModelConfig:
   final_logit_cap: float | None = field(
     None, 'c of the capped output logits c tanh(s / c); None: not capped', above=0
   )
+  logits_dtype: str | None = field(
+    None,
+    'dtype in which scoring stores logits; None: float32 at least',
+    choices=('bfloat16',),
+    free_on_init=True,
+  )
   vocabulary_chunk: int | None = field(
     None,
     'vocabulary entries whose logits are computed at a time; None: all',

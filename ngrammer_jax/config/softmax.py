@@ -39,11 +39,11 @@ class AdaptiveSoftmaxConfig:
       raise errors.BadInput(
         f'model.adaptive_softmax.cutoffs={self.cutoffs} must increase, the first above 0'
       )
-    if model.final_logit_cap is not None:
-      raise errors.BadInput(
-        f'model.final_logit_cap={model.final_logit_cap} does not support model.adaptive_softmax: '
-        f'use one of them'
-      )
+    for name in 'final_logit_cap', 'logits_dtype':
+      if (value := getattr(model, name)) is not None:
+        raise errors.BadInput(
+          f'model.{name}={value} does not support model.adaptive_softmax: use one of them'
+        )
     width = model.width if self.embedding_width is None else self.embedding_width
     clusters = len(borders)
     if width // self.divisor ** (clusters - 1) < 1:

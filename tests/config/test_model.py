@@ -196,6 +196,10 @@ def spans(**fields):
       adaptive() | {'final_logit_cap': 3.0},
       'model.final_logit_cap=3.0 does not support model.adaptive_softmax: use one of them',
     ),
+    (
+      adaptive() | {'logits_dtype': 'bfloat16'},
+      'model.logits_dtype=bfloat16 does not support model.adaptive_softmax: use one of them',
+    ),
     ({'dtype': 'float16'}, "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),
     ({'remat': 'some'}, "model.remat='some' is not one of: none, minimal, full"),
     ({'layers': 0}, 'model.layers=0 must be from 1 to 1000'),
