@@ -75,6 +75,13 @@ class ModelConfig:
   final_logit_cap: float | None = field(
     None, 'c of c tanh(s / c); None: no cap', above=0, only_for={'adaptive_softmax': (None,)}
   )
+  logits_dtype: str | None = field(
+    None,
+    'dtype in which scoring stores logits; None: float32 at least',
+    choices=('bfloat16',),
+    only_for={'adaptive_softmax': (None,)},
+    free_on_init=True,
+  )
   vocabulary_chunk: int | None = field(
     None, 'vocabulary entries with logits at a time; None: all', at_least=1, free_on_resume=True
   )

@@ -21,7 +21,8 @@ EMPTY_SLOTS = ('mask', 'zeros')  # see `layers.recurrent.readout.AttentionReadou
 # Fields of `ModelConfig` that apply to recurrent models; the others are only for Transformers.
 SHARED = (
   *('width', 'heads', 'tie_embeddings', 'scale_embeddings', 'softmax_bias', 'vocabulary_chunk'),
-  *('dropout', 'dtype', 'scan_layers', 'ngram', 'ngram_memories', 'adaptive_softmax', 'recurrent'),
+  *('dropout', 'dtype', 'logits_dtype', 'scan_layers', 'ngram', 'ngram_memories'),
+  *('adaptive_softmax', 'recurrent'),
 )
 _MEMORY = {'readout': ('recurrent_memory',)}
 UNBOUNDED = 2**31 - 1  # context length of recurrent models, in tokens

@@ -38,7 +38,7 @@ TORCH_MODEL_OPTIONS = {
   **{'norm': 'post_skip', 'norm_epsilon': 1e-5, 'final_norm': False},
 }
 MODEL_TRAINING_OPTIONS = (
-  *('dtype', 'scan_layers', 'remat', 'vocabulary_chunk', 'kernel', 'initial'),
+  *('dtype', 'logits_dtype', 'scan_layers', 'remat', 'vocabulary_chunk', 'kernel', 'initial'),
   *('dropout', 'attention_dropout', 'inner_dropout', 'adaptive_softmax.dropout'),
   *('span.penalty', 'span.initial', 'span.reserve', 'span.check_every'),
   *(f'ngram.{name}' for name in NGRAM_TRAINING_OPTIONS),

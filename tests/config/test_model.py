@@ -198,6 +198,11 @@ def spans(**fields):
       'model.final_logit_cap=3.0 is not for model.adaptive_softmax=(defaults), but for None: use '
       'None',
     ),
+    (
+      adaptive() | {'logits_dtype': 'bfloat16'},
+      "model.logits_dtype='bfloat16' is not for model.adaptive_softmax=(defaults), but for None: use "
+      'None',
+    ),
     ({'dtype': 'float16'}, "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),
     ({'remat': 'some'}, "model.remat='some' is not one of: none, minimal, full"),
     ({'layers': 0}, 'model.layers=0 must be from 1 to 1000'),
