@@ -198,8 +198,7 @@ def _check_arrays(arrays, layout):
     choices = codes.get(name, ('F64', 'F32', 'F16', 'BF16'))
     if arrays[name].code not in choices:
       raise errors.BadInput(
-        f'{name} has the dtype {arrays[name].code}, expected {" or ".join(choices)} for '
-        f'{layout.origin}'
+        f'{name} of {layout.origin} has the dtype {arrays[name].code}, not {" or ".join(choices)}'
       )
 
 

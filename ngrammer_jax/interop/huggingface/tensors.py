@@ -179,8 +179,7 @@ def check(path: pathlib.Path, stored: Stored, family: families.Family, slices: S
   head = family.tensors[HEAD].name
   if head in expected and head not in stored:
     raise errors.BadInput(
-      f'{path} has no {head}, but tie_word_embeddings=false in {checkpoints.CONFIG}: the file is '
-      f'incomplete'
+      f'{path} has no {head}, but tie_word_embeddings=false: the file is incomplete'
     )
   shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
   # An output matrix that equals the embedding is tied, see `has_own_head`.
