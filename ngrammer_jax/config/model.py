@@ -39,9 +39,7 @@ class ModelConfig:
   layers: int = field(4, 'number of blocks', at_least=1, at_most=1000)  # each is traced
   width: int = field(256, 'model width D', at_least=1)
   heads: int = field(4, 'attention heads', at_least=1)
-  key_value_heads: int | None = field(
-    None, 'heads of keys and values; None: as `heads`', at_least=1
-  )
+  key_value_heads: int | None = field(None, 'heads of keys and values; None: `heads`', at_least=1)
   head_width: int | None = field(None, 'features of a head; None: `width` / `heads`', at_least=1)
   feed_forward_width: int = field(
     688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
