@@ -76,11 +76,18 @@ def main(argv: list[str]) -> int:
   add('recl', '--context_step', 'tokens by which the context grows', type=int, default=100)
   add('recl', '--max_context', 'longest context, in tokens', type=int, default=1000)
   add('cloze', '--results', 'file of evaluate --cloze, without .jsonl', default='cloze_test')
+  flags.add_literal(parsers['report'])
+  flags.add_literal(parsers['gates'])
   options = parser.parse_args(argv)
+  if options.analysis in ('report', 'gates'):
+    flags.read_escapes(options, 'prompt' if options.analysis == 'report' else 'text')
   if options.analysis == 'report':
     options.output = options.output or _default(options, 'output', 'report.html')
   elif options.analysis not in PRINTED:
-    options.figure = options.figure or _default(options, 'figure', f'{options.analysis}.png')
+    changed = [options.split] * (options.split != 'validation')
+    changed += [options.step] * (options.step != 'newest')
+    name = '_'.join([options.analysis, *changed]).replace('/', '_')
+    options.figure = options.figure or _default(options, 'figure', f'{name}.png')
   functions = {'report': _report, 'checkpoint': _checkpoint, 'cloze': _cloze, 'compare': _compare}
   functions.get(options.analysis, _draw)(options)
   return 0
@@ -157,8 +164,8 @@ def _draw(options: argparse.Namespace) -> None:
     if 'step' in result:
       title = f'{names[0]}, step {result["step"]:,}, {options.split}'
     figures.set_title(axes, title)
+    print(f'{title}\n{parts.format_tables(analysis.parts(result))}')
   files.write_output(figure.with_suffix('.json'), content)
-  print(f'{title}\n{parts.format_tables(analysis.parts(result))}')
   print(f'wrote {figure.with_suffix(".json")} and {figure}')
   if options.analysis == 'gates':
     page = figure.with_suffix('.html')

@@ -7,10 +7,11 @@ a traceback; a key inside a block that is None creates the block; and no flag is
 
 import argparse
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import difflib
 import fnmatch
+import functools
 import inspect
 import itertools
 import logging
@@ -23,10 +24,19 @@ from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.system import files
 
 
-def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Config]:
+def parse(
+  parser: argparse.ArgumentParser,
+  argv: list[str],
+  start: Callable[[argparse.Namespace], None] = lambda flags: None,
+) -> tuple[argparse.Namespace, Config]:
   """Returns plain flags, by argparse, and the config with its overrides applied.
 
   With --print_config it prints the config and exits; no other flag is needed then.
+
+  Args:
+    parser, argv: the parser of the plain flags, and the arguments.
+    start: prepares JAX. It is called once, before a model is built: processes cannot be joined
+      afterwards.
 
   Raises:
     BadInput: no such config file or variant, unknown key, value of the wrong type.
@@ -41,10 +51,12 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
     print(conversion.describe(resolve(flags.config, overrides)))
     parser.exit()
   flags = parser.parse_args(plain)
-  config = resolve(flags.config, overrides, getattr(flags, 'workdir', None))
+  start_once = functools.cache(lambda: start(flags))
+  config = resolve(flags.config, overrides, getattr(flags, 'workdir', None), start_once)
   for key, value in fields.walk_values(config):
     if not key.is_used and value != key.default:
       logging.warning('%s is no longer used', key.path)
+  start_once()
   return flags, config
 
 
@@ -74,7 +86,10 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve(
-  spec: str, overrides: list[tuple[str, str]], workdir: pathlib.Path | None = None
+  spec: str,
+  overrides: list[tuple[str, str]],
+  workdir: pathlib.Path | None = None,
+  start: Callable[[], None] | None = None,
 ) -> Config:
   """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`.
 
@@ -87,6 +102,8 @@ def resolve(
   if values.get('init_from') is not None and any(added_memories.blocks(values.get('model') or {})):
     from ngrammer_jax.runs import init_from  # imports JAX
 
+    if start is not None:
+      start()
     init_from.complete(values, {path for path, _ in overrides}, present, workdir)
   return conversion.resolve(values)
 

@@ -9,7 +9,9 @@ The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
 """
 
 import dataclasses
+import hashlib
 import logging
+import os
 import pathlib
 
 from ngrammer_jax import command_line, errors, flags
@@ -40,10 +42,10 @@ def main(argv: list[str]) -> int:
   with hosts.collective_errors():
     run = flags.load_run(options)
   folder = options.output
+  if folder is None and options.workdir is not None and run.results_folder is not None:
+    folder = run.results_folder / 'evaluation'
   if folder is not None:
     hosts.on_primary(files.make_output_folder, folder)
-  elif options.workdir is not None and run.results_folder is not None:
-    folder = run.results_folder / 'evaluation'
   if options.cloze is not None:
     return _answer_cloze(run, overrides, options, folder)
   is_task = run.config.finetune is not None or any(k.startswith('finetune.') for k, _ in overrides)
@@ -71,7 +73,7 @@ def _evaluate_language_model(run, overrides, options, folder):
   if options.text is None:
     name, result = options.split, run.evaluate(options.split, limit)
   else:
-    name = f'text_{pathlib.Path(options.text).stem}'  # never that of a split
+    name = _text_name(options.text, folder)
     result = run.evaluate_file(options.text, limit)
   parts = {f'{name}/{part}': value for part, value in result.get('parts', {}).items()}
   results = {name: result} | parts
@@ -84,6 +86,17 @@ def _evaluate_language_model(run, overrides, options, folder):
     for path in paths:
       print(f'wrote {path}')
   return 0
+
+
+def _text_name(text, folder):
+  """Returns the name of the result of a text: never that of a split, nor of another text."""
+  name, path = f'text_{pathlib.Path(text).stem}', os.path.abspath(text)
+  try:
+    other = files.read_json(folder / f'{name}.json')['text'] if folder is not None else text
+  except files.DAMAGE_ERRORS:  # there is none
+    other = text
+  is_same = os.path.abspath(other) == path
+  return name if is_same else f'{name}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}'
 
 
 def _check_cloze(options):

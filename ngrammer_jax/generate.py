@@ -12,7 +12,6 @@ The KV cache can be shorter than the text, and keep its first tokens as attentio
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
-import contextlib
 import dataclasses
 import functools
 import json
@@ -20,7 +19,7 @@ import logging
 import pathlib
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any
 
 from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, files, progress
@@ -30,6 +29,7 @@ def main(argv: list[str]) -> int:
   """Generates continuations; prints a single one while it is generated."""
   overrides, plain = command_line.split(argv)
   options = _make_parser().parse_args(plain)
+  flags.read_escapes(options, 'prompt', 'stop')
   prompts = [] if options.interactive else _read_prompts(options)
 
   from ngrammer_jax.inference import sampling
@@ -59,11 +59,8 @@ def main(argv: list[str]) -> int:
     _print_text(complete, '' if options.chat else options.prompt, times)
   else:
     total = len(prompts) * options.tokens
-    with (
-      progress.Progress('generating', total, 'tokens') as bar,
-      _open_output(options.output) as output,
-    ):
-      _print_json(complete, output, times, bar)
+    with progress.Progress('generating', total, 'tokens') as bar:
+      _print_json(complete, options.output, times, bar)
   logging.info('%s', _format_speed(times))
   return 0
 
@@ -88,6 +85,7 @@ def _make_parser() -> argparse.ArgumentParser:
   parser.add_argument('--repetition_penalty', type=float, default=1.0, help=text)
   parser.add_argument('--seed', type=int, default=0, help='seed of prompt 0; prompt i has seed + i')
   parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
+  flags.add_literal(parser)
   compilation_cache.add_flag(parser)
   return parser
 
@@ -135,15 +133,34 @@ def _print_text(complete, prompt, times) -> None:
   print()
 
 
-def _print_json(complete, output, times, bar) -> None:
-  """Prints each completion as soon as it is done, so an interrupted run keeps those."""
+def _print_json(complete, path, times, bar) -> None:
+  """Prints each completion as soon as it is done, so an interrupted run keeps those.
+
+  It goes to the file of a path, or to standard output, also once the file cannot be written.
+  """
+  failure, is_utf8 = None, str(sys.stdout.encoding).lower().startswith('utf')
 
   def count_token(row, new_text):
     times.append(time.monotonic())
     bar.advance(1)
 
+  if path is not None:
+    path.open('w').close()
   for completion in complete(on_text=count_token):
-    print(json.dumps(dataclasses.asdict(completion), ensure_ascii=False), file=output, flush=True)
+    fields = dataclasses.asdict(completion)
+    if path is not None and failure is None:
+      try:
+        with path.open('a', encoding='utf-8') as file:
+          print(json.dumps(fields, ensure_ascii=False), file=file)
+        continue
+      except OSError as error:
+        failure = error
+    print(json.dumps(fields, ensure_ascii=not is_utf8), flush=True)
+  if failure is not None:
+    raise errors.BadInput(
+      f'--output={path} cannot be written: {failure.strerror}; the results that it lacks are on '
+      f'standard output'
+    )
 
 
 def _format_speed(times: list[float]) -> str:
@@ -154,11 +171,6 @@ def _format_speed(times: list[float]) -> str:
   # The first token waits for loading and compiling.
   rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
   return f'{count}, {rate:,.0f} tokens/s'
-
-
-def _open_output(path: pathlib.Path | None) -> contextlib.AbstractContextManager[TextIO]:
-  """Opens the file of the results. None: standard output, which stays open."""
-  return contextlib.nullcontext(sys.stdout) if path is None else path.open('w', encoding='utf-8')
 
 
 def _read_prompts(options: argparse.Namespace) -> list[str]:

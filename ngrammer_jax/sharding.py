@@ -81,16 +81,17 @@ def make_mesh(
 
 
 def _find_devices() -> list[jax.Device]:
-  """Returns all devices. Raises BadInput if JAX_PLATFORMS names an unknown platform."""
+  """Returns all devices. Raises BadInput if JAX_PLATFORMS names a platform that is not there."""
   try:
     return jax.devices()
   except (RuntimeError, AssertionError) as error:  # an AssertionError: of cuda without its plugin
-    platforms = jax.config.jax_platforms
-    if not platforms or not ('known backends' in str(error) or isinstance(error, AssertionError)):
+    platforms, texts = jax.config.jax_platforms, ('known backends', 'NOT_FOUND', 'NO_DEVICE')
+    is_missing = isinstance(error, AssertionError) or any(text in str(error) for text in texts)
+    if not platforms or not is_missing:  # else another try may help
       raise
     raise errors.BadInput(
       f'JAX_PLATFORMS={platforms}: JAX has no such platform here; unset it, or install the plugin '
-      f'of the platform'
+      f'of the platform where its devices are'
     ) from error
 
 

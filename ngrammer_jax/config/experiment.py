@@ -1,5 +1,6 @@
 """Experiment config: all sections, and checks across sections."""
 
+from collections.abc import Iterator
 import dataclasses
 
 from ngrammer_jax import errors
@@ -46,6 +47,27 @@ class Config:
     else:  # in fine-tuning, the model is not known yet
       self.check_groups()
     self.mesh.check()
+
+  def warnings(self) -> Iterator[str]:
+    """Yields a sentence about each number that is unlikely to be meant."""
+    o, steps = self.optimizer, self.training.steps
+    if o.warmup_steps >= steps:
+      share = min(steps / o.warmup_steps, 1)
+      yield (
+        f'optimizer.warmup_steps={o.warmup_steps:,} do not end before training.steps={steps:,}: '
+        f'the learning rate only rises, to {share:.2f} of optimizer.learning_rate'
+      )
+    if o.drop is not None and o.drop.steps >= steps:
+      yield (
+        f'optimizer.drop.steps={o.drop.steps:,} are all of training.steps={steps:,}: no step has '
+        f'the learning rate that was asked for'
+      )
+    for index, rate in enumerate(o.rates):
+      if not rate.factor:
+        yield (
+          f'optimizer.rates.{index}.factor=0: {rate.part} does not learn; leave it out of '
+          f'optimizer.train, which also saves its gradient'
+        )
 
   def check_groups(self) -> None:
     """Raises BadInput if `optimizer` names a part that the model does not have."""

@@ -103,10 +103,10 @@ def find(
       f'data.path={root} has no shards: expected a folder of files with one of the suffixes '
       f'{", ".join(kinds.FORMAT_SUFFIXES)}, optionally followed by .gz, .bz2, .xz, .zst or .zip'
     )
-  found = split_files.find(root, shards, share)
-  if not found:
-    found, share = split_files.SplitFiles({'train': shards}, []), share or 0.05
-  by_split = {split: FileShards(tuple(files), layout) for split, files in found.files.items()}
+  files_by_split, _ = split_files.find(root, shards, share)
+  if not files_by_split:
+    files_by_split, share = {'train': shards}, share or 0.05
+  by_split = {split: FileShards(tuple(files), layout) for split, files in files_by_split.items()}
   if 'validation' not in by_split:
     by_split |= _hold_out(by_split['train'], root, share)
   used = {file for split in by_split.values() for file in split.files}

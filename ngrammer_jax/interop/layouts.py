@@ -117,7 +117,8 @@ class FileLayout:
         number of classes), `seed`, and `layer` (`engram`: number of the block, from 0) or `index`
         (`ple`: place among the layers of the memory, from 0). What the file does not state is
         needed.
-      dtype: dtype of the parameters. None: those of the file, float32 for a table of 8 bits.
+      dtype: dtype of the parameters, such as 'bfloat16' for a large table that is not trained.
+        None: float32, which trains; float64 stays float64 in 64-bit mode.
       sharding: sharding of the table. None: on the first device.
 
     Returns:
@@ -128,17 +129,18 @@ class FileLayout:
         another vocabulary, seed or layer, or does not state them.
     """
     arrays, metadata = row_files.stored_arrays(paths)
+    arrays = conversion.without_wrappers(arrays, self.shapes(), self.origin)
     _check_arrays(arrays, self)
     stated = json.loads(metadata.get(METADATA_KEY, '{}'))
     _check_hash(arrays, self, stated, made_with)
-    names = [name for source in self.sources.values() for name in source.names]
-    others = {name: arrays[name].read(0, arrays[name].shape[0]) for name in names}
+    others = {
+      name: arrays[name].read(0, arrays[name].shape[0]) for name in conversion.names(self.sources)
+    }
     variables = conversion.convert(others, self.sources, self.origin)
     variables = jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), variables)
-    if dtype is None:
-      stored = arrays[next(iter(self.table.rows))].dtype
-      dtype = np.float32 if self.table.scale is not None else stored
-    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    stored = arrays[next(iter(self.table.rows))].dtype
+    stored = np.float32 if self.table.scale is not None else jnp.promote_types(stored, jnp.float32)
+    dtype = jax.dtypes.canonicalize_dtype(dtype or stored)
     read = lambda start, stop: _read_table(arrays, self.table, start, stop).astype(dtype)
     variables['params']['table'] = _fill_table(read, self.table.shape, dtype, sharding)
     if self.codebook:

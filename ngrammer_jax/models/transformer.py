@@ -24,14 +24,19 @@ from ngrammer_jax.models import block, heads, memories, precision, spans
 
 Memory = block.Memory
 
-# Arrays saved for the backward pass: rows from the memory of the host, which cannot be read
-# again; queries, keys and values, the output of attention, the inner features, and the residuals of
-# splash attention. Scores, norms, convolutions and memories are computed again.
-SAVED_NAMES = *('heads', 'splash_residuals', 'attention_output', 'inner_features'), table.VALUES
-REMAT_POLICIES = {
-  'minimal': jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES),
-  'full': jax.checkpoint_policies.save_only_these_names(table.VALUES),
-}
+# Arrays that `minimal` keeps for the backward pass: the results of all products but those of whole
+# scores, and what splash attention and blocks need. Scores, norms, convolutions, rotations and sums
+# are computed again.
+KEPT = 'attended', 'attention_output', 'inner_features', 'feed_forward_output', 'memory'
+
+
+def _kept(config):
+  """Returns the names of the arrays that `minimal` keeps."""
+  c = config
+  # The gradients of norms, convolutions, learned scales and biases need what these are applied to.
+  is_changed = c.convolution is not None or c.attention_options().query_key_norm is not None
+  is_changed |= c.per_dim_scale or 'distances' in c.attention_needs()
+  return *KEPT, 'projected' if is_changed else 'heads'
 
 
 def _as_zero_tokens(tokens):
@@ -40,6 +45,11 @@ def _as_zero_tokens(tokens):
   if isinstance(tokens, cache.CacheSlots):
     tokens = tokens.replace(index=tokens.index + jnp.arange(-tokens.index.shape[1], 0))
   return tokens
+
+
+def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
+  """Returns `TransformerLM.empty_memory`; scripts for version 0.2 call it so."""
+  return TransformerLM(config, None).empty_memory(batch, cache_slots)
 
 
 class TransformerLM(nn.Module):
@@ -317,7 +327,9 @@ class TransformerLM(nn.Module):
     """Returns the block class, with the rematerialisation of the config."""
     if self.config.remat == 'none':
       return block.Block
-    policy = REMAT_POLICIES[self.config.remat]
+    # Rows from the memory of the host, which cannot be read again.
+    kept = table.VALUES, *(_kept(self.config) if self.config.remat == 'minimal' else ())
+    policy = jax.checkpoint_policies.save_only_these_names(*kept)
     return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
   def _run(self, run, x_BxTxD, kind_contexts, memory, dropout_keys):

@@ -45,9 +45,15 @@ def labels(params: Any, memories: Memories = (), frozen: Collection[str] = ()) -
       return 'dense'
     return next((entry.key for entry in path if entry.key in own_labels), 'ngram_table')
 
-  own_labels = {ngram_memory.name(i) for i, each in enumerate(memories) if has_own_optimizer(each)}
+  own_labels = table_optimizers(memories)
   is_boxed = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
   return jax.tree_util.tree_map_with_path(label, params, is_leaf=is_boxed)
+
+
+def table_optimizers(memories: Sequence[NGramMemoryConfig]) -> dict[str, str]:
+  """Returns the name of the optimiser of each label of tables."""
+  own = {ngram_memory.name(i): m.optimizer for i, m in enumerate(memories) if has_own_optimizer(m)}
+  return {'ngram_table': 'adagrad'} | own
 
 
 def has_own_optimizer(memory: NGramMemoryConfig) -> bool:

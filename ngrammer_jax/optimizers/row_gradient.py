@@ -9,6 +9,7 @@ V rows of a table, E width, B batch, L rows of a gradient.
 from collections.abc import Callable, Collection, Sequence
 import math
 from typing import Any
+import zlib
 
 from flax import struct, traverse_util
 import jax
@@ -43,8 +44,11 @@ class RowGradient(struct.PyTreeNode):
     """Returns the array with other values in the rows."""
     return self._by_shard(_put, array_VxE, values_LxE)
 
-  def add_to(self, array_VxE: jax.Array) -> jax.Array:
-    """Returns the array plus the gradient."""
+  def add_to(self, array_VxE: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns the array plus the gradient; in bfloat16 rounded stochastically with a key."""
+    if array_VxE.dtype == jnp.bfloat16:
+      values_LxE = self.take(array_VxE) + self.values
+      return self.put(array_VxE, round_stochastically(values_LxE, self.rows, key))
     if host_memory.contains(array_VxE):
       return self.put(array_VxE, self.take(array_VxE) + self.values.astype(array_VxE.dtype))
     options = {'mode': 'drop', 'unique_indices': True}
@@ -197,12 +201,38 @@ def values(tree: Any) -> Any:
   return map_leaves(lambda leaf: leaf.values if is_row_gradient(leaf) else leaf, tree)
 
 
-def apply_updates(params: Any, updates: Any) -> Any:
-  """Like `optax.apply_updates`; of a table, changes only the rows of its update."""
+def apply_updates(params: Any, updates: Any, key: jax.Array) -> Any:
+  """Like `optax.apply_updates`; of a table, changes only the rows of its update.
 
-  def apply(update, param):
+  The sum of a table in bfloat16 and its update is rounded stochastically: else updates of less than
+  half the distance of neighbours, 1/256 to 1/128 of a value, would all be lost.
+
+  Args:
+    params: the parameters.
+    updates: their updates.
+    key: key of this step.
+  """
+
+  def apply(path, update, param):
+    leaf_key = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
     if is_row_gradient(update):
-      return update.add_to(param)
+      return update.add_to(param, leaf_key)
+    if param.dtype == jnp.bfloat16:
+      return round_stochastically(param + update, jnp.arange(len(param)), leaf_key)
     return optax.apply_updates(param, update)
 
-  return map_leaves(apply, updates, params)
+  return jax.tree_util.tree_map_with_path(apply, updates, params, is_leaf=is_row_gradient)
+
+
+def round_stochastically(values_LxE: jax.Array, rows_L: jax.Array, key: jax.Array) -> jax.Array:
+  """Rounds to a bfloat16 neighbour, to the nearer one more often: the mean is the value.
+
+  The result is a function of the values, the key and the row numbers, on any mesh.
+  """
+  keys_L = jax.vmap(jax.random.fold_in, (None, 0))(key, rows_L)
+  noise_LxE = jax.vmap(lambda key: jax.random.bits(key, values_LxE.shape[1:], jnp.uint16))(keys_L)
+  # The bits of a bfloat16 are the upper half of those of a float32: the carry of the lower half,
+  # plus noise, is 1 with the probability of that half.
+  bits_LxE = jax.lax.bitcast_convert_type(values_LxE.astype(jnp.float32), jnp.uint32)
+  upper_LxE = (bits_LxE + noise_LxE) >> 16
+  return jax.lax.bitcast_convert_type(upper_LxE.astype(jnp.uint16), jnp.bfloat16)

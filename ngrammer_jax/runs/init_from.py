@@ -132,9 +132,9 @@ def initial_state(
   if not drawn or segment is None:
     return state
   model = language_model.build(config.model, source.model.vocabulary_size)
-  mesh, B = state.step.sharding.mesh, config.training.batch_size
-  read = lambda step: sharding.global_rows(mesh, B, functools.partial(segment, step))
-  return state.replace(codebook=centroids.draw(model, state, drawn, read, config.seed))
+  mesh, t = state.step.sharding.mesh, config.training
+  read = lambda step: sharding.global_rows(mesh, t.batch_size, functools.partial(segment, step))
+  return state.replace(codebook=centroids.draw(model, state, drawn, read, config.seed, t.parts))
 
 
 def _merge(init_from: str, new: Any, old: Any) -> Any:

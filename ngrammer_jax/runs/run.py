@@ -268,7 +268,7 @@ class Run:
       BadInput: the file cannot be read, or the vocabulary lacks a character of it.
     """
     with hosts.collective_errors():
-      layout = token_cache.layout_of(self.config.data, has_paragraphs=False)
+      layout = corpora.layout_of(self.config.data)
       tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary, layout)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
@@ -428,7 +428,7 @@ class Run:
 def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
   """Opens the corpus of a config, one of TFDS through seqio."""
   if not config.is_tfds_corpus:
-    return token_cache.open_corpus(config)
+    return corpora.open_corpus(config)
   from ngrammer_jax.tasks import c4  # imports TensorFlow
 
   return c4.open_corpus(config)

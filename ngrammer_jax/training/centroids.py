@@ -14,6 +14,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model
+from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import state as train_state
 
 INPUTS_PER_CLUSTER, MAX_BATCHES = 8, 16  # how many batches are read
@@ -26,6 +27,7 @@ def draw(
   paths: Collection[Path],
   read: Callable[[int], streams.Segment],
   seed: int,
+  parts: int = 1,
 ) -> Any:
   """Returns the codebook of a state with new centroids: different inputs that the quantisers have.
 
@@ -35,22 +37,22 @@ def draw(
     paths: of the memories whose centroids are drawn, in the codebook.
     read: returns the batch of a step, on the devices.
     seed: of the draw.
+    parts: of the batch, which are computed one after another, as in training.
   """
+  mesh = state.step.sharding.mesh
 
   def apply(state, segment):
+    read_rows = lambda rows, _: (read_inputs(state, *rows), ())
+    inputs, _ = accumulation.GradientAccumulation(parts, mesh)(read_rows, (segment, state.memory))
+    return inputs, segment.valid_BxT
+
+  def read_inputs(state, segment, memory):
     _, updated = model.apply(
-      state.variables,
-      segment.tokens_BxT,
-      state.memory,
-      starts_BxT=segment.starts_BxT,
-      valid_BxT=segment.valid_BxT,
-      prefix_BxT=segment.prefix_BxT,
-      mutable=[quantizer.INPUTS],
+      state.variables, segment.tokens_BxT, memory, **segment.marks, mutable=[quantizer.INPUTS]
     )
     inputs = traverse_util.flatten_dict(updated[quantizer.INPUTS])
-    return {path: inputs[*path, 'quantizer', 'x'][0] for path in paths}, segment.valid_BxT
+    return {path: inputs[*path, 'quantizer', 'x'][0] for path in paths}
 
-  mesh = state.step.sharding.mesh
   arrays = traverse_util.flatten_dict(state.codebook, keep_empty_nodes=True)
   centroid_paths = {path: (*path, 'quantizer', 'centroids') for path in paths}
   most = INPUTS_PER_CLUSTER * max(arrays[each].shape[1] for each in centroid_paths.values())

@@ -150,7 +150,7 @@ def kernel_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> dict[tuple, float]:
       flops_by_kernel |= kernel_flops(inner_jaxpr)
     if equation.primitive.name == 'pallas_call':
       name, blocks = equation.params['name'], equation.params['grid_mapping'].grid
-      share = (blocks[-1] + 1) / (2 * blocks[-1]) if name.startswith('splash_mha') else 1
+      share = (blocks[-1] + 1) / (2 * blocks[-1]) if f'{name}'.startswith('splash_mha') else 1
       axes = (variable.aval.shape for variable in equation.outvars)
       flops_by_kernel[name, *axes] = share * equation_flops(equation)
   return flops_by_kernel

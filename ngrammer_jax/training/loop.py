@@ -19,8 +19,8 @@ from ngrammer_jax.data import prefetch, streams
 from ngrammer_jax.layers.attention import fused
 from ngrammer_jax.models import parameter_groups, precision
 from ngrammer_jax.optimizers import partition
-from ngrammer_jax.system import hosts
-from ngrammer_jax.training import capacity, preemption, profile, programs, recorder, train_task
+from ngrammer_jax.system import hosts, signals
+from ngrammer_jax.training import capacity, profile, programs, recorder, train_task
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training.records import watchdog
 
@@ -52,7 +52,7 @@ def train(
 
   task, run = prepare(config, workdir, make_task)
   with (
-    preemption.SignalHandler() as signals,
+    signals.SignalHandler() as stop,
     workdirs.lock_workdir(workdir, config, task.vocabulary, task.content_hash),
     watchdog.Watchdog(workdir, watchdog_minutes) as watch,
     checkpoint_writer.CheckpointWriter(workdir, config.training.keep_checkpoints) as writer,
@@ -60,7 +60,7 @@ def train(
 
     def check_preemption(_=0):
       watch.beat()
-      signals.check()
+      stop.check()
 
     # State: the newest intact checkpoint, or a new one.
     trainer = _Trainer(config, workdir, task, run, writer, check_preemption)
@@ -89,6 +89,8 @@ def prepare(
     BadInput: the input is invalid.
   """
   # Data: checked and tokenised before any device is touched.
+  for warning in config.warnings() if hosts.is_primary() else ():
+    logging.warning('%s', warning)
   with hosts.collective_errors():
     workdirs.check(workdir, config)
     task = make_task(config)
@@ -136,6 +138,7 @@ class _Trainer:
       self.writer.save_frozen(parameter_groups.select(self.state.params, self.run.frozen))
     if restored is None and (self.workdir / 'metrics.jsonl').exists():
       logging.info('%s has no checkpoint: starting again from the first step', self.workdir)
+    self.state = self.run.pack(self.state)
     _log_model(self.config, self.run.labels, self.state)
     self.task.log_summary()
     validation = self.history.value_at(self.first_step)
@@ -196,7 +199,7 @@ class _Trainer:
       # The checkpoint comes last: its step is already recorded for a run that resumes from it, and
       # no state with a loss that is not finite is saved.
       with record.timed('checkpoints'):
-        self.writer.save(end, self.state, validation)
+        self.writer.save(end, self.run.unpack(self.state), validation)
         record.mark_saved()
     if interruption:
       raise interruption

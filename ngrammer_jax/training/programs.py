@@ -39,7 +39,8 @@ class Programs:
     frozen: dtype of every parameter that is not trained, by name.
     labels: optimiser label of every parameter.
     create: function that returns the initial state.
-    abstract: shapes, dtypes and shardings of the state.
+    abstract: shapes, dtypes and shardings of the state, as in checkpoints.
+    packed: the same in training, with packed tables (see `layers.ngram.table`).
     is_compiled: whether the call is compiled.
 
   Raises:
@@ -70,6 +71,10 @@ class Programs:
     self.create, self.abstract = train_state.make_initializer(
       model, variables, optimizer, t.batch_size, config.seed, mesh, self.frozen, source or ()
     )
+    self.packed = self.abstract
+    if mesh.devices.flat[0].platform in train_state.PACKED_PLATFORMS:
+      optimizers = partition.table_optimizers(memories)
+      self.packed = train_state.pack_tables(self.abstract, trained_labels, optimizers)
     by_microbatches = accumulation.GradientAccumulation(t.microbatches, mesh)
     self._step = train_step.TrainStep(
       model,
@@ -107,6 +112,7 @@ class Programs:
     """
     config, t, state = self._config, self._config.training, self.abstract
     if name == 'train':
+      state = self.packed
       shape = t.segments_per_call, t.batch_size, t.segment_length
       dtypes = np.int32, np.int32, bool, np.float32
       segments = streams.Segment(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes))
@@ -125,6 +131,14 @@ class Programs:
     rows = self.engine.round_rows(min(t.batch_size, config.evaluation.streams))
     trace = self.engine.trace_score if name == 'evaluate' else self.engine.trace_look_up
     return trace(variables, rows, length), rows * length
+
+  def pack(self, state: train_state.TrainState) -> train_state.TrainState:
+    """Returns a state for training, with packed tables."""
+    return train_state.reshape_tables(state, self.packed)
+
+  def unpack(self, state: train_state.TrainState) -> train_state.TrainState:
+    """Returns a state for a checkpoint, with tables as the model declares them."""
+    return train_state.reshape_tables(state, self.abstract)
 
   def call(
     self, state: train_state.TrainState, segments: streams.Segment, steps: int

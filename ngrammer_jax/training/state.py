@@ -12,10 +12,14 @@ import numpy as np
 import optax
 
 from ngrammer_jax import sharding
+from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import initialization, language_model, parameter_groups
 
 # All random parameters in one kernel would take minutes to compile.
 GPU_OPTIONS = {'xla_disable_hlo_passes': 'multi_output_fusion'}
+
+PACKED_OPTIMIZERS = 'adagrad', 'adam'  # they treat every value alone
+PACKED_PLATFORMS = ('tpu',)
 
 
 class TrainState(struct.PyTreeNode):
@@ -115,6 +119,53 @@ def make_initializer(
       return jax.jit(init, out_shardings=shardings, compiler_options=options)()
 
   return create, abstract
+
+
+def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]) -> TrainState:
+  """Returns an abstract state whose narrow tables are packed, with their optimizer state.
+
+  See `layers.ngram.table`. Not packed are: tables that are not trained, or whose optimizer or
+  rounding treats rows as such; and those that, or whose shards, have no whole number of packed
+  rows.
+
+  Args:
+    abstract: the abstract state.
+    labels: label of every parameter that is trained.
+    optimizers: name of the optimizer of each label of tables.
+  """
+  by_name = lambda tree: traverse_util.flatten_dict(tree, sep='/')
+  params = by_name(abstract.params)
+  packed = [
+    (name, params[name].shape)
+    for name, label in by_name(labels).items()
+    if optimizers.get(label) in PACKED_OPTIMIZERS and params[name].dtype != jnp.bfloat16
+  ]
+
+  def pack(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    if not any(f'/{name}'.endswith(f'/{table}') and leaf.shape == s for table, s in packed):
+      return leaf
+    rows, width = leaf.sharding.shard_shape(leaf.shape)
+    shape = table.packed_shape(*leaf.shape)
+    is_whole = table.packed_shape(rows, width)[1] == shape[1] and not sharding.is_on_host(leaf)
+    return leaf.update(shape=shape) if is_whole else leaf
+
+  pack_all = functools.partial(jax.tree_util.tree_map_with_path, pack)
+  return abstract.replace(params=pack_all(abstract.params), opt_state=pack_all(abstract.opt_state))
+
+
+def reshape_tables(state: TrainState, like: TrainState) -> TrainState:
+  """Returns a state with the shapes of another one, abstract or not, which is packed or is not."""
+
+  def reshape(leaf, like):
+    if leaf.shape == like.shape:
+      return leaf
+    return jax.jit(lambda leaf: leaf.reshape(like.shape), out_shardings=like.sharding)(leaf)
+
+  params = jax.tree.map(reshape, state.params, like.params)
+  return state.replace(
+    params=params, opt_state=jax.tree.map(reshape, state.opt_state, like.opt_state)
+  )
 
 
 def count_elements(tree: Any) -> int:

@@ -68,7 +68,9 @@ class TrainStep:
       metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
       for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
         metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
-      params = parameter_groups.merge(state.params, row_gradient.apply_updates(trained, updates))
+      key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+      trained = row_gradient.apply_updates(trained, updates, key)
+      params = parameter_groups.merge(state.params, trained)
     metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.microbatches is None)
     if config.span is not None:
       metrics |= spans.metrics(config, params, memory)
@@ -131,9 +133,7 @@ class TrainStep:
         {'params': params, 'codebook': state.codebook, **perturbations},
         segment.tokens_BxT,
         rows.memory,
-        starts_BxT=segment.starts_BxT,
-        valid_BxT=segment.valid_BxT,
-        prefix_BxT=segment.prefix_BxT,
+        **segment.marks,
         train=True,
         rngs={'dropout': dropout_key},
         mutable=mutable,

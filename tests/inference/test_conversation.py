@@ -52,7 +52,7 @@ def with_template(run):
   """The vocabulary of the run with another template."""
 
   def change(template):
-    content, fields = run.vocabulary.content, run.vocabulary._fields
+    content, fields = run.vocabulary.content, run.vocabulary.fields
     return type(run.vocabulary)(content, **fields | {'chat_template': template})
 
   return change

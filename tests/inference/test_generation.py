@@ -169,7 +169,8 @@ def test_prompts_are_padded_to_few_lengths():
   lengths = {}
 
   def decode_prompt(variables, seeds, sampler, prompt, *, state):
-    tokens_BxT, starts_BxT, valid_BxT = map(np.asarray, prompt[:3])
+    arrays = prompt.tokens_BxT, prompt.starts_BxT, prompt.valid_BxT
+    tokens_BxT, starts_BxT, valid_BxT = map(np.asarray, arrays)
     n = int(valid_BxT.sum())
     lengths.setdefault(tokens_BxT.shape[1], []).append(n)
     assert tokens_BxT[0].tolist() == [*range(1, n + 1), *[0] * (tokens_BxT.shape[1] - n)]

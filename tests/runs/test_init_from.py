@@ -121,6 +121,7 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   overrides = [('init_from', f'hf:{folder}'), ('model.ngram_memories.0.preset', 'engram')]
   overrides += [('model.ngram.clusters', '6'), ('training.segment_length', '8')]
   overrides += [('training.batch_size', '2'), ('model.persistent.vectors', '3')]
+  overrides += [('training.accumulation.parts', '2')]
   config = command_line.resolve(f'hf:{folder}', overrides)
   workdir.mkdir()
   model = language_model.build(config.model, published_folders.V)
@@ -140,7 +141,13 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
     batch = streams.Segment(tokens[step % 3], tokens[0], np.zeros((2, 8), bool), valid)
     return streams.map_segments(lambda array: array[rows], batch)
 
+  apply, shapes = type(model).apply, set()
+  note = lambda self, variables, tokens, *args, **options: (
+    shapes.add(tokens.shape) or apply(self, variables, tokens, *args, **options)
+  )
+  monkeypatch.setattr(type(model), 'apply', note)
   started = init_from.Start(config, workdir)(state, segment)
+  assert shapes == {(1, 8)}  # the parts of a batch, as in training
   old, new = (traverse_util.flatten_dict(tree) for tree in (params, started.params))
   for path, leaf in old.items():
     np.testing.assert_array_equal(new[path], leaf)

@@ -35,7 +35,7 @@ def check_scores(task, folder, workdir):
   for line in lines:
     label = labels[key(line['idx'])]
     assert line['label'] == (sorted(set(label)) if task == 'record' else label)
-    assert line['input'].startswith(f'{formats.find_task(task).prefix} ')
+    assert line['input'].startswith(f'{formats.find_task(task).prefix or task} ')
     assert (line['score'] is None) == (task == 'record')  # generated
     assert line['score'] is None or line['score'] < 0
   return result, lines

@@ -107,12 +107,13 @@ def canonical(
   tensors: Mapping[str, checkpoints.StoredTensor], family: families.Family
 ) -> dict[str, checkpoints.StoredTensor]:
   """Returns the tensors by the names of the family, without buffers and the parts for images."""
-  names = {name: name for name in tensors if not name.endswith(family.buffers)}
+  wrappers = re.compile(f'^({"|".join(map(re.escape, conversion.WRAPPERS))})+')
+  names = {name: wrappers.sub('', name) for name in tensors if not name.endswith(family.buffers)}
   if family.model_type == 'gemma3_text':
     names = {
-      name: name.removeprefix('language_model.').replace('model.language_model.', 'model.', 1)
-      for name in names
-      if not re.match(r'(model\.)?(vision|multi_modal)_', name)
+      name: new.removeprefix('language_model.').replace('model.language_model.', 'model.', 1)
+      for name, new in names.items()
+      if not re.match(r'(model\.)?(vision|multi_modal)_', new)
     }
   head = family.tensors[HEAD].name
   if not any(name.startswith(family.prefix) for name in names.values()):
@@ -164,12 +165,7 @@ def load(
   leaves = traverse_util.flatten_dict(abstract, sep='/').items()
   loaded = {path: loader.load(slices[path], leaf) for path, leaf in leaves}
   checkpoint.check_unchanged()
-  if loader.broken:
-    counts = ', '.join(f'{name} ({count:,})' for name, count in loader.broken.items())
-    raise errors.BadInput(
-      f'{checkpoint.path} has values that are nan or infinite in {counts}: the file is damaged, or '
-      f'the training of the model diverged'
-    )
+  conversion.check_finite(str(checkpoint.path), loader.broken)
   return traverse_util.unflatten_dict(loaded, sep='/')
 
 
@@ -239,8 +235,8 @@ class _Loader:
       raise errors.BadInput(
         f'{self.checkpoint.path}: {selected.name} cannot be read: {error}'
       ) from error
-    if count := values.size - np.count_nonzero(np.isfinite(values)):
-      self.broken[selected.name] = self.broken.get(selected.name, 0) + int(count)
+    count = conversion.count_not_finite(values)
+    self.broken[selected.name] = self.broken.get(selected.name, 0) + count
     return values
 
 

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
-from ngrammer_jax.layers import axis_names, dense, documents
+from ngrammer_jax.layers import axis_names, dense, documents, token_ids
 from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import (
@@ -158,6 +158,8 @@ class NGramMemory(nn.Module):
     needs_tokens = not self.has_clusters or self.options.boundary == 'eos_id'
     if needs_tokens and context.tokens_BxT is None:
       raise ValueError('a memory of n-grams needs context.tokens_BxT')
+    if needs_tokens:
+      token_ids.check('context.tokens_BxT', context.tokens_BxT, self.vocabulary_size)
 
   def _window_grams(self, ids_BxTxK, context, state):
     """Returns the ids at each place of the n-grams [B, T, K], and the next state."""
@@ -176,7 +178,7 @@ class NGramMemory(nn.Module):
     The intermediate `lookup` has the `ids` [B, T, 1 or K] at each place and the `rows` [B, T, I].
     """
     keys, multipliers = self._keys(grams)
-    rows_BxTxI = self.ngram_hash()(keys, multipliers)
+    rows_BxTxI = checkpoint_name(self.ngram_hash()(keys, multipliers), 'memory')
     self.sow('intermediates', 'lookup', {'ids': keys, 'rows': rows_BxTxI})
     sizes_I = np.array(self.ngram_hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
@@ -284,7 +286,8 @@ class NGramMemory(nn.Module):
     are in the collection `table.VALUES`. If it is mutable, they are recorded there instead.
     """
     if self.options.table_memory == 'device':
-      return table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, self.options.exchange)
+      lookup = self, 'table', self._table(), rows_BxTxI, self.options.exchange, self.options.width
+      return checkpoint_name(table.lookup_parameter(*lookup), 'memory')
     if self.has_variable(table.VALUES, 'table') and not self._records_values:
       return self.get_variable(table.VALUES, 'table')
     values_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, 'rows')
@@ -295,17 +298,20 @@ class NGramMemory(nn.Module):
     return values_BxTxIxE
 
   def _table(self):
-    """Returns the table parameter [rows, E]."""
-    o = self.options
-    axes, init = table.AXES, nn.initializers.normal(o.deviation or 0.0)
+    """Returns the table parameter [rows, E], or packed (see `table`)."""
+    o, stored = self.options, nn.unbox(self.get_variable('params', 'table'))
+    if stored is not None and stored.shape == table.packed_shape(*self.table_shape()):
+      return stored
+    axes, draw = table.AXES, nn.initializers.normal(o.deviation or 0.0)
     if o.table_initial == 'xavier':
-      init = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
+      draw = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
     elif o.deviation is None:
-      init = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
+      draw = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    init = lambda key, shape, dtype: draw(key, shape, wide).astype(dtype)  # the same in any dtype
     if o.table_memory == 'host':
       init, axes = host_memory.initializer(init), table.HOST_AXES
     init = axis_names.with_axis_names(init, axes)
-    wide = jnp.promote_types(self.dtype, jnp.float32)
     dtype = wide if o.table_dtype == 'float32' else jnp.dtype(o.table_dtype)
     return self.param('table', init, self.table_shape(), dtype)
 

@@ -27,7 +27,7 @@ class HarnessModel(model.TemplateLM):
     workdir, pretrained, step: the model, as the flags of `evaluate` name it.
     max_length: maximum number of tokens that a token is predicted from. None: the positions of a
       published model, the context of the evaluation of a run.
-    batch_size: number of texts in a batch; auto: `inference.MAX_ROWS`.
+    batch_size: number of texts in a batch; auto, or auto:N: `inference.MAX_ROWS`.
 
   Raises:
     BadInput: there is no such model, or it cannot continue a text.
@@ -52,11 +52,13 @@ class HarnessModel(model.TemplateLM):
     config = command_line.override(run.config, changes, 'evaluation.*')
     inference.check_model(config.model)
     self.run, self.max_length = dataclasses.replace(run, config=config), config.evaluation_context()
-    self.batch_size = inference.MAX_ROWS if batch_size == 'auto' else int(batch_size)
+    is_auto = str(batch_size).startswith('auto')
+    self.batch_size = inference.MAX_ROWS if is_auto else int(batch_size)
 
   @property
   def eot_token_id(self) -> int:
-    return self.run.vocabulary.document_end or self.prefix_token_id
+    end = self.run.vocabulary.document_end
+    return self.prefix_token_id if end is None else end
 
   @property
   def prefix_token_id(self) -> int:
