@@ -216,8 +216,8 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
     ),
     (
       '--config.mesh=zero',
-      'mesh=zero: expected one of data, fsdp, fsdp_8, model_8, fsdp_model_4; or set mesh.data, '
-      'mesh.fsdp and mesh.model',
+      'mesh=zero: expected one of data, fsdp, fsdp_8, model_8, fsdp_model_4; or set data, fsdp '
+      'and model of mesh',
     ),
     ('--config.training.steps=many', "training.steps='many' is not of type int"),
     ('--config.training.steps=1.5', 'training.steps=1.5 is not of type int'),
