@@ -57,8 +57,7 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
   import jax
   import numpy as np
 
-  from ngrammer_jax import sharding
-  from ngrammer_jax.config import command_line
+  from ngrammer_jax import command_line, sharding
   from ngrammer_jax.data import streams
   from ngrammer_jax.training import flops, programs
   from ngrammer_jax.training import state as train_state

@@ -78,7 +78,7 @@ def make_jax(options: argparse.Namespace) -> tuple[dict, dict]:
     gradient, lookups, _ = row_gradient.grad(loss, params, 1)
     gradient = row_gradient.join(gradient, lookups, params)
     updates, opt_state = optimizer.update(gradient, opt_state, params)
-    return row_gradient.apply_updates(params, updates), opt_state
+    return row_gradient.apply_updates(params, updates, jax.random.key(0)), opt_state
 
   def run_train():
     state[:] = train(*state, h)

@@ -4,8 +4,8 @@
     --config=configs/quickstart.py --workdir=runs/four
 
 Each process has its own CPU devices; they connect through a free port. If one fails, the others are
-killed after a grace period. SIGTERM and Ctrl-C are forwarded as SIGTERM; a second signal kills all
-processes. The exit status is that of the first process that failed.
+killed after a grace period. SIGTERM, SIGUSR1, SIGUSR2, SIGHUP and Ctrl-C are forwarded as SIGTERM,
+once; a third signal kills all processes. The exit status is that of the first process that failed.
 """
 
 import argparse
@@ -69,15 +69,16 @@ def main() -> int:
 
 def wait(processes: list[subprocess.Popen]) -> int:
   """Waits for all processes. Returns 0, or the exit status of the first that failed."""
-  signals = [signal.SIGKILL, signal.SIGTERM]  # sent from the end
+  received = []
 
   def forward(number, frame):
-    received = signals.pop() if len(signals) > 1 else signals[0]
-    for process in processes:
-      process.send_signal(received)
+    received.append(number)
+    for process in processes if len(received) != 2 else ():
+      process.send_signal(signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
 
-  for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, forward)
+  for name in ('SIGTERM', 'SIGUSR1', 'SIGUSR2', 'SIGHUP', 'SIGINT'):
+    if signal.getsignal(signal.Signals[name]) != signal.SIG_IGN:  # as under nohup
+      signal.signal(signal.Signals[name], forward)
   failed, deadline = {}, math.inf
   while len(failed) + sum(process.poll() == 0 for process in processes) < len(processes):
     ended = [i for i, process in enumerate(processes) if process.poll() and i not in failed]

@@ -11,8 +11,11 @@ RERUN_ALL = 'rerun the same command in all processes to resume from the last che
 class BadInput(ValueError):
   """The input is invalid. The message names it, what was expected, and the fix.
 
-  The commands print only the message and exit with status 2: rerunning them cannot help.
+  The commands print only the message and exit with status 2: rerunning them cannot help. One that
+  all of several processes raise is printed by the first.
   """
+
+  is_shared = False
 
 
 @contextlib.contextmanager

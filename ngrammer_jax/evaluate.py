@@ -9,11 +9,12 @@ The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
 """
 
 import dataclasses
+import hashlib
 import logging
+import os
 import pathlib
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, files, hosts
 
 
@@ -21,19 +22,13 @@ def main(argv: list[str]) -> int:
   """Scores a split or a text, writes evaluation/<name>.json and prints a table."""
   parser = flags.make_parser('evaluate', __doc__)
   flags.add_run(parser)
-  text = parser.add_mutually_exclusive_group()
-  text.add_argument('--split', default='test', help='train, validation or test')
-  text.add_argument('--text', metavar='FILE', help='a text file instead of a split')
-  parser.add_argument(
-    '--output',
-    type=files.path,
-    metavar='DIR',
-    help='folder of the results; default: evaluation in the workdir, none for a published model',
-  )
+  source = parser.add_mutually_exclusive_group()
+  source.add_argument('--split', default='test', help='train, validation or test')
+  source.add_argument('--text', metavar='FILE', help='a text file instead of a split')
+  text = 'folder of the results; default: evaluation in the workdir, none for a published model'
+  parser.add_argument('--output', type=files.path, metavar='DIR', help=text)
   cloze = parser.add_argument_group("the Children's Book Test")
-  cloze.add_argument(
-    '--cloze', type=pathlib.Path, metavar='PATH', help='folder or file of questions'
-  )
+  cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder or file')
   cloze.add_argument(
     '--cloze_protocol', help='query (default): score the whole query; prefix: score up to the gap'
   )
@@ -47,10 +42,10 @@ def main(argv: list[str]) -> int:
   with hosts.collective_errors():
     run = flags.load_run(options)
   folder = options.output
+  if folder is None and options.workdir is not None and run.results_folder is not None:
+    folder = run.results_folder / 'evaluation'
   if folder is not None:
     hosts.on_primary(files.make_output_folder, folder)
-  elif options.workdir is not None and run.results_folder is not None:
-    folder = run.results_folder / 'evaluation'
   if options.cloze is not None:
     return _answer_cloze(run, overrides, options, folder)
   is_task = run.config.finetune is not None or any(k.startswith('finetune.') for k, _ in overrides)
@@ -63,9 +58,9 @@ def _evaluate_language_model(run, overrides, options, folder):
   """Scores a split or a text, writes its metrics to a folder if there is one, prints a table."""
   from ngrammer_jax.inference import language_modeling
 
-  # The places of the corpus may be others on this machine.
-  places = 'data.path', 'data.mixture.*.path', 'data.cache_dir'
-  allowed = ('evaluation.*', 'mesh.*', *places)
+  # The corpus may be elsewhere on this machine.
+  paths_of_data = 'data.path', 'data.mixture.*.path', 'data.cache_dir'
+  allowed = ('evaluation.*', 'mesh.*', *paths_of_data)
   if options.text is not None:  # it may hold its text in other fields
     allowed += ('data.text_field', 'data.document_separator')
   config = command_line.override(run.config, overrides, *allowed)
@@ -78,7 +73,7 @@ def _evaluate_language_model(run, overrides, options, folder):
   if options.text is None:
     name, result = options.split, run.evaluate(options.split, limit)
   else:
-    name = f'text_{pathlib.Path(options.text).stem}'  # never that of a split
+    name = _text_name(options.text, folder)
     result = run.evaluate_file(options.text, limit)
   parts = {f'{name}/{part}': value for part, value in result.get('parts', {}).items()}
   results = {name: result} | parts
@@ -91,6 +86,17 @@ def _evaluate_language_model(run, overrides, options, folder):
     for path in paths:
       print(f'wrote {path}')
   return 0
+
+
+def _text_name(text, folder):
+  """Returns the name of the result of a text: never that of a split, nor of another text."""
+  name, path = f'text_{pathlib.Path(text).stem}', os.path.abspath(text)
+  try:
+    other = files.read_json(folder / f'{name}.json')['text'] if folder is not None else text
+  except files.DAMAGE_ERRORS:  # there is none
+    other = text
+  is_same = os.path.abspath(other) == path
+  return name if is_same else f'{name}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}'
 
 
 def _check_cloze(options):

@@ -5,9 +5,9 @@
 
 import dataclasses
 import functools
+import shlex
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import hosts
 
 
@@ -15,11 +15,9 @@ def main(argv: list[str]) -> int:
   """Fine-tunes on one task, or on all tasks one by one, and prints the table."""
   parser = flags.make_parser('finetune', __doc__)
   flags.add_training(parser)
-  options, config = command_line.parse(parser, argv, flags.complete_memories)
+  options, config = command_line.parse(parser, argv, flags.start_training)
   overrides, _ = command_line.split(argv)
   override_keys = [key for key, _ in overrides]
-
-  flags.start_training(options)
 
   from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
@@ -55,9 +53,11 @@ def main(argv: list[str]) -> int:
     print(evaluation.format_table({'task': task, 'tasks': task_results}))
   print(f'finished, in {options.workdir}')
   for workdir in workdirs.values():
-    print(f'  python -m ngrammer_jax.evaluate --workdir={workdir} --split=test')
+    print(f'  python -m ngrammer_jax.evaluate --workdir={shlex.quote(str(workdir))} --split=test')
   if task in ('all', 'mixture'):
-    print(f'  python -m ngrammer_jax.submit --workdir={options.workdir} --output=DIR')
+    print(
+      f'  python -m ngrammer_jax.submit --workdir={shlex.quote(str(options.workdir))} --output=DIR'
+    )
   return 0
 
 
@@ -72,7 +72,7 @@ def _configs_by_task(config, spec, overrides):
     return {config.finetune.task: config}
   if spec.endswith(':all'):
     spec = spec.removesuffix('all')
-    resolve = lambda name: command_line.resolve(spec + name, overrides, flags.complete_memories)
+    resolve = lambda name: command_line.resolve(spec + name, overrides)
     return {name: resolve(name) for name in formats.SUPERGLUE_TASKS}
   return {
     name: dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, task=name))

@@ -5,20 +5,21 @@ from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import difflib
+import io
 import logging
 import os
+import re
 import resource
 import signal
 import sys
-import threading
 import time
 import traceback
 import typing
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import ngrammer_jax
 from ngrammer_jax import errors, pretrained_models
-from ngrammer_jax.system import compilation_cache, files, hosts, progress
+from ngrammer_jax.system import compilation_cache, files, hosts, progress, signals
 from ngrammer_jax.training.records import watchdog
 
 if typing.TYPE_CHECKING:
@@ -83,12 +84,14 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   absl = logging.getLogger('absl')
   absl.setLevel(logging.WARNING)  # Orbax warns of what it does not write, but raises its errors
   absl.addFilter(lambda record: record.levelno < logging.ERROR)
-  message = None
+  message, is_shared = None, False
+  if isinstance(sys.stdout, io.TextIOWrapper):  # a result may have what it cannot show
+    sys.stdout.reconfigure(errors='backslashreplace')
   try:
-    _exit_on_sigterm()
+    signals.exit_on_signals()
     status = main(sys.argv[1:])
   except errors.BadInput as error:
-    message, status = f'error: {error}', 2
+    message, status, is_shared = f'error: {error}', 2, error.is_shared
   except errors.Interrupted as error:
     message, status = str(error), 128 + error.signal
   except errors.PeerLostError as error:
@@ -102,31 +105,22 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   except Exception as error:
     if 'Too many open files' in str(error):
       _exit_for_open_files(error)
-    if not hosts.is_multiprocess():
+    if files.is_of_place(error):
+      name = error.filename or 'a file'
+      message, status = f'error: {name} cannot be used: {error.strerror}; use another path', 2
+    elif not hosts.is_multiprocess():
       raise
-    traceback.print_exception(error)
-    reason = f'{type(error).__name__}: {error}'
-    message, status = f'error: {reason}; if another process is lost, {errors.RERUN_ALL}', 1
-  if message is not None:
-    is_shared = message.startswith('error: process ')
-    process_prefix = '' if hosts.is_primary() or is_shared else f'process {hosts.process_index()}: '
+    else:
+      traceback.print_exception(error)
+      reason = f'{type(error).__name__}: {error}'
+      message, status = f'error: {reason}; if another process is lost, {errors.RERUN_ALL}', 1
+  if message is not None and (hosts.is_primary() or not is_shared):
+    process_prefix = '' if hosts.is_primary() else f'process {hosts.process_index()}: '
     with contextlib.suppress(OSError):
       print(f'{process_prefix}{_one_line(message)}', file=sys.stderr)
   if status in (1, 2) and hosts.is_multiprocess():
     _exit_alone(status)
   sys.exit(status or 0)
-
-
-def _exit_on_sigterm() -> None:
-  """Exits with 143 on SIGTERM, but while training saves on it: see `preemption.SignalHandler`."""
-
-  def exit_now(number, frame):
-    with contextlib.suppress(OSError):  # not through logging, which the signal may interrupt
-      os.write(2, b'stopped by SIGTERM; rerun the same command\n')
-    os._exit(128 + number)
-
-  if threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGTERM, exit_now)
 
 
 def _exit_for_open_files(error: Exception) -> NoReturn:
@@ -185,34 +179,35 @@ def load_run(options: argparse.Namespace) -> 'runs.Run':
   return dataclasses.replace(runs.load_pretrained(options.pretrained), step=number)
 
 
-def complete_memories(values: dict[str, Any], *args: Any, **fields: Any) -> None:
-  """Sets what is open in memories that are added to a trained model, see `init_from.complete`."""
-  from ngrammer_jax.runs import init_from  # imports JAX
+def add_literal(parser: argparse.ArgumentParser) -> None:
+  """Adds --literal, see `read_escapes`."""
+  help_text = r'leave \n, \t and \\ in texts of flags as they are: not a line break, tab, backslash'
+  parser.add_argument('--literal', action='store_true', help=help_text)
 
-  init_from.complete(values, *args, **fields)
+
+def read_escapes(options: argparse.Namespace, *names: str) -> None:
+  r"""Replaces \n, \t and \\ in the texts of flags, which a shell does not, and says so."""
+  escapes = {r'\n': '\n', r'\t': '\t', r'\\': '\\'}
+  read = lambda text: re.sub(r'\\[nt\\]', lambda match: escapes[match[0]], text)
+  for name in names if not options.literal else ():
+    value = getattr(options, name)
+    changed = [*map(read, value)] if isinstance(value, list) else value and read(value)
+    if changed != value:
+      logging.info(r'--%s=%r: \n, \t and \\ are read as escapes (--literal: not)', name, changed)
+    setattr(options, name, changed)
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
   """Adds the flags of commands that train."""
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
+  text = 'prepare the training, print its parameters, memory and expected time, and exit'
+  parser.add_argument('--dry_run', action='store_true', help=text)
+  text = 'minutes without progress before dumping stack traces; 0: never'
   parser.add_argument(
-    '--dry_run',
-    action='store_true',
-    help='prepare the training, print its parameters, memory and expected time, and exit',
+    '--watchdog', type=_minutes, default=watchdog.DEFAULT_MINUTES, metavar='MINUTES', help=text
   )
-  parser.add_argument(
-    '--watchdog',
-    type=_minutes,
-    default=watchdog.DEFAULT_MINUTES,
-    metavar='MINUTES',
-    help='minutes without progress before dumping stack traces; 0: never',
-  )
-  parser.add_argument(
-    '--trace',
-    type=_steps,
-    metavar='FIRST:LAST',
-    help='steps to trace for TensorBoard, rounded to whole calls of segments_per_call',
-  )
+  text = 'steps to trace for TensorBoard, rounded to whole calls of segments_per_call'
+  parser.add_argument('--trace', type=_steps, metavar='FIRST:LAST', help=text)
   compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
 

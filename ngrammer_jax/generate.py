@@ -12,7 +12,6 @@ The KV cache can be shorter than the text, and keep its first tokens as attentio
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
-import contextlib
 import dataclasses
 import functools
 import json
@@ -20,10 +19,9 @@ import logging
 import pathlib
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, files, progress
 
 
@@ -31,6 +29,7 @@ def main(argv: list[str]) -> int:
   """Generates continuations; prints a single one while it is generated."""
   overrides, plain = command_line.split(argv)
   options = _make_parser().parse_args(plain)
+  flags.read_escapes(options, 'prompt', 'stop')
   prompts = [] if options.interactive else _read_prompts(options)
 
   from ngrammer_jax.inference import sampling
@@ -51,10 +50,8 @@ def main(argv: list[str]) -> int:
   if options.interactive:
     answer = lambda i, line, on_text: complete([line], options.seed + i, on_text)
     if options.chat:
-      conversation = run.converse(
-        config, options.tokens, options.seed, options.context, options.stop
-      )
-      answer = lambda i, line, on_text: [conversation.say(line, on_text)]
+      chat = run.converse(config, options.tokens, options.seed, options.context, options.stop)
+      answer = lambda i, line, on_text: [chat.say(line, on_text)]
     _answer_lines(answer, echo=not options.chat)
     return 0
   complete = functools.partial(complete, prompts, options.seed)
@@ -63,11 +60,8 @@ def main(argv: list[str]) -> int:
     _print_text(complete, '' if options.chat else options.prompt, times)
   else:
     total = len(prompts) * options.tokens
-    with (
-      progress.Progress('generating', total, 'tokens') as bar,
-      _open_output(options.output) as output,
-    ):
-      _print_json(complete, output, times, bar)
+    with progress.Progress('generating', total, 'tokens') as bar:
+      _print_json(complete, options.output, times, bar)
   logging.info('%s', _format_speed(times))
   return 0
 
@@ -77,40 +71,22 @@ def _make_parser() -> argparse.ArgumentParser:
   flags.add_run(parser)
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='text to continue')
-  source.add_argument(
-    '--prompts',
-    type=pathlib.Path,
-    metavar='FILE',
-    help='one prompt per line, or JSON objects with a "prompt"; -: standard input',
-  )
-  source.add_argument(
-    '--interactive', action='store_true', help='read prompts until the end of standard input'
-  )
-  parser.add_argument(
-    '--chat', action='store_true', help='answer prompts as messages, by the chat template'
-  )
+  text = 'one prompt per line, or JSON objects with a "prompt"; -: standard input'
+  source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help=text)
+  source.add_argument('--interactive', action='store_true', help='read prompts from standard input')
+  parser.add_argument('--chat', action='store_true', help='answer prompts, by the chat template')
   parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
   parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
-  parser.add_argument(
-    '--stop',
-    action='append',
-    default=[],
-    metavar='TEXT',
-    help='text before which a continuation ends; several: --stop=A --stop=B',
-  )
+  text = 'text before which a continuation ends; several: --stop=A --stop=B'
+  parser.add_argument('--stop', action='append', default=[], metavar='TEXT', help=text)
   parser.add_argument('--temperature', type=float, default=1.0, help='0: greedy decoding')
   parser.add_argument('--top_k', type=int, help='sample from the k most likely tokens')
   parser.add_argument('--top_p', type=float, help='nucleus sampling: probability mass')
-  parser.add_argument(
-    '--repetition_penalty',
-    type=float,
-    default=1.0,
-    help='factor by which the logits of tokens of the text so far are lowered; 1: none',
-  )
-  parser.add_argument(
-    '--seed', type=int, default=0, help='seed of the first prompt; prompt i has seed + i'
-  )
+  text = 'factor by which the logits of tokens of the text so far are lowered; 1: none'
+  parser.add_argument('--repetition_penalty', type=float, default=1.0, help=text)
+  parser.add_argument('--seed', type=int, default=0, help='seed of prompt 0; prompt i has seed + i')
   parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
+  flags.add_literal(parser)
   compilation_cache.add_flag(parser)
   return parser
 
@@ -158,15 +134,34 @@ def _print_text(complete, prompt, times) -> None:
   print()
 
 
-def _print_json(complete, output, times, bar) -> None:
-  """Prints each completion as soon as it is done, so an interrupted run keeps those."""
+def _print_json(complete, path, times, bar) -> None:
+  """Prints each completion as soon as it is done, so an interrupted run keeps those.
+
+  It goes to the file of a path, or to standard output, also once the file cannot be written.
+  """
+  failure, is_utf8 = None, str(sys.stdout.encoding).lower().startswith('utf')
 
   def count_token(row, new_text):
     times.append(time.monotonic())
     bar.advance(1)
 
+  if path is not None:
+    path.open('w').close()
   for completion in complete(on_text=count_token):
-    print(json.dumps(dataclasses.asdict(completion), ensure_ascii=False), file=output, flush=True)
+    fields = dataclasses.asdict(completion)
+    if path is not None and failure is None:
+      try:
+        with path.open('a', encoding='utf-8') as file:
+          print(json.dumps(fields, ensure_ascii=False), file=file)
+        continue
+      except OSError as error:
+        failure = error
+    print(json.dumps(fields, ensure_ascii=not is_utf8), flush=True)
+  if failure is not None:
+    raise errors.BadInput(
+      f'--output={path} cannot be written: {failure.strerror}; the results that it lacks are on '
+      f'standard output'
+    )
 
 
 def _format_speed(times: list[float]) -> str:
@@ -177,11 +172,6 @@ def _format_speed(times: list[float]) -> str:
   # The first token waits for loading and compiling.
   rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
   return f'{count}, {rate:,.0f} tokens/s'
-
-
-def _open_output(path: pathlib.Path | None) -> contextlib.AbstractContextManager[TextIO]:
-  """Opens the file of the results. None: standard output, which stays open."""
-  return contextlib.nullcontext(sys.stdout) if path is None else path.open('w', encoding='utf-8')
 
 
 def _read_prompts(options: argparse.Namespace) -> list[str]:

@@ -1,7 +1,8 @@
 """Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
 
-from ngrammer_jax import flags
-from ngrammer_jax.config import command_line
+import shlex
+
+from ngrammer_jax import command_line, flags
 from ngrammer_jax.system import hosts
 
 
@@ -9,14 +10,12 @@ def main(argv: list[str]) -> int:
   """Trains, or reports that the run is already finished."""
   parser = flags.make_parser('train', __doc__)
   flags.add_training(parser)
-  options, config = command_line.parse(parser, argv, flags.complete_memories)
+  options, config = command_line.parse(parser, argv, flags.start_training)
 
   # After parsing: errors in flags do not wait for the import of Orbax.
   from ngrammer_jax import runs
   from ngrammer_jax.runs import init_from
   from ngrammer_jax.training import dry_run, loop, train_task
-
-  flags.start_training(options)
 
   def make_task(config):
     start = init_from.Start(config, options.workdir) if config.init_from else None
@@ -35,9 +34,10 @@ def main(argv: list[str]) -> int:
     return 0
   status = 'finished' if has_trained else 'already finished'
   print(f'{status}: {config.training.steps:,} steps, in {options.workdir}')
+  workdir, records = (shlex.quote(f'{options.workdir}{end}') for end in ('', '/tensorboard'))
   split = 'validation' if config.data.is_streamed else 'test'
-  print(f'  python -m ngrammer_jax.evaluate --workdir={options.workdir} --split={split}')
-  print(f'  tensorboard --logdir {options.workdir}/tensorboard')
+  print(f'  python -m ngrammer_jax.evaluate --workdir={workdir} --split={split}')
+  print(f'  tensorboard --logdir {records}')
   if not has_trained:
     print('  to train longer, use another --workdir and --config.training.steps=...')
   return 0

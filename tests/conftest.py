@@ -15,6 +15,8 @@ import tempfile
 
 import pytest
 
+from ngrammer_jax.system import signals
+
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 os.environ['XLA_FLAGS'] = ' '.join(
@@ -75,11 +77,12 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.fixture(autouse=True)
-def sigterm_handler():
-  """Restores the handler of SIGTERM: a command sets one for the rest of its process."""
-  before = signal.getsignal(signal.SIGTERM)
+def signal_handlers():
+  """Restores the handlers of signals: a command sets them for the rest of its process."""
+  before = {number: signal.getsignal(number) for number in signals.SIGNALS}
   yield
-  signal.signal(signal.SIGTERM, before)
+  for number, handler in before.items():
+    signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -135,8 +135,8 @@ def main(argv):
   if argv == ['at_exit']:
     atexit.register(os.kill, os.getpid(), signal.SIGTERM)
     return 0
-  if argv == ['terminate']:
-    os.kill(os.getpid(), signal.SIGTERM)
+  if argv[0].startswith('SIG'):
+    os.kill(os.getpid(), signal.Signals[argv[0]])
   raise OSError(24, 'Too many open files', 'a')
 
 flags.run(main)
@@ -146,7 +146,9 @@ flags.run(main)
 @each(
   'argument, status, message',
   [
-    ('terminate', 143, 'stopped by SIGTERM; rerun the same command\n'),
+    ('SIGTERM', 143, 'stopped by SIGTERM; rerun the same command\n'),
+    ('SIGUSR1', 138, 'stopped by SIGUSR1; rerun the same command\n'),
+    ('SIGHUP', 129, 'stopped by SIGHUP; rerun the same command\n'),
     ('at_exit', 143, 'stopped by SIGTERM; rerun the same command\n'),
     (
       'open',

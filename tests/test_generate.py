@@ -210,9 +210,7 @@ def test_texts_with_unknown_words_have_no_bits_per_byte(run, monkeypatch):
   assert len(unknown.nats) == 2
 
 
-def test_prompts_of_a_file(main, tmp_path, capsys, monkeypatch):
-  outputs, open_output = [], generate._open_output
-  record_output = lambda path: outputs.append(open_output(path)) or outputs[-1]
+def test_prompts_of_a_file(main, tmp_path, capsys):
   prompts = ['the union of st', 'of states "is"', '', 'a', 'b']
   (tmp_path / 'prompts.txt').write_text('\n'.join(prompts) + '\n')
   arguments = [f'--prompts={tmp_path}/prompts.txt', '--tokens=5']
@@ -220,13 +218,10 @@ def test_prompts_of_a_file(main, tmp_path, capsys, monkeypatch):
   lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   assert [line['prompt'] for line in lines] == prompts
   assert set(lines[0]) == {'prompt', 'text', 'tokens', 'ended', 'seed'}
-  with monkeypatch.context() as patch:
-    patch.setattr(generate, '_open_output', record_output)
-    main(*arguments, f'--output={tmp_path}/output.jsonl')
+  main(*arguments, f'--output={tmp_path}/output.jsonl')
   assert capsys.readouterr().out == ''
   output_lines = (tmp_path / 'output.jsonl').read_text().splitlines()
   assert [json.loads(line) for line in output_lines] == lines
-  assert outputs and all(file.closed for file in outputs)
   (tmp_path / 'prompts.txt').write_bytes('a\r\n\r\nb\u2028c\x0cd\ne\n\n'.encode())
   main(*arguments)
   lines = [json.loads(line) for line in capsys.readouterr().out.split('\n')[:-1]]

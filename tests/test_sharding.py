@@ -73,6 +73,8 @@ def test_every_device_gets_its_rows_of_a_batch():
   [
     RuntimeError("Backend 'bogus' is not in the list of known backends: ['cpu', 'tpu']"),
     AssertionError(),  # of cuda without its plugin
+    RuntimeError("Unable to initialize backend 'tpu': NOT_FOUND: No jellyfish device found."),
+    RuntimeError("Unable to initialize backend 'cuda': INTERNAL: CUDA_ERROR_NO_DEVICE"),
   ],
 )
 def test_an_unknown_platform_is_named(monkeypatch, error):
@@ -82,7 +84,7 @@ def test_an_unknown_platform_is_named(monkeypatch, error):
   monkeypatch.setattr(jax, 'devices', fails)
   with bad_input(
     f'JAX_PLATFORMS={jax.config.jax_platforms}: JAX has no such platform here; unset it, or '
-    f'install the plugin of the platform'
+    f'install the plugin of the platform where its devices are'
   ):
     sharding.make_mesh()
 

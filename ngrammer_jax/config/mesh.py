@@ -11,12 +11,8 @@ class MeshConfig:
   """Number of devices along each axis; -1: all remaining devices."""
 
   data: int = field(-1, 'devices that split the batch', at_least=1, also=(-1,))
-  fsdp: int = field(
-    1, 'devices that split the batch, parameters and optimizer state', at_least=1, also=(-1,)
-  )
-  model: int = field(
-    1, 'devices that split heads, feed-forward, vocabulary and tables', at_least=1, also=(-1,)
-  )
+  fsdp: int = field(1, 'devices that split batch, parameters and optimizer', at_least=1, also=(-1,))
+  model: int = field(1, 'devices that split heads, features, vocabulary', at_least=1, also=(-1,))
 
   @classmethod
   def from_preset(cls, name: str) -> 'MeshConfig':

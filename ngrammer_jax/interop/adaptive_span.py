@@ -141,11 +141,12 @@ def load_language_model(
   """
   if args is not None:
     conversion.check_same_model(config, config_from_args(args))
+  sources = _sources(config, vocabulary_size)
+  arrays = conversion.without_wrappers(arrays, conversion.names(sources), ORIGIN)
   # With persistent vectors, the state_dict lists each span twice.
-  duplicates = [
-    name for name in arrays if name.endswith('persistent_memory.adaptive_span._mask.current_val')
-  ]
-  return conversion.convert(arrays, _sources(config, vocabulary_size), ORIGIN, duplicates)
+  ending = 'persistent_memory.adaptive_span._mask.current_val'
+  duplicates = [name for name in arrays if name.endswith(ending)]
+  return conversion.convert(arrays, sources, ORIGIN, duplicates)
 
 
 def export_language_model(

@@ -1,9 +1,12 @@
 """Named arrays of other frameworks, checked, converted to variables of this package and back."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import collections
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import itertools
+import logging
 import operator
+import re
 import types
 from typing import Any
 
@@ -16,6 +19,8 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers.ngram import ngrammer
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 # Options that change how a model or layer is trained or computed, but not its function.
 NGRAM_TRAINING_OPTIONS = ('decay', 'epsilon', 'empty', 'initial', 'padding_trains', 'exchange')
@@ -38,6 +43,11 @@ MODEL_TRAINING_OPTIONS = (
   *('span.penalty', 'span.initial', 'span.reserve', 'span.check_every'),
   *(f'ngram.{name}' for name in NGRAM_TRAINING_OPTIONS),
 )
+
+
+# Put before all names by DataParallel, torch.compile, and models around the language model.
+WRAPPERS, OUTER_MODELS = ('module.', '_orig_mod.'), ('model.', 'transformer.')
+SHOWN = 5  # arrays of an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,15 +78,21 @@ class Source:
     return self.shape if isinstance(self.name, str) else (len(self.name), *self.shape)
 
 
-def convert(
-  arrays: Mapping[str, Any],
-  sources: Mapping[str, Source],
-  origin: str,
-  ignored: Collection[str] = (),
-) -> dict[str, Any]:
-  """Converts source arrays to variables, a nested dict (float64 stays float64 in 64-bit mode).
+Sources = Mapping[str, Source]  # by the path of the variable
 
-  Codebooks get a uniform cluster usage.
+
+def names(sources: Sources) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of all source arrays by name."""
+  return {name: source.shape for source in sources.values() for name in source.names}
+
+
+def convert(
+  arrays: Mapping[str, Any], sources: Sources, origin: str, ignored: Collection[str] = ()
+) -> dict[str, Any]:
+  """Converts source arrays to variables, a nested dict.
+
+  Numbers are float32, which trains, also of arrays in half precision; float64 stays float64 in
+  64-bit mode. Codebooks get a uniform cluster usage.
 
   Args:
     arrays: the source arrays by name.
@@ -85,20 +101,15 @@ def convert(
     ignored: names of arrays that may be present and are not used.
 
   Raises:
-    BadInput: lists every array that is missing, extra or of a wrong shape, or that has values that
-      are not finite.
+    BadInput: see `check_shapes`; or names the arrays with values that are not finite.
   """
-  expected = {name: source.shape for source in sources.values() for name in source.names}
+  expected = names(sources)
   shapes = {name: np.shape(array) for name, array in arrays.items()}
   check_shapes(expected, shapes, origin, ignored)
-  if broken := [name for name in expected if not np.isfinite(np.asarray(arrays[name])).all()]:
-    raise errors.BadInput(
-      f'{origin} has values that are nan or infinite in {", ".join(broken)}: the source is '
-      f'damaged, or its training diverged; load an earlier checkpoint'
-    )
+  check_finite(origin, {name: count_not_finite(np.asarray(arrays[name])) for name in expected})
   variables = {}
   for path, source in sources.items():
-    values = [np.asarray(arrays[name]) for name in source.names]
+    values = [_in_float32(np.asarray(arrays[name])) for name in source.names]
     value = source.convert(values[0] if isinstance(source.name, str) else np.stack(values))
     variables[path] = jnp.asarray(value + source.added if source.added else value)
     if path.startswith('codebook/'):  # other frameworks do not store the cluster usage
@@ -108,9 +119,49 @@ def convert(
   return traverse_util.unflatten_dict(variables, sep='/')
 
 
-def restore(
-  variables: Mapping[str, Any], sources: Mapping[str, Source], origin: str
-) -> dict[str, np.ndarray]:
+def _in_float32(array: np.ndarray) -> np.ndarray:
+  """Returns floats of at least 32 bits."""
+  is_float = jnp.issubdtype(array.dtype, jnp.floating)
+  return array.astype(jnp.promote_types(array.dtype, jnp.float32)) if is_float else array
+
+
+def count_not_finite(values: np.ndarray) -> int:
+  """Returns the number of values that are nan or infinite."""
+  return values.size - int(np.count_nonzero(np.isfinite(values)))
+
+
+def check_finite(origin: str, counts: Mapping[str, int]) -> None:
+  """Raises BadInput that names the arrays with values that are not finite, and counts these."""
+  if broken := [f'{name} ({count:,})' for name, count in counts.items() if count]:
+    more = f' and {len(broken) - SHOWN:,} more arrays' if len(broken) > SHOWN else ''
+    raise errors.BadInput(
+      f'{origin} has values that are nan or infinite, {sum(counts.values()):,} in all, in '
+      f'{", ".join(broken[:SHOWN])}{more}: the source is damaged, or its training diverged; load '
+      f'an earlier checkpoint'
+    )
+
+
+def without_wrappers(
+  arrays: Mapping[str, Any], expected: Collection[str], origin: str
+) -> Mapping[str, Any]:
+  """Returns arrays without the wrappers before all names, such as `module.`, if they then fit.
+
+  Args:
+    arrays: the arrays by name.
+    expected: the names that are needed.
+    origin: description of the source model, for the log.
+  """
+  fits = lambda prefix: all(prefix + name in arrays for name in expected)
+  first = next(iter(expected), '')
+  prefixes = [name.removesuffix(first) for name in arrays if name.endswith(first)]
+  for prefix in () if fits('') else filter(fits, prefixes):
+    if not set(re.findall(r'[^.]*\.|[^.]+', prefix)) - {*WRAPPERS, *OUTER_MODELS}:
+      logging.info('%s: reading the arrays without %r before their names', origin, prefix)
+      return {name.removeprefix(prefix): array for name, array in arrays.items()}
+  return arrays
+
+
+def restore(variables: Mapping[str, Any], sources: Sources, origin: str) -> dict[str, np.ndarray]:
   """Converts variables back to source arrays by name: the inverse of `convert`.
 
   A constant that was added to float32 values is subtracted up to rounding.
@@ -147,12 +198,11 @@ def restore(
 
 
 def check_shapes(
-  expected: Mapping[str, tuple[int, ...]],
-  shapes: Mapping[str, tuple[int, ...]],
-  origin: str,
-  ignored: Collection[str] = (),
+  expected: Shapes, shapes: Shapes, origin: str, ignored: Collection[str] = ()
 ) -> None:
-  """Raises BadInput that lists every array that is missing, extra or of a wrong shape.
+  """Raises BadInput that counts the arrays that are missing, extra or of a wrong shape.
+
+  It shows five of them, and first what all of the names begin with.
 
   Args:
     expected: shape of each array that is needed, by name.
@@ -160,22 +210,28 @@ def check_shapes(
     origin: description of the source model, for the error message.
     ignored: names of arrays that may be present and are not used.
   """
-  problems = [f'missing: {name} {shape}' for name, shape in expected.items() if name not in shapes]
-  problems += [
-    f'extra: {name} {shape}'
-    for name, shape in shapes.items()
-    if name not in expected and name not in ignored
-  ]
-  problems += [
-    f'wrong shape: {name} is {shapes[name]}, expected {shape}'
-    for name, shape in expected.items()
-    if shapes.get(name, shape) != shape
-  ]
-  if problems:
-    details, plural = '\n  '.join(problems), len(problems) > 1
+  kinds = {
+    'missing': [f'{name} {shape}' for name, shape in expected.items() if name not in shapes],
+    'extra': [f'{n} {shape}' for n, shape in shapes.items() if n not in {*expected, *ignored}],
+    'wrong shape': [
+      f'{name} is {shapes[name]}, expected {shape}'
+      for name, shape in expected.items()
+      if shapes.get(name, shape) != shape
+    ],
+  }
+  if total := sum(map(len, kinds.values())):
+    lines = [[f'\n  {kind}: {text}' for text in each] for kind, each in kinds.items()]
+    shown = ''.join([line for row in itertools.zip_longest(*lines) for line in row if line][:SHOWN])
+    counts = ', '.join(f'{len(each)} {kind}' for kind, each in kinds.items() if each)
+    endings = ((name, end) for name in shapes for end in expected if name.endswith(f'.{end}'))
+    prefixes = collections.Counter(name.removesuffix(end) for name, end in endings)
+    (prefix, count), *_ = [*prefixes.most_common(1), ('', 0)]
+    is_unknown = 2 * count > len(shapes)
     raise errors.BadInput(
-      f'{len(problems)} {"arrays do" if plural else "array does"} not match {origin}. '
-      f'Check the config against the arrays.\n  {details}'
+      f'{f"names begin with the prefix {prefix!r}: remove it. " if is_unknown else ""}'
+      f'{total} {"arrays do" if total > 1 else "array does"} not match {origin}'
+      f'{f" ({counts}; {SHOWN} are shown)" if total > SHOWN else ""}. '
+      f'Check the config against the arrays.{shown}'
     )
 
 
@@ -303,9 +359,7 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
     raise errors.BadInput('\n'.join(problems))
 
 
-def _options(
-  block: Any, named: Collection[str], prefix: str = ''
-) -> Iterator[tuple[str, Any, Any]]:
+def _options(block, named, prefix=''):
   """Yields key, value and default of each option; of a nested block if it is named, its options."""
   for field in dataclasses.fields(block):
     key, value = prefix + field.name, getattr(block, field.name)

@@ -117,7 +117,8 @@ class FileLayout:
         number of classes), `seed`, and `layer` (`engram`: number of the block, from 0) or `index`
         (`ple`: place among the layers of the memory, from 0). What the file does not state is
         needed.
-      dtype: dtype of the parameters. None: those of the file, float32 for a table of 8 bits.
+      dtype: dtype of the parameters, such as 'bfloat16' for a large table that is not trained.
+        None: float32, which trains; float64 stays float64 in 64-bit mode.
       sharding: sharding of the table. None: on the first device.
 
     Returns:
@@ -128,17 +129,18 @@ class FileLayout:
         another vocabulary, seed or layer, or does not state them.
     """
     arrays, metadata = row_files.stored_arrays(paths)
+    arrays = conversion.without_wrappers(arrays, self.shapes(), self.origin)
     _check_arrays(arrays, self)
     stated = json.loads(metadata.get(METADATA_KEY, '{}'))
     _check_hash(arrays, self, stated, made_with)
-    names = [name for source in self.sources.values() for name in source.names]
-    others = {name: arrays[name].read(0, arrays[name].shape[0]) for name in names}
+    others = {
+      name: arrays[name].read(0, arrays[name].shape[0]) for name in conversion.names(self.sources)
+    }
     variables = conversion.convert(others, self.sources, self.origin)
     variables = jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), variables)
-    if dtype is None:
-      stored = arrays[next(iter(self.table.rows))].dtype
-      dtype = np.float32 if self.table.scale is not None else stored
-    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    stored = arrays[next(iter(self.table.rows))].dtype
+    stored = np.float32 if self.table.scale is not None else jnp.promote_types(stored, jnp.float32)
+    dtype = jax.dtypes.canonicalize_dtype(dtype or stored)
     read = lambda start, stop: _read_table(arrays, self.table, start, stop).astype(dtype)
     variables['params']['table'] = _fill_table(read, self.table.shape, dtype, sharding)
     if self.codebook:
@@ -163,9 +165,7 @@ class FileLayout:
     table = params.pop('table', np.empty(0))
     conversion.check_shapes({'table': self.table.shape}, {'table': np.shape(table)}, self.origin)
     if isinstance(table, jax.Array) and not table.is_fully_addressable:
-      raise errors.BadInput(
-        'the table is on the devices of several processes: write it from one process'
-      )
+      raise errors.BadInput('the table is on devices of several processes: write it from one')
     arrays = dict(self.numbers) | conversion.restore({'params': params}, self.sources, self.origin)
     dtypes = {name: array.dtype for name, array in arrays.items()} | self._table_dtypes(table)
     described = {name: (shape, dtypes[name]) for name, shape in self.shapes().items()}
@@ -266,25 +266,25 @@ def _fill_table(read, shape, dtype, sharding):
     width = len(range(*columns.indices(shape[1])))
     blocks = ((low - start, read(low, high)[:, columns]) for low, high in _ranges(start, stop))
     fill = _fill_device if _is_device_memory(sharding, device) else _fill_host
-    place = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-    shards.append(fill(blocks, (stop - start, width), dtype, place))
+    device_sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+    shards.append(fill(blocks, (stop - start, width), dtype, device_sharding))
   return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
-def _fill_device(blocks, shape, dtype, place):
+def _fill_device(blocks, shape, dtype, device_sharding):
   """Returns an array of the blocks, which are written into it one by one."""
-  values = jnp.zeros(shape, dtype, device=place)
+  values = jnp.zeros(shape, dtype, device=device_sharding)
   for first, block in blocks:
     values = _update_rows(values, block, first).block_until_ready()  # or blocks would queue up
   return values
 
 
-def _fill_host(blocks, shape, dtype, place):
+def _fill_host(blocks, shape, dtype, device_sharding):
   """Returns an array of the blocks in host memory, where computations do not write."""
   values = np.empty(shape, dtype)
   for first, block in blocks:
     values[first : first + len(block)] = block
-  return jax.device_put(values, place)
+  return jax.device_put(values, device_sharding)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

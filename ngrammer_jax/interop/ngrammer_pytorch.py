@@ -39,7 +39,9 @@ def load_ngrammer(
   Raises:
     BadInput: see `conversion.check_options` and `conversion.convert`.
   """
-  return conversion.convert(arrays, _sources(layer, width), ORIGIN)
+  sources = _sources(layer, width)
+  arrays = conversion.without_wrappers(arrays, conversion.names(sources), ORIGIN)
+  return conversion.convert(arrays, sources, ORIGIN)
 
 
 def export_ngrammer(

@@ -167,9 +167,11 @@ def load_language_model(
   """
   if args is not None:
     conversion.check_same_model(config, config_from_args(args))
+  sources = _sources(config, vocabulary_size)
+  arrays = conversion.without_wrappers(arrays, conversion.names(sources), ORIGIN)
   # A state_dict may list tied arrays under both of their names.
   ignored = ['pos_emb.inv_freq', *(name for name in arrays if _is_tied_copy(name, arrays))]
-  return conversion.convert(arrays, _sources(config, vocabulary_size), ORIGIN, ignored)
+  return conversion.convert(arrays, sources, ORIGIN, ignored)
 
 
 def export_language_model(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import adaptive_softmax, axis_names, dense, mesh_axes, softmax
+from ngrammer_jax.layers import adaptive_softmax, axis_names, dense, mesh_axes, softmax, token_ids
 from ngrammer_jax.layers.context import EmbeddingLookup
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import memories, precision
@@ -79,6 +79,7 @@ class Head(nn.Module):
   def embed(self, tokens_BxT: jax.Array) -> tuple[jax.Array, EmbeddingLookup]:
     """Returns the inputs [B, T, D], and their embedding lookup."""
     c = self.config
+    token_ids.check('tokens', tokens_BxT, self.vocabulary_size)
     if c.adaptive_softmax is not None:
       x_BxTxD = scale_embedding(c, self.adaptive_softmax.embed(tokens_BxT))
       # There is no single embedding table; precomputed cluster ids need only the tokens.
@@ -90,6 +91,7 @@ class Head(nn.Module):
 
   def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Returns the negative log-likelihood of every target, and whether it was predicted."""
+    token_ids.check('targets', targets_BxT, self.vocabulary_size)
     if self.config.adaptive_softmax is not None:
       return self.adaptive_softmax.scores(hidden_BxTxJ, targets_BxT)
     return softmax.token_scores(

@@ -47,6 +47,11 @@ def _as_zero_tokens(tokens):
   return tokens
 
 
+def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
+  """Returns `TransformerLM.empty_memory`; scripts for version 0.2 call it so."""
+  return TransformerLM(config, None).empty_memory(batch, cache_slots)
+
+
 class TransformerLM(nn.Module):
   """A decoder-only language model.
 
@@ -293,11 +298,8 @@ class TransformerLM(nn.Module):
     memory_kinds = [layer.own_memories for layer in self.layer]
     count = len(memory_kinds)
     changes = {i for i in range(1, count) if memory_kinds[i] != memory_kinds[i - 1]}
-    between = {
-      placed.place.block + 1
-      for placed in self.between_blocks
-      if placed.place.point == 'after_block'
-    }
+    places = [placed.place for placed in self.between_blocks]
+    between = {place.block + 1 for place in places if place.point == 'after_block'}
     parts = itertools.pairwise(sorted({0, count} | between | changes))
     # After the last full repetition, a run of its own.
     repeated = {end - (end - first) % self._period(first, end) for first, end in parts}

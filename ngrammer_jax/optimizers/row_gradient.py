@@ -9,6 +9,7 @@ V rows of a table, E width, B batch, L rows of a gradient.
 from collections.abc import Callable, Collection, Sequence
 import math
 from typing import Any
+import zlib
 
 from flax import struct, traverse_util
 import jax
@@ -43,8 +44,11 @@ class RowGradient(struct.PyTreeNode):
     """Returns the array with other values in the rows."""
     return self._by_shard(_put, array_VxE, values_LxE)
 
-  def add_to(self, array_VxE: jax.Array) -> jax.Array:
-    """Returns the array plus the gradient."""
+  def add_to(self, array_VxE: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns the array plus the gradient; in bfloat16 rounded stochastically with a key."""
+    if array_VxE.dtype == jnp.bfloat16:
+      values_LxE = self.take(array_VxE) + self.values
+      return self.put(array_VxE, round_stochastically(values_LxE, self.rows, key))
     if host_memory.contains(array_VxE):
       return self.put(array_VxE, self.take(array_VxE) + self.values.astype(array_VxE.dtype))
     options = {'mode': 'drop', 'unique_indices': True}
@@ -74,7 +78,7 @@ def _put(array_VxE, rows_L, values_LxE):
 def grad(
   loss: Callable[[Any, Any], tuple[jax.Array, tuple[Any, ...]]],
   params: Any,
-  parts: int,
+  microbatches: int,
   frozen: Collection[str] = (),
 ) -> tuple[dict[Path, Any], dict[Path, Any], tuple[Any, ...]]:
   """Differentiates a loss with respect to parameters, and to lookups in place of their tables.
@@ -83,8 +87,8 @@ def grad(
     loss: maps parameters and further variables of the model to the loss, and to the collection
       `table.LOOKUPS` followed by other results.
     params: the parameters.
-    parts: number of parts of a batch that are differentiated one after the other; 0 differentiates
-      tables like other parameters.
+    microbatches: number of parts of a batch that are differentiated one after the other; 0
+      differentiates tables like other parameters.
     frozen: names of the parameters without a gradient, such as `layer_0/attention_norm/scale`.
 
   Returns:
@@ -93,7 +97,7 @@ def grad(
   """
   by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
   has_gradient = {path: param for path, param in by_path.items() if '/'.join(path) not in frozen}
-  perturbations = _perturbations(loss, params, has_gradient, parts) if parts else {}
+  perturbations = _perturbations(loss, params, has_gradient, microbatches) if microbatches else {}
   trained = {path: param for path, param in has_gradient.items() if path not in perturbations}
 
   def loss_of(trained, perturbations):
@@ -111,7 +115,7 @@ def grad(
   return gradient, lookups, tuple(rest)
 
 
-def _perturbations(loss, params, by_path, parts):
+def _perturbations(loss, params, by_path, microbatches):
   """Returns the perturbations of the lookups of each table whose gradient is rows, by path."""
   _, (recorded, *_) = jax.eval_shape(loss, params, {})
   perturbations = {}
@@ -121,7 +125,7 @@ def _perturbations(loss, params, by_path, parts):
     V, E = by_path[path].shape
     dtype = jnp.promote_types(by_path[path].dtype, jnp.float32)
     shapes = [lookup.rows_Bx.shape for lookup in lookups]
-    total = parts * sum(map(math.prod, shapes))  # all of them are kept
+    total = microbatches * sum(map(math.prod, shapes))  # all of them are kept
     by_rows = [table.prefers_rows(V, shapes[0][0], total, each.exchange) for each in lookups]
     if all(by_rows):
       # Minus zero: a value plus it has the same bits, also if it is minus zero.
@@ -156,9 +160,8 @@ def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradie
     return RowGradient(*_merge(rows_BxL.reshape(-1), values_BxLxE.reshape(-1, E), V))
 
   def merge_shard(rows_BxL, values_BxLxE):
-    rows_BxL, values_BxLxE = (
-      table.all_gather(array, sharding.batch) for array in (rows_BxL, values_BxLxE)
-    )
+    gather = lambda array: table.all_gather(array, sharding.batch)
+    rows_BxL, values_BxLxE = gather(rows_BxL), gather(values_BxLxE)
     rows_L = sharding.local_rows(rows_BxL.reshape(-1))
     rows_L, values_LxE = _merge(rows_L, values_BxLxE.reshape(-1, E), sharding.shard_rows)
     return RowGradient(sharding.global_rows(rows_L), values_LxE)
@@ -199,12 +202,38 @@ def values(tree: Any) -> Any:
   return map_leaves(lambda leaf: leaf.values if is_row_gradient(leaf) else leaf, tree)
 
 
-def apply_updates(params: Any, updates: Any) -> Any:
-  """Like `optax.apply_updates`; of a table, changes only the rows of its update."""
+def apply_updates(params: Any, updates: Any, key: jax.Array) -> Any:
+  """Like `optax.apply_updates`; of a table, changes only the rows of its update.
 
-  def apply(update, param):
+  The sum of a table in bfloat16 and its update is rounded stochastically: else updates of less than
+  half the distance of neighbours, 1/256 to 1/128 of a value, would all be lost.
+
+  Args:
+    params: the parameters.
+    updates: their updates.
+    key: key of this step.
+  """
+
+  def apply(path, update, param):
+    leaf_key = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
     if is_row_gradient(update):
-      return update.add_to(param)
+      return update.add_to(param, leaf_key)
+    if param.dtype == jnp.bfloat16:
+      return round_stochastically(param + update, jnp.arange(len(param)), leaf_key)
     return optax.apply_updates(param, update)
 
-  return map_leaves(apply, updates, params)
+  return jax.tree_util.tree_map_with_path(apply, updates, params, is_leaf=is_row_gradient)
+
+
+def round_stochastically(values_LxE: jax.Array, rows_L: jax.Array, key: jax.Array) -> jax.Array:
+  """Rounds to a bfloat16 neighbour, to the nearer one more often: the mean is the value.
+
+  The result is a function of the values, the key and the row numbers, on any mesh.
+  """
+  keys_L = jax.vmap(jax.random.fold_in, (None, 0))(key, rows_L)
+  noise_LxE = jax.vmap(lambda key: jax.random.bits(key, values_LxE.shape[1:], jnp.uint16))(keys_L)
+  # The bits of a bfloat16 are the upper half of those of a float32: the carry of the lower half,
+  # plus noise, is 1 with the probability of that half.
+  bits_LxE = jax.lax.bitcast_convert_type(values_LxE.astype(jnp.float32), jnp.uint32)
+  upper_LxE = (bits_LxE + noise_LxE) >> 16
+  return jax.lax.bitcast_convert_type(upper_LxE.astype(jnp.uint16), jnp.bfloat16)

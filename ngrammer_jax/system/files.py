@@ -4,12 +4,13 @@ A path is local, or remote: gs://bucket/run. A remote object is written as a who
 but cannot be appended to, and a remote folder can neither be renamed atomically nor be locked.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import errno
 import functools
 import glob
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -63,12 +64,38 @@ def is_busy(error: Exception) -> bool:
   return getattr(error, 'errno', None) in (errno.EMFILE, errno.ENFILE)
 
 
+def is_of_place(error: Exception) -> bool:
+  """Whether an error is that of a place: a full disk, or one that may not be used."""
+  numbers = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
+  return isinstance(error, OSError) and error.errno in numbers
+
+
 def read_json(path: pathlib.Path) -> dict[str, Any]:
   """Returns the JSON object of a file. Raises one of DAMAGE_ERRORS."""
   value = json.loads(path.read_bytes())
   if not isinstance(value, dict):
     raise ValueError('expected an object {...}')
   return value
+
+
+def read_json_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Yields the objects of `append_json`, without lines that a killed process or a disk damaged."""
+  with path.open(encoding='utf-8', errors='replace') as file:
+    for text in file:
+      with contextlib.suppress(ValueError):
+        if isinstance(value := json.loads(text), dict):
+          yield value
+
+
+def append_json(path: pathlib.Path, value: dict[str, Any]) -> None:
+  """Appends an object as a line to a local file. Raises BadInput if it cannot be written."""
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open('a', encoding='utf-8') as file:
+      # A killed process may have left an incomplete line: start a new one.
+      file.write('\n' * bool(file.tell()) + json.dumps(value) + '\n')
+  except OSError as error:
+    raise errors.BadInput(f'{path} cannot be written: {error.strerror}') from error
 
 
 def path(text: str | os.PathLike[str]) -> pathlib.Path:
@@ -183,7 +210,7 @@ def make_folder(folder: pathlib.Path) -> None:
 
 
 def make_output_folder(folder: pathlib.Path) -> None:
-  """Creates the folder of --output. Raises BadInput if it cannot be created."""
+  """Creates the folder of results. Raises BadInput if it cannot be written to."""
   check_writable(f'--output={folder}', folder)
   make_folder(folder)
 
@@ -194,6 +221,8 @@ def check_output_file(flag: str, path: pathlib.Path, example: str) -> None:
   if path.is_dir():
     raise errors.BadInput(f'{flag}={path} is a folder: name a file, such as {path}/{example}')
   check_writable(f'{flag}={path}', path.parent)
+  if path.exists():
+    _check_access(f'{flag}={path}', path)
 
 
 def check_writable(name: str, folder: pathlib.Path) -> None:
@@ -208,8 +237,14 @@ def check_writable(name: str, folder: pathlib.Path) -> None:
   existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
   if not existing.is_dir():
     raise errors.BadInput(f'{name}: {existing} is a file, expected a folder')
-  if not os.access(existing, os.W_OK):
-    raise errors.BadInput(f'{name}: {existing} cannot be written to; change its permissions')
+  _check_access(name, existing)
+
+
+def _check_access(name, path):
+  if not os.access(path, os.W_OK):
+    raise errors.BadInput(
+      f'{name}: {path} cannot be written to; change its permissions, or name another place'
+    )
 
 
 def iter_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -259,6 +294,23 @@ def write_output(path: pathlib.Path, content: str | bytes) -> None:
     write(path, content)
   except OSError as error:
     raise errors.BadInput(f'{path} cannot be written: {error.strerror or error}') from error
+
+
+def write_results(contents: Mapping[pathlib.Path, str]) -> None:
+  """Writes the files of a result; those of another one are renamed, such as to test.1.json.
+
+  Raises BadInput if they cannot be written.
+  """
+  numbered = lambda path, n: path.with_name(f'{path.stem}.{n}{path.suffix}')
+  previous = [path for path in contents if path.exists()]
+  if any(path.read_bytes() != contents[path].encode() for path in previous):
+    is_free = lambda n: not any(numbered(path, n).exists() for path in contents)
+    number = next(filter(is_free, itertools.count(1)))
+    for path in previous:
+      path.rename(numbered(path, number))
+      logging.info('the previous %s is now %s', path, numbered(path, number).name)
+  for path, content in contents.items():
+    write_output(path, content)
 
 
 class SyncedDir:

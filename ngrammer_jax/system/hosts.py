@@ -140,7 +140,9 @@ def collective_errors() -> Iterator[None]:
   for index, message in enumerate(messages):
     if message is not None:
       prefix = '' if index == 0 else f'process {index}: '
-      raise errors.BadInput(f'{prefix}{message}') from own_error
+      error = errors.BadInput(f'{prefix}{message}')
+      error.is_shared = True
+      raise error from own_error
 
 
 def on_primary(function: Callable[..., Any], *args: Any) -> None:

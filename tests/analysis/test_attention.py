@@ -61,8 +61,9 @@ def test_weights_of_a_recurrent_model(tiny, untrained, text, capsys, readout):
   model = recurrent(readout=readout, window=4)
   workdir = untrained(dataclasses.replace(tiny(), model=model))
   assert analyze.main(['attention', f'--workdir={workdir}', '--split=test']) == 0
-  printed, result = capsys.readouterr().out, json.loads((workdir / 'attention.json').read_text())
-  assert (workdir / 'attention.png').stat().st_size > 1000 and 'other keys' in printed
+  printed = capsys.readouterr().out
+  result = json.loads((workdir / 'attention_test.json').read_text())
+  assert (workdir / 'attention_test.png').stat().st_size > 1000 and 'other keys' in printed
   run, memory = runs.load_run(workdir), language_model.empty_memory(model, 1, 1)
   (intermediates,) = capture_segments(run, model, text, TOKENS, memory)
   weights_TxL = intermediates['readout']['weights'][0][0]

@@ -278,6 +278,11 @@ def test_tables_in_host_memory_and_of_other_dtypes(tmp_path):
   layout.save({'params': params}, tmp_path / 'ours')
   again = layout.load(tmp_path / 'ours', dtype='bfloat16')['params']
   np.testing.assert_array_equal(again['table'], expected)
+  plain = ngram_memories.engram_v41(layer, np.arange(11), scale=None)
+  plain.save({'params': params}, tmp_path / 'plain')  # a table of 16 bits, which trains in 32
+  again = plain.load(tmp_path / 'plain')['params']
+  assert {str(leaf.dtype) for leaf in jax.tree.leaves(again)} == {'float32'}
+  np.testing.assert_array_equal(again['table'], expected.astype(np.float32))
 
 
 def test_another_vocabulary_seed_or_layer_is_refused(reference, tmp_path):
@@ -422,7 +427,7 @@ def test_options_are_named_or_refused(reference, name):
   assert layout_of(name, layer).sources
   free = {'orders', *ngram_memories.FREE_OPTIONS[name], *conversion.NGRAM_MEMORY_TRAINING_OPTIONS}
   for key in dataclasses.fields(layer.options):
-    value, choices = getattr(layer.options, key.name), key.metadata['rules'].choices or ()
+    value, choices = getattr(layer.options, key.name), key.metadata['key'].choices or ()
     allowed = ngram_memories.SUPPORTED_OPTIONS[name].get(key.name, (value,))
     others = [other for other in (*choices, True, 3, 'other') if other not in (*allowed, value)]
     if key.name not in free:

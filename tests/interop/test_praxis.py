@@ -17,6 +17,8 @@ from ngrammer_jax.layers.context import Context, Keys, Positions
 from ngrammer_jax.models import language_model, transformer
 from tests.checks import assert_close, assert_same_arrays, bad_input, missing_arrays, with_scan
 
+pytestmark = pytest.mark.usefixtures('all_shown')
+
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 
 
@@ -344,8 +346,8 @@ def test_values_that_are_not_finite_are_refused(reference, value):
   arrays = {k: v for k, v in reference('lm_plain').items() if k.startswith('param/')}
   arrays['param/final_ln/bias'] = np.full_like(arrays['param/final_ln/bias'], value)
   with bad_input(
-    'a praxis language model has values that are nan or infinite in final_ln/bias: the source is '
-    'damaged, or its training diverged; load an earlier checkpoint'
+    'a praxis language model has values that are nan or infinite, 16 in all, in final_ln/bias '
+    '(16): the source is damaged, or its training diverged; load an earlier checkpoint'
   ):
     praxis.load_language_model(arrays, model_config.ModelConfig(**LM_CONFIG), 23)
 

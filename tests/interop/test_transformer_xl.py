@@ -24,6 +24,8 @@ from tests.checks import (
   with_scan,
 )
 
+pytestmark = pytest.mark.usefixtures('all_shown')
+
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
 
 

@@ -50,7 +50,8 @@ def test_lookups_are_combined_to_the_dense_gradient_on_any_mesh(x64, V):
     taken = gradient.take(array)
     tree = {'table': gradient, 'other': jnp.ones(3)}
     ones = jnp.ones_like(taken)
-    results = gradient.dense(array), gradient.add_to(array), gradient.put(array, taken + ones)
+    added = gradient.add_to(array, jax.random.key(0))
+    results = gradient.dense(array), added, gradient.put(array, taken + ones)
     return gradient, row_gradient.norm(tree), *results
 
   first = None

@@ -47,7 +47,7 @@ def train(name, as_rows, factor=None):
     assert row_gradient.is_row_gradient(updates['table']) == (
       as_rows and name not in ('adam', 'sinkhorn')
     )
-    return row_gradient.apply_updates(params, updates), state
+    return row_gradient.apply_updates(params, updates, jax.random.key(0)), state
 
   params, tables = {'table': jnp.asarray(table_of())}, []
   state = optimizer.init(params)

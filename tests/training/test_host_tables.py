@@ -18,6 +18,7 @@ from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.optimizers import row_gradient
 from ngrammer_jax.training import accumulation, loop, programs
 from tests.checks import bad_input, mesh_of
 from tests.optimizers import table_model
@@ -128,6 +129,27 @@ def test_tables_in_bfloat16_have_accumulators_in_float32(tiny, where):
   tables = [*table, *accumulator]
   assert [str(leaf.dtype) for leaf in tables] == ['bfloat16', 'float32']
   assert all(sharding.is_on_host(leaf) == (where == 'host') for leaf in tables)
+
+
+def test_bfloat16_is_rounded_by_the_step_and_resumes_bit_by_bit(
+  tiny, one_device, tmp_path, monkeypatch
+):
+  config = config_of(tiny, MEMORY, table_dtype='bfloat16')
+  keys, round_rows = set(), row_gradient.round_stochastically
+
+  def record(values, rows, key):
+    jax.debug.callback(lambda data: keys.add(tuple(data.tolist())), jax.random.key_data(key))
+    return round_rows(values, rows, key)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(row_gradient, 'round_stochastically', record)
+    loop.train(config, tmp_path / 'whole')
+  jax.effects_barrier()
+  assert len(keys) == config.training.steps
+  shutil.copytree(tmp_path / 'whole', tmp_path / 'resumed')
+  shutil.rmtree(tmp_path / 'resumed' / 'checkpoints' / '8')
+  loop.train(config, tmp_path / 'resumed')
+  assert arrays(tmp_path / 'whole') == arrays(tmp_path / 'resumed')
 
 
 def test_devices_without_such_memory_are_refused():

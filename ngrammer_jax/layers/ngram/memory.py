@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
-from ngrammer_jax.layers import axis_names, dense, documents
+from ngrammer_jax.layers import axis_names, dense, documents, token_ids
 from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import (
@@ -158,6 +158,8 @@ class NGramMemory(nn.Module):
     needs_tokens = not self.has_clusters or self.options.boundary == 'eos_id'
     if needs_tokens and context.tokens_BxT is None:
       raise ValueError('a memory of n-grams needs context.tokens_BxT')
+    if needs_tokens:
+      token_ids.check('context.tokens_BxT', context.tokens_BxT, self.vocabulary_size)
 
   def _window_grams(self, ids_BxTxK, context, state):
     """Returns the ids at each place of the n-grams [B, T, K], and the next state."""
@@ -300,15 +302,16 @@ class NGramMemory(nn.Module):
     o, stored = self.options, nn.unbox(self.get_variable('params', 'table'))
     if stored is not None and stored.shape == table.packed_shape(*self.table_shape()):
       return stored
-    axes, init = table.AXES, nn.initializers.normal(o.deviation or 0.0)
+    axes, draw = table.AXES, nn.initializers.normal(o.deviation or 0.0)
     if o.table_initial == 'xavier':
-      init = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
+      draw = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
     elif o.deviation is None:
-      init = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
+      draw = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    init = lambda key, shape, dtype: draw(key, shape, wide).astype(dtype)  # the same in any dtype
     if o.table_memory == 'host':
       init, axes = host_memory.initializer(init), table.HOST_AXES
     init = axis_names.with_axis_names(init, axes)
-    wide = jnp.promote_types(self.dtype, jnp.float32)
     dtype = wide if o.table_dtype == 'float32' else jnp.dtype(o.table_dtype)
     return self.param('table', init, self.table_shape(), dtype)
 

@@ -31,10 +31,15 @@ class MetricsWriter:
     with files.translate_disk_full(self._disk_full_message):
       _truncate(folder, restored_step)
       self._file = self._path.open('a', encoding='utf-8')
+    try:
       self._tensorboard = tensorboardX.SummaryWriter(
         str(folder / 'tensorboard'), purge_step=restored_step + 1
       )
       self._tensorboard.add_custom_scalars(TENSORBOARD_LAYOUT)
+    except OSError as error:  # it needs /dev/shm, which containers may lack
+      message = 'TensorBoard files are left out: %s; %s has all values'
+      logging.warning(message, error.strerror or error, self._path)
+      self._tensorboard = None
     self.sync()
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
@@ -44,9 +49,10 @@ class MetricsWriter:
     with files.translate_disk_full(self._disk_full_message):
       self._file.write(json.dumps({'step': step, **values}) + '\n')
       self._file.flush()
-      for name, value in values.items():
-        self._tensorboard.add_scalar(_tensorboard_tag(name), value, step)
-      self._tensorboard.flush()  # so that a killed run loses no point
+      if self._tensorboard is not None:
+        for name, value in values.items():
+          self._tensorboard.add_scalar(_tensorboard_tag(name), value, step)
+        self._tensorboard.flush()  # so that a killed run loses no point
 
   def sync(self) -> None:
     """Uploads the records to a remote workdir."""
@@ -58,7 +64,8 @@ class MetricsWriter:
       return
     try:
       self._file.close()
-      self._tensorboard.close()
+      if self._tensorboard is not None:
+        self._tensorboard.close()
     except OSError as error:  # this must not change the exit status
       logging.warning('%s cannot be closed: %s', self._path, error.strerror)
     self._synced.close()

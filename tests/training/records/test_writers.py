@@ -1,7 +1,11 @@
 """The record has every logged step once, also after a crash in the middle of a line."""
 
+import errno
 import json
+import multiprocessing
+import os
 
+import pytest
 import tensorboardX
 
 from ngrammer_jax.training.records import writers
@@ -80,3 +84,19 @@ def test_training_and_validation_share_a_chart_in_tensorboard(tmp_path, monkeypa
   names = [set(json.loads(line)) for line in (tmp_path / 'metrics.jsonl').open()]
   assert names[0] == {'step', 'loss', 'gradient_norm/dense'}
   assert names[1] == {'step', 'validation/nll_nats_per_token', 'validation/perplexity'}
+
+
+@pytest.mark.parametrize('number', [errno.EROFS, errno.ENOSPC, errno.EACCES, errno.ENOSYS])
+def test_the_record_does_without_shared_memory(tmp_path, monkeypatch, caplog, number):
+  """A queue of TensorBoard needs /dev/shm, which containers may lack."""
+
+  def queue(*args):
+    raise OSError(number, os.strerror(number))
+
+  monkeypatch.setattr(multiprocessing, 'Queue', queue)
+  writer = writers.MetricsWriter(tmp_path, 0)
+  writer.scalars(2, {'loss': 1.0})
+  writer.close()
+  assert steps(tmp_path) == [2]
+  (message,) = caplog.messages
+  assert message.startswith(f'TensorBoard files are left out: {os.strerror(number)}; ')

@@ -13,13 +13,25 @@ import pytest
 from ngrammer_jax import errors, flags, train
 from ngrammer_jax.checkpoints import manifest, reader
 from ngrammer_jax.data import prefetch
-from ngrammer_jax.training import loop, preemption
+from ngrammer_jax.system import hosts, signals
+from ngrammer_jax.training import loop
 from tests.training import toy
 from tests.training.helpers import arrays, records, signal_at, write_config
 
 
 def handlers():
-  return [signal.getsignal(number) for number in preemption.SIGNALS]
+  return [signal.getsignal(number) for number in signals.SIGNALS]
+
+
+@contextlib.contextmanager
+def of_a_command():
+  """Restores the handlers that a command sets up to the end of its process."""
+  before = handlers()
+  try:
+    yield
+  finally:
+    for number, handler in zip(signals.SIGNALS, before, strict=True):
+      signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
@@ -35,31 +47,29 @@ def interrupt():
 
 def test_who_was_stopped_goes_on_bit_by_bit(tiny, reference_run, tmp_path, monkeypatch, capfd):
   """No checkpoint is due before the last step: what is there was saved for a signal."""
-  before = signal.getsignal(signal.SIGTERM)
-  signal_at(monkeypatch, signals := {4: signal.SIGINT, 10: signal.SIGTERM})
+  signal_at(monkeypatch, at := {4: signal.SIGUSR1, 10: signal.SIGTERM})
   monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the command adds to it
   config = write_config(tmp_path / 'config.py', tiny())
   arguments = [f'--workdir={tmp_path}/run', f'--config={config}']
   monkeypatch.setattr(sys, 'argv', ['train', *arguments, '--config.training.checkpoint_every=12'])
   statuses = []
   for _ in range(3):
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as stopped, of_a_command():
       flags.run(train.main)
     statuses.append((stopped.value.code, reader.steps(tmp_path / 'run')))
-  assert statuses == [(130, [4]), (143, [4, 10]), (0, [4, 10, 12])] and not signals
+  assert statuses == [(138, [4]), (143, [4, 10]), (0, [4, 10, 12])] and not at
   out, err = capfd.readouterr()
-  for name in ('SIGINT', 'SIGTERM'):
+  for name in ('SIGUSR1', 'SIGTERM'):
     assert err.count(f'{name}: saving a checkpoint, then stopping\n') == 1
     assert err.count(f'stopped by {name}; rerun the same command to resume\n') == 1
   assert out.startswith('finished: 12 steps')
   assert arrays(tmp_path / 'run') == arrays(reference_run)
   assert records(tmp_path / 'run') == records(reference_run)
 
-  with pytest.raises(SystemExit) as finished:
+  with pytest.raises(SystemExit) as finished, of_a_command():
     flags.run(train.main)
   assert finished.value.code == 0
   assert capfd.readouterr().out.startswith('already finished: 12 steps')
-  signal.signal(signal.SIGTERM, before)  # a command handles it up to the end of its process
 
 
 def test_a_validation_that_was_stopped_is_made_up_for(tiny, reference_run, tmp_path, monkeypatch):
@@ -121,34 +131,52 @@ def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatc
   assert not reader.steps(tmp_path / 'run') and not records(tmp_path / 'run')
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_only_the_first_signal_is_caught(monkeypatch, number):
-  class Again(Exception):
-    pass
-
-  def again(*_):
-    raise Again
-
-  before = signal.signal(number, again)
-  try:
-    with preemption.SignalHandler() as stop:
-      stop.check()
-      assert signal.getsignal(number) is not again
-      os.kill(os.getpid(), number)
-      assert signal.getsignal(number) is again
-      for _ in range(2):
-        with pytest.raises(errors.Interrupted) as caught:
-          stop.check()
+@pytest.mark.parametrize('number', signals.SIGNALS, ids=lambda number: number.name)
+def test_the_first_signal_counts_and_only_the_third_interrupt_ends(number, capfd):
+  with signals.SignalHandler() as stop:
+    stop.check()
+    for sent in (number, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+      os.kill(os.getpid(), sent)
+      with pytest.raises(errors.Interrupted) as caught:
+        stop.check()
       assert caught.value.signal == number
-      with pytest.raises(Again):
-        os.kill(os.getpid(), number)
-  finally:
-    signal.signal(number, before)
+    if number != signal.SIGINT:
+      os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+      os.kill(os.getpid(), signal.SIGINT)
+  assert capfd.readouterr().err == f'{number.name}: saving a checkpoint, then stopping\n'
+
+
+@pytest.mark.parametrize('number', signals.SIGNALS, ids=lambda number: number.name)
+def test_what_was_ignored_at_the_start_stays_ignored(number):
+  with of_a_command():
+    signal.signal(number, signal.SIG_IGN)
+    signals.exit_on_signals()
+    with signals.SignalHandler() as stop:
+      os.kill(os.getpid(), number)
+      stop.check()
+    os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == signal.SIG_IGN
+
+
+def test_several_processes_pass_a_signal_on_once_as_sigterm(monkeypatch):
+  """To JAX, whose handler tells all of them."""
+  monkeypatch.setitem(hosts._process, 'count', 2)
+  received = []
+  with of_a_command():
+    signals.exit_on_signals()
+    signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    os.kill(os.getpid(), signal.SIGUSR2)  # while the text is read
+    assert received == [signal.SIGTERM]
+    with signals.SignalHandler():
+      os.kill(os.getpid(), signal.SIGUSR1)
+      os.kill(os.getpid(), signal.SIGHUP)
+      assert received == [signal.SIGTERM] * 2
 
 
 def test_handlers_come_back_after_an_error():
   before = handlers()
-  with pytest.raises(ZeroDivisionError), preemption.SignalHandler():
+  with pytest.raises(ZeroDivisionError), signals.SignalHandler():
     raise ZeroDivisionError
   assert handlers() == before
 
@@ -157,7 +185,7 @@ def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path, toy_model):
   before, seen = handlers(), []
 
   def work():
-    with preemption.SignalHandler() as stop:
+    with signals.SignalHandler() as stop:
       seen.append(handlers())
       stop.check()
     seen.append(loop.train(tiny(training={'steps': 2, 'evaluate_every': 0}), tmp_path / 'run'))

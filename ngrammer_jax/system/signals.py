@@ -1,0 +1,95 @@
+"""Signals as requests: training saves a checkpoint, then stops; all else ends with a message.
+
+These are SIGTERM, SIGUSR1 and SIGUSR2 (Slurm's --signal), SIGHUP (a closed terminal) and SIGINT
+(Ctrl-C). One that is ignored at the start stays ignored, which is what `nohup` is for.
+
+JAX tells all of several processes of a SIGTERM to one of them: the other signals become one.
+"""
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+
+from ngrammer_jax import errors
+from ngrammer_jax.system import hosts
+
+SIGNALS = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT
+MAX_INTERRUPTS = 2  # terminals and launchers send Ctrl-C twice; one more ends without a checkpoint
+SYNC_POINTS = itertools.count(1)  # JAX agrees on a sync point by its number in each process
+
+
+def exit_on_signals() -> None:
+  """Ends a command with 128 + the number of a signal, but see `SignalHandler`.
+
+  Ctrl-C stays a KeyboardInterrupt.
+  """
+
+  def exit_now(number, frame):
+    if hosts.is_multiprocess() and number != signal.SIGTERM:
+      os.kill(os.getpid(), signal.SIGTERM)
+      return
+    _print(f'stopped by {signal.Signals(number).name}; rerun the same command')
+    os._exit(128 + number)
+
+  _handle(exit_now, SIGNALS[:-1])
+
+
+def _handle(handler, numbers):
+  """Sets the handler of signals that are not ignored; returns the handlers before, by signal.
+
+  It does nothing outside the main thread, the only one that gets signals.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    return {}
+  heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+  return {number: signal.signal(number, handler) for number in heard}
+
+
+def _print(message):
+  # Not through logging, which the signal may have interrupted.
+  with contextlib.suppress(OSError):  # standard error may be closed
+    os.write(2, f'{message}\n'.encode())
+
+
+class SignalHandler:
+  """Records the first signal instead of exiting, a context manager.
+
+  Later ones change nothing, as Slurm sends SIGTERM after SIGUSR1, but the third Ctrl-C has its
+  default effect.
+  """
+
+  def __init__(self):
+    self._received: signal.Signals | None = None
+    self._interrupts = 0
+
+  def __enter__(self) -> 'SignalHandler':
+    # JAX handles SIGTERM to one of several processes.
+    numbers = SIGNALS[hosts.is_multiprocess() :]
+    self._original_handlers = _handle(self._on_signal, numbers)
+    return self
+
+  def __exit__(self, *exception) -> None:
+    for number, handler in self._original_handlers.items():
+      signal.signal(number, handler)
+
+  def _on_signal(self, number: int, frame: object) -> None:
+    self._interrupts += number == signal.SIGINT
+    if self._interrupts > MAX_INTERRUPTS:
+      signal.default_int_handler(number, frame)
+    if self._received is None:
+      self._received = signal.Signals(number)
+      _print(f'{self._received.name}: saving a checkpoint, then stopping')
+      if hosts.is_multiprocess():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+  def check(self, *_: object) -> None:
+    """Raises Interrupted if a signal was received. All processes have to call it equally often."""
+    if hosts.is_multiprocess():
+      from jax.experimental import multihost_utils
+
+      if multihost_utils.reached_preemption_sync_point(next(SYNC_POINTS)):
+        raise errors.Interrupted(signal.SIGTERM)
+    elif self._received is not None:
+      raise errors.Interrupted(self._received)

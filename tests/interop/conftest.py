@@ -1,0 +1,14 @@
+"""What errors of loaders show."""
+
+from unittest import mock
+
+import pytest
+
+from ngrammer_jax.interop import conversion
+
+
+@pytest.fixture(scope='module')
+def all_shown():
+  """Errors show all of the arrays: tests read their names there."""
+  with mock.patch.object(conversion, 'SHOWN', 10_000):
+    yield

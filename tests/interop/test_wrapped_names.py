@@ -1,0 +1,120 @@
+"""Arrays in half precision, under names with prefixes: as other codes save them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors
+from ngrammer_jax.interop import adaptive_span, conversion, ngrammer_pytorch, transformer_xl
+from ngrammer_jax.interop.huggingface import families, tensors
+from ngrammer_jax.layers import NGrammer
+
+ARGS = {'n_layer': 2, 'n_head': 2, 'd_head': 8, 'd_model': 16, 'd_inner': 32, 'tgt_len': 8}
+ADAPTIVE_ARGS = {'hidden_size': 16, 'nb_heads': 2, 'nb_layers': 2, 'attn_span': 8} | {
+  'inner_hidden_size': 32
+}
+LAYER = NGrammer(heads=2, clusters=8, vocabulary_size=50, dim=4)
+
+
+def loaders():
+  """A loader of each code in PyTorch, and shapes of its arrays."""
+  config = transformer_xl.config_from_args(ARGS)
+  yield (
+    functools.partial(transformer_xl.load_language_model, config=config, vocabulary_size=23),
+    conversion.names(transformer_xl._sources(config, 23)),
+  )
+  config = adaptive_span.config_from_args(ADAPTIVE_ARGS)
+  yield (
+    functools.partial(adaptive_span.load_language_model, config=config, vocabulary_size=23),
+    conversion.names(adaptive_span._sources(config, 23)),
+  )
+  yield (
+    functools.partial(ngrammer_pytorch.load_ngrammer, layer=LAYER, width=16),
+    conversion.names(ngrammer_pytorch._sources(LAYER, 16)),
+  )
+
+
+def draw(shapes, dtype):
+  rng = np.random.default_rng(0)
+  return {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize('dtype', [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_what_trains_is_float32(dtype):
+  """The values are those of the arrays: sums and means of halves are exact in float32."""
+  for load, shapes in loaders():
+    arrays = draw(shapes, dtype)
+    loaded = load(arrays)
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {jnp.dtype('float32')}
+    expected = load({name: array.astype(np.float32) for name, array in arrays.items()})
+    jax.tree.map(np.testing.assert_array_equal, loaded, expected)
+
+
+def test_float64_stays_in_64_bit_mode(x64):
+  for load, shapes in loaders():
+    params = load(draw(shapes, np.float64))['params']
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float64')}
+
+
+@pytest.mark.parametrize(
+  'prefix', ['module.', '_orig_mod.', 'model.', 'transformer.', 'module._orig_mod.model.']
+)
+def test_known_wrappers_are_removed_and_said(caplog, prefix):
+  caplog.set_level('INFO')
+  for load, shapes in loaders():
+    arrays = draw(shapes, np.float32)
+    wrapped = load({prefix + name: array for name, array in arrays.items()})
+    jax.tree.map(np.testing.assert_array_equal, wrapped, load(arrays))
+  messages = [message for message in caplog.messages if f'without {prefix!r} before' in message]
+  assert len(messages) == 3
+
+
+def test_a_wrapper_is_left_where_the_names_then_do_not_fit():
+  for load, shapes in loaders():
+    arrays = {f'module.{name}': array for name, array in draw(shapes, np.float32).items()}
+    del arrays[max(arrays)]
+    with pytest.raises(errors.BadInput) as error:
+      load(arrays)
+    first, *others = str(error.value).splitlines()
+    assert first.startswith("names begin with the prefix 'module.': remove it. ")
+    assert f'({len(shapes)} missing, {len(shapes) - 1} extra; 5 are shown)' in first
+    assert len(others) == 5
+
+
+@pytest.mark.parametrize('prefix', ['net.', 'encoder.decoder.', 'modules.'])
+def test_an_unknown_prefix_is_named_first(prefix):
+  for load, shapes in loaders():
+    with pytest.raises(errors.BadInput) as error:
+      load({prefix + name: array for name, array in draw(shapes, np.float32).items()})
+    assert str(error.value).startswith(f'names begin with the prefix {prefix!r}: remove it. ')
+    assert len(str(error.value).splitlines()) == 6
+
+
+def test_values_that_are_not_finite_are_counted():
+  for load, shapes in loaders():
+    arrays, names = draw(shapes, np.float16), list(shapes)[:2]
+    for name in names:
+      arrays[name].reshape(-1)[:2] = np.nan, np.inf
+    with pytest.raises(errors.BadInput) as error:
+      load(arrays)
+    assert f'infinite, 4 in all, in {names[0]} (2), {names[1]} (2): ' in str(error.value)
+    broken = {name: np.full_like(array, np.nan) for name, array in draw(shapes, float).items()}
+    more = f' and {len(shapes) - 5} more arrays: ' if len(shapes) > 5 else ': '
+    with pytest.raises(errors.BadInput, match=more):
+      load(broken)
+
+
+def test_names_that_fit_stay_as_they_are():
+  arrays = {'module.a': np.ones(2), 'module.module.a': np.zeros(2)}
+  assert conversion.without_wrappers(arrays, ('module.a',), 'x') is arrays
+
+
+def test_tensors_of_published_models_may_be_wrapped():
+  family = families.FAMILIES['llama']
+  names = 'model.embed_tokens.weight', 'lm_head.weight', 'model.layers.0.mlp.module.weight'
+  for prefix in ('', 'module.', '_orig_mod.', 'module._orig_mod.'):
+    assert tuple(tensors.canonical({prefix + name: 0 for name in names}, family)) == names

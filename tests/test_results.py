@@ -1,0 +1,182 @@
+"""No result is lost, and none replaces another."""
+
+import errno
+import io
+import json
+import os
+import pathlib
+import re
+import sys
+
+import pytest
+
+from ngrammer_jax import analyze, errors, evaluate, flags, generate, runs
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import language_modeling
+from ngrammer_jax.system import files
+from tests import test_generate
+
+
+class Scored(Exception):
+  """A model was used."""
+
+
+def refused(text):
+  return pytest.raises(errors.BadInput, match=re.escape(text))
+
+
+def forbid(monkeypatch, folder):
+  """Forbids to write to a folder, also to root, as a read-only mount does."""
+  access = lambda path, mode: not (mode & os.W_OK and folder in (path, *pathlib.Path(path).parents))
+  monkeypatch.setattr(os, 'access', access)
+
+
+def fill(monkeypatch, *names):
+  """Files of these names find the disk full."""
+  write = files.write
+
+  def write_or_fail(path, content):
+    if path.name in names:
+      raise OSError(errno.ENOSPC, 'No space left on device', str(path))
+    write(path, content)
+
+  monkeypatch.setattr(files, 'write', write_or_fail)
+
+
+def test_where_results_go_is_checked_before_a_model_is_used(trained_copy, tmp_path, monkeypatch):
+  def use(*args):
+    raise Scored
+
+  for name in ('score_documents', 'prepare'):
+    monkeypatch.setattr(inference.Engine, name, use)
+  monkeypatch.setattr(runs.Run, '_evaluate', use)
+  run, prompts = trained_copy, tmp_path / 'prompts.txt'
+  prompts.write_text('a\n')
+  commands = {
+    evaluate.main: ([], [f'--text={prompts}'], [f'--output={run}/new'], [f'--cloze={prompts}']),
+    generate.main: ([f'--prompts={prompts}', f'--output={run}/new/a.jsonl'],),
+    analyze.main: (['clusters'], ['report'], ['gates', f'--figure={run}/new/a.png']),
+  }
+  with monkeypatch.context() as patch:
+    forbid(patch, run)
+    for main, each in commands.items():
+      for arguments in each:
+        with refused(f'{run} cannot be written to; change its permissions, or name another'):
+          main([*arguments, f'--workdir={run}'])
+  (run / 'evaluation').touch()
+  with refused(f'--output={run}/evaluation: {run}/evaluation is a file, expected a folder'):
+    evaluate.main([f'--workdir={run}'])
+  (tmp_path / 'a.jsonl').touch()
+  forbid(monkeypatch, tmp_path / 'a.jsonl')
+  with refused(f'--output={tmp_path}/a.jsonl: {tmp_path}/a.jsonl cannot be written to'):
+    generate.main([f'--workdir={run}', f'--prompts={prompts}', f'--output={tmp_path}/a.jsonl'])
+
+
+def test_what_finds_the_disk_full_is_printed(trained_copy, tmp_path, monkeypatch, capsys):
+  result = {'step': 12, 'tokens': 4, 'protocol': {'name': 'streams'}}
+  monkeypatch.setattr(runs.Run, 'evaluate', lambda *args: result)
+  fill(monkeypatch, 'test.json', 'a.json')
+  with refused('test.json cannot be written: No space left on device'):
+    evaluate.main([f'--workdir={trained_copy}'])
+  assert json.loads(capsys.readouterr().out) == result
+  with refused('a.json cannot be written'):
+    language_modeling.save(result, tmp_path / 'a.json', [{'é': 1}], tmp_path / 'a.jsonl')
+  assert capsys.readouterr().out.endswith('{"é": 1}\n')
+
+
+def test_completions_that_find_the_disk_full_are_printed(
+  trained_copy, tmp_path, monkeypatch, capsys
+):
+  (tmp_path / 'prompts.txt').write_text('a\nb\nc\n')
+  opened, path = [], tmp_path / 'out.jsonl'
+  open_file = pathlib.Path.open
+
+  def open_or_fail(self, *args, **options):
+    if self == path:
+      opened.append(self)
+      if len(opened) > 2:
+        raise OSError(errno.ENOSPC, 'No space left on device', str(path))
+    return open_file(self, *args, **options)
+
+  arguments = [f'--prompts={tmp_path}/prompts.txt', f'--output={path}', '--tokens=2']
+  with monkeypatch.context() as patch:
+    patch.setattr(pathlib.Path, 'open', open_or_fail)
+    with refused(f'--output={path} cannot be written: No space left on device; the results that'):
+      generate.main([f'--workdir={trained_copy}', *arguments])
+  lines = path.read_text().splitlines() + capsys.readouterr().out.splitlines()
+  assert [json.loads(line)['prompt'] for line in lines] == ['a', 'b', 'c'] and len(opened) == 3
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+def test_any_command_says_which_place_is_unusable(number, capsys):
+  def fail(argv):
+    raise OSError(number, os.strerror(number), '/some/file')
+
+  with pytest.raises(SystemExit) as stopped:
+    flags.run(fail)
+  assert stopped.value.code == 2
+  reason = os.strerror(number)
+  assert (
+    capsys.readouterr().err == f'error: /some/file cannot be used: {reason}; use another path\n'
+  )
+
+
+def test_results_of_different_inputs_have_different_names(trained_copy, tmp_path, monkeypatch):
+  run, evaluated = trained_copy, []
+
+  def score(self, path, limit):
+    text = pathlib.Path(path).read_text()
+    evaluated.append(path)
+    return {'text': str(path), 'step': 12, 'content': text, 'protocol': {'name': 'streams'}}
+
+  monkeypatch.setattr(runs.Run, 'evaluate_file', score)
+  monkeypatch.setattr(language_modeling, 'format_table', str)
+  names = 'a/test.txt', 'b/test.txt', 'a/test.jsonl', 'a/[1] é.txt'
+  for name in names:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(name)
+  for name in (*names, *names):
+    evaluate.main([f'--workdir={run}', f'--text={tmp_path / name}'])
+  monkeypatch.chdir(tmp_path)
+  evaluate.main([f'--workdir={run}', '--text=b/test.txt'])
+  folder = run / 'evaluation'
+  contents = {path.name: json.loads(path.read_text())['content'] for path in folder.iterdir()}
+  assert contents['text_test.json'] == 'a/test.txt' and contents['text_[1] é.json'] == 'a/[1] é.txt'
+  assert set(contents.values()) == set(names)
+
+
+def test_the_result_of_another_step_is_kept(tmp_path, caplog):
+  caplog.set_level('INFO')
+  path, answers = tmp_path / 'test.json', tmp_path / 'test_answers.jsonl'
+  for step in (4, 8, 8, 12):
+    language_modeling.save({'step': step}, path, [{'of': step}], answers)
+  read = lambda name: json.loads((tmp_path / name).read_text())
+  results = [read(f'test{number}.json') for number in ('.1', '.2', '')]
+  assert results == [{'step': 4}, {'step': 8}, {'step': 12}]
+  kept = [read(f'test_answers{number}.jsonl') for number in ('.1', '.2', '')]
+  assert kept == [{'of': 4}, {'of': 8}, {'of': 12}]
+  assert len(list(tmp_path.iterdir())) == 6
+  assert f'the previous {path} is now test.1.json' in caplog.messages
+
+
+@pytest.mark.parametrize('encoding', ['latin-1', 'ascii', 'utf-8'])
+def test_characters_that_a_terminal_lacks_are_escaped(trained, tmp_path, monkeypatch, encoding):
+  run = test_generate.open_run(trained)
+  monkeypatch.setattr(runs, 'load_run', lambda workdir, step: run)
+  prompts = ['1 €', 'é', '🙂', 'a']
+  (tmp_path / 'prompts.txt').write_text('\n'.join(prompts), encoding='utf-8')
+  for arguments in ([f'--prompt={"".join(prompts)}'], [f'--prompts={tmp_path}/prompts.txt']):
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, 'stdout', out)
+    command = ['generate', f'--workdir={trained}', '--tokens=2', '--temperature=0', *arguments]
+    monkeypatch.setattr(sys, 'argv', command)
+    with pytest.raises(SystemExit) as stopped:
+      flags.run(generate.main)
+    assert stopped.value.code == 0
+    out.flush()
+    text = out.buffer.getvalue().decode(encoding)
+    if 'prompts.txt' in arguments[0]:
+      assert [json.loads(line)['prompt'] for line in text.splitlines()] == prompts
+    else:
+      expected = ''.join(prompts).encode(encoding, 'backslashreplace').decode(encoding)
+      assert text.startswith(expected)
