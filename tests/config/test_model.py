@@ -200,8 +200,8 @@ def spans(**fields):
     ),
     (
       adaptive() | {'logits_dtype': 'bfloat16'},
-      "model.logits_dtype='bfloat16' is not for model.adaptive_softmax=(defaults), but for None: use "
-      'None',
+      "model.logits_dtype='bfloat16' is not for model.adaptive_softmax=(defaults), but for None: "
+      'use None',
     ),
     ({'dtype': 'float16'}, "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),
     ({'remat': 'some'}, "model.remat='some' is not one of: none, minimal, full"),
