@@ -38,9 +38,8 @@ def main(argv: list[str]) -> int:
   run = flags.load_run(options)
   changed = command_line.override(run.config, overrides, 'evaluation.memory.*')
   run = dataclasses.replace(run, config=changed)
-  config = sampling.SamplingConfig(
-    options.temperature, options.top_k, options.top_p, options.repetition_penalty
-  )
+  rules = options.temperature, options.top_k, options.top_p, options.repetition_penalty
+  config = sampling.SamplingConfig(*rules)
 
   def complete(prompts, seed, on_text):
     return run.completions(

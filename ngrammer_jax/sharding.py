@@ -72,8 +72,7 @@ def make_mesh(
     return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
   if sizes[0] % slices:
     raise errors.BadInput(
-      f'mesh.data={sizes[0]} is not divisible by the {slices} slices: use mesh.data={slices}, or a '
-      f'multiple'
+      f'mesh.data={sizes[0]} is not divisible by the {slices} slices: use a multiple of {slices}'
     )
   slice_shape, slice_grid = [sizes[0] // slices, *sizes[1:]], [slices, 1, 1]
   return jax.sharding.Mesh(
@@ -125,9 +124,8 @@ def check_host_memory(key: str, mesh: jax.sharding.Mesh) -> None:
   kinds = {memory.kind for memory in device.addressable_memories()}
   if device.platform not in HOST_MEMORY_PLATFORMS or HOST_MEMORY_KIND not in kinds:
     raise errors.BadInput(
-      f'{key}="host" is for devices of {" and ".join(HOST_MEMORY_PLATFORMS)} with '
-      f'{HOST_MEMORY_KIND} memory, not for this {device.platform} ({device.device_kind}): use '
-      f'{key}="device"'
+      f'{key}="host" is for {" and ".join(HOST_MEMORY_PLATFORMS)} with {HOST_MEMORY_KIND} memory, '
+      f'not for this {device.platform} ({device.device_kind}): use {key}="device"'
     )
 
 

@@ -304,10 +304,8 @@ def check_same_leaves(path: pathlib.Path, leaves: dict[str, str], abstract: Any)
     leaves: dtype and shape of each array by name, such as `float32[2, 3]`.
     abstract: shapes and dtypes of the model.
   """
-  expected = {
-    name: f'{leaf.dtype}{list(leaf.shape)}'
-    for name, leaf in checksums.named_leaves(abstract).items()
-  }
+  describe = lambda leaf: f'{leaf.dtype}{list(leaf.shape)}'
+  expected = {name: describe(leaf) for name, leaf in checksums.named_leaves(abstract).items()}
   for name in sorted(expected.keys() | leaves.keys()):
     if expected.get(name) != leaves.get(name):
       raise errors.BadInput(

@@ -86,8 +86,7 @@ def read_content_hash(workdir: pathlib.Path) -> str | None:
   path = workdir / CORPUS
   if not path.exists():
     raise errors.BadInput(
-      f'--workdir={workdir} holds no {CORPUS}: the text it was started on is unknown; '
-      f'use another workdir'
+      f'--workdir={workdir} holds no {CORPUS}: its text is unknown; use another workdir'
     )
   with files.translate_damage(path, REMEDY):
     return files.read_json(path)['content_hash']

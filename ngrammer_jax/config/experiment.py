@@ -27,9 +27,7 @@ class Config:
   evaluation: EvaluationConfig = field(EvaluationConfig(), 'evaluation', free_on_resume=True)
   mesh: MeshConfig = field(MeshConfig(), 'devices along each axis', free_on_resume=True)
   seed: int = field(0, 'random seed', at_least=0, at_most=2**32 - 1)
-  init_from: str | None = field(
-    None, 'run directory whose parameters training starts from, pretrained:NAME or hf:FOLDER'
-  )
+  init_from: str | None = field(None, 'run directory to start from, pretrained:NAME or hf:FOLDER')
   finetune: FinetuneConfig | None = field(None, 'fine-tuning of a trained model')
 
   def check(self) -> None:

@@ -19,8 +19,7 @@ class MeshConfig:
     """Returns one of PRESETS. Raises BadInput for another name."""
     if name not in PRESETS:
       raise errors.BadInput(
-        f'mesh={name}: expected one of {", ".join(PRESETS)}; or set mesh.data, mesh.fsdp and '
-        f'mesh.model'
+        f'mesh={name}: expected one of {", ".join(PRESETS)}; or set data, fsdp and model of mesh'
       )
     return PRESETS[name]
 

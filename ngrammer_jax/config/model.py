@@ -39,9 +39,7 @@ class ModelConfig:
   layers: int = field(4, 'number of blocks', at_least=1, at_most=1000)  # each is traced
   width: int = field(256, 'model width D', at_least=1)
   heads: int = field(4, 'attention heads', at_least=1)
-  key_value_heads: int | None = field(
-    None, 'heads of keys and values, each for several query heads; None: `heads`', at_least=1
-  )
+  key_value_heads: int | None = field(None, 'heads of keys and values; None: `heads`', at_least=1)
   head_width: int | None = field(None, 'features of a head; None: `width` / `heads`', at_least=1)
   feed_forward_width: int = field(
     688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
@@ -57,17 +55,13 @@ class ModelConfig:
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
   norm: str = field('pre', 'placement of the norms', choices=NORMS)
   norm_kind: str = field('layer', 'layer norm, or RMS norm without a bias', choices=NORM_KINDS)
-  norm_offset: bool = field(
-    False, 'the parameters of RMS norms are their weights minus 1', only_for={'norm_kind': ('rms',)}
-  )
+  norm_offset: bool = field(False, 'parameters: weights minus 1', only_for={'norm_kind': ('rms',)})
   norm_epsilon: float = field(1e-6, 'epsilon of the norms', above=0)
   final_norm: bool = field(True, 'norm before the softmax')
   parallel_residual: bool = field(
     False, 'attention and feed-forward have the same input (GPT-NeoX)', only_for={'norm': ('pre',)}
   )
-  convolution: int | None = field(
-    None, 'width of a depthwise convolution of q, k and v (Primer: 3)', at_least=1, at_most=256
-  )
+  convolution: int | None = field(None, 'width for q, k and v (Primer: 3)', at_least=1, at_most=256)
   shared_query_key: bool = field(False, 'compute queries from the convolved keys (full Primer)')
   tie_embeddings: bool = field(True, 'input and output share the embedding')
   scale_embeddings: bool = field(True, 'multiply embeddings by the square root of the width')
@@ -79,6 +73,7 @@ class ModelConfig:
     None,
     'dtype in which scoring stores logits; None: float32 at least',
     choices=('bfloat16',),
+    only_for={'adaptive_softmax': (None,)},
     free_on_init=True,
     only_for={'adaptive_softmax': (None,)},
   )

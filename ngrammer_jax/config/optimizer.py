@@ -88,8 +88,7 @@ class OptimizerConfig:
       if name not in choices:
         near = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)[0]
         raise errors.BadInput(
-          f'{path}={name!r} is no part of this model: did you mean {near!r}? Parts: '
-          f'{", ".join(choices)}'
+          f'{path}={name!r} is no part of this model: use {near!r}? It has {", ".join(choices)}'
         )
     if len(self.train) != 1 and ('all' in self.train or not self.train):
       raise errors.BadInput(
@@ -98,8 +97,7 @@ class OptimizerConfig:
       )
     if 'new' in self.train and not has_source:
       raise errors.BadInput(
-        'optimizer.train="new" trains what init_from lacks, but init_from=None: set init_from, or '
-        'use "all"'
+        'optimizer.train="new" is what init_from lacks, but init_from=None: set it, or use "all"'
       )
     if len({rate.part for rate in self.rates}) < len(self.rates):
       raise errors.BadInput('optimizer.rates has a part twice: give each part one factor')

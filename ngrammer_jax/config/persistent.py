@@ -35,6 +35,5 @@ class PersistentConfig:
       raise errors.BadInput(f'model.persistent.kind={self.kind!r} needs vectors, not 0 of them')
     if self.kind == 'head_split' and model.heads % 2:
       raise errors.BadInput(
-        f'model.persistent.kind="head_split" needs an even number of heads, not '
-        f'model.heads={model.heads}'
+        f'model.persistent.kind="head_split" needs an even model.heads, not {model.heads}'
       )

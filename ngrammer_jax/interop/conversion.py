@@ -180,10 +180,8 @@ def restore(variables: Mapping[str, Any], sources: Sources, origin: str) -> dict
     for path, leaf in leaves.items()
     if not (path.startswith('codebook/') and path.endswith(('/usage', '/changed')))
   }
-  expected = {
-    path: source.convert(np.broadcast_to(0, source.stacked_shape)).shape
-    for path, source in sources.items()
-  }
+  shape_of = lambda source: source.convert(np.broadcast_to(0, source.stacked_shape)).shape
+  expected = {path: shape_of(source) for path, source in sources.items()}
   check_shapes(expected, {path: leaf.shape for path, leaf in leaves.items()}, origin)
   arrays: dict[str, np.ndarray] = {}
   for path, source in sources.items():

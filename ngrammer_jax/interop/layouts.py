@@ -186,11 +186,8 @@ class FileLayout:
 def _check_arrays(arrays, layout):
   """Raises BadInput for arrays of the wrong name, shape or dtype."""
   expected = layout.shapes()
-  shapes = {
-    name: array.shape
-    for name, array in arrays.items()
-    if name in expected or name.startswith(layout.prefix)
-  }
+  is_own = lambda name: name in expected or name.startswith(layout.prefix)
+  shapes = {name: array.shape for name, array in arrays.items() if is_own(name)}
   conversion.check_shapes(expected, shapes, layout.origin, (layout.embedding,))
   codes = {name: ('I64', 'I32') for name in layout.numbers}
   if layout.table.scale is not None:
@@ -200,8 +197,7 @@ def _check_arrays(arrays, layout):
     choices = codes.get(name, ('F64', 'F32', 'F16', 'BF16'))
     if arrays[name].code not in choices:
       raise errors.BadInput(
-        f'{name} has the dtype {arrays[name].code}, expected {" or ".join(choices)} for '
-        f'{layout.origin}'
+        f'{name} of {layout.origin} has the dtype {arrays[name].code}, not {" or ".join(choices)}'
       )
 
 
@@ -245,10 +241,8 @@ def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 def _read_table(arrays, table, start, stop):
   """Returns rows of the table, as float32 if they have scales; zeros beyond those of the file."""
-  parts = [
-    arrays[name].read(first, first + rows.stop - rows.start)
-    for name, first, rows in table.between(start, stop)
-  ]
+  read = lambda name, first, rows: arrays[name].read(first, first + rows.stop - rows.start)
+  parts = [read(*each) for each in table.between(start, stop)]
   if not parts:
     return np.zeros((stop - start, table.shape[1]), np.float32)
   rows = np.concatenate(parts)

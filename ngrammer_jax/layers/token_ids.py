@@ -17,11 +17,13 @@ def check(name: str, ids: Any, size: int | None) -> None:
     ids: an array of any shape. Under `jit`, only its dtype is known.
     size: number of ids, the first of which is 0. None: not known.
   """
-  array = ids if isinstance(ids, jax.Array) else np.asarray(ids)
-  if array.size and not jnp.issubdtype(array.dtype, jnp.integer):
-    raise errors.BadInput(f'{name} have the dtype {array.dtype}, expected integers')
-  if size is None or isinstance(array, jax.core.Tracer) or not array.size:
+  dtype = getattr(ids, 'dtype', None) or np.asarray(ids).dtype
+  if np.size(ids) and not jnp.issubdtype(dtype, jnp.integer):
+    raise errors.BadInput(f'{name} have the dtype {dtype}, expected integers')
+  is_known = not isinstance(ids, jax.core.Tracer) and getattr(ids, 'is_fully_addressable', True)
+  if size is None or not is_known or not np.size(ids):
     return
+  array = np.asarray(ids)  # an operation of JAX would be traced, even of a known array
   low, high = int(array.min()), int(array.max())
   if low < 0 or high >= size:
     wrong = low if low < 0 else high

@@ -69,13 +69,11 @@ def check(named: Iterable[str], params: Any) -> None:
 
 def without(params: Any, names: Iterable[str]) -> Any:
   """Returns a nested dict of parameters, or of something for each, without those of some names."""
-  left_out = set(names)
-  if not left_out:
+  names = set(names)
+  if not names:
     return params
   leaves = traverse_util.flatten_dict(params, keep_empty_nodes=True, sep='/')
-  return traverse_util.unflatten_dict(
-    {name: leaf for name, leaf in leaves.items() if name not in left_out}, sep='/'
-  )
+  return traverse_util.unflatten_dict({n: x for n, x in leaves.items() if n not in names}, sep='/')
 
 
 def select(params: Any, names: Iterable[str]) -> Any:

@@ -368,8 +368,6 @@ class TransformerLM(nn.Module):
     of_kind = [slice(first, None, period) for first in range(period)]
     layers = [(stack(params[part]), stack(memory[part]), keys(part)) for part in of_kind]
     x_BxTxD, stacked = jax.lax.scan(apply_layers, x_BxTxD, layers)
-    rest = [
-      jax.tree.map(lambda leaf, i=i: leaf[i // period], stacked[i % period])
-      for i in range(len(blocks))
-    ]
+    unstack = lambda i: jax.tree.map(lambda leaf: leaf[i // period], stacked[i % period])
+    rest = list(map(unstack, range(len(blocks))))
     return x_BxTxD, [memory for memory, _ in rest], [spans for _, spans in rest]

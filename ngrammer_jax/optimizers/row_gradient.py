@@ -105,9 +105,8 @@ def grad(
     params = traverse_util.unflatten_dict(by_path | trained)
     return loss(params, variables if perturbations else {})
 
-  (gradient, values), (recorded, *rest) = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(
-    trained, perturbations
-  )
+  differentiate = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
+  (gradient, values), (recorded, *rest) = differentiate(trained, perturbations)
   recorded, lookups = traverse_util.flatten_dict(recorded), {}
   for path in perturbations:
     rows = [lookup.rows_Bx for lookup in recorded[path]]

@@ -346,7 +346,7 @@ def spans(**fields):
     ),
     (
       persistent(kind='head_split') | {'heads': 3, 'width': 48},
-      'model.persistent.kind="head_split" needs an even number of heads, not model.heads=3',
+      'model.persistent.kind="head_split" needs an even model.heads, not 3',
     ),
     (
       persistent(kind='head_split') | {'ngram': {'layer': 'attention'}},

@@ -354,12 +354,11 @@ def test_arrays_that_are_not_those_of_the_memory_are_refused(tmp_path):
     '  wrong shape: wkv is (50, 320), expected (50, 384)'
   ):
     load(changed, CODES)
-  with bad_input('scales has the dtype F8_E5M2, expected F8_E8M0 for the Engram of DeepSeek-V4.1'):
+  with bad_input('scales of the Engram of DeepSeek-V4.1 has the dtype F8_E5M2, not F8_E8M0'):
     load(arrays, CODES | {'scales': 'F8_E5M2'})
   # A table of 8 bits without its scales has the right shape, and wrong values.
   with bad_input(
-    'embed has the dtype F8_E4M3, expected F64 or F32 or F16 or BF16 for the Engram of '
-    'DeepSeek-V4.1'
+    'embed of the Engram of DeepSeek-V4.1 has the dtype F8_E4M3, not F64 or F32 or F16 or BF16'
   ):
     file = save_bytes(tmp_path / 'file', {k: arrays[k] for k in arrays if k != 'scales'}, CODES)
     ngram_memories.engram_v41(layer, np.arange(11), scale=None).load(file, made_with=MADE_WITH)

@@ -155,9 +155,9 @@ def test_parts_that_do_not_exist_are_refused():
       config.check()
     return str(caught.value)
 
-  listed = 'Parts: all, new, embedding, blocks, head, ngram'
+  listed = 'It has all, new, embedding, blocks, head, ngram'
   assert check(train=('ngrm',)) == (
-    f"optimizer.train='ngrm' is no part of this model: did you mean 'ngram'? {listed}"
+    f"optimizer.train='ngrm' is no part of this model: use 'ngram'? {listed}"
   )
   assert check(rates=(RateConfig('new', 2.0),)).startswith(
     "optimizer.rates.0.part='new' is no part"

@@ -142,10 +142,8 @@ class NumpyHash:
         factors_K = BLT_FACTORS[: len(divisors_K)]
         factors = [[pow(a, s, 2**64) for a in factors_K] for s in reversed(places)]
       case 'praxis':
-        factors = [
-          [b * pow(self.vocabulary, s, q) % q for b, q in enumerate(divisors_K, start=1)]
-          for s in places
-        ]
+        primes = [*enumerate(divisors_K, start=1)]
+        factors = [[b * pow(self.vocabulary, s, q) % q for b, q in primes] for s in places]
     return np.array(factors, np.uint64)
 
   def divisors(self, g: int) -> tuple[int, ...]:

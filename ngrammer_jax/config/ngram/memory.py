@@ -139,9 +139,7 @@ class NGramMemoryConfig:
   bias: bool = field(False, 'biases of the projections to keys and values', only_for=_GATE)
   norm_epsilon: float | None = field(None, 'norm epsilon; None: by dtype', above=0, only_for=_GATE)
   norm_offset: bool = field(False, 'RMS norms multiply by 1 + weight, not weight', only_for=_GATE)
-  convolution: int = field(
-    0, 'width of the convolution after the gate; 0: none', at_least=0, at_most=128, only_for=_GATE
-  )
+  convolution: int = field(0, 'width; 0: none', at_least=0, at_most=128, only_for=_GATE)
   convolution_epsilon: float = field(1e-5, 'epsilon of the norm before it', above=0, only_for=_GATE)
   gate: str = field('learned', 'gate; half: fixed (a control)', choices=GATES, only_for=_GATE)
   zero_score: str = field('half', 'gate of a score of 0', choices=ZERO_SCORES, only_for=_GATE)

@@ -270,7 +270,5 @@ def _factor_scaling(factors: np.ndarray, config) -> dict[str, Any]:
   explicit = factors.astype(float).tolist()
   scaling = {'rope_type': 'longrope', 'factor': 1.0, 'attention_factor': 1.0}
   scaling |= {'short_factor': explicit, 'long_factor': explicit}
-  return {
-    'rope_scaling': scaling,
-    'original_max_position_embeddings': config['max_position_embeddings'],
-  }
+  length = config['max_position_embeddings']
+  return {'rope_scaling': scaling, 'original_max_position_embeddings': length}

@@ -175,8 +175,7 @@ def check(path: pathlib.Path, stored: Stored, family: families.Family, slices: S
   head = family.tensors[HEAD].name
   if head in expected and head not in stored:
     raise errors.BadInput(
-      f'{path} has no {head}, but tie_word_embeddings=false in {checkpoints.CONFIG}: the file is '
-      f'incomplete'
+      f'{path} has no {head}, but tie_word_embeddings=false: the file is incomplete'
     )
   shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
   # An output matrix that equals the embedding is tied, see `has_own_head`.
@@ -203,18 +202,14 @@ class _Loader:
     # First and last of each axis, by shard; devices may have the same.
     range_of = lambda index: tuple(s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True))
     indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-    shards = {
-      key: np.empty([stop - start for start, stop in key], leaf.dtype)
-      for key in map(range_of, indices)
-    }
+    shape_of = lambda key: [stop - start for start, stop in key]
+    shards = {key: np.empty(shape_of(key), leaf.dtype) for key in map(range_of, indices)}
     # The axis of ours that the rows of the file run along, if they are not cut into parts there.
     axis = None if selected.part_axis == 0 else selected.order.index(0)
     rows = [(0, selected.view[0])] if axis is None else sorted({key[axis] for key in shards})
-    size = (
-      selected.view[0]
-      if axis is None
-      else _rows_at_once(math.prod(selected.view[1:]) * tensor.dtype.itemsize)
-    )
+    size = selected.view[0]
+    if axis is not None:
+      size = _rows_at_once(math.prod(selected.view[1:]) * tensor.dtype.itemsize)
     for first, last in rows:
       for start in range(first, last, size):
         stop = min(start + size, last)
