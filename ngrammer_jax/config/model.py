@@ -73,7 +73,6 @@ class ModelConfig:
     None,
     'dtype in which scoring stores logits; None: float32 at least',
     choices=('bfloat16',),
-    only_for={'adaptive_softmax': (None,)},
     free_on_init=True,
     only_for={'adaptive_softmax': (None,)},
   )
