@@ -73,8 +73,8 @@ class ModelConfig:
     None,
     'dtype in which scoring stores logits; None: float32 at least',
     choices=('bfloat16',),
-    only_for={'adaptive_softmax': (None,)},
     free_on_init=True,
+    only_for={'adaptive_softmax': (None,)},
   )
   vocabulary_chunk: int | None = field(
     None, 'vocabulary entries with logits at a time; None: all', at_least=1, free_on_resume=True
