@@ -57,8 +57,7 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
   import jax
   import numpy as np
 
-  from ngrammer_jax import sharding
-  from ngrammer_jax.config import command_line
+  from ngrammer_jax import command_line, sharding
   from ngrammer_jax.data import streams
   from ngrammer_jax.training import flops, programs
   from ngrammer_jax.training import state as train_state
@@ -87,7 +86,7 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
     load = lambda own: streams.map_segments(lambda array: array[:, own], segment)
     return sharding.global_rows(mesh, rows, load, axis=1)
 
-  state, seconds = run.create(), []
+  state, seconds = run.pack(run.create()), []
   for batch in [segments() for _ in range(4)] * -(-(steps + warmup) // 4):
     start = time.perf_counter()
     state, metrics = compiled(state, batch, np.int32(1))

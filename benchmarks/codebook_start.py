@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import sharding
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model
@@ -51,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     'model.dtype': 'float32',
   }
   spec = args.model if ':' in args.model else f'hf:{args.model}'
-  config = command_line.resolve(spec, list(overrides.items()), init_from.complete)
+  config = command_line.resolve(spec, list(overrides.items()))
   source = init_from.open_run(args.model)
   model = language_model.build(config.model, source.model.vocabulary_size)
   boxed = train_state.abstract_variables(model)

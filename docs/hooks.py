@@ -68,17 +68,17 @@ def configuration() -> str:
 
 def _row(key: fields.Key, name: str) -> str:
   types = ', '.join('None' if kind is type(None) else _type_name(kind) for kind in key.types)
-  meaning = '; '.join(filter(None, [key.comment, _allowed_values(key.rules)]))
+  meaning = '; '.join(filter(None, [key.comment, _allowed_values(key)]))
   return f'| {name} | {types} | `{fields.format_value(key.default)}` | {meaning} |'
 
 
-def _allowed_values(rules: fields.Rules) -> str:
-  if rules.choices is not None:
-    return f'one of {", ".join(f"`{choice}`" for choice in rules.choices)}'
-  bounds = {'at least': rules.at_least, 'above': rules.above}
-  bounds |= {'at most': rules.at_most, 'below': rules.below}
+def _allowed_values(key: fields.Key) -> str:
+  if key.choices is not None:
+    return f'one of {", ".join(f"`{choice}`" for choice in key.choices)}'
+  bounds = {'at least': key.at_least, 'above': key.above}
+  bounds |= {'at most': key.at_most, 'below': key.below}
   texts = [f'{words} {bound:,}' for words, bound in bounds.items() if bound is not None]
-  return ', '.join([*(f'{value} or' for value in rules.also), *texts]).replace(' or,', ' or')
+  return ', '.join([*(f'{value} or' for value in key.also), *texts]).replace(' or,', ' or')
 
 
 def _type_name(kind) -> str:

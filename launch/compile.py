@@ -38,9 +38,8 @@ import hlo
 import jax
 from jax.experimental import topologies
 
+from ngrammer_jax import command_line, errors, flags, sharding
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, flags, sharding
-from ngrammer_jax.config import command_line
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models import host_tables
 from ngrammer_jax.system import progress, text_tables
@@ -279,7 +278,7 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
   add('--vocabulary_size', type=int, help='if in the config it depends on the text')
   add('--json', type=pathlib.Path, help='file for the report')
   add('--against', type=pathlib.Path, help='a report to subtract from this one')
-  args, config = command_line.parse(parser, argv, flags.complete_memories)
+  args, config = command_line.parse(parser, argv)
   if args.slices < 1:
     raise errors.BadInput(f'--slices={args.slices} must be at least 1')
   model, training = config.model, dataclasses.replace(config.training, segments_per_call=1)
@@ -307,7 +306,7 @@ def main(argv: list[str]) -> int:
   for topology in args.topology:  # errors in any topology are reported before compiling
     devices = slice_devices(topology, args.slices)
     meshes[topology] = sharding.make_mesh(m.data, m.fsdp, m.model, devices)
-    sharding.check_batch('training.batch_size', t.batch_size, meshes[topology], t.parts)
+    sharding.check_batch('training.batch_size', t.batch_size, meshes[topology], t.microbatches)
   for topology, mesh in meshes.items():
     axes = ' x '.join(f'{name} {size}' for name, size in mesh.shape.items())
     kind = mesh.devices.flat[0].device_kind

@@ -7,8 +7,7 @@ import argparse
 import importlib
 import sys
 
-from ngrammer_jax import flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, flags
 
 COMMANDS = {
   'train': 'train a language model',
@@ -32,9 +31,7 @@ def main(argv: list[str]) -> int | None:
   )
   flags.add_version(parser)
   command_line.add_list(parser)
-  parser.add_argument(
-    'command', choices=COMMANDS, metavar='COMMAND', help='one of the commands below'
-  )
+  parser.add_argument('command', choices=COMMANDS, metavar='COMMAND', help='one of these')
   command = parser.parse_args(argv[:1]).command
   return importlib.import_module(f'ngrammer_jax.{command}').main(argv[1:])
 

@@ -56,50 +56,28 @@ def main(argv: list[str]) -> int:
       '--workdir', type=files.path, action=action, required=True, help='run directory'
     )
     if name not in PRINTED:
-      analysis.add_argument(
-        '--label',
-        action='append',
-        help='name of the run in the figure, one for each --workdir; default: that of its folder',
-      )
+      text = 'name of the run in the figure, one for each --workdir; default: that of its folder'
+      analysis.add_argument('--label', action='append', help=text)
     if name not in ('report', *PRINTED):
-      analysis.add_argument(
-        '--figure',
-        type=files.path,
-        help='a .png or .svg file, other results beside it; default: in the first workdir',
-      )
+      text = 'a .png or .svg file, other results beside it; default: in the first workdir'
+      analysis.add_argument('--figure', type=files.path, help=text)
     if name not in ('checkpoint', 'cloze'):
       analysis.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
       analysis.add_argument('--split', default='validation', help='split of the corpus to read')
   _add_report(parsers['report'])
-  parsers['compare'].add_argument(
-    '--baseline', type=files.path, action='append', required=True, help='run to compare with'
-  )
-  parsers['compare'].add_argument(
-    '--max_tokens', type=int, default=2**18, help='number of tokens to score'
-  )
-  parsers['gates'].add_argument(
-    '--text', help='text of which each gate is shown; default: the first tokens of the split'
-  )
+  add = lambda name, flag, text, **rules: parsers[name].add_argument(flag, help=text, **rules)
+  runs_to_compare = {'type': files.path, 'action': 'append', 'required': True}
+  add('compare', '--baseline', 'run to compare with', **runs_to_compare)
+  add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**18)
+  add('gates', '--text', 'text of which gates are shown; default: the first tokens of the split')
+  add('clusters', '--memory', 'path of its module; default: the first with clusters of tokens')
+  add('checkpoint', '--step', "also list its parts: a step number, 'newest' or 'best'")
+  add('checkpoint', '--arrays', 'list arrays of --step whose names begin so', metavar='PREFIX')
+  add('recl', '--context_step', 'tokens by which the context grows', type=int, default=100)
+  add('recl', '--max_context', 'longest context, in tokens', type=int, default=1000)
+  add('cloze', '--results', 'file of evaluate --cloze, without .jsonl', default='cloze_test')
   flags.add_literal(parsers['report'])
   flags.add_literal(parsers['gates'])
-  parsers['clusters'].add_argument(
-    '--memory', help='path of its module; default: the first memory with clusters of tokens'
-  )
-  parsers['checkpoint'].add_argument(
-    '--step', help="also list the parts of this checkpoint: step number, 'newest' or 'best'"
-  )
-  parsers['checkpoint'].add_argument(
-    '--arrays', metavar='PREFIX', help='list the arrays of --step whose names begin so'
-  )
-  parsers['recl'].add_argument(
-    '--context_step', type=int, default=100, help='tokens by which the context grows'
-  )
-  parsers['recl'].add_argument(
-    '--max_context', type=int, default=1000, help='longest context, in tokens'
-  )
-  parsers['cloze'].add_argument(
-    '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
-  )
   options = parser.parse_args(argv)
   if options.analysis in ('report', 'gates'):
     flags.read_escapes(options, 'prompt' if options.analysis == 'report' else 'text')
@@ -116,9 +94,7 @@ def main(argv: list[str]) -> int:
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
-    '--output', type=files.path, help='the page; default: report.html in the first workdir'
-  )
+  parser.add_argument('--output', type=files.path, help='page; default: report.html in the workdir')
   parser.add_argument('--prompt', default='', help="prompt of the samples; '': a new document")
   parser.add_argument('--samples', type=int, default=3, help='number of samples of each run')
   parser.add_argument('--tokens', type=int, default=100, help='maximum length of a sample')

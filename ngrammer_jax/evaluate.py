@@ -14,8 +14,7 @@ import logging
 import os
 import pathlib
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, files, hosts
 
 
@@ -23,19 +22,13 @@ def main(argv: list[str]) -> int:
   """Scores a split or a text, writes evaluation/<name>.json and prints a table."""
   parser = flags.make_parser('evaluate', __doc__)
   flags.add_run(parser)
-  text = parser.add_mutually_exclusive_group()
-  text.add_argument('--split', default='test', help='train, validation or test')
-  text.add_argument('--text', metavar='FILE', help='a text file instead of a split')
-  parser.add_argument(
-    '--output',
-    type=files.path,
-    metavar='DIR',
-    help='folder of the results; default: evaluation in the workdir, none for a published model',
-  )
+  source = parser.add_mutually_exclusive_group()
+  source.add_argument('--split', default='test', help='train, validation or test')
+  source.add_argument('--text', metavar='FILE', help='a text file instead of a split')
+  text = 'folder of the results; default: evaluation in the workdir, none for a published model'
+  parser.add_argument('--output', type=files.path, metavar='DIR', help=text)
   cloze = parser.add_argument_group("the Children's Book Test")
-  cloze.add_argument(
-    '--cloze', type=pathlib.Path, metavar='PATH', help='folder or file of questions'
-  )
+  cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder or file')
   cloze.add_argument(
     '--cloze_protocol', help='query (default): score the whole query; prefix: score up to the gap'
   )
@@ -65,9 +58,9 @@ def _evaluate_language_model(run, overrides, options, folder):
   """Scores a split or a text, writes its metrics to a folder if there is one, prints a table."""
   from ngrammer_jax.inference import language_modeling
 
-  # The places of the corpus may be others on this machine.
-  places = 'data.path', 'data.mixture.*.path', 'data.cache_dir'
-  allowed = ('evaluation.*', 'mesh.*', *places)
+  # The corpus may be elsewhere on this machine.
+  paths_of_data = 'data.path', 'data.mixture.*.path', 'data.cache_dir'
+  allowed = ('evaluation.*', 'mesh.*', *paths_of_data)
   if options.text is not None:  # it may hold its text in other fields
     allowed += ('data.text_field', 'data.document_separator')
   config = command_line.override(run.config, overrides, *allowed)

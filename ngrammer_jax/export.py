@@ -13,17 +13,10 @@ def main(argv: list[str]) -> int:
   parser = flags.make_parser('export', __doc__)
   flags.add_run(parser)
   parser.add_argument('--output', type=files.path, required=True, help='a new or empty folder')
-  parser.add_argument(
-    '--dtype',
-    choices=['float32', 'bfloat16'],
-    help='dtype of the parameters in the file; default: their own',
-  )
-  parser.add_argument(
-    '--format',
-    choices=['run', 'huggingface'],
-    default='run',
-    help='run: for this package; huggingface: for other libraries, too',
-  )
+  text = 'dtype of the parameters in the file; default: their own'
+  parser.add_argument('--dtype', choices=['float32', 'bfloat16'], help=text)
+  text = 'run: for this package; huggingface: for other libraries, too'
+  parser.add_argument('--format', choices=['run', 'huggingface'], default='run', help=text)
   options = parser.parse_args(argv)
   flags.load_run(options).export(options.output, options.dtype, options.format)
   print(f'wrote {options.output}')

@@ -7,8 +7,7 @@ import dataclasses
 import functools
 import shlex
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import hosts
 
 
@@ -16,11 +15,9 @@ def main(argv: list[str]) -> int:
   """Fine-tunes on one task, or on all tasks one by one, and prints the table."""
   parser = flags.make_parser('finetune', __doc__)
   flags.add_training(parser)
-  options, config = command_line.parse(parser, argv, flags.complete_memories)
+  options, config = command_line.parse(parser, argv, flags.start_training)
   overrides, _ = command_line.split(argv)
   override_keys = [key for key, _ in overrides]
-
-  flags.start_training(options)
 
   from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
@@ -75,7 +72,7 @@ def _configs_by_task(config, spec, overrides):
     return {config.finetune.task: config}
   if spec.endswith(':all'):
     spec = spec.removesuffix('all')
-    resolve = lambda name: command_line.resolve(spec + name, overrides, flags.complete_memories)
+    resolve = lambda name: command_line.resolve(spec + name, overrides)
     return {name: resolve(name) for name in formats.SUPERGLUE_TASKS}
   return {
     name: dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, task=name))

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 import typing
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import ngrammer_jax
 from ngrammer_jax import errors, pretrained_models
@@ -210,34 +210,17 @@ def read_escapes(options: argparse.Namespace, *names: str) -> None:
     setattr(options, name, changed)
 
 
-def complete_memories(values: dict[str, Any], *args: Any, **fields: Any) -> None:
-  """Sets what is open in memories that are added to a trained model, see `init_from.complete`."""
-  from ngrammer_jax.runs import init_from  # imports JAX
-
-  init_from.complete(values, *args, **fields)
-
-
 def add_training(parser: argparse.ArgumentParser) -> None:
   """Adds the flags of commands that train."""
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
+  text = 'prepare the training, print its parameters, memory and expected time, and exit'
+  parser.add_argument('--dry_run', action='store_true', help=text)
+  text = 'minutes without progress before dumping stack traces; 0: never'
   parser.add_argument(
-    '--dry_run',
-    action='store_true',
-    help='prepare the training, print its parameters, memory and expected time, and exit',
+    '--watchdog', type=_minutes, default=watchdog.DEFAULT_MINUTES, metavar='MINUTES', help=text
   )
-  parser.add_argument(
-    '--watchdog',
-    type=_minutes,
-    default=watchdog.DEFAULT_MINUTES,
-    metavar='MINUTES',
-    help='minutes without progress before dumping stack traces; 0: never',
-  )
-  parser.add_argument(
-    '--trace',
-    type=_steps,
-    metavar='FIRST:LAST',
-    help='steps to trace for TensorBoard, rounded to whole calls of segments_per_call',
-  )
+  text = 'steps to trace for TensorBoard, rounded to whole calls of segments_per_call'
+  parser.add_argument('--trace', type=_steps, metavar='FIRST:LAST', help=text)
   compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
 

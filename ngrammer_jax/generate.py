@@ -21,8 +21,7 @@ import sys
 import time
 from typing import Any
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, files, progress
 
 
@@ -39,9 +38,8 @@ def main(argv: list[str]) -> int:
   run = flags.load_run(options)
   changed = command_line.override(run.config, overrides, 'evaluation.memory.*')
   run = dataclasses.replace(run, config=changed)
-  config = sampling.SamplingConfig(
-    options.temperature, options.top_k, options.top_p, options.repetition_penalty
-  )
+  rules = options.temperature, options.top_k, options.top_p, options.repetition_penalty
+  config = sampling.SamplingConfig(*rules)
 
   def complete(prompts, seed, on_text):
     return run.completions(
@@ -51,10 +49,8 @@ def main(argv: list[str]) -> int:
   if options.interactive:
     answer = lambda i, line, on_text: complete([line], options.seed + i, on_text)
     if options.chat:
-      conversation = run.converse(
-        config, options.tokens, options.seed, options.context, options.stop
-      )
-      answer = lambda i, line, on_text: [conversation.say(line, on_text)]
+      chat = run.converse(config, options.tokens, options.seed, options.context, options.stop)
+      answer = lambda i, line, on_text: [chat.say(line, on_text)]
     _answer_lines(answer, echo=not options.chat)
     return 0
   complete = functools.partial(complete, prompts, options.seed)
@@ -74,39 +70,20 @@ def _make_parser() -> argparse.ArgumentParser:
   flags.add_run(parser)
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='text to continue')
-  source.add_argument(
-    '--prompts',
-    type=pathlib.Path,
-    metavar='FILE',
-    help='one prompt per line, or JSON objects with a "prompt"; -: standard input',
-  )
-  source.add_argument(
-    '--interactive', action='store_true', help='read prompts until the end of standard input'
-  )
-  parser.add_argument(
-    '--chat', action='store_true', help='answer prompts as messages, by the chat template'
-  )
+  text = 'one prompt per line, or JSON objects with a "prompt"; -: standard input'
+  source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help=text)
+  source.add_argument('--interactive', action='store_true', help='read prompts from standard input')
+  parser.add_argument('--chat', action='store_true', help='answer prompts, by the chat template')
   parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
   parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
-  parser.add_argument(
-    '--stop',
-    action='append',
-    default=[],
-    metavar='TEXT',
-    help='text before which a continuation ends; several: --stop=A --stop=B',
-  )
+  text = 'text before which a continuation ends; several: --stop=A --stop=B'
+  parser.add_argument('--stop', action='append', default=[], metavar='TEXT', help=text)
   parser.add_argument('--temperature', type=float, default=1.0, help='0: greedy decoding')
   parser.add_argument('--top_k', type=int, help='sample from the k most likely tokens')
   parser.add_argument('--top_p', type=float, help='nucleus sampling: probability mass')
-  parser.add_argument(
-    '--repetition_penalty',
-    type=float,
-    default=1.0,
-    help='factor by which the logits of tokens of the text so far are lowered; 1: none',
-  )
-  parser.add_argument(
-    '--seed', type=int, default=0, help='seed of the first prompt; prompt i has seed + i'
-  )
+  text = 'factor by which the logits of tokens of the text so far are lowered; 1: none'
+  parser.add_argument('--repetition_penalty', type=float, default=1.0, help=text)
+  parser.add_argument('--seed', type=int, default=0, help='seed of prompt 0; prompt i has seed + i')
   parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
   flags.add_literal(parser)
   compilation_cache.add_flag(parser)

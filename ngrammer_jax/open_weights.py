@@ -17,13 +17,12 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors, tokenizers
+from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors
 from ngrammer_jax.system import files
 
 GENERATION = 'generation_config.json'
-is_gguf = checkpoints.is_gguf  # for `data`, which does not import `interop`
 TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
 
 
@@ -44,12 +43,10 @@ class Model:
     """V, rows of the embedding; the tokenizer may have fewer ids."""
     return self.description.vocabulary_size
 
-  @property
-  def dtype(self) -> np.dtype:
-    """The dtype of most of its values, that of the embedding."""
-    names = [self.description.family.tensors['embedding'].name]
-    stored = tensors.canonical(self.checkpoint.tensors, self.description.family)
-    return next((stored[name].dtype for name in names if name in stored), np.dtype(np.float32))
+  @functools.cached_property
+  def stored(self) -> Mapping[str, checkpoints.StoredTensor]:
+    """Its tensors by the names of the family, see `tensors.canonical`."""
+    return tensors.canonical(self.checkpoint.tensors, self.description.family)
 
   @property
   def token_ids(self) -> dict[str, Any]:
@@ -62,7 +59,7 @@ class Model:
   def origin(self) -> dict[str, Any]:
     """What a config of ours does not have, as JSON. Raises BadInput for damaged settings."""
     with files.translate_damage(self.checkpoint.path / GENERATION, 'download it again'):
-      generation = dict(json.loads(self.checkpoint.tokenizer.others.get(GENERATION, '{}')))
+      generation = dict(json.loads(self.checkpoint.text_files.get(GENERATION, '{}')))
     return {
       'family': self.description.family.model_type,
       'positions': self.description.positions,
@@ -77,28 +74,26 @@ class Model:
     if scaling is not None and scaling['kind'] == 'longrope':  # up to there it has short factors
       length = min(length, scaling['original_length'])
     data: dict[str, Any] = {'vocabulary': 'tokenizer'}
-    if self.checkpoint.tokenizer.read is not None:
+    if self.checkpoint.has_tokenizer:
       path = str(self.checkpoint.path)
       data |= {'vocabulary_path': path, 'vocabulary_size': self.vocabulary_size}
     return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
 
   def load(self, config: ModelConfig, abstract: Any) -> dict[str, Any]:
     """Loads the parameters, see `tensors.load`."""
-    places, family = self._places(config, abstract), self.description.family
-    return tensors.load(self.checkpoint, family, places, abstract)
+    return tensors.load(self.checkpoint, self.stored, self._slices(config, abstract), abstract)
 
   def dtypes(self, config: ModelConfig, abstract: Any) -> dict[str, np.dtype]:
-    """Returns the dtype of each parameter in the files, by its path."""
-    places = self._places(config, abstract)
-    return tensors.dtypes(self.checkpoint, self.description.family, places)
+    """Returns the dtype of each parameter in the files, by its path. Raises as `tensors.check`."""
+    slices = self._slices(config, abstract)
+    return {path: self.stored[each.name].dtype for path, each in slices.items()}
 
-  def check(self, config: ModelConfig, abstract: Any) -> None:
-    """Raises BadInput if the files do not have the tensors of the parameters."""
-    places = self._places(config, abstract)
-    tensors.check(self.checkpoint, self.description.family, places)
-
-  def _places(self, config, abstract):
-    return tensors.find_all(self.description.family, config, self.vocabulary_size, abstract)
+  def _slices(self, config, abstract):
+    """Returns where each parameter is in the files, which are checked for it."""
+    family = self.description.family
+    slices = tensors.find_all(family, config, self.vocabulary_size, abstract)
+    tensors.check(self.checkpoint.path, self.stored, family, slices)
+    return slices
 
 
 def open(path: pathlib.Path) -> Model:
@@ -107,36 +102,17 @@ def open(path: pathlib.Path) -> Model:
   Raises:
     BadInput: it is damaged, of another family, or has a field or value that is not known.
   """
-  is_gguf = checkpoints.is_gguf(path)
-  checkpoint = gguf.open_file(path) if is_gguf else checkpoints.open_folder(path)
+  open_checkpoint = gguf.open_file if gguf_header.is_gguf(path) else checkpoints.open_folder
+  checkpoint = open_checkpoint(path)
   name = checkpoint.config_path
   with files.translate_damage(name), errors.named(name):
     description = configs.read(checkpoint.config)
-  stored = tensors.canonical(checkpoint.tensors, description.family)
-  if description.model['tie_embeddings'] and tensors.has_own_head(stored, description.family):
+  model = Model(checkpoint, description)
+  if description.model['tie_embeddings'] and tensors.has_own_head(model.stored, description.family):
     logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
-    model = description.model | {'tie_embeddings': False}
-    description = dataclasses.replace(description, model=model)
-  return Model(checkpoint, description)
-
-
-def read_vocabulary(path: pathlib.Path, size: int | None) -> vocabularies.TokenizerVocabulary:
-  """Returns the vocabulary of a published model, also of a folder without weights.
-
-  Args:
-    path: a folder, or a GGUF file.
-    size: number of ids of the model; None: those of the tokenizer.
-
-  Raises:
-    BadInput: it has no tokenizer, a damaged one, or one with more ids.
-  """
-  if checkpoints.is_gguf(path):
-    read = gguf.open_file(path).tokenizer.read
-  else:
-    read = tokenizers.folder_reader(path)
-  if read is None:
-    raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
-  return read(size)
+    untied = description.model | {'tie_embeddings': False}
+    return Model(checkpoint, dataclasses.replace(description, model=untied))
+  return model
 
 
 def save(
@@ -148,7 +124,7 @@ def save(
   token_ids: Mapping[str, Any],
   text_files: Mapping[str, bytes],
   dtype: Any = None,
-  preferred: families.Family = families.FAMILIES['llama'],
+  preferred: families.Family = families.LLAMA,
 ) -> None:
   """Writes a model as a folder of a family that has such models.
 

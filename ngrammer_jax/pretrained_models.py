@@ -23,6 +23,7 @@ from ngrammer_jax.system import files
 FOLDER = pathlib.Path(__file__).with_name('weights')
 DESCRIPTION, CARD, CHECKSUMS = 'model.json', 'MODEL_CARD.md', 'SHA256SUMS'
 PREFIX = 'pretrained:'  # before the name of a model, where it stands for a run or a config
+PUBLISHED = 'hf:'  # the same for the folder of a published model
 NO_MODELS = 'none in this installation'
 
 

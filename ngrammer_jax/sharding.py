@@ -72,8 +72,7 @@ def make_mesh(
     return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
   if sizes[0] % slices:
     raise errors.BadInput(
-      f'mesh.data={sizes[0]} is not divisible by the {slices} slices: use mesh.data={slices}, or a '
-      f'multiple'
+      f'mesh.data={sizes[0]} is not divisible by the {slices} slices: use a multiple of {slices}'
     )
   slice_shape, slice_grid = [sizes[0] // slices, *sizes[1:]], [slices, 1, 1]
   return jax.sharding.Mesh(
@@ -107,14 +106,14 @@ def round_rows(rows: int, mesh: jax.sharding.Mesh) -> int:
   return -(-rows // shards) * shards
 
 
-def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh, parts: int = 1) -> None:
-  """Raises BadInput if the rows of a batch, or of its parts, cannot be sharded evenly."""
-  shards = batch_shards(mesh) * parts
+def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh, microbatches: int = 1) -> None:
+  """Raises BadInput if the rows of a batch, or of its microbatches, cannot be sharded evenly."""
+  shards = batch_shards(mesh) * microbatches
   if rows % shards:
     nearest = max(1, round(rows / shards)) * shards
-    factor = f' x training.accumulation.parts={parts}' if parts > 1 else ''
+    factor = f' x training.accumulation.parts={microbatches}' if microbatches > 1 else ''
     raise errors.BadInput(
-      f'{key}={rows} is not divisible by the {shards // parts} devices of mesh.data='
+      f'{key}={rows} is not divisible by the {shards // microbatches} devices of mesh.data='
       f'{mesh.shape["data"]} x mesh.fsdp={mesh.shape["fsdp"]}{factor}: use {nearest}'
     )
 
@@ -125,15 +124,19 @@ def check_host_memory(key: str, mesh: jax.sharding.Mesh) -> None:
   kinds = {memory.kind for memory in device.addressable_memories()}
   if device.platform not in HOST_MEMORY_PLATFORMS or HOST_MEMORY_KIND not in kinds:
     raise errors.BadInput(
-      f'{key}="host" is for devices of {" and ".join(HOST_MEMORY_PLATFORMS)} with '
-      f'{HOST_MEMORY_KIND} memory, not for this {device.platform} ({device.device_kind}): use '
-      f'{key}="device"'
+      f'{key}="host" is for {" and ".join(HOST_MEMORY_PLATFORMS)} with {HOST_MEMORY_KIND} memory, '
+      f'not for this {device.platform} ({device.device_kind}): use {key}="device"'
     )
 
 
 def is_on_host(leaf: Any) -> bool:
   """Whether an array, concrete or abstract, is in the memory of the host."""
   return getattr(leaf.sharding, 'memory_kind', None) == HOST_MEMORY_KIND
+
+
+def placement(leaf: Any) -> jax.sharding.Sharding | layout.Format:
+  """Returns the sharding of an array, concrete or abstract, and in host memory also its layout."""
+  return leaf.format if is_on_host(leaf) else leaf.sharding
 
 
 @contextlib.contextmanager
@@ -161,23 +164,27 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
       group = (axes,) if isinstance(axes, str) else axes or ()
       shards = math.prod(mesh.shape[axis] for axis in group)
       if size % shards:
-        leaf_name = jax.tree_util.keystr(path, simple=True, separator='/')
-        unsharded.setdefault((name, size, shards), []).append(leaf_name)
+        unsharded.setdefault((name, size, shards), []).append(leaf_name(path))
         axes = None
       spec.append(axes)
-    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
     if HOST_MEMORY_AXIS not in names:
-      return place
+      return sharding
     # Row by row: XLA:TPU would store narrow rows by columns, and transpose the table in each step.
     row_by_row = layout.Layout(tuple(range(len(shape))))
-    return layout.Format(row_by_row, place.with_memory_kind(HOST_MEMORY_KIND))
+    return layout.Format(row_by_row, sharding.with_memory_kind(HOST_MEMORY_KIND))
 
   result = jax.tree_util.tree_map_with_path(sharding_of, boxed, is_leaf=is_box)
-  for (name, size, shards), (leaf_name, *others) in unsharded.items():
+  for (name, size, shards), (leaf, *others) in unsharded.items():
     more = f' and {len(others)} others' if others else ''
     message = '%s%s: axis %s of size %d is not divisible by %d devices, left unsharded'
-    logging.info(message, leaf_name, more, name, size, shards)
+    logging.info(message, leaf, more, name, size, shards)
   return result
+
+
+def leaf_name(path: Any) -> str:
+  """Returns the name of a leaf by its path, such as `params/layer_0/attention/query/kernel`."""
+  return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def rows_sharding(mesh: jax.sharding.Mesh, axis: int = 0) -> jax.sharding.NamedSharding:

@@ -4,21 +4,15 @@
 --config.data.superglue_dir=DIR replaces the folder of tasks of the fine-tuning.
 """
 
-from ngrammer_jax import flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, flags
 from ngrammer_jax.system import compilation_cache, files, hosts
 
 
 def main(argv: list[str]) -> int:
   """Answers the test splits of the ten tasks, and writes their files and submission.zip."""
   parser = flags.make_parser('submit', __doc__)
-  parser.add_argument(
-    '--workdir',
-    type=files.path,
-    required=True,
-    action='append',
-    help='run directory of a fine-tuning, or a folder of several; can be repeated',
-  )
+  text = 'run directory of a fine-tuning, or a folder of several; can be repeated'
+  parser.add_argument('--workdir', type=files.path, required=True, action='append', help=text)
   parser.add_argument('--output', type=files.path, required=True, help='folder of the ten files')
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
   compilation_cache.add_flag(parser)
@@ -33,9 +27,8 @@ def main(argv: list[str]) -> int:
   with hosts.collective_errors():  # everything is checked before any task is answered
     files.check_reachable(options.output)
     run_by_task = leaderboard.find_runs(options.workdir, step)
-    run_by_task = {
-      task: leaderboard.with_task(run_by_task[task], task, overrides) for task in leaderboard.TASKS
-    }
+    with_task = lambda task: leaderboard.with_task(run_by_task[task], task, overrides)
+    run_by_task = {task: with_task(task) for task in leaderboard.TASKS}
     files.make_output_folder(options.output)
   for run in run_by_task.values():
     if not overrides:

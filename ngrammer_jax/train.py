@@ -2,8 +2,7 @@
 
 import shlex
 
-from ngrammer_jax import flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, flags
 from ngrammer_jax.system import hosts
 
 
@@ -11,14 +10,12 @@ def main(argv: list[str]) -> int:
   """Trains, or reports that the run is already finished."""
   parser = flags.make_parser('train', __doc__)
   flags.add_training(parser)
-  options, config = command_line.parse(parser, argv, flags.complete_memories)
+  options, config = command_line.parse(parser, argv, flags.start_training)
 
   # After parsing: errors in flags do not wait for the import of Orbax.
   from ngrammer_jax import runs
   from ngrammer_jax.runs import init_from
   from ngrammer_jax.training import dry_run, loop, train_task
-
-  flags.start_training(options)
 
   def make_task(config):
     start = init_from.Start(config, options.workdir) if config.init_from else None

@@ -309,30 +309,19 @@ def finetuning_table(results: Sequence[Result], zero_shot: Sequence[Result]) -> 
   return markdown(rows)
 
 
-def continued_table(results: Sequence[Result], table: str) -> str:
-  """Formats test losses of continued training, and paired differences from `bare`."""
+def continued_table(results: Sequence[Result]) -> str:
+  """Formats losses of continued training, and paired differences from `bare`."""
   nats = lambda r: r['nll_nats_per_token']
-  results = [r for r in results if r['table'] == table]
-  rate = lambda r: (r['learning_rate'], r['factor'])
-  rows = [('model', 'learning rate', 'of the memory', 'seeds', 'validation', 'test', 'minus bare')]
-  tuned = [rate(r) for r in results if r['model'] == 'bare' and r['seed'] != 0]
-  bare = [r for r in results if r['model'] == 'bare' and rate(r) in tuned]
-  for model in pretrained.MODELS:
-    own = [r for r in results if r['model'] == model]
-    for learning_rate, factor in sorted(set(map(rate, own))):
-      runs = [r for r in own if rate(r) == (learning_rate, factor)]
-      is_other = model not in ('bare', 'untrained') and bare
-      rows.append(
-        (
-          f'`{model}`',
-          '' if model == 'untrained' else f'{learning_rate:g}',
-          f'{learning_rate * factor:g}' if is_other else '',
-          str(len(runs)),
-          format_mean([r['validation'] for r in runs]),
-          format_mean(list(map(nats, runs))),
-          format_difference(runs, bare, nats) if is_other else '',
-        )
-      )
+  rows = [('model', 'seeds', 'nats per token', 'minus bare', 'bits per byte', 'seconds')]
+  by_model = {m: [r for r in results if r['model'] == m] for m in pretrained.MODELS}
+  for model, own in by_model.items():
+    if own:
+      seconds = statistics.fmean(r['training_seconds'] for r in own)
+      is_other = model not in ('bare', 'untrained') and by_model['bare']
+      difference = format_difference(own, by_model['bare'], nats) if is_other else ''
+      bits = format_mean([r['bits_per_byte'] for r in own])
+      row = str(len(own)), format_mean(list(map(nats, own))), difference, bits, f'{seconds:.0f}'
+      rows.append((f'`{model}`', *row))
   return markdown(rows)
 
 
@@ -378,6 +367,7 @@ def format_tables(
     'frequency': frequency_table(frequencies),
     'zero shot': zero_shot_table(zero_shot),
     'fine-tuning': finetuning_table(of_pretrained, zero_shot),
+    'continued': continued_table([r for r in of_pretrained if r['table'] == pretrained.CONTINUED]),
     'longer': longer_table(of_longer),
     'combined': short_table(
       baselines + of('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
@@ -389,8 +379,6 @@ def format_tables(
     'recurrent': recurrent_table(of('recurrent')),
     'state of the union': model_table(of('state_of_the_union'), state_of_the_union.METHODS, 'wide'),
   }
-  for table in pretrained.TEXT_STEPS:
-    tables[table] = continued_table(of_pretrained, table)
   for method in cells.CONTROLLED:
     own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(f'{method}_'))
     models = [method, *own, 'plain']

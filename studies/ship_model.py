@@ -17,10 +17,10 @@ import shlex
 import tempfile
 from typing import Any
 
+from ngrammer_jax import command_line, errors, flags, pretrained_models, runs
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, flags, pretrained_models, runs
 from ngrammer_jax.checkpoints import workdirs
-from ngrammer_jax.config import catalog, command_line, data, fields
+from ngrammer_jax.config import data, fields
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training.records import goodput
 from studies import model_card
@@ -31,6 +31,11 @@ MAX_LOSS_RATIO = 1.03  # bits per byte, over that of the baseline
 NUM_SAMPLES = 5
 SAMPLE_TOKENS = 100
 # Keys of the data that may differ on another machine.
+# Optional blocks of a model that its description names.
+NAMED_BLOCKS = (
+  *('ngram', 'ngram_memories', 'memory', 'span', 'persistent', 'convolution'),
+  'adaptive_softmax',
+)
 PATH_KEYS = [key.path for key in fields.keys(data.DataConfig).values() if key.free_on_resume]
 
 
@@ -101,6 +106,16 @@ def check_run(run: runs.Run) -> None:
     )
 
 
+def describe_model(config: experiment.ModelConfig) -> str:
+  """Describes a model in one line: its size and its optional blocks."""
+  model = f'{config.layers} layers of width {config.width}'
+  if config.recurrent is not None:
+    recurrent = config.recurrent
+    model = f'{recurrent.cell} of {recurrent.hidden}, readout {recurrent.readout}'
+  used = [name.replace('_', ' ') for name in NAMED_BLOCKS if getattr(config, name)]
+  return ', '.join([model, *used])
+
+
 def check_command(config: experiment.Config, command: str) -> None:
   """Raises BadInput if a run with this config was not trained by the command."""
   for key, old, new in experiment.differences(config, resolve_command(command)):
@@ -120,7 +135,7 @@ def resolve_command(command: str) -> experiment.Config:
 def check_baseline(run: runs.Run, baseline: runs.Run) -> None:
   """Raises BadInput unless the baseline is a Transformer of the same size, text and tokens."""
   model = baseline.config.model
-  blocks = [name for name in (*catalog.NAMED_BLOCKS, 'recurrent') if getattr(model, name)]
+  blocks = [name for name in (*NAMED_BLOCKS, 'recurrent') if getattr(model, name)]
   if blocks:
     raise errors.BadInput(f'--baseline={baseline.workdir} has {blocks[0]}: it is no baseline')
   if _content_hash(run) != _content_hash(baseline):
@@ -166,7 +181,7 @@ def describe(
     'description': texts['description'],
     'corpus': config.data.corpus,
     'vocabulary': {'kind': config.data.vocabulary, 'size': run.vocabulary.size},
-    'architecture': catalog.describe_model(config.model),
+    'architecture': describe_model(config.model),
     'context': config.evaluation_context(),
     'parameters': _parameters(run),
     'bytes': (exported.workdir / workdirs.EXPORTED).stat().st_size,

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import config, errors, sharding
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, config, errors, sharding
 
 
 def bad_input(message):

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from ngrammer_jax import config, flags, train
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, config, flags, train
 
 TEXT = ''.join(f'line {i % 97} of some text\n' for i in range(500)).encode()
 
@@ -99,7 +98,7 @@ TRAIN = {
 EVALUATE = {
   'no run': (
     '--workdir={tmp}/none',
-    '--workdir={tmp}/none does not exist; expected a folder that ngrammer_jax.train wrote',
+    '--workdir={tmp}/none does not exist; expected the folder of a training',
   ),
   'no questions there': (
     '--workdir={tmp}/run --cloze={tmp}/empty_folder',

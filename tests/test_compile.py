@@ -139,7 +139,7 @@ def test_splash_attention_is_compiled(topology, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('topology', ['v5e:2x2', 'v6e:2x2'])
+@pytest.mark.parametrize('topology', ['v5e:2x2', 'v6e:2x2', 'v5p:2x2x1'])
 def test_pallas_attention_is_compiled(topology, tmp_path):
   """With a memory and relative positions; the program has no array as large as the scores."""
   flags = '--config=configs/transformer_xl.py:text8_small', '--vocabulary_size=27'
@@ -150,6 +150,7 @@ def test_pallas_attention_is_compiled(topology, tmp_path):
   for kernel in ('xla', 'pallas'):
     result, _ = report(tmp_path, *flags, f'--config.model.kernel={kernel}')
     memory[kernel] = result['programs']['train']['temporaries']
+    assert not result['programs']['train']['not_counted']  # the kernels are found by their names
   assert memory['pallas'] < 0.1 * memory['xla'], memory
 
 

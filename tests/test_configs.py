@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import config, errors, sharding
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, config, errors, sharding
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import programs

@@ -21,9 +21,9 @@ from flax import nnx
 import jax
 import pytest
 
-from ngrammer_jax import config
+from ngrammer_jax import command_line, config
 from ngrammer_jax.checkpoints import manifest
-from ngrammer_jax.config import command_line, conversion
+from ngrammer_jax.config import conversion
 from ngrammer_jax.data import corpora as corpus_files
 from tests import documentation, tokenizer_files
 from tests.data import document_files
@@ -122,8 +122,9 @@ def check_command(argv):
   specs = [word.removeprefix('--config=') for word in plain if word.startswith('--config=')]
   for spec in specs:
     if spec not in ('...', 'CONFIG'):
-      # It has to be there, whatever it is.
+      # A vocabulary has to be there, whatever it is; a run to start from would be read.
       existing = [(k, str(README) if k == 'data.vocabulary_path' else v) for k, v in overrides]
+      existing = [(k, v) for k, v in existing if k != 'init_from']
       command_line.resolve(f'{ROOT}/{spec}' if '/' in spec else spec, existing)
   for key, _ in overrides:
     conversion.find_key(key)
@@ -354,7 +355,7 @@ class Pages:
 def pages(tmp_path, cache, one_device, monkeypatch, request):
   """Runs pages in an empty folder, with the beginnings of the addresses as the built-in text."""
   addresses = []
-  for source in corpus_files.open_corpus('sotu', None).files:
+  for source in corpus_files._sotu().files:
     addresses.append(tmp_path / 'addresses' / source.name)
     addresses[-1].parent.mkdir(exist_ok=True)
     addresses[-1].write_text(source.read_text(encoding='utf-8')[:1000], encoding='utf-8')

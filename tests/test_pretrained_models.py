@@ -13,8 +13,16 @@ import numpy as np
 import pytest
 
 import ngrammer_jax
-from ngrammer_jax import errors, evaluate, export, flags, generate, pretrained_models, runs
-from ngrammer_jax.config import command_line
+from ngrammer_jax import (
+  command_line,
+  errors,
+  evaluate,
+  export,
+  flags,
+  generate,
+  pretrained_models,
+  runs,
+)
 from ngrammer_jax.runs import init_from
 from tests.checks import bad_input
 from tests.loops import each

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from ngrammer_jax import config
-from ngrammer_jax.config import command_line, conversion
+from ngrammer_jax import command_line, config
+from ngrammer_jax.config import conversion
 from tests import code_lines, tiny_run
 from tests.documentation import ROOT
 
@@ -51,6 +51,28 @@ def test_the_page_names_what_exists():
     r'`((?:model|optimizer|training|evaluation)\.[a-z_.]+)(?:=[^`]*)?`', READING
   ):
     conversion.find_key(key)
+
+
+def imported_modules():
+  """Returns the modules that each module of the package imports, in functions too, by name."""
+  paths = (ROOT / 'ngrammer_jax').rglob('*.py')
+  name_of = lambda path: '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+  trees = {name_of(path).removesuffix('.__init__'): ast.parse(path.read_text()) for path in paths}
+  imported = {}
+  for name, tree in trees.items():
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    targets = [(node.module, f'{node.module}.{each.name}') for node in froms for each in node.names]
+    imported[name] = {full if full in trees else short for short, full in targets} & trees.keys()
+  imported.pop('ngrammer_jax')  # the door, which all may enter
+  return imported
+
+
+def test_no_modules_import_each_other():
+  remaining = imported_modules()
+  while leaves := [name for name, others in remaining.items() if not others & remaining.keys()]:
+    for name in leaves:
+      del remaining[name]
+  assert not remaining, sorted(remaining)
 
 
 def test_every_folder_is_named():

@@ -6,8 +6,7 @@ import re
 import pytest
 
 import ngrammer_jax
-from ngrammer_jax import config, errors
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, config, errors
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')

@@ -1,14 +1,14 @@
 """The studies: models of equal size, the order of runs, and the tables that are made of results."""
 
 import itertools
+import json
 import pathlib
 
 from matplotlib import pyplot
 import numpy as np
 import pytest
 
-from ngrammer_jax import config, errors
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, config, errors
 from ngrammer_jax.data import token_cache
 from studies import (
   cells,
@@ -416,35 +416,40 @@ def test_accuracies_without_fine_tuning_have_errors():
 
 
 def test_the_runs_of_a_pretrained_model_are_tuned_first():
-  def line(cell, **scores):
-    keys = 'table', 'model', 'seed', 'learning_rate', 'factor'
-    return {'cell': cell.name, **{key: getattr(cell, key) for key in keys}, **scores}
-
   lines, names = [], []
   while todo := list(pretrained.missing_cells(lines)):
-    cell = todo[0]
-    names.append(cell.name)
-    validation = abs(cell.learning_rate - 3e-5) + abs(cell.factor - 10)
-    lines.append(line(cell, accuracy=50.0, n=100, validation=validation))
-  assert len(set(names)) == len(names) == 20 + 3 + 3 + 1 + 10 + 8
+    keys = 'table', 'model', 'seed', 'learning_rate'
+    line = {key: getattr(todo[0], key) for key in keys} | {'cell': todo[0].name}
+    accuracy = 50.0 + 9 * (line['model'] == 'engram' and line['learning_rate'] == 1e-4)
+    lines.append(line | {'accuracy': accuracy})
+    names.append(todo[0].name)
+  assert len(set(names)) == len(names) == 20 + 1 + 12
   assert names[:2] == ['cb.bare.lr2e-05.seed0', 'cb.bare.lr0.0001.seed0']
-  assert 'rte.engram.lr2e-05x10.seed2' in names  # of equal accuracies, the lower rate
-  assert 'continued.memory_alone.lr3e-05x10.seed1' in names
-  assert 'continued_longer.unigrams.lr3e-05x10.seed1' in names
+  assert {'rte.bare.lr2e-05.seed2', 'rte.engram.lr0.0001.seed2'} < set(names)
+  assert names[-1] == 'continued.unigrams.lr3e-05.seed1'
+
+
+def test_lines_of_a_pretrained_model(tmp_path):
+  cell = pretrained.Cell('continued', 'frozen_table', 1, 3e-5)
+  lines = {'step': 49, 'loss': 3.0}, {'step': 49, 'validation/nll_nats_per_token': 2.5}
+  (tmp_path / 'metrics.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+  line = pretrained.describe(cell, tmp_path)
+  assert (line['steps'], line['nll_nats_per_token'], line['seed']) == (49, 2.5, 1)
+  assert '--config.model.ngram_memories.0.optimizer=frozen' in line['command']
 
 
 def test_tables_of_a_pretrained_model():
-  run = {'table': 'cb', 'model': 'bare', 'learning_rate': 2e-5, 'factor': 1.0, 'n': 100}
+  run = {'table': 'cb', 'model': 'bare', 'learning_rate': 2e-5, 'n': 100}
   run |= {'majority_percent': 40.0, 'training_seconds': 9.0}
   runs = [run | {'seed': seed, 'accuracy': 60.0 + 20 * seed} for seed in range(2)]
   row = report.finetuning_table(runs, [{'task': 'cb', 'accuracy': 50.0}]).splitlines()[-1]
   assert row == '| cb | `bare` | 2e-05 | 2 | 70.0 | 10.0 | 4.6 | 50.0 | 40.0 | 9 |'
 
-  run |= {'table': 'continued', 'validation': 3.0}
+  run |= {'table': 'continued', 'bits_per_byte': 1.5}
   runs = [run | {'seed': seed, 'nll_nats_per_token': 3.0 + seed} for seed in range(2)]
-  other = {'model': 'engram', 'factor': 10.0, 'nll_nats_per_token': 2.5}
-  row = report.continued_table([*runs, runs[0] | other], 'continued').splitlines()[-1]
-  assert row == '| `engram` | 2e-05 | 0.0002 | 1 | 3.0000 | 2.5000 | -0.5000 |'
+  other = {'model': 'engram', 'nll_nats_per_token': 2.5}
+  row = report.continued_table([*runs, runs[0] | other]).splitlines()[-1]
+  assert row == '| `engram` | 1 | 2.5000 | -0.5000 | 1.5000 | 9 |'
 
   line = {'text': 'enwik8', 'documents': False}
   lines = [line | {'segments': n, 'sinks': 0, 'bits_per_byte': 1 + n / 8} for n in (0, 8)]

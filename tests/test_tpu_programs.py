@@ -72,3 +72,39 @@ def test_attention_runs_once_in_each_direction():
   assert process.returncode == 0, process.stderr
   kernels = json.loads(process.stdout.splitlines()[-1])
   assert kernels == {'splash_mha_fwd': 2, 'splash_mha_dq': 2, 'splash_mha_dkv': 2}
+
+
+# Prints how a step stores the table of an n-gram memory, and whether an instruction copies it.
+TABLE = """
+import re
+from ngrammer_jax import config as experiment
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.training import programs
+memory = NGramMemoryConfig(join='sum', hash='polynomial', projection=True, orders=(2,), heads=1,
+  rows=(8192,), row_multiple=64, width=32, exchange='table')
+sizes = dict(layers=1, width=128, heads=1, feed_forward_width=128, dtype='bfloat16', ngram=None)
+config = experiment.Config(
+  model=model_config.ModelConfig(**sizes, ngram_memories=(memory,)),
+  training=experiment.TrainingConfig(steps=1, batch_size=1, segment_length=128),
+)
+traced, _ = programs.Programs(config, 256, mesh).trace_program('train')
+with sharding.use(mesh):
+  text = traced.lower().compile().as_text()
+V, E = 8256 // 4, 128
+layouts = set(re.findall(rf'f32\\[{V},{E}\\]\\{{([^}}S]*)', text))  # S(1): on the chip
+copies = [
+  work.name
+  for work in hlo.Program(text, dict(mesh.shape)).work
+  if work.opcode in ('copy', 'transpose', 'reshape') and work.bytes > 4 * V * E
+]
+print(json.dumps([sorted(layouts), 'f32[8256,32]' in text, copies]))
+"""
+
+
+def test_narrow_tables_lie_along_the_lanes():
+  """Rows of 32 values: a step looks up, and changes, four of them side by side."""
+  process = test_compile.run('-c', SETUP + TABLE, script=())
+  assert process.returncode == 0, process.stderr
+  layouts, is_unpacked, copies = json.loads(process.stdout.splitlines()[-1])
+  assert (layouts, is_unpacked, copies) == (['1,0:T(8,128)'], False, [])

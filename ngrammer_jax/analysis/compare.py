@@ -118,9 +118,9 @@ def format_table(result: dict[str, Any]) -> str:
   for pair in result['pairs']:
     step, baseline_step = (f'{step:,}' for step in pair['steps'])
     error = '-' if pair['text_error'] is None else f'{pair["text_error"]:.4f}'
-    own = pair['run'], step, f'{pair["loss"]:.4f}'
+    run = pair['run'], step, f'{pair["loss"]:.4f}'
     baseline = pair['baseline'], baseline_step, f'{pair["baseline_loss"]:.4f}'
-    rows.append((*own, *baseline, f'{pair["difference"]:+.4f}', error))
+    rows.append((*run, *baseline, f'{pair["difference"]:+.4f}', error))
   lines = [
     f'{result["tokens"]:,} tokens of {result["split"]}; negative: lower than the baseline',
     *text_tables.align_columns(rows, '<>><>'),

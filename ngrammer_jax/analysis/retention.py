@@ -86,13 +86,14 @@ def _changes(run, all_tables, text, tokens):
 
 def _remove(run, memory):
   """Returns a run without a memory, and its variables."""
-  names = [ngram_memory.name(i) for i in range(len(run.config.model.ngram_memories))]
-  kept = [name for name in names if name != memory]
-  changes = {'ngram_memories': tuple(run.config.model.ngram_memories[names.index(n)] for n in kept)}
-  changes |= {} if memory in names else {'ngram': None}
+  memories = run.config.model.ngram_memories
+  remaining = [i for i in range(len(memories)) if ngram_memory.name(i) != memory]
+  changes = {'ngram_memories': tuple(memories[i] for i in remaining)}
+  changes |= {'ngram': None} if len(remaining) == len(memories) else {}
   model = dataclasses.replace(run.config.model, **changes)
   without = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
-  renamed = {old: ngram_memory.name(i) for i, old in enumerate(kept)}  # memories are numbered
+  # Memories are numbered.
+  renamed = {ngram_memory.name(old): ngram_memory.name(new) for new, old in enumerate(remaining)}
 
   def keep(tree):
     return {

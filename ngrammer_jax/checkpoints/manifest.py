@@ -20,6 +20,9 @@ from ngrammer_jax.system import files
 FILE_NAME = 'manifest.json'
 
 
+Leaves = dict[str, tuple[str, list[int], str]]  # dtype, shape and checksum of arrays by name
+
+
 class CorruptError(Exception):
   """A checkpoint differs from what was written. The message names the file or array."""
 
@@ -41,7 +44,7 @@ class Manifest:
   saved_at: str
   validation: float | None
   files: dict[str, tuple[int, str]]
-  leaves: dict[str, tuple[str, list[int], str]]
+  leaves: Leaves
   base: str = ''
 
   @property

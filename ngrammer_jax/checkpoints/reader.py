@@ -26,14 +26,14 @@ import numpy as np
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import checksums, manifest
 from ngrammer_jax.layers import documents
-from ngrammer_jax.models import parts
+from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.system import files, hosts
 
 if typing.TYPE_CHECKING:
   import orbax.checkpoint as ocp
 
 STEP_NAME = re.compile(r'0|[1-9][0-9]{0,17}')  # of a checkpoint folder
-BASE = 'base'
+FROZEN = 'base'
 
 
 def folder_of(workdir: pathlib.Path, step: int) -> pathlib.Path:
@@ -62,41 +62,42 @@ def best_step(workdir: pathlib.Path) -> int | None:
   return min(losses, key=losses.get, default=None)
 
 
-def read_base(workdir: pathlib.Path) -> manifest.Manifest | None:
-  """Returns the manifest of the base of a run, None if there is none.
+def read_frozen(workdir: pathlib.Path) -> manifest.Manifest | None:
+  """Returns the manifest of the base of a run, None if there is none, for all processes.
 
   Raises:
     BadInput: it is damaged.
   """
-  if not (workdir / BASE / manifest.FILE_NAME).exists():
+  has_manifest = (workdir / FROZEN / manifest.FILE_NAME).exists()
+  if not hosts.broadcast(has_manifest):  # other processes may see the file late
     return None
-  with _translate_damaged_base(workdir):
-    return manifest.read(workdir / BASE)
+  with _translate_damaged_frozen(workdir):
+    return _call_on_primary(manifest.read, workdir / FROZEN)
 
 
-def base_dtypes(workdir: pathlib.Path) -> dict[str, np.dtype]:
-  """Returns the dtype of every parameter in the base of a run, by name; see `read_base`."""
-  base = read_base(workdir)
+def frozen_dtypes(workdir: pathlib.Path) -> dict[str, np.dtype]:
+  """Returns the dtype of every parameter in the base of a run, by name; see `read_frozen`."""
+  base = read_frozen(workdir)
   return {name: jnp.dtype(leaf[0]) for name, leaf in base.leaves.items()} if base else {}
 
 
-def _restore_base(workdir: pathlib.Path, expected: str, abstract: Any) -> Any:
+def _restore_frozen(workdir: pathlib.Path, expected: str, abstract: Any) -> Any:
   """Restores and verifies the base; `expected` is its checksum. Raises BadInput if it changed."""
-  with _translate_damaged_base(workdir):
-    saved = _verify_on_primary(workdir / BASE)
+  with _translate_damaged_frozen(workdir):
+    saved = _call_on_primary(manifest.verify, workdir / FROZEN)
     if saved.checksum != expected:
       raise manifest.CorruptError('its arrays are not those of the checkpoint')
-    return _restore_folder(workdir / BASE, saved, abstract)
+    return _restore_folder(workdir / FROZEN, saved, abstract)
 
 
 @contextlib.contextmanager
-def _translate_damaged_base(workdir: pathlib.Path) -> Iterator[None]:
+def _translate_damaged_frozen(workdir: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except manifest.CorruptError as error:
     raise errors.BadInput(
-      f'{workdir / BASE} holds the parameters that are not trained, but it is not the one that was '
-      f'written: {error}; copy it from a backup, or start again with another --workdir'
+      f'{workdir / FROZEN} holds the parameters that are not trained, but it is not the one that '
+      f'was written: {error}; copy it from a backup, or start again with another --workdir'
     ) from error
 
 
@@ -118,8 +119,8 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
   """Verifies every file and array of a checkpoint of any model. Raises CorruptError."""
   folder = folder_of(workdir, step)
   saved = manifest.verify(folder)
-  if saved.base and manifest.verify(workdir / BASE).checksum != saved.base:
-    raise manifest.CorruptError(f'{BASE} is not the one of this checkpoint')
+  if saved.base and manifest.verify(workdir / FROZEN).checksum != saved.base:
+    raise manifest.CorruptError(f'{FROZEN} is not the one of this checkpoint')
   with make_checkpointer(folder) as checkpointer:
     metadata = _read_metadata(checkpointer, folder)
     # Restored as NumPy arrays: the devices that wrote them may not exist here.
@@ -131,9 +132,7 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
 
 
 def check_written(
-  checkpointer: 'ocp.StandardCheckpointer',
-  folder: pathlib.Path,
-  leaves: dict[str, tuple[str, list[int], str]],
+  checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path, leaves: manifest.Leaves
 ) -> None:
   """Looks every array up in what Orbax has written, without reading its values.
 
@@ -174,15 +173,15 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
     BadInput: the checkpoint does not match the model.
   """
   folder = folder_of(workdir, step)
-  saved = _verify_on_primary(folder)
+  saved = _call_on_primary(manifest.verify, folder)
   if not saved.base:
     return _restore_folder(folder, saved, abstract)
   names = set(checksums.named_leaves(abstract.params))
   names -= {name.removeprefix('params/') for name in saved.leaves}
-  base = _restore_base(workdir, saved.base, parts.select(abstract.params, names))
-  own = abstract.replace(params=parts.without(abstract.params, names))
+  base = _restore_frozen(workdir, saved.base, parameter_groups.select(abstract.params, names))
+  own = abstract.replace(params=parameter_groups.without(abstract.params, names))
   state = _restore_folder(folder, saved, own)
-  return state.replace(params=parts.merge(state.params, base))
+  return state.replace(params=parameter_groups.merge(state.params, base))
 
 
 def _restore_folder(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> Any:
@@ -252,14 +251,15 @@ def restore_newest(
   return None
 
 
-def _verify_on_primary(folder: pathlib.Path) -> manifest.Manifest:
-  """Verifies the files in the primary process, for all processes."""
+def _call_on_primary(read, folder):
+  """Reads or verifies a manifest in the primary process, for all processes."""
   content = message = None
-  if hosts.is_primary():
-    try:
-      content = dataclasses.asdict(manifest.verify(folder))
-    except manifest.CorruptError as error:
-      message = str(error)
+  with hosts.collective_errors():
+    if hosts.is_primary():
+      try:
+        content = dataclasses.asdict(read(folder))
+      except manifest.CorruptError as error:
+        message = str(error)
   content, message = hosts.broadcast([content, message])
   if message is not None:
     raise manifest.CorruptError(message)
@@ -274,7 +274,7 @@ def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
   """
 
   def as_saved(path, leaf):
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    name = sharding.leaf_name(path)
     if not name.startswith('memory/') or name not in saved.leaves:
       return leaf
     dtype, shape, _ = saved.leaves[name]
@@ -304,10 +304,8 @@ def check_same_leaves(path: pathlib.Path, leaves: dict[str, str], abstract: Any)
     leaves: dtype and shape of each array by name, such as `float32[2, 3]`.
     abstract: shapes and dtypes of the model.
   """
-  expected = {
-    name: f'{leaf.dtype}{list(leaf.shape)}'
-    for name, leaf in checksums.named_leaves(abstract).items()
-  }
+  describe = lambda leaf: f'{leaf.dtype}{list(leaf.shape)}'
+  expected = {name: describe(leaf) for name, leaf in checksums.named_leaves(abstract).items()}
   for name in sorted(expected.keys() | leaves.keys()):
     if expected.get(name) != leaves.get(name):
       raise errors.BadInput(

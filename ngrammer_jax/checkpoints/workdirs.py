@@ -23,18 +23,14 @@ from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import Vocabulary
 from ngrammer_jax.system import files, hosts
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 ORIGIN = 'published.json'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
-OWN_FILES = (
-  'config',
-  'corpus',
-  'vocabulary',
-  'lock',
-  reader.BASE,
-)  # a killed start may leave these
+# A killed start may leave these.
+OWN_FILES = 'config', 'corpus', 'vocabulary', 'lock', reader.FROZEN
 SHARED_SECONDS = 60  # after which all processes see a file of the primary
 REMEDY = 'restore it from a backup, or use another workdir'
 
@@ -90,18 +86,14 @@ def read_content_hash(workdir: pathlib.Path) -> str | None:
   path = workdir / CORPUS
   if not path.exists():
     raise errors.BadInput(
-      f'--workdir={workdir} holds no {CORPUS}: the text it was started on is unknown; '
-      f'use another workdir'
+      f'--workdir={workdir} holds no {CORPUS}: its text is unknown; use another workdir'
     )
   with files.translate_damage(path, REMEDY):
     return files.read_json(path)['content_hash']
 
 
 def write(
-  folder: pathlib.Path,
-  config: experiment.Config,
-  vocabulary: vocabularies.Vocabulary,
-  content_hash: str | None,
+  folder: pathlib.Path, config: experiment.Config, vocabulary: Vocabulary, content_hash: str | None
 ) -> None:
   """Writes the vocabulary, the hash of the text and the config."""
   vocabulary.save(folder)
@@ -123,10 +115,7 @@ def write_origin(folder: pathlib.Path, origin: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def lock_workdir(
-  workdir: pathlib.Path,
-  config: experiment.Config,
-  vocabulary: vocabularies.Vocabulary,
-  content_hash: str,
+  workdir: pathlib.Path, config: experiment.Config, vocabulary: Vocabulary, content_hash: str
 ) -> Iterator[None]:
   """Locks a workdir and writes its files other than checkpoints, in the primary process.
 
@@ -196,9 +185,7 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
   path = workdir / CONFIG
   if not path.exists():
     problem = f'holds no {CONFIG}: not a run directory' if workdir.exists() else 'does not exist'
-    raise errors.BadInput(
-      f'--workdir={workdir} {problem}; expected a folder that ngrammer_jax.train wrote'
-    )
+    raise errors.BadInput(f'--workdir={workdir} {problem}; expected the folder of a training')
   with files.translate_damage(path, REMEDY):
     try:
       return experiment.load(path)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import checksums, manifest, reader
-from ngrammer_jax.models import parts
+from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.system import files, hosts
 
 SCRATCH = '.scratch'
@@ -40,41 +40,43 @@ class CheckpointWriter:
     self._orbax = reader.make_checkpointer(self._folder)
     self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
     self._step, self._commit_future = 0, None  # of the checkpoint in progress
-    self._base = reader.read_base(workdir)
+    # Without a checkpoint, the base is written again.
+    has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
+    self._frozen = reader.read_frozen(workdir) if has_checkpoint else None
 
   def check_space(self, state: Any, name: str = 'a checkpoint') -> None:
     """Raises BadInput if the disk has no room for a state, abstract or not."""
-    leaves = jax.tree.leaves(self._without_base(state))
+    leaves = jax.tree.leaves(self._without_frozen(state))
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     needed = size + 1_000_000  # the files other than the arrays
     if files.free_bytes(self._folder) < needed:
       raise errors.BadInput(self._disk_full_message(f'{name} of {needed / 1e6:,.1f} MB'))
 
-  def save_base(self, params: Any) -> None:
+  def save_frozen(self, params: Any) -> None:
     """Writes the parameters that are not trained, in place of earlier ones; `save` omits them.
 
     Raises:
       BadInput: the disk is full.
     """
-    folder = self._workdir / reader.BASE
-    hosts.on_primary(self._delete_base, folder)
-    self._base = None
+    folder = self._workdir / reader.FROZEN
+    hosts.on_primary(self._delete_frozen, folder)
+    self._frozen = None
     if not params:
       return
     with hosts.collective_errors():
       self.check_space(params, 'the parameters that are not trained')
-    scratch = folder if files.is_remote(folder) else folder.with_name(f'{reader.BASE}{SCRATCH}')
+    scratch = folder if files.is_remote(folder) else folder.with_name(f'{reader.FROZEN}{SCRATCH}')
     with self._translate_disk_full('the parameters that are not trained'):
       leaves = _describe_leaves(params)
-      self._orbax.save(files.orbax_path(scratch), params)
+      self._orbax.save(files.orbax_path(scratch), reader.drop_empty(params))
       self._orbax.wait_until_finished()
       hosts.on_primary(self._finish, 0, None, scratch, leaves, folder)
     # Not read again: other processes may see the file late.
-    self._base = manifest.Manifest(0, '', None, {}, leaves)
+    self._frozen = manifest.Manifest(0, '', None, {}, leaves)
 
-  def _delete_base(self, folder: pathlib.Path) -> None:
-    for path in folder.parent.glob(f'{folder.name}*'):
-      if path.name in (folder.name, f'{folder.name}{SCRATCH}'):
+  def _delete_frozen(self, folder: pathlib.Path) -> None:
+    for path in (folder, *folder.parent.glob(f'{folder.name}{SCRATCH}*')):
+      if path.exists():
         files.remove(path)
 
   def save(self, step: int, state: Any, validation: float | None = None) -> None:
@@ -88,7 +90,7 @@ class CheckpointWriter:
     Raises:
       BadInput: the disk is full, now or when the previous checkpoint was written.
     """
-    state = self._without_base(state)
+    state = self._without_frozen(state)
     with hosts.collective_errors():
       self._wait()
       self.check_space(state, f'step {step}')  # before Orbax: its threads log many errors
@@ -107,11 +109,11 @@ class CheckpointWriter:
     self._step = step
     self._commit_future = self._thread.submit(self._commit, step, validation, scratch, describe)
 
-  def _without_base(self, state: Any) -> Any:
+  def _without_frozen(self, state: Any) -> Any:
     """Returns a state without the parameters that are in the base."""
-    if self._base is None:
+    if self._frozen is None:
       return state
-    return state.replace(params=parts.without(state.params, self._base.leaves))
+    return state.replace(params=parameter_groups.without(state.params, self._frozen.leaves))
 
   def set_validation(self, step: int, validation: float) -> None:
     """Adds a validation loss that was measured after the checkpoint was written."""
@@ -146,11 +148,11 @@ class CheckpointWriter:
     try:
       reader.check_written(self._orbax, scratch, leaves)
     except manifest.CorruptError as error:
-      name = reader.BASE if folder.name == reader.BASE else f'step {step}'
+      name = reader.FROZEN if folder.name == reader.FROZEN else f'step {step}'
       raise RuntimeError(f'{name} was not saved: {error}') from error
     saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     digests = manifest.digest_files(scratch)
-    base = self._base.checksum if self._base else ''
+    base = self._frozen.checksum if self._frozen else ''
     manifest.write(scratch, manifest.Manifest(step, saved_at, validation, digests, leaves, base))
     if not files.is_remote(scratch):
       scratch.rename(folder)
@@ -211,7 +213,7 @@ class CheckpointWriter:
       self._orbax.close()
 
 
-def _describe_leaves(state: Any) -> dict[str, tuple[str, list[int], str]]:
+def _describe_leaves(state: Any) -> manifest.Leaves:
   """Returns dtype, shape and checksum of each array by name."""
   leaves, sums = checksums.named_leaves(state), checksums.checksums(state)
   return {name: (str(x.dtype), list(x.shape), sums[name]) for name, x in leaves.items()}

@@ -28,29 +28,24 @@ class LayerKind(NamedTuple):
 class AttentionConfig:
   """Options of attention (see `layers.Attention`)."""
 
-  logit_cap: float | None = field(
-    None, 'c of the capped attention logits c tanh(s / c); None: not capped', above=0
-  )
+  logit_cap: float | None = field(None, 'c of capped logits c tanh(s / c); None: no cap', above=0)
   scale: float | None = field(
-    None, 'multiplies queries times keys of the context; None: 1 / sqrt(head width)', above=0
+    None, 'factor of the scores; None: H^(-1/2)', above=0, only_for={'per_dim_scale': (False,)}
   )
-  inverse_layer_scale: bool = field(False, 'divide the scores of layer i, from 0, by i + 1 (GPT-2)')
+  inverse_layer_scale: bool = field(
+    False, 'divide scores of layer i by i + 1 (GPT-2)', only_for={'per_dim_scale': (False,)}
+  )
   query_key_norm: str | None = field(
     None,
     'RMS norm of queries and keys before they are rotated, of each head or of all heads together',
     choices=QUERY_KEY_NORMS,
+    only_for={'shared_query_key': (False,)},
   )
-  query_key_value_bias: bool | None = field(
-    None, 'biases of queries, keys and values; None: same as `model.bias`'
-  )
+  query_key_value_bias: bool | None = field(None, 'biases of queries, keys, values; None: `bias`')
   output_bias: bool | None = field(None, 'bias of the output; None: same as `model.bias`')
-  window: int | None = field(
-    None, 'keys that a token of a layer with a window attends to, itself included', at_least=1
-  )
+  window: int | None = field(None, 'keys that a token attends to, its own too', at_least=1)
   layer_pattern: tuple[str, ...] = field(
-    ('full',),
-    'kinds of the layers, repeated; unrotated: without rotary positions',
-    choices=LAYER_KINDS,
+    ('full',), 'kinds of layers, repeated; unrotated: without rotary positions', choices=LAYER_KINDS
   )
 
   def layer_kinds(self, layers: int) -> tuple[LayerKind, ...]:
@@ -71,16 +66,6 @@ class AttentionConfig:
       raise errors.BadInput(
         f'model.attention.window={self.window} does not fit model.attention.layer_pattern='
         f'{self.layer_pattern}: layers of the kind "window" need a window, and a window such layers'
-      )
-    if model.per_dim_scale and (self.scale is not None or self.inverse_layer_scale):
-      name = 'inverse_layer_scale' if self.scale is None else f'scale={self.scale}'
-      raise errors.BadInput(
-        f'model.attention.{name} and model.per_dim_scale both scale the queries: use one of them'
-      )
-    if self.query_key_norm is not None and model.shared_query_key:
-      raise errors.BadInput(
-        f'model.attention.query_key_norm={self.query_key_norm!r} does not support '
-        f'model.shared_query_key'
       )
     if any(not kind.is_rotated for kind in self.layer_kinds(model.layers)):
       if model.position != 'rope':

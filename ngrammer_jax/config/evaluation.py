@@ -3,10 +3,11 @@
 import dataclasses
 
 from ngrammer_jax import errors
-from ngrammer_jax.config import segment_memory
+from ngrammer_jax.config import fields, segment_memory
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.model import ModelConfig
 
+_TRANSFORMER = {'model.recurrent': (None,)}
 PROTOCOLS = ('streams', 'transformer_xl', 'adaptive_span', 'sliding_window')
 
 
@@ -17,29 +18,27 @@ class EvaluationMemory:
   A Transformer with rotary positions can have a memory in evaluation alone.
   """
 
-  length: int | None = field(None, 'number of tokens whose keys and values are cached', at_least=0)
+  length: int | None = field(None, 'number of cached tokens', at_least=0, only_for=_TRANSFORMER)
   same_length: str | None = field(
-    None, 'see model.memory.same_length', choices=segment_memory.SAME_LENGTH
+    None, 'see model.memory.same_length', choices=segment_memory.SAME_LENGTH, only_for=_TRANSFORMER
   )
-  sinks: int | None = field(None, 'see model.memory.sinks', at_least=0)
-  clamp_length: int | None = field(None, 'see model.positional.clamp_length', at_least=1)
-  carry_memory: bool | None = field(None, 'see model.recurrent.carry_memory')
+  sinks: int | None = field(None, 'see model.memory.sinks', at_least=0, only_for=_TRANSFORMER)
+  clamp_length: int | None = field(
+    None,
+    'see model.positional.clamp_length',
+    at_least=1,
+    only_for=_TRANSFORMER | {'model.position': ('relative', 'shaw')},
+  )
+  carry_memory: bool | None = field(
+    None, 'see model.recurrent.carry_memory', only_for={'model.recurrent': (fields.ANY,)}
+  )
 
   def check(self, model: ModelConfig) -> None:
-    """Raises BadInput for options that the model does not have."""
+    """Raises BadInput for a model that cannot have a memory in evaluation alone."""
     if model.memory is None and model.recurrent is None and model.position not in ('rope', 'none'):
       raise errors.BadInput(
         f'evaluation.memory is set, but the model has no memory, which model.position='
         f'{model.position!r} needs in training too: use evaluation.memory=None'
-      )
-    for key, value in dataclasses.asdict(self).items():
-      is_recurrent = key == 'carry_memory'
-      if value is not None and is_recurrent == (model.recurrent is None):
-        kind = 'recurrent models' if is_recurrent else 'Transformers'
-        raise errors.BadInput(f'evaluation.memory.{key}={value} is only for {kind}: use None')
-    if self.clamp_length is not None and model.position not in ('relative', 'shaw'):
-      raise errors.BadInput(
-        f'evaluation.memory.clamp_length is not for model.position={model.position!r}'
       )
 
   def apply(self, model: ModelConfig) -> ModelConfig:
@@ -62,15 +61,12 @@ class EvaluationConfig:
 
   streams: int = field(16, 'number of contiguous streams that a split is divided into', at_least=1)
   segment_length: int | None = field(None, 'segment length; None: as in training', at_least=1)
-  max_tokens: int | None = field(
-    None, 'maximum number of tokens in validation during training; None: all', at_least=1
-  )
+  max_tokens: int | None = field(None, 'maximum tokens of a validation; None: all', at_least=1)
   max_examples: int | None = field(
     None,
     'fine-tuning: validate on the first examples of each task during training; None: all',
     at_least=1,
+    only_for={'finetune': (fields.ANY,)},
   )
   memory: EvaluationMemory | None = field(None, 'memory options; None: as in training')
-  protocol: str = field(
-    'streams', 'evaluation protocol, see `data.streams.EvaluationStreams`', choices=PROTOCOLS
-  )
+  protocol: str = field('streams', 'see `data.streams.EvaluationStreams`', choices=PROTOCOLS)

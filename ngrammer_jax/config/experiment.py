@@ -24,15 +24,10 @@ class Config:
   data: DataConfig = field(DataConfig(), 'corpus and vocabulary')
   optimizer: OptimizerConfig = field(OptimizerConfig(), 'optimizers and learning rate schedule')
   training: TrainingConfig = field(TrainingConfig(), 'steps, batch size and intervals')
-  evaluation: EvaluationConfig = field(
-    EvaluationConfig(), 'options of evaluation', free_on_resume=True
-  )
+  evaluation: EvaluationConfig = field(EvaluationConfig(), 'evaluation', free_on_resume=True)
   mesh: MeshConfig = field(MeshConfig(), 'devices along each axis', free_on_resume=True)
   seed: int = field(0, 'random seed', at_least=0, at_most=2**32 - 1)
-  init_from: str | None = field(
-    None,
-    'run directory of the parameters that training starts from, or pretrained:NAME, or hf:FOLDER',
-  )
+  init_from: str | None = field(None, 'run directory to start from, pretrained:NAME or hf:FOLDER')
   finetune: FinetuneConfig | None = field(None, 'fine-tuning of a trained model')
 
   def check(self) -> None:
@@ -47,17 +42,10 @@ class Config:
         raise errors.BadInput(str(error).replace('model.memory', 'evaluation.memory')) from error
     self.data.check()
     self._check_positions()
-    self._check_cutoffs()
-    self._check_bytes()
     if self.finetune is not None:
       self.finetune.check(self.training.segment_length)
-    elif self.evaluation.max_examples is not None:
-      raise errors.BadInput(
-        f'evaluation.max_examples={self.evaluation.max_examples} is for fine-tuning, which has '
-        f'examples: use evaluation.max_tokens, or None'
-      )
-    if self.finetune is None:  # else the model is not known yet
-      self.check_parts()
+    else:  # in fine-tuning, the model is not known yet
+      self.check_groups()
     self.mesh.check()
 
   def warnings(self) -> Iterator[str]:
@@ -81,9 +69,9 @@ class Config:
           f'optimizer.train, which also saves its gradient'
         )
 
-  def check_parts(self) -> None:
+  def check_groups(self) -> None:
     """Raises BadInput if `optimizer` names a part that the model does not have."""
-    self.optimizer.check_parts(self.model.parts(), self.init_from is not None)
+    self.optimizer.check_groups(self.model.parameter_groups(), self.init_from is not None)
 
   def _check_positions(self) -> None:
     length = max(self.training.segment_length, self.evaluation_length())
@@ -102,27 +90,6 @@ class Config:
         f'model.positional.max_length={positions.max_length} is less than the segment length '
         f'{length}: raise it, or lower training.segment_length or evaluation.segment_length'
       )
-    if self.model.position == 'absolute' and self.model.memory is not None:
-      raise errors.BadInput(
-        f'model.memory reads documents of any length, but model.position="absolute" has '
-        f'{positions.max_length} positions: use model.memory=None, or model.position="rope"'
-      )
-
-  def _check_cutoffs(self) -> None:
-    adaptive = self.model.adaptive_softmax
-    if adaptive is not None and adaptive.cutoffs and self.data.vocabulary != 'words':
-      raise errors.BadInput(
-        f'model.adaptive_softmax.cutoffs={adaptive.cutoffs} need a vocabulary sorted by '
-        f'frequency: data.vocabulary="words", not {self.data.vocabulary!r}'
-      )
-
-  def _check_bytes(self) -> None:
-    for index, memory in enumerate(self.model.ngram_memories):
-      if memory.key == 'bytes' and self.data.vocabulary != 'bytes':
-        raise errors.BadInput(
-          f'model.ngram_memories.{index}.key="bytes" needs data.vocabulary="bytes", not '
-          f'{self.data.vocabulary!r}: use key="tokens", or another vocabulary'
-        )
 
   def evaluation_length(self) -> int:
     """Segment length of evaluation."""

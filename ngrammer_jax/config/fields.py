@@ -1,6 +1,6 @@
 """Fields of a config: their comments, the rules for their values, and iteration over them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import decimal
 import functools
@@ -14,113 +14,51 @@ from ngrammer_jax import errors
 
 MAX_INT = 2**31 - 1  # upper bound of every int without another one: sizes and ids are int32
 MAX_TEXT = 100  # characters of a value in an error message
+ANY = 'a value'  # in `Key.only_for` and `Key.needs`: all values but None
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
-  """Rules for the value of a field, or for each entry of a tuple. None: no limit.
+class Key:
+  """One key of the config: a section, an optional block or a value. Its rules are for the value.
 
-  A float must be finite, and an int without `at_most` is at most MAX_INT.
+  Of a tuple, they are for each entry. A float must be finite, and an int without `at_most` is at
+  most MAX_INT.
 
   Attributes:
+    default: the default value.
+    comment: meaning of the value in one line, shown by --print_config.
+    path: dotted path from the root of the config.
+    types: the types of its value, including NoneType if it may be None.
+    free_on_resume: whether the value may differ when a run is resumed; also for all keys of a
+      section.
+    free_on_init: whether the value of a model may differ from that of the run in `init_from`: the
+      parameters have the same meaning.
+    is_used: False for a key of an earlier version that no longer has an effect.
     choices: all valid values.
     at_least, above, at_most, below: bounds of a number.
     also: further valid values, outside the bounds.
-    only_for: name of another key, in the same block or in an enclosing one, and its values with
-      which the field has an effect. With other values the field must have its default.
-    reason: explanation at the end of the error message.
+    only_for: other keys, of the same block or an enclosing one, each with its values with which the
+      field has an effect. With other values the field must have its default.
+    needs: for a value of the field, other keys and the values that it needs, as in `only_for`.
+    reason: explanation at the end of the error message, of `only_for` and `needs` if there are any.
   """
 
+  default: Any
+  comment: str
+  path: str = ''
+  types: tuple[Any, ...] = ()
+  free_on_resume: bool = False
+  free_on_init: bool = False
+  is_used: bool = True
   choices: tuple[str, ...] | None = None
   at_least: float | None = None
   above: float | None = None
   at_most: float | None = None
   below: float | None = None
   also: tuple[Any, ...] = ()
-  only_for: tuple[str, tuple[str | bool, ...]] | None = None
+  only_for: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict, hash=False)
+  needs: Mapping[Any, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
   reason: str = ''
-
-  def allow(self, value: Any) -> bool:
-    """Whether the rules allow a value."""
-    if value in self.also:
-      return True
-    if self.choices is not None:
-      return value in self.choices
-    limits = (
-      self.at_least is None or value >= self.at_least,
-      self.above is None or value > self.above,
-      self.at_most is None or value <= self.at_most,
-      self.below is None or value < self.below,
-      not isinstance(value, float) or math.isfinite(value),
-      not self.exceeds_max_int(value),
-    )
-    return all(limits)
-
-  def exceeds_max_int(self, value: Any) -> bool:
-    """Whether a value is an int above MAX_INT, and no other upper bound is declared."""
-    return isinstance(value, int) and value > MAX_INT and self.at_most is None
-
-  def describe(self) -> str:
-    """Formats the rules as the predicate of an error message."""
-    if self.choices is not None:
-      return f'is not one of: {", ".join(self.choices)}'
-    if self.at_least is not None and self.at_most is not None:
-      return f'must be from {self.at_least} to {self.at_most}'
-    bounds = {'at least': self.at_least, 'above': self.above}
-    bounds |= {'at most': self.at_most, 'below': self.below}
-    parts = [f'{words} {bound}' for words, bound in bounds.items() if bound is not None]
-    return f'must be {" and ".join(parts)}'
-
-
-def field(
-  default: Any,
-  comment: str,
-  *,
-  free_on_resume: bool = False,
-  free_on_init: bool = False,
-  is_used: bool = True,
-  **rules: Any,
-) -> Any:
-  """Declares a field of a config dataclass.
-
-  Args:
-    default: the default value.
-    comment: meaning of the value in one line, shown by --print_config.
-    free_on_resume: whether the value may differ when a run is resumed; also for all keys of a
-      section.
-    free_on_init: whether the value of a model may differ from that of the run in `init_from`: the
-      parameters have the same meaning.
-    is_used: False for a key of an earlier version that no longer has an effect.
-    **rules: see `Rules`.
-  """
-  metadata = {'comment': comment, 'is_used': is_used, 'rules': Rules(**rules)}
-  metadata |= {'free_on_resume': free_on_resume, 'free_on_init': free_on_init}
-  return dataclasses.field(default=default, metadata=metadata)
-
-
-@dataclasses.dataclass(frozen=True)
-class Key:
-  """One key of the config: a section, an optional block or a value.
-
-  Attributes:
-    path: dotted path from the root of the config.
-    default: the default value.
-    types: the types of its value, including NoneType if it may be None.
-    comment: meaning of the value.
-    free_on_resume: whether it may differ when a run is resumed.
-    free_on_init: whether it may differ from the run in `init_from`.
-    is_used: whether it has an effect.
-    rules: rules for the value.
-  """
-
-  path: str
-  default: Any
-  types: tuple[Any, ...]
-  comment: str
-  free_on_resume: bool
-  free_on_init: bool
-  is_used: bool
-  rules: Rules
 
   @functools.cached_property
   def block(self) -> type | None:
@@ -177,16 +115,45 @@ class Key:
       return math.inf if value > 0 else -math.inf
     if type(value) not in self.types:
       name = lambda kind: str(kind) if typing.get_origin(kind) else kind.__name__
-      names = ['None' if kind is types.NoneType else name(kind) for kind in self.types]
-      raise errors.BadInput(
-        f'{self.path}={format_value(value)} is not of type {" or ".join(names)}'
-      )
+      expected = ' or '.join('None' if k is types.NoneType else name(k) for k in self.types)
+      raise errors.BadInput(f'{self.path}={format_value(value)} is not of type {expected}')
     return value
+
+  def allow(self, value: Any) -> bool:
+    """Whether the rules allow a value, or an entry of a tuple."""
+    if value in self.also:
+      return True
+    if self.choices is not None:
+      return value in self.choices
+    limits = (
+      self.at_least is None or value >= self.at_least,
+      self.above is None or value > self.above,
+      self.at_most is None or value <= self.at_most,
+      self.below is None or value < self.below,
+      not isinstance(value, float) or math.isfinite(value),
+      not self.exceeds_max_int(value),
+    )
+    return all(limits)
+
+  def exceeds_max_int(self, value: Any) -> bool:
+    """Whether a value is an int above MAX_INT, and no other upper bound is declared."""
+    return isinstance(value, int) and value > MAX_INT and self.at_most is None
+
+  def describe(self) -> str:
+    """Formats the rules as the predicate of an error message."""
+    if self.choices is not None:
+      return f'is not one of: {", ".join(self.choices)}'
+    if self.at_least is not None and self.at_most is not None:
+      return f'must be from {self.at_least} to {self.at_most}'
+    bounds = {'at least': self.at_least, 'above': self.above}
+    bounds |= {'at most': self.at_most, 'below': self.below}
+    parts = [f'{words} {bound}' for words, bound in bounds.items() if bound is not None]
+    return f'must be {" and ".join(parts)}'
 
   def check(self, value: Any) -> None:
     """Raises BadInput for a value that the rules do not allow."""
     for item in value if isinstance(value, tuple) else (value,):
-      if item is None or self.rules.allow(item):
+      if item is None or self.allow(item):
         continue
       text = format_value(item)
       is_one_of_several = isinstance(value, tuple) and len(value) > 1
@@ -194,29 +161,41 @@ class Key:
       subject = f'{self.path}={shown}'
       if isinstance(item, float) and not math.isfinite(item):
         raise errors.BadInput(f'{subject} must be finite')
-      if self.rules.exceeds_max_int(item):
+      if self.exceeds_max_int(item):
         raise errors.BadInput(f'{subject} must be at most {MAX_INT:,}')
-      alternatives = (*self.rules.also, None) if self.is_optional else self.rules.also
+      alternatives = (*self.also, None) if self.is_optional else self.also
       suffix = ''.join(f', or {other}' for other in alternatives)
-      reason = f': {self.rules.reason}' if self.rules.reason else ''
-      raise errors.BadInput(f'{subject} {self.rules.describe()}{suffix}{reason}')
+      is_of_value = self.reason and not (self.only_for or self.needs)
+      reason = f': {self.reason}' if is_of_value else ''
+      raise errors.BadInput(f'{subject} {self.describe()}{suffix}{reason}')
 
-  def check_has_effect(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
-    """Raises BadInput for a value that has no effect: see `Rules.only_for`.
+  def check_needs(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
+    """Raises BadInput for a value that other keys exclude: see `only_for` and `needs`.
 
     Args:
       value: the value.
       blocks: path and dataclass of the block of the key and of each enclosing block.
     """
-    if self.rules.only_for is None or value == self.default:
-      return
-    name, choices = self.rules.only_for
-    path, other = next((path, getattr(b, name)) for path, b in blocks if hasattr(b, name))
-    if other not in choices:
-      raise errors.BadInput(
-        f'{self.path}={value!r} is not for {path}{name}={other!r}, but for '
-        f'{", ".join(map(str, choices))}: use {self.default!r}'
-      )
+    is_default = value == self.default
+    needs = {} if is_default else self.only_for
+    for name, choices in (needs | self.needs.get(value, {})).items():
+      first, *others = name.split('.')
+      path, block = next((each for each in blocks if hasattr(each[1], first)), ('', None))
+      if block is None:  # a model without the rest of the config
+        continue
+      other = functools.reduce(lambda b, n: getattr(b, n, None), (first, *others), block)
+      if other not in choices and (other is None or ANY not in choices):
+        remedy = '' if is_default else f': use {self.default!r}'
+        reason = f'; {self.reason}' if self.reason else ''
+        raise errors.BadInput(
+          f'{self.path}={format_value(value)} is not for {path}{name}={format_value(other)}, but '
+          f'for {", ".join(map(str, choices))}{remedy}{reason}'
+        )
+
+
+def field(default: Any, comment: str, **rules: Any) -> Any:
+  """Declares a field of a config dataclass; for the arguments see `Key`."""
+  return dataclasses.field(default=default, metadata={'key': Key(default, comment, **rules)})
 
 
 def format_value(value: Any) -> str:
@@ -240,10 +219,8 @@ def format_value(value: Any) -> str:
 @functools.cache
 def keys(kind: type, path: str = '') -> dict[str, Key]:
   """Returns the keys of a config dataclass by name, without those inside its blocks."""
-  return {
-    f.name: Key(path + f.name, f.default, _union_members(f.type), **f.metadata)
-    for f in dataclasses.fields(kind)
-  }
+  of = lambda f: {'path': path + f.name, 'types': _union_members(f.type)}
+  return {f.name: dataclasses.replace(f.metadata['key'], **of(f)) for f in dataclasses.fields(kind)}
 
 
 def walk(kind: type, path: str = '') -> Iterator[Key]:
@@ -284,7 +261,7 @@ def check_values(config: Any, path: str = '', enclosing: Sequence[tuple[str, Any
         check_values(value, f'{entry.path}.', blocks)
       else:
         entry.check(value)
-        entry.check_has_effect(value, blocks)
+      entry.check_needs(value, blocks)
 
 
 def differences(

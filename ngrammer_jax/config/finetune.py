@@ -17,9 +17,7 @@ class FinetuneConfig:
   """The task that a trained model is fine-tuned on (see `ngrammer_jax.finetune`)."""
 
   task: str = field('rte', 'SuperGLUE task; mixture: all jointly, all: one after the other')
-  format: str = field(
-    't5', 'texts: those of T5, or questions, which a published model understands', choices=FORMATS
-  )
+  format: str = field('t5', 'texts of T5, or questions, for published models', choices=FORMATS)
   targets_length: int = field(32, 'maximum tokens of a target, including its end', at_least=2)
   packed: bool = field(True, 'pack several examples into a row; they do not attend to each other')
   truncate: bool = field(True, 'truncate long inputs on the side without the question')
@@ -29,15 +27,9 @@ class FinetuneConfig:
   choosing: str | None = field(
     None, 'how answers are chosen; None: rank, or greedy for tasks without labels', choices=CHOOSING
   )
-  wsc_spans: str = field(
-    'all', 'spans marked in wsc: all, or those that T5 marks', choices=WSC_SPANS
-  )
-  patience: int | None = field(
-    None, 'evaluations without progress before training stops', at_least=1
-  )
-  tfds_dir: str | None = field(
-    None, 'folder of tasks prepared by TFDS, without data.superglue_dir', free_on_resume=True
-  )
+  wsc_spans: str = field('all', 'spans marked in wsc: all, or those of T5', choices=WSC_SPANS)
+  patience: int | None = field(None, 'validations without progress before a stop', at_least=1)
+  tfds_dir: str | None = field(None, 'folder of tasks that TFDS prepared', free_on_resume=True)
   download: bool = field(False, 'let TFDS download the tasks', free_on_resume=True)
 
   def check(self, segment_length: int) -> None:

@@ -11,20 +11,15 @@ class MeshConfig:
   """Number of devices along each axis; -1: all remaining devices."""
 
   data: int = field(-1, 'devices that split the batch', at_least=1, also=(-1,))
-  fsdp: int = field(
-    1, 'devices that split the batch, parameters and optimizer state', at_least=1, also=(-1,)
-  )
-  model: int = field(
-    1, 'devices that split heads, feed-forward, vocabulary and tables', at_least=1, also=(-1,)
-  )
+  fsdp: int = field(1, 'devices that split batch, parameters and optimizer', at_least=1, also=(-1,))
+  model: int = field(1, 'devices that split heads, features, vocabulary', at_least=1, also=(-1,))
 
   @classmethod
   def from_preset(cls, name: str) -> 'MeshConfig':
     """Returns one of PRESETS. Raises BadInput for another name."""
     if name not in PRESETS:
       raise errors.BadInput(
-        f'mesh={name}: expected one of {", ".join(PRESETS)}; or set mesh.data, mesh.fsdp and '
-        f'mesh.model'
+        f'mesh={name}: expected one of {", ".join(PRESETS)}; or set data, fsdp and model of mesh'
       )
     return PRESETS[name]
 

@@ -19,7 +19,7 @@ from ngrammer_jax.config.positions import (
 )
 from ngrammer_jax.config.recurrent import RecurrentConfig
 from ngrammer_jax.config.segment_memory import MemoryConfig
-from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
+from ngrammer_jax.config.softmax import DROPOUT, AdaptiveSoftmaxConfig
 from ngrammer_jax.config.span import SpanConfig
 
 # Values of some keys.
@@ -39,76 +39,56 @@ class ModelConfig:
   layers: int = field(4, 'number of blocks', at_least=1, at_most=1000)  # each is traced
   width: int = field(256, 'model width D', at_least=1)
   heads: int = field(4, 'attention heads', at_least=1)
-  key_value_heads: int | None = field(
-    None, 'heads of keys and values, each for several query heads; None: `heads`', at_least=1
-  )
+  key_value_heads: int | None = field(None, 'heads of keys and values; None: `heads`', at_least=1)
   head_width: int | None = field(None, 'features of a head; None: `width` / `heads`', at_least=1)
   feed_forward_width: int = field(
     688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
   )
-  activation: str = field(
-    'gelu',
-    'activation of the feed-forward; gelu: the tanh form, gelu_erf: the exact one',
-    choices=ACTIVATIONS,
-  )
+  activation: str = field('gelu', 'gelu: tanh form, gelu_erf: the exact one', choices=ACTIVATIONS)
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
   feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: same as `bias`')
-  position: str = field('rope', 'position encoding', choices=POSITIONS)
+  position: str = field(
+    'rope', 'position encoding', choices=POSITIONS, needs={'absolute': {'memory': (None,)}}
+  )
   positional: PositionalConfig | None = field(None, 'options of the encoding; None: the defaults')
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
   norm: str = field('pre', 'placement of the norms', choices=NORMS)
   norm_kind: str = field('layer', 'layer norm, or RMS norm without a bias', choices=NORM_KINDS)
-  norm_offset: bool = field(
-    False, 'the parameters of RMS norms are their weights minus 1', only_for=('norm_kind', ('rms',))
-  )
+  norm_offset: bool = field(False, 'parameters: weights minus 1', only_for={'norm_kind': ('rms',)})
   norm_epsilon: float = field(1e-6, 'epsilon of the norms', above=0)
   final_norm: bool = field(True, 'norm before the softmax')
   parallel_residual: bool = field(
-    False, 'attention and feed-forward have the same input (GPT-NeoX)', only_for=('norm', ('pre',))
+    False, 'attention and feed-forward have the same input (GPT-NeoX)', only_for={'norm': ('pre',)}
   )
-  convolution: int | None = field(
-    None, 'width of a depthwise convolution of q, k and v (Primer: 3)', at_least=1, at_most=256
-  )
+  convolution: int | None = field(None, 'width for q, k and v (Primer: 3)', at_least=1, at_most=256)
   shared_query_key: bool = field(False, 'compute queries from the convolved keys (full Primer)')
   tie_embeddings: bool = field(True, 'input and output share the embedding')
   scale_embeddings: bool = field(True, 'multiply embeddings by the square root of the width')
-  softmax_bias: bool = field(True, 'bias of the output layer')
+  softmax_bias: bool = field(True, 'biases of the output', only_for={'adaptive_softmax': (None,)})
   final_logit_cap: float | None = field(
-    None, 'c of the capped output logits c tanh(s / c); None: not capped', above=0
+    None, 'c of c tanh(s / c); None: no cap', above=0, only_for={'adaptive_softmax': (None,)}
+  )
+  logits_dtype: str | None = field(
+    None,
+    'dtype in which scoring stores logits; None: float32 at least',
+    choices=('bfloat16',),
+    only_for={'adaptive_softmax': (None,)},
+    free_on_init=True,
   )
   vocabulary_chunk: int | None = field(
-    None,
-    'vocabulary entries whose logits are computed at a time; None: all',
-    at_least=1,
-    free_on_resume=True,
+    None, 'vocabulary entries with logits at a time; None: all', at_least=1, free_on_resume=True
   )
   # Applied to embeddings, the output of each sub-layer, relative position encodings, and the final
   # output if it has no norm.
-  dropout: float = field(
-    0.0, 'dropout of embeddings and sub-layers', at_least=0, below=1, free_on_init=True
-  )
-  attention_dropout: float = field(
-    0.0, 'dropout of attention weights', at_least=0, below=1, free_on_init=True
-  )
-  inner_dropout: float = field(
-    0.0, 'dropout inside the feed-forward', at_least=0, below=1, free_on_init=True
-  )
-  dtype: str = field(
-    'auto',
-    'dtype of activations; auto: bfloat16 on accelerators, float32 on CPU',
-    choices=DTYPES,
-    free_on_init=True,
-  )
+  dropout: float = field(0.0, 'dropout of embeddings and sub-layers', **DROPOUT)
+  attention_dropout: float = field(0.0, 'dropout of attention weights', **DROPOUT)
+  inner_dropout: float = field(0.0, 'dropout inside the feed-forward', **DROPOUT)
+  dtype: str = field('auto', 'auto: bfloat16 on accelerators', choices=DTYPES, free_on_init=True)
   scan_layers: bool = field(True, 'compile one block and scan over blocks', free_on_resume=True)
-  remat: str = field(
-    'none', 'rematerialisation in the backward pass', choices=REMAT, free_on_resume=True
-  )
+  remat: str = field('none', 'what is rematerialised', choices=REMAT, free_on_resume=True)
   kernel: str | None = field(
-    None,
-    'attention kernel, see docs/kernels.md; None selects automatically',
-    choices=kernels.NAMES,
-    free_on_resume=True,
+    None, 'see docs/kernels.md; None: automatic', choices=kernels.NAMES, free_on_resume=True
   )
   attention: AttentionConfig | None = field(None, 'options of attention; None: the defaults')
   ngram: NGramConfig | None = field(None, 'N-Grammer layer')
@@ -117,9 +97,7 @@ class ModelConfig:
   adaptive_softmax: AdaptiveSoftmaxConfig | None = field(None, 'adaptive input and softmax')
   span: SpanConfig | None = field(None, 'adaptive attention span')
   persistent: PersistentConfig | None = field(None, 'persistent vectors (all-attention)')
-  initial: InitialConfig | None = field(
-    None, "initial weights; None: each layer's own", free_on_init=True
-  )
+  initial: InitialConfig | None = field(None, "weights; None: each layer's own", free_on_init=True)
   recurrent: RecurrentConfig | None = field(None, 'recurrent model instead of the Transformer')
 
   def positions(self) -> PositionalConfig:
@@ -168,12 +146,11 @@ class ModelConfig:
   @property
   def context_key_heads(self) -> int:
     """Number of heads of keys and values of the context."""
-    return (
-      self.context_heads if self.key_value_heads in (None, self.heads) else self.key_value_heads
-    )
+    own = self.key_value_heads
+    return self.context_heads if own in (None, self.heads) else own
 
-  def parts(self) -> tuple[str, ...]:
-    """Names of the parts of the parameters, see `models.parts`."""
+  def parameter_groups(self) -> tuple[str, ...]:
+    """Names of the groups of the parameters, see `models.parameter_groups`."""
     memories = [name for name in ('ngram', 'persistent', 'span') if getattr(self, name) is not None]
     memories += map(ngram_memory.name, range(len(self.ngram_memories)))
     return 'embedding', 'blocks', 'head', *memories

@@ -55,51 +55,40 @@ class OptimizerConfig:
   """Optimizers of dense weights and n-gram tables, with schedules of the same shape."""
 
   algorithm: str = field(
-    'adam',
-    'optimizer of the dense weights; adamw: same as adam; lamb: Adam, scaled to array norms',
-    choices=ALGORITHMS,
+    'adam', 'optimizer of dense weights; adamw: same as adam; lamb: scaled Adam', choices=ALGORITHMS
   )
   learning_rate: float = field(1e-3, 'peak learning rate of the dense weights', above=0)
   schedule: str = field('cosine', 'learning rate after the warm-up', choices=SCHEDULES)
   warmup_steps: int = field(100, 'steps of linear warm-up', at_least=0)
-  final_fraction: float = field(
-    0.1, 'cosine, linear: final fraction of the learning rate', at_least=0
-  )
+  final_fraction: float = field(0.1, 'cosine, linear: final share of the learning rate', at_least=0)
   epsilon: float = field(1e-6, 'added to the denominator of the update', above=0)
   weight_decay: float = field(
-    0.0,
-    'decoupled weight decay of the dense weights',
-    at_least=0,
-    only_for=('algorithm', ('adam', 'adamw', 'lamb')),
+    0.0, 'decay of dense weights', at_least=0, only_for={'algorithm': ('adam', 'adamw', 'lamb')}
   )
-  clip_norm: float | None = field(
-    1.0, 'maximum gradient norm of the dense weights; adagrad: of each array', at_least=0
-  )
+  clip_norm: float | None = field(1.0, 'maximum dense gradient norm; adagrad: by array', at_least=0)
   adam: AdamConfig | None = field(None, 'decay rates of Adam and LAMB; None: the defaults')
   table: TableConfig | None = field(None, 'Adagrad of the n-gram tables; None: the defaults')
   drop: DropConfig | None = field(None, 'lower learning rate in the final steps')
   train: tuple[str, ...] = field(
-    ('all',),
-    'what is trained: all; new: what init_from lacks; or parts: embedding, blocks, head, a memory',
+    ('all',), 'what is trained: all; new: what init_from lacks; embedding, blocks, head, a memory'
   )
   rates: tuple[RateConfig, ...] = field((), 'learning rates of parts of the model')
 
-  def check_parts(self, parts: tuple[str, ...], has_source: bool) -> None:
+  def check_groups(self, groups: tuple[str, ...], has_source: bool) -> None:
     """Raises BadInput for a part that the model does not have.
 
     Args:
-      parts: see `ModelConfig.parts`.
+      groups: see `ModelConfig.parameter_groups`.
       has_source: whether training starts from another run.
     """
-    valid = ('all', 'new', *parts)
+    valid = ('all', 'new', *groups)
     named = [('optimizer.train', name, valid) for name in self.train]
-    named += [(f'optimizer.rates.{i}.part', rate.part, parts) for i, rate in enumerate(self.rates)]
+    named += [(f'optimizer.rates.{i}.part', rate.part, groups) for i, rate in enumerate(self.rates)]
     for path, name, choices in named:
       if name not in choices:
         near = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)[0]
         raise errors.BadInput(
-          f'{path}={name!r} is no part of this model: did you mean {near!r}? Parts: '
-          f'{", ".join(choices)}'
+          f'{path}={name!r} is no part of this model: use {near!r}? It has {", ".join(choices)}'
         )
     if len(self.train) != 1 and ('all' in self.train or not self.train):
       raise errors.BadInput(
@@ -108,8 +97,7 @@ class OptimizerConfig:
       )
     if 'new' in self.train and not has_source:
       raise errors.BadInput(
-        'optimizer.train="new" trains what init_from lacks, but init_from=None: set init_from, or '
-        'use "all"'
+        'optimizer.train="new" is what init_from lacks, but init_from=None: set it, or use "all"'
       )
     if len({rate.part for rate in self.rates}) < len(self.rates):
       raise errors.BadInput('optimizer.rates has a part twice: give each part one factor')

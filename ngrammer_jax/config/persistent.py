@@ -6,6 +6,7 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import start_field
+from ngrammer_jax.config.ngram.ngrammer import BETWEEN_BLOCKS
 
 # all_attention is the method of the paper; the others are its ablations.
 KINDS = ('all_attention', 'attention_split', 'single_head', 'head_split')
@@ -20,35 +21,19 @@ class PersistentConfig:
     'all_attention',
     'how the vectors are combined with the context (the others: ablations)',
     choices=KINDS,
+    # It has heads without keys, and without context.
+    needs={'head_split': {'shared_query_key': (False,), 'ngram.layer': (None, *BETWEEN_BLOCKS)}},
   )
-  start: str | None = start_field()
+  start: str | None = start_field(
+    needs={'neutral': {'kind': ('attention_split', 'single_head')}},
+    reason='the others take attention from the context of the trained model',
+  )
 
   def check(self, model: Any) -> None:
     """Raises BadInput for vectors that are invalid for the model."""
     if not self.vectors and self.kind != 'all_attention':
+      raise errors.BadInput(f'model.persistent.kind={self.kind!r} needs vectors, not 0 of them')
+    if self.kind == 'head_split' and model.heads % 2:
       raise errors.BadInput(
-        f'model.persistent.kind={self.kind!r} needs vectors, but model.persistent.vectors=0'
-      )
-    if self.start == 'neutral' and self.kind in ('all_attention', 'head_split'):
-      raise errors.BadInput(
-        f'model.persistent.kind={self.kind!r} takes attention from the context, so it cannot be '
-        f'added to a trained model: use model.persistent.kind="attention_split", with a softmax of '
-        f'its own, or model.persistent.start="published", with another loss at the start'
-      )
-    if self.kind != 'head_split':
-      return
-    if model.heads % 2:
-      raise errors.BadInput(
-        f'model.persistent.kind="head_split" needs an even number of heads, not '
-        f'model.heads={model.heads}'
-      )
-    if model.shared_query_key:
-      raise errors.BadInput(
-        'model.persistent.kind="head_split" has heads without keys, but model.shared_query_key '
-        'computes queries from keys: use only one of them'
-      )
-    if model.ngram is not None and model.ngram.layer == 'attention':
-      raise errors.BadInput(
-        'model.persistent.kind="head_split" has heads without context, but '
-        'model.ngram.layer="attention" needs context in all heads: use another kind or layer'
+        f'model.persistent.kind="head_split" needs an even model.heads, not {model.heads}'
       )

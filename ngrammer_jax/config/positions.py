@@ -12,20 +12,17 @@ SEGMENT_POSITIONS = ('segment_sinusoid', 'learned')
 # Encodings of the distance to earlier tokens, without values for later tokens.
 BACKWARD_POSITIONS = ('relative', 'shaw', 'table')
 # absolute: learned vectors of the positions in the document are added to the embeddings (GPT-2).
-POSITIONS = (
-  *('rope', 'sinusoid', 'absolute', 'relative', 'shaw', 'table', *SEGMENT_POSITIONS),
-  'none',
-)
+POSITIONS = ('rope', 'sinusoid', 'absolute', *BACKWARD_POSITIONS, *SEGMENT_POSITIONS, 'none')
 SCALINGS = ('linear', 'llama3', 'yarn', 'longrope')
 
-_ROPE = ('position', ('rope',))
-_RELATIVE = ('position', ('relative',))
-_CLAMPED = ('position', ('relative', 'shaw'))
-_LEARNED = ('position', ('shaw', 'table', 'learned', 'absolute'))
-_BY_LENGTH = ('kind', ('llama3', 'yarn', 'longrope'))
-_LLAMA3 = ('kind', ('llama3',))
-_YARN = ('kind', ('yarn',))
-_LONGROPE = ('kind', ('longrope',))
+_ROPE = {'position': ('rope',)}
+_RELATIVE = {'position': ('relative',)}
+_CLAMPED = {'position': ('relative', 'shaw')}
+_LEARNED = {'position': ('shaw', 'table', 'learned', 'absolute')}
+_BY_LENGTH = {'kind': ('llama3', 'yarn', 'longrope')}
+_LLAMA3 = {'kind': ('llama3',)}
+_YARN = {'kind': ('yarn',)}
+_LONGROPE = {'kind': ('longrope',)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,25 +31,16 @@ class RotaryScalingConfig:
 
   kind: str = field('linear', 'formula of the scaled frequencies', choices=SCALINGS)
   factor: float = field(1.0, 'ratio of the new length to the original one', at_least=1)
-  original_length: int = field(
-    8192, 'length of the texts in the first training', at_least=2, only_for=_BY_LENGTH
-  )
+  original_length: int = field(8192, 'text length before scaling', at_least=2, only_for=_BY_LENGTH)
   low_frequency_factor: float = field(
     1.0, 'turns in the original length below which a frequency is scaled', only_for=_LLAMA3, above=0
   )
-  high_frequency_factor: float = field(
-    4.0, 'turns above which a frequency is not scaled', only_for=_LLAMA3, above=0
-  )
-  beta_fast: float = field(
-    32.0, 'turns above which a frequency is not scaled', only_for=_YARN, above=0
-  )
+  high_frequency_factor: float = field(4.0, 'turns above which it stays', only_for=_LLAMA3, above=0)
+  beta_fast: float = field(32.0, 'turns above which a frequency stays', only_for=_YARN, above=0)
   beta_slow: float = field(1.0, 'turns below which a frequency is scaled', only_for=_YARN, above=0)
   truncate: bool = field(True, 'round the ends of the ramp between both', only_for=_YARN)
   attention_factor: float | None = field(
-    None,
-    'multiplies sine and cosine; None: that of the formula',
-    above=0,
-    only_for=('kind', ('yarn', 'longrope')),
+    None, 'of sine and cosine; None: by formula', above=0, only_for={'kind': ('yarn', 'longrope')}
   )
   short_factors: tuple[float, ...] = field(
     (), 'divisors of the frequencies for texts up to `original_length`', above=0, only_for=_LONGROPE
@@ -84,30 +72,17 @@ class PositionalConfig:
   min_timescale: float = field(1.0, 'shortest timescale', above=0, only_for=_ROPE)
   max_timescale: float = field(10_000.0, 'longest timescale, `theta`', above=0, only_for=_ROPE)
   window_max_timescale: float | None = field(
-    None,
-    'longest timescale of layers with a window, never scaled; None: as the others',
-    above=0,
-    only_for=_ROPE,
+    None, 'longest timescale in layers with a window; None: the same', above=0, only_for=_ROPE
   )
-  rotary_fraction: float = field(
-    1.0, 'share of the features of a head that is rotated', above=0, at_most=1, only_for=_ROPE
-  )
-  interleaved: bool = field(
-    False, 'rotate features 2 j and 2 j + 1, not j and j + half', only_for=_ROPE
-  )
-  scaling: RotaryScalingConfig | None = field(None, 'frequencies for longer texts')
+  rotary_fraction: float = field(1.0, 'rotated share of a head', above=0, at_most=1, only_for=_ROPE)
+  interleaved: bool = field(False, 'rotate features 2 j and 2 j + 1 together', only_for=_ROPE)
+  scaling: RotaryScalingConfig | None = field(None, 'frequencies for longer texts', only_for=_ROPE)
   shared_biases: bool = field(True, 'all layers share the biases u and v', only_for=_RELATIVE)
   clamp_length: int | None = field(
-    None,
-    'maximum distance: relative clamps beyond it, shaw from it on',
-    at_least=1,
-    only_for=_CLAMPED,
+    None, 'maximum distance: relative clamps beyond it, shaw at it', at_least=1, only_for=_CLAMPED
   )
   max_length: int = field(
-    512,
-    'number of learned distances (shaw, table) or positions (learned, absolute)',
-    at_least=1,
-    only_for=_LEARNED,
+    512, 'distances (shaw, table) or positions (learned, absolute)', at_least=1, only_for=_LEARNED
   )
 
   def rotated_features(self, head_width: int) -> int:
@@ -117,10 +92,6 @@ class PositionalConfig:
   def check(self, model: Any) -> None:
     """Raises BadInput for options that are invalid for the model."""
     if model.position != 'rope':
-      if self.scaling is not None:
-        raise errors.BadInput(
-          f'model.positional.scaling is only for model.position="rope", not {model.position!r}'
-        )
       return
     has_window = any(kind.has_window for kind in model.layer_kinds())
     if self.window_max_timescale is not None and not has_window:

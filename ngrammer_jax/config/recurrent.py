@@ -21,9 +21,10 @@ EMPTY_SLOTS = ('mask', 'zeros')  # see `layers.recurrent.readout.AttentionReadou
 # Fields of `ModelConfig` that apply to recurrent models; the others are only for Transformers.
 SHARED = (
   *('width', 'heads', 'tie_embeddings', 'scale_embeddings', 'softmax_bias', 'vocabulary_chunk'),
-  *('dropout', 'dtype', 'scan_layers', 'ngram', 'ngram_memories', 'adaptive_softmax', 'recurrent'),
+  *('dropout', 'dtype', 'logits_dtype', 'scan_layers', 'ngram', 'ngram_memories'),
+  *('adaptive_softmax', 'recurrent'),
 )
-_MEMORY = ('readout', ('recurrent_memory',))
+_MEMORY = {'readout': ('recurrent_memory',)}
 UNBOUNDED = 2**31 - 1  # context length of recurrent models, in tokens
 
 
@@ -39,38 +40,31 @@ class RecurrentConfig:
     'attention: number of previous outputs; recurrent memory: number of words',
     at_least=1,
     at_most=1024,
-    only_for=('readout', (*ATTENTION, 'recurrent_memory')),
+    only_for={'readout': (*ATTENTION, 'recurrent_memory')},
   )
-  slices: int = field(
-    4, 'number of slices of the hidden state', at_least=2, only_for=('readout', ('ngram',))
-  )
+  slices: int = field(4, 'slices of the hidden state', at_least=2, only_for={'readout': ('ngram',)})
   # False in the paper. Generation and ranking always carry it. It may be set for a readout without
   # memory, so that models can be compared with equal options.
   carry_memory: bool = field(False, 'carry the memory of the readout to the next segment')
   empty_slots: str = field(
-    'mask',
-    'empty slots of the window: masked, or zeros that are attended to',
-    choices=EMPTY_SLOTS,
-    only_for=('readout', ATTENTION),
+    'mask', 'masked, or visible zeros', choices=EMPTY_SLOTS, only_for={'readout': ATTENTION}
   )
   temporal_tables: int = field(
     1, "number of temporal tables; 2 in the authors' code", at_least=1, at_most=2, only_for=_MEMORY
   )
   gate_bias: bool = field(False, "biases of the gates; True in the authors' code", only_for=_MEMORY)
-  forget_bias: float = field(1.0, 'initial bias of the forget gate', only_for=('cell', ('lstm',)))
-  initial: float = field(
-    0.1, 'uniform range of initial parameters, except n-grams and adaptive softmax', above=0
-  )
+  forget_bias: float = field(1.0, 'initial bias of the forget gate', only_for={'cell': ('lstm',)})
+  initial: float = field(0.1, 'uniform range of initial parameters, not of n-grams', above=0)
 
   @property
-  def parts(self) -> int:
+  def num_slices(self) -> int:
     """Number of parts that the readout divides the hidden state into."""
     return READOUTS[self.readout] or self.slices
 
   @property
   def width(self) -> int:
     """Width J of the input of the output layer."""
-    return self.hidden // self.parts
+    return self.hidden // self.num_slices
 
   @property
   def slots(self) -> int:
@@ -101,7 +95,7 @@ class RecurrentConfig:
     The hidden size is a multiple of the number of parts; of two sizes that are equally close, the
     smaller one is selected. For the arguments see `parameters`.
     """
-    with_width = lambda J: dataclasses.replace(self, hidden=self.parts * J)
+    with_width = lambda J: dataclasses.replace(self, hidden=self.num_slices * J)
     count = lambda J: with_width(J).parameters(width, vocabulary_size)
     upper = 1
     while count(upper) < budget:
@@ -119,10 +113,10 @@ class RecurrentConfig:
       self._check_output_width(model, 'adaptive_softmax', f'model.width={self.width}')
 
   def _check_divisible(self) -> None:
-    if self.hidden % self.parts:
-      nearest = max(1, round(self.hidden / self.parts)) * self.parts
+    if self.hidden % self.num_slices:
+      nearest = max(1, round(self.hidden / self.num_slices)) * self.num_slices
       raise errors.BadInput(
-        f'model.recurrent.hidden={self.hidden} must be divisible by the {self.parts} parts of '
+        f'model.recurrent.hidden={self.hidden} must be divisible by the {self.num_slices} parts of '
         f'model.recurrent.readout={self.readout!r}: use {nearest}'
       )
 
@@ -135,11 +129,6 @@ class RecurrentConfig:
       keys = ', '.join(f'model.{key}' for key in invalid)
       remedy = ', '.join(f'model.{key}={defaults[key]!r}' for key in invalid)
       raise errors.BadInput(f'{keys}: only for Transformers, not model.recurrent; use {remedy}')
-    if model.ngram is not None and model.ngram.layer != 'input':
-      raise errors.BadInput(
-        f'model.ngram.layer={model.ngram.layer!r} is only for Transformers: with model.recurrent '
-        f'use "input"'
-      )
 
   def _check_output_width(self, model, option: str, remedy: str) -> None:
     """Raises BadInput if the widths that an option requires to be equal are not."""
@@ -147,5 +136,5 @@ class RecurrentConfig:
       raise errors.BadInput(
         f'model.{option} needs an output as wide as the embedding, but the readout has width '
         f'{self.width} and model.width={model.width}: use model.recurrent.hidden='
-        f'{model.width * self.parts}, or {remedy}'
+        f'{model.width * self.num_slices}, or {remedy}'
       )

@@ -22,10 +22,14 @@ class MemoryConfig:
   """
 
   length: int = field(128, 'length of the memory in tokens', at_least=0, free_on_init=True)
-  first: str = field('empty', 'initial slots: masked, or zeros that are attended to', choices=FIRST)
-  same_length: str = field(
-    'no', 'attend to the same number of keys for every token', choices=SAME_LENGTH
+  first: str = field(
+    'empty',
+    'initial slots: masked, or zeros that are attended to',
+    choices=FIRST,
+    needs={'zeros': {'bias': (False,), 'norm': ('post', 'post_skip')}},
+    reason='zero inputs must have zero keys and values',
   )
+  same_length: str = field('no', 'attend to equally many keys for every token', choices=SAME_LENGTH)
   across_documents: bool = field(False, 'tokens attend to previous documents too')
   sinks: int = field(
     0,
@@ -33,6 +37,9 @@ class MemoryConfig:
     at_least=0,
     free_on_init=True,
     free_on_resume=True,
+    only_for={'position': ('rope', 'none'), 'same_length': ('no',)}
+    | {'span': (None,), 'recurrent': (None,)},
+    reason='the keys of the first tokens move, which needs rotary positions',
   )
 
   def window(self) -> int | None:
@@ -50,28 +57,7 @@ class MemoryConfig:
         f'model.memory.same_length={self.same_length!r} with model.memory.length=0: a token '
         f'attends to no key; use "memory_and_self"'
       )
-    if self.sinks:
-      self._check_sinks(model)
-    if self.first == 'zeros' and (model.bias or model.norm not in ('post', 'post_skip')):
+    if self.sinks and self.sinks >= self.length:
       raise errors.BadInput(
-        f'model.memory.first="zeros" requires that zero inputs have zero keys and values: use '
-        f'model.bias=False, and model.norm="post_skip" or "post", not {model.norm!r}'
+        f'model.memory.sinks={self.sinks} must be less than model.memory.length={self.length}'
       )
-
-  def _check_sinks(self, model: Any) -> None:
-    """Raises BadInput if the first tokens cannot stay in the memory."""
-    path = f'model.memory.sinks={self.sinks}'
-    if self.sinks >= self.length:
-      raise errors.BadInput(f'{path} must be less than model.memory.length={self.length}')
-    if model.position not in ('rope', 'none'):
-      raise errors.BadInput(
-        f'{path} moves the keys of the first tokens, which needs rotary positions, not '
-        f'model.position={model.position!r}: use 0'
-      )
-    for name, value, needed in (
-      ('memory.same_length', self.same_length, 'no'),
-      ('span', model.span, None),
-      ('recurrent', model.recurrent, None),
-    ):
-      if value != needed:
-        raise errors.BadInput(f'{path} is not for model.{name}: use 0, or model.{name}={needed}')

@@ -6,31 +6,26 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
+DROPOUT = {'at_least': 0, 'below': 1, 'free_on_init': True}  # rules of every dropout
+
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveSoftmaxConfig:
   """Adaptive input and softmax (see `layers.adaptive_softmax`)."""
 
-  cutoffs: tuple[int, ...] = field((), 'first word id of each tail cluster')
-  divisor: int = field(
-    1, 'factor by which each tail is narrower than the previous cluster', at_least=1
+  cutoffs: tuple[int, ...] = field(
+    (),
+    'first word id of each tail cluster',
+    only_for={'data.vocabulary': ('words',)},
+    reason='only these are sorted by frequency',
   )
-  embedding_width: int | None = field(
-    None, 'width of the embeddings of the head; None: model.width', at_least=1
-  )
+  divisor: int = field(1, 'ratio of the widths of a cluster and the next one', at_least=1)
+  embedding_width: int | None = field(None, 'width of the head embeddings; None: D', at_least=1)
   tied_projections: tuple[bool, ...] = field(
     (True,), 'share the projection of input and output, by cluster or one entry for all'
   )
-  project_same_width: bool = field(
-    True, 'also project a cluster as wide as the model, if the divisor is above 1'
-  )
-  dropout: float | None = field(
-    None,
-    'dropout of the embeddings and of the output; None: model.dropout',
-    at_least=0,
-    below=1,
-    free_on_init=True,
-  )
+  project_same_width: bool = field(True, 'project clusters as wide as the model, if divided')
+  dropout: float | None = field(None, 'dropout of input and output; None: model.dropout', **DROPOUT)
 
   def check(self, model: Any) -> None:
     """Raises BadInput for invalid clusters."""
@@ -38,11 +33,6 @@ class AdaptiveSoftmaxConfig:
     if any(b <= a for a, b in zip(borders, borders[1:], strict=False)):
       raise errors.BadInput(
         f'model.adaptive_softmax.cutoffs={self.cutoffs} must increase, the first above 0'
-      )
-    if model.final_logit_cap is not None:
-      raise errors.BadInput(
-        f'model.final_logit_cap={model.final_logit_cap} does not support model.adaptive_softmax: '
-        f'use one of them'
       )
     width = model.width if self.embedding_width is None else self.embedding_width
     clusters = len(borders)
@@ -56,8 +46,6 @@ class AdaptiveSoftmaxConfig:
         f'model.adaptive_softmax.tied_projections has {len(self.tied_projections)} entries for '
         f'{clusters} clusters: expected one for each, the head first, or one for all'
       )
-    if not model.softmax_bias:
-      raise errors.BadInput('model.softmax_bias=False: an adaptive softmax always has biases')
 
   def check_vocabulary(self, size: int) -> None:
     """Raises BadInput if a tail cluster would be empty."""

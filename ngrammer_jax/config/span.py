@@ -30,15 +30,10 @@ class SpanConfig:
     reason='a span without a ramp has no gradient (the papers use 32)',
   )
   penalty: float = field(
-    2e-6,
-    'loss in nats per token of span: mean over heads, summed over layers',
-    at_least=0,
-    free_on_init=True,
+    2e-6, 'loss per token of span: mean over heads, sum over layers', at_least=0, free_on_init=True
   )
   initial: float | None = field(
-    None,
-    'initial parameter; None: 0 or 1 for adaptive, -4 or 4 before the sigmoid for dynamic',
-    free_on_init=True,
+    None, 'initial value; None: 0 (neutral 1) for adaptive, -4 (4) for dynamic', free_on_init=True
   )
   start: str | None = start_field()
   renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
@@ -46,7 +41,7 @@ class SpanConfig:
     None,
     'keys that count in the 1e-8 of the rescaling; None: span, or all for a limit below 64',
     choices=EPSILON_KEYS,
-    only_for=('renormalize', (True,)),
+    only_for={'renormalize': (True,)},
   )
   reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
   check_every: int = field(100, 'no longer used', at_least=1, free_on_resume=True, is_used=False)

@@ -23,20 +23,14 @@ class TrainingConfig:
   half_loss: bool = field(False, 'compute the loss only on the second half of each segment')
   segments_per_call: int = field(10, 'steps per compiled call', at_least=1, free_on_resume=True)
   log_every: int = field(10, 'steps between log lines', at_least=1, free_on_resume=True)
-  evaluate_every: int = field(
-    500, 'steps between validations; 0: only after the last step', at_least=0, free_on_resume=True
-  )
+  evaluate_every: int = field(500, 'interval; 0: at the last step', at_least=0, free_on_resume=True)
   checkpoint_every: int = field(500, 'steps between checkpoints', at_least=1, free_on_resume=True)
-  keep_checkpoints: int = field(
-    3, 'number of newest checkpoints to keep', at_least=1, free_on_resume=True
-  )
-  accumulation: AccumulationConfig | None = field(
-    None, 'gradient accumulation: less memory for the same update'
-  )
+  keep_checkpoints: int = field(3, 'newest checkpoints to keep', at_least=1, free_on_resume=True)
+  accumulation: AccumulationConfig | None = field(None, 'gradient accumulation, which saves memory')
 
   @property
-  def parts(self) -> int:
-    """Number of parts that the batch is split into."""
+  def microbatches(self) -> int:
+    """Number of microbatches that a batch is split into."""
     return 1 if self.accumulation is None else self.accumulation.parts
 
   @property

@@ -1,6 +1,7 @@
-"""Files of a corpus in object storage: gs://, s3:// and hf://, read ahead and tried again.
+"""Files of a corpus in object storage: gs://, s3:// and hf://, read ahead.
 
-At most 3 blocks of BLOCK bytes are held or on their way for each open file.
+At most 3 blocks of BLOCK bytes are held or on their way for each open file. The libraries of the
+stores try transient errors again, a few times.
 """
 
 from collections.abc import Callable
@@ -9,14 +10,12 @@ import importlib.util
 import io
 import pathlib
 import re
-import time
 from typing import Any
 
 from ngrammer_jax import errors
 
 BLOCK = 512 << 10  # bytes of a request
 TIMEOUT = 60  # seconds for one
-ATTEMPTS, PAUSE = 4, 0.5  # seconds, doubled after each attempt; each library has its own, too
 # Package, extra, where credentials come from, and options of the file system.
 STORES = {
   'gs': (*('gcsfs', 'gcs', 'gcloud auth application-default login'), {'requests_timeout': TIMEOUT}),
@@ -84,7 +83,7 @@ def find(url: str) -> list[BucketFile]:
   kind = root.partition('://')[0]
   *_, credentials, _ = STORES[kind]
   try:
-    infos = _retry(lambda: _file_system(root).find(root, detail=True))
+    infos = _file_system(root).find(root, detail=True)
   except errors.BadInput:
     raise
   except Exception as error:  # each library has classes of its own
@@ -92,15 +91,15 @@ def find(url: str) -> list[BucketFile]:
       f'data.path={url} cannot be read: check its name, the network and the credentials '
       f'({credentials}). {_one_line(error)}'
     ) from error
-  found = []
+  bucket_files = []
   for path, info in infos.items():
     version = next((str(info[name]) for name in VERSIONS if info.get(name)), '')
     file = BucketFile(f'{kind}://{path}', root, info['size'] or 0, version)
     if not any(part.startswith('.') for part in file.relative_to().parts):
-      found.append(file)
-  if not found:
+      bucket_files.append(file)
+  if not bucket_files:
     raise errors.BadInput(f'data.path={url} has no files: expected those of a corpus')
-  return sorted(found)
+  return sorted(bucket_files)
 
 
 def _file_system(url: str) -> Any:
@@ -112,20 +111,6 @@ def _file_system(url: str) -> Any:
   import fsspec  # only for such files
 
   return fsspec.filesystem(kind, use_listings_cache=False, **options)
-
-
-def _retry(call: Callable[[], Any]) -> Any:
-  """Returns the result of a call, which is repeated after errors that may be transient."""
-  for attempt in range(ATTEMPTS):
-    try:
-      return call()
-    except (*LOST, errors.BadInput):
-      raise
-    except Exception:
-      if attempt == ATTEMPTS - 1:
-        raise
-      time.sleep(PAUSE * 2**attempt)
-  return None
 
 
 def _one_line(error: Exception) -> str:
@@ -149,13 +134,12 @@ class _Stream(io.RawIOBase):
 
   def _ask(self, call: Callable[[], Any]) -> Any:
     try:
-      return _retry(call)
+      return call()
     except LOST as error:
       raise errors.BadInput(f'{self._file} is lost: {_one_line(error)}') from error
     except errors.BadInput:
       raise
     except Exception as error:
       raise errors.PeerLostError(
-        f'{self._file} cannot be read, tried {ATTEMPTS} times with {TIMEOUT} seconds each: '
-        f'{_one_line(error)}; {errors.RERUN_ALL}'
+        f'{self._file} cannot be read: {_one_line(error)}; {errors.RERUN_ALL}'
       ) from error

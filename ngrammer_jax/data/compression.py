@@ -48,42 +48,43 @@ def find(path: pathlib.Path, head: bytes) -> str | None:
   Raises:
     BadInput: its name says that it is compressed, but it is not, or in another way.
   """
-  found = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
-  named = SUFFIXES.get(path.suffix.lower())
-  if head and named not in (None, found):
+  actual = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
+  suffix_kind = SUFFIXES.get(path.suffix.lower())
+  if head and suffix_kind not in (None, actual):
     raise errors.BadInput(
-      f'{path} is damaged: it is named {path.suffix}, but is {found or "not"} compressed'
-      f'{"" if found else f" by {named}"}: copy it again, or rename it'
+      f'{path} is damaged: it is named {path.suffix}, but is {actual or "not"} compressed'
+      f'{"" if actual else f" by {suffix_kind}"}: copy it again, or rename it'
     )
-  return found
+  return actual
 
 
-def is_named(path: pathlib.Path) -> bool:
-  """Whether a file is not compressed, or .gz or .zip as its suffix says."""
-  with path.open('rb') as file:
-    kind = find(path, file.read(8))
-  return kind is None or path.suffix in ('.gz', '.zip')
-
-
-def open_binary(path: pathlib.Path, frame: int = 0) -> io.BufferedIOBase:
+def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.BufferedIOBase:
   """Opens a file for reading its bytes, decompressed if it is compressed.
 
   Args:
     path: the file; of a zip archive, its only member is read.
     frame: where in the file the frame begins that is read first, see `Frames.place`.
+    offset: of the first byte, in the text from this frame on.
 
   Raises:
     BadInput: the file is not compressed as its name says, or an archive of several files.
   """
   file = path.open('rb')
   kind = find(path, file.peek(8)[:8])
+  if kind is None:
+    file.seek(offset)
+    return file
   if kind == 'zip':
     archive = zipfile.ZipFile(file)
     members = archive.namelist()
     if len(members) != 1:
       raise errors.BadInput(f'{path} holds {len(members)} files, expected one')
-    return archive.open(members[0])
-  return file if kind is None else io.BufferedReader(Frames(file, kind, frame), 1 << 18)
+    decompressed = archive.open(members[0])
+  else:
+    decompressed = io.BufferedReader(Frames(file, kind, frame), 1 << 18)
+  while data := decompressed.read(min(offset, 1 << 20)):
+    offset -= len(data)
+  return decompressed
 
 
 def place(file: BinaryIO, frame: int, offset: int) -> tuple[int, int]:
@@ -108,31 +109,13 @@ class Frames(io.RawIOBase):
   """
 
   def __init__(self, file: BinaryIO, kind: str, start: int = 0):
-    self._file, self._make, self._start = file, DECOMPRESSORS[kind], start
-    self._rewind()
-
-  def _rewind(self) -> None:
-    self._file.seek(self._start)
+    self._file, self._make = file, DECOMPRESSORS[kind]
     self._decompressor, self._input, self._text = None, b'', memoryview(b'')
-    self._offset, self._frames = 0, [(0, self._start)]  # text before, and place of each frame
+    self._offset, self._frames = 0, [(0, start)]  # text before, and place of each frame
+    file.seek(start)
 
   def readable(self) -> bool:
     return True
-
-  def seekable(self) -> bool:
-    return True
-
-  def tell(self) -> int:
-    return self._offset
-
-  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-    """Reads up to an offset of text, from the first frame if it lies behind."""
-    offset += self._offset if whence == io.SEEK_CUR else 0
-    if offset < self._offset:
-      self._rewind()
-    while self._offset < offset and self.read(min(offset - self._offset, 1 << 20)):
-      pass
-    return self._offset
 
   def readinto(self, buffer: Any) -> int:
     while not self._text and self._fill():

@@ -9,14 +9,14 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
-import json
 import logging
 import math
 import pathlib
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import buckets, compression, kinds, sections, shards, split_files, text_files
-from ngrammer_jax.data.formats import ANY, Layout
+from ngrammer_jax.data.formats import Layout
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
 from ngrammer_jax.system import files
@@ -42,7 +42,6 @@ class Corpus:
     train_shards: shards of the training split, if it is tokenised during training.
     is_sectioned: the documents are sections of one text, each of whole lines. If the vocabulary's
       line end is also its document start, no further token separates them.
-    reading: how the files are read, if that is not seen in the attributes above.
     first_sizes: sizes that files had which were damaged and have been replaced, by name.
   """
 
@@ -54,30 +53,16 @@ class Corpus:
   verify: Callable[[], None] = lambda: None
   train_shards: shards.Shards | None = None
   is_sectioned: bool = False
-  reading: str = ''
   first_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-def open_corpus(
-  name: str,
-  path: str | None,
-  newlines: str = 'keep',
-  layout: Layout = ANY,
-  share: float | None = None,
-) -> Corpus:
-  """Opens a corpus.
-
-  Args:
-    name: a key of CORPORA.
-    path: file or folder of the corpus. None for `sotu`.
-    newlines: newlines of enwik8. 'keep': unchanged. 'drop': removed, as in Transformer-XL.
-      'eos': unchanged, with an additional one at the end of each split, as in adaptive-span.
-    layout: where the text of a document is, for `text` and `shards`.
-    share: what is held out, see `shards.find`.
+def open_corpus(config: data_config.DataConfig) -> Corpus:
+  """Opens the corpus of a config, one of CORPORA.
 
   Raises:
     BadInput: there is no such corpus, or files are missing or empty.
   """
+  name, path = config.corpus, config.path
   if name not in CORPORA:
     raise errors.BadInput(f'data.corpus={name!r} is not one of: {", ".join(CORPORA)}, c4/en')
   if name == 'sotu':
@@ -88,20 +73,21 @@ def open_corpus(
     return _sotu()
   if not path:
     raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {EXPECTED_FILES[name]} is')
-  if buckets.is_bucket(path):
-    if name not in ('text', 'shards'):
-      raise errors.BadInput(
-        f'data.path={path}: data.corpus={name!r} needs a local path; shards and text do not'
-      )
-    return CORPORA[name](path, layout, share)
-  root = files.user_path('data.path', path)
-  if not root.exists():
-    raise _not_found(name, root)
-  if name == 'enwik8':
-    return _enwik8(root, newlines)
-  if name in ('text', 'shards'):
-    return CORPORA[name](root, layout, share)
-  return CORPORA[name](root)
+  if not buckets.is_bucket(path):
+    path = files.user_path('data.path', path)
+    if not path.exists():
+      raise _not_found(name, path)
+  elif name not in ('text', 'shards'):
+    raise errors.BadInput(
+      f'data.path={path}: data.corpus={name!r} needs a local path; shards and text do not'
+    )
+  return CORPORA[name](path, config)
+
+
+def layout_of(config: data_config.DataConfig, has_paragraphs: bool = False) -> Layout:
+  """Returns where the text of a document is, see `formats.Layout`."""
+  fields, separator = config.text_field, config.document_separator
+  return Layout(fields, separator, has_paragraphs, config.vocabulary == 'bytes')
 
 
 def _not_found(name: str, root: pathlib.Path) -> errors.BadInput:
@@ -123,109 +109,88 @@ def _sotu() -> Corpus:
   return Corpus('sotu', files, _split_documents(files))
 
 
-def _wikipedia(name: str, root: pathlib.Path) -> Corpus:
+def _wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   """The 90, 5 and 5 million bytes of text8 or enwik8."""
-  path = _find_published_file(root, name)
+  name, newlines = config.corpus, config.newlines
+  paths = (root / f'{name}{suffix}' for suffix in ('', '.zip', '.gz'))
+  path = next((path for path in paths if path.is_file()), None) if root.is_dir() else root
+  if path is None:
+    raise _not_found(name, root)
   splits = {}
   for split, start, stop in (('train', 0, 90), ('validation', 90, 95), ('test', 95, 100)):
-    read_chunks = functools.partial(_read_range, path, start * 1_000_000, stop * 1_000_000)
-    splits[split] = (Document(f'{name} {split}', read_chunks),)
-  verify = functools.partial(_verify_published_file, name, path)
-  return Corpus(name, (path,), splits, verify=verify)
+    read = functools.partial(_read_range, path, start * 1_000_000, stop * 1_000_000, newlines)
+    splits[split] = (Document(f'{name} {split}', read),)
+  return Corpus(
+    name,
+    (path,),
+    splits,
+    encoding='latin-1' if name == 'enwik8' else 'utf-8',
+    is_altered=newlines != 'keep',
+    verify=functools.partial(_verify_published_file, name, path),
+  )
 
 
-def _enwik8(root: pathlib.Path, newlines: str) -> Corpus:
-  raw = _wikipedia('enwik8', root)
-
-  def convert_newlines(document):
-    for chunk in document.read_chunks():
-      yield chunk.replace(b'\n', b'') if newlines == 'drop' else chunk
-    if newlines == 'eos':
-      yield b'\n'
-
-  splits = {
-    split: (Document(document.name, functools.partial(convert_newlines, document)),)
-    for split, (document,) in raw.splits.items()
-  }
-  return dataclasses.replace(raw, splits=splits, encoding='latin-1', is_altered=newlines != 'keep')
-
-
-def _find_published_file(root: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the file of a published corpus; `root` is that file or its folder."""
-  if not root.is_dir():
-    return root
-  for suffix in ('', '.zip', '.gz'):
-    if (root / f'{name}{suffix}').is_file():
-      return root / f'{name}{suffix}'
-  raise _not_found(name, root)
-
-
-def _wikitext(root: pathlib.Path) -> Corpus:
-  corpus = _open_split_files('wikitext', root)
-  if corpus is None:
+def _wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
+  paths = [p for p in root.iterdir() if p.is_file()] if root.is_dir() else []
+  by_split, _ = split_files.group_by_split(p for p in paths if not p.name.startswith('.'))
+  if [len(paths) for paths in by_split.values()] != [1] * len(SPLITS):
     raise _not_found('wikitext', root)
-  return corpus
+  path_by_split = {split: path for split, (path,) in by_split.items()}
+  if config.corpus == 'wikitext_articles':
+    return _sectioned(config.corpus, path_by_split, sections.split_articles)
+  splits = {split: (text_files.whole_file(path),) for split, path in path_by_split.items()}
+  return Corpus('wikitext', tuple(path_by_split.values()), splits)
 
 
-def _wikitext_articles(root: pathlib.Path) -> Corpus:
-  return _sectioned('wikitext_articles', _wikitext(root).files, sections.find_articles)
-
-
-def _cbt(root: pathlib.Path) -> Corpus:
+def _cbt(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   """The raw books of the Children's Book Test."""
   for folder in (root, root / 'data'):
-    files = tuple(folder / f'cbt_{name}.txt' for name in ('train', 'valid', 'test'))
-    if all(file.is_file() for file in files):
-      return _sectioned('cbt', files, sections.find_books)
+    names = 'train', 'valid', 'test'
+    paths = {s: folder / f'cbt_{name}.txt' for s, name in zip(SPLITS, names, strict=True)}
+    if all(path.is_file() for path in paths.values()):
+      return _sectioned('cbt', paths, sections.split_books)
   raise _not_found('cbt', root)
 
 
-def _sectioned(name: str, files: tuple[pathlib.Path, ...], find_sections) -> Corpus:
-  splits = {
-    split: sections.SectionedFile(path, find_sections)
-    for split, path in zip(SPLITS, files, strict=True)
-  }
-  return Corpus(name, files, splits, is_sectioned=True)
+def _sectioned(name: str, paths: Mapping[str, pathlib.Path], split_file) -> Corpus:
+  splits = {split: sections.SectionedFile(path, split_file) for split, path in paths.items()}
+  return Corpus(name, tuple(paths.values()), splits, is_sectioned=True)
 
 
-def _text(root: pathlib.Path, layout: Layout, share: float | None) -> Corpus:
+def _text(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   """A file, or a folder of files, of one document each or of several."""
-  layout = dataclasses.replace(layout, has_paragraphs=False)
+  layout, share = layout_of(config), config.validation_share
   paths = [p for p in split_files.visible_files(root) if p.name not in shards.METADATA]
   if not paths:
     raise _not_found('text', root)
-  found, held_out = split_files.find(root, paths, share, prefers_root=True), ('train', 'validation')
-  if not found:
-    found, held_out = split_files.SplitFiles({'train': paths}, []), SPLITS
-  elif 'validation' in found.files:
-    held_out = ('train',)
+  files_by_split, others = split_files.find(root, paths, share, prefers_root=True)
+  held_out = ('train',) if 'validation' in files_by_split else ('train', 'validation')
+  if not files_by_split:
+    files_by_split, others, held_out = {'train': paths}, [], SPLITS
   formats = {
-    path: kinds.identify(path, layout.any_bytes) for paths in found.files.values() for path in paths
+    path: kinds.identify(path, layout.any_bytes)
+    for paths in files_by_split.values()
+    for path in paths
   }
   has_documents = layout.separator is not None or {*formats.values()} != {kinds.TEXT}
   splits = {}
-  for split, paths in found.files.items():
+  for split, paths in files_by_split.items():
     if split == 'train' and len(held_out) > 1:
       splits |= _hold_out(paths, layout, share or 0.05, has_documents, held_out)
     elif has_documents:
       splits[split] = ShardDocuments(shards.FileShards(tuple(paths), layout))
     else:
       splits[split] = tuple(map(text_files.whole_file, paths))
-  log_files(root, found.files, found.others, held_out[1:], formats)
-  # An earlier version read the files of a corpus in this way or not at all, or else in another one.
-  was_read = all(compression.is_named(path) for path in formats) and not has_documents
-  counts = [len(paths) for paths in found.files.values()]
-  is_new = not was_read or (held_out != SPLITS and counts != [1] * len(SPLITS))
-  by_split = {split: [*map(str, paths)] for split, paths in found.files.items()}
-  reading = json.dumps([by_split, [*formats.values()]]) if is_new else ''
+  log_files(root, files_by_split, others, held_out[1:], formats)
   splits = {split: splits[split] for split in SPLITS if split in splits}
-  return Corpus('text', tuple(formats), splits, reading=reading)
+  return Corpus('text', tuple(formats), splits)
 
 
-def _shards(root: pathlib.Path, layout: Layout, share: float | None) -> Corpus:
+def _shards(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   """Files of documents, those for training tokenised during training."""
-  by_split, others = shards.find(root, layout, share)
-  log_files(root, {split: found.files for split, found in by_split.items()}, others)
+  layout = layout_of(config, has_paragraphs=True)
+  by_split, others = shards.find(root, layout, config.validation_share)
+  log_files(root, {split: source.files for split, source in by_split.items()}, others)
   next(iter(ShardDocuments(by_split['train'])), None)  # is it what it seems to be?
   return from_shards('shards', by_split)
 
@@ -265,9 +230,9 @@ def from_shards(name: str, shards_by_split: Mapping[str, shards.Shards]) -> Corp
   """Returns a corpus whose training split is tokenised during training."""
   files = tuple(file for split_shards in shards_by_split.values() for file in split_shards.files)
   splits = {}
-  for split, found in shards_by_split.items():
-    limit = shards.HELD_OUT_BYTES if getattr(found, 'is_held_out', False) else math.inf
-    splits[split] = ShardDocuments(found, has_blank=True, max_bytes=limit)
+  for split, source in shards_by_split.items():
+    limit = shards.HELD_OUT_BYTES if getattr(source, 'is_held_out', False) else math.inf
+    splits[split] = ShardDocuments(source, has_blank=True, max_bytes=limit)
   return Corpus(name, tuple(dict.fromkeys(files)), splits, train_shards=shards_by_split['train'])
 
 
@@ -309,12 +274,11 @@ class ShardDocuments:
 
 CORPORA = {
   'sotu': _sotu,
-  'text8': functools.partial(_wikipedia, 'text8'),
-  'enwik8': _enwik8,
+  **dict.fromkeys(('text8', 'enwik8'), _wikipedia),
   'wikitext': _wikitext,
   'text': _text,
   'shards': _shards,
-  'wikitext_articles': _wikitext_articles,
+  'wikitext_articles': _wikitext,
   'cbt': _cbt,
 }
 EXPECTED_FILES = {
@@ -365,18 +329,6 @@ def _hold_out(
   return {split: tuple(Document(str(p), part(p, split)) for p in files) for split in splits}
 
 
-def _open_split_files(name: str, root: pathlib.Path) -> Corpus | None:
-  """Returns the corpus of a folder, or None unless it has one file for each split."""
-  if not root.is_dir():
-    return None
-  paths = [p for p in root.iterdir() if p.is_file() and not p.name.startswith('.')]
-  files = split_files.group_by_split(paths).files
-  if [len(paths) for paths in files.values()] != [1] * len(SPLITS):
-    return None
-  splits = {split: (text_files.whole_file(path),) for split, (path,) in files.items()}
-  return Corpus(name, tuple(path for (path,) in files.values()), splits)
-
-
 def _read_split(
   path: pathlib.Path, split: str, splits: tuple[str, ...], share: float
 ) -> Iterator[bytes]:
@@ -405,8 +357,11 @@ def _find_boundary(path: pathlib.Path, target: int, size: int) -> int:
   return size
 
 
-def _read_range(path: pathlib.Path, start: int, stop: int) -> Iterator[bytes]:
-  yield from text_files.byte_range(text_files.read_blocks(path), start, stop)
+def _read_range(path: pathlib.Path, start: int, stop: int, newlines: str) -> Iterator[bytes]:
+  for block in text_files.byte_range(text_files.read_blocks(path), start, stop):
+    yield block.replace(b'\n', b'') if newlines == 'drop' else block
+  if newlines == 'eos':
+    yield b'\n'
 
 
 def _verify_published_file(name: str, path: pathlib.Path) -> None:

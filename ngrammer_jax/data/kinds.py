@@ -53,11 +53,11 @@ def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
   """
   with files.translate_damage(path), compression.open_binary(path) as file:
     head = file.read(HEAD)
-  named = FORMAT_SUFFIXES.get(suffix(path), TEXT)
-  found = identify_bytes(path, head, named, any_bytes)
-  if named in (PARQUET, ARROW) and head and found != named:
-    raise errors.BadInput(f'{path} is damaged: it is named {suffix(path)}, but is not {named}')
-  return found
+  suffix_format = FORMAT_SUFFIXES.get(name := suffix(path), TEXT)
+  file_format = identify_bytes(path, head, suffix_format, any_bytes)
+  if suffix_format in (PARQUET, ARROW) and head and file_format != suffix_format:
+    raise errors.BadInput(f'{path} is damaged: it is named {name}, but is not {suffix_format}')
+  return file_format
 
 
 def identify_bytes(
@@ -71,9 +71,9 @@ def identify_bytes(
     named: the format that the suffix of its name says.
     any_bytes: see `identify`.
   """
-  for magic, found in COLUMNS.items():
+  for magic, file_format in COLUMNS.items():
     if head.startswith(magic):
-      return found
+      return file_format
   what = next((what for magic, what in REFUSED.items() if head.startswith(magic)), None)
   what = 'a tar archive' if head[257:262] == b'ustar' else what
   if what is not None:

@@ -21,9 +21,9 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import (
   corpora,
+  fingerprints,
   mixture_schedule,
   packing,
-  seen_files,
   streams,
   token_cache,
   vocabularies,
@@ -62,7 +62,7 @@ class Mixture:
 
 def prepare(
   config: data_config.DataConfig,
-  open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = token_cache.open_corpus,
+  open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = corpora.open_corpus,
   may_delete: bool = True,
   vocabulary: vocabularies.Vocabulary | None = None,
   workdir: pathlib.Path | None = None,
@@ -70,7 +70,7 @@ def prepare(
   """Loads the tokenised corpora of a config from the cache, or tokenises them.
 
   The arguments are those of `token_cache.prepare`; a function that opens a corpus; and the run
-  directory, which has what is known of earlier states of the files (see `seen_files`).
+  directory, which has the fingerprints of the shards.
 
   Raises:
     BadInput: see `token_cache.prepare`; or the parts cannot share a learned vocabulary.
@@ -79,10 +79,10 @@ def prepare(
   opened, prepared = [], []
   for index, part in enumerate(config.parts().values()):
     with config.errors_of_part(index):
-      sizes = seen_files.first_sizes(workdir, f'*-{index}' if config.mixture else '*')
+      sizes = fingerprints.first_sizes(workdir, f'*-{index}' if config.mixture else '*')
       opened.append(dataclasses.replace(open_corpus(part), first_sizes=sizes))
-  if config.mixture and vocabulary is None:
-    vocabulary = token_cache.learn_shared_vocabulary(config, opened, may_delete)
+  if vocabulary is None:
+    vocabulary = token_cache.open_vocabulary(config, opened, may_delete)
   for index, part in enumerate(config.parts().values()):
     with config.errors_of_part(index):
       prepared.append(token_cache.prepare(part, opened[index], may_delete, vocabulary))

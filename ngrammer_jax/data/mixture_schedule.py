@@ -40,9 +40,9 @@ class MixtureSchedule:
 
   def segments_before(self, step: int) -> np.ndarray:
     """Returns the number of segments of each part that each row reads before a step, [P, B]."""
-    block, begun = divmod(step, self._block)
+    block, segments_of_block = divmod(step, self._block)
     before, after = self._blocks_before(block), self._blocks_before(block + 1)
-    return before * self._block + (after - before) * begun
+    return before * self._block + (after - before) * segments_of_block
 
   def _count_blocks(self, blocks):
     """Returns how many of the first blocks of each row are of each part, [P, B]."""

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import functools
 import itertools
-import json
 import logging
 import operator
 import pathlib
@@ -22,13 +21,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import mixture_schedule, seen_files, streams, text_files, vocabularies
+from ngrammer_jax.data import fingerprints, mixture_schedule, streams, text_files, vocabularies
 from ngrammer_jax.data import shards as shard_files
 from ngrammer_jax.data.formats import Place
 from ngrammer_jax.system import files
 
 SAVE_INTERVAL = 100  # steps between saved reader states
-HISTORY = 8  # saved steps of a file that are searched for a step that all rows have
+HISTORY = 8  # saved states of a file that are searched for a step that all rows have
 PREFETCH_BYTES = 4  # bytes of text to tokenise per missing token, an estimate
 BLOCK_DOCUMENTS, BLOCK_BYTES = 128, 256 << 10
 SHARED_BYTES = 64 << 20  # of blocks that other rows may still read
@@ -78,8 +77,11 @@ class _Source:
   BLOCK_DOCUMENTS documents, or fewer that have BLOCK_BYTES, so it does not depend on who reads it.
   """
 
-  def __init__(self, shards: shard_files.Shards, seen: seen_files.SeenFiles, has_blank: bool):
-    self.files, self._shards, self._seen, self._has_blank = shards.files, shards, seen, has_blank
+  def __init__(
+    self, shards: shard_files.Shards, checked: fingerprints.ShardFingerprints, has_blank: bool
+  ):
+    self.files, self._shards = shards.files, shards
+    self._fingerprints, self._has_blank = checked, has_blank
     self._blocks: dict[tuple[int, Place], Block] = {}
     self._open: dict[tuple[int, Place], Iterator[tuple[bytes, Place]]] = {}
     self._num_empty = 0
@@ -88,9 +90,9 @@ class _Source:
     """Returns the block at a place; one of a shared shard is kept for the other rows."""
     if (block := self._blocks.get((shard, place))) is not None:
       return block
-    self._seen.check(shard)
+    self._fingerprints.check(shard)
     records, size, end = [], 0, None
-    with self._seen.notice_damage(shard):
+    with self._fingerprints.record_damage(shard):
       documents = self._open.pop((shard, place), None) or self._shards.read(shard, place)
       for record, end in documents:
         records.append(record)
@@ -109,7 +111,7 @@ class _Source:
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
     """Returns the text of a document, b'' for none; empty ones are counted."""
-    with self._seen.notice_damage(shard):
+    with self._fingerprints.record_damage(shard):
       text = self._shards.text(shard, document, record)
     if text.strip() or (text and self._has_blank):
       return text
@@ -151,10 +153,11 @@ class PackedDataset:
   ):
     self._vocabulary, self._batch_size, self._length = vocabulary, batch_size, length
     self._schedule, self.epochs = schedule or mixture_schedule.whole_batch(batch_size), 0
-    separator = vocabulary.separator(begin_of_text)
+    separator, self._order = vocabulary.separator(begin_of_text), [shuffle, begin_of_text]
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
-    source = _Source(shards, seen_files.SeenFiles(synced, shards.files), self._is_old())
+    shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
+    source = _Source(shards, shard_fingerprints, self._takes_blank_documents())
     self._make_row = functools.partial(_RowReader, source, batch_size, shuffle, separator)
     self._readers: dict[range, _BatchReader] = {}
 
@@ -177,13 +180,23 @@ class PackedDataset:
     self.epochs = min(state.epoch for r in self._readers.values() for state in r.states())
     return segments
 
-  def _is_old(self) -> bool:
+  def _saved_states(self, path: pathlib.Path) -> Iterator[tuple[int, dict[int, ReaderState], int]]:
+    """Yields each step of a file, the state of each row, and how many values a state has.
+
+    Those of another order of the documents are left out.
+    """
+    for line in files.read_json_lines(path):
+      with contextlib.suppress(ValueError, TypeError, LookupError):
+        step, first, places = operator.index(line['step']), line['first'], line['places']
+        states = [ReaderState(*map(operator.index, place)) for place in places]
+        # An earlier version did not write the order.
+        if line.get('order', self._order) == self._order:
+          yield step, dict(enumerate(states, first)), len(places[0])
+
+  def _takes_blank_documents(self) -> bool:
     """Whether the run began with a version that took white space for a document."""
-    for path in self._folder.glob('[0-9]*.jsonl'):
-      with contextlib.suppress(*files.DAMAGE_ERRORS), path.open(encoding='utf-8') as file:
-        if len(json.loads(file.readline())['places'][0]) == 5:
-          return True
-    return False
+    oldest = (next(self._saved_states(path), None) for path in self._folder.glob('[0-9]*.jsonl'))
+    return any(saved is not None and saved[2] == 5 for saved in oldest)
 
   def _open_reader(self, step, rows):
     """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
@@ -195,46 +208,23 @@ class PackedDataset:
     return reader
 
   def _load_states(self, step, rows):
-    """Returns the newest saved step up to `step` that has all rows, and their states."""
-    states_by_step: dict[int, dict[int, ReaderState]] = {}
+    """Returns the newest saved step up to `step` that has all rows, and their states.
+
+    Several steps are searched, because one host may be a few steps behind another. The documents of
+    damaged lines are read again.
+    """
+    states_by_step = {0: {row: ReaderState() for row in rows}}
     for path in self._folder.glob('[0-9]*.jsonl'):
-      for saved_step, states in _read_states(path, step).items():
+      earlier = (saved for saved in self._saved_states(path) if saved[0] <= step)
+      for saved_step, states, _ in collections.deque(earlier, HISTORY):
         states_by_step.setdefault(saved_step, {}).update(states)
-    complete = [s for s, states in states_by_step.items() if s <= step and set(rows) <= set(states)]
-    if not complete:
-      return 0, {row: ReaderState() for row in rows}
-    states = states_by_step[max(complete)]
-    return max(complete), {row: states[row] for row in rows}
+    newest = max(saved for saved, states in states_by_step.items() if set(rows) <= set(states))
+    return newest, {row: states_by_step[newest][row] for row in rows}
 
   def _save_states(self, reader):
     path = self._folder / f'{reader.rows[0]}-{reader.rows[-1]}.jsonl'
     line = {'step': reader.step, 'first': reader.rows[0], 'places': reader.states()}
-    try:
-      self._folder.mkdir(parents=True, exist_ok=True)
-      with path.open('a', encoding='utf-8') as file:
-        # A killed process may have left an incomplete line: start a new one.
-        file.write('\n' * bool(file.tell()) + json.dumps(line) + '\n')
-    except OSError as error:
-      raise errors.BadInput(f'{path} cannot be written: {error.strerror}') from error
-
-
-def _read_states(path: pathlib.Path, max_step: int) -> dict[int, dict[int, ReaderState]]:
-  """Returns the last saved states up to a step, by step and row.
-
-  Several steps are returned, because one host may be a few steps behind another. Lines that a
-  killed process or a disk has damaged are ignored: those documents are read again.
-  """
-  states_by_step: dict[int, dict[int, ReaderState]] = {}
-  with contextlib.suppress(OSError), path.open(encoding='utf-8', errors='replace') as file:
-    for line in file:
-      with contextlib.suppress(ValueError, TypeError, KeyError):
-        fields = json.loads(line)
-        if fields['step'] <= max_step:
-          states = (ReaderState(*map(operator.index, state)) for state in fields['places'])
-          states_by_step[fields['step']] = dict(enumerate(states, fields['first']))
-      if len(states_by_step) > HISTORY:
-        del states_by_step[min(states_by_step)]
-  return states_by_step
+    files.append_json(path, line | {'order': self._order})
 
 
 class _BatchReader:
@@ -365,6 +355,5 @@ class _RowReader:
         self._buffer.appendleft((state, ids))
       self._state_if_empty = state
     self.num_buffered -= length
-    inputs = np.roll(targets, 1)
-    inputs[0] = first_input
+    inputs = np.concatenate([[first_input], targets[:-1]], dtype=np.int32)
     return inputs, targets, starts

@@ -3,7 +3,7 @@
 A shard is read from any place on, see `formats`; other shards are not read for it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 import hashlib
@@ -58,13 +58,8 @@ class FileShards:
   is_held_out: bool = False
 
   @functools.cached_property
-  def _open_files(self) -> dict[int, formats.DocumentFile]:
-    return {}
-
-  def _file(self, shard: int) -> formats.DocumentFile:
-    if shard not in self._open_files:
-      self._open_files[shard] = formats.DocumentFile.open(self.files[shard], self.layout)
-    return self._open_files[shard]
+  def _file(self) -> Callable[[int], formats.DocumentFile]:
+    return functools.cache(lambda shard: formats.DocumentFile.open(self.files[shard], self.layout))
 
   def read(self, shard: int, place: Place = START) -> Iterator[tuple[bytes, Place]]:
     """See `Shards`."""
@@ -103,10 +98,10 @@ def find(
       f'data.path={root} has no shards: expected a folder of files with one of the suffixes '
       f'{", ".join(kinds.FORMAT_SUFFIXES)}, optionally followed by .gz, .bz2, .xz, .zst or .zip'
     )
-  found = split_files.find(root, shards, share)
-  if not found:
-    found, share = split_files.SplitFiles({'train': shards}, []), share or 0.05
-  by_split = {split: FileShards(tuple(files), layout) for split, files in found.files.items()}
+  files_by_split, _ = split_files.find(root, shards, share)
+  if not files_by_split:
+    files_by_split, share = {'train': shards}, share or 0.05
+  by_split = {split: FileShards(tuple(files), layout) for split, files in files_by_split.items()}
   if 'validation' not in by_split:
     by_split |= _hold_out(by_split['train'], root, share)
   used = {file for split in by_split.values() for file in split.files}

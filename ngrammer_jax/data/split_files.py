@@ -1,7 +1,6 @@
 """The splits of a corpus, and the files of a folder that belong to each."""
 
 from collections.abc import Iterable
-import dataclasses
 import pathlib
 import re
 
@@ -22,20 +21,8 @@ ENDS_WORD = r'({word})(?![A-Za-z])'
 LONG_WORDS = {r'valid(ation)?': 'validation', r'test(ing)?': 'test', r'train(ing)?': 'train'}
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitFiles:
-  """The files of a corpus by split; a split without files is missing.
-
-  Attributes:
-    files: the files of each split.
-    others: files whose names are no split.
-  """
-
-  files: dict[str, list[pathlib.Path]]
-  others: list[pathlib.Path]
-
-  def __bool__(self) -> bool:
-    return bool(self.files)
+# The files of each split, in the order of SPLITS, and those whose names are no split.
+SplitFiles = tuple[dict[str, list[pathlib.Path]], list[pathlib.Path]]
 
 
 def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path | None = None) -> SplitFiles:
@@ -56,7 +43,7 @@ def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path | None = No
     missing = {*SPLITS} - {*splits}
     splits = [s or (e if e in missing else None) for s, e in zip(splits, ends, strict=True)]
   of = lambda split: [path for path, other in zip(paths, splits, strict=True) if other == split]
-  return SplitFiles({split: of(split) for split in SPLITS if split in splits}, of(None))
+  return {split: of(split) for split in SPLITS if split in splits}, of(None)
 
 
 def _find_split(name: str, words: dict[str, str], pattern: str) -> str | None:
@@ -82,22 +69,21 @@ def find(
     BadInput: a part of the names speaks of splits, but there are none of train or validation.
   """
   if [str(path) for path in paths] == [str(root)]:
-    return SplitFiles({}, paths)
+    return {}, paths
   needed = ('train',) if share else ('train', 'validation')
-  found = group_by_split([path for path in paths if str(path.parent) == str(root)])
-  if prefers_root and set(needed) <= set(found.files):
-    others = found.others + [path for path in paths if str(path.parent) != str(root)]
-    return SplitFiles(found.files, others)
-  found = group_by_split(paths, root)
-  missing = [split for split in needed if split not in found.files]
-  if found and missing:
-    there = ', '.join(f'{split}: {files[0].name}' for split, files in found.files.items())
+  beside, others = group_by_split([path for path in paths if str(path.parent) == str(root)])
+  if prefers_root and set(needed) <= set(beside):
+    return beside, others + [path for path in paths if str(path.parent) != str(root)]
+  files, others = group_by_split(paths, root)
+  missing = [split for split in needed if split not in files]
+  if files and missing:
+    present = ', '.join(f'{split}: {paths[0].name}' for split, paths in files.items())
     remedy = ', or set data.validation_share=0.05' if missing == ['validation'] else ''
     raise errors.BadInput(
-      f'data.path={root} has no file for {" and ".join(missing)} ({there}): put one there with '
+      f'data.path={root} has no file for {" and ".join(missing)} ({present}): put one there with '
       f'train, valid or test in its name{remedy}'
     )
-  return found
+  return files, others
 
 
 def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:

@@ -21,7 +21,7 @@ class Segment(NamedTuple):
 
   Attributes:
     tokens_BxT: input ids.
-    targets_BxT: the token after each input.
+    targets_BxT: the token after each input. None: of a prompt.
     starts_BxT: True where an input is the first of a document.
     valid_BxT: 1, or 0 for padding.
     counts_BxT: 1, or 0 for a target without loss. None: every valid target has a loss.
@@ -29,11 +29,17 @@ class Segment(NamedTuple):
   """
 
   tokens_BxT: np.ndarray
-  targets_BxT: np.ndarray
+  targets_BxT: np.ndarray | None
   starts_BxT: np.ndarray
   valid_BxT: np.ndarray
   counts_BxT: np.ndarray | None = None
   prefix_BxT: np.ndarray | None = None
+
+  @property
+  def marks(self) -> dict[str, np.ndarray | None]:
+    """The arguments of a model beside the tokens and the memory."""
+    names = 'starts_BxT', 'valid_BxT', 'prefix_BxT'
+    return {name: getattr(self, name) for name in names}
 
 
 # Inputs, targets and document starts of one row, [T].
@@ -117,7 +123,7 @@ class EvaluationStreams:
     streams: number of streams.
     segments: number of segments per stream.
     tokens: number of targets in all streams.
-    length: T.
+    length, protocol: see above.
 
   Raises:
     BadInput: there are too few tokens for one segment.
@@ -131,7 +137,7 @@ class EvaluationStreams:
     max_tokens: int = 0,
     protocol: str = 'streams',
   ):
-    self._split, self.length = split, length
+    self._split, self.length, self.protocol = split, length, protocol
     tokens = min(max_tokens or len(split.tokens), len(split.tokens))
     if protocol in ('transformer_xl', 'adaptive_span'):
       self.streams, self._num_skipped = min(streams, max(tokens // 2, 1)), 1

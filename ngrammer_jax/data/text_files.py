@@ -137,9 +137,9 @@ def decode(data: bytes, location: str, remedy: str = 'convert it', offset: int =
     ) from error
 
 
-def parse_json(data: bytes, location: str, remedy: str) -> Any:
+def parse_json(data: bytes, location: str, remedy: str, utf8_remedy: str = 'convert it') -> Any:
   """Returns the value of JSON bytes, such as a line. Raises BadInput if they are not JSON."""
-  text = decode(data.removeprefix(codecs.BOM_UTF8), location, remedy)
+  text = decode(data.removeprefix(codecs.BOM_UTF8), location, utf8_remedy)
   try:
     return json.loads(text.rstrip())
   except (ValueError, RecursionError) as error:

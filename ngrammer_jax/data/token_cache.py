@@ -1,11 +1,11 @@
 """Cache of tokenised corpora: tokenised once, then memory-mapped.
 
-A cache folder holds the vocabulary, `meta.json` and, for each split, `<split>.tokens` (raw unsigned
-integers) and `<split>.starts.npy`. It is written to a temporary folder and renamed when complete,
-so a killed process never leaves an incomplete cache. Only the user can read it.
+A cache folder holds a learned vocabulary, or `meta.json` and, for each split, `<split>.tokens` (raw
+unsigned integers) and `<split>.starts.npy`. It is written to a temporary folder and renamed when
+complete, so a killed process never leaves an incomplete cache. Only the user can read it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import hashlib
 import itertools
@@ -26,16 +26,12 @@ from ngrammer_jax.data import corpora, documents, shards, split_files, text_file
 from ngrammer_jax.data.formats import ANY, Layout
 from ngrammer_jax.system import files, progress
 
-# The files of a published model that decide on its tokens; its weights do not.
-TOKENIZER_FILES = (
-  *('tokenizer.json', 'tokenizer.model', 'vocab.json', 'merges.txt', 'added_tokens.json'),
-  *('tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja'),
-  *('config.json', 'generation_config.json'),
+# The keys of a config that decide on its text, beside the files.
+KEYS = (
+  *('newlines', 'text_field', 'document_separator', 'validation_share', 'begin_of_text'),
+  'drop_duplicates',
 )
-ADDED_KEYS = (
-  *('text_field', 'document_separator', 'validation_share', 'begin_of_text', 'drop_duplicates'),
-)
-FORMAT_VERSION = 1  # increase it when the format of the cache files changes
+FORMAT_VERSION = 2  # increase it when the cache files or the reading of a corpus change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +98,6 @@ class TokenCorpus:
   train_shards: shards.Shards | None = None
 
 
-def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
-  """Opens the corpus of a config, one of `corpora.CORPORA`."""
-  layout = layout_of(config)
-  return corpora.open_corpus(
-    config.corpus, config.path, config.newlines, layout, config.validation_share
-  )
-
-
 def prepare(
   config: data_config.DataConfig,
   corpus: corpora.Corpus | None = None,
@@ -120,57 +108,69 @@ def prepare(
 
   Args:
     config: data config.
-    corpus: the corpus of the config. None: open it with `open_corpus`.
+    corpus: the corpus of the config. None: open it with `corpora.open_corpus`.
     may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
       the user has not named `data.cache_dir`.
-    vocabulary: the vocabulary. None: read it, or learn it from the corpus, as the config says.
+    vocabulary: the vocabulary. None: see `open_vocabulary`.
 
   Raises:
     BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
       valid UTF-8, or the vocabulary does not fit it; or a damaged folder may not be deleted.
   """
   config.check()
-  corpus = corpus or open_corpus(config)
-  key = _cache_key(config, corpus, vocabulary)
-  load = lambda folder: _load(folder, corpus.train_shards)
-
-  def write(folder):
-    corpus.verify()
-    _write_cache(config, corpus, folder, vocabulary)
-
-  return _load_or_write(config, f'{corpus.name.replace("/", "-")}-{key}', load, write, may_delete)
+  corpus = corpus or corpora.open_corpus(config)
+  if vocabulary is None:
+    vocabulary = open_vocabulary(config, [corpus], may_delete)
+  name = f'{corpus.name.replace("/", "-")}-{_hash([_source(config, corpus), vocabulary.digest])}'
+  load = lambda folder: _load(folder, corpus.train_shards, vocabulary)
+  write = lambda folder: _write_cache(config, corpus, folder, vocabulary)
+  return _load_or_write(config, name, load, write, may_delete)
 
 
-def learn_shared_vocabulary(
+def open_vocabulary(
   config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus], may_delete: bool = True
-) -> vocabularies.Vocabulary | None:
-  """Loads the vocabulary of the parts of a mixture from the cache, or learns it from all of them.
+) -> vocabularies.Vocabulary:
+  """Reads the vocabulary of a config, or loads it from the cache, or learns it.
 
-  Each part is read in proportion to its weight. None: the vocabulary is not learned.
+  Each part of a mixture is read in proportion to its weight.
+
+  Args:
+    config: data config.
+    all_corpora: its corpus, or those of the parts of a mixture.
+    may_delete: see `prepare`.
 
   Raises:
-    BadInput: the parts cannot share such a vocabulary.
+    BadInput: the file is no such vocabulary, the parts cannot share a learned one, or there is too
+      little text.
   """
-  if config.vocabulary == 'bytes' or config.vocabulary_path is not None:
-    return None
-  weights = config.weights()
-  encoded = [_with_encoding(config, corpus) for corpus in all_corpora]
-  if len({corpus.encoding for corpus in encoded}) > 1:
+  if config.vocabulary == 'bytes':
+    return vocabularies.ByteVocabulary()
+  if config.vocabulary_path is not None:
+    path = files.user_path('data.vocabulary_path', config.vocabulary_path)
+    size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
+    return vocabularies.read(config.vocabulary, path, size)
+  parts = [*zip(config.parts().values(), all_corpora, strict=True)]
+  as_read = [_as_read(part, corpus) for part, corpus in parts]
+  if len({corpus.encoding for corpus in as_read}) > 1:
     raise errors.BadInput(
       f'data.vocabulary={config.vocabulary!r}: the characters of enwik8 are bytes, so other parts '
       f'of data.mixture cannot share them: use bytes or sentencepiece'
     )
-  parts = zip(config.parts().values(), all_corpora, strict=True)
-  keys = [_cache_key(part, corpus, None) for part, corpus in parts]
-  name = hashlib.sha256(json.dumps([keys, weights]).encode()).hexdigest()[:16]
+  sources = [_source(part, corpus) for part, corpus in parts]
+  name = _hash([config.vocabulary, config.vocabulary_size, config.weights(), sources])
 
   def write(folder):
-    sizes = [_measure(corpus)[0] for corpus in encoded]
-    _create_vocabulary(config, encoded, sizes, weights).save(folder)
-    meta = {'vocabulary_hash': _vocabulary_hash(folder)}
+    vocabulary = _learn_vocabulary(config, as_read)
+    vocabulary.save(folder)
+    meta = {'vocabulary_hash': vocabulary.digest}
     (folder / 'meta.json').write_text(json.dumps(meta), encoding='utf-8')
 
-  load = lambda folder: _load_vocabulary(folder, files.read_json(folder / 'meta.json'))
+  def load(folder):
+    vocabulary = vocabularies.load(folder)
+    if files.read_json(folder / 'meta.json')['vocabulary_hash'] != vocabulary.digest:
+      raise ValueError('the vocabulary has changed')
+    return vocabulary
+
   return _load_or_write(config, f'vocabulary-{name}', load, write, may_delete)
 
 
@@ -180,7 +180,7 @@ def _load_or_write(config, name, load, write, may_delete):
   Args:
     config: data config.
     name: name of the folder.
-    load: loads a folder; raises one of `files.DAMAGE_ERRORS` if it is damaged.
+    load: loads a folder; raises one of `files.DAMAGE_ERRORS`, or BadInput, if it is damaged.
     write: writes an empty folder.
     may_delete: see `prepare`.
   """
@@ -192,7 +192,7 @@ def _load_or_write(config, name, load, write, may_delete):
   if folder.exists():
     try:
       return load(folder)
-    except files.DAMAGE_ERRORS as error:
+    except (*files.DAMAGE_ERRORS, errors.BadInput) as error:
       if files.is_busy(error):
         raise
       if not may_delete:
@@ -213,12 +213,6 @@ def _load_or_write(config, name, load, write, may_delete):
       f'{"" if config.cache_dir else "; name another folder with NGRAMMER_JAX_CACHE"}'
     ) from error
   return load(folder)
-
-
-def layout_of(config: data_config.DataConfig, has_paragraphs: bool = True) -> Layout:
-  """Returns where the text of a document is, see `formats.Layout`."""
-  fields, separator = config.text_field, config.document_separator
-  return Layout(fields, separator, has_paragraphs, config.vocabulary == 'bytes')
 
 
 def _create_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
@@ -242,46 +236,28 @@ def _remove_abandoned(root: pathlib.Path) -> None:
       shutil.rmtree(folder, ignore_errors=True)
 
 
-def _cache_key(
-  config: data_config.DataConfig, corpus: corpora.Corpus, vocabulary: vocabularies.Vocabulary | None
-) -> str:
-  """Returns a hash of the settings and of the paths, sizes and times of the files."""
-  paths = list(corpus.files)
-  if config.vocabulary_path is not None:
-    path = files.user_path('data.vocabulary_path', config.vocabulary_path)
-    own = [path / name for name in TOKENIZER_FILES if (path / name).exists()]
-    paths += own if path.is_dir() else [path]
-  stats = list(map(split_files.stamp, paths))
-  settings = [config.vocabulary, config.vocabulary_size, config.newlines]
-  if vocabulary is not None:
-    settings.append(hashlib.sha256(repr(vocabulary.definition).encode()).hexdigest())
-  if corpus.first_sizes:
-    settings.append(sorted(corpus.first_sizes.items()))
-  if corpus.reading:
-    settings.append(corpus.reading)
-  # Keys that an earlier version did not have: only other values than the default change the name.
-  for field in (f for f in dataclasses.fields(config) if f.name in ADDED_KEYS):
-    if (value := getattr(config, field.name)) != field.default:
-      settings.append([field.name, value])
-  text = json.dumps([FORMAT_VERSION, corpus.name, stats, settings])
-  return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _source(config: data_config.DataConfig, corpus: corpora.Corpus) -> list[Any]:
+  """Returns what decides on the text of a corpus: files with their sizes and times, and keys."""
+  stamps, sizes = [*map(split_files.stamp, corpus.files)], sorted(corpus.first_sizes.items())
+  return [corpus.name, stamps, sizes, [getattr(config, key) for key in KEYS]]
+
+
+def _hash(value: Any) -> str:
+  """Returns a hash of a JSON value, for the name of a folder of the cache."""
+  return hashlib.sha256(json.dumps([FORMAT_VERSION, value]).encode()).hexdigest()[:16]
 
 
 def _write_cache(
   config: data_config.DataConfig,
   corpus: corpora.Corpus,
   folder: pathlib.Path,
-  vocabulary: vocabularies.Vocabulary | None,
+  vocabulary: vocabularies.Vocabulary,
 ) -> None:
-  """Learns the vocabulary, if there is none, and tokenises all splits into an empty folder."""
+  """Tokenises all splits into an empty folder."""
   logging.info('preparing %s into %s', corpus.name, folder.parent)
-  corpus = _with_encoding(config, corpus)
-  if config.drop_duplicates:
-    corpus = documents.without_duplicates(corpus)
+  corpus.verify()
+  corpus, splits_meta = _as_read(config, corpus), {}
   sizes, digest = _measure(corpus)
-  vocabulary = vocabulary or _create_vocabulary(config, [corpus], [sizes], [1.0])
-  vocabulary.save(folder)
-  splits_meta = {}
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
     for split in sizes:
       separator = vocabulary.separator(config.begin_of_text)
@@ -290,45 +266,44 @@ def _write_cache(
       empty = getattr(corpus.splits[split], 'num_empty', 0)
       skipped = f'; {empty:,} empty ones skipped' if empty else ''
       logging.info('%s: %s tokens, %s bytes, %s documents%s', split, *counts, skipped)
-  vocabulary_hash = _vocabulary_hash(folder)
-  digest.update(vocabulary_hash.encode())
-  meta = {
-    'corpus': corpus.name,
-    'content_hash': digest.hexdigest(),
-    'vocabulary_hash': vocabulary_hash,
-    'splits': splits_meta,
-  }
+  digest.update(vocabulary.digest.encode())
+  meta = {'corpus': corpus.name, 'content_hash': digest.hexdigest(), 'splits': splits_meta}
   (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
 
 
-def _with_encoding(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
-  """Returns a corpus with the encoding in which the vocabulary reads it."""
+def _as_read(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
+  """Returns a corpus with the documents and the encoding that the vocabulary reads."""
   # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
   encodings = {'bytes': 'bytes', 'characters': corpus.encoding}
-  return dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
+  corpus = dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
+  return documents.without_duplicates(corpus) if config.drop_duplicates else corpus
 
 
 def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
   """Returns the bytes of each split that is tokenised in advance, and the hash of all text."""
-  sizes, digest, overlap = {}, hashlib.sha256(), documents.Overlap(corpus)
-  for split, split_documents in corpus.splits.items():
-    if split == 'train' and corpus.train_shards is not None:
-      continue
+  splits, sizes, digest = dict(corpus.splits), {}, hashlib.sha256()
+  if corpus.train_shards is not None:
+    del splits['train']
+  test = [documents.key(d.read_chunks()) for d in splits.get('test', ()) if 'train' in splits]
+  missing_in_train = set(test)
+
+  def measure(split, document):
+    for chunk in _read_chunks([document], corpus.encoding):
+      sizes[split] += len(chunk)
+      digest.update(chunk)
+      yield chunk
+
+  for split, split_documents in splits.items():
     sizes[split] = 0
     digest.update(split.encode())
     for document in split_documents:
-      key = documents.key()
-      for chunk in _read_chunks([document], corpus.encoding):
-        sizes[split] += len(chunk)
-        digest.update(chunk)
-        key.update(chunk.strip())
-      overlap.add(split, key.digest())
+      key = documents.key(measure(split, document))
+      if split == 'train':
+        missing_in_train.discard(key)
     digest.update(str(sizes[split]).encode())
     if not sizes[split]:
-      raise errors.BadInput(
-        f'the {split} split of {corpus.name} is empty: {corpus.files[0]} holds too little text'
-      )
-  overlap.log()
+      raise _too_little_text(corpus, split)
+  documents.log_overlap(test, missing_in_train)
   if corpus.train_shards is not None:  # too large to hash their contents
     for file in corpus.files:
       size = corpus.first_sizes.get(file.name, file.stat().st_size)
@@ -336,57 +311,41 @@ def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
   return sizes, digest
 
 
-def _vocabulary_hash(folder: pathlib.Path) -> str:
-  digest = hashlib.sha256()
-  for path in sorted(folder.glob('vocabulary.*')):
-    digest.update(path.read_bytes())
-  return digest.hexdigest()
+def _too_little_text(corpus: corpora.Corpus, split: str) -> errors.BadInput:
+  return errors.BadInput(
+    f'the {split} split of {corpus.name} is empty: {corpus.files[0]} holds too little text'
+  )
 
 
-def _create_vocabulary(
-  config: data_config.DataConfig,
-  all_corpora: Sequence[corpora.Corpus],
-  sizes: Sequence[dict[str, int]],
-  weights: Sequence[float],
+def _learn_vocabulary(
+  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus]
 ) -> vocabularies.Vocabulary:
-  """Returns the vocabulary of a config, learned from corpora whose splits have these sizes."""
-  if config.vocabulary == 'bytes':
-    return vocabularies.ByteVocabulary()
-  if config.vocabulary_path is not None:
-    path = files.user_path('data.vocabulary_path', config.vocabulary_path)
-    size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
-    return vocabularies.read(config.vocabulary, path, size)
+  """Returns a vocabulary that is learned from corpora."""
+  for corpus in all_corpora:
+    corpus.verify()
+  logging.info('learning the vocabulary')
   encoding = all_corpora[0].encoding
   if config.vocabulary == 'characters':
     splits = [split for corpus in all_corpora for split in corpus.splits.values()]
     has_several = lambda split: len(list(itertools.islice(split, 2))) > 1
     separated = len(all_corpora) > 1 or any(map(has_several, splits))
     chunks = _read_chunks(itertools.chain(*splits), encoding)
-    chunks = _show_progress(chunks, sum(sum(part.values()) for part in sizes))
     return vocabularies.learn_characters(chunks, encoding, separated)
-  texts = [_read_chunks(corpus.splits['train'], encoding) for corpus in all_corpora]
-  train_bytes = [part.get('train', 0) for part in sizes]
+  read_train = lambda corpus: _read_chunks(corpus.splits['train'], encoding)
   if config.vocabulary == 'words':
-    chunks = _show_progress(itertools.chain(*texts), sum(train_bytes))
-    return vocabularies.learn_words(chunks, config.vocabulary_size)
-  limits = [vocabularies.MAX_TRAINING_BYTES * weight for weight in weights]
-  samples = [
-    _take_bytes(chunks, limit)
-    if corpus.train_shards is not None
-    else itertools.islice(chunks, 0, None, math.ceil(size / limit))
-    for corpus, chunks, size, limit in zip(all_corpora, texts, train_bytes, limits, strict=True)
-    if limit
-  ]
-  logging.info('learning the vocabulary from at most %s bytes', f'{sum(limits):,.0f}')
+    texts = itertools.chain.from_iterable(map(read_train, all_corpora))
+    return vocabularies.learn_words(texts, config.vocabulary_size)
+  samples = []
+  for corpus, weight in zip(all_corpora, config.weights(), strict=True):
+    limit, chunks = vocabularies.MAX_TRAINING_BYTES * weight, read_train(corpus)
+    if limit and corpus.train_shards is not None:
+      samples.append(_take_bytes(chunks, limit))
+    elif limit:
+      size = sum(map(len, read_train(corpus)))
+      if not size:
+        raise _too_little_text(corpus, 'train')
+      samples.append(itertools.islice(chunks, 0, None, math.ceil(size / limit)))
   return vocabularies.learn_sentencepiece(itertools.chain(*samples), config.vocabulary_size)
-
-
-def _show_progress(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-  """Yields the chunks, of that many bytes in all, and shows the progress of learning."""
-  with progress.Progress('learning the vocabulary', size, 'bytes') as bar:
-    for chunk in chunks:
-      yield chunk
-      bar.advance(len(chunk))
 
 
 def _take_bytes(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
@@ -410,33 +369,68 @@ def _read_chunks(documents, encoding: str) -> Iterator[bytes]:
       yield chunk
 
 
+@dataclasses.dataclass
+class _Counts:
+  """What is counted of documents while they are encoded; see `TokenSplit`."""
+
+  tokens: int = 0
+  text_bytes: int = 0
+  is_lossless: bool = True
+  starts: list[int] = dataclasses.field(default_factory=list)
+
+
+def _encode(
+  name: str,
+  split_documents: Iterable[corpora.Document],
+  vocabulary: vocabularies.Vocabulary,
+  separator: Sequence[int],
+  counts: _Counts,
+) -> Iterator[tuple[np.ndarray, int]]:
+  """Yields ids of documents and of what separates them, and the bytes of their text.
+
+  Raises BadInput if the text of a document is not in the vocabulary.
+  """
+  spelled = dict.fromkeys(documents.separators(vocabulary), 0)
+  for document in split_documents:
+    if counts.starts and separator:
+      counts.tokens += len(separator)
+      yield np.array(separator), 0
+    counts.starts.append(counts.tokens)
+    offset = 0
+    for chunk in document.read_chunks():
+      for token in spelled:
+        spelled[token] += chunk.count(token.encode())
+      try:
+        with errors.named(document.name):
+          ids = vocabulary.encode(chunk)
+      except UnicodeDecodeError:
+        text_files.decode(chunk, document.name, offset=offset)  # raises BadInput with the position
+        raise
+      counts.is_lossless = counts.is_lossless and vocabulary.decode(ids) == chunk
+      counts.tokens += len(ids)
+      offset += len(chunk)
+      yield ids, len(chunk)
+    counts.text_bytes += offset
+  documents.log_separators(name, spelled)
+
+
 def _write_split(corpus, split, vocabulary, separator, folder, bar) -> dict[str, Any]:
   """Writes the tokens and document starts of a split. Returns its entry in meta.json."""
   dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
-  tokens, text_bytes, lossless, starts = 0, 0, not corpus.is_altered, []
-  spelled = documents.SpelledSeparators(corpus.name, vocabulary)
-  separated = not (corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start)
+  if corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start:
+    separator = ()
+  arguments = f'{corpus.name}, {split}', corpus.splits[split], vocabulary, separator
+  counts = _Counts(is_lossless=not corpus.is_altered)
   with (folder / f'{split}.tokens').open('wb') as file:
-    for i, document in enumerate(corpus.splits[split]):
-      if i and separated:
-        file.write(np.array(separator, dtype).tobytes())
-        tokens += len(separator)
-      starts.append(tokens)
-      for chunk in _read_chunks([document], corpus.encoding):
-        spelled.count(chunk)
-        ids = vocabulary.encode(chunk)
-        lossless = lossless and vocabulary.decode(ids) == chunk
-        file.write(ids.astype(dtype).tobytes())
-        tokens += len(ids)
-        text_bytes += len(chunk)
-        bar.advance(len(chunk))
-  spelled.log(split)
-  np.save(folder / f'{split}.starts.npy', np.array(starts, np.int64))
+    for ids, size in _encode(*arguments, counts):
+      file.write(ids.astype(dtype).tobytes())
+      bar.advance(size)
+  np.save(folder / f'{split}.starts.npy', np.array(counts.starts, np.int64))
   return {
-    'tokens': tokens,
-    'bytes': text_bytes,
-    'documents': len(starts),
-    'lossless': lossless,
+    'tokens': counts.tokens,
+    'bytes': counts.text_bytes,
+    'documents': len(counts.starts),
+    'lossless': counts.is_lossless,
     'dtype': np.dtype(dtype).name,
   }
 
@@ -454,41 +448,24 @@ def encode_file(
   """
   if not path.is_file():
     raise errors.BadInput(f'{path}: no such file; expected a text file')
-  ids, starts, num_tokens, text_bytes, is_lossless = [], [], 0, 0, True
-  spelled = documents.SpelledSeparators(str(path), vocabulary)
-  for document in corpora.open_documents(path, layout):
-    if starts:
-      ids.append(np.array(vocabulary.separator(), np.int32))
-      num_tokens += len(ids[-1])
-    starts.append(num_tokens)
-    offset = 0
-    for chunk in document.read_chunks():
-      spelled.count(chunk)
-      try:
-        ids.append(vocabulary.encode(chunk).astype(np.int32))
-      except UnicodeDecodeError:
-        text_files.decode(chunk, document.name, offset=offset)  # raises BadInput with the position
-        raise
-      except errors.BadInput as error:
-        raise errors.BadInput(f'{path}: {error}') from error
-      offset += len(chunk)
-      num_tokens += len(ids[-1])
-      is_lossless = is_lossless and vocabulary.decode(ids[-1]) == chunk
-    text_bytes += offset
-  if not text_bytes:
+  counts, separator = _Counts(), vocabulary.separator()
+  file_documents = corpora.open_documents(path, layout)
+  parts = _encode(f'{path}, the text', file_documents, vocabulary, separator, counts)
+  ids = [ids.astype(np.int32) for ids, _ in parts]
+  if not counts.text_bytes:
     raise errors.BadInput(f'{path} is empty; expected text')
-  spelled.log('the text')
-  tokens, start, starts = np.concatenate(ids), vocabulary.document_start, np.array(starts, np.int64)
+  tokens, starts = np.concatenate(ids), np.array(counts.starts, np.int64)
+  start, text_bytes = vocabulary.document_start, counts.text_bytes if counts.is_lossless else None
   if not vocabulary.adds_start and len(tokens) > 1:
     start, tokens, starts = int(tokens[0]), tokens[1:], np.maximum(starts - 1, 0)
-  text_bytes = text_bytes if is_lossless else None
   return TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
 
 
-def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:
-  """Loads a cache folder. Raises one of `files.DAMAGE_ERRORS` if it is damaged."""
-  meta = files.read_json(folder / 'meta.json')
-  vocabulary, splits = _load_vocabulary(folder, meta), {}
+def _load(
+  folder: pathlib.Path, train_shards: shards.Shards | None, vocabulary: vocabularies.Vocabulary
+) -> TokenCorpus:
+  """Loads the tokens of a cache folder. Raises one of `files.DAMAGE_ERRORS` if it is damaged."""
+  meta, splits = files.read_json(folder / 'meta.json'), {}
   for split, fields in meta['splits'].items():
     tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
     if len(tokens) != fields['tokens']:
@@ -498,10 +475,3 @@ def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorp
     start = vocabulary.document_start
     splits[split] = TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
   return TokenCorpus(splits, vocabulary, meta['content_hash'], train_shards)
-
-
-def _load_vocabulary(folder: pathlib.Path, meta: dict[str, Any]) -> vocabularies.Vocabulary:
-  """Loads the vocabulary of a cache folder. Raises ValueError if it has changed."""
-  if _vocabulary_hash(folder) != meta['vocabulary_hash']:
-    raise ValueError('the vocabulary has changed')
-  return vocabularies.load(folder)

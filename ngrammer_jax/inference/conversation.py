@@ -92,7 +92,7 @@ def encode_prompts(
   check(vocabulary)
   encoded = []
   for i, prompt in enumerate(prompts):
-    _check_unicode(f'prompt {i + 1}', prompt)
+    text.to_bytes(prompt, f'prompt {i + 1}')
     ids = encode(vocabulary, render(vocabulary, [{'role': 'user', 'content': prompt}]))
     text.check_length(f'prompt {i + 1}', len(ids), 0, context)
     encoded.append(text.EncodedText(prompt, ids))
@@ -139,7 +139,7 @@ class Conversation:
       BadInput: the conversation does not fit the context, or the template does not accept it. The
         message is then no part of it.
     """
-    _check_unicode('the message', message)
+    text.to_bytes(message, 'the message')
     messages = [*self._messages, {'role': 'user', 'content': message}]
     rendered = render(self._vocabulary, messages)
     if not rendered.startswith(self._shown):
@@ -172,13 +172,6 @@ class Conversation:
 
 def _unmark(content: str) -> str:
   return content.replace(OPEN, '').replace(CLOSE, '')
-
-
-def _check_unicode(name: str, content: str) -> None:
-  try:
-    content.encode()
-  except UnicodeEncodeError as error:
-    raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -57,38 +57,21 @@ class Engine:
     # A scan over layers would stack, and so copy, the cache of all layers at every token.
     unrolled = model.clone(config=dataclasses.replace(model.config, scan_layers=False))
     # Every host reads the scores and the tokens of all rows.
-    replicated = sharding.replicated(mesh)
+    everywhere, rows = sharding.replicated(mesh), self._row_sharding
+    state = programs.DecodingState(rows, everywhere, token_B=rows, is_used_BxV=rows)
+    jit = lambda program, model, donated, outputs: jax.jit(
+      functools.partial(program, model), donate_argnames=donated, out_shardings=outputs
+    )
     self._prepare = jax.jit(functools.partial(heads.for_serving, model.config))
-    self._look_up = jax.jit(
-      functools.partial(host_tables.look_up, model),
-      donate_argnames='state',
-      out_shardings=self._row_sharding,
-    )
-    self._score_segment, self._score_last_target = (
-      jax.jit(
-        functools.partial(score, model),
-        donate_argnames='memory',
-        out_shardings=(replicated, self._row_sharding),
-      )
-      for score in (programs.score_segment, programs.score_last_target)
-    )
-    self._rank_choices = jax.jit(
-      functools.partial(programs.rank_choices, model), out_shardings=replicated
-    )
-    rows = self._row_sharding
-    state_sharding = programs.DecodingState(rows, replicated, token_B=rows, is_used_BxV=rows)
-    self._decode_prompt, self._decode_next = (
-      jax.jit(
-        functools.partial(decode, unrolled),
-        donate_argnames='state',
-        out_shardings=(replicated, state_sharding),
-      )
-      for decode in (programs.decode_prompt, programs.decode_next)
-    )
+    self._look_up = jit(host_tables.look_up, model, 'state', rows)
+    scored, decoded = (everywhere, rows), (everywhere, state)
+    self._score_segment = jit(programs.score_segment, model, 'memory', scored)
+    self._score_last_target = jit(programs.score_last_target, model, 'memory', scored)
+    self._rank_choices = jit(programs.rank_choices, model, (), everywhere)
+    self._decode_prompt = jit(programs.decode_prompt, unrolled, 'state', decoded)
+    self._decode_next = jit(programs.decode_next, unrolled, 'state', decoded)
     # Eagerly, each array would be a program of its own.
-    self._empty_memory = jax.jit(
-      model.empty_memory, static_argnums=(0, 1), out_shardings=self._row_sharding
-    )
+    self._empty_memory = jax.jit(model.empty_memory, static_argnums=(0, 1), out_shardings=rows)
 
   def prepare(self, variables: Variables) -> Variables:
     """Returns variables in which each token of the vocabulary is assigned to its cluster.
@@ -108,47 +91,26 @@ class Engine:
     rows: int,
     num_segments: int,
     make_segment: Callable[[int, slice], streams.Segment],
+    are_windows: bool = False,
   ) -> Iterator[programs.Scores]:
     """Yields the scores of each segment of a batch of streams while the next one is computed.
 
-    The memory of a stream starts empty and is carried from segment to segment.
+    The memory of a stream starts empty and is carried from segment to segment. A window is the only
+    segment of its stream, and has the score of its last target alone, [B, 1].
 
     Args:
       variables: parameters and codebook.
       rows: number of streams.
       num_segments: number of segments.
       make_segment: returns the segment with an index, for a slice of the rows.
+      are_windows: whether the segments are windows.
     """
+    score, rows = self._score_segment, self.round_rows(rows)
     slots = spans.cache_slots(self.model.config, variables['params'], self.mesh)
-    return self._score(self._score_segment, slots, variables, rows, num_segments, make_segment)
-
-  def score_windows(
-    self,
-    variables: Variables,
-    rows: int,
-    num_batches: int,
-    make_window: Callable[[int, slice], streams.Segment],
-  ) -> Iterator[programs.Scores]:
-    """Yields the scores of the last target of each window, [B, 1], of batches of windows.
-
-    A window is a segment of a stream of its own: nothing before it is read.
-
-    Args:
-      variables: parameters and codebook.
-      rows: number of windows in a batch.
-      num_batches: number of batches.
-      make_window: returns the windows of the batch with an index, for a slice of its rows.
-    """
-    slots = spans.cache_slots(self.model.config, variables['params'], self.mesh)
-    if slots and self.model.config.memory.first == 'empty':
-      slots = 1  # no memory: the slot has no token
-    for batch in range(num_batches):
-      make_batch = lambda _, row_slice, batch=batch: make_window(batch, row_slice)
-      yield from self._score(self._score_last_target, slots, variables, rows, 1, make_batch)
-
-  def _score(self, score, slots, variables, rows, num_segments, make_segment):
-    """Yields the results of a program for the segments of a batch; see `score_segments`."""
-    rows = self.round_rows(rows)
+    if are_windows:
+      score = self._score_last_target
+      if slots and self.model.config.memory.first == 'empty':
+        slots = 1  # no memory: the slot has no token
 
     def dispatch():
       memory = self._empty_memory(rows, slots)
@@ -173,12 +135,12 @@ class Engine:
     if not host_tables.exist(config):
       yield from ((segment, variables) for segment in segments)
       return
-    other = self._without_host_tables(variables)
+    device_variables = self._without_host_tables(variables)
     state = jax.device_put(host_tables.empty_state(config, rows), self._row_sharding)
     for segment in segments:
       with sharding.use(self.mesh):
         values, state = self._look_up(variables, segment, state=state)
-      yield segment, other | {table.VALUES: values}
+      yield segment, device_variables | {table.VALUES: values}
 
   def _without_host_tables(self, variables):
     params = host_tables.without_tables(self.model.config, variables['params'])
@@ -364,8 +326,7 @@ class Engine:
     rows, segment = self._abstract_segment(rows, length)
     memory = self.model.config.memory
     slots = 0 if memory is None else memory.length
-    memory = jax.eval_shape(lambda: self.model.empty_memory(rows, slots))
-    memory = sharding.abstract(memory, self._row_sharding)
+    memory = self._abstract(self.model.empty_memory, rows, slots)
     if host_tables.exist(self.model.config):
       values, _ = self.trace_look_up(variables, rows, length).out_info
       variables = self._without_host_tables(variables)
@@ -376,10 +337,13 @@ class Engine:
   def trace_look_up(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that looks up the rows of tables in host memory for T tokens."""
     rows, segment = self._abstract_segment(rows, length)
-    state = jax.eval_shape(lambda: host_tables.empty_state(self.model.config, rows))
-    state = sharding.abstract(state, self._row_sharding)
+    state = self._abstract(host_tables.empty_state, self.model.config, rows)
     with sharding.use(self.mesh):
       return self._look_up.trace(variables, segment, state=state)
+
+  def _abstract(self, make, *args):
+    """Returns what a function makes for all rows, without its values."""
+    return sharding.abstract(jax.eval_shape(lambda: make(*args)), self._row_sharding)
 
   def _abstract_segment(self, rows, length):
     rows = self.round_rows(rows)
@@ -393,9 +357,9 @@ class Engine:
     Its KV cache has the whole context, however short the learned spans are.
     """
     rows = self.round_rows(rows)
-    memory = jax.eval_shape(lambda: self.model.empty_memory(rows, self._decoding_slots(context)))
-    by_row = np.zeros(rows, np.uint32), np.zeros(rows, np.int32), memory
-    seeds_B, token_B, memory = sharding.abstract(by_row, self._row_sharding)
+    memory = self._abstract(self.model.empty_memory, rows, self._decoding_slots(context))
+    by_row = np.zeros(rows, np.uint32), np.zeros(rows, np.int32)
+    seeds_B, token_B = sharding.abstract(by_row, self._row_sharding)
     config, V = sampling.SamplingConfig(), self.model.vocabulary_size
     shared = sampling.SamplerParams.from_config(config, V), np.int32(0)
     sampler, index = sharding.abstract(shared, sharding.replicated(self.mesh))
@@ -424,7 +388,7 @@ class Engine:
     tokens_BxP, valid_BxP = self._pad(prompts, rows, length)
     starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0) & is_start
     prefix_BxP = valid_BxP > 0 if bidirectional else None
-    inputs = programs.Inputs(tokens_BxP, starts_BxP, valid_BxP, prefix_BxP)
+    inputs = streams.Segment(tokens_BxP, None, starts_BxP, valid_BxP, prefix_BxT=prefix_BxP)
     return jax.device_put(inputs, self._row_sharding)
 
 

@@ -3,7 +3,9 @@
 B batch, T segment length.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
 import json
 import math
 import pathlib
@@ -48,82 +50,63 @@ def evaluate(
   if engine.model.vocabulary_size < text.tokens:
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
     variables = engine.prepare(variables)
-  nats, tokens, characters, correct, line_end_nats, line_ends = [], 0, 0, 0, [], 0
-  for scores in _score_batches(engine, variables, text, config):
-    num_counted = int(scores.counts_BxT.sum())
-    tokens += num_counted
+  nats, line_end_nats, counts = [], [], collections.Counter()
+  for scores in itertools.chain.from_iterable(score_streams(engine, variables, text, config)):
+    is_counted_BxT, is_end_BxT = scores.counts_BxT, scores.targets_BxT == line_end
+    masks = {'tokens': is_counted_BxT, 'correct': scores.correct_BxT}
     if split.num_characters is not None:
-      is_character_BxT = scores.targets_BxT < split.num_characters
-      characters += int((scores.counts_BxT & is_character_BxT).sum())
-    correct += int(scores.correct_BxT.sum())
-    nats.append(scores.nll_BxT[scores.counts_BxT].sum(dtype=np.float64))
-    if line_end is not None:
-      is_end_BxT = scores.counts_BxT & (scores.targets_BxT == line_end)
-      line_ends += int(is_end_BxT.sum())
-      line_end_nats.append(scores.nll_BxT[is_end_BxT].sum(dtype=np.float64))
-    report(num_counted)
-  total, is_whole_split = math.fsum(nats), tokens == len(split.tokens)
-  without_line_ends = {}
-  if line_end is not None and line_ends < tokens:  # some papers report it
-    nats_per_token = (total - math.fsum(line_end_nats)) / (tokens - line_ends)
-    without_line_ends = {
-      'line_ends': line_ends,
-      'perplexity_without_line_ends': math.exp(min(nats_per_token, 700)),
-    }
-  return {
-    'tokens': tokens,
-    'nll_nats_per_token': total / tokens,
-    'perplexity': math.exp(min(total / tokens, 700)),
-    'bits_per_token': total / tokens / math.log(2),
-    **without_line_ends,
-    'bits_per_byte': (
-      total / math.log(2) / split.text_bytes if is_whole_split and split.text_bytes else None
-    ),
-    **({'bits_per_character': total / math.log(2) / characters} if characters else {}),
-    'top1_accuracy': correct / tokens,
-    'protocol': {
-      'name': e.protocol,
-      'streams': text.streams,
-      'segment_length': length,
-      **_memory_protocol(engine.model.config),
-      'whole_split': is_whole_split,
-    },
+      masks['characters'] = is_counted_BxT & (scores.targets_BxT < split.num_characters)
+    masks['line_ends'] = is_counted_BxT & is_end_BxT
+    segment_counts = {name: int(mask.sum()) for name, mask in masks.items()}
+    counts.update(segment_counts)
+    for sums, mask in ((nats, is_counted_BxT), (line_end_nats, masks['line_ends'])):
+      sums.append(scores.nll_BxT[mask].sum(dtype=np.float64))
+    report(segment_counts['tokens'])
+  total, tokens = math.fsum(nats), counts['tokens']
+  is_whole_split = tokens == len(split.tokens)
+  bits, text_bytes = total / math.log(2), split.text_bytes if is_whole_split else None
+  protocol = {
+    'name': e.protocol,
+    'streams': text.streams,
+    'segment_length': length,
+    **_memory_protocol(engine.model.config),
+    'whole_split': is_whole_split,
   }
+  result = _metrics(tokens, total / tokens, counts['correct'] / tokens, protocol)
+  result['bits_per_byte'] = bits / text_bytes if text_bytes else None
+  if counts['characters']:
+    result['bits_per_character'] = bits / counts['characters']
+  if line_end is not None and counts['line_ends'] < tokens:  # some papers report it
+    num_words = tokens - counts['line_ends']
+    perplexity = _perplexity((total - math.fsum(line_end_nats)) / num_words)
+    result |= {'line_ends': counts['line_ends'], 'perplexity_without_line_ends': perplexity}
+  return result
 
 
 def combine(results: Mapping[str, dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
   """Returns the result of a mixture: the means of the results of its parts, by their weights."""
+  parts = [*results.values()]
+  mean = lambda key: sum(w * result[key] for w, result in zip(weights, parts, strict=True))
+  tokens = sum(result['tokens'] for result in parts)
+  is_whole_split = all(result['protocol']['whole_split'] for result in parts)
+  protocol = parts[0]['protocol'] | {'whole_split': is_whole_split}
+  return _metrics(tokens, mean('nll_nats_per_token'), mean('top1_accuracy'), protocol)
 
-  def mean(key):
-    return sum(w * r[key] for w, r in zip(weights, results.values(), strict=True))
 
-  first, nats = next(iter(results.values())), mean('nll_nats_per_token')
-  is_whole_split = all(result['protocol']['whole_split'] for result in results.values())
+def _metrics(tokens, nats_per_token, accuracy, protocol):
   return {
-    'tokens': sum(result['tokens'] for result in results.values()),
-    'nll_nats_per_token': nats,
-    'perplexity': math.exp(min(nats, 700)),
-    'bits_per_token': nats / math.log(2),
+    'tokens': tokens,
+    'nll_nats_per_token': nats_per_token,
+    'perplexity': _perplexity(nats_per_token),
+    'bits_per_token': nats_per_token / math.log(2),
     'bits_per_byte': None,
-    'top1_accuracy': mean('top1_accuracy'),
-    'protocol': first['protocol'] | {'whole_split': is_whole_split},
+    'top1_accuracy': accuracy,
+    'protocol': protocol,
   }
 
 
-def _score_batches(engine, variables, text, config):
-  """Yields the scores of batches of segments, or of sliding windows."""
-  t = config.training
-  if config.evaluation.protocol == 'sliding_window':
-    # As many tokens as a step of the training has.
-    rows = engine.round_rows(max(t.tokens_per_step // text.length, 1))
-
-    def make_window(batch, row_slice):
-      return text.window(batch * rows + row_slice.start, row_slice.stop - row_slice.start)
-
-    yield from engine.score_windows(variables, rows, -(-text.tokens // rows), make_window)
-    return
-  for scores in score_streams(engine, variables, text, config):
-    yield from scores
+def _perplexity(nats: float) -> float:
+  return math.exp(min(nats, 700))
 
 
 def score_streams(
@@ -132,14 +115,20 @@ def score_streams(
   text: streams.EvaluationStreams,
   config: experiment.Config,
 ) -> Iterator[Iterator[programs.Scores]]:
-  """Yields the scores of the segments, for each batch of streams."""
-  rows = engine.round_rows(min(config.training.batch_size, config.evaluation.streams))
-  for first in range(0, text.streams, rows):
+  """Yields the scores of the segments, for each batch of streams or of sliding windows."""
+  t, are_windows = config.training, text.protocol == 'sliding_window'
+  count, rows = text.streams, min(t.batch_size, config.evaluation.streams)
+  if are_windows:  # as many tokens as a step of the training has
+    count, rows = text.tokens, max(t.tokens_per_step // text.length, 1)
+  rows = engine.round_rows(rows)
+  for first in range(0, count, rows):
 
     def make_segment(index, row_slice, first=first):
-      return text.segment(index, first + row_slice.start, row_slice.stop - row_slice.start)
+      position = first + row_slice.start, row_slice.stop - row_slice.start
+      return text.window(*position) if are_windows else text.segment(index, *position)
 
-    yield engine.score_segments(variables, rows, text.segments, make_segment)
+    num_segments = 1 if are_windows else text.segments
+    yield engine.score_segments(variables, rows, num_segments, make_segment, are_windows)
 
 
 def _memory_protocol(config):

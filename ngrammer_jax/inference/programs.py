@@ -30,15 +30,6 @@ class Scores(NamedTuple):
   targets_BxT: jax.Array
 
 
-class Inputs(NamedTuple):
-  """A batch of tokens to read, see `TransformerLM.__call__`."""
-
-  tokens_BxT: jax.Array
-  starts_BxT: jax.Array
-  valid_BxT: jax.Array
-  prefix_BxT: jax.Array | None = None
-
-
 class DecodingState(NamedTuple):
   """State of the generation of a batch.
 
@@ -57,13 +48,7 @@ class DecodingState(NamedTuple):
 
 def score_segment(model, variables, segment: streams.Segment, *, memory):
   """Returns the scores of a segment and the new memory."""
-  hidden, memory, _ = model.apply(
-    variables,
-    segment.tokens_BxT,
-    memory,
-    starts_BxT=segment.starts_BxT,
-    valid_BxT=segment.valid_BxT,
-  )
+  hidden, memory, _ = model.apply(variables, segment.tokens_BxT, memory, **segment.marks)
   return _score(model, variables, hidden, segment.targets_BxT, segment.valid_BxT > 0), memory
 
 
@@ -72,8 +57,7 @@ def score_last_target(model, variables, window: streams.Segment, *, memory):
 
   A row of padding has none.
   """
-  inputs = Inputs(window.tokens_BxT, window.starts_BxT, window.valid_BxT)
-  hidden_Bx1xD, memory = _forward_last(model, variables, inputs, memory)
+  hidden_Bx1xD, memory = _forward_last(model, variables, window, memory)
   target_Bx1 = jnp.take_along_axis(window.targets_BxT, _last_index(window.valid_BxT), axis=1)
   counts_Bx1 = (window.valid_BxT > 0).any(axis=1, keepdims=True)
   return _score(model, variables, hidden_Bx1xD, target_Bx1, counts_Bx1), memory
@@ -91,17 +75,14 @@ def _last_index(valid_BxT):
   return jnp.maximum((valid_BxT > 0).sum(axis=1, keepdims=True, dtype=jnp.int32) - 1, 0)
 
 
-def _forward_last(model, variables, inputs: Inputs, memory):
+def _forward_last(model, variables, inputs: streams.Segment, memory):
   """Returns the hidden state of the last valid token of each row, [B, 1, D], and the memory."""
-  tokens_BxT, starts_BxT, valid_BxT, prefix_BxT = inputs
-  hidden_BxTxD, memory, _ = model.apply(
-    variables, tokens_BxT, memory, starts_BxT=starts_BxT, valid_BxT=valid_BxT, prefix_BxT=prefix_BxT
-  )
-  last_Bx1x1 = _last_index(valid_BxT)[:, :, None]
+  hidden_BxTxD, memory, _ = model.apply(variables, inputs.tokens_BxT, memory, **inputs.marks)
+  last_Bx1x1 = _last_index(inputs.valid_BxT)[:, :, None]
   return jnp.take_along_axis(hidden_BxTxD, last_Bx1x1, axis=1), memory
 
 
-def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
+def rank_choices(model, variables, prompt: streams.Segment, choices_KxBxC, valid_KxBxC):
   """Returns log p(choice | prompt), and whether greedy decoding gives the choice, both [K, B]."""
   (B, P), C = prompt.tokens_BxT.shape, choices_KxBxC.shape[2]
   last_hidden_Bx1xD, memory = _forward_last(model, variables, prompt, model.empty_memory(B, P + C))
@@ -119,13 +100,13 @@ def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
   return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC))
 
 
-def decode_prompt(model, variables, seeds_B, sampler, prompt: Inputs, *, state: DecodingState):
+def decode_prompt(model, variables, seeds_B, sampler, prompt: streams.Segment, *, state):
   """Returns the token after each prompt, [1, B], and the next state."""
   state = _decode_step(model, variables, seeds_B, sampler, prompt, state)
   return state.token_B[None], state
 
 
-def decode_next(model, variables, seeds_B, sampler, *, state: DecodingState):
+def decode_next(model, variables, seeds_B, sampler, *, state):
   """Returns the next tokens, [TOKENS_PER_CALL, B], and the state after them.
 
   To start a program takes as long as to compute a token of a small model.
@@ -137,7 +118,8 @@ def decode_next(model, variables, seeds_B, sampler, *, state: DecodingState):
     params, token_B = jax.lax.optimization_barrier((variables, state.token_B))
     token_Bx1 = token_B[:, None]
     # Constants: XLA removes what depends on them.
-    inputs = Inputs(token_Bx1, jnp.zeros_like(token_Bx1, bool), jnp.ones_like(token_Bx1))
+    marks = jnp.zeros_like(token_Bx1, bool), jnp.ones_like(token_Bx1)
+    inputs = streams.Segment(token_Bx1, None, *marks)
     state = _decode_step(model, params, seeds_B, sampler, inputs, state)
     return state, state.token_B
 
@@ -145,7 +127,7 @@ def decode_next(model, variables, seeds_B, sampler, *, state: DecodingState):
   return tokens_KxB, state
 
 
-def _decode_step(model, variables, seeds_B, sampler, inputs: Inputs, state: DecodingState):
+def _decode_step(model, variables, seeds_B, sampler, inputs, state):
   """Returns the state with the token sampled after the last valid token of each row.
 
   The random key depends on the seed of the row and the index of the token alone. The document start

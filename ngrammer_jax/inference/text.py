@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
-import functools
 import logging
 import math
 import numbers
@@ -30,9 +29,15 @@ class EncodedText(NamedTuple):
 
 def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> EncodedText:
   """Encodes a text. Raises BadInput, with its name, if the vocabulary lacks a character."""
+  data = to_bytes(text, name)
+  with errors.named(name):
+    return EncodedText(text, vocabulary.encode(data).astype(np.int32))
+
+
+def to_bytes(text: str, name: str) -> bytes:
+  """Returns a text as UTF-8. Raises BadInput, with its name, for half of a surrogate pair."""
   try:
-    with errors.named(name):
-      return EncodedText(text, vocabulary.encode(text.encode()).astype(np.int32))
+    return text.encode()
   except UnicodeEncodeError as error:
     raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
 
@@ -192,6 +197,8 @@ def complete(
   prompts: Sequence[EncodedText],
   config: CompletionConfig,
   on_text: Callable[[int, str], None] | None = None,
+  rows: int = inference.MAX_ROWS,
+  is_prefix_bidirectional: bool = False,
 ) -> Iterator[Completion]:
   """Yields the completions in the order of the prompts, as soon as those of a batch are done.
 
@@ -201,20 +208,21 @@ def complete(
     prompts: see `encode_prompts`.
     config: options.
     on_text: called with the index of a prompt and its new text, for each token.
+    rows: maximum batch size.
+    is_prefix_bidirectional: whether the tokens of a prompt attend to the whole prompt.
   """
-  if max((len(prompt.ids) for prompt in prompts), default=0) + config.tokens > config.context:
+  longest = max((len(prompt.ids) for prompt in prompts), default=0)
+  if longest + config.tokens - 1 > config.context:
     logging.info('a token is predicted from the last %s tokens, the context', f'{config.context:,}')
-  for first in range(0, len(prompts), inference.MAX_ROWS):
-    group = prompts[first : first + inference.MAX_ROWS]
+  for first in range(0, len(prompts), rows):
+    group = prompts[first : first + rows]
     ids = [prompt.ids for prompt in group]
     seeds = [config.seed + first + row for row in range(len(group))]
-    make_text = functools.partial(
-      IncrementalDetokenizer, vocabulary, max_tokens=config.tokens, stop=config.stop
-    )
     start = vocabulary.document_start
-    starts = [int(prompt[0] == start) for prompt in ids]  # no text
-    texts = [make_text(prompt[n:]) for prompt, n in zip(ids, starts, strict=True)]
-    args = variables, ids, seeds, config.sampling, config.context
+    of_text = (prompt[1:] if prompt[0] == start else prompt for prompt in ids)
+    options = config.tokens, config.stop
+    texts = [IncrementalDetokenizer(vocabulary, prompt, *options) for prompt in of_text]
+    args = variables, ids, seeds, config.sampling, config.context, is_prefix_bidirectional
     for token_B in engine.generate(*args, document_start=start):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:

@@ -144,9 +144,8 @@ def load_language_model(
   sources = _sources(config, vocabulary_size)
   arrays = conversion.without_wrappers(arrays, conversion.names(sources), ORIGIN)
   # With persistent vectors, the state_dict lists each span twice.
-  duplicates = [
-    name for name in arrays if name.endswith('persistent_memory.adaptive_span._mask.current_val')
-  ]
+  ending = 'persistent_memory.adaptive_span._mask.current_val'
+  duplicates = [name for name in arrays if name.endswith(ending)]
   return conversion.convert(arrays, sources, ORIGIN, duplicates)
 
 

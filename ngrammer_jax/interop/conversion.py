@@ -1,7 +1,7 @@
 """Named arrays of other frameworks, checked, converted to variables of this package and back."""
 
 import collections
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import itertools
 import logging
@@ -20,6 +20,8 @@ from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers.ngram import ngrammer
 
+Shapes = Mapping[str, tuple[int, ...]]
+
 # Options that change how a model or layer is trained or computed, but not its function.
 NGRAM_TRAINING_OPTIONS = ('decay', 'epsilon', 'empty', 'initial', 'padding_trains', 'exchange')
 NGRAM_MEMORY_TRAINING_OPTIONS = (
@@ -36,7 +38,7 @@ TORCH_MODEL_OPTIONS = {
   **{'norm': 'post_skip', 'norm_epsilon': 1e-5, 'final_norm': False},
 }
 MODEL_TRAINING_OPTIONS = (
-  *('dtype', 'scan_layers', 'remat', 'vocabulary_chunk', 'kernel', 'initial'),
+  *('dtype', 'logits_dtype', 'scan_layers', 'remat', 'vocabulary_chunk', 'kernel', 'initial'),
   *('dropout', 'attention_dropout', 'inner_dropout', 'adaptive_softmax.dropout'),
   *('span.penalty', 'span.initial', 'span.reserve', 'span.check_every'),
   *(f'ngram.{name}' for name in NGRAM_TRAINING_OPTIONS),
@@ -76,16 +78,16 @@ class Source:
     return self.shape if isinstance(self.name, str) else (len(self.name), *self.shape)
 
 
-def names(sources: Mapping[str, Source]) -> dict[str, tuple[int, ...]]:
+Sources = Mapping[str, Source]  # by the path of the variable
+
+
+def names(sources: Sources) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of all source arrays by name."""
   return {name: source.shape for source in sources.values() for name in source.names}
 
 
 def convert(
-  arrays: Mapping[str, Any],
-  sources: Mapping[str, Source],
-  origin: str,
-  ignored: Collection[str] = (),
+  arrays: Mapping[str, Any], sources: Sources, origin: str, ignored: Collection[str] = ()
 ) -> dict[str, Any]:
   """Converts source arrays to variables, a nested dict.
 
@@ -159,9 +161,7 @@ def without_wrappers(
   return arrays
 
 
-def restore(
-  variables: Mapping[str, Any], sources: Mapping[str, Source], origin: str
-) -> dict[str, np.ndarray]:
+def restore(variables: Mapping[str, Any], sources: Sources, origin: str) -> dict[str, np.ndarray]:
   """Converts variables back to source arrays by name: the inverse of `convert`.
 
   A constant that was added to float32 values is subtracted up to rounding.
@@ -180,10 +180,8 @@ def restore(
     for path, leaf in leaves.items()
     if not (path.startswith('codebook/') and path.endswith(('/usage', '/changed')))
   }
-  expected = {
-    path: source.convert(np.broadcast_to(0, source.stacked_shape)).shape
-    for path, source in sources.items()
-  }
+  shape_of = lambda source: source.convert(np.broadcast_to(0, source.stacked_shape)).shape
+  expected = {path: shape_of(source) for path, source in sources.items()}
   check_shapes(expected, {path: leaf.shape for path, leaf in leaves.items()}, origin)
   arrays: dict[str, np.ndarray] = {}
   for path, source in sources.items():
@@ -198,10 +196,7 @@ def restore(
 
 
 def check_shapes(
-  expected: Mapping[str, tuple[int, ...]],
-  shapes: Mapping[str, tuple[int, ...]],
-  origin: str,
-  ignored: Collection[str] = (),
+  expected: Shapes, shapes: Shapes, origin: str, ignored: Collection[str] = ()
 ) -> None:
   """Raises BadInput that counts the arrays that are missing, extra or of a wrong shape.
 
@@ -362,9 +357,7 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
     raise errors.BadInput('\n'.join(problems))
 
 
-def _options(
-  block: Any, named: Collection[str], prefix: str = ''
-) -> Iterator[tuple[str, Any, Any]]:
+def _options(block, named, prefix=''):
   """Yields key, value and default of each option; of a nested block if it is named, its options."""
   for field in dataclasses.fields(block):
     key, value = prefix + field.name, getattr(block, field.name)

@@ -165,9 +165,7 @@ class FileLayout:
     table = params.pop('table', np.empty(0))
     conversion.check_shapes({'table': self.table.shape}, {'table': np.shape(table)}, self.origin)
     if isinstance(table, jax.Array) and not table.is_fully_addressable:
-      raise errors.BadInput(
-        'the table is on the devices of several processes: write it from one process'
-      )
+      raise errors.BadInput('the table is on devices of several processes: write it from one')
     arrays = dict(self.numbers) | conversion.restore({'params': params}, self.sources, self.origin)
     dtypes = {name: array.dtype for name, array in arrays.items()} | self._table_dtypes(table)
     described = {name: (shape, dtypes[name]) for name, shape in self.shapes().items()}
@@ -188,11 +186,8 @@ class FileLayout:
 def _check_arrays(arrays, layout):
   """Raises BadInput for arrays of the wrong name, shape or dtype."""
   expected = layout.shapes()
-  shapes = {
-    name: array.shape
-    for name, array in arrays.items()
-    if name in expected or name.startswith(layout.prefix)
-  }
+  is_own = lambda name: name in expected or name.startswith(layout.prefix)
+  shapes = {name: array.shape for name, array in arrays.items() if is_own(name)}
   conversion.check_shapes(expected, shapes, layout.origin, (layout.embedding,))
   codes = {name: ('I64', 'I32') for name in layout.numbers}
   if layout.table.scale is not None:
@@ -202,8 +197,7 @@ def _check_arrays(arrays, layout):
     choices = codes.get(name, ('F64', 'F32', 'F16', 'BF16'))
     if arrays[name].code not in choices:
       raise errors.BadInput(
-        f'{name} has the dtype {arrays[name].code}, expected {" or ".join(choices)} for '
-        f'{layout.origin}'
+        f'{name} of {layout.origin} has the dtype {arrays[name].code}, not {" or ".join(choices)}'
       )
 
 
@@ -247,10 +241,8 @@ def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 def _read_table(arrays, table, start, stop):
   """Returns rows of the table, as float32 if they have scales; zeros beyond those of the file."""
-  parts = [
-    arrays[name].read(first, first + rows.stop - rows.start)
-    for name, first, rows in table.between(start, stop)
-  ]
+  read = lambda name, first, rows: arrays[name].read(first, first + rows.stop - rows.start)
+  parts = [read(*each) for each in table.between(start, stop)]
   if not parts:
     return np.zeros((stop - start, table.shape[1]), np.float32)
   rows = np.concatenate(parts)
@@ -268,25 +260,25 @@ def _fill_table(read, shape, dtype, sharding):
     width = len(range(*columns.indices(shape[1])))
     blocks = ((low - start, read(low, high)[:, columns]) for low, high in _ranges(start, stop))
     fill = _fill_device if _is_device_memory(sharding, device) else _fill_host
-    place = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-    shards.append(fill(blocks, (stop - start, width), dtype, place))
+    device_sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+    shards.append(fill(blocks, (stop - start, width), dtype, device_sharding))
   return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
-def _fill_device(blocks, shape, dtype, place):
+def _fill_device(blocks, shape, dtype, device_sharding):
   """Returns an array of the blocks, which are written into it one by one."""
-  values = jnp.zeros(shape, dtype, device=place)
+  values = jnp.zeros(shape, dtype, device=device_sharding)
   for first, block in blocks:
     values = _update_rows(values, block, first).block_until_ready()  # or blocks would queue up
   return values
 
 
-def _fill_host(blocks, shape, dtype, place):
+def _fill_host(blocks, shape, dtype, device_sharding):
   """Returns an array of the blocks in host memory, where computations do not write."""
   values = np.empty(shape, dtype)
   for first, block in blocks:
     values[first : first + len(block)] = block
-  return jax.device_put(values, place)
+  return jax.device_put(values, device_sharding)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -317,13 +317,7 @@ def _norm_sources(path: str, name: str, D: int) -> dict[str, Source]:
   }
 
 
-def _ngrammer_sources(
-  options: ngrammer.NGrammer | model_config.NGramConfig,
-  N: int,
-  D: int,
-  prefix: str = '',
-  ngram_prefix: str = '',
-) -> dict[str, Source]:
+def _ngrammer_sources(options, N, D, prefix='', ngram_prefix=''):
   """Returns the sources of an n-gram layer; the names of the n-grams have a prefix of their own."""
   V, E, K = options.vocabulary_size, options.dim, options.clusters
   per_head = lambda name, part: tuple(f'{ngram_prefix}{name}_{i}/{part}' for i in range(N))
@@ -364,9 +358,7 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source
   return sources
 
 
-def _attention_sources(
-  projections: attention.Projections, N: int, D: int, prefix: str = ''
-) -> dict[str, Source]:
+def _attention_sources(projections, N, D, prefix=''):
   """Returns the source of each parameter of an attention layer; praxis names have the prefix."""
   H, sources = D // N, {}
   for name in ('query', 'key', 'value'):

@@ -73,8 +73,7 @@ def config_from_args(args: settings.Settings) -> model_config.ModelConfig:
   D, embedding_width = a['d_model'], a['d_embed'] if a['d_embed'] >= 0 else a['d_model']
   if a['cutoffs'] and a['tie_projs'] is None:
     raise errors.BadInput(
-      f'cutoffs={a["cutoffs"]!r} need tie_projs, one entry for each of the {len(a["cutoffs"]) + 1} '
-      f'clusters'
+      f'cutoffs={a["cutoffs"]!r} need tie_projs with {len(a["cutoffs"]) + 1} entries'
     )
   supported = {
     'd_head': (D // a['n_head'],) if D % a['n_head'] == 0 else (),

@@ -39,4 +39,11 @@ def with_axis_names(
   init: Callable[..., jax.Array], names: tuple[str | None, ...]
 ) -> Callable[..., WithAxisNames]:
   """Returns an initializer whose arrays have logical axis names; None for a replicated axis."""
-  return lambda *args, **kwargs: WithAxisNames(init(*args, **kwargs), names)
+
+  def init_with_names(*args: Any, **kwargs: Any) -> WithAxisNames:
+    if args and isinstance(args[0], jax.Array):
+      # The key stays an input of the random bits: arrays of equal shapes share a kernel of a GPU.
+      args = jax.lax.optimization_barrier(args[0]), *args[1:]
+    return WithAxisNames(init(*args, **kwargs), names)
+
+  return init_with_names

@@ -68,6 +68,7 @@ class FeedForward(nn.Module):
       inner_BxTxF = activate(inner_BxTxF)
     inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)
     y_BxTxD = project(inner_BxTxF, D, ('mlp', 'embed'), name='out')
+    y_BxTxD = checkpoint_name(y_BxTxD, 'feed_forward_output')
     return y_BxTxD if valid_BxT is None else jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
 
   def _is_padded(self, dropout_key):

@@ -42,13 +42,18 @@ def cap_logits(logits: jax.Array, cap: float | None) -> jax.Array:
 
 
 def full_logits(
-  hidden_BxTxD: jax.Array, weight_VxD: jax.Array, bias_V: jax.Array | None, cap: float | None = None
+  hidden_BxTxD: jax.Array,
+  weight_VxD: jax.Array,
+  bias_V: jax.Array | None,
+  cap: float | None = None,
+  stored: str | None = None,
 ) -> jax.Array:
   """Returns logits [B, T, V] in at least float32, see `summary` for the arguments."""
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
   weight_VxD = weight_VxD.astype(hidden_BxTxD.dtype)
   axes = ((2,), (1,)), ((), ())
-  logits = dense.dot_general(hidden_BxTxD, weight_VxD, axes, preferred_element_type=dtype)
+  options = {'preferred_element_type': dtype if stored is None else jnp.dtype(stored)}
+  logits = dense.dot_general(hidden_BxTxD, weight_VxD, axes, **options).astype(dtype)
   return cap_logits(logits if bias_V is None else _add_bias(logits, bias_V), cap)
 
 
@@ -74,9 +79,10 @@ def token_scores(
   targets_BxT: jax.Array,
   chunk: int | None = None,
   cap: float | None = None,
+  stored: str | None = None,
 ) -> TokenScores:
   """Returns -log softmax(hidden weight^T + bias)[target], see `summary` for the arguments."""
-  total = summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, chunk, cap)
+  total = summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, chunk, cap, stored)
   return TokenScores(total.log_sum_BxT - total.target_BxT, total.best_BxT == targets_BxT)
 
 
@@ -87,6 +93,7 @@ def summary(
   targets_BxT: jax.Array,
   chunk: int | None = None,
   cap: float | None = None,
+  stored: str | None = None,
 ) -> Summary:
   """Returns the softmax of hidden weight^T + bias.
 
@@ -96,17 +103,20 @@ def summary(
     targets_BxT: ids in [0, V).
     chunk: number of logits per token that exist at once. None means all.
     cap: see `cap_logits`. None: logits are not capped.
+    stored: dtype in which the products are stored. None: at least float32.
   """
   C = -(-len(weight_VxD) // (chunk or len(weight_VxD)))
   F = _block_count(targets_BxT.shape, weight_VxD.shape) if C == 1 else 1
   if F == 1:
-    return _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, cap)
+    return _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, (cap, stored))
   B, T = targets_BxT.shape
   blocks_FxBxtx = (
     jnp.moveaxis(array_BxTx.reshape(B, F, T // F, *array_BxTx.shape[2:]), 1, 0)
     for array_BxTx in (hidden_BxTxD, targets_BxT)
   )
-  summarize = lambda block: _chunked_summary(block[0], weight_VxD, bias_V, block[1], C, cap)
+  summarize = lambda block: _chunked_summary(
+    block[0], weight_VxD, bias_V, block[1], C, (cap, stored)
+  )
   summary_FxBxt = jax.lax.map(summarize, tuple(blocks_FxBxtx))
   return jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1).reshape(B, T), summary_FxBxt)
 
@@ -123,7 +133,7 @@ def _block_count(tokens: tuple[int, int], weight: tuple[int, int]) -> int:
   return next((F for F in range(most, 1, -1) if T % F == 0), 1)
 
 
-def _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, cap):
+def _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, options):
   """Returns the same as `summary`, in C chunks of the vocabulary."""
   V, D = weight_VxD.shape
   R = -(-V // C)
@@ -139,8 +149,8 @@ def _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, cap):
 
   def add_chunk(running: Summary, chunk):
     weight_RxD, bias_R, c = chunk
-    logits_BxTxR = full_logits(hidden_BxTxD, weight_RxD, bias_R, cap)
-    if cap is not None and R * C > V:  # the cap is above `lowest`
+    logits_BxTxR = full_logits(hidden_BxTxD, weight_RxD, bias_R, *options)
+    if options[0] is not None and R * C > V:  # the cap is above `lowest`
       logits_BxTxR = jnp.where(jnp.arange(R) * C + c < V, logits_BxTxR, lowest)
     log_sum_BxT, target_BxT = _log_sum_and_logit(logits_BxTxR, targets_BxT // C)
     row_R = jnp.arange(R, dtype=jnp.int32)

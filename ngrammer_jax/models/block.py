@@ -3,6 +3,7 @@
 B batch, T segment length, D model width, N heads, H head width.
 """
 
+from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -24,7 +25,7 @@ Memory = dict[str, Any]
 
 def empty_memory(
   config: model_config.ModelConfig,
-  own_memories: tuple[PlacedMemory, ...],
+  own_memories: Sequence[PlacedMemory],
   batch: int,
   cache_slots: int,
 ) -> Memory:

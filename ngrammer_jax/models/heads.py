@@ -101,6 +101,7 @@ class Head(nn.Module):
       targets_BxT,
       self.config.vocabulary_chunk,
       self.config.final_logit_cap,
+      self.config.logits_dtype,
     )
 
   def logits(self, hidden_BxTxJ: jax.Array) -> jax.Array:

@@ -6,7 +6,6 @@ computes: they can be on their way while the model still works on the segment be
 B batch, T segment length, D model width.
 """
 
-from collections.abc import Iterator
 import functools
 from typing import Any
 
@@ -17,7 +16,6 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import memories
 
 Path = tuple[str, ...]  # of the variables of a memory
@@ -79,9 +77,7 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
   return traverse_util.unflatten_dict(values), next_state
 
 
-def _memories(
-  config: ModelConfig, vocabulary_size: int | None = None
-) -> Iterator[tuple[Path, NGramMemory]]:
+def _memories(config, vocabulary_size=None):
   """Yields the path and the module of every memory with a table in host memory."""
   for path, memory in memories.ngram_modules(config, vocabulary_size):
     if memory.options.table_memory == 'host':

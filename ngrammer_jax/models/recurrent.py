@@ -51,7 +51,7 @@ class RecurrentLM(nn.Module):
     elif r.readout == 'ngram':
       self.readout = readout.NGramReadout(r.slices, init, dtype)
     elif r.readout != 'none':
-      self.readout = readout.AttentionReadout(r.parts, r.window, r.empty_slots, init, dtype)
+      self.readout = readout.AttentionReadout(r.num_slices, r.window, r.empty_slots, init, dtype)
 
   def empty_memory(self, batch: int, cache_slots: int = 0) -> Memory:
     """Returns the memory before the first segment of `batch` streams.

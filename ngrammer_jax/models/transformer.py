@@ -24,14 +24,19 @@ from ngrammer_jax.models import block, heads, memories, precision, spans
 
 Memory = block.Memory
 
-# Arrays that are kept for the backward pass: rows from the memory of the host, which cannot be read
-# again; queries, keys and values, the output of attention, the inner features, and the residuals of
-# splash attention. Scores, norms, convolutions and memories are computed again.
-KEPT = *('heads', 'splash_residuals', 'attention_output', 'inner_features'), table.VALUES
-REMAT_POLICIES = {
-  'minimal': jax.checkpoint_policies.save_only_these_names(*KEPT),
-  'full': jax.checkpoint_policies.save_only_these_names(table.VALUES),
-}
+# Arrays that `minimal` keeps for the backward pass: the results of all products but those of whole
+# scores, and what splash attention and blocks need. Scores, norms, convolutions, rotations and sums
+# are computed again.
+KEPT = 'attended', 'attention_output', 'inner_features', 'feed_forward_output', 'memory'
+
+
+def _kept(config):
+  """Returns the names of the arrays that `minimal` keeps."""
+  c = config
+  # The gradients of norms, convolutions, learned scales and biases need what these are applied to.
+  is_changed = c.convolution is not None or c.attention_options().query_key_norm is not None
+  is_changed |= c.per_dim_scale or 'distances' in c.attention_needs()
+  return *KEPT, 'projected' if is_changed else 'heads'
 
 
 def _as_zero_tokens(tokens):
@@ -293,11 +298,8 @@ class TransformerLM(nn.Module):
     memory_kinds = [layer.own_memories for layer in self.layer]
     count = len(memory_kinds)
     changes = {i for i in range(1, count) if memory_kinds[i] != memory_kinds[i - 1]}
-    between = {
-      placed.place.block + 1
-      for placed in self.between_blocks
-      if placed.place.point == 'after_block'
-    }
+    places = [placed.place for placed in self.between_blocks]
+    between = {place.block + 1 for place in places if place.point == 'after_block'}
     parts = itertools.pairwise(sorted({0, count} | between | changes))
     # After the last full repetition, a run of its own.
     repeated = {end - (end - first) % self._period(first, end) for first, end in parts}
@@ -325,7 +327,9 @@ class TransformerLM(nn.Module):
     """Returns the block class, with the rematerialisation of the config."""
     if self.config.remat == 'none':
       return block.Block
-    policy = REMAT_POLICIES[self.config.remat]
+    # Rows from the memory of the host, which cannot be read again.
+    kept = table.VALUES, *(_kept(self.config) if self.config.remat == 'minimal' else ())
+    policy = jax.checkpoint_policies.save_only_these_names(*kept)
     return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
   def _run(self, run, x_BxTxD, kind_contexts, memory, dropout_keys):
@@ -364,8 +368,6 @@ class TransformerLM(nn.Module):
     of_kind = [slice(first, None, period) for first in range(period)]
     layers = [(stack(params[part]), stack(memory[part]), keys(part)) for part in of_kind]
     x_BxTxD, stacked = jax.lax.scan(apply_layers, x_BxTxD, layers)
-    rest = [
-      jax.tree.map(lambda leaf, i=i: leaf[i // period], stacked[i % period])
-      for i in range(len(blocks))
-    ]
+    unstack = lambda i: jax.tree.map(lambda leaf: leaf[i // period], stacked[i % period])
+    rest = list(map(unstack, range(len(blocks))))
     return x_BxTxD, [memory for memory, _ in rest], [spans for _, spans in rest]

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax import sharding
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.models import parts, spans
+from ngrammer_jax.models import parameter_groups, spans
 from ngrammer_jax.optimizers import row_gradient, tables
 
 FROZEN = 'frozen'
+Memories = Sequence[NGramMemoryConfig]
 
 
-def labels(
-  params: Any, memories: Sequence[NGramMemoryConfig] = (), frozen: Collection[str] = ()
-) -> Any:
+def labels(params: Any, memories: Memories = (), frozen: Collection[str] = ()) -> Any:
   """Returns the label of every parameter.
 
   `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
@@ -36,22 +36,24 @@ def labels(
   """
 
   def label(path, leaf):
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    name = sharding.leaf_name(path)
     if not is_boxed(leaf):
-      raise ValueError(
-        f'parameter {name} has no logical axis names: use nn.with_logical_partitioning'
-      )
+      raise ValueError(f'parameter {name} has no axis names: use nn.with_logical_partitioning')
     if name in frozen:
       return FROZEN
     if 'ngram_vocab' not in leaf.names:
       return 'dense'
     return next((entry.key for entry in path if entry.key in own_labels), 'ngram_table')
 
-  own_labels = {
-    ngram_memory.name(i) for i, memory in enumerate(memories) if has_own_optimizer(memory)
-  }
+  own_labels = table_optimizers(memories)
   is_boxed = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
   return jax.tree_util.tree_map_with_path(label, params, is_leaf=is_boxed)
+
+
+def table_optimizers(memories: Sequence[NGramMemoryConfig]) -> dict[str, str]:
+  """Returns the name of the optimiser of each label of tables."""
+  own = {ngram_memory.name(i): m.optimizer for i, m in enumerate(memories) if has_own_optimizer(m)}
+  return {'ngram_table': 'adagrad'} | own
 
 
 def has_own_optimizer(memory: NGramMemoryConfig) -> bool:
@@ -94,10 +96,7 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
 
 
 def make(
-  config: experiment.OptimizerConfig,
-  steps: int,
-  labels: Any,
-  memories: Sequence[NGramMemoryConfig] = (),
+  config: experiment.OptimizerConfig, steps: int, labels: Any, memories: Memories = ()
 ) -> optax.GradientTransformation:
   """Returns the optimiser: clipped gradients for dense weights, Adagrad for most n-gram tables.
 
@@ -135,7 +134,7 @@ def _scale_parts(updates, factors):
   """Multiplies the updates of parts of the model by the factors of their learning rates."""
 
   def scale(path, update):
-    factor = factors.get(parts.part_of(jax.tree_util.keystr(path, simple=True, separator='/')), 1)
+    factor = factors.get(parameter_groups.group_of(sharding.leaf_name(path)), 1)
     if row_gradient.is_row_gradient(update):
       return update.replace(values=factor * update.values)
     return factor * update

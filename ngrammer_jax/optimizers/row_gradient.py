@@ -78,7 +78,7 @@ def _put(array_VxE, rows_L, values_LxE):
 def grad(
   loss: Callable[[Any, Any], tuple[jax.Array, tuple[Any, ...]]],
   params: Any,
-  parts: int,
+  microbatches: int,
   frozen: Collection[str] = (),
 ) -> tuple[dict[Path, Any], dict[Path, Any], tuple[Any, ...]]:
   """Differentiates a loss with respect to parameters, and to lookups in place of their tables.
@@ -87,8 +87,8 @@ def grad(
     loss: maps parameters and further variables of the model to the loss, and to the collection
       `table.LOOKUPS` followed by other results.
     params: the parameters.
-    parts: number of parts of a batch that are differentiated one after the other; 0 differentiates
-      tables like other parameters.
+    microbatches: number of parts of a batch that are differentiated one after the other; 0
+      differentiates tables like other parameters.
     frozen: names of the parameters without a gradient, such as `layer_0/attention_norm/scale`.
 
   Returns:
@@ -97,7 +97,7 @@ def grad(
   """
   by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
   has_gradient = {path: param for path, param in by_path.items() if '/'.join(path) not in frozen}
-  perturbations = _perturbations(loss, params, has_gradient, parts) if parts else {}
+  perturbations = _perturbations(loss, params, has_gradient, microbatches) if microbatches else {}
   trained = {path: param for path, param in has_gradient.items() if path not in perturbations}
 
   def loss_of(trained, perturbations):
@@ -105,9 +105,8 @@ def grad(
     params = traverse_util.unflatten_dict(by_path | trained)
     return loss(params, variables if perturbations else {})
 
-  (gradient, values), (recorded, *rest) = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(
-    trained, perturbations
-  )
+  differentiate = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
+  (gradient, values), (recorded, *rest) = differentiate(trained, perturbations)
   recorded, lookups = traverse_util.flatten_dict(recorded), {}
   for path in perturbations:
     rows = [lookup.rows_Bx for lookup in recorded[path]]
@@ -115,7 +114,7 @@ def grad(
   return gradient, lookups, tuple(rest)
 
 
-def _perturbations(loss, params, by_path, parts):
+def _perturbations(loss, params, by_path, microbatches):
   """Returns the perturbations of the lookups of each table whose gradient is rows, by path."""
   _, (recorded, *_) = jax.eval_shape(loss, params, {})
   perturbations = {}
@@ -125,7 +124,7 @@ def _perturbations(loss, params, by_path, parts):
     V, E = by_path[path].shape
     dtype = jnp.promote_types(by_path[path].dtype, jnp.float32)
     shapes = [lookup.rows_Bx.shape for lookup in lookups]
-    total = parts * sum(map(math.prod, shapes))  # all of them are kept
+    total = microbatches * sum(map(math.prod, shapes))  # all of them are kept
     by_rows = [table.prefers_rows(V, shapes[0][0], total, each.exchange) for each in lookups]
     if all(by_rows):
       # Minus zero: a value plus it has the same bits, also if it is minus zero.
@@ -160,9 +159,8 @@ def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradie
     return RowGradient(*_merge(rows_BxL.reshape(-1), values_BxLxE.reshape(-1, E), V))
 
   def merge_shard(rows_BxL, values_BxLxE):
-    rows_BxL, values_BxLxE = (
-      table.all_gather(array, sharding.batch) for array in (rows_BxL, values_BxLxE)
-    )
+    gather = lambda array: table.all_gather(array, sharding.batch)
+    rows_BxL, values_BxLxE = gather(rows_BxL), gather(values_BxLxE)
     rows_L = sharding.local_rows(rows_BxL.reshape(-1))
     rows_L, values_LxE = _merge(rows_L, values_BxLxE.reshape(-1, E), sharding.shard_rows)
     return RowGradient(sharding.global_rows(rows_L), values_LxE)

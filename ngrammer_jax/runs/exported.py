@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import checksums, reader, workdirs
 from ngrammer_jax.interop import safetensors
 from ngrammer_jax.system import files
@@ -61,6 +61,7 @@ def restore(
   reader.check_same_leaves(folder / workdirs.EXPORTED, leaves, selected)
   if step not in ('newest', 'best', int(loaded['step'])):
     raise errors.BadInput(f'--step={step}: {folder} has only step {int(loaded["step"])}')
-  leaves = [jax.device_put(loaded[name], leaf.sharding) for name, leaf in expected.items()]
+  put = lambda name, leaf: jax.device_put(loaded[name], sharding.placement(leaf))
+  leaves = [put(name, leaf) for name, leaf in expected.items()]
   state = jax.tree.unflatten(jax.tree.structure(selected), leaves)
   return abstract.replace(**state, opt_state={}, memory={})

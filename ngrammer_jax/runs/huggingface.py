@@ -14,7 +14,7 @@ import numpy as np
 from ngrammer_jax import errors, open_weights, sharding
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import mixture, vocabularies
-from ngrammer_jax.models import language_model
+from ngrammer_jax.data.vocabularies import published
 from ngrammer_jax.runs import run
 from ngrammer_jax.system import files
 from ngrammer_jax.training import capacity
@@ -36,6 +36,10 @@ class PublishedRun(run.Run):
     """The files of the model."""
     return open_weights.open(self.workdir)
 
+  @property
+  def vocabulary_size(self) -> int:
+    return self.published.vocabulary_size  # of which a tokenizer may not use all
+
   content_hash = None  # its text is not known
   results_folder = None  # nothing is added to its files
 
@@ -46,28 +50,16 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
-    return open_weights.read_vocabulary(self.workdir, self.published.vocabulary_size)
-
-  @functools.cached_property
-  def model(self) -> language_model.LanguageModel:
-    return language_model.build(self.config.model, self.published.vocabulary_size)
-
-  @functools.cached_property
-  def evaluated(self) -> language_model.LanguageModel:
-    c = self.config.evaluation_model()
-    return language_model.build(c, self.published.vocabulary_size)
+    return published.read(self.workdir, self.vocabulary_size)
 
   def find_checkpoint(self) -> None:
     """Returns None: there are no checkpoints. Raises BadInput for another step than 0."""
     if self.step not in ('newest', 'best', 0):
-      raise errors.BadInput(
-        f'--step={self.step}: {self.workdir} is a published model, without steps'
-      )
+      raise errors.BadInput(f'--step={self.step}: {self.workdir} is published: it has no steps')
 
   @functools.cached_property
   def parameter_dtypes(self) -> dict[str, np.dtype]:
     abstract = nn.unbox(train_state.abstract_variables(self.model)['params'])
-    self.published.check(self.config.model, abstract)
     stored = self.published.dtypes(self.config.model, abstract)
     return {name: jnp.dtype(self.dtype or dtype) for name, dtype in stored.items()}
 
@@ -81,8 +73,8 @@ class PublishedRun(run.Run):
     boxed = train_state.abstract_variables(self.model)['params']
     shardings = sharding.shardings(boxed, self.mesh)
     dtypes = traverse_util.unflatten_dict(self.parameter_dtypes, sep='/')
-    place = lambda leaf, dtype, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
-    abstract = jax.tree.map(place, nn.unbox(boxed), dtypes, shardings)
+    to_struct = lambda leaf, dtype, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
+    abstract = jax.tree.map(to_struct, nn.unbox(boxed), dtypes, shardings)
     capacity.check_parameters(abstract, self.mesh)
     return train_state.TrainState(jnp.int32(0), self.load(abstract), {}, {}, {})
 

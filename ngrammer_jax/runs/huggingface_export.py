@@ -3,26 +3,26 @@
 import json
 import logging
 import pathlib
+from typing import Any
 
 from ngrammer_jax import open_weights
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import tokenizer
 from ngrammer_jax.interop.huggingface import families
-from ngrammer_jax.runs import huggingface, run
 
 
-def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> None:
-  """Writes a run, see `open_weights.save`.
+def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
+  """Writes a `runs.Run`, see `open_weights.save`.
 
   Of a training that started from a published model, what that model says is kept: its family, its
   number of positions and its settings of generation.
   """
-  config, origin, V = source.config, source.origin, source.model.vocabulary_size
+  config, origin, V = source.config, source.origin, source.vocabulary_size
   token_ids = dict(origin.get('token_ids', {}))
-  if isinstance(source, huggingface.PublishedRun):
-    files_of_text = source.published.checkpoint.tokenizer
-    text_files = dict(files_of_text.others)
-    if files_of_text.read is not None:
+  if source.published is not None:
+    checkpoint = source.published.checkpoint
+    text_files = dict(checkpoint.text_files)
+    if checkpoint.has_tokenizer:
       text_files = _text_files(source.vocabulary, token_ids) | text_files
   else:
     text_files = _text_files(source.vocabulary, token_ids)
@@ -45,9 +45,7 @@ def _token_ids(vocabulary: vocabularies.Vocabulary) -> dict[str, int | list[int]
   return ids if start in ends and not vocabulary.adds_start else {'bos_token_id': start} | ids
 
 
-def _text_files(
-  vocabulary: vocabularies.Vocabulary, published_ids: dict[str, int]
-) -> dict[str, bytes]:
+def _text_files(vocabulary, published_ids):
   """Returns the files of a tokenizer, none if the vocabulary is not one."""
   if not isinstance(vocabulary, tokenizer.TokenizerVocabulary):
     logging.warning('%s has no tokenizer.json: text is encoded here', type(vocabulary).__name__)

@@ -1,6 +1,6 @@
 """Starts a training from another run, `init_from`: its parameters and codebooks, a new optimizer.
 
-The model may have more memories than the other one, see `config.added`.
+The model may have more memories than the other one, see `config.added_memories`.
 
 `init_from` is the workdir of a run, `pretrained:NAME` (see `pretrained_models`), or the folder of a
 published model, with or without `hf:` before it.
@@ -23,10 +23,9 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
-from ngrammer_jax.config import added, command_line, fields
+from ngrammer_jax.config import added_memories, fields
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model, memories
-from ngrammer_jax.runs import huggingface
 from ngrammer_jax.system import files, hosts
 from ngrammer_jax.training import centroids
 from ngrammer_jax.training import state as train_state
@@ -36,7 +35,7 @@ RECORD = 'begun_with.json'
 
 def open_run(init_from: str, step: int | str = 'newest') -> runs.Run:
   """Opens the run to start from. Raises BadInput if there is none."""
-  init_from = init_from.removeprefix(command_line.PUBLISHED)
+  init_from = init_from.removeprefix(pretrained_models.PUBLISHED)
   name = init_from.removeprefix(pretrained_models.PREFIX)
   is_local = name == init_from and not files.is_remote(init_from)
   if is_local and not files.path(init_from).exists():
@@ -58,7 +57,7 @@ def complete(
   If the run in the workdir has started, that model need not be there.
 
   Args:
-    values, overrides, present: see `added.complete`.
+    values, overrides, present: see `added_memories.complete`.
     workdir: run directory.
 
   Raises:
@@ -70,7 +69,9 @@ def complete(
     if workdir is None or not (workdir / workdirs.CONFIG).exists():
       raise
     source = runs.load_run(workdir)
-  added.complete(values, overrides, present, source.config.model, source.model.vocabulary_size)
+  params = train_state.abstract_variables(source.model)['params']
+  sizes = source.vocabulary_size, train_state.count_elements(params)
+  added_memories.complete(values, overrides, present, source.config.model, *sizes)
 
 
 def initial_state(
@@ -96,10 +97,10 @@ def initial_state(
   """
   init_from = config.init_from
   source = open_run(init_from, _recorded_step(init_from, workdir))
-  new = added.new_parts(source.config.model, config.model)
+  new = added_memories.new_parts(source.config.model, config.model)
   if hosts.is_primary():
     workdirs.write_origin(workdir, source.origin)
-  if isinstance(source, huggingface.PublishedRun):
+  if source.published is not None:
     logging.info('starting from %s', init_from)
     flat = traverse_util.flatten_dict(state.params)
     if new:
@@ -114,29 +115,28 @@ def initial_state(
     message = 'starting from step %s of %s, with a new optimizer state'
     logging.info(message, f'{record["step"]:,}', init_from)
   if new:
-    _log_parts(new, params, state.params)
+    before, after = map(train_state.count_elements, (params, state.params))
+    message = 'new: %s, with %s parameters; %.1f %% of the %s that were there'
+    share = 100 * (after - before) / before
+    logging.info(message, ', '.join(new), f'{after - before:,}', share, f'{before:,}')
   state = state.replace(
     params=_merge(init_from, state.params, params),
     codebook=_merge(init_from, state.codebook, codebook),
   )
+  quantizers = {path[:-2] for path in traverse_util.flatten_dict(codebook)}
   drawn = [
     path
     for path, module in memories.ngram_modules(config.model)
-    if module.options.initial == 'hidden' and not _has_path(codebook, path)
+    if module.options.initial == 'hidden' and path not in quantizers
   ]
   if not drawn or segment is None:
     return state
   model = language_model.build(config.model, source.model.vocabulary_size)
-  mesh, B = state.step.sharding.mesh, config.training.batch_size
-  read = lambda step: sharding.global_rows(mesh, B, functools.partial(segment, step))
-  return state.replace(codebook=centroids.draw(model, state, drawn, read, config.seed))
-
-
-def _has_path(tree, path):
-  """Whether a nested dict has an entry at a path."""
-  for name in path:
-    tree = tree.get(name, {})
-  return bool(tree)
+  mesh, t = state.step.sharding.mesh, config.training
+  read = lambda step: sharding.global_rows(mesh, t.batch_size, functools.partial(segment, step))
+  return state.replace(
+    codebook=centroids.draw(model, state, drawn, read, config.seed, t.microbatches)
+  )
 
 
 def _merge(init_from: str, new: Any, old: Any) -> Any:
@@ -148,21 +148,8 @@ def _merge(init_from: str, new: Any, old: Any) -> Any:
         f'init_from={init_from} has {"/".join(path)} of the shape {list(leaf.shape)}, which this '
         f'model does not have: use the model of that run'
       )
-    leaves[path] = jax.device_put(leaf.astype(leaves[path].dtype), leaves[path].sharding)
+    leaves[path] = jax.device_put(leaf.astype(leaves[path].dtype), sharding.placement(leaves[path]))
   return traverse_util.unflatten_dict(leaves)
-
-
-def _log_parts(new: Collection[str], old_params: Any, params: Any) -> None:
-  """Logs the parameters of each part that the other run does not have."""
-  old, all_params = (traverse_util.flatten_dict(tree) for tree in (old_params, params))
-  total, counts = sum(leaf.size for leaf in old.values()), []
-  for path in new:
-    name = added.part_name(path)
-    count = sum(leaf.size for p, leaf in all_params.items() if name in p and p not in old)
-    counts.append((path, count))
-  listed = ', '.join(f'{path} with {count:,} parameters' for path, count in counts)
-  share = sum(count for _, count in counts) / total
-  logging.info('new: %s; %.1f %% of the %s that were there', listed, 100 * share, f'{total:,}')
 
 
 def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
@@ -185,7 +172,7 @@ def check_model(source: experiment.Config, config: experiment.Config, remedy: st
     config: the experiment.
     remedy: what to use instead of another value.
   """
-  new = added.new_parts(source.model, config.model)
+  new = added_memories.new_parts(source.model, config.model)
   may_differ = lambda key: key.free_on_resume or key.free_on_init
   for key, old, value in fields.differences(source.model, config.model, 'model.', may_differ):
     if key.path not in new:
@@ -193,7 +180,7 @@ def check_model(source: experiment.Config, config: experiment.Config, remedy: st
         f'init_from={config.init_from} was trained with {key.path}={old!r}, now it is {value!r}: '
         f'use {remedy}, or omit init_from'
       )
-  added.check(source.model, config)
+  added_memories.check(source.model, config)
 
 
 class Start:
@@ -220,8 +207,9 @@ class Start:
     init_from = self._config.init_from
     if init_from.startswith(pretrained_models.PREFIX):
       return f'--config={init_from}'
-    is_published = isinstance(self._source, huggingface.PublishedRun)
-    return f'--config={command_line.PUBLISHED}{self._source.workdir}' if is_published else None
+    if self._source.published is None:
+      return None
+    return f'--config={pretrained_models.PUBLISHED}{self._source.workdir}'
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:
     """Raises BadInput if the other run has another vocabulary."""

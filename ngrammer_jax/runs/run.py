@@ -12,16 +12,15 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, pretrained_models, sharding
+from ngrammer_jax import errors, open_weights, sharding
 from ngrammer_jax.checkpoints import checksums, manifest, reader, workdirs
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, mixture, token_cache, vocabularies
 from ngrammer_jax.inference import cloze, conversation, language_modeling, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.interop.huggingface import checkpoint
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import language_model, memories
-from ngrammer_jax.runs import exported
+from ngrammer_jax.runs import exported, huggingface_export
 from ngrammer_jax.system import files, hosts, progress
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
@@ -45,6 +44,16 @@ class Run:
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary, which encodes and decodes text."""
     return vocabularies.load(self.workdir)
+
+  @property
+  def vocabulary_size(self) -> int:
+    """V, number of token ids of the model."""
+    return self.vocabulary.size
+
+  @property
+  def published(self) -> open_weights.Model | None:
+    """The files of a published model; None: it was trained here."""
+    return None
 
   @property
   def content_hash(self) -> str | None:
@@ -74,12 +83,12 @@ class Run:
   @functools.cached_property
   def model(self) -> language_model.LanguageModel:
     """The model, without its variables."""
-    return language_model.build(self.config.model, self.vocabulary.size)
+    return language_model.build(self.config.model, self.vocabulary_size)
 
   @functools.cached_property
   def evaluated(self) -> language_model.LanguageModel:
     """The model with the memory and the positions of evaluation, which also generates text."""
-    return language_model.build(self.config.evaluation_model(), self.vocabulary.size)
+    return language_model.build(self.config.evaluation_model(), self.vocabulary_size)
 
   def find_checkpoint(self) -> int | None:
     """Returns the step of the checkpoint, of `newest` the last; None if the run was exported.
@@ -106,8 +115,8 @@ class Run:
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
     step = self.find_checkpoint()
-    base = reader.base_dtypes(self.workdir)
-    abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh, base).abstract
+    base = reader.frozen_dtypes(self.workdir)
+    abstract = programs.Programs(self.config, self.vocabulary_size, self.mesh, base).abstract
     if step is None:
       return exported.restore(self.workdir, self.step, abstract)
     # The batch size of training need not be divisible by the devices of an evaluation.
@@ -127,7 +136,7 @@ class Run:
     """Dtype of each parameter by name."""
     params = nn.unbox(train_state.abstract_variables(self.model)['params'])
     dtypes = {name: leaf.dtype for name, leaf in checksums.named_leaves(params).items()}
-    return dtypes | reader.base_dtypes(self.workdir)
+    return dtypes | reader.frozen_dtypes(self.workdir)
 
   @functools.cached_property
   def engine(self) -> inference.Engine:
@@ -138,7 +147,7 @@ class Run:
   def variables(self) -> inference.Variables:
     """The variables of the engine, with precomputed clusters of all tokens."""
     state = self.state  # first: it finds out whether there is a checkpoint before devices are used
-    return self.engine.prepare({'params': state.params, 'codebook': state.codebook})
+    return self.engine.prepare(state.variables)
 
   @property
   def token_clusters(self) -> np.ndarray:
@@ -157,7 +166,7 @@ class Run:
     """
     memories_by_path = {
       '/'.join(path): memory
-      for path, memory in memories.ngram_modules(self.config.model, self.vocabulary.size)
+      for path, memory in memories.ngram_modules(self.config.model, self.vocabulary_size)
       if memory.clusters_depend_on_token and self.config.model.adaptive_softmax is None
     }
     if not memories_by_path:
@@ -184,8 +193,6 @@ class Run:
     """
     folder = files.path(folder)
     if format == 'huggingface':
-      from ngrammer_jax.runs import huggingface_export
-
       exported.make_folder(folder)  # before the checkpoint is loaded
       huggingface_export.save(self, folder, dtype)
       return
@@ -261,7 +268,7 @@ class Run:
       BadInput: the file cannot be read, or the vocabulary lacks a character of it.
     """
     with hosts.collective_errors():
-      layout = token_cache.layout_of(self.config.data, has_paragraphs=False)
+      layout = corpora.layout_of(self.config.data)
       tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary, layout)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
@@ -270,15 +277,12 @@ class Run:
     options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens, streams=streams)
     return {'text': str(path), **self._evaluate(tokens, str(path), options)}
 
-  def _evaluate(
-    self, tokens: token_cache.TokenSplit, name: str, options: experiment.EvaluationConfig
-  ) -> dict[str, Any]:
+  def _evaluate(self, tokens, name, options):
     config = dataclasses.replace(self.config, evaluation=options)
-    variables = {'params': self.state.params, 'codebook': self.state.codebook}
     count = min(options.max_tokens or len(tokens.tokens), len(tokens.tokens))
     with progress.Progress(f'evaluating {name}', count, 'tokens') as bar:
       result = language_modeling.evaluate(
-        self.engine, variables, tokens, config, self.vocabulary.line_end, bar.advance
+        self.engine, self.state.variables, tokens, config, self.vocabulary.line_end, bar.advance
       )
     return {'step': int(self.state.step), **result}
 
@@ -421,48 +425,10 @@ class Run:
     return config
 
 
-def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
-  """Opens a run directory. The checkpoint is looked for and loaded on first use.
-
-  Args:
-    workdir: the run directory, or a published model (see `runs.huggingface`).
-    step: checkpoint: a step number, `newest`, or `best` on the validation split.
-
-  Raises:
-    BadInput: it is not a run directory.
-  """
-  workdir = files.path(workdir)
-  if checkpoint.is_published(workdir):
-    from ngrammer_jax.runs import huggingface
-
-    return huggingface.open_run(workdir, step)
-  return Run(workdir, workdirs.load_config(workdir), step)
-
-
-def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:
-  """Opens a model by its name, or a published model.
-
-  Args:
-    name: its name, see `pretrained_models`; or the folder or GGUF file of a published model.
-    dtype: dtype of the parameters of a published model; None: those of the file.
-
-  Raises:
-    BadInput: there is no model of this name, or a file of it is damaged.
-  """
-  path = files.path(name)
-  if str(name) in pretrained_models.all_names() or not path.exists():
-    path = pretrained_models.find(str(name))
-    if path.is_dir():
-      return load_run(path)
-  from ngrammer_jax.runs import huggingface
-
-  return huggingface.open_run(path, dtype=dtype)
-
-
 def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
   """Opens the corpus of a config, one of TFDS through seqio."""
   if not config.is_tfds_corpus:
-    return token_cache.open_corpus(config)
+    return corpora.open_corpus(config)
   from ngrammer_jax.tasks import c4  # imports TensorFlow
 
   return c4.open_corpus(config)

@@ -78,6 +78,26 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   return value
 
 
+def read_json_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Yields the objects of `append_json`, without lines that a killed process or a disk damaged."""
+  with path.open(encoding='utf-8', errors='replace') as file:
+    for text in file:
+      with contextlib.suppress(ValueError):
+        if isinstance(value := json.loads(text), dict):
+          yield value
+
+
+def append_json(path: pathlib.Path, value: dict[str, Any]) -> None:
+  """Appends an object as a line to a local file. Raises BadInput if it cannot be written."""
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open('a', encoding='utf-8') as file:
+      # A killed process may have left an incomplete line: start a new one.
+      file.write('\n' * bool(file.tell()) + json.dumps(value) + '\n')
+  except OSError as error:
+    raise errors.BadInput(f'{path} cannot be written: {error.strerror}') from error
+
+
 def path(text: str | os.PathLike[str]) -> pathlib.Path:
   """Returns a path; a remote one is an `epath.Path`, which has the same methods."""
   if not is_remote(text):

@@ -142,7 +142,5 @@ def _evaluation(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str,
 def _segments(name, shape, array_sharding) -> dict[str, Any]:
   """Returns the abstract arrays of segments, tokens, targets, starts and valid, by name."""
   arrays = zip(streams.Segment._fields, (np.int32, np.int32, np.bool, np.float32), strict=False)
-  return {
-    f'{name}/{field}': jax.ShapeDtypeStruct(shape, dtype, sharding=array_sharding)
-    for field, dtype in arrays
-  }
+  make = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=array_sharding)
+  return {f'{name}/{field}': make(dtype) for field, dtype in arrays}

@@ -14,6 +14,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model
+from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import state as train_state
 
 INPUTS_PER_CLUSTER, MAX_BATCHES = 8, 16  # how many batches are read
@@ -26,6 +27,7 @@ def draw(
   paths: Collection[Path],
   read: Callable[[int], streams.Segment],
   seed: int,
+  microbatches: int = 1,
 ) -> Any:
   """Returns the codebook of a state with new centroids: different inputs that the quantisers have.
 
@@ -35,34 +37,36 @@ def draw(
     paths: of the memories whose centroids are drawn, in the codebook.
     read: returns the batch of a step, on the devices.
     seed: of the draw.
+    microbatches: parts of the batch, which are computed one after another, as in training.
   """
+  mesh = state.step.sharding.mesh
 
   def apply(state, segment):
+    read_rows = lambda rows, _: (read_inputs(state, *rows), ())
+    inputs, _ = accumulation.GradientAccumulation(microbatches, mesh)(
+      read_rows, (segment, state.memory)
+    )
+    return inputs, segment.valid_BxT
+
+  def read_inputs(state, segment, memory):
     _, updated = model.apply(
-      {'params': state.params, 'codebook': state.codebook},
-      segment.tokens_BxT,
-      state.memory,
-      starts_BxT=segment.starts_BxT,
-      valid_BxT=segment.valid_BxT,
-      prefix_BxT=segment.prefix_BxT,
-      mutable=[quantizer.INPUTS],
+      state.variables, segment.tokens_BxT, memory, **segment.marks, mutable=[quantizer.INPUTS]
     )
     inputs = traverse_util.flatten_dict(updated[quantizer.INPUTS])
-    return {path: inputs[*path, 'quantizer', 'x'][0] for path in paths}, segment.valid_BxT
+    return {path: inputs[*path, 'quantizer', 'x'][0] for path in paths}
 
-  mesh = state.step.sharding.mesh
   arrays = traverse_util.flatten_dict(state.codebook, keep_empty_nodes=True)
-  places = {path: (*path, 'quantizer', 'centroids') for path in paths}
-  most = INPUTS_PER_CLUSTER * max(arrays[place].shape[1] for place in places.values())
+  centroid_paths = {path: (*path, 'quantizer', 'centroids') for path in paths}
+  most = INPUTS_PER_CLUSTER * max(arrays[each].shape[1] for each in centroid_paths.values())
   compute, batches = jax.jit(apply, out_shardings=sharding.replicated(mesh)), []
   with sharding.use(mesh):
     while len(batches) < MAX_BATCHES and sum(valid.sum() for _, valid in batches) < most:
       batches.append(jax.device_get(compute(state, read(len(batches)))))
-  for path, place in places.items():
-    N, K, H = arrays[place].shape
+  for path, centroid_path in centroid_paths.items():
+    N, K, H = arrays[centroid_path].shape
     inputs_RxD = np.concatenate([x[path][valid > 0].reshape(-1, N * H) for x, valid in batches])
     inputs_RxD = np.unique(inputs_RxD, axis=0)  # a token has the same embedding wherever it stands
     numbers_K = np.resize(np.random.default_rng(seed).permutation(len(inputs_RxD)), K)
     centroids_NxKxH = inputs_RxD[numbers_K].reshape(K, N, H).swapaxes(0, 1)
-    arrays[place] = jax.device_put(centroids_NxKxH, arrays[place].sharding)
+    arrays[centroid_path] = jax.device_put(centroids_NxKxH, arrays[centroid_path].sharding)
   return traverse_util.unflatten_dict(arrays)

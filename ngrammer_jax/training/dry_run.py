@@ -4,7 +4,6 @@ Steps are timed on a state that is thrown away, with random tokens. Nothing is w
 of the tokens.
 """
 
-from collections.abc import Callable
 import pathlib
 import time
 
@@ -16,7 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.data import streams
 from ngrammer_jax.system import progress, text_tables
-from ngrammer_jax.training import capacity, loop, programs, train_task
+from ngrammer_jax.training import capacity, loop, train_task
 from ngrammer_jax.training import state as train_state
 
 MAX_TIMED_STEPS = 5
@@ -25,7 +24,7 @@ MAX_TIMED_STEPS = 5
 def dry_run(
   config: experiment.Config,
   workdir: pathlib.Path,
-  make_task: Callable[[experiment.Config], train_task.TrainTask] = train_task.CorpusTask,
+  make_task: train_task.MakeTask = train_task.CorpusTask,
 ) -> str:
   """Prepares a training, and returns a table of its parameters, memory and expected time.
 
@@ -50,15 +49,16 @@ def dry_run(
   memory, needed = capacity.device_memory(run.mesh), run.peak_bytes()
   size = '' if memory.size is None else f', {memory.name} has {capacity.format_bytes(memory.size)}'
   seconds = _time_step(run, state, segments, min(t.segments_per_call, MAX_TIMED_STEPS))
-  left, tokens = t.steps - first_step, t.tokens_per_step
+  steps_left, tokens = t.steps - first_step, t.tokens_per_step
+  time_left = progress.format_duration(steps_left * seconds)
   rows = {
     'parameters': f'{train_state.count_elements(run.abstract.params):,}',
     'train state': f'{capacity.format_bytes(state_bytes)} (parameters, optimizer, memory)',
     'peak memory': f'{capacity.format_bytes(memory.devices * needed)} in a step{size}',
     'compilation': progress.format_duration(compilation),
     'step': f'{seconds:.3g} s, {tokens / seconds:,.0f} tokens/s',
-    'steps': f'{left:,} of {t.steps:,} left, {tokens:,} tokens each',
-    'expected time': f'{progress.format_duration(left * seconds)}, without validation and saving',
+    'steps': f'{steps_left:,} of {t.steps:,} left, {tokens:,} tokens each',
+    'expected time': f'{time_left}, without validation and saving',
   }
   return '\n'.join(text_tables.align_columns(list(rows.items()), '<'))
 
@@ -76,9 +76,7 @@ def _random_segments(config, vocabulary_size, mesh) -> streams.Segment:
   return sharding.global_rows(mesh, t.batch_size, stack, axis=1)
 
 
-def _time_step(
-  run: programs.Programs, state: train_state.TrainState, segments: streams.Segment, steps: int
-) -> float:
+def _time_step(run, state, segments, steps):
   """Returns the seconds of a step. A first call, which is not timed, warms up."""
   state, _ = jax.block_until_ready(run.call(state, segments, 1))
   start_time = time.monotonic()

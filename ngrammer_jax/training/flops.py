@@ -144,16 +144,16 @@ def kernel_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> dict[tuple, float]:
   The keys have the name of the kernel and the axes of its results. Of splash attention, which is
   causal here, only the blocks on and below the diagonal count; of other kernels all blocks.
   """
-  found: dict[tuple, float] = {}
+  flops_by_kernel: dict[tuple, float] = {}
   for equation in jaxpr.eqns:
     for inner_jaxpr in core.jaxprs_in_params(equation.params):
-      found |= kernel_flops(inner_jaxpr)
+      flops_by_kernel |= kernel_flops(inner_jaxpr)
     if equation.primitive.name == 'pallas_call':
       name, blocks = equation.params['name'], equation.params['grid_mapping'].grid
-      share = (blocks[-1] + 1) / (2 * blocks[-1]) if name.startswith('splash_mha') else 1
+      share = (blocks[-1] + 1) / (2 * blocks[-1]) if f'{name}'.startswith('splash_mha') else 1
       axes = (variable.aval.shape for variable in equation.outvars)
-      found[name, *axes] = share * equation_flops(equation)
-  return found
+      flops_by_kernel[name, *axes] = share * equation_flops(equation)
+  return flops_by_kernel
 
 
 def peak_flops(kind: str) -> float | None:

@@ -17,7 +17,7 @@ from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from ngrammer_jax.config import kernels
 from ngrammer_jax.data import prefetch, streams
 from ngrammer_jax.layers.attention import fused
-from ngrammer_jax.models import parts, precision
+from ngrammer_jax.models import parameter_groups, precision
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import hosts, signals
 from ngrammer_jax.training import capacity, profile, programs, recorder, train_task
@@ -28,7 +28,7 @@ from ngrammer_jax.training.records import watchdog
 def train(
   config: experiment.Config,
   workdir: pathlib.Path,
-  make_task: Callable[[experiment.Config], train_task.TrainTask] = train_task.CorpusTask,
+  make_task: train_task.MakeTask = train_task.CorpusTask,
   watchdog_minutes: float = watchdog.DEFAULT_MINUTES,
   trace: range | None = None,
 ) -> bool:
@@ -81,9 +81,7 @@ def train(
 
 
 def prepare(
-  config: experiment.Config,
-  workdir: pathlib.Path,
-  make_task: Callable[[experiment.Config], train_task.TrainTask],
+  config: experiment.Config, workdir: pathlib.Path, make_task: train_task.MakeTask
 ) -> tuple[train_task.TrainTask, programs.Programs]:
   """Returns the data and the programs of a run. Everything that can be refused is refused here.
 
@@ -100,8 +98,9 @@ def prepare(
     config.model.check_vocabulary(task.vocabulary.size)
 
   # Devices and programs.
+  has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
   with hosts.collective_errors():
-    source = reader.base_dtypes(workdir) if reader.steps(workdir) else task.source_dtypes
+    source = reader.frozen_dtypes(workdir) if has_checkpoint else task.source_dtypes
   run = programs.Programs(config, task.vocabulary.size, _make_mesh(config), source)
   with hosts.collective_errors():  # hosts may differ in their memory
     capacity.check(config, run.abstract)
@@ -136,9 +135,10 @@ class _Trainer:
     restored = reader.restore_newest(self.workdir, self.run.abstract, set_aside=True)
     self.first_step, self.state = restored or (0, self.task.initial_state(self.run.create()))
     if restored is None:
-      self.writer.save_base(parts.select(self.state.params, self.run.frozen))
+      self.writer.save_frozen(parameter_groups.select(self.state.params, self.run.frozen))
     if restored is None and (self.workdir / 'metrics.jsonl').exists():
       logging.info('%s has no checkpoint: starting again from the first step', self.workdir)
+    self.state = self.run.pack(self.state)
     _log_model(self.config, self.run.labels, self.state)
     self.task.log_summary()
     validation = self.history.value_at(self.first_step)
@@ -199,7 +199,7 @@ class _Trainer:
       # The checkpoint comes last: its step is already recorded for a run that resumes from it, and
       # no state with a loss that is not finite is saved.
       with record.timed('checkpoints'):
-        self.writer.save(end, self.state, validation)
+        self.writer.save(end, self.run.unpack(self.state), validation)
         record.mark_saved()
     if interruption:
       raise interruption
@@ -222,7 +222,7 @@ def _make_mesh(config) -> jax.sharding.Mesh:
   """Returns the mesh of all devices."""
   m, t = config.mesh, config.training
   mesh = sharding.make_mesh(m.data, m.fsdp, m.model)
-  sharding.check_batch('training.batch_size', t.batch_size, mesh, t.parts)
+  sharding.check_batch('training.batch_size', t.batch_size, mesh, t.microbatches)
   _check_kernel(config, mesh)
   logging.info(
     'ngrammer_jax %s on %d %s, mesh %s',
@@ -239,14 +239,12 @@ def _check_kernel(config, mesh) -> None:
   m, t = config.model, config.training
   if m.kernel is None:
     return
-  shape = t.batch_size // t.parts, t.segment_length, m.heads, m.head_features
+  shape = t.batch_size // t.microbatches, t.segment_length, m.heads, m.head_features
   with sharding.use(mesh):
     query = jax.ShapeDtypeStruct(shape, precision.compute_dtype(m))
     workload = fused.workload(query, key_heads=m.context_key_heads)
   if reason := kernels.unsupported_reason(m.kernel, frozenset(m.attention_needs()), workload):
-    raise errors.BadInput(
-      f'model.kernel={m.kernel!r} {reason}: model.kernel=None selects automatically'
-    )
+    raise errors.BadInput(f'model.kernel={m.kernel!r} {reason}: use None, which selects another')
 
 
 def _log_model(config, labels, state) -> None:

@@ -15,7 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
-from ngrammer_jax.models import heads, language_model, parts
+from ngrammer_jax.models import heads, language_model, parameter_groups
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import progress
 from ngrammer_jax.training import accumulation, capacity, flops, metrics
@@ -39,7 +39,8 @@ class Programs:
     frozen: dtype of every parameter that is not trained, by name.
     labels: optimiser label of every parameter.
     create: function that returns the initial state.
-    abstract: shapes, dtypes and shardings of the state.
+    abstract: shapes, dtypes and shardings of the state, as in checkpoints.
+    packed: the same in training, with packed tables (see `layers.ngram.table`).
     is_compiled: whether the call is compiled.
 
   Raises:
@@ -62,14 +63,19 @@ class Programs:
       if memory.table_memory == 'host':
         sharding.check_host_memory(f'model.ngram_memories.{i}.table_memory', mesh)
     o = config.optimizer
-    parts.check([*o.train, *(rate.part for rate in o.rates)], variables['params'])
-    self.frozen = parts.frozen(o.train, variables['params'], source or {})
+    parameter_groups.check([*o.train, *(rate.part for rate in o.rates)], variables['params'])
+    self.frozen = parameter_groups.frozen(o.train, variables['params'], source or {})
     self.labels = partition.labels(variables['params'], memories, self.frozen)
-    trained_labels = parts.without(self.labels, self.frozen)
+    trained_labels = parameter_groups.without(self.labels, self.frozen)
     optimizer = partition.make(config.optimizer, t.steps, trained_labels, memories)
     self.create, self.abstract = train_state.make_initializer(
-      model, variables, optimizer, t.batch_size, config.seed, mesh, self.frozen
+      model, variables, optimizer, t.batch_size, config.seed, mesh, self.frozen, source or ()
     )
+    self.packed = self.abstract
+    if mesh.devices.flat[0].platform in train_state.PACKED_PLATFORMS:
+      optimizers = partition.table_optimizers(memories)
+      self.packed = train_state.pack_tables(self.abstract, trained_labels, optimizers)
+    by_microbatches = accumulation.GradientAccumulation(t.microbatches, mesh)
     self._step = train_step.TrainStep(
       model,
       optimizer,
@@ -77,7 +83,7 @@ class Programs:
       config.seed,
       half_loss=t.half_loss,
       frozen_codebook=finetune is not None and finetune.codebook == 'frozen',
-      parts=None if t.parts == 1 else accumulation.GradientAccumulation(t.parts, mesh),
+      microbatches=by_microbatches if t.microbatches > 1 else None,
       frozen=tuple(self.frozen),
     )
     self.is_compiled = False
@@ -106,6 +112,7 @@ class Programs:
     """
     config, t, state = self._config, self._config.training, self.abstract
     if name == 'train':
+      state = self.packed
       shape = t.segments_per_call, t.batch_size, t.segment_length
       dtypes = np.int32, np.int32, bool, np.float32
       segments = streams.Segment(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes))
@@ -125,6 +132,14 @@ class Programs:
     trace = self.engine.trace_score if name == 'evaluate' else self.engine.trace_look_up
     return trace(variables, rows, length), rows * length
 
+  def pack(self, state: train_state.TrainState) -> train_state.TrainState:
+    """Returns a state for training, with packed tables."""
+    return train_state.reshape_tables(state, self.packed)
+
+  def unpack(self, state: train_state.TrainState) -> train_state.TrainState:
+    """Returns a state for a checkpoint, with tables as the model declares them."""
+    return train_state.reshape_tables(state, self.abstract)
+
   def call(
     self, state: train_state.TrainState, segments: streams.Segment, steps: int
   ) -> tuple[train_state.TrainState, metrics.Metrics]:
@@ -141,9 +156,9 @@ class Programs:
   @functools.cached_property
   def flops(self) -> flops.ModelFlops:
     """The FLOPs of the model in training."""
-    t, state = self._config.training, self.abstract
-    variables = {'params': state.params, 'codebook': state.codebook}
-    return flops.count(self._step.model, variables, t.batch_size // t.parts, t.segment_length)
+    t = self._config.training
+    sizes = t.batch_size // t.microbatches, t.segment_length
+    return flops.count(self._step.model, self.abstract.variables, *sizes)
 
   def evaluate(
     self,
@@ -152,5 +167,6 @@ class Programs:
     report: Callable[[int], None],
   ) -> dict[str, Any]:
     """Scores a split, see `language_modeling.evaluate`."""
-    variables = {'params': state.params, 'codebook': state.codebook}
-    return language_modeling.evaluate(self.engine, variables, split, self._config, report=report)
+    return language_modeling.evaluate(
+      self.engine, state.variables, split, self._config, report=report
+    )

@@ -1,6 +1,6 @@
 """The train state and its creation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import functools
 from typing import Any
 
@@ -12,7 +12,14 @@ import numpy as np
 import optax
 
 from ngrammer_jax import sharding
-from ngrammer_jax.models import initialization, language_model, parts
+from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.models import initialization, language_model, parameter_groups
+
+# All random parameters in one kernel would take minutes to compile.
+GPU_OPTIONS = {'xla_disable_hlo_passes': 'multi_output_fusion'}
+
+PACKED_OPTIMIZERS = 'adagrad', 'adam'  # they treat every value alone
+PACKED_PLATFORMS = ('tpu',)
 
 
 class TrainState(struct.PyTreeNode):
@@ -31,6 +38,11 @@ class TrainState(struct.PyTreeNode):
   codebook: Any
   opt_state: Any
   memory: Any
+
+  @property
+  def variables(self) -> dict[str, Any]:
+    """The variables of the model."""
+    return {'params': self.params, 'codebook': self.codebook}
 
 
 def abstract_variables(model: language_model.LanguageModel) -> dict[str, Any]:
@@ -52,6 +64,7 @@ def make_initializer(
   seed: int,
   mesh: jax.sharding.Mesh,
   frozen: Mapping[str, np.dtype] | None = None,
+  replaced: Collection[str] = (),
 ) -> tuple[Callable[[], TrainState], TrainState]:
   """Returns a function that creates the initial state, and the abstract state.
 
@@ -65,6 +78,7 @@ def make_initializer(
     seed: seed of the parameters.
     mesh: device mesh.
     frozen: dtype of every parameter that is not trained, by name. They have no optimizer state.
+    replaced: names of parameters that another run replaces: they are 0.
   """
   frozen = frozen or {}
 
@@ -73,7 +87,11 @@ def make_initializer(
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)
       params = initialization.reinitialize(model.config.initial, params, key)
-    as_stored = lambda name, leaf: jax.tree.map(lambda x: x.astype(frozen.get(name, x.dtype)), leaf)
+
+    def as_stored(name, leaf):
+      start = jnp.zeros_like if name in replaced else lambda x: x
+      return jax.tree.map(lambda x: start(x).astype(frozen.get(name, x.dtype)), leaf)
+
     by_name = traverse_util.flatten_dict(params, keep_empty_nodes=True, sep='/')
     params = traverse_util.unflatten_dict(
       {name: as_stored(name, leaf) for name, leaf in by_name.items()}, sep='/'
@@ -82,7 +100,7 @@ def make_initializer(
       step=jnp.zeros((), jnp.int32),
       params=params,
       codebook=variables.get('codebook', {}),
-      opt_state=optimizer.init(parts.without(params, frozen)),
+      opt_state=optimizer.init(parameter_groups.without(params, frozen)),
       memory=language_model.empty_memory(model.config, batch_size),
     )
 
@@ -95,10 +113,59 @@ def make_initializer(
 
   def create() -> TrainState:
     init = lambda: nn.unbox(make_state(_init_variables(model, batch_size, seed)))
+    is_gpu = mesh.devices.flat[0].platform == 'gpu'
     with sharding.use(mesh):
-      return jax.jit(init, out_shardings=shardings)()
+      options = GPU_OPTIONS if is_gpu else None
+      return jax.jit(init, out_shardings=shardings, compiler_options=options)()
 
   return create, abstract
+
+
+def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]) -> TrainState:
+  """Returns an abstract state whose narrow tables are packed, with their optimizer state.
+
+  See `layers.ngram.table`. Not packed are: tables that are not trained, or whose optimizer or
+  rounding treats rows as such; and those that, or whose shards, have no whole number of packed
+  rows.
+
+  Args:
+    abstract: the abstract state.
+    labels: label of every parameter that is trained.
+    optimizers: name of the optimizer of each label of tables.
+  """
+  by_name = lambda tree: traverse_util.flatten_dict(tree, sep='/')
+  params = by_name(abstract.params)
+  packed = [
+    (name, params[name].shape)
+    for name, label in by_name(labels).items()
+    if optimizers.get(label) in PACKED_OPTIMIZERS and params[name].dtype != jnp.bfloat16
+  ]
+
+  def pack(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    if not any(f'/{name}'.endswith(f'/{table}') and leaf.shape == s for table, s in packed):
+      return leaf
+    rows, width = leaf.sharding.shard_shape(leaf.shape)
+    shape = table.packed_shape(*leaf.shape)
+    is_whole = table.packed_shape(rows, width)[1] == shape[1] and not sharding.is_on_host(leaf)
+    return leaf.update(shape=shape) if is_whole else leaf
+
+  pack_all = functools.partial(jax.tree_util.tree_map_with_path, pack)
+  return abstract.replace(params=pack_all(abstract.params), opt_state=pack_all(abstract.opt_state))
+
+
+def reshape_tables(state: TrainState, like: TrainState) -> TrainState:
+  """Returns a state with the shapes of another one, abstract or not, which is packed or is not."""
+
+  def reshape(leaf, like):
+    if leaf.shape == like.shape:
+      return leaf
+    return jax.jit(lambda leaf: leaf.reshape(like.shape), out_shardings=like.sharding)(leaf)
+
+  params = jax.tree.map(reshape, state.params, like.params)
+  return state.replace(
+    params=params, opt_state=jax.tree.map(reshape, state.opt_state, like.opt_state)
+  )
 
 
 def count_elements(tree: Any) -> int:

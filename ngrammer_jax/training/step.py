@@ -16,8 +16,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import language_model, memories, spans
-from ngrammer_jax.models import parts as model_parts
+from ngrammer_jax.models import language_model, memories, parameter_groups, spans
 from ngrammer_jax.optimizers import partition, row_gradient
 from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import metrics as step_metrics
@@ -43,7 +42,7 @@ class TrainStep:
     seed: seed of the dropout.
     half_loss: whether only the later half of every segment counts (Transformer-XL's ablation).
     frozen_codebook: whether the codebook stays unchanged.
-    parts: computes the gradient in parts. None: computes it for all rows at once.
+    microbatches: computes the gradient by microbatches. None: for all rows at once.
     frozen: names of the parameters that are not trained; the codebooks of their memories stay.
   """
 
@@ -53,7 +52,7 @@ class TrainStep:
   seed: int
   half_loss: bool = False
   frozen_codebook: bool = False
-  parts: accumulation.GradientAccumulation | None = None
+  microbatches: accumulation.GradientAccumulation | None = None
   frozen: Collection[str] = ()
 
   def __call__(
@@ -64,14 +63,15 @@ class TrainStep:
     gradient, memory, nll, codebook = self._gradient(state, segment)
     codebook = self._with_frozen_codebooks(codebook, state.codebook)
     with jax.named_scope('optimizer'):
-      trained = model_parts.without(state.params, self.frozen)
+      trained = parameter_groups.without(state.params, self.frozen)
       updates, opt_state = self.optimizer.update(gradient, state.opt_state, trained)
       metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
       for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
         metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
       key = jax.random.fold_in(jax.random.key(self.seed), state.step)
-      params = model_parts.merge(state.params, row_gradient.apply_updates(trained, updates, key))
-    metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.parts is None)
+      trained = row_gradient.apply_updates(trained, updates, key)
+      params = parameter_groups.merge(state.params, trained)
+    metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.microbatches is None)
     if config.span is not None:
       metrics |= spans.metrics(config, params, memory)
     return state.replace(
@@ -80,10 +80,10 @@ class TrainStep:
 
   def _with_frozen_codebooks(self, codebook, before):
     """Returns a codebook, for memories with frozen parameters as it was before."""
-    modules = {model_parts.memory_of(name) for name in self.frozen} - {None}
+    modules = {parameter_groups.memory_of(name) for name in self.frozen} - {None}
     names = traverse_util.flatten_dict(before, sep='/')
-    is_frozen = [name for name in names if model_parts.memory_of(name) in modules]
-    return model_parts.merge(codebook, model_parts.select(before, is_frozen))
+    is_frozen = [name for name in names if parameter_groups.memory_of(name) in modules]
+    return parameter_groups.merge(codebook, parameter_groups.select(before, is_frozen))
 
   def _gradient(self, state, segment):
     """Returns the gradient, the next memory, the mean loss and the next codebook."""
@@ -93,19 +93,19 @@ class TrainStep:
     total = counts_BxT.sum()
     dropout_key = jax.random.fold_in(jax.random.key(self.seed), state.step)
     rows = Rows(segment, counts_BxT, state.memory)
-    if self.parts is None:
+    if self.microbatches is None:
       gradient, lookups, memory, nll, updated = self._rows_gradient(state, rows, total, dropout_key)
       gradient = row_gradient.join(gradient, lookups, state.params)
       return gradient, memory, nll, updated.get('codebook', state.codebook)
 
-    def part_gradient(rows, number):
+    def microbatch_gradient(rows, number):
       key = jax.random.fold_in(dropout_key, number)
       # Auxiliary losses may be means over tokens, like the loss.
       share = rows.segment.valid_BxT.sum() / segment.valid_BxT.sum()
       gradient, lookups, memory, *rest = self._rows_gradient(state, rows, total, key, share)
       return (lookups, memory), (gradient, *rest)
 
-    (lookups, memory), (gradient, nll, updated) = self.parts(part_gradient, rows)
+    (lookups, memory), (gradient, nll, updated) = self.microbatches(microbatch_gradient, rows)
     gradient = row_gradient.join(gradient, lookups, state.params)
     statistics = updated.get('statistics', {})
     return gradient, memory, nll, update_codebook(self.model.config, state.codebook, statistics)
@@ -124,18 +124,16 @@ class TrainStep:
       share: tokens of these rows as a share of all.
     """
     segment, mutable = rows.segment, [table.LOOKUPS] if self._has_tables else []
-    parts = 1 if self.parts is None else self.parts.num_parts
+    count = 1 if self.microbatches is None else self.microbatches.num_microbatches
     if not self.frozen_codebook:
-      mutable.append('codebook' if self.parts is None else 'statistics')
+      mutable.append('codebook' if self.microbatches is None else 'statistics')
 
     def loss(params, perturbations):
       (hidden, memory, aux), updated = self.model.apply(
         {'params': params, 'codebook': state.codebook, **perturbations},
         segment.tokens_BxT,
         rows.memory,
-        starts_BxT=segment.starts_BxT,
-        valid_BxT=segment.valid_BxT,
-        prefix_BxT=segment.prefix_BxT,
+        **segment.marks,
         train=True,
         rngs={'dropout': dropout_key},
         mutable=mutable,
@@ -145,7 +143,7 @@ class TrainStep:
       return nll + share * sum(aux.values()), (updated.pop(table.LOOKUPS, {}), memory, nll, updated)
 
     gradient, lookups, rest = row_gradient.grad(
-      loss, state.params, parts if self._has_tables else 0, self.frozen
+      loss, state.params, count if self._has_tables else 0, self.frozen
     )
     return gradient, lookups, *rest
 
@@ -182,10 +180,7 @@ def make_call(
   The steps beyond that number are skipped. The state is donated. Metrics are stacked by step; those
   of skipped steps are 0.
   """
-  # Arrays in host memory also keep their layout.
-  shardings = jax.tree.map(
-    lambda leaf: leaf.format if sharding.is_on_host(leaf) else leaf.sharding, abstract
-  )
+  shardings = jax.tree.map(sharding.placement, abstract)
   jitted_step = jax.jit(step, inline=True)  # one trace for both the shapes and the scan
 
   def step_or_skip(state, inputs):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, mixture, streams, token_cache, vocabularies
+from ngrammer_jax.data import corpora, mixture, streams, vocabularies
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.system import hosts
 from ngrammer_jax.training import programs, token_codebook
@@ -52,16 +52,7 @@ class TrainTask(Protocol):
     """Logs the amount of training data."""
 
 
-class Start(Protocol):
-  """The parameters that training starts from."""
-
-  def source_dtypes(self) -> Mapping[str, np.dtype]:
-    """Returns the dtype of each of them by name."""
-
-  def __call__(
-    self, state: train_state.TrainState, segment: Callable[[int, slice], streams.Segment]
-  ) -> train_state.TrainState:
-    """Returns a state with them; `segment` reads the training data, see `TrainTask`."""
+MakeTask = Callable[[experiment.Config], TrainTask]
 
 
 class CorpusTask:
@@ -81,8 +72,8 @@ class CorpusTask:
     self,
     config: experiment.Config,
     workdir: pathlib.Path | None = None,
-    open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = token_cache.open_corpus,
-    start: Start | None = None,
+    open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = corpora.open_corpus,
+    start: Any = None,
   ):
     self._config, self._start = config, start
     self._mixture = mixture.prepare(config.data, open_corpus, workdir=workdir)

@@ -1,7 +1,6 @@
 """Fixture for runs with random variables."""
 
 import json
-import types
 
 import pytest
 
@@ -18,6 +17,7 @@ def untrained(tmp_path, cache, monkeypatch):
   from ngrammer_jax import runs
   from ngrammer_jax.data import token_cache
   from ngrammer_jax.models import language_model
+  from ngrammer_jax.training import state as train_state
   from tests import checks
 
   def create_run(config, modify=lambda params, codebook: None):
@@ -32,7 +32,7 @@ def untrained(tmp_path, cache, monkeypatch):
     variables = checks.random_variables(model, np.zeros((1, 1), np.int32), memory)
     params, codebook = variables['params'], variables.get('codebook', {})
     modify(params, codebook)
-    state = types.SimpleNamespace(step=4, params=params, codebook=codebook)
+    state = train_state.TrainState(4, params, codebook, {}, {})
     monkeypatch.setattr(runs.Run, 'state', state)
     return workdir
 

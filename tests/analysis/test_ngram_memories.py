@@ -17,6 +17,7 @@ from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.data.vocabularies import ByteVocabulary
 from tests.checks import bad_input
+from tests.ngram_rows import numpy_rows
 
 WIDTH, START = 16, 256
 TOKENS = 96  # a multiple of the segment length 16, so that one program is compiled
@@ -123,7 +124,7 @@ def test_ngrams_of_three_memories(one_device, tiny, untrained, texts, capsys):
   # The clusters are those of hidden states: their ids are read from the model.
   table = next(table for table in lookups.tables(run) if table.name == 'ngram_memory_1')
   ids, rows_TxI = lookups.read(run, text, TOKENS)['ngram_memory_1']
-  np.testing.assert_array_equal(rows_TxI, table.hash.numpy_rows(ids))
+  np.testing.assert_array_equal(rows_TxI, numpy_rows(table.hash, ids))
   for (i, head), rows in zip(
     enumerate(found['ngram_memory_1']['heads']), (13, 17, 19, 23), strict=True
   ):
@@ -139,7 +140,7 @@ def gate_of(params, numpy_hash, window):
   memory = params['layer_0']['ngram_memory_0']
   ids = [np.array([x]) for x in window]
   first = np.cumsum([0, *np.ravel(numpy_hash.sizes)])[:-1]
-  e = np.asarray(memory['table'], float)[numpy_hash.numpy_rows(ids) + first].ravel()
+  e = np.asarray(memory['table'], float)[numpy_rows(numpy_hash, ids) + first].ravel()
   rms = lambda x: x / np.sqrt((x**2).mean() + 1e-6)
   h = np.asarray(params['embedding'], float)[window[0]] * WIDTH**0.5
   k = e @ np.asarray(memory['gate']['key']['kernel'], float)[:, 0]

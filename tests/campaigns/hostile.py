@@ -185,14 +185,14 @@ def _invalid_texts(key: fields.Key) -> list[str]:
     return ['5', 'text', '[1, 2]', 'nan', '{"a": 1}']
   kinds = {key.entry_type or kind for kind in key.types} - {types.NoneType}
   texts = ['{"a": 1}', '[[1], 2]'] + ([] if key.is_optional else ['None'])
-  if key.rules.choices is not None:
+  if key.choices is not None:
     return [*texts, 'nonsense', '5', '~']
   if kinds == {bool}:
     return [*texts, 'maybe', '2', 'nan']
   if kinds <= {int, float}:
     texts += ['many', 'nan', '1e999', str(-(10**30)), str(10**400), '"', '--']
-    low = key.rules.at_least if key.rules.at_least is not None else key.rules.above
-    if low is not None and low - 2 not in key.rules.also:
+    low = key.at_least if key.at_least is not None else key.above
+    if low is not None and low - 2 not in key.also:
       texts.append(str(int(low) - 2))
     if kinds == {int}:
       texts += ['1.5', str(10**18), str(2**63), 'True']

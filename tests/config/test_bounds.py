@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from ngrammer_jax import config, errors
-from ngrammer_jax.config import command_line, fields
+from ngrammer_jax import command_line, config, errors
+from ngrammer_jax.config import fields
 from tests.loops import each
 
 QUICKSTART = f'--config={pathlib.Path(__file__).parents[2]}/configs/quickstart.py'

@@ -126,7 +126,7 @@ def test_possible_config_passes(fields):
     ({'seed': True}, 'seed=True is not of type int'),
     ({'training': {'steps': '100'}}, "training.steps='100' is not of type int"),
     ({'training': {'steps': 100.0}}, 'training.steps=100.0 is not of type int'),
-    ({'training': {'steps': [100]}}, 'training.steps=[100] is not of type int'),
+    ({'training': {'steps': [100]}}, 'training.steps=(100,) is not of type int'),
     ({'model': {'bias': 1}}, 'model.bias=1 is not of type bool'),
     ({'model': {'dtype': None}}, 'model.dtype=None is not of type str'),
     ({'data': {'path': 3}}, 'data.path=3 is not of type str or None'),
@@ -177,8 +177,8 @@ def test_possible_config_passes(fields):
     ),
     (
       {'model': {'adaptive_softmax': {'cutoffs': (8,)}}},
-      'model.adaptive_softmax.cutoffs=(8,) need a vocabulary sorted by frequency: '
-      'data.vocabulary="words", not \'sentencepiece\'',
+      "model.adaptive_softmax.cutoffs=(8,) is not for data.vocabulary='sentencepiece', but for "
+      'words: use (); only these are sorted by frequency',
     ),
     (
       {'model': {'position': 'learned'}, 'training': {'segment_length': 600}},
@@ -200,16 +200,14 @@ def test_possible_config_passes(fields):
     ),
     (
       {'model': {'position': 'absolute', 'memory': {}}},
-      'model.memory reads documents of any length, but model.position="absolute" has 512 '
-      'positions: use model.memory=None, or model.position="rope"',
+      "model.position='absolute' is not for model.memory=(defaults), but for None: use 'rope'",
     ),
     ({'mesh': {'data': 0}}, 'mesh.data=0 must be at least 1, or -1'),
     ({'mesh': {'fsdp': -2}}, 'mesh.fsdp=-2 must be at least 1, or -1'),
     ({'mesh': {'model': 0}}, 'mesh.model=0 must be at least 1, or -1'),
     (
       {'evaluation': {'max_examples': 9}},
-      'evaluation.max_examples=9 is for fine-tuning, which has examples: use '
-      'evaluation.max_tokens, or None',
+      'evaluation.max_examples=9 is not for finetune=None, but for a value: use None',
     ),
     (
       {'evaluation': {'max_examples': 0}, 'finetune': {}},

@@ -85,7 +85,7 @@ def test_choices_are_those_that_a_layer_knows():
 class Inner:
   """A block inside of another."""
 
-  rows: int = fields.field(2, 'of one kind of the block around it', only_for=('kind', ('b', 'c')))
+  rows: int = fields.field(2, 'of one kind of the block around it', only_for={'kind': ('b', 'c')})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,13 @@ class Block:
   size: int = fields.field(-1, 'one more value', at_least=1, also=(-1,))
   kind: str = fields.field('a', 'choices', choices=('a', 'b'))
   kinds: tuple[str, ...] = fields.field(('a',), 'choices of each', choices=('a', 'b'))
-  slots: int = fields.field(4, 'of one kind', only_for=('kind', ('b',)))
+  slots: int = fields.field(4, 'of one kind', only_for={'kind': ('b',)})
+  mode: str = fields.field(
+    'x',
+    'values that need others',
+    needs={'y': {'width': (fields.ANY,), 'inner.rows': (2, None)}, 'x': {'size': (-1, 2)}},
+    reason='they are wide',
+  )
   inner: Inner | None = fields.field(None, 'a block inside')
 
 
@@ -108,6 +114,7 @@ class Block:
   [
     *({}, {'count': 9}, {'rate': 0.0}, {'share': 1.0}, {'width': 1e-9}, {'size': 2}, {'kinds': ()}),
     *({'slots': 3, 'kind': 'b'}, {'inner': Inner()}, {'inner': Inner(3), 'kind': 'b'}),
+    {'mode': 'y', 'width': 1.0},
   ],
 )
 def test_values_within_the_rules_pass(values):
@@ -129,6 +136,12 @@ def test_values_within_the_rules_pass(values):
     ({'kinds': ('a', 'c')}, "x.kinds=('a', 'c'): 'c' is not one of: a, b"),
     ({'slots': 3}, "x.slots=3 is not for x.kind='a', but for b: use 4"),
     ({'inner': Inner(3)}, "x.inner.rows=3 is not for x.kind='a', but for b, c: use 2"),
+    ({'mode': 'y'}, "x.mode='y' is not for x.width=None, but for a value: use 'x'; they are wide"),
+    (
+      {'mode': 'y', 'width': 1.0, 'inner': Inner(3), 'kind': 'b'},
+      "x.mode='y' is not for x.inner.rows=3, but for 2, None: use 'x'; they are wide",
+    ),
+    ({'size': 3}, "x.mode='x' is not for x.size=3, but for -1, 2; they are wide"),
   ],
 )
 def test_values_outside_of_the_rules_are_named(values, message):

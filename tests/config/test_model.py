@@ -77,8 +77,8 @@ def spans(**fields):
     ),
     (
       memory(first='zeros'),
-      'model.memory.first="zeros" requires that zero inputs have zero keys and values: use '
-      'model.bias=False, and model.norm="post_skip" or "post", not \'pre\'',
+      "model.memory.first='zeros' is not for model.norm='pre', but for post, post_skip: use "
+      "'empty'; zero inputs must have zero keys and values",
     ),
     (
       memory() | {'position': 'learned'},
@@ -116,7 +116,8 @@ def spans(**fields):
     ),
     (
       adaptive() | {'softmax_bias': False},
-      'model.softmax_bias=False: an adaptive softmax always has biases',
+      'model.softmax_bias=False is not for model.adaptive_softmax=(defaults), but for None: use '
+      'True',
     ),
     ({'norm_epsilon': 0.0}, 'model.norm_epsilon=0.0 must be above 0'),
     ({'attention_dropout': 1.0}, 'model.attention_dropout=1.0 must be at least 0 and below 1'),
@@ -131,8 +132,7 @@ def spans(**fields):
     ),
     (
       {'initial': InitialConfig(), 'norm_kind': 'rms', 'norm_offset': True},
-      'model.initial.recipe="transformer_xl" draws the weights of norms around 1, but with '
-      'model.norm_offset=True the parameters are weights minus 1: use another recipe',
+      "model.initial.recipe='transformer_xl' is not for model.norm_offset=True, but for False",
     ),
     ({'heads': 4, 'key_value_heads': 3}, 'model.key_value_heads=3 must divide model.heads=4'),
     (
@@ -156,8 +156,8 @@ def spans(**fields):
     ),
     (
       attention(inverse_layer_scale=True) | {'per_dim_scale': True},
-      'model.attention.inverse_layer_scale and model.per_dim_scale both scale the queries: use one '
-      'of them',
+      'model.attention.inverse_layer_scale=True is not for model.per_dim_scale=True, but for '
+      'False: use False',
     ),
     (
       {'head_width': 7},
@@ -166,7 +166,7 @@ def spans(**fields):
     ),
     (
       attention(scale=0.1) | {'per_dim_scale': True},
-      'model.attention.scale=0.1 and model.per_dim_scale both scale the queries: use one of them',
+      'model.attention.scale=0.1 is not for model.per_dim_scale=True, but for False: use None',
     ),
     (
       positional('rope', window_max_timescale=1e4),
@@ -185,7 +185,8 @@ def spans(**fields):
     ),
     (
       positional('none', scaling=RotaryScalingConfig('linear', 2.0)),
-      'model.positional.scaling is only for model.position="rope", not \'none\'',
+      "model.positional.scaling=(factor=2.0) is not for model.position='none', but for rope: use "
+      'None',
     ),
     (
       {'head_width': 32, 'ngram': {'layer': 'attention', 'pairing': ('previous',)}},
@@ -194,7 +195,13 @@ def spans(**fields):
     ),
     (
       adaptive() | {'final_logit_cap': 3.0},
-      'model.final_logit_cap=3.0 does not support model.adaptive_softmax: use one of them',
+      'model.final_logit_cap=3.0 is not for model.adaptive_softmax=(defaults), but for None: use '
+      'None',
+    ),
+    (
+      adaptive() | {'logits_dtype': 'bfloat16'},
+      "model.logits_dtype='bfloat16' is not for model.adaptive_softmax=(defaults), but for None: "
+      'use None',
     ),
     ({'dtype': 'float16'}, "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),
     ({'remat': 'some'}, "model.remat='some' is not one of: none, minimal, full"),
@@ -273,7 +280,8 @@ def spans(**fields):
     ),
     (
       {'ngram': {'layer': 'attention', 'clusters': None}},
-      'model.ngram.clusters=None: attended values have no token ids; set a number of clusters',
+      "model.ngram.clusters=None is not for model.ngram.layer='attention', but for input, begin, "
+      'middle, end: use 256',
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('attended',), 'orders': (2, 3)}},
@@ -334,21 +342,21 @@ def spans(**fields):
     (persistent(vectors=-1), 'model.persistent.vectors=-1 must be at least 0'),
     (
       persistent(vectors=0, kind='single_head'),
-      "model.persistent.kind='single_head' needs vectors, but model.persistent.vectors=0",
+      "model.persistent.kind='single_head' needs vectors, not 0 of them",
     ),
     (
       persistent(kind='head_split') | {'heads': 3, 'width': 48},
-      'model.persistent.kind="head_split" needs an even number of heads, not model.heads=3',
+      'model.persistent.kind="head_split" needs an even model.heads, not 3',
     ),
     (
       persistent(kind='head_split') | {'ngram': {'layer': 'attention'}},
-      'model.persistent.kind="head_split" has heads without context, but '
-      'model.ngram.layer="attention" needs context in all heads: use another kind or layer',
+      "model.persistent.kind='head_split' is not for model.ngram.layer='attention', but for None, "
+      "input, begin, middle, end: use 'all_attention'",
     ),
     (
       persistent(kind='head_split') | {'shared_query_key': True, 'convolution': 3},
-      'model.persistent.kind="head_split" has heads without keys, but model.shared_query_key '
-      'computes queries from keys: use only one of them',
+      "model.persistent.kind='head_split' is not for model.shared_query_key=True, but for False: "
+      "use 'all_attention'",
     ),
     ({'ngram': {'clusters': 0}}, 'model.ngram.clusters=0 must be at least 1, or None'),
     (capped(0.0), 'model.attention.logit_cap=0.0 must be above 0, or None'),

@@ -4,8 +4,8 @@ import argparse
 import dataclasses
 import json
 
-from ngrammer_jax import config
-from ngrammer_jax.config import command_line, conversion, fields
+from ngrammer_jax import command_line, config
+from ngrammer_jax.config import conversion, fields
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.ngram.presets import PRESETS
 from tests.checks import bad_input

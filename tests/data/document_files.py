@@ -9,6 +9,9 @@ import pyarrow as pa
 from pyarrow import parquet
 import zstandard
 
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data import corpora
+
 FRAME = 700  # bytes of text in a frame: several in a file, and most end within a line
 COMPRESS = {
   '.gz': gzip.compress,
@@ -46,3 +49,7 @@ def write(path, texts, field='text'):
   content = content.encode()
   path.write_bytes(compress(path.suffix, content) if path.suffix in COMPRESS else content)
   return path
+
+
+def open_corpus(corpus, path=None, **settings):
+  return corpora.open_corpus(data_config.DataConfig(corpus, path and str(path), **settings))

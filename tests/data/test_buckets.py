@@ -7,10 +7,11 @@ import signal
 import fsspec
 from fsspec.implementations import local
 import numpy as np
+from pyarrow import parquet
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import buckets, corpora, packing, shards, vocabularies
+from ngrammer_jax.data import buckets, formats, packing, shards, vocabularies
 from tests import fake_gcs
 from tests.checks import bad_input
 from tests.data import document_files
@@ -47,7 +48,6 @@ class HubFileSystem(local.LocalFileSystem):
 def hub(tmp_path, monkeypatch):
   monkeypatch.setattr(HubFileSystem, 'folder', tmp_path / 'hub')
   monkeypatch.setattr(HubFileSystem, 'failures', [])
-  monkeypatch.setattr(buckets, 'PAUSE', 0.0)
   fsspec.register_implementation('hf', HubFileSystem, clobber=True)
   HubFileSystem.clear_instance_cache()
   return 'hf://datasets/someone/texts'
@@ -91,9 +91,9 @@ def rows(source, folder, batch_size=3, steps=60):
 
 def assert_rows_equal_those_of_local_files(url, tmp_path):
   """The corpus of `write_corpus` is there and in the folder `local`."""
-  expected = corpora.open_corpus('shards', str(tmp_path / 'local'))
+  expected = document_files.open_corpus('shards', str(tmp_path / 'local'))
   expected_rows = rows(expected.train_shards, tmp_path / 'expected')
-  corpus = corpora.open_corpus('shards', url)
+  corpus = document_files.open_corpus('shards', url)
   assert [f.name for f in corpus.files] == [f.name for f in expected.files]
   assert len(corpus.files) == len(NAMES) and all(str(f).startswith(url) for f in corpus.files)
   places = tmp_path / url.partition(':')[0]
@@ -120,24 +120,21 @@ def test_rows_of_emulated_stores(stores, tmp_path, monkeypatch, kind):
   assert_rows_equal_those_of_local_files(stores[kind], tmp_path)
 
 
-def test_transient_errors_are_tried_again(hub, tmp_path):
+def test_an_error_of_the_network_ends_a_run_that_can_be_repeated(hub, tmp_path):
   write_corpus(HubFileSystem.folder / 'datasets' / 'someone' / 'texts')
-  HubFileSystem.failures = [ConnectionError('reset'), TimeoutError('slow')]
-  corpus = corpora.open_corpus('shards', hub)
-  assert not HubFileSystem.failures
-  HubFileSystem.failures = [ConnectionError('reset by peer')] * buckets.ATTEMPTS
+  corpus = document_files.open_corpus('shards', hub)
+  HubFileSystem.failures = [ConnectionError('reset by peer')]
   with pytest.raises(errors.PeerLostError) as caught:
     rows(corpus.train_shards, tmp_path / 'places')
   assert str(caught.value) == (
-    f'{hub}/a/train-1.parquet cannot be read, tried 4 times with 60 seconds each: ConnectionError: '
-    f'reset by peer; {errors.RERUN_ALL}'
+    f'{hub}/a/train-1.parquet cannot be read: ConnectionError: reset by peer; {errors.RERUN_ALL}'
   )
 
 
 def test_a_lost_file_and_a_changed_one_are_named(hub, tmp_path):
   folder = HubFileSystem.folder / 'datasets' / 'someone' / 'texts'
   write_corpus(folder)
-  corpus = corpora.open_corpus('shards', hub)
+  corpus = document_files.open_corpus('shards', hub)
   rows(corpus.train_shards, tmp_path / 'places', batch_size=1, steps=3)  # shard 0
   path = folder / 'a' / 'train-1.parquet'
   content = path.read_bytes()
@@ -154,10 +151,26 @@ def test_a_lost_file_and_a_changed_one_are_named(hub, tmp_path):
     rows(corpus.train_shards, tmp_path / 'other', 1)
 
 
+def test_row_groups_in_a_bucket_are_read_once(hub, tmp_path, monkeypatch):
+  monkeypatch.setattr(formats.parquet, 'PART', 50)
+  reads, read_row_group = [], parquet.ParquetFile.read_row_group
+  note = lambda *args, **options: reads.append(args) or read_row_group(*args, **options)
+  monkeypatch.setattr(parquet.ParquetFile, 'read_row_group', note)
+  folder = HubFileSystem.folder / 'datasets' / 'someone' / 'texts'
+  for root in (folder, tmp_path / 'local'):
+    document_files.write(root / 'train.parquet', [f'{i} some text' for i in range(90)])
+    document_files.write(root / 'valid.jsonl', ['x'])
+    num_groups = parquet.ParquetFile(root / 'train.parquet').num_row_groups
+    source = shards.find(hub if root == folder else root)[0]['train']
+    del reads[:]
+    assert len(list(source.read(0))) == 90
+    assert (len(reads) == num_groups) == (root == folder)
+
+
 def test_what_is_not_there_is_one_sentence(hub):
   url = 'hf://datasets/nobody/x'
   with bad_input(f'data.path={url} has no files: expected those of a corpus'):
-    corpora.open_corpus('shards', url)
+    document_files.open_corpus('shards', url)
 
 
 @pytest.mark.slow
@@ -167,7 +180,7 @@ def test_what_stores_do_not_have_is_one_sentence(stores):
     ('gs://bucket/none', 'has no files: expected those of a corpus'),
   ):
     with pytest.raises(errors.BadInput) as caught:
-      corpora.open_corpus('shards', url)
+      document_files.open_corpus('shards', url)
     assert str(caught.value).startswith(f'data.path={url} {message}')
     assert '\n' not in str(caught.value)
 
@@ -176,10 +189,10 @@ def test_other_corpora_and_missing_packages(monkeypatch):
   with bad_input(
     "data.path=s3://b/x: data.corpus='wikitext' needs a local path; shards and text do not"
   ):
-    corpora.open_corpus('wikitext', 's3://b/x')
+    document_files.open_corpus('wikitext', 's3://b/x')
   monkeypatch.setattr(buckets.importlib.util, 'find_spec', lambda name: None)
   with bad_input("s3://b/x needs s3fs: pip install 'ngrammer_jax[s3]'"):
-    corpora.open_corpus('shards', 's3://b/x')
+    document_files.open_corpus('shards', 's3://b/x')
 
 
 @pytest.mark.slow

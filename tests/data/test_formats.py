@@ -42,6 +42,29 @@ def test_reading_can_start_at_any_document(tmp_path, name):
     assert [text for text, _ in read_all(file, place)] == TEXTS[number:]
 
 
+@each('small, part', [(0, 1 << 20), (8 << 20, 300), (8 << 20, 1 << 20)])
+def test_row_groups_of_every_size_are_read_from_any_row(tmp_path, monkeypatch, small, part):
+  monkeypatch.setattr(formats.parquet, 'SMALL', small)
+  monkeypatch.setattr(formats.parquet, 'PART', part)
+  path = tmp_path / 'x.parquet'
+  schema = pa.schema({'text': pa.string()})
+  with parquet.ParquetWriter(path, schema) as writer:
+    for texts in (TEXTS[:17], [], TEXTS[17:18], TEXTS[18:]):
+      writer.write_table(pa.table({'text': texts}, schema))
+  for first in range(len(TEXTS)):
+    documents = read_all(open_file(path), formats.Place(first))
+    assert [text for text, _ in documents] == TEXTS[first:]
+
+
+def test_open_files_of_small_row_groups_hold_no_decoder(tmp_path):
+  texts = [f'{i} ' + 'some text ' * 50 for i in range(1000)]
+  parquet.write_table(pa.table({'text': texts}), tmp_path / 'x.parquet')
+  before = pa.total_allocated_bytes()
+  readers = [open_file(tmp_path / 'x.parquet').read() for _ in range(8)]
+  assert all(next(reader)[0] == texts[0].encode() for reader in readers)
+  assert pa.total_allocated_bytes() - before < 1e6
+
+
 @each('suffix', document_files.COMPRESS)
 def test_frames_before_a_place_are_not_decompressed(tmp_path, suffix):
   path = document_files.write(tmp_path / f'x.jsonl{suffix}', TEXTS)
@@ -59,9 +82,8 @@ def test_decompressed_files_are_read_at_any_offset(tmp_path):
   path = tmp_path / 'x.zst'
   frames = document_files.compress('.zst', content)
   path.write_bytes(b'\x50\x2a\x4d\x18\x04\0\0\0note' + frames)  # a frame without text is skipped
-  with compression.open_binary(path) as file:
-    for offset in (0, 5000, 10, 699, 700, 701, 4999, 300):
-      file.seek(offset)
+  for offset in (0, 10, 300, 699, 700, 701, 4999, 5000):
+    with compression.open_binary(path, offset=offset) as file:
       assert file.read(100) == content[offset : offset + 100]
 
 

@@ -10,7 +10,15 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config.data import DataConfig, PartConfig
-from ngrammer_jax.data import mixture, mixture_schedule, packing, streams, token_cache, vocabularies
+from ngrammer_jax.data import (
+  corpora,
+  mixture,
+  mixture_schedule,
+  packing,
+  streams,
+  token_cache,
+  vocabularies,
+)
 from tests.checks import bad_input
 
 pytestmark = pytest.mark.usefixtures('cache')
@@ -161,7 +169,7 @@ def test_a_learned_vocabulary_has_the_words_of_all_parts(data, folder, monkeypat
       split = prepared.parts[part].splits['train']
       assert text in prepared.vocabulary.decode(split.tokens)
     assert prepared.vocabulary.document_start not in prepared.vocabulary.encode(b'ab')
-  monkeypatch.setattr(token_cache, '_create_vocabulary', None)  # it is in the cache
+  monkeypatch.setattr(token_cache, '_learn_vocabulary', None)  # it is in the cache
   assert mixture.prepare(config).content_hash == prepared.content_hash
 
 
@@ -214,7 +222,7 @@ def test_sizes_of_damaged_files_are_those_of_their_part(data, tmp_path, monkeypa
 
 
 def test_characters_of_bytes_are_not_shared(data, folder, monkeypatch):
-  corpus = token_cache.open_corpus(DataConfig('text', str(folder / 'lower.txt')))
+  corpus = corpora.open_corpus(DataConfig('text', str(folder / 'lower.txt')))
   open_corpus = lambda config: dataclasses.replace(corpus, encoding=config.corpus)
   parts = PartConfig(corpus='latin-1'), PartConfig(corpus='utf-8')
   with bad_input(

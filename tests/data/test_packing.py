@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import packing, seen_files, shards, text_files, vocabularies
+from ngrammer_jax.data import fingerprints, packing, shards, text_files, vocabularies
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -164,6 +164,26 @@ def test_every_format_resumes_shuffled_or_not(tmp_path, monkeypatch, name):
       np.testing.assert_array_equal(dataset.segment(69, rows).targets_BxT, expected[69][rows])
 
 
+def test_a_place_is_of_its_order(tmp_path, monkeypatch):
+  """Another seed starts from its own places; those of a version that wrote no order are read."""
+  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 5)
+  source = write_files(tmp_path, 'x.jsonl')
+  order = [packed(tmp_path, source, 2).segment(step) for step in range(12)]
+  assert len(order) == 12
+  expected = packed(tmp_path, source, 2, 3, 'others').segment(15)
+  actual = packed(tmp_path, source, 2, 3).segment(15)
+  np.testing.assert_array_equal(actual.targets_BxT, expected.targets_BxT)
+  path = tmp_path / 'places' / '0-1.jsonl'
+  lines = [json.loads(line) for line in path.read_text().splitlines() if line]
+  assert {tuple(line.pop('order')) for line in lines} == {(None, False), (3, False)}
+  path.write_text(''.join(json.dumps(line) + '\n' for line in lines[:3]))
+  next_segments, calls = packing._BatchReader.next_segments, []
+  note = lambda reader: calls.append(reader.step) or next_segments(reader)
+  monkeypatch.setattr(packing._BatchReader, 'next_segments', note)
+  packed(tmp_path, source, 2).segment(11)
+  assert calls == [10, 11]
+
+
 def test_a_shuffled_epoch_has_each_document_once(tmp_path, monkeypatch):
   monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 8)
   source = write_files(tmp_path, 'x.jsonl')
@@ -262,10 +282,10 @@ def test_a_damaged_file_may_be_replaced(tmp_path, monkeypatch):
   open_again = lambda: packed(tmp_path, shards.find(tmp_path)[0]['train'], 1, places='places/run')
   expected = documents_of(packed(tmp_path, shards.find(tmp_path)[0]['train'], 1, places='x'), 150)
   path.write_bytes(good[:-20])
-  assert seen_files.first_sizes(tmp_path, '*') == {}
+  assert fingerprints.first_sizes(tmp_path, '*') == {}
   with pytest.raises(errors.BadInput, match=f'{path} is damaged: Compressed file ended'):
     documents_of(open_again(), 150)
-  assert seen_files.first_sizes(tmp_path, '*') == {path.name: len(good) - 20}
+  assert fingerprints.first_sizes(tmp_path, '*') == {path.name: len(good) - 20}
   path.write_bytes(good)
   assert documents_of(open_again(), 150) == expected
 

@@ -8,6 +8,7 @@ import pytest
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, token_cache
 from tests.checks import bad_input
+from tests.data import document_files
 
 SPLITS = corpora.SPLITS
 
@@ -47,7 +48,7 @@ def test_an_article_begins_at_a_heading_between_blank_lines(
   tmp_path, monkeypatch, suffix, chunk_size
 ):
   monkeypatch.setattr(text_files, 'CHUNK_SIZE', chunk_size)
-  corpus = corpora.open_corpus('wikitext_articles', write_articles(tmp_path, suffix))
+  corpus = document_files.open_corpus('wikitext_articles', write_articles(tmp_path, suffix))
   assert all(read_documents(corpus, split) == ARTICLES for split in SPLITS)
   names = [document.name.split(', ', 1)[1] for document in corpus.splits['test']]
   assert names == ['Ants', 'E = mc2', '<unk>']
@@ -60,7 +61,7 @@ def test_an_article_begins_at_a_heading_between_blank_lines(
 
 def test_books_do_not_contain_their_titles(tmp_path):
   for root in (write_books(tmp_path / 'data'), tmp_path):
-    corpus = corpora.open_corpus('cbt', str(root))
+    corpus = document_files.open_corpus('cbt', str(root))
     assert all(read_documents(corpus, split) == BOOKS for split in SPLITS)
     assert [d.name.split(', ')[1] for d in corpus.splits['train']] == [
       'Some_Body___The_0',
@@ -109,12 +110,12 @@ def test_a_file_without_headings_or_titles_is_refused(tmp_path):
     'Author___Title.txt.out", found "Text .": this is not a raw text file of the '
     "Children's Book Test"
   ):
-    read_documents(corpora.open_corpus('cbt', str(tmp_path)))
+    read_documents(document_files.open_corpus('cbt', str(tmp_path)))
   with bad_input(
     f'{tmp_path}/cbt_train.txt has no article headings, which are lines " = Title = " between '
     'blank lines; data.corpus=wikitext does not need them'
   ):
-    read_documents(corpora.open_corpus('wikitext_articles', str(tmp_path)))
+    read_documents(document_files.open_corpus('wikitext_articles', str(tmp_path)))
 
 
 def test_empty_books_are_refused(tmp_path, cache):

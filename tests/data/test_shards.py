@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ngrammer_jax.data import corpora, shards
+from ngrammer_jax.data import shards
 from ngrammer_jax.data.formats import START
 from tests.checks import bad_input
 from tests.data import document_files
@@ -186,7 +186,7 @@ def test_only_so_much_of_what_is_held_out_is_read(tmp_path, monkeypatch):
   for shard in range(3):
     document_files.write(tmp_path / f'{shard}.jsonl', ['x' * 100] * 50)
   monkeypatch.setattr(shards, 'HELD_OUT_BYTES', 1000)
-  corpus = corpora.open_corpus('shards', str(tmp_path))
+  corpus = document_files.open_corpus('shards', str(tmp_path))
   assert len(list(corpus.splits['validation'])) == 10
 
 
@@ -196,7 +196,7 @@ def test_what_is_left_out_is_said(tmp_path, caplog):
     document_files.write(tmp_path / name, ['a'])
   for name in ('train-2.tar', 'README.md'):
     (tmp_path / name).write_text('x')
-  corpora.open_corpus('shards', str(tmp_path))
+  document_files.open_corpus('shards', str(tmp_path))
   size = sum((tmp_path / name).stat().st_size for name in ('train-0.jsonl', 'train-1.jsonl.zst'))
   assert caplog.messages == [
     f'data.path={tmp_path}: train: 2 files (JSON lines, zstandard), {size:,} bytes; validation: '
@@ -212,7 +212,7 @@ def test_the_first_document_is_looked_at_before_training(tmp_path):
     f"{tmp_path}/train.parquet has no column 'text', but id, content: set data.text_field to the "
     f'name of the one with the text'
   ):
-    corpora.open_corpus('shards', str(tmp_path))
+    document_files.open_corpus('shards', str(tmp_path))
 
 
 def test_subfolders_belong_to_shards(tmp_path):

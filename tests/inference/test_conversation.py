@@ -13,8 +13,8 @@ from ngrammer_jax import errors, generate, runs, sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.positions import PositionalConfig
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import published
 from ngrammer_jax.inference import conversation, sampling, text
-from ngrammer_jax.interop.huggingface import tokenizers
 from tests import gguf_files
 from tests.checks import bad_input
 
@@ -52,7 +52,7 @@ def with_template(run):
   """The vocabulary of the run with another template."""
 
   def change(template):
-    content, fields = run.vocabulary.content, run.vocabulary._fields
+    content, fields = run.vocabulary.content, run.vocabulary.fields
     return type(run.vocabulary)(content, **fields | {'chat_template': template})
 
   return change
@@ -94,7 +94,7 @@ def test_what_templates_may_use(with_template):
 def test_a_begin_token_that_is_absent_is_empty(tmp_path, begin, shown):
   metadata = gguf_files.tokenizer(bos_token_id=begin)
   metadata['tokenizer.chat_template'] = '{{ bos_token }}|{{ eos_token }}'
-  vocabulary = tokenizers.from_gguf(metadata, None)
+  vocabulary = published.from_gguf(metadata, None)
   vocabulary.save(tmp_path)
   for read in (vocabulary, vocabularies.load(tmp_path)):
     assert conversation.render(read, user('a')) == f'{shown}|</s>'

@@ -169,16 +169,18 @@ def test_prompts_are_padded_to_few_lengths():
   lengths = {}
 
   def decode_prompt(variables, seeds, sampler, prompt, *, state):
-    tokens_BxT, starts_BxT, valid_BxT = map(np.asarray, prompt[:3])
+    arrays = prompt.tokens_BxT, prompt.starts_BxT, prompt.valid_BxT
+    tokens_BxT, starts_BxT, valid_BxT = map(np.asarray, arrays)
     n = int(valid_BxT.sum())
     lengths.setdefault(tokens_BxT.shape[1], []).append(n)
-    assert tokens_BxT[0].tolist() == [*range(1, n + 1), *[0] * (tokens_BxT.shape[1] - n)]
+    assert tokens_BxT[0].tolist() == [*prompts[n], *[0] * (tokens_BxT.shape[1] - n)]
     assert np.flatnonzero(starts_BxT).tolist() == [0] and valid_BxT[0, :n].all()
     return jax.device_put(np.zeros((1, 1), np.int32)), state
 
   engine._decode_prompt = decode_prompt
-  for length in (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 70):
-    generate(engine, {}, [np.arange(1, length + 1)], [0], GREEDY, 70, tokens=1, rows=1)
+  prompts = {n: np.arange(1, n + 1) % V for n in (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 70)}
+  for prompt in prompts.values():
+    generate(engine, {}, [prompt], [0], GREEDY, 70, tokens=1, rows=1)
   assert lengths == {16: [1, 2, 15, 16], 32: [17, 31, 32], 64: [33, 64], 70: [65, 70]}
 
 

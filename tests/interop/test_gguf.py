@@ -9,6 +9,7 @@ import pytest
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.interop.huggingface import configs, gguf
 from tests import gguf_files
@@ -44,7 +45,7 @@ def test_names_shapes_and_config(tmp_path):
   }
   expected |= {f'model.layers.0.{name}': shape for name, shape in layer.items()}
   shapes = {name.removesuffix('.weight'): t.shape for name, t in checkpoint.tensors.items()}
-  assert shapes == expected and checkpoint.tokenizer.read is None
+  assert shapes == expected and not checkpoint.has_tokenizer
   config = checkpoint.config
   assert config['rms_norm_eps'] == float(np.float32(1e-5)) != 1e-5
   assert config['tie_word_embeddings'] and config['head_dim'] == H
@@ -85,13 +86,13 @@ def test_every_type_is_dequantised_as_by_the_package(tmp_path):
     tensors = {'x': ((rows, columns), int(kind), stored.tobytes())}
     path = tmp_path / 'one.gguf'
     path.write_bytes(gguf_files.content({}, tensors))
-    with path.open('rb') as file:
-      _, entries = gguf._read_header(file, path)
+    _, entries = gguf_header.read(path)
+    stored_tensor = gguf._stored_tensor(path, 'x', entries['x'])
     with np.errstate(all='ignore'):
       expected = package.dequantize(stored, kind)
       for start, stop in ((0, rows), (1, 2), (2, 5)):
-        read = entries['x'].read(start, stop)
-        assert read.dtype == entries['x'].dtype and read.shape == (stop - start, columns)
+        read = stored_tensor.read(start, stop)
+        assert read.dtype == stored_tensor.dtype and read.shape == (stop - start, columns)
         actual = read.astype(np.float32)
         nan = np.isnan(actual) & np.isnan(expected[start:stop])
         same = actual.view(np.uint32) == expected[start:stop].view(np.uint32)

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import analyze, errors, evaluate, runs, sharding
+from ngrammer_jax import analyze, command_line, errors, evaluate, runs, sharding
 from ngrammer_jax.checkpoints import workdirs
-from ngrammer_jax.config import command_line, conversion
+from ngrammer_jax.config import conversion
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs

@@ -354,12 +354,11 @@ def test_arrays_that_are_not_those_of_the_memory_are_refused(tmp_path):
     '  wrong shape: wkv is (50, 320), expected (50, 384)'
   ):
     load(changed, CODES)
-  with bad_input('scales has the dtype F8_E5M2, expected F8_E8M0 for the Engram of DeepSeek-V4.1'):
+  with bad_input('scales of the Engram of DeepSeek-V4.1 has the dtype F8_E5M2, not F8_E8M0'):
     load(arrays, CODES | {'scales': 'F8_E5M2'})
   # A table of 8 bits without its scales has the right shape, and wrong values.
   with bad_input(
-    'embed has the dtype F8_E4M3, expected F64 or F32 or F16 or BF16 for the Engram of '
-    'DeepSeek-V4.1'
+    'embed of the Engram of DeepSeek-V4.1 has the dtype F8_E4M3, not F64 or F32 or F16 or BF16'
   ):
     file = save_bytes(tmp_path / 'file', {k: arrays[k] for k in arrays if k != 'scales'}, CODES)
     ngram_memories.engram_v41(layer, np.arange(11), scale=None).load(file, made_with=MADE_WITH)
@@ -427,7 +426,7 @@ def test_options_are_named_or_refused(reference, name):
   assert layout_of(name, layer).sources
   free = {'orders', *ngram_memories.FREE_OPTIONS[name], *conversion.NGRAM_MEMORY_TRAINING_OPTIONS}
   for key in dataclasses.fields(layer.options):
-    value, choices = getattr(layer.options, key.name), key.metadata['rules'].choices or ()
+    value, choices = getattr(layer.options, key.name), key.metadata['key'].choices or ()
     allowed = ngram_memories.SUPPORTED_OPTIONS[name].get(key.name, (value,))
     others = [other for other in (*choices, True, 3, 'other') if other not in (*allowed, value)]
     if key.name not in free:

@@ -58,7 +58,7 @@ def other_values(key, current):
   if key.block is not None:
     return [(key.block(),) if key.is_tuple_of_blocks else key.block()]
   values = []
-  for value in key.rules.choices or CANDIDATES:
+  for value in key.choices or CANDIDATES:
     try:
       value = key.convert(value)
       key.check(value)
@@ -66,7 +66,7 @@ def other_values(key, current):
       continue
     if value not in (key.default, current):
       values.append(value)
-  return values if key.rules.choices else values[:1]
+  return values if key.choices else values[:1]
 
 
 def drawn_configs(config):

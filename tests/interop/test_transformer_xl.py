@@ -252,7 +252,7 @@ def test_official_arguments_become_options(args, fields):
       {'n_layers': 3},
       'a Transformer-XL has no setting n_layers (its value is 3): did you mean n_layer?',
     ),
-    ({'cutoffs': [6]}, 'cutoffs=[6] need tie_projs, one entry for each of the 2 clusters'),
+    ({'cutoffs': [6]}, 'cutoffs=[6] need tie_projs with 2 entries'),
     (
       {'adaptive': True, 'dataset': 'enwik8'},
       "dataset='enwik8' must be 'wt103' or 'lm1b': a Transformer-XL with another value is a model "

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.normalization import LayerNorm, RMSNorm
 from tests.checks import assert_close
 from tests.layers.programs import apply, assert_gradient
@@ -50,6 +51,20 @@ def test_constant_vector_becomes_the_bias_with_a_finite_gradient():
   assert y.tolist() == [[0, 1, 2, 3]]
   # scale / sqrt(epsilon) * (delta - 1/4)
   assert_close(gradient, np.array([[1500, -500, -500, -500]]), 1e-5)
+
+
+def test_one_pass_on_accelerators_is_as_good(monkeypatch):
+  """Also of a constant vector, whose mean square may round below its squared mean."""
+  monkeypatch.setattr(mesh_axes, 'device', lambda: ('tpu', ''))
+  rng = np.random.default_rng(2)
+  params = {'scale': np.ones(1000, 'float32'), 'bias': np.zeros(1000, 'float32')}
+  for mean in (0, 1, 10):
+    x = (mean + rng.normal(size=(16, 1000))).astype(jnp.bfloat16)
+    y = LayerNorm().apply({'params': params}, x)
+    assert_close(y, slow_layer_norm(np.asarray(x, 'float64'), 1, 0), 1e-4)
+  constant = np.repeat(rng.normal(size=(64, 1)).astype(jnp.bfloat16) * 100, 1000, axis=1)
+  y = jax.jit(LayerNorm().apply)({'params': params}, constant)
+  assert np.abs(y).max() < 1
 
 
 def test_statistics_of_bfloat16_are_taken_in_float32():

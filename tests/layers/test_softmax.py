@@ -137,6 +137,20 @@ def test_bfloat16_hidden_states_have_a_float32_likelihood():
   assert_close(nll, -take_targets(log_softmax(*rounded, bias), targets), 1e-5)
 
 
+@pytest.mark.parametrize('chunk', [None, 4])
+def test_logits_may_be_stored_in_bfloat16(chunk):
+  """The likelihood is that of the rounded products, in float32."""
+  (hidden, weight, bias), targets, _ = random_case()
+  score = lambda *arrays: softmax.token_scores(*arrays, targets, chunk, None, 'bfloat16').nll_BxT
+  narrow = [array.astype(jnp.bfloat16) for array in (hidden, weight)]
+  nll = jax.jit(score)(*narrow, bias.astype('float32'))
+  product = narrow[0].astype('float32') @ narrow[1].astype('float32').T
+  logits = product.astype(jnp.bfloat16).astype('float64') + bias
+  expected = -take_targets(log_softmax(logits, np.eye(V), 0), targets)
+  assert nll.dtype == jnp.float32
+  assert_close(nll, expected, 1e-5)
+
+
 def test_logits_of_a_batch_exist_only_unchunked():
   (hidden, weight, bias), targets, _ = random_case(V=64)
 

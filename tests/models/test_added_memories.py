@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import runs
-from ngrammer_jax.config import added, conversion
+from ngrammer_jax.config import added_memories, conversion
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import language_model
+from ngrammer_jax.training import state as train_state
 from tests import checks
 from tests.loops import each
 from tests.models import drawn
@@ -59,7 +60,7 @@ WIDTH = 'a memory after attention needs heads as wide as the model together'
 REFUSED = {
   **{('gpt2', name): POSITIONS for name in ('memory', 'memory of one length')},
   **{('gpt2', name): POSITIONS for name in ('adaptive spans', 'dynamic spans')},
-  **{(name, 'blt'): 'key="bytes" needs data.vocabulary="bytes"' for name in BASES if name != 'own'},
+  **{(name, 'blt'): "key='bytes' is not for data.vocabulary" for name in BASES if name != 'own'},
   **{('gemma3', name): WIDTH for name in ('ngram after attention', 'ngram of attended pairs')},
 }
 PAIRS = [pair for pair in itertools.product(BASES, MEMORIES) if pair not in REFUSED]
@@ -81,6 +82,13 @@ def base_of(name):
 
 
 @functools.cache
+def num_parameters(name):
+  """The number of parameters of a trained model."""
+  variables = train_state.abstract_variables(language_model.build(*base_of(name)))
+  return train_state.count_elements(variables['params'])
+
+
+@functools.cache
 def params_of(name):
   """The parameters of a trained model in float64."""
   if BASES[name] is not None:
@@ -96,10 +104,12 @@ def with_memory(name, memory):
   values = {'model': dataclasses.asdict(base) | memory, 'training': {'segment_length': T}}
   values = conversion.to_dict(values) | {'init_from': 'runs/base'}
   values['data'] = {'vocabulary': 'bytes' if name == 'own' else 'characters'}
-  paths = {f'{path}.{name}' for path, block in added.blocks(values['model']) for name in block}
-  added.complete(values, paths, (), base, size)
+  paths = {
+    f'{path}.{name}' for path, block in added_memories.blocks(values['model']) for name in block
+  }
+  added_memories.complete(values, paths, (), base, size, num_parameters(name))
   config = conversion.resolve(values)
-  added.check(base, config)
+  added_memories.check(base, config)
   return config.model
 
 

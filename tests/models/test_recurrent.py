@@ -104,7 +104,7 @@ def loaded(config):
   r = config.recurrent
   kind = {'two_tables': r.temporal_tables == 2, 'gate_bias': r.gate_bias}
   arrays = loop.parameters(
-    np.random.default_rng(1), r.readout, V, W, r.hidden, r.window, r.slices, r.parts, **kind,
+    np.random.default_rng(1), r.readout, V, W, r.hidden, r.window, r.slices, r.num_slices, **kind,
     gates=1 if r.cell == 'rnn' else 4,
   )  # fmt: skip
   return arrays, equation_names.load(arrays, config, V)
@@ -334,7 +334,7 @@ def test_bad_values_are_named():
     ),
     (
       {'recurrent': {}, 'ngram': {'layer': 'end', 'heads': 2, 'dim': 2}},
-      'model.ngram.layer=\'end\' is only for Transformers: with model.recurrent use "input"',
+      "model.ngram.layer='end' is not for model.recurrent=(defaults), but for None: use 'input'",
     ),
   ):
     with bad_input(message):

@@ -96,6 +96,31 @@ def test_backward_pass_recomputes_what_the_policy_says(scan):
   assert products('full') - num_products == 10 * bodies
 
 
+MEMORY = model_config.MemoryConfig(length=4)
+GATED = model_config.NGramMemoryConfig(layers=(0, 1), orders=(2,), heads=2, rows=(40,), width=8)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'repeated'),
+  [  # scores, weighted values and what is said; by layer
+    ({'norm': 'hybrid'}, 2),
+    ({'attention': model_config.AttentionConfig(query_key_norm='head')}, 4),  # rotations of TPUs
+    ({'convolution': 3, 'position': 'sinusoid', 'shared_query_key': True}, 2),
+    ({'per_dim_scale': True, 'position': 'sinusoid'}, 2),
+    ({'position': 'relative', 'memory': MEMORY}, 3),  # scores of distances
+    ({'position': 'relative', 'memory': MEMORY, 'kernel': 'blocks'}, 0),
+    ({'ngram_memories': (GATED,)}, 2),
+  ],
+)
+def test_products_are_kept_wherever_a_gradient_needs_them(fields, repeated):
+  products = {}
+  for remat in ('none', 'minimal'):
+    model = small_model(**{'ngram': None, 'scan_layers': False, 'remat': remat} | fields)
+    params = jax.eval_shape(lambda model=model: variables_of(model))['params']
+    products[remat] = count('dot_general', loss_and_gradient(model, {'params': params}), params)
+  assert products['minimal'] - products['none'] == repeated * SMALL['layers']
+
+
 def test_what_is_computed_again_in_a_row_is_not_optimised_away():
   ngram = dataclasses.replace(NGRAM, layer='attention', pairing=('previous', 'none'))
 

@@ -73,7 +73,7 @@ def make_step(mesh, optimizer='adagrad', parts=None, **fields):
   labels = partition.labels(variables['params'], memories)
   config = experiment.OptimizerConfig(warmup_steps=0, epsilon=1e-3, weight_decay=0.1)
   optimizer = partition.make(config, 10, labels, memories)
-  step = train_step.TrainStep(model, optimizer, labels, seed=0, parts=parts)
+  step = train_step.TrainStep(model, optimizer, labels, seed=0, microbatches=parts)
   return step, *train_state.make_initializer(model, variables, optimizer, B, 0, mesh)
 
 

@@ -60,7 +60,7 @@ def test_a_memory_with_another_optimizer_has_its_own_label():
 
 
 def test_a_parameter_without_axis_names_is_an_error():
-  with pytest.raises(ValueError, match='parameter layer_0/novelty has no logical axis names'):
+  with pytest.raises(ValueError, match='parameter layer_0/novelty has no axis names'):
     partition.labels({'layer_0': {'novelty': np.ones(1)}})
 
 

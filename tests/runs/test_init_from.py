@@ -8,13 +8,14 @@ import types
 from flax import linen as nn
 from flax import traverse_util
 import jax
+from jax.experimental import layout
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import command_line, errors, runs, sharding, train
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, runs, sharding, train
 from ngrammer_jax.checkpoints import reader
-from ngrammer_jax.config import command_line
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model
@@ -120,7 +121,8 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   overrides = [('init_from', f'hf:{folder}'), ('model.ngram_memories.0.preset', 'engram')]
   overrides += [('model.ngram.clusters', '6'), ('training.segment_length', '8')]
   overrides += [('training.batch_size', '2'), ('model.persistent.vectors', '3')]
-  config = command_line.resolve(f'hf:{folder}', overrides, init_from.complete)
+  overrides += [('training.accumulation.parts', '2')]
+  config = command_line.resolve(f'hf:{folder}', overrides)
   workdir.mkdir()
   model = language_model.build(config.model, published_folders.V)
   variables = nn.unbox(train_state.abstract_variables(model))
@@ -139,7 +141,13 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
     batch = streams.Segment(tokens[step % 3], tokens[0], np.zeros((2, 8), bool), valid)
     return streams.map_segments(lambda array: array[rows], batch)
 
+  apply, shapes = type(model).apply, set()
+  note = lambda self, variables, tokens, *args, **options: (
+    shapes.add(tokens.shape) or apply(self, variables, tokens, *args, **options)
+  )
+  monkeypatch.setattr(type(model), 'apply', note)
   started = init_from.Start(config, workdir)(state, segment)
+  assert shapes == {(1, 8)}  # the parts of a batch, as in training
   old, new = (traverse_util.flatten_dict(tree) for tree in (params, started.params))
   for path, leaf in old.items():
     np.testing.assert_array_equal(new[path], leaf)
@@ -149,12 +157,10 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   assert {path[-1] for path in persistent} == {'persistent_keys', 'persistent_values', 'gate'}
   assert all(not np.any(new[path]) for path in drawn | persistent)
   count = lambda paths: sum(new[path].size for path in paths)
-  ngrammer = {path for path in drawn if 'ngrammer' in path}
   total = sum(leaf.size for leaf in old.values())
   share = 100 * (count(new) - total) / total
   assert (
-    f'new: model.ngram with {count(ngrammer):,} parameters, model.ngram_memories.0 with '
-    f'{count(drawn - ngrammer):,} parameters, model.persistent with {count(persistent):,} '
+    f'new: model.ngram, model.ngram_memories.0, model.persistent, with {count(new) - total:,} '
     f'parameters; {share:.1f} % of the {total:,} that were there'
   ) in caplog.messages
   centroids_NxKxH = np.asarray(started.codebook['ngrammer']['quantizer']['centroids'])
@@ -163,7 +169,7 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   embedded = {params['embedding'][token].tobytes() for token in seen}
   assert len({row.tobytes() for row in rows_KxD} & embedded) == 6
   # A training that starts from this one has its centroids.
-  run = types.SimpleNamespace(config=config, state=started, origin={}, model=model)
+  run = types.SimpleNamespace(config=config, state=started, origin={}, model=model, published=None)
   monkeypatch.setattr(init_from, 'open_run', lambda *_: run)
   read = lambda *_: pytest.fail('drawn again')
   second = init_from.initial_state(config, workdir, state, read)
@@ -211,3 +217,12 @@ def test_what_is_no_run_is_refused(tiny, tmp_path, folder):
     init_from.Start(tiny(init_from=f'{tmp_path}/{folder}'), tmp_path / 'run')
   assert str(caught.value).startswith(f'init_from={tmp_path}/{folder}: {expected[folder]}')
   assert not reader.steps(tmp_path / 'run')
+
+
+def test_a_table_in_host_memory_keeps_its_layout():
+  """Row by row on a TPU; here by columns, which is not the default of the processor."""
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind='pinned_host')
+  by_columns = layout.Format(layout.Layout((1, 0)), device)
+  new = {'table': jax.device_put(jnp.zeros((3, 4)), by_columns)}
+  merged = init_from._merge('run', new, {'table': jnp.ones((3, 4))})
+  assert merged['table'].format == new['table'].format

@@ -99,7 +99,7 @@ def test_only_evaluation_options_can_be_overridden(trained, monkeypatch):
   assert calls == [('validation', 40, 'streams'), ('test', None, 'transformer_xl')]
   with bad_input(
     '--config.model.width: only evaluation.*, mesh.*, data.path, data.mixture.*.path, '
-    'data.cache_dir of a trained run can be changed here'
+    'data.cache_dir can be changed here'
   ):
     evaluate.main([f'--workdir={run}', '--config.model.width=8'])
   with bad_input('--split=tset is not one of: train, validation, test'):
@@ -108,8 +108,8 @@ def test_only_evaluation_options_can_be_overridden(trained, monkeypatch):
 
 def test_a_folder_that_is_not_a_run_directory(tmp_path):
   with bad_input(
-    f'--workdir={tmp_path} holds no config.json: not a run directory; expected a folder that '
-    f'ngrammer_jax.train wrote'
+    f'--workdir={tmp_path} holds no config.json: not a run directory; expected the folder of '
+    f'a training'
   ):
     runs.load_run(tmp_path)
 

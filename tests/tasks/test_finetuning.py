@@ -13,9 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import evaluate, finetune, flags, runs
+from ngrammer_jax import command_line, evaluate, finetune, runs
 from ngrammer_jax.checkpoints import manifest
-from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
@@ -293,7 +292,7 @@ def finetuning_config(finetuning, root, override_keys=(), **changes):
   parser = argparse.ArgumentParser()
   parser.add_argument('--workdir', type=pathlib.Path)
   argv = arguments(root, 'run', finetune__packed=False, **changes)
-  _, config = command_line.parse(parser, argv, flags.complete_memories)
+  _, config = command_line.parse(parser, argv)
   return finetuning.resolve_config(config, list(override_keys), root / 'run')
 
 
@@ -319,7 +318,7 @@ def test_start_uses_the_recorded_checkpoint(folder, finetuning, monkeypatch):
   def load_run(workdir, step):
     loaded.append((workdir, step))
     loaded_state = state(12 if step == 'newest' else step)
-    return types.SimpleNamespace(state=loaded_state, origin={}, config=config)
+    return types.SimpleNamespace(state=loaded_state, origin={}, published=None, config=config)
 
   monkeypatch.setattr(runs, 'load_run', load_run)
   record = folder / 'run' / 'begun_with.json'
@@ -456,7 +455,7 @@ def test_damage_of_the_initial_run_and_of_its_record_is_named(folder, finetuning
   # Of another start, which saved no checkpoint.
   (folder / 'run' / 'begun_with.json').write_text('{"init_from": "other", "step": 8}')
   steps = []
-  other = types.SimpleNamespace(state=state(12), origin={}, config=task._config)
+  other = types.SimpleNamespace(state=state(12), origin={}, published=None, config=task._config)
   monkeypatch.setattr(runs, 'load_run', lambda _, step: steps.append(step) or other)
   task.initial_state(state(0))
   assert steps == ['newest']

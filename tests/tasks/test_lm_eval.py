@@ -105,3 +105,10 @@ def test_models_are_named_as_in_evaluate(harness):
   ):
     make(device='cpu')
   assert make(workdir=run.workdir, step=12, batch_size=3, max_batch_size=9).batch_size == 3
+  assert make(workdir=run.workdir, batch_size='auto:4').batch_size == 8
+
+
+@pytest.mark.parametrize(('document_end', 'expected'), [(0, 0), (3, 3), (None, 256)])
+def test_the_end_of_a_text_may_have_the_id_0(harness, monkeypatch, document_end, expected):
+  monkeypatch.setattr(harness.run.vocabulary, 'document_end', document_end, raising=False)
+  assert harness.eot_token_id == expected

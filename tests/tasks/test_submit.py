@@ -108,9 +108,7 @@ def test_errors_are_found_before_any_task_is_answered(folder, monkeypatch):
     f'--workdir={folder} is not fine-tuned on a task: expected a run of ngrammer_jax.finetune'
   ):
     run(folder, '.')
-  with bad_input(
-    '--config.finetune.task: only data.superglue_dir of a trained run can be changed here'
-  ):
+  with bad_input('--config.finetune.task: only data.superglue_dir can be changed here'):
     run(folder, 'all', 'cb', 'wsc', **{'config.finetune.task': 'rte'})
   with monkeypatch.context() as patch:
     patch.setattr(reader, 'steps', lambda workdir: [])

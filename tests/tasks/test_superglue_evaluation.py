@@ -15,7 +15,8 @@ BYTES = vocabularies.ByteVocabulary()
 
 def example(inputs, label=-1, choices=(), answers=(), key=(0,)):
   ids = np.append(BYTES.encode(inputs.encode()), BYTES.document_end).astype(np.int32)
-  return types.SimpleNamespace(inputs=ids, label=label, choices=choices, answers=answers, key=key)
+  fields = {'label': label, 'choices': choices, 'answers': answers, 'key': key}
+  return types.SimpleNamespace(inputs=ids, text=inputs, **fields)
 
 
 class FakeEngine:
@@ -45,8 +46,8 @@ class FakeEngine:
     for i, scores in enumerate(self._scores):
       yield i, np.array(scores), None
 
-  def generate(self, variables, prompts, seeds, options, context, bidirectional, rows):
-    assert variables == 'prepared' and bidirectional and len(prompts) <= rows == 2
+  def generate(self, variables, prompts, seeds, options, context, bidirectional, document_start):
+    assert variables == 'prepared' and bidirectional and len(prompts) <= 2
     assert options.temperature == 0 and context == 96
     group = [self._texts.pop(0) for _ in prompts]
     for column in range(100):
@@ -139,7 +140,6 @@ def test_answers_to_questions_are_words(monkeypatch):
   evaluator = make_evaluator(FakeEngine(texts=texts), format='question', choosing='greedy')
   _, answers = evaluator(None, None, 'rte', [question] * 2)
   assert values(answers) == [1, -1]
-  question.text = 'a'
   assert evaluation.describe_answer('rte', question, answers[0])['label'] == 'no'
 
 

@@ -260,21 +260,6 @@ def test_an_option_of_multirc_twice_is_an_error(tmp_path):
     reader.read(tmp_path, 'multirc', 'train')
 
 
-def test_progress_counts_the_bytes_of_a_file(tmp_path, shown_progress):
-  text = jsonl(LINES['CB']) + '\n\n'
-  (tmp_path / 'CB').mkdir()
-  (tmp_path / 'CB' / 'train.jsonl').write_text(text)
-  path = write_zip(tmp_path / 'combined.zip', {'CB/val.jsonl': text})
-  for split in ('train', 'validation'):
-    reader.read(tmp_path, 'cb', split)
-  file = tmp_path / 'CB' / 'train.jsonl'
-  size = len(text.encode())
-  assert shown_progress == [
-    [f'reading {file}', size, 'bytes', size],
-    [f'reading {path}/CB/val.jsonl', size, 'bytes', size],
-  ]
-
-
 def truncate(data):
   return data[: len(data) // 2]
 

@@ -73,7 +73,7 @@ def run(shape, config=CONFIG, parts=1, first=None):
     placed = sharding.global_rows(mesh, B, rows, axis=1)
     step, _ = step_of(config)
     if parts > 1:
-      step = dataclasses.replace(step, parts=accumulation.GradientAccumulation(parts, mesh))
+      step = dataclasses.replace(step, microbatches=accumulation.GradientAccumulation(parts, mesh))
     call = train_step.make_call(step, abstract)
     call = call.lower(state, placed, np.int32(0)).compile()
     state, metrics = call(state, placed, np.int32(STEPS))

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -142,6 +143,15 @@ def test_flops_of_a_kernel_include_every_block():
   assert names == {name: 3 / 4 * number * product for name, number in products.items()}
   (shapes,) = (shapes for name, *shapes in found if '_dq_' in name)
   assert shapes[-1] == (2, 4, 1024, 128)
+
+
+def test_a_kernel_may_have_no_name():
+  def double(x_ref, y_ref):
+    y_ref[...] = 2 * x_ref[...]
+
+  x = jnp.zeros((8, 128))
+  run = pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)
+  assert list(flops.kernel_flops(jax.make_jaxpr(run)(x)).values()) == [0]
 
 
 def test_the_peak_of_a_device_is_that_of_its_longest_name():

@@ -12,11 +12,12 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
-from ngrammer_jax.checkpoints import checksums, manifest, reader
+from ngrammer_jax.checkpoints import checksums, manifest, reader, writer
 from ngrammer_jax.config.optimizer import RateConfig
-from ngrammer_jax.models import parts
+from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.optimizers import partition, row_gradient
 from ngrammer_jax.runs import init_from
+from ngrammer_jax.system import hosts
 from ngrammer_jax.training import loop, programs, train_task
 from tests import tiny_run
 from tests.checks import mesh_of
@@ -48,11 +49,11 @@ def test_only_the_named_parts_change_and_the_rest_is_stored_once(trained, tmp_pa
   run = train(tmp_path / 'run', config_of(trained))
   before, after = leaves(trained), leaves(run)
   changed = {name for name in after if not np.array_equal(before[name], after[name])}
-  of_parts = {name for name in after if parts.part_of(name.split('/', 1)[1]) in TRAINED}
+  of_parts = {name for name in after if parameter_groups.group_of(name.split('/', 1)[1]) in TRAINED}
   assert {name for name in of_parts if name.startswith('params')} <= changed <= of_parts
   assert any(name.startswith('codebook') for name in changed)
   stored = {name.removeprefix('params/') for name in arrays(run) if name.startswith('params')}
-  assert {parts.part_of(name) for name in stored} == set(TRAINED)
+  assert {parameter_groups.group_of(name) for name in stored} == set(TRAINED)
 
   whole = arrays(run)
   for step in (12, 8):
@@ -82,6 +83,36 @@ def test_only_the_named_parts_change_and_the_rest_is_stored_once(trained, tmp_pa
     reader.verify(run, 12)
 
 
+def test_a_damaged_base_without_a_checkpoint_is_written_again(tmp_path):
+  params = {'kernel': jnp.arange(4.0), 'empty': jnp.zeros((0, 3))}
+  for name in ('base', 'base.scratch', 'base.scratch.orbax-checkpoint-tmp-1'):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / manifest.FILE_NAME).write_text('{')
+  with writer.CheckpointWriter(tmp_path) as checkpoints:
+    checkpoints.save_frozen(params)
+  assert {path.name for path in tmp_path.iterdir()} == {'base', 'checkpoints'}
+  manifest.verify(tmp_path / 'base')
+  assert {*reader.frozen_dtypes(tmp_path)} == {'kernel', 'empty'}
+
+
+def test_one_process_reads_the_manifest_of_the_base_for_all(tmp_path, monkeypatch):
+  with writer.CheckpointWriter(tmp_path) as checkpoints:
+    checkpoints.save_frozen({'kernel': jnp.arange(4.0)})
+  (tmp_path / 'checkpoints' / '4').mkdir()
+  saved, sent = reader.read_frozen(tmp_path), []
+  monkeypatch.setattr(hosts, 'broadcast', lambda value: sent.append(value) or value)
+  with writer.CheckpointWriter(tmp_path):
+    pass
+  # In another process, whose disk shows no file yet.
+  monkeypatch.setattr(hosts, 'is_primary', lambda: False)
+  monkeypatch.setattr(hosts, 'broadcast', lambda value: sent.pop(0))
+  (tmp_path / 'base').rename(tmp_path / 'moved')
+  (tmp_path / 'checkpoints' / '4').rmdir()
+  with writer.CheckpointWriter(tmp_path) as checkpoints:
+    assert checkpoints._frozen.leaves.keys() == saved.leaves.keys()
+  assert not sent
+
+
 def abstract(config, source=None):
   return programs.Programs(config, 257, mesh_of(1), source)
 
@@ -91,9 +122,9 @@ def test_frozen_parameters_keep_their_dtype_and_have_no_optimizer_state():
   names = traverse_util.flatten_dict(whole.params, sep='/')
   half = abstract(config, dict.fromkeys(names, jnp.dtype('bfloat16'))).abstract
   for name, leaf in traverse_util.flatten_dict(half.params, sep='/').items():
-    assert leaf.dtype == ('float32' if parts.part_of(name) in TRAINED else 'bfloat16')
+    assert leaf.dtype == ('float32' if parameter_groups.group_of(name) in TRAINED else 'bfloat16')
   count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
-  trained = parts.without(half.params, abstract(config).frozen)
+  trained = parameter_groups.without(half.params, abstract(config).frozen)
   table = half.params['ngrammer']['table'].size  # Adagrad has one value, Adam two
   assert count(half.opt_state) - 3 <= 2 * count(trained) - table < count(whole.opt_state)
 
@@ -124,9 +155,9 @@ def test_parts_that_do_not_exist_are_refused():
       config.check()
     return str(caught.value)
 
-  listed = 'Parts: all, new, embedding, blocks, head, ngram'
+  listed = 'It has all, new, embedding, blocks, head, ngram'
   assert check(train=('ngrm',)) == (
-    f"optimizer.train='ngrm' is no part of this model: did you mean 'ngram'? {listed}"
+    f"optimizer.train='ngrm' is no part of this model: use 'ngram'? {listed}"
   )
   assert check(rates=(RateConfig('new', 2.0),)).startswith(
     "optimizer.rates.0.part='new' is no part"

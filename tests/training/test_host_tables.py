@@ -158,7 +158,7 @@ def test_devices_without_such_memory_are_refused():
   )
   mesh = types.SimpleNamespace(devices=np.array([gpu]))
   with bad_input(
-    'model.ngram_memories.0.table_memory="host" is for devices of cpu and tpu with pinned_host '
+    'model.ngram_memories.0.table_memory="host" is for cpu and tpu with pinned_host '
     'memory, not for this gpu (NVIDIA H100): use model.ngram_memories.0.table_memory="device"'
   ):
     sharding.check_host_memory('model.ngram_memories.0.table_memory', mesh)

@@ -206,7 +206,7 @@ def test_the_config_reaches_the_step(tiny, monkeypatch):
   assert run.trace('state', 'segments') == ('state', 'segments', 0)
   made, state = steps[0]
   assert (made.seed, made.half_loss, made.frozen_codebook, state) == (7, True, False, 'state')
-  assert made.parts == accumulation.GradientAccumulation(4, mesh)
+  assert made.microbatches == accumulation.GradientAccumulation(4, mesh)
 
 
 def final_state(workdir):

@@ -115,7 +115,7 @@ def test_parts_weigh_by_their_tokens_and_draw_a_dropout_of_their_own():
   before = before.replace(params=ones)
   segment = segment_of(counts)
   parts = accumulation.GradientAccumulation(2, mesh_of(1, 1, 1))
-  after, metrics = step_of(0, parts=parts)(before, segment)
+  after, metrics = step_of(0, microbatches=parts)(before, segment)
   updates = np.asarray(1 - after.params['embedding']).sum(axis=0) / 0.1  # of each column
   shares = sorted(set(np.round(updates, 4)))
   # Columns kept by none, by the second part, by the first, by both: 1 of 12 tokens, 11, all.

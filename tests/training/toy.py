@@ -23,6 +23,7 @@ class Programs:
     self.labels, self.frozen = {'embedding': 'ngram_table'}, {}
     place = lambda rows: sharding.rows_sharding(mesh) if rows else sharding.replicated(mesh)
     leaf = lambda shape, dtype, rows=False: jax.ShapeDtypeStruct(shape, dtype, sharding=place(rows))
+    self.pack = self.unpack = lambda state: state
     self.abstract = train_state.TrainState(
       step=leaf((), jnp.int32),
       params={'embedding': leaf((8,), jnp.float32)},

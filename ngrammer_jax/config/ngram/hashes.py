@@ -20,9 +20,7 @@ factors; `layers.ngram.hashing` computes the same rows on the device, in 32 bits
 G orders, K heads of each order, N ids in the longest n-gram, n in that of an order.
 """
 
-from collections.abc import Sequence
 import dataclasses
-import functools
 
 import numpy as np
 
@@ -33,7 +31,6 @@ BLT_FACTORS = (
   *(1000000007, 5915587277, 1500450271, 3267000013, 5754853343, 4093082899),
   *(9576890767, 3628273133, 2860486313, 5463458053, 3367900313),
 )
-SAMPLED_IDS = 1000  # whose 2-grams `shared_rows` counts
 
 
 def engram_multipliers(vocabulary: int, count: int, seed: int, layer: int) -> np.ndarray:
@@ -145,49 +142,11 @@ class NumpyHash:
         factors_K = BLT_FACTORS[: len(divisors_K)]
         factors = [[pow(a, s, 2**64) for a in factors_K] for s in reversed(places)]
       case 'praxis':
-        factors = [
-          [b * pow(self.vocabulary, s, q) % q for b, q in enumerate(divisors_K, start=1)]
-          for s in places
-        ]
+        primes = [*enumerate(divisors_K, start=1)]
+        factors = [[b * pow(self.vocabulary, s, q) % q for b, q in primes] for s in places]
     return np.array(factors, np.uint64)
 
   def divisors(self, g: int) -> tuple[int, ...]:
     """Returns the divisor of each head in the first remainder, [K]."""
     sizes_K = self.sizes[g]
     return primes_above(sizes_K[0], len(sizes_K)) if self.kind == 'praxis' else sizes_K
-
-  def numpy_rows(self, ids: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the rows of n-grams within their heads, int64 [..., G K] in (order, head) order.
-
-    Args:
-      ids: the ids x_t, x_{t-1}, ..., integers [..., K or 1], N of them.
-    """
-    join = np.bitwise_xor if self.is_xor else np.add
-    ids = [np.asarray(x, np.int64).view(np.uint64) for x in ids]
-    rows = []
-    for g, (order, sizes_K) in enumerate(zip(self.orders, self.sizes, strict=True)):
-      products = [x * factors_K for x, factors_K in zip(ids[:order], self.factors(g), strict=True)]
-      mix = functools.reduce(join, products).view(np.int64)
-      if self.kind == 'praxis':
-        mix = mix + np.arange(1, len(sizes_K) + 1)
-      rows.append(mix % self.divisors(g) % sizes_K)
-    return np.concatenate(rows, axis=-1)
-
-
-def shared_rows(ngram_hash: NumpyHash) -> tuple[float, float]:
-  """Returns the collision rate of the 2-grams of the smallest ids, and that of a random function.
-
-  The collision rate is the share of the 1,000,000 2-grams of 1,000 ids that share their row in the
-  first head with another one. Longer n-grams have id 0 in all older places; with orders of 1 only,
-  these are the 1,000 ids.
-  """
-  g = next((g for g, order in enumerate(ngram_hash.orders) if order > 1), 0)
-  order, rows = ngram_hash.orders[g], ngram_hash.sizes[g][0]
-  first_head = dataclasses.replace(ngram_hash, orders=(order,), sizes=((rows,),))
-  count = min(SAMPLED_IDS, ngram_hash.vocabulary)
-  newest = np.indices((count,) * min(order, 2)).reshape(min(order, 2), -1, 1)
-  oldest = [np.zeros_like(newest[0])] * (order - 2)
-  row_U = first_head.numpy_rows([*newest, *oldest]).ravel()
-  _, grams_per_row = np.unique(row_U, return_counts=True)
-  shared = grams_per_row[grams_per_row > 1].sum() / len(row_U)
-  return float(shared), 1 - (1 - 1 / rows) ** (len(row_U) - 1)

@@ -1,11 +1,10 @@
 """N-gram memories: keys, hash, tables and join."""
 
 import dataclasses
-import logging
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.fields import ANY, field
 from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram import hashes as ngram_hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
@@ -42,37 +41,41 @@ TABLE_INITIALS = ('normal', 'xavier')
 POINTS_IN_MODEL = ('before_attention', 'after_attention', 'after_block')
 PREFIX = 'ngram_memory_'  # of the name of a memory
 
-_GATE = ('join', ('gate',))
-_SUM = ('join', ('sum', 'mean'))
-_CLUSTERS = ('key', CLUSTER_KEYS)
+_GATE = {'join': ('gate',)}
+_SUM = {'join': ('sum', 'mean')}
+_CLUSTERS = {'key': CLUSTER_KEYS}
+
+
+def exchange_field() -> Any:
+  """Declares the field `exchange` of an n-gram memory."""
+  comment = 'how devices exchange table gradients; auto selects by size'
+  return field('auto', comment, choices=EXCHANGE, free_on_resume=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class NGramMemoryConfig:
   """Tables of n-grams, looked up at the input or in blocks (see docs/ngram_memories.md)."""
 
-  preset: str | None = field(
-    None,
-    'published values that the block starts from; --config...preset, also None, resets the block',
-    choices=tuple(PRESETS),
+  preset: str | None = field(None, 'published values that reset the block', choices=tuple(PRESETS))
+  key: str = field(
+    'tokens',
+    'ids that n-grams are made of',
+    choices=KEYS,
+    needs={
+      'bytes': {'data.vocabulary': ('bytes',)},
+      'embedding_clusters': {'adaptive_softmax': (None,)},  # which has several tables
+    },
   )
-  key: str = field('tokens', 'ids that n-grams are made of', choices=KEYS)
   hash: str = field('engram', 'hash from an n-gram to a row', choices=HASHES)
   join: str = field('gate', 'how rows are joined with the hidden states', choices=JOINS)
   layers: tuple[int, ...] = field(
-    (), 'numbers of the blocks with this memory, from 0; (): at the input', at_least=0
+    (), 'blocks with this memory from 0; (): the input', at_least=0, only_for={'recurrent': (None,)}
   )
   point: str = field('before_attention', 'where in these blocks it acts', choices=POINTS_IN_MODEL)
-  orders: tuple[int, ...] = field(
-    (2, 3), 'lengths of the n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER
-  )
+  orders: tuple[int, ...] = field((2, 3), 'n of n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER)
   heads: int = field(8, 'hash heads of each order', at_least=1, at_most=1024)
-  rows: tuple[int, ...] = field(
-    (16_384,), 'base number of rows of a head, one for each order or one for all', at_least=1
-  )
-  row_rule: str = field(
-    'prime', 'how the rows of each head follow from the base number', choices=ngram_sizes.ROW_RULES
-  )
+  rows: tuple[int, ...] = field((16_384,), 'base rows of a head, by order or for all', at_least=1)
+  row_rule: str = field('prime', 'from base number to rows of heads', choices=ngram_sizes.ROW_RULES)
   row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
   width: int = field(64, 'values of a row', at_least=1)
   deviation: float | None = field(
@@ -80,7 +83,7 @@ class NGramMemoryConfig:
     'initial standard deviation of the tables; None: width^(-1/2), cut at three deviations (BLT)',
     at_least=0,
     free_on_resume=True,
-    only_for=('table_initial', ('normal',)),
+    only_for={'table_initial': ('normal',)},
   )
   table_initial: str = field(
     'normal',
@@ -88,95 +91,62 @@ class NGramMemoryConfig:
     choices=TABLE_INITIALS,
     free_on_init=True,
   )
-  untrained_row: int | None = field(
-    None, 'row of each head that is never trained (LongCat: the padding id)', at_least=0
-  )
+  untrained_row: int | None = field(None, 'row of each head that is not trained', at_least=0)
   seed: int = field(
-    0,
-    'seed of the multipliers of the hash',
-    at_least=0,
-    at_most=2**31 - 1,
-    only_for=('hash', ('engram', 'ple')),
+    0, 'seed of multipliers', at_least=0, at_most=2**31 - 1, only_for={'hash': ('engram', 'ple')}
   )
   boundary: str = field(
-    'starts', 'n-grams end at document starts, also after eos_id, or nowhere', choices=BOUNDARIES
+    'starts',
+    'n-grams end at document starts, also after eos_id, or nowhere',
+    choices=BOUNDARIES,
+    needs={'eos_id': {'eos_id': (ANY,)}},
   )
   eos_id: int | None = field(
-    None, 'token id at the end of a document', at_least=0, only_for=('boundary', ('eos_id',))
+    None, 'token id at the end of a document', at_least=0, only_for={'boundary': ('eos_id',)}
   )
   fill_id: int | None = field(
     0,
     'id (before compression) read in place of those before a boundary; None: eos_id',
     at_least=0,
-    only_for=('distinct_start', (False,)),
+    only_for={'distinct_start': (False,)},
+    needs={None: {'boundary': ('eos_id',), 'key': TOKEN_KEYS}},
   )
   distinct_start: bool = field(
-    False,
-    'read an id of its own, that no token has, in place of those before a boundary',
-    only_for=('key', ('tokens', *CLUSTER_KEYS)),
+    False, 'read an id of its own before a boundary', only_for={'key': ('tokens', *CLUSTER_KEYS)}
   )
-  displacement: int = field(
-    0, 'read predecessors this many tokens further back (a control)', at_least=0, at_most=2**16
-  )
+  displacement: int = field(0, 'tokens further back to read (a control)', at_least=0, at_most=2**16)
   pairing: str = field(
     'previous',
     'token that each token is paired with: the previous one, or that with the most attention',
     choices=PAIRINGS,
-    only_for=('point', ('after_attention',)),
+    only_for={'point': ('after_attention',)},
   )
 
   clusters: int = field(256, 'clusters of each head', at_least=1, only_for=_CLUSTERS)
-  decay: float = field(
-    0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1, only_for=_CLUSTERS
-  )
-  epsilon: float = field(
-    1e-6, 'added to the number of tokens of a cluster', above=0, only_for=_CLUSTERS
-  )
+  decay: float = field(0.999, 'decay of the centroids', at_least=0, at_most=1, only_for=_CLUSTERS)
+  epsilon: float = field(1e-6, 'added to the size of a cluster', above=0, only_for=_CLUSTERS)
   prenormalize: bool = field(False, 'normalise the vectors before clustering', only_for=_CLUSTERS)
-  empty: str = field(
-    'shrink', 'centroids of clusters without tokens', choices=EMPTY, only_for=_CLUSTERS
-  )
+  empty: str = field('shrink', 'centroids of unused clusters', choices=EMPTY, only_for=_CLUSTERS)
   initial: str | None = field(
     None,
     'initial centroids; hidden: inputs in the first batches; None: uniform',
     choices=INITIAL,
     only_for=_CLUSTERS,
+    needs={'data': {'key': ('embedding_clusters',)}},
   )
-  padding_trains: bool = field(
-    False, 'padding updates the centroids too, as in praxis', only_for=_CLUSTERS
-  )
+  padding_trains: bool = field(False, 'padding updates centroids, as in praxis', only_for=_CLUSTERS)
 
   bias: bool = field(False, 'biases of the projections to keys and values', only_for=_GATE)
-  norm_epsilon: float | None = field(
-    None, 'epsilon of the RMS norms; None: that of the dtype', above=0, only_for=_GATE
-  )
-  norm_offset: bool = field(
-    False, 'RMS norms multiply by 1 + weight instead of weight', only_for=_GATE
-  )
-  convolution: int = field(
-    0,
-    'width of the depthwise convolution after the gate; 0: none',
-    at_least=0,
-    at_most=128,
-    only_for=_GATE,
-  )
-  convolution_epsilon: float = field(
-    1e-5, 'epsilon of the RMS norm before the convolution', above=0, only_for=_GATE
-  )
+  norm_epsilon: float | None = field(None, 'norm epsilon; None: by dtype', above=0, only_for=_GATE)
+  norm_offset: bool = field(False, 'RMS norms multiply by 1 + weight, not weight', only_for=_GATE)
+  convolution: int = field(0, 'width; 0: none', at_least=0, at_most=128, only_for=_GATE)
+  convolution_epsilon: float = field(1e-5, 'epsilon of the norm before it', above=0, only_for=_GATE)
   gate: str = field('learned', 'gate; half: fixed (a control)', choices=GATES, only_for=_GATE)
-  zero_score: str = field(
-    'half',
-    'gate of a score of 0: one half, or that of a small positive score',
-    choices=ZERO_SCORES,
-    only_for=_GATE,
-  )
+  zero_score: str = field('half', 'gate of a score of 0', choices=ZERO_SCORES, only_for=_GATE)
 
   projection: bool = field(False, 'project the rows of each head to the model width', only_for=_SUM)
   amplification: str = field(
-    'none',
-    'multiply the joined embedding by the square root of the width, or normalise it',
-    choices=AMPLIFICATIONS,
-    only_for=_SUM,
+    'none', 'multiply the result by D^(1/2), or normalise it', choices=AMPLIFICATIONS, only_for=_SUM
   )
 
   start: str | None = start_field()
@@ -185,14 +155,14 @@ class NGramMemoryConfig:
   learning_rate_factor: float | None = field(
     None, 'times optimizer.table.learning_rate (adagrad) or optimizer.learning_rate', above=0
   )
-  exchange: str = field(
-    'auto',
-    'how devices exchange table gradients; auto selects by size',
-    choices=EXCHANGE,
-    free_on_resume=True,
-  )
+  exchange: str = exchange_field()
   table_memory: str = field(
-    'device', 'memory that holds the tables', choices=TABLE_MEMORIES, free_on_resume=True
+    'device',
+    'memory that holds the tables',
+    choices=TABLE_MEMORIES,
+    free_on_resume=True,
+    only_for={'key': (*TOKEN_KEYS, 'bytes'), 'optimizer': HOST_OPTIMIZERS},
+    reason='rows are looked up before the step, and only those are updated',
   )
   table_dtype: str = field('float32', 'dtype of the tables', choices=TABLE_DTYPES)
 
@@ -261,17 +231,13 @@ class NGramMemoryConfig:
       path: dotted path of this block, such as model.ngram_memories.0.
     """
     self._check_places(model, path)
-    self._check_boundary(path)
-    if self.key in CLUSTER_KEYS:
-      self._check_clusters(model, path)
+    if self.key in CLUSTER_KEYS and model.width % self.heads:
+      raise errors.BadInput(f'{path}.heads={self.heads} must divide model.width={model.width}')
     self._check_tables(model, path)
     self._check_sizes(model.width, 1, path)  # the rest in `check_vocabulary`
 
   def check_vocabulary(self, size: int, width: int, path: str) -> None:
-    """Raises BadInput for ids outside a vocabulary, or sizes that do not fit it.
-
-    Warns of rows that make the hash collide more often than a random function.
-    """
+    """Raises BadInput for ids outside a vocabulary, or sizes that do not fit it."""
     for name, num_ids in (('eos_id', size), ('fill_id', self.num_ids(size))):
       value = getattr(self, name)
       if value is not None and value >= num_ids:
@@ -280,13 +246,8 @@ class NGramMemoryConfig:
           f'{path}.key={self.key!r}: use an id of the vocabulary of this run'
         )
     self._check_sizes(width, size, path)
-    self._warn_of_collisions(size, path)
 
   def _check_places(self, model: Any, path: str) -> None:
-    if model.recurrent is not None and self.layers:
-      raise errors.BadInput(
-        f'{path}.layers={self.layers} is only for Transformers: with model.recurrent use ()'
-      )
     outside = [layer for layer in self.layers if layer >= model.layers]
     if outside or len(set(self.layers)) < len(self.layers):
       problem = f'has {outside[0]}' if outside else 'has a block twice'
@@ -334,32 +295,6 @@ class NGramMemoryConfig:
         f'{model.position!r} and {model.context_heads} of model.heads={model.heads}: use "previous"'
       )
 
-  def _check_boundary(self, path: str) -> None:
-    if self.boundary == 'eos_id' and self.eos_id is None:
-      raise errors.BadInput(
-        f'{path}.eos_id=None: {path}.boundary="eos_id" needs the id of the token at the end of a '
-        f'document; set it, or use boundary="starts"'
-      )
-    if self.fill_id is None and (self.boundary != 'eos_id' or self.key not in TOKEN_KEYS):
-      raise errors.BadInput(
-        f'{path}.fill_id=None is {path}.eos_id, which is only for boundary="eos_id" and a key of '
-        f'tokens: use {path}.fill_id=0'
-      )
-
-  def _check_clusters(self, model: Any, path: str) -> None:
-    if model.width % self.heads:
-      raise errors.BadInput(f'{path}.heads={self.heads} must divide model.width={model.width}')
-    if self.key == 'embedding_clusters' and model.adaptive_softmax is not None:
-      raise errors.BadInput(
-        f'{path}.key="embedding_clusters" needs one embedding table, but model.adaptive_softmax '
-        f'has several: use key="clusters" at the input'
-      )
-    if self.initial == 'data' and self.key != 'embedding_clusters':
-      raise errors.BadInput(
-        f'{path}.initial="data" samples the embedding, so it needs {path}.key='
-        f'"embedding_clusters", not {self.key!r}: use "uniform" or "normal"'
-      )
-
   def _check_tables(self, model: Any, path: str) -> None:
     if self.table_initial == 'xavier' and len(set(self.rows)) > 1:
       raise errors.BadInput(
@@ -370,16 +305,6 @@ class NGramMemoryConfig:
       raise errors.BadInput(
         f'{path}.width={self.width} must be model.width={model.width} for {path}.join='
         f'{self.join!r}: use {model.width}, or {path}.projection=True'
-      )
-    if self.table_memory == 'host' and self.key in CLUSTER_KEYS:
-      raise errors.BadInput(
-        f'{path}.table_memory="host" needs ids that are known before the step, but {path}.key='
-        f'{self.key!r} is computed in it: use table_memory="device"'
-      )
-    if self.table_memory == 'host' and self.optimizer not in HOST_OPTIMIZERS:
-      raise errors.BadInput(
-        f'{path}.table_memory="host" is not for {path}.optimizer={self.optimizer!r}: use '
-        f'optimizer={" or ".join(map(repr, HOST_OPTIMIZERS))}, or table_memory="device"'
       )
 
   def check_sizes(self, width: int, vocabulary_size: int = 1) -> None:
@@ -407,22 +332,6 @@ class NGramMemoryConfig:
         f'{path}.row_multiple={self.row_multiple}: a table of {largest:,} rows, but it must have '
         f'less than 2^31: use a smaller multiple'
       )
-
-  def _warn_of_collisions(self, vocabulary_size: int, path: str) -> None:
-    """Warns where the rows of a head are k V or k V + 1 and the hash is a polynomial of base V."""
-    num_ids, memory_hash = self.num_ids(vocabulary_size), self.hashes(vocabulary_size)[0]
-    rows = memory_hash.sizes[0][0]
-    is_polynomial = self.hash in ('polynomial', 'praxis')
-    is_unigram = self.orders == (1,)  # every id has a row of its own
-    if not is_polynomial or is_unigram or rows < num_ids or rows % num_ids > 1:
-      return
-    rate, random_rate = ngram_hashes.shared_rows(memory_hash)
-    logging.warning(
-      '%s: %s rows are a multiple of the %s ids (or one more): %.0f %% of the 2-grams of %s ids '
-      'share a row, with a random function %.0f %%; use row_rule="prime"',
-      *(path, f'{rows:,}', f'{num_ids:,}', 100 * rate),
-      *(f'{min(num_ids, ngram_hashes.SAMPLED_IDS):,}', 100 * random_rate),
-    )
 
 
 def name(number: int) -> str:

@@ -6,21 +6,15 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import start_field
-from ngrammer_jax.config.ngram import sizes
-from ngrammer_jax.config.ngram.memory import (
-  EMPTY,
-  EXCHANGE,
-  INITIAL,
-  PER_HEAD_JOINS,
-  NGramMemoryConfig,
-)
+from ngrammer_jax.config.ngram import memory, sizes
 from ngrammer_jax.config.place import Place
 
 # After the embedding; after the first, the middle or the last block; or after attention in blocks.
-LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
+BETWEEN_BLOCKS = ('input', 'begin', 'middle', 'end')
+LAYERS = (*BETWEEN_BLOCKS, 'attention')
 # The previous token; the previous token with the most attention of the head; no layer in the block.
 PAIRING = ('previous', 'attended', 'none')
-_BLOCKS = ('layer', ('attention',))
+_BLOCKS = {'layer': ('attention',)}
 # Fields that mean the same in an n-gram memory.
 _MEMORY_FIELDS = (
   *('orders', 'heads', 'distinct_start', 'decay', 'epsilon', 'prenormalize', 'empty', 'initial'),
@@ -32,47 +26,35 @@ _MEMORY_FIELDS = (
 class NGramConfig:
   """The N-Grammer layer (see `layers.NGrammer`)."""
 
-  clusters: int | None = field(256, 'clusters of each head; None: n-grams of token ids', at_least=1)
-  vocabulary_size: int = field(
-    16_384, 'table rows of each head and order', at_least=1, at_most=sizes.MAX_ROWS
+  clusters: int | None = field(
+    256,
+    'clusters of each head; None: n-grams of token ids',
+    at_least=1,
+    needs={None: {'layer': BETWEEN_BLOCKS}},  # attended values have no token ids
   )
+  vocabulary_size: int = field(16_384, 'rows by head and order', at_least=1, at_most=sizes.MAX_ROWS)
   dim: int = field(8, 'width of an n-gram vector', at_least=1)
   heads: int | None = field(None, 'heads of the layer; None: model.heads', at_least=1)
-  combine: str = field(
-    'concat', 'how n-gram vectors are combined with token vectors', choices=PER_HEAD_JOINS
-  )
-  orders: tuple[int, ...] = field(
-    (2,), 'lengths of the n-grams', at_least=2, at_most=sizes.MAX_ORDER
-  )
+  combine: str = field('concat', 'how they join the token vectors', choices=memory.PER_HEAD_JOINS)
+  orders: tuple[int, ...] = field((2,), 'lengths of n-grams', at_least=2, at_most=sizes.MAX_ORDER)
   distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
-  layer: str = field('input', 'position of the layer', choices=LAYERS)
+  layer: str = field('input', 'place of the layer', choices=LAYERS, only_for={'recurrent': (None,)})
   pairing: tuple[str, ...] = field(
-    ('previous',),
-    'token that each token is paired with, by block or one entry for all',
-    choices=PAIRING,
-    only_for=_BLOCKS,
+    ('previous',), 'paired token, by block or one entry for all', choices=PAIRING, only_for=_BLOCKS
   )
-  decay: float = field(
-    0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1, free_on_init=True
-  )
+  decay: float = field(0.999, 'decay of the centroids', at_least=0, at_most=1, free_on_init=True)
   epsilon: float = field(1e-6, 'added to the number of tokens of a cluster', above=0)
   prenormalize: bool = field(False, 'normalise the vectors before clustering')
-  empty: str = field('shrink', 'centroids of clusters without tokens', choices=EMPTY)
+  empty: str = field('shrink', 'centroids of clusters without tokens', choices=memory.EMPTY)
   initial: str | None = field(
     None,
     'initial centroids; None: data at the input if tokens outnumber clusters, else uniform',
-    choices=INITIAL,
+    choices=memory.INITIAL,
+    needs={'data': {'layer': ('input',), 'adaptive_softmax': (None,)}},  # it samples the embedding
   )
-  padding_trains: bool = field(
-    False, 'padding updates the centroids too, as in praxis', only_for=_BLOCKS
-  )
+  padding_trains: bool = field(False, 'padding updates centroids, as in praxis', only_for=_BLOCKS)
   start: str | None = start_field()
-  exchange: str = field(
-    'auto',
-    'how devices exchange table gradients; auto selects by size',
-    choices=EXCHANGE,
-    free_on_resume=True,
-  )
+  exchange: str = memory.exchange_field()
 
   def places(self, layers: int) -> tuple[Place, ...]:
     """Returns the places of the layer in a model with this number of blocks."""
@@ -84,7 +66,7 @@ class NGramConfig:
 
   def as_memory(
     self, model: Any, place: Place, vocabulary_size: int | None = None
-  ) -> NGramMemoryConfig:
+  ) -> memory.NGramMemoryConfig:
     """Returns the layer at a place as an n-gram memory.
 
     Args:
@@ -124,21 +106,12 @@ class NGramConfig:
       raise errors.BadInput(
         'model.ngram.pairing is "none" for all layers: use model.ngram=None, or another pairing'
       )
-    if self.layer == 'attention' and self.clusters is None:
-      raise errors.BadInput(
-        'model.ngram.clusters=None: attended values have no token ids; set a number of clusters'
-      )
-    if self.initial == 'data' and (self.layer != 'input' or model.adaptive_softmax is not None):
-      raise errors.BadInput(
-        f'model.ngram.initial="data" needs model.ngram.layer="input", not {self.layer!r}, and no '
-        f'adaptive softmax: it samples the embedding; use "uniform" or "normal"'
-      )
     for place in places:
-      memory = self.as_memory(model, place)
-      dataclasses.replace(memory, initial=None).check(model, 'model.ngram')
+      options = self.as_memory(model, place)
+      dataclasses.replace(options, initial=None).check(model, 'model.ngram')
 
 
-def memory_options(layer: Any, **fields: Any) -> NGramMemoryConfig:
+def memory_options(layer: Any, **fields: Any) -> memory.NGramMemoryConfig:
   """Returns an N-Grammer layer as an n-gram memory.
 
   Args:
@@ -153,6 +126,6 @@ def memory_options(layer: Any, **fields: Any) -> NGramMemoryConfig:
     row_rule='exact',
     width=layer.dim,
     table_initial='xavier',
-    clusters=layer.clusters or NGramMemoryConfig.clusters,
+    clusters=layer.clusters or memory.NGramMemoryConfig.clusters,
   )
-  return NGramMemoryConfig(**options | fields)
+  return memory.NGramMemoryConfig(**options | fields)

@@ -9,13 +9,8 @@ PRESETS = {
   # The demo, deepseek-ai/Engram. The optimizer is from the paper, arXiv 2601.07372.
   'engram': dict(
     key='compressed',
-    hash='engram',
-    join='gate',
     layers=(1, 15),
-    orders=(2, 3),
-    heads=8,
     rows=(5 * _DEMO_VOCABULARY,),
-    width=64,
     boundary='none',
     fill_id=2,
     bias=True,
@@ -26,11 +21,8 @@ PRESETS = {
   # DeepSeek-V4.1-Flash.
   'engram_v41': dict(
     key='compressed',
-    hash='engram',
-    join='gate',
     layers=(1, 14),
     orders=(2, 3, 4),
-    heads=8,
     rows=(16_000_000,),
     width=256,
     fill_id=2,
@@ -40,12 +32,8 @@ PRESETS = {
   ),
   # Qwen3.8-Flash-Next. The id of the end of a document depends on the vocabulary.
   'ple': dict(
-    key='tokens',
     hash='ple',
-    join='gate',
     layers=(1,),
-    orders=(2, 3),
-    heads=8,
     rows=(20_000_000,),
     row_multiple=128,
     width=160,
@@ -61,10 +49,8 @@ PRESETS = {
   ),
   # Huang et al., arXiv 2501.16975: OE-12.8M with 4 tables for each order.
   'over_encoding': dict(
-    key='tokens',
     hash='polynomial',
     join='mean',
-    orders=(2, 3),
     heads=4,
     rows=(12_800_000,),
     row_rule='over_encoding',
@@ -75,7 +61,6 @@ PRESETS = {
   ),
   # LongCat-Flash-Lite, arXiv 2601.21204.
   'longcat': dict(
-    key='tokens',
     hash='polynomial',
     join='mean',
     orders=(2, 3, 4),

@@ -58,12 +58,7 @@ def primes_above(V: int, count: int) -> tuple[int, ...]:
 
 @functools.lru_cache
 def table_sizes(
-  rule: str,
-  rows: tuple[int, ...],
-  orders: tuple[int, ...],
-  heads: int,
-  vocabulary: int,
-  layers: int,
+  rule: str, rows: tuple[int, ...], orders: tuple[int, ...], heads: int, num_ids: int, layers: int
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
   """Returns the rows of each head of a memory of n-grams, [layers][G][K].
 
@@ -75,7 +70,7 @@ def table_sizes(
     rows: the base number for all orders, or one for each.
     orders: lengths of the n-grams.
     heads: K.
-    vocabulary: V.
+    num_ids: V.
     layers: number of layers that the memory is in. They differ in their primes only.
 
   Raises:
@@ -96,7 +91,7 @@ def table_sizes(
   if rule == 'prime':
     sizes = _prime_sizes(bases, heads, layers)
   else:
-    sizes = (_regular_sizes(rule, bases, heads, vocabulary),) * layers
+    sizes = (_regular_sizes(rule, bases, heads, num_ids),) * layers
   for layer_sizes in sizes:
     _check_table(layer_sizes, orders)
   return sizes
@@ -126,9 +121,8 @@ def _regular_sizes(rule, bases, heads, vocabulary):
     'multiple': lambda rows, g, j: multiple(rows),
     'multiple_plus_one': lambda rows, g, j: multiple(rows) + 1,
   }
-  return tuple(
-    tuple(formulas[rule](rows, g, j) for j in range(heads)) for g, rows in enumerate(bases)
-  )
+  formula = formulas[rule]
+  return tuple(tuple(formula(rows, g, j) for j in range(heads)) for g, rows in enumerate(bases))
 
 
 def _check_table(sizes, orders):

@@ -5,13 +5,13 @@ import dataclasses
 import pathlib
 
 from ngrammer_jax.data import kinds, text_files
-from ngrammer_jax.data.formats import arrow, lines, parquet
+from ngrammer_jax.data.formats import arrow, columns, lines, parquet
 from ngrammer_jax.data.formats.places import ANY, START, Layout, Place
 from ngrammer_jax.system import files
 
 __all__ = ['ANY', 'START', 'DocumentFile', 'Layout', 'Place']
 
-COLUMNS = {kinds.PARQUET: parquet.read, kinds.ARROW: arrow.read}
+COLUMNS = {kinds.PARQUET: parquet.open_batches, kinds.ARROW: arrow.open_batches}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DocumentFile:
     """
     with files.translate_damage(self.path):
       if self.format in COLUMNS:
-        yield from COLUMNS[self.format](self.path, place, self.layout)
+        yield from columns.read(self.path, place, self.layout, COLUMNS[self.format])
       else:
         yield from lines.read(self.path, place, self.layout, self.format == kinds.LINES)
 
@@ -54,12 +54,11 @@ class DocumentFile:
     Raises:
       BadInput: the record has no text, or it is not UTF-8.
     """
-    unit = {kinds.LINES: 'line', kinds.TEXT: 'document'}.get(self.format, 'row')
-    location = f'{self.path}, {unit} {document + 1:,}'
-    if not self.layout.any_bytes:
-      text_files.decode(record, location)
     if self.format == kinds.LINES:
-      record = lines.parse(record, location, self.layout)
+      return lines.parse(record, f'{self.path}, line {document + 1:,}', self.layout)
+    if not self.layout.any_bytes:
+      unit = 'document' if self.format == kinds.TEXT else 'row'
+      text_files.decode(record, f'{self.path}, {unit} {document + 1:,}')
     if self.format == kinds.TEXT:
       separator = self.layout.separator
       record = record.removesuffix(separator.encode() if separator else b'').strip(b'\r\n')

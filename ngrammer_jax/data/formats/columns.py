@@ -1,45 +1,56 @@
 """The columns of Parquet and Arrow that hold the text of documents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.formats.places import Layout
+from ngrammer_jax.data.formats.places import Layout, Place
 
 
-def texts(
-  path: pathlib.Path, batch: Any, layout: Layout, names: Sequence[str], first: int = 0
-) -> Iterator[bytes]:
-  """Yields the text of each row from `first` on, the fields of a row joined by a newline.
+def read(
+  path: pathlib.Path, place: Place, layout: Layout, open_batches: Callable[..., Any]
+) -> Iterator[tuple[bytes, Place]]:
+  """Yields the text of each row from a place on, and the place of the next row.
+
+  The fields of a row are joined by a newline.
 
   Args:
     path: the file.
-    batch: rows of it.
+    place: where to begin.
     layout: the columns of the text.
-    names: all columns of the file.
-    first: rows before it are left out.
+    open_batches: that of the module of a format.
 
   Raises:
     BadInput: there is no such column, or it holds something else.
   """
+  document = place.document
+  with path.open('rb') as source:
+    names, batches, first = open_batches(path, source, layout.fields, document)
+    for batch in batches:
+      rows, first = batch.slice(first), max(first - len(batch), 0)
+      columns = [_texts(path, rows, field, names, layout) for field in layout.fields]
+      del batch, rows  # or it is in memory until the last text of it is read
+      for parts in zip(*columns, strict=True):
+        document += 1
+        yield b'\n'.join(part for part in parts if part is not None), Place(document)
+
+
+def _texts(path, batch, field, names, layout):
+  """Returns the texts of a column, bytes or None."""
   import pyarrow as pa
 
-  columns = []
-  for field in layout.fields:
-    try:
-      columns.append(_column(batch, field).slice(first).cast(pa.large_binary()).to_pylist())
-    except KeyError as error:
-      raise errors.BadInput(
-        f'{path} has no column {field!r}, but {", ".join(names)}: {layout.remedy}'
-      ) from error
-    except pa.ArrowNotImplementedError as error:
-      raise errors.BadInput(
-        f'{path}: column {field!r} of {", ".join(names)} holds {_column(batch, field).type}, not '
-        f'text: {layout.remedy}'
-      ) from error
-  for parts in zip(*columns, strict=True):
-    yield b'\n'.join(part for part in parts if part is not None)
+  try:
+    return _column(batch, field).cast(pa.large_binary()).to_pylist()
+  except KeyError as error:
+    raise errors.BadInput(
+      f'{path} has no column {field!r}, but {", ".join(names)}: {layout.remedy}'
+    ) from error
+  except pa.ArrowNotImplementedError as error:
+    raise errors.BadInput(
+      f'{path}: column {field!r} of {", ".join(names)} holds {_column(batch, field).type}, not '
+      f'text: {layout.remedy}'
+    ) from error
 
 
 def _column(batch: Any, name: str) -> Any:

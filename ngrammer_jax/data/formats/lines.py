@@ -17,8 +17,7 @@ def read(
   A JSON document is a line, and its number is the line number from 0.
   """
   document, offset, frame = place
-  with compression.open_binary(path, frame) as file:
-    file.seek(offset)
+  with compression.open_binary(path, frame, offset) as file:
     if is_json:
       split = file
     elif layout.separator is not None:
@@ -27,8 +26,8 @@ def read(
       split = _split_paragraphs(file) if layout.has_paragraphs else iter([file.read()])
     for record in split:
       document, offset = document + 1, offset + len(record)
-      begin, left = compression.place(file, frame, offset)
-      yield record, Place(document, left, begin)
+      frame_start, offset_in_frame = compression.place(file, frame, offset)
+      yield record, Place(document, offset_in_frame, frame_start)
 
 
 def parse(record: bytes, location: str, layout: Layout) -> bytes:
@@ -44,9 +43,9 @@ def parse(record: bytes, location: str, layout: Layout) -> bytes:
     return '\n'.join(text for text in texts if text is not None).encode()
   except (TypeError, UnicodeEncodeError) as error:
     names = ', '.join(value) if isinstance(value, dict) else 'none'
-    found = text_files.quote_line(record.strip())[1:-1]
+    beginning = text_files.quote_line(record.strip())[1:-1]
     raise errors.BadInput(
-      f'{location}: expected {needed}, found {found}, with the fields {names}: {layout.remedy}'
+      f'{location}: expected {needed}, found {beginning}, with the fields {names}: {layout.remedy}'
     ) from error
 
 

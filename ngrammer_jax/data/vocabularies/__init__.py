@@ -4,6 +4,7 @@ import pathlib
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import compression
+from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
 from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary, learn_characters
@@ -32,14 +33,11 @@ __all__ = [
   'read',
 ]
 
-# Class, and name of a further file, by kind.
-KINDS = {
-  'bytes': (ByteVocabulary, None),
-  'characters': (CharacterVocabulary, None),
-  'words': (WordVocabulary, None),
-  'sentencepiece': (SentencePieceVocabulary, 'vocabulary.model'),
-  'tokenizer': (TokenizerVocabulary, 'vocabulary.tokenizer.json'),
-}
+CLASSES = (
+  *(ByteVocabulary, CharacterVocabulary, WordVocabulary),
+  *(SentencePieceVocabulary, TokenizerVocabulary),
+)
+KINDS = {vocabulary.kind: vocabulary for vocabulary in CLASSES}
 
 
 def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
@@ -52,17 +50,13 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
 
   Raises BadInput for another file.
   """
-  if kind == 'tokenizer':
-    from ngrammer_jax import open_weights  # they import this module
-
-    if path.is_dir() or open_weights.is_gguf(path):
-      return open_weights.read_vocabulary(path, size)
-  make, _ = KINDS[kind]
+  if kind == 'tokenizer' and (path.is_dir() or gguf_header.is_gguf(path)):
+    return published.read(path, size)
   options = {} if size is None else {'size': size}
   try:
     with compression.open_binary(path) as file:
       content = file.read()
-    return make(content, **options)
+    return KINDS[kind](content, **options)
   except errors.BadInput as error:
     raise errors.BadInput(f'data.vocabulary_path={path}: {error}') from error
   except (ValueError, RuntimeError) as error:
@@ -88,8 +82,8 @@ def load(folder: pathlib.Path) -> Vocabulary:
   remedy = 'the training command writes it again if steps are left'
   with files.translate_damage(folder / 'vocabulary.json', remedy):
     fields = files.read_json(folder / 'vocabulary.json')
-    make, name = KINDS[fields.pop('kind')]
-    if name is None:
+    make = KINDS[fields.pop('kind')]
+    if make.file is None:
       return make(**fields)
-  with files.translate_damage(folder / name, remedy):
-    return make((folder / name).read_bytes(), **fields)
+  with files.translate_damage(folder / make.file, remedy):
+    return make((folder / make.file).read_bytes(), **fields)

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Iterable, Sequence
+import hashlib
 import json
 import pathlib
 from typing import Any
@@ -16,6 +17,9 @@ class Vocabulary(abc.ABC):
   """A vocabulary.
 
   Attributes:
+    kind: the value of `data.vocabulary`.
+    file: name of a further file beside vocabulary.json, with `content`; None: there is none.
+    fields: the other arguments of the class, which vocabulary.json has.
     size: number of ids.
     document_start: id between documents and before the very first token.
     document_end: id that ends a document; None if the document start also occurs inside documents.
@@ -27,6 +31,10 @@ class Vocabulary(abc.ABC):
     definition: what determines the text of each id; equal if and only if all ids mean the same.
   """
 
+  kind: str
+  file: str | None = None
+  content: bytes
+  fields: dict[str, Any]
   size: int
   document_start: int
   document_end: int | None
@@ -74,9 +82,20 @@ class Vocabulary(abc.ABC):
   def decode(self, ids: Iterable[int]) -> bytes:
     """Returns the text of ids."""
 
-  @abc.abstractmethod
+  def _files(self) -> dict[str, bytes]:
+    text = json.dumps({'kind': self.kind, **self.fields}, ensure_ascii=False)
+    further = {} if self.file is None else {self.file: self.content}
+    return {'vocabulary.json': text.encode(), **further}
+
+  @property
+  def digest(self) -> str:
+    """Hash of the files that `save` writes."""
+    return hashlib.sha256(b''.join(self._files().values())).hexdigest()
+
   def save(self, folder: pathlib.Path) -> None:
     """Writes the files that `vocabularies.load` reads."""
+    for name, content in self._files().items():
+      files.write(folder / name, content)
 
   def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
     """Returns the ids of each text, with a thread for each core if the vocabulary supports it."""
@@ -90,9 +109,3 @@ class Vocabulary(abc.ABC):
     """
     tokens = [self.decode([i]) for i in range(self.size)]
     return [t.decode(errors='replace') for t in tokens], [f'<0x{t.hex().upper()}>' for t in tokens]
-
-
-def write_fields(folder: pathlib.Path, kind: str, **fields: Any) -> None:
-  """Writes vocabulary.json: the kind of the vocabulary and its fields."""
-  text = json.dumps({'kind': kind, **fields}, ensure_ascii=False)
-  files.write(folder / 'vocabulary.json', text)

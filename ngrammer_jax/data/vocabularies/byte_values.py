@@ -1,7 +1,6 @@
 """The bytes of a text as tokens."""
 
 from collections.abc import Iterable
-import pathlib
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from ngrammer_jax.data.vocabularies import base
 class ByteVocabulary(base.Vocabulary):
   """The 256 byte values as ids, and id 256 as the document start."""
 
+  kind, fields = 'bytes', {}
   size, document_start, document_end = 257, 256, 256
   definition = ('bytes',)
 
@@ -20,6 +20,3 @@ class ByteVocabulary(base.Vocabulary):
   def decode(self, ids: Iterable[int]) -> bytes:
     ids = np.asarray(ids)
     return ids[ids < 256].astype(np.uint8).tobytes()
-
-  def save(self, folder: pathlib.Path) -> None:
-    base.write_fields(folder, 'bytes')

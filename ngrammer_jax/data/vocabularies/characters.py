@@ -1,7 +1,6 @@
 """The characters of a corpus as tokens."""
 
 from collections.abc import Iterable
-import pathlib
 
 import numpy as np
 
@@ -20,8 +19,11 @@ class CharacterVocabulary(base.Vocabulary):
 
   """
 
+  kind = 'characters'
+
   def __init__(self, characters: str, encoding: str, separated: bool):
-    self._characters, self._encoding, self._separated = characters, encoding, separated
+    self.fields = {'characters': characters, 'encoding': encoding, 'separated': separated}
+    self._encoding = encoding
     codes = np.array([ord(c) for c in characters], '<u4')
     # If each character is a byte, texts are not converted to code points.
     self._are_bytes = encoding == 'latin-1' or codes.max(initial=0) < 128
@@ -42,7 +44,7 @@ class CharacterVocabulary(base.Vocabulary):
     if ids.min(initial=0) < 0:
       unknown = codes[np.argmax(ids < 0)]
       raise errors.BadInput(
-        f'{chr(unknown)!r} is not among the {len(self._characters)} known characters'
+        f'{chr(unknown)!r} is not among the {self.num_characters} known characters'
       )
     return ids
 
@@ -50,10 +52,6 @@ class CharacterVocabulary(base.Vocabulary):
     ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int32)
     text = self._codes[ids[ids < self.num_characters]].tobytes()
     return text if self._are_bytes else text.decode('utf-32-le').encode(self._encoding)
-
-  def save(self, folder: pathlib.Path) -> None:
-    fields = {'encoding': self._encoding, 'separated': self._separated}
-    base.write_fields(folder, 'characters', characters=self._characters, **fields)
 
 
 def code_points(text: bytes, encoding: str) -> np.ndarray:

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 import io
-import pathlib
 import re
 
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import base
-from ngrammer_jax.system import files
 
 DEFAULT_SIZE = 4096
 MAX_TRAINING_BYTES = 50_000_000  # maximum text size to learn a vocabulary from
@@ -30,12 +28,15 @@ class SentencePieceVocabulary(base.Vocabulary):
     RuntimeError: the model is invalid.
   """
 
+  kind, file = 'sentencepiece', 'vocabulary.model'
+
   def __init__(self, model: bytes, learned: bool = False):
     import sentencepiece  # a slow import that other vocabularies do not need
 
     if not model:
       raise RuntimeError('an empty SentencePiece model')
-    self._model, self._learned, self.definition = model, learned, ('sentencepiece', model)
+    self.content, self.fields, self.definition = model, {'learned': learned}, (self.kind, model)
+    self._learned = learned
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.size = self._processor.vocab_size()
     special = (self._processor.bos_id(), self._processor.eos_id(), self._processor.pad_id(), 0)
@@ -67,10 +68,6 @@ class SentencePieceVocabulary(base.Vocabulary):
     for i in filter(self._processor.is_byte, range(self.size)):
       texts[i] = bytes([int(pieces[i][1:-1], 16)]).decode(errors='replace')  # <0x41>
     return texts, pieces
-
-  def save(self, folder: pathlib.Path) -> None:
-    files.write(folder / 'vocabulary.model', self._model)
-    base.write_fields(folder, 'sentencepiece', learned=self._learned)
 
 
 def learn_sentencepiece(texts: Iterable[bytes], size: int | None) -> SentencePieceVocabulary:

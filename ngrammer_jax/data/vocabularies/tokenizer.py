@@ -3,14 +3,12 @@
 from collections.abc import Iterable, Sequence
 import functools
 import json
-import pathlib
 from typing import Any
 
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import base
-from ngrammer_jax.system import files
 
 # Special tokens of a tokenizer.json that separate documents, the first that it has.
 DOCUMENT_SEPARATORS = (
@@ -45,6 +43,8 @@ class TokenizerVocabulary(base.Vocabulary):
     BadInput: no special token separates documents, or the tokenizer has more ids than `size`.
   """
 
+  kind, file = 'tokenizer', 'vocabulary.tokenizer.json'
+
   def __init__(
     self,
     content: bytes,
@@ -57,7 +57,6 @@ class TokenizerVocabulary(base.Vocabulary):
     self.content, self.adds_start, self.chat_template = content, adds_start, chat_template
     fields: dict[str, Any] = {'document_start': document_start, 'end_tokens': end_tokens or None}
     fields |= {'adds_start': None if adds_start else False, 'chat_template': chat_template}
-    self._fields = {name: value for name, value in fields.items() if value is not None}
     self._tokenizer = self._make_tokenizer()
     self._tokenizer.encode_special_tokens = True
     model = json.loads(content)['model']
@@ -76,7 +75,9 @@ class TokenizerVocabulary(base.Vocabulary):
       raise errors.BadInput(
         f'the tokenizer has {own_size:,} ids, but the model {self.size:,}: it is of another model'
       )
-    self.definition = ('tokenizer', content, self.size)
+    self.definition = (self.kind, content, self.size)
+    given_fields = {name: value for name, value in fields.items() if value is not None}
+    self.fields = {'size': self.size, **given_fields}
 
   def _make_tokenizer(self):
     """Returns a tokenizer, in whose texts the spelling of a special token is that token."""
@@ -105,15 +106,15 @@ class TokenizerVocabulary(base.Vocabulary):
     """Returns the id of the document start. Raises BadInput if there is none."""
     added = self._tokenizer.get_added_tokens_decoder()
     special = {t.content: i for i, t in added.items() if t.special and i != self.unknown}
-    own = [i for i in self._tokenizer.encode('').ids if i in special.values()]
-    named = [special[name] for name in DOCUMENT_SEPARATORS if name in special]
-    if not own and not named:
+    added_ids = [i for i in self._tokenizer.encode('').ids if i in special.values()]
+    separator_ids = [special[name] for name in DOCUMENT_SEPARATORS if name in special]
+    if not added_ids and not separator_ids:
       raise errors.BadInput(
         f'the tokenizer has no special token that separates documents: it adds none to a text, and '
         f'none of {", ".join(DOCUMENT_SEPARATORS)} is among its special tokens '
         f'({", ".join(special) or "none"}); add one of them to its added_tokens'
       )
-    return (own or named)[0]
+    return (added_ids or separator_ids)[0]
 
   def encode(self, text: bytes) -> np.ndarray:
     return self.encode_all([text])[0]
@@ -141,7 +142,3 @@ class TokenizerVocabulary(base.Vocabulary):
   def token(self, i: int) -> str:
     """Returns the spelling of a token."""
     return self._tokenizer.id_to_token(i) or ''
-
-  def save(self, folder: pathlib.Path) -> None:
-    files.write(folder / 'vocabulary.tokenizer.json', self.content)
-    base.write_fields(folder, 'tokenizer', size=self.size, **self._fields)

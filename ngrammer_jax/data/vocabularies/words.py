@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Iterable
-import pathlib
 import re
 
 import numpy as np
@@ -19,8 +18,10 @@ class WordVocabulary(base.Vocabulary):
     words: the words, most frequent first, including `<eos>` and `<unk>`.
   """
 
+  kind = 'words'
+
   def __init__(self, words: list[str]):
-    self._words = words
+    self._words, self.fields = words, {'words': words}
     self._ids = {word: i for i, word in enumerate(words)}
     self.size = len(words)
     self.document_start, self.document_end = self._ids[LINE_END], None
@@ -36,9 +37,6 @@ class WordVocabulary(base.Vocabulary):
   def decode(self, ids: Iterable[int]) -> bytes:
     text = ' '.join(self._words[i] for i in ids)
     return re.sub(f' ?{LINE_END} ?', '\n', text).encode()
-
-  def save(self, folder: pathlib.Path) -> None:
-    base.write_fields(folder, 'words', words=self._words)
 
 
 def split_words(text: bytes) -> list[str]:

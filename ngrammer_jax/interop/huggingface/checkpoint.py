@@ -4,18 +4,17 @@ A folder has config.json and model.safetensors, or several files with model.safe
 Pickles, such as pytorch_model.bin, are never read: they can run code.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import pathlib
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.interop import row_files
-from ngrammer_jax.interop.huggingface import tokenizers
 from ngrammer_jax.system import files
 
 CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
@@ -43,18 +42,6 @@ class StoredTensor(Protocol):
     """Returns the rows from `start` to before `stop`, as a copy."""
 
 
-class TokenizerFiles(NamedTuple):
-  """The files about text.
-
-  Attributes:
-    others: content of the other files by name.
-    read: function from the number of ids of the model to its vocabulary; None: it has no tokenizer.
-  """
-
-  others: Mapping[str, bytes]
-  read: Callable[[int | None], vocabularies.TokenizerVocabulary] | None
-
-
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
   """A published model.
@@ -63,14 +50,16 @@ class Checkpoint:
     path: its folder or file.
     config: the content of config.json.
     tensors: its tensors by name.
-    tokenizer: its tokenizer.
+    text_files: content of the files about text besides its tokenizer, by name.
+    has_tokenizer: whether it has a tokenizer.
     versions: size and time of the files when their headers were read, by path.
   """
 
   path: pathlib.Path
   config: dict[str, Any]
   tensors: Mapping[str, StoredTensor]
-  tokenizer: TokenizerFiles
+  text_files: Mapping[str, bytes]
+  has_tokenizer: bool
   versions: Mapping[pathlib.Path, tuple[int, int]]
 
   @property
@@ -92,19 +81,10 @@ def is_published(folder: pathlib.Path) -> bool:
   """
   if files.is_remote(folder):
     return False
-  if is_gguf(folder):
+  if gguf_header.is_gguf(folder):
     return True
   with contextlib.suppress(*files.DAMAGE_ERRORS):
     return 'model_type' in files.read_json(folder / CONFIG)
-  return False
-
-
-def is_gguf(path: pathlib.Path) -> bool:
-  """Whether a path is a file of that name, or of that content."""
-  with contextlib.suppress(*files.DAMAGE_ERRORS):
-    if path.is_file():
-      with path.open('rb') as file:
-        return path.suffix == '.gguf' or file.read(4) == b'GGUF'
   return False
 
 
@@ -118,15 +98,14 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
     raise errors.BadInput(f'{folder} has no {CONFIG}: expected the folder of a published model')
   with files.translate_damage(folder / CONFIG):
     config = files.read_json(folder / CONFIG)
-  paths, places = _weight_files(folder)
+  paths, weight_map = _weight_files(folder)
   versions = {path: version(path) for path in paths}
   tensors, _ = row_files.stored_arrays(paths)
-  for name, file in places.items():
+  for name, file in weight_map.items():
     if name not in tensors or pathlib.Path(tensors[name].path).name != file:
       raise errors.BadInput(f'{folder / INDEX} says that {file} has {name}, but {file} lacks it')
-  others = {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
-  tokenizer = TokenizerFiles(others, tokenizers.folder_reader(folder))
-  return Checkpoint(folder, config, tensors, tokenizer, versions)
+  texts = {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
+  return Checkpoint(folder, config, tensors, texts, published.has_tokenizer(folder), versions)
 
 
 def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str]]:
@@ -135,11 +114,11 @@ def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, s
     return [folder / WEIGHTS], {}
   if (folder / INDEX).exists():
     with files.translate_damage(folder / INDEX):
-      places = dict(files.read_json(folder / INDEX)['weight_map'])
-      names = sorted(set(places.values()))
+      weight_map = dict(files.read_json(folder / INDEX)['weight_map'])
+      names = sorted(set(weight_map.values()))
       if foreign := [name for name in names if pathlib.Path(name).name != name]:
         raise ValueError(f'{foreign[0]!r} is not a file of the folder')
-      return [folder / name for name in names], places
+      return [folder / name for name in names], weight_map
   pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
   if pickles:
     raise errors.BadInput(

@@ -175,7 +175,7 @@ def write(
   model: ModelConfig,
   vocabulary_size: int,
   positions: int,
-  preferred: families.Family = families.FAMILIES['llama'],
+  preferred: families.Family = families.LLAMA,
 ) -> tuple[families.Family, dict[str, Any]]:
   """Returns a family that has such models, and the config.json of one.
 
@@ -254,9 +254,7 @@ def _attention_scale(c: Mapping[str, Any]) -> float | None:
   return c['query_pre_attn_scalar'] ** -0.5 if 'query_pre_attn_scalar' in c else None
 
 
-def _layer_kinds(
-  c: Mapping[str, Any], family: families.Family
-) -> tuple[tuple[str, ...], int | None]:
+def _layer_kinds(c, family):
   """Returns the kinds of the layers, which are repeated, and the window if a layer has one."""
   layers, window = range(c['num_hidden_layers']), c.get('sliding_window')
   window = window if c.get('use_sliding_window', True) else None
@@ -290,9 +288,7 @@ def _layer_kinds(
   return pattern, window if any(has_window) else None
 
 
-def _positional(
-  c: Mapping[str, Any], family: families.Family, window: int | None
-) -> dict[str, Any]:
+def _positional(c, family, window):
   """Returns the values of `model.positional` of a rotary model."""
   rotary, fraction = c['rope_scaling'] | c['rope_parameters'], c.get('partial_rotary_factor', 1.0)
   local = dict(rotary.pop('sliding_attention', None) or {})
@@ -312,9 +308,7 @@ def _positional(
   return positional
 
 
-def _scaling(
-  rotary: Mapping[str, Any], c: Mapping[str, Any], family: families.Family
-) -> dict[str, Any] | None:
+def _scaling(rotary, c, family):
   """Returns the values of `model.positional.scaling` of a dict of rotary parameters."""
   rotary = {name: value for name, value in rotary.items() if value is not None}
   kinds = [rotary.pop(name) for name in ('type', 'rope_type') if name in rotary] or ['default']
@@ -322,9 +316,7 @@ def _scaling(
   if kind == 'su' or (kind == 'yarn' and family.model_type == 'phi3'):
     kind = 'longrope'
   if kind not in [*SCALINGS]:  # it may be a list
-    raise errors.BadInput(
-      f'rope_type={kind!r} is not one of: {", ".join(SCALINGS)}; it changes the numbers'
-    )
+    raise errors.BadInput(f'rope_type={kind!r} is not one of: {", ".join(SCALINGS)}')
   names, scales = SCALINGS[kind], ()
   if kind == 'yarn':
     scales = [rotary.pop(name) for name in ('mscale', 'mscale_all_dim') if name in rotary]
@@ -345,9 +337,7 @@ def _scaling(
   return {'kind': kind} | {ours: rotary[name] for ours, name in names.items() if name in rotary}
 
 
-def _write(
-  model: ModelConfig, vocabulary_size: int, positions: int, family: families.Family
-) -> dict[str, Any]:
+def _write(model, vocabulary_size, positions, family):
   """Returns the config.json that is nearest to a model in one family."""
   model = comparable(model)
   a, p = model.attention, model.positional

@@ -11,9 +11,11 @@ D width, N heads, K key heads, H head width, F inner width, V vocabulary, P posi
 
 from collections.abc import Mapping
 import dataclasses
+import types
 from typing import Any, NamedTuple
 
 REQUIRED = object()  # a field without a default
+EMPTY: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Tensor(NamedTuple):
@@ -179,84 +181,76 @@ _GEMMA = {
   **{'query_pre_attn_scalar': 256, 'layer_types': None, 'max_position_embeddings': 8192},
 }
 _RMS = {'norm_kind': 'rms', 'gated': True, 'softmax_bias': False, 'scale_embeddings': False}
-_GEMMA_OPTIONS = _RMS | {'norm': 'hybrid', 'norm_offset': True, 'scale_embeddings': True}
+_GEMMA_OPTIONS = {'norm': 'hybrid', 'norm_offset': True, 'scale_embeddings': True}
 _LAYER_NORM = {
   **{'norm_kind': 'layer', 'gated': False, 'softmax_bias': False, 'scale_embeddings': False},
   'feed_forward_bias': True,
 }
 
+
+def _llama(model_type, architecture, fields, options=EMPTY, tensors=EMPTY, **others):
+  """Returns a family that has what Llama has, but for these fields, options and tensors."""
+  parts = _LLAMA_FIELDS | fields, _RMS | options, _LLAMA_TENSORS | tensors
+  return Family(model_type, architecture, *parts, **others)
+
+
 FAMILIES = {
   family.model_type: family
   for family in (
-    Family('llama', 'LlamaForCausalLM', _LLAMA_FIELDS | _BIASES, _RMS, _LLAMA_TENSORS),
-    Family(
+    _llama('llama', 'LlamaForCausalLM', _BIASES),
+    _llama(
       'mistral',
       'MistralForCausalLM',
-      _LLAMA_FIELDS
-      | {'num_key_value_heads': 8, 'sliding_window': 4096, 'max_position_embeddings': 131_072},
-      _RMS,
-      _LLAMA_TENSORS,
+      {'num_key_value_heads': 8, 'sliding_window': 4096, 'max_position_embeddings': 131_072},
     ),
-    Family(
-      'qwen2',
-      'Qwen2ForCausalLM',
-      _LLAMA_FIELDS | _QWEN,
-      _RMS | {'attention.query_key_value_bias': True},
-      _LLAMA_TENSORS,
-    ),
-    Family(
+    _llama('qwen2', 'Qwen2ForCausalLM', _QWEN, {'attention.query_key_value_bias': True}),
+    _llama(
       'qwen3',
       'Qwen3ForCausalLM',
-      _LLAMA_FIELDS | _QWEN | {'head_dim': 128, 'attention_bias': False},
-      _RMS | {'attention.query_key_norm': 'head'},
-      _LLAMA_TENSORS | _HEAD_NORMS,
+      _QWEN | {'head_dim': 128, 'attention_bias': False},
+      {'attention.query_key_norm': 'head'},
+      _HEAD_NORMS,
     ),
-    Family(
+    _llama(
       'gemma2',
       'Gemma2ForCausalLM',
-      _LLAMA_FIELDS | _GEMMA | {'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0},
+      _GEMMA | {'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0},
       _GEMMA_OPTIONS,
-      _LLAMA_TENSORS | _BOTH_NORMS,
-      {'hidden_act': 'hidden_activation'},
+      _BOTH_NORMS,
+      names={'hidden_act': 'hidden_activation'},
     ),
-    Family(
+    _llama(
       'gemma3_text',
       'Gemma3ForCausalLM',
-      _LLAMA_FIELDS
-      | _GEMMA
+      _GEMMA
       | {'final_logit_softcapping': None, 'rope_theta': 1_000_000.0}
       | {'rope_local_base_freq': 10_000.0, 'sliding_window_pattern': 6}
       | {'max_position_embeddings': 131_072},
       _GEMMA_OPTIONS | {'attention.query_key_norm': 'head'},
-      _LLAMA_TENSORS | _BOTH_NORMS | _HEAD_NORMS,
-      {'hidden_act': 'hidden_activation'},
+      _BOTH_NORMS | _HEAD_NORMS,
+      names={'hidden_act': 'hidden_activation'},
     ),
-    Family(
+    _llama(
       'smollm3',
       'SmolLM3ForCausalLM',
-      _LLAMA_FIELDS
-      | _BIASES
+      _BIASES
       | {'num_key_value_heads': 4, 'tie_word_embeddings': True, 'rope_theta': 2_000_000.0}
       | {'no_rope_layers': None, 'no_rope_layer_interval': 4, 'layer_types': None}
       | {'sliding_window': None, 'use_sliding_window': False, 'max_position_embeddings': 32_768},
-      _RMS,
-      _LLAMA_TENSORS,
     ),
-    Family(
+    _llama(
       'olmo2',
       'Olmo2ForCausalLM',
-      _LLAMA_FIELDS | {'attention_bias': False, 'rms_norm_eps': 1e-5},
-      _RMS | {'norm': 'post', 'attention.query_key_norm': 'full'},
-      _LLAMA_TENSORS | _POST_NORMS | _FULL_NORMS,
+      {'attention_bias': False, 'rms_norm_eps': 1e-5},
+      {'norm': 'post', 'attention.query_key_norm': 'full'},
+      _POST_NORMS | _FULL_NORMS,
     ),
-    Family(
+    _llama(
       'phi3',
       'Phi3ForCausalLM',
-      _LLAMA_FIELDS
-      | {'rms_norm_eps': 1e-5, 'sliding_window': None, 'max_position_embeddings': 4096}
+      {'rms_norm_eps': 1e-5, 'sliding_window': None, 'max_position_embeddings': 4096}
       | {'original_max_position_embeddings': 4096, 'partial_rotary_factor': 1.0},
-      _RMS,
-      _LLAMA_TENSORS | _FUSED,
+      tensors=_FUSED,
     ),
     Family(
       'gpt2',
@@ -293,3 +287,4 @@ FAMILIES = {
     ),
   )
 }
+LLAMA = FAMILIES['llama']

@@ -1,7 +1,6 @@
 """GGUF files of the architecture `llama` (Llama, Mistral, SmolLM2): config, tensors, tokenizer.
 
-The header is parsed here, so that every size in it is checked before anything is allocated. The
-package `gguf` dequantises. Tensors get the names and the order of rows of a Hugging Face
+The package `gguf` dequantises. Tensors get the names and the order of rows of a Hugging Face
 checkpoint, and the config its keys, so that a loader of those needs to know nothing of GGUF.
 """
 
@@ -9,24 +8,16 @@ import dataclasses
 import math
 import pathlib
 import re
-import struct
-from typing import Any, BinaryIO
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import tokenizers
 from ngrammer_jax.system import files
 
-MAX_HEADER = 1 << 26  # bytes; the largest vocabularies of today need a tenth
-VERSIONS = 2, 3
-DEFAULT_ALIGNMENT = 32
-NUMBERS = {0: 'u1', 1: 'i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4', 7: '?'}
-NUMBERS |= {10: '<u8', 11: '<i8', 12: '<f8'}
-STRING, ARRAY = 8, 9
 # Types that are not quantised, by their name in the package.
 PLAIN = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
 
@@ -109,14 +100,13 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
   _package()
   version = checkpoints.version(path)
   with files.translate_damage(path, 'download it again'), errors.named(path):
-    with path.open('rb') as file:
-      metadata, stored = _read_header(file, path)
+    metadata, entries = gguf_header.read(path)
     if (architecture := metadata.get('general.architecture')) != 'llama':
       raise errors.BadInput(
         f'it has the architecture {architecture!r}; of GGUF files only llama can be loaded '
         f'(Llama, Mistral, SmolLM2): use the safetensors files of this model'
       )
-    tensors = {_translate_name(name): tensor for name, tensor in stored.items()}
+    tensors = {_translate_name(n): _stored_tensor(path, n, each) for n, each in entries.items()}
     factors = tensors.pop('rope_freqs.weight', None)
     config = _make_config(metadata, tensors)
     if factors is not None:
@@ -125,13 +115,8 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
       if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
         tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
 
-  @tokenizers.translate_damage(path)
-  def read_tokenizer(size: int | None) -> vocabularies.TokenizerVocabulary:
-    return tokenizers.from_gguf(metadata, size)
-
   has_tokenizer = 'tokenizer.ggml.model' in metadata
-  tokenizer = checkpoints.TokenizerFiles({}, read_tokenizer if has_tokenizer else None)
-  return checkpoints.Checkpoint(path, config, tensors, tokenizer, {path: version})
+  return checkpoints.Checkpoint(path, config, tensors, {}, has_tokenizer, {path: version})
 
 
 def _package():
@@ -145,84 +130,12 @@ def _package():
   return gguf
 
 
-class _Header:
-  """Reads values one after another; none is read that the file is too short for."""
-
-  def __init__(self, file: BinaryIO, size: int):
-    self._file, self._size, self.position = file, size, 0
-
-  def take(self, count: int) -> bytes:
-    """Returns the next bytes. Raises ValueError if there are not so many."""
-    self.position += count
-    if self.position > self._size:
-      raise ValueError('the file ends inside its header')
-    if self.position > MAX_HEADER:
-      raise ValueError(f'its header has more than {MAX_HEADER:,} bytes')
-    return self._file.read(count)
-
-  def number(self, code: str) -> int:
-    """Returns the next number, of a code of `struct`."""
-    return struct.unpack(f'<{code}', self.take(struct.calcsize(code)))[0]
-
-  def text(self) -> str:
-    """Returns the next string."""
-    return self.take(self.number('Q')).decode()
-
-  def value(self, kind: int) -> Any:
-    """Returns the next value of a type: a number, a string, a list of strings or an array."""
-    if kind == STRING:
-      return self.text()
-    if kind in NUMBERS:
-      return self._numbers(kind, 1)[0].item()
-    if kind != ARRAY:
-      raise ValueError(f'a value has the unknown type {kind}')
-    element, count = self.number('I'), self.number('Q')
-    if element in NUMBERS:
-      return self._numbers(element, count)
-    if element != STRING:
-      raise ValueError(f'an array has elements of the unknown type {element}')
-    return [self.text() for _ in range(count)]
-
-  def _numbers(self, kind, count):
-    dtype = np.dtype(NUMBERS[kind])
-    return np.frombuffer(self.take(count * dtype.itemsize), dtype)
-
-
-def _read_header(file, path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-  """Returns the metadata and the tensors, under their own names."""
-  size = files.size(path)
-  header = _Header(file, size)
-  if header.take(4) != b'GGUF':
-    raise ValueError('it does not begin with GGUF')
-  if (version := header.number('I')) not in VERSIONS:
-    raise ValueError(f'it has version {version} of the format, expected 2 or 3')
-  num_tensors, num_keys = header.number('Q'), header.number('Q')
-  metadata: dict[str, Any] = {}
-  for _ in range(num_keys):
-    key = header.text()
-    if key in metadata:
-      raise ValueError(f'it has the key {key} twice')
-    metadata[key] = header.value(header.number('I'))
-  entries = {}
-  for _ in range(num_tensors):
-    name, dimensions = header.text(), header.number('I')
-    if name in entries:
-      raise ValueError(f'it has the tensor {name} twice')
-    if not 1 <= dimensions <= 4:
-      raise ValueError(f'{name} has {dimensions} dimensions')
-    shape = tuple(header.number('Q') for _ in range(dimensions))[::-1]
-    entries[name] = shape, header.number('I'), header.number('Q')
-  alignment = metadata.get('general.alignment', DEFAULT_ALIGNMENT)
-  if not isinstance(alignment, int) or not 1 <= alignment <= MAX_HEADER:
-    raise ValueError(f'general.alignment is {alignment}')
-  start = -(-header.position // alignment) * alignment
-  tensors = {}
-  for name, (shape, kind, offset) in entries.items():
-    kind, row_bytes = _row_layout(name, shape, kind)
-    if start + offset + shape[0] * row_bytes > size:
-      raise ValueError(f'{name}, of the shape {list(shape)}, ends beyond the file')
-    tensors[name] = StoredTensor(path, shape, kind, start + offset, row_bytes)
-  return metadata, tensors
+def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> StoredTensor:
+  """Returns a tensor. Raises for one that cannot be read."""
+  kind, row_bytes = _row_layout(name, entry.shape, entry.kind)
+  if entry.first_byte + entry.shape[0] * row_bytes > files.size(path):
+    raise ValueError(f'{name}, of the shape {list(entry.shape)}, ends beyond the file')
+  return StoredTensor(path, entry.shape, kind, entry.first_byte, row_bytes)
 
 
 def _row_layout(name, shape, kind) -> tuple[Any, int]:
@@ -357,7 +270,5 @@ def _factor_scaling(factors: np.ndarray, config) -> dict[str, Any]:
   explicit = factors.astype(float).tolist()
   scaling = {'rope_type': 'longrope', 'factor': 1.0, 'attention_factor': 1.0}
   scaling |= {'short_factor': explicit, 'long_factor': explicit}
-  return {
-    'rope_scaling': scaling,
-    'original_max_position_embeddings': config['max_position_embeddings'],
-  }
+  length = config['max_position_embeddings']
+  return {'rope_scaling': scaling, 'original_max_position_embeddings': length}

@@ -1,6 +1,6 @@
 """The tensors of a published model become the parameters of ours, and back, a part at a time.
 
-Only rows that a shard needs are read, in blocks of at most BLOCK_BYTES, and copied to their places.
+Only rows that a shard needs are read, in blocks of at most BLOCK_BYTES, and copied into the shards.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,10 @@ KERNELS = {
 HEAD = 'softmax_weight'
 
 
-class Place(NamedTuple):
+Stored = Mapping[str, checkpoints.StoredTensor]  # by name
+
+
+class TensorSlice(NamedTuple):
   """Where a parameter is in a file.
 
   Attributes:
@@ -74,8 +77,11 @@ class Place(NamedTuple):
     return math.prod(self.view) // math.prod(self.shape[1:])
 
 
-def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Place:
-  """Returns the place of a parameter, such as `layer_0/attention/out/bias`.
+Slices = Mapping[str, TensorSlice]  # by the path of the parameter
+
+
+def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> TensorSlice:
+  """Returns where a parameter is in a file, such as `layer_0/attention/out/bias`.
 
   Raises BadInput if the family has no such parameter.
   """
@@ -94,7 +100,7 @@ def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Place:
   order = tuple(map(stored.index, KERNELS.get(key, stored)))
   name = tensor.name.format(i=layer and layer[1])
   view, first_row = tuple(sizes[letter] for letter in letters), sum(joined[: tensor.part])
-  return Place(name, shape, first_row if joined else 0, view, tensor.part, part_axis, order)
+  return TensorSlice(name, shape, first_row if joined else 0, view, tensor.part, part_axis, order)
 
 
 def canonical(
@@ -129,8 +135,8 @@ def has_own_head(tensors: Mapping[str, checkpoints.StoredTensor], family: famili
 
 def find_all(
   family: families.Family, config: ModelConfig, vocabulary_size: int, params: Any
-) -> dict[str, Place]:
-  """Returns the place of each parameter by its path; the parameters may be abstract."""
+) -> dict[str, TensorSlice]:
+  """Returns where each parameter is in a file, by its path; the parameters may be abstract."""
   sizes = {
     **{'D': config.width, 'N': config.heads, 'K': config.context_key_heads, 'V': vocabulary_size},
     **{'H': config.head_features, 'F': config.feed_forward_width, 'q': 3},
@@ -140,10 +146,7 @@ def find_all(
 
 
 def load(
-  checkpoint: checkpoints.Checkpoint,
-  family: families.Family,
-  places: Mapping[str, Place],
-  abstract: Any,
+  checkpoint: checkpoints.Checkpoint, stored: Stored, slices: Slices, abstract: Any
 ) -> dict[str, Any]:
   """Loads the parameters straight into their shards, and returns them as a nested dict.
 
@@ -151,51 +154,37 @@ def load(
 
   Args:
     checkpoint: the model.
-    family: its family.
-    places: see `find_all`.
+    stored: its tensors by the names of its family.
+    slices: see `find_all`.
     abstract: shapes, dtypes and shardings of the parameters.
 
   Raises:
-    BadInput: see `check`; values are not finite; or a file is changed meanwhile.
+    BadInput: values are not finite; or a file is changed meanwhile.
   """
-  check(checkpoint, family, places)
-  loader = _Loader(checkpoint, canonical(checkpoint.tensors, family))
+  loader = _Loader(checkpoint, stored)
   leaves = traverse_util.flatten_dict(abstract, sep='/').items()
-  loaded = {path: loader.load(places[path], leaf) for path, leaf in leaves}
+  loaded = {path: loader.load(slices[path], leaf) for path, leaf in leaves}
   checkpoint.check_unchanged()
   conversion.check_finite(str(checkpoint.path), loader.broken)
   return traverse_util.unflatten_dict(loaded, sep='/')
 
 
-def dtypes(
-  checkpoint: checkpoints.Checkpoint, family: families.Family, places: Mapping[str, Place]
-) -> dict[str, np.dtype]:
-  """Returns the dtype of each parameter in the files, by its path."""
-  stored = canonical(checkpoint.tensors, family)
-  return {path: stored[place.name].dtype for path, place in places.items()}
-
-
-def check(
-  checkpoint: checkpoints.Checkpoint, family: families.Family, places: Mapping[str, Place]
-) -> None:
+def check(path: pathlib.Path, stored: Stored, family: families.Family, slices: Slices) -> None:
   """Raises BadInput for tensors of the wrong name, shape or dtype, by the headers of the files."""
-  stored = canonical(checkpoint.tensors, family)
-  expected = {place.name: place.shape for place in places.values()}
+  expected = {each.name: each.shape for each in slices.values()}
   head = family.tensors[HEAD].name
   if head in expected and head not in stored:
     raise errors.BadInput(
-      f'{checkpoint.path} has no {head}, but tie_word_embeddings=false in {checkpoints.CONFIG}: '
-      f'the file is incomplete'
+      f'{path} has no {head}, but tie_word_embeddings=false: the file is incomplete'
     )
   shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
   # An output matrix that equals the embedding is tied, see `has_own_head`.
-  conversion.check_shapes(expected, shapes, f'{family.model_type} in {checkpoint.path}', (head,))
+  conversion.check_shapes(expected, shapes, f'{family.model_type} in {path}', (head,))
   for name in expected:
     code = getattr(stored[name], 'code', 'F32')  # those of GGUF are converted
     if code not in checkpoints.DTYPES:
       raise errors.BadInput(
-        f'{name} in {checkpoint.path} has the dtype {code}, expected one of '
-        f'{", ".join(checkpoints.DTYPES)}'
+        f'{name} in {path} has the dtype {code}, expected one of {", ".join(checkpoints.DTYPES)}'
       )
 
 
@@ -204,33 +193,27 @@ class _Loader:
   """Loads parameters, and counts the values of each tensor that are not finite."""
 
   checkpoint: checkpoints.Checkpoint
-  stored: Mapping[str, checkpoints.StoredTensor]
+  stored: Stored
   broken: dict[str, int] = dataclasses.field(default_factory=dict)
 
-  def load(self, place: Place, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+  def load(self, selected: TensorSlice, leaf: jax.ShapeDtypeStruct) -> jax.Array:
     """Returns a parameter in the shards of `leaf`; each row is read once."""
-    tensor = self.stored[place.name]
+    tensor = self.stored[selected.name]
     # First and last of each axis, by shard; devices may have the same.
-    range_of = lambda index: tuple(
-      part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)
-    )
+    range_of = lambda index: tuple(s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True))
     indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-    shards = {
-      key: np.empty([stop - start for start, stop in key], leaf.dtype)
-      for key in map(range_of, indices)
-    }
+    shape_of = lambda key: [stop - start for start, stop in key]
+    shards = {key: np.empty(shape_of(key), leaf.dtype) for key in map(range_of, indices)}
     # The axis of ours that the rows of the file run along, if they are not cut into parts there.
-    axis = None if place.part_axis == 0 else place.order.index(0)
-    rows = [(0, place.view[0])] if axis is None else sorted({key[axis] for key in shards})
-    size = (
-      place.view[0]
-      if axis is None
-      else _rows_at_once(math.prod(place.view[1:]) * tensor.dtype.itemsize)
-    )
+    axis = None if selected.part_axis == 0 else selected.order.index(0)
+    rows = [(0, selected.view[0])] if axis is None else sorted({key[axis] for key in shards})
+    size = selected.view[0]
+    if axis is not None:
+      size = _rows_at_once(math.prod(selected.view[1:]) * tensor.dtype.itemsize)
     for first, last in rows:
       for start in range(first, last, size):
         stop = min(start + size, last)
-        block = place.rows(self._read(place, tensor, start, stop))
+        block = selected.rows(self._read(selected, tensor, start, stop))
         for key, shard in shards.items():
           target, source = [slice(None)] * shard.ndim, [slice(*pair) for pair in key]
           if axis is not None:
@@ -238,23 +221,22 @@ class _Loader:
               continue
             target[axis], source[axis] = slice(start - first, stop - first), slice(None)
           shard[tuple(target)] = block[tuple(source)]
-    array = jax.make_array_from_callback(
-      leaf.shape, leaf.sharding, lambda index: shards[range_of(index)]
-    )
+    shard_of = lambda index: shards[range_of(index)]
+    array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard_of)
     return array.block_until_ready()  # or tensors would queue up in the memory of the host
 
-  def _read(self, place, tensor, start, stop):
+  def _read(self, selected, tensor, start, stop):
     """Returns the rows of indices of the first axis of the view."""
-    first, step = place.first_row, place.step
+    first, step = selected.first_row, selected.step
     try:
       values = tensor.read(first + start * step, first + stop * step)
     except (OSError, ValueError) as error:
       self.checkpoint.check_unchanged()
       raise errors.BadInput(
-        f'{self.checkpoint.path}: {place.name} cannot be read: {error}'
+        f'{self.checkpoint.path}: {selected.name} cannot be read: {error}'
       ) from error
     count = conversion.count_not_finite(values)
-    self.broken[place.name] = self.broken.get(place.name, 0) + count
+    self.broken[selected.name] = self.broken.get(selected.name, 0) + count
     return values
 
 
@@ -285,14 +267,14 @@ def save(
     BadInput: the family has no tensor for a parameter.
   """
   leaves = traverse_util.flatten_dict(params, sep='/')
-  places = find_all(family, config, vocabulary_size, params)
-  described = {place.name: (place.shape, dtype or leaves[p].dtype) for p, place in places.items()}
+  slices = find_all(family, config, vocabulary_size, params)
+  described = {each.name: (each.shape, dtype or leaves[p].dtype) for p, each in slices.items()}
   with row_files.new_file(path, described, {'format': 'pt'}) as write:
     for name, (shape, kind) in described.items():
       values = np.empty(shape, kind)
-      for p, place in places.items():
-        if place.name == name:
-          rows = values[place.first_row : place.first_row + place.num_rows]
-          place.rows(rows)[...] = np.asarray(leaves[p])
+      for p, each in slices.items():
+        if each.name == name:
+          rows = values[each.first_row : each.first_row + each.num_rows]
+          each.rows(rows)[...] = np.asarray(leaves[p])
       write(name, 0, values)
   return str(np.dtype(dtype or leaves['embedding'].dtype))

@@ -222,7 +222,8 @@ class Attention(nn.Module):
     N, H = k_BxTxNxH.shape[-2:]
     init = axis_names.with_axis_names(nn.initializers.normal(H**-0.5), ('heads', 'kv', None))
     kernel_NxHxH = self.param('query_kernel', init, (N, H, H), self._param_dtype())
-    return jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH.astype(self.dtype))
+    y_BxTxNxH = jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH.astype(self.dtype))
+    return checkpoint_name(y_BxTxNxH, 'projected')
 
   def _make_heads(self, rows, context):
     """Rotates queries and keys, scales queries and encodes distances."""

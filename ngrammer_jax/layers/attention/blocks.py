@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from flax import struct
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import dropout, mesh_axes, softmax
@@ -238,7 +239,8 @@ def _attend_forward(operands, constants):
     return results, jax.tree.map(lambda window_Gx: window_Gx[0], windows)
 
   result, window = jax.lax.map(attend, _head_arguments(operands, constants))
-  return _join_groups(result), (operands, constants, _join_groups(result)[:2], window)
+  result, window = checkpoint_name((_join_groups(result), window), 'attended')
+  return result, (operands, constants, result[:2], window)
 
 
 def _attend_backward(residuals, cotangents):

@@ -84,7 +84,7 @@ def _splash(logit_cap, q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
     q_seq_shards=1,
     attn_logits_soft_cap=logit_cap,
     interpret=mesh_axes.device()[0] == 'cpu',
-    residual_checkpoint_name='splash_residuals',
+    residual_checkpoint_name='attended',
   )
   ids = splash_attention.SegmentIds(documents_BxT, documents_BxT)
   by_head = (x.swapaxes(1, 2) for x in (q_BxTxNxH, k_BxTxNxH, v_BxTxNxH))

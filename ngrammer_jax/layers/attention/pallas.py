@@ -315,6 +315,7 @@ class _Kernels:
 
   def _call(
     self,
+    name: str,
     body: Callable[..., None],
     grid: _Grid,
     extra: dict[str, tuple[jax.Array, _Block]],
@@ -324,6 +325,7 @@ class _Kernels:
     """Runs a kernel for every place of a grid.
 
     Args:
+      name: name of the kernel.
       body: called with the place, whether it is visited, and references by name.
       grid: the programs.
       extra: further inputs.
@@ -356,6 +358,7 @@ class _Kernels:
       out_shape=[array for array, _ in outputs.values()],
       compiler_params=pltpu.CompilerParams(dimension_semantics=outer + ('arbitrary',) * grid.inner),
       interpret=mesh_axes.device()[0] == 'cpu',
+      name=f'attention_{name}',
     )(self.masks.first_NxBxI, *(array for array, _ in inputs.values()))
     return dict(zip(outputs, results, strict=True))
 
@@ -422,7 +425,7 @@ class _Kernels:
         refs['log_mass'][...] = _to_row(maximum[:, :1] + jnp.log(mass_Kx1))
 
     scratch = {'numerator': (K, H), 'mass': (K, LANES), 'maximum': (K, LANES)}
-    result = self._call(body, self._grid_of_queries(), {}, outputs, scratch)
+    result = self._call('forward', body, self._grid_of_queries(), {}, outputs, scratch)
     return result['values'], result['log_mass']
 
   def _scores(self, at, refs):
@@ -533,7 +536,7 @@ class _Kernels:
           is_row = total == 'd_span'
           refs[output][...] = _to_row(refs[total][:, :1]) if is_row else refs[total][...]
 
-    return self._call(body, self._grid_of_queries(), extra, outputs, scratch)
+    return self._call('queries', body, self._grid_of_queries(), extra, outputs, scratch)
 
   def _key_gradient(self, extra):
     """Returns the gradients of keys and values."""
@@ -559,7 +562,7 @@ class _Kernels:
 
     place = lambda n, b, j, i: _Place(n, b, i, j)
     grid = _Grid((self.N, self.B, self.J, self.I), place, 1, self._clamp_queries)
-    return self._call(body, grid, extra, outputs, scratch)
+    return self._call('keys', body, grid, extra, outputs, scratch)
 
   def _distance_gradient(self, extra):
     """Returns the gradients of the encodings and biases of distances.
@@ -601,7 +604,7 @@ class _Kernels:
     # r is the index of the first block of distances.
     place = lambda n, r, b, i: _Place(n, b, i, r + 1 + i - self.I)
     grid = _Grid((N, J, self.B, self.I), place, 2, self._clamp_keys)
-    halves = self._call(body, grid, extra, outputs, scratch)
+    halves = self._call('distances', body, grid, extra, outputs, scratch)
     add = lambda name, size: (  # both halves, the second one block later
       pad(halves[f'{name}_half_0'], 1, (0, size)) + pad(halves[f'{name}_half_1'], 1, (size, 0))
     )

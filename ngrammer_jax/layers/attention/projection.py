@@ -17,6 +17,7 @@ from typing import Any
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import convolution, dense, normalization
@@ -108,7 +109,7 @@ class HeadProjection:
     """
     names, fields = ('embed', 'heads', 'kv'), {'use_bias': self.options.bias, 'dtype': self.dtype}
     make = functools.partial(dense.dense_general, x_BxPxD.shape[-1:], features, names, **fields)
-    y_BxPxNxH = self.bind(make, name)(x_BxPxD)
+    y_BxPxNxH = checkpoint_name(self.bind(make, name)(x_BxPxD), 'projected')
     if self.options.taps is None:
       return self._normalize(name, y_BxPxNxH), None
     earlier = y_BxPxNxH[:, :before] if before else earlier

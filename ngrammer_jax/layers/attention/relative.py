@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import axis_names, dense, dropout
@@ -140,7 +141,7 @@ class RelativePosition(nn.Module):
     r_SxD = encodings(context.keys.count, self.width, self.clamp_length, wide, cancels)
     # Nearest first, so that the dropout mask of a distance does not depend on their number.
     r_SxD = dropout.drop(r_SxD[::-1], self.dropout, key)[::-1]
-    return project(r_SxD.astype(self.dtype)), None
+    return checkpoint_name(project(r_SxD.astype(self.dtype)), 'projected'), None
 
 
 class ShawPosition(nn.Module):

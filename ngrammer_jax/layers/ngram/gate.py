@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import convolution, dense, normalization
@@ -117,7 +118,7 @@ class Gate(nn.Module):
       name=name,
       **options,
     )
-    return layer(e_BxTxM)
+    return checkpoint_name(layer(e_BxTxM), 'memory')
 
   def _norm(self, name, epsilon, dtype=None):
     dtype = self.dtype if dtype is None else dtype

@@ -178,7 +178,7 @@ class NGramMemory(nn.Module):
     The intermediate `lookup` has the `ids` [B, T, 1 or K] at each place and the `rows` [B, T, I].
     """
     keys, multipliers = self._keys(grams)
-    rows_BxTxI = self.ngram_hash()(keys, multipliers)
+    rows_BxTxI = checkpoint_name(self.ngram_hash()(keys, multipliers), 'memory')
     self.sow('intermediates', 'lookup', {'ids': keys, 'rows': rows_BxTxI})
     sizes_I = np.array(self.ngram_hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
@@ -286,7 +286,8 @@ class NGramMemory(nn.Module):
     are in the collection `table.VALUES`. If it is mutable, they are recorded there instead.
     """
     if self.options.table_memory == 'device':
-      return table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, self.options.exchange)
+      lookup = self, 'table', self._table(), rows_BxTxI, self.options.exchange, self.options.width
+      return checkpoint_name(table.lookup_parameter(*lookup), 'memory')
     if self.has_variable(table.VALUES, 'table') and not self._records_values:
       return self.get_variable(table.VALUES, 'table')
     values_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, 'rows')
@@ -297,8 +298,10 @@ class NGramMemory(nn.Module):
     return values_BxTxIxE
 
   def _table(self):
-    """Returns the table parameter [rows, E]."""
-    o = self.options
+    """Returns the table parameter [rows, E], or packed (see `table`)."""
+    o, stored = self.options, nn.unbox(self.get_variable('params', 'table'))
+    if stored is not None and stored.shape == table.packed_shape(*self.table_shape()):
+      return stored
     axes, draw = table.AXES, nn.initializers.normal(o.deviation or 0.0)
     if o.table_initial == 'xavier':
       draw = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head

@@ -11,7 +11,11 @@ can instead take the rows that were looked up and their gradients (see `optimize
 the layer records its lookups in the collection LOOKUPS, and adds the arrays of the collection
 PERTURBATIONS to the values, whose gradients are those of the values.
 
-V rows of the table, E width, B batch.
+On a TPU an array has 128 values side by side, its lanes: XLA stores narrow rows across them, and
+then looks up and changes rows value by value. A train state therefore has its narrow tables
+*packed*, several rows in one of 128 values, with the same values in the same order.
+
+V rows of the table, E width, B batch, P rows in a packed one.
 """
 
 from collections.abc import Callable
@@ -134,8 +138,19 @@ def take(array_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Array:
   return jnp.where(is_inside_Bx1, values_BxE, 0)
 
 
+def packed_shape(V: int, E: int) -> tuple[int, int]:
+  """Returns the shape of the packed table; its own if no full rows of 128 can be made of it."""
+  P = LANES // E if LANES % E == 0 else 1
+  return (V, E) if V % P else (V // P, P * E)
+
+
 def lookup_parameter(
-  module: nn.Module, name: str, table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto'
+  module: nn.Module,
+  name: str,
+  table_VxE: jax.Array,
+  rows_Bx: jax.Array,
+  exchange: str = 'auto',
+  width: int | None = None,
 ) -> jax.Array:
   """Like `lookup`, for a parameter of a Linen module, whose gradient can then be taken by rows.
 
@@ -147,7 +162,12 @@ def lookup_parameter(
     module: the module of the parameter.
     name: name of the parameter.
     table_VxE, rows_Bx, exchange: see `lookup`.
+    width: E of a table that may be packed. None: it is not.
   """
+  P = table_VxE.shape[1] // (width or table_VxE.shape[1])
+  if P > 1:
+    packed_BxPE = lookup_parameter(module, name, table_VxE, rows_Bx // P, exchange)
+    return _unpack(packed_BxPE, rows_Bx % P, P)
   y_BxE = lookup(table_VxE, rows_Bx, exchange)
   if module.is_initializing():
     return y_BxE
@@ -155,6 +175,14 @@ def lookup_parameter(
   module.sow(LOOKUPS, name, Lookup(rows_Bx, exchange))
   perturbations = module.get_variable(PERTURBATIONS, name)
   return y_BxE if perturbations is None else y_BxE + perturbations[number]
+
+
+def _unpack(packed_BxPE, part_Bx, P):
+  """Returns the rows [B, ..., E] with the numbers `part_Bx` in packed ones."""
+  first_BxE, *others = jnp.split(packed_BxPE, P, axis=-1)
+  for number, other_BxE in enumerate(others, 1):
+    first_BxE = jnp.where(part_Bx[..., None] == number, other_BxE, first_BxE)
+  return first_BxE
 
 
 def prefers_rows(V: int, B: int, lookups: int, exchange: str = 'auto') -> bool:

@@ -9,6 +9,7 @@ B batch, T segment length, D model width, I = orders x heads, E width of a vecto
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import axis_names, normalization
@@ -45,6 +46,7 @@ class TokenSum(nn.Module):
       param_dtype = jnp.promote_types(self.dtype, jnp.float32)
       w_IxExD = self.param('projection', init, (count, E, D), param_dtype)
       sum_BxTxD = jnp.einsum('btie,ied->btd', e_BxTxIxE, w_IxExD.astype(self.dtype))
+      sum_BxTxD = checkpoint_name(sum_BxTxD, 'memory')
     elif E == D:
       sum_BxTxD = e_BxTxIxE.sum(axis=-2)
     else:

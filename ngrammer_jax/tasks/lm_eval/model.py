@@ -11,11 +11,9 @@ from lm_eval.api import instance, model, registry
 from lm_eval.models import utils
 import numpy as np
 
-from ngrammer_jax import errors, flags
-from ngrammer_jax.config import command_line
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
-from ngrammer_jax.runs import huggingface
 from ngrammer_jax.system import progress
 
 PASSED = {'device', 'max_batch_size'}  # arguments of every model, without effect on this one
@@ -29,7 +27,7 @@ class HarnessModel(model.TemplateLM):
     workdir, pretrained, step: the model, as the flags of `evaluate` name it.
     max_length: maximum number of tokens that a token is predicted from. None: the positions of a
       published model, the context of the evaluation of a run.
-    batch_size: number of texts in a batch; auto: `inference.MAX_ROWS`.
+    batch_size: number of texts in a batch; auto, or auto:N: `inference.MAX_ROWS`.
 
   Raises:
     BadInput: there is no such model, or it cannot continue a text.
@@ -48,17 +46,19 @@ class HarnessModel(model.TemplateLM):
     options = argparse.Namespace(workdir=workdir, pretrained=pretrained, step=str(step))
     run = flags.load_run(options)
     # The rotation of some models depends on the length.
-    if isinstance(run, huggingface.PublishedRun) and run.config.model.num_positions is None:
+    if run.published is not None and run.config.model.num_positions is None:
       max_length = max_length or run.origin['positions']
     changes = [('evaluation.segment_length', str(max_length))] if max_length else []
     config = command_line.override(run.config, changes, 'evaluation.*')
     inference.check_model(config.model)
     self.run, self.max_length = dataclasses.replace(run, config=config), config.evaluation_context()
-    self.batch_size = inference.MAX_ROWS if batch_size == 'auto' else int(batch_size)
+    is_auto = str(batch_size).startswith('auto')
+    self.batch_size = inference.MAX_ROWS if is_auto else int(batch_size)
 
   @property
   def eot_token_id(self) -> int:
-    return self.run.vocabulary.document_end or self.prefix_token_id
+    end = self.run.vocabulary.document_end
+    return self.prefix_token_id if end is None else end
 
   @property
   def prefix_token_id(self) -> int:

@@ -5,7 +5,6 @@ Examples are arrays (see `features.Example`), so this needs neither TensorFlow n
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import itertools
 import math
 import pathlib
 from typing import Any
@@ -17,6 +16,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, sampling
+from ngrammer_jax.inference import text as texts
 from ngrammer_jax.tasks.superglue import formats, metrics
 
 
@@ -120,13 +120,13 @@ class Evaluator:
     # Answers to a question are ranked without their end, as evaluation harnesses do.
     end = [self.vocabulary.document_end] if f.format == 't5' else []
     ids = lambda text: np.append(self.vocabulary.encode(text.encode())[:max_tokens], end)
-    texts = [example.choices or labels for example in examples]
-    choices = [[ids(text).astype(np.int32) for text in group] for group in texts]
+    choice_texts = [example.choices or labels for example in examples]
+    choices = [[ids(text).astype(np.int32) for text in group] for group in choice_texts]
     for i, group in enumerate(choices if labels else ()):
       if len({tuple(answer) for answer in group}) < len(group):
         raise errors.BadInput(
           f'finetune.targets_length={max_tokens + 1} truncates different answers of {name} '
-          f'to equal ones: {", ".join(texts[i])}; raise it'
+          f'to equal ones: {", ".join(choice_texts[i])}; raise it'
         )
     answers: list[Answer | None] = [None] * len(examples)
     prompts = [self._prompt(example) for example in examples]
@@ -134,41 +134,29 @@ class Evaluator:
     ranked = self.engine.rank(variables, prompts, choices, rows, self._is_bidirectional)
     for i, scores, _ in ranked:
       best = int(scores.argmax())
-      text = texts[i][best].strip()
+      text = choice_texts[i][best].strip()
       answers[i] = Answer(best if labels else text, text, float(scores[best]))
       report(1)
     return answers
 
   def _generate_answers(self, variables, name, examples, report):
-    labels, texts = formats.find_task(name).labels, []
-    greedy, t = sampling.SamplingConfig(temperature=0.0), self.config.training
-    rows = self.engine.round_rows(t.batch_size)
-    for first in range(0, len(examples), rows):
-      batch = examples[first : first + rows]
-      prompts = [self._prompt(example) for example in batch]
-      seeds = [0] * len(batch)
-      steps = self.engine.generate(
-        variables, prompts, seeds, greedy, t.segment_length, self._is_bidirectional, rows
-      )
-      columns, has_ended = [], np.zeros(len(batch), bool)
-      for column in itertools.islice(steps, self.config.finetune.targets_length):
-        columns.append(column)
-        has_ended |= column == self.vocabulary.document_end
-        if has_ended.all():
-          break
-      texts += [self._decode_answer(row) for row in np.stack(columns, axis=1)]
-      report(len(batch))
+    labels, t = formats.find_task(name).labels, self.config.training
+    greedy = sampling.SamplingConfig(temperature=0.0)
+    tokens = self.config.finetune.targets_length
+    config = texts.CompletionConfig(greedy, tokens, seed=0, context=t.segment_length)
+    prompts = [texts.EncodedText(example.text, self._prompt(example)) for example in examples]
+    args = self.engine, variables, self.vocabulary, prompts, config
+    completions = texts.complete(
+      *args, rows=t.batch_size, is_prefix_bidirectional=self._is_bidirectional
+    )
     answers = []
-    for example, text in zip(examples, texts, strict=True):
+    for example, completion in zip(examples, completions, strict=True):
+      text = completion.text.strip()
       choices = [choice.strip() for choice in example.choices or labels]
       label = choices.index(text) if text in choices else -1
       answers.append(Answer(label if labels else text, text))
+      report(1)
     return answers
-
-  def _decode_answer(self, ids):
-    """Decodes the tokens before the document end."""
-    has_ended = np.cumsum(ids == self.vocabulary.document_end) > 0
-    return self.vocabulary.decode(ids[~has_ended]).decode(errors='replace').strip()
 
 
 def describe_answer(name: str, example: Any, answer: Answer) -> dict[str, Any]:

@@ -22,15 +22,15 @@ class Task:
 
   Attributes:
     config: TFDS config of the examples, a key of `reader.CONFIGS`.
-    prefix: first word of the input.
-    fields: example field by its name in the input, in input order.
+    fields: fields of the example, in the order of the input; `name=field` has another name there.
+    prefix: first word of the input; '': the config.
     truncated_side: side on which a long input is truncated: the one without the question.
-    is_free_text: the answer is a text from the example, not a label.
+    is_free_text: the answer is a text from the example, although the examples have labels.
   """
 
   config: str
-  prefix: str
-  fields: Mapping[str, str]
+  fields: str
+  prefix: str = ''
   truncated_side: str = 'right'
   is_free_text: bool = False
 
@@ -40,27 +40,19 @@ class Task:
     return () if self.is_free_text else reader.CONFIGS[self.config].labels
 
 
-def _same_names(*names: str) -> dict[str, str]:
-  return {name: name for name in names}
-
-
 TASKS = {
-  'boolq': Task('boolq', 'boolq', _same_names('passage', 'question'), truncated_side='left'),
-  'cb': Task('cb', 'cb', _same_names('hypothesis', 'premise')),
-  'copa': Task(
-    'copa', 'copa', _same_names('choice1', 'choice2', 'premise', 'question'), truncated_side='left'
-  ),
-  'multirc': Task('multirc', 'multirc', _same_names('question', 'answer', 'paragraph')),
-  'record': Task(
-    'record', 'record', _same_names('query', 'entities', 'passage'), is_free_text=True
-  ),
-  'rte': Task('rte', 'rte', _same_names('hypothesis', 'premise')),
-  'wic': Task('wic', 'wic', _same_names('sentence1', 'sentence2', 'word'), truncated_side='left'),
-  'wsc': Task('wsc.fixed', 'wsc', _same_names('text')),
+  'boolq': Task('boolq', 'passage question', truncated_side='left'),
+  'cb': Task('cb', 'hypothesis premise'),
+  'copa': Task('copa', 'choice1 choice2 premise question', truncated_side='left'),
+  'multirc': Task('multirc', 'question answer paragraph'),
+  'record': Task('record', 'query entities passage'),
+  'rte': Task('rte', 'hypothesis premise'),
+  'wic': Task('wic', 'sentence1 sentence2 word', truncated_side='left'),
+  'wsc': Task('wsc.fixed', 'text', 'wsc'),
   # The T5 format of WSC: the referent is generated.
-  'wsc_simple': Task('wsc.fixed', 'wsc:', {}, is_free_text=True),
-  'axb': Task('axb', 'rte', {'hypothesis': 'sentence2', 'premise': 'sentence1'}),
-  'axg': Task('axg', 'rte', _same_names('hypothesis', 'premise')),
+  'wsc_simple': Task('wsc.fixed', '', 'wsc:', is_free_text=True),
+  'axb': Task('axb', 'hypothesis=sentence2 premise=sentence1', 'rte'),
+  'axg': Task('axg', 'hypothesis premise', 'rte'),
 }
 # Values of finetune.wsc_spans: how the spans of `wsc` are marked.
 WSC_SPANS = {'all': wsc.mark_both_spans, 't5': wsc.mark_spans_by_index}
@@ -165,26 +157,19 @@ def _lower_first(text):
 
 
 def _format_classification(name, example, wsc_spans):
-  task = find_task(name)
-  texts = {input_name: example[field] for input_name, field in task.fields.items()}
   if name == 'wsc':
-    texts['text'] = WSC_SPANS[wsc_spans](example)
-  text = _join_fields(task.prefix, texts)
+    example = {**example, 'text': WSC_SPANS[wsc_spans](example)}
+  text, labels, label = _join_fields(name, example), find_task(name).labels, int(example['label'])
   if name == 'multirc':
     text = re.sub('</?b>', '', re.sub('<br>', ' ', text))
-  label = int(example['label'])
-  target = task.labels[label] if label >= 0 else UNKNOWN
-  return Row(text, target, label, task.labels, (), _key(example))
+  target = labels[label] if label >= 0 else UNKNOWN
+  return Row(text, target, label, labels, (), _key(example))
 
 
 def _format_record(example, split):
   passage = re.sub(r'([.?!"\'])\n@highlight\n', r'\1 ', example['passage'])
   passage = re.sub(r'\n@highlight\n', '. ', passage)
-  texts = {
-    'query': example['query'],
-    'entities': ', '.join(example['entities']),
-    'passage': passage,
-  }
+  texts = {**example, 'entities': ', '.join(example['entities']), 'passage': passage}
   answers = tuple(example['answers'])
   inputs, choices, key = _join_fields('record', texts), tuple(example['entities']), _key(example)
   targets = answers if split == 'train' else answers[:1]
@@ -198,8 +183,12 @@ def _format_referent(example):
   return Row(text, referent, int(example['label']), (), (referent,), _key(example))
 
 
-def _join_fields(prefix, texts):
-  return ' '.join([prefix, *(f'{name}: {text}' for name, text in texts.items())])
+def _join_fields(name, example):
+  """Returns the prefix of a task, and the name and the text of each of its fields."""
+  task = find_task(name)
+  names = (field.partition('=')[::2] for field in task.fields.split())
+  texts = (f'{name}: {example[field or name]}' for name, field in names)
+  return ' '.join([task.prefix or task.config, *texts])
 
 
 def _key(example):

@@ -6,9 +6,8 @@ import io
 import pathlib
 import zipfile
 
-from ngrammer_jax import errors, runs
+from ngrammer_jax import command_line, errors, runs
 from ngrammer_jax.checkpoints import reader
-from ngrammer_jax.config import command_line
 from ngrammer_jax.system import files
 from ngrammer_jax.tasks.superglue import finetuning, formats, submission
 

@@ -1,20 +1,19 @@
 """Reader of the original SuperGLUE files, without TensorFlow; examples have the TFDS schema."""
 
 from collections.abc import Iterator
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import logging
 import pathlib
-from typing import IO, Any
+from typing import Any
 import zipfile
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import text_files
 from ngrammer_jax.data.split_files import SPLITS
-from ngrammer_jax.system import files, progress
+from ngrammer_jax.system import files
 from ngrammer_jax.tasks.superglue import wsc
 
 URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/'
@@ -108,75 +107,56 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
       an index twice.
   """
   check_split(config, split)
-  path, member = _find_file(files.user_path('data.superglue_dir', folder), config, split)
-  name = str(path) if member is None else f'{path}/{member}'
+  path, file = _find_file(files.user_path('data.superglue_dir', folder), config, split)
   examples, line_by_idx = [], {}
-  with _translate_damage(path), _open(path, member) as (file, size):
-    with progress.Progress(f'reading {name}', size, 'bytes') as bar:
-      for number, line in enumerate(file, 1):
-        bar.advance(len(line))
-        if not line.strip():
-          continue
-        location = f'{name}, line {number}'
-        row = text_files.parse_json(line, location, REMEDY)
-        with files.translate_damage(location, REMEDY):
-          line_examples = list(_to_examples(config, split, row))
-        for example in line_examples:  # metrics and answers are by index
-          idx = json.dumps(example['idx'])
-          if idx in line_by_idx:
-            raise errors.BadInput(
-              f'{location}: idx {idx} is also in line {line_by_idx[idx]}, expected a different idx '
-              f'in every example; {REMEDY}'
-            )
-          line_by_idx[idx] = number
-        examples += line_examples
+  with _translate_damage(path), file.open('rb') as lines:
+    for number, line in enumerate(lines, 1):
+      if not line.strip():
+        continue
+      location = f'{file}, line {number}'
+      row = text_files.parse_json(line, location, REMEDY, REMEDY)
+      with files.translate_damage(location, REMEDY):
+        line_examples = list(_to_examples(config, split, row))
+      for example in line_examples:  # metrics and answers are by index
+        idx = json.dumps(example['idx'])
+        if idx in line_by_idx:
+          raise errors.BadInput(
+            f'{location}: idx {idx} is also in line {line_by_idx[idx]}, expected a different idx '
+            f'in every example; {REMEDY}'
+          )
+        line_by_idx[idx] = number
+      examples += line_examples
   if not examples:
-    raise errors.BadInput(f'{name} has no examples: {REMEDY}')
+    raise errors.BadInput(f'{file} has no examples: {REMEDY}')
   return examples
 
 
-@contextlib.contextmanager
-def _open(path: pathlib.Path, member: str | None) -> Iterator[tuple[IO[bytes], int]]:
-  """Opens a file, or a member of a zip; yields it with its uncompressed size in bytes."""
-  if member is None:
-    with path.open('rb') as file:
-      yield file, path.stat().st_size
-  else:
-    with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-      yield file, archive.getinfo(member).file_size
-
-
-def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.Path, str | None]:
-  """Returns the path of the file of a split, and its name inside if the path is a zip."""
+def _find_file(
+  folder: pathlib.Path, config: str, split: str
+) -> tuple[pathlib.Path, pathlib.Path | zipfile.Path]:
+  """Returns the file or the zip that has a split, and the file of the split itself."""
   files = CONFIGS[config]
   file = files.file(split)
   if (folder / file).is_file():
-    return folder / file, None
+    return folder / file, folder / file
   for path in (folder / files.zip, folder if folder.suffix == '.zip' else folder / COMBINED_ZIP):
     if not path.is_file():
       continue
     if path.name == files.zip:
       _warn_if_not_official(config, path)
-    member = _find_member(path, file)
-    if member is not None:
-      return path, member
+    with _translate_damage(path):
+      archive = zipfile.ZipFile(path)
+      # In any folder of the zip.
+      is_member = lambda name: f'/{name}'.endswith(f'/{file}') and not name.startswith('__MACOSX/')
+      members = sorted(filter(is_member, archive.namelist()), key=lambda n: (n.count('/'), n))
+    if members:
+      return path, zipfile.Path(archive, members[0])
   size, digest = OFFICIAL_ZIPS[files.folder]
   raise errors.BadInput(
     f'{folder} has no {split} split of SuperGLUE {config}: expected the file {file}, which can '
     f'also be inside {files.zip} ({size:,} bytes, sha256 {digest}) or {COMBINED_ZIP}; '
     f'download {URL}{files.zip}'
   )
-
-
-def _find_member(path: pathlib.Path, file: str) -> str | None:
-  """Returns the name of a file in a zip, in any folder there, or None."""
-  with _translate_damage(path), zipfile.ZipFile(path) as archive:
-    names = [
-      name
-      for name in archive.namelist()
-      if f'/{name}'.endswith(f'/{file}') and not name.startswith('__MACOSX/')
-    ]
-  return min(names, key=lambda name: (name.count('/'), name), default=None)
 
 
 @functools.cache  # one warning per file

@@ -20,27 +20,21 @@ def log_lengths(
     max_targets: tokens of a row that are reserved for the target.
   """
   lengths = np.asarray(lengths)
-  excess = lengths[lengths > max_inputs] - max_inputs
-  if not len(excess):
-    logging.info(
-      f'{task}, {split}: none of {len(lengths):,} inputs is truncated, the longest has '
-      f'{lengths.max():,} of at most {max_inputs:,} tokens'
-    )
-    return
+  excess, level = lengths[lengths > max_inputs] - max_inputs, logging.INFO
   share = len(excess) / len(lengths)
   message = (
-    f'{task}, {split}: {len(excess):,} of {len(lengths):,} inputs ({share:.1%}) are truncated to '
-    f'{max_inputs:,} tokens and lose {np.median(excess):,.0f} tokens (median), at most '
-    f'{excess.max():,}'
+    f'{len(excess):,} of {len(lengths):,} inputs ({share:.1%}) are truncated to {max_inputs:,} '
+    f'tokens and lose {np.median(excess):,.0f} tokens (median), at most {excess.max():,}'
+    if len(excess)
+    else f'none of {len(lengths):,} inputs is truncated, the longest has {lengths.max():,} of at '
+    f'most {max_inputs:,} tokens'
   )
-  if share <= MAX_TRUNCATED_SHARE:
-    logging.info(message)
-    return
-  row_length = required_row_length(lengths, max_targets)
-  logging.warning(
-    f'{message}; at most {MAX_TRUNCATED_SHARE:.0%} are truncated with '
-    f'training.segment_length={row_length}'
-  )
+  if share > MAX_TRUNCATED_SHARE:
+    row_length, level = required_row_length(lengths, max_targets), logging.WARNING
+    message += (
+      f'; at most {MAX_TRUNCATED_SHARE:.0%} are truncated with training.segment_length={row_length}'
+    )
+  logging.log(level, f'{task}, {split}: {message}')
 
 
 def required_row_length(lengths: np.ndarray, max_targets: int) -> int:

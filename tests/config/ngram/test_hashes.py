@@ -1,10 +1,8 @@
-import itertools
-
 import pytest
 
 from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.config.ngram.hashes import NumpyHash
-from ngrammer_jax.config.ngram.sizes import table_sizes
+from tests.ngram_rows import numpy_rows
 
 
 def test_published_multipliers():
@@ -24,41 +22,8 @@ def test_the_newest_byte_has_the_highest_power():
   """As in the code of BLT, in 64 bits with sign."""
   a = hashes.BLT_FACTORS[1]
   value = (5 * a**2 + 7 * a + 9 + 2**63) % 2**64 - 2**63
-  rows = NumpyHash('blt', (3,), ((97, 101),), 260).numpy_rows([[5], [7], [9]])
+  rows = numpy_rows(NumpyHash('blt', (3,), ((97, 101),), 260), [[5], [7], [9]])
   assert rows.tolist()[1] == value % 101
-
-
-def slow_shared(ngram_hash, ids):
-  """The 2-grams of these ids that share their row of the first head with another one."""
-  rows = {}
-  for x, y in itertools.product(range(ids), repeat=2):
-    row = (x + y * ngram_hash.vocabulary) % ngram_hash.sizes[0][0]
-    rows.setdefault(row, []).append((x, y))
-  return sum(len(grams) for grams in rows.values() if len(grams) > 1) / ids**2
-
-
-def test_rows_near_multiples_of_the_vocabulary_collide():
-  """LongCat's own rows, 78 V + 1, where 40 ids are all there are."""
-  V, random, shared = 40, {}, {}
-  for rule in ('multiple', 'multiple_plus_one', 'prime'):
-    (sizes,) = table_sizes(rule, (78 * V + V // 3,), (2, 3), 2, V, 1)
-    ngram_hash = NumpyHash('polynomial', (2, 3), sizes, V)
-    shared[rule], random[rule] = hashes.shared_rows(ngram_hash)
-    assert shared[rule] == slow_shared(ngram_hash, V)
-  assert shared['prime'] == 0
-  # A random function: 1 - (1 - 1/3120)^1599.
-  assert random['multiple'] == pytest.approx(0.401, abs=1e-3)
-
-
-def test_collision_rate_of_large_vocabularies():
-  V = 8192
-  rate = lambda rule, kind: hashes.shared_rows(
-    NumpyHash(kind, (3, 2), table_sizes(rule, (78 * V + V // 3,), (3, 2), 1, V, 1)[0], V)
-  )
-  shared, random = rate('multiple_plus_one', 'polynomial')
-  assert shared > 0.99 and random == pytest.approx(0.791, abs=1e-3)
-  shared, random = rate('prime', 'engram')
-  assert shared == pytest.approx(random, abs=0.005)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,9 @@
 """N-gram memories: places, presets with the published rows, and impossible memories."""
 
 import dataclasses
-import logging
-
-import pytest
 
 from ngrammer_jax import config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.config.ngram.memory import HASHES, TABLE_MEMORIES, NGramMemoryConfig
 from ngrammer_jax.config.ngram.presets import PRESETS
 from ngrammer_jax.config.place import Place
@@ -98,7 +94,9 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
   config.resolve({'model': {'ngram': {}, 'ngram_memories': [SUM, GATE, CLUSTERS]}})
   recurrent = {'recurrent': {'hidden': 256}, 'feed_forward_width': 688}
   config.resolve({'model': recurrent | {'ngram_memories': [SUM]}})
-  with bad_input(f'{PATH}.layers=(1,) is only for Transformers: with model.recurrent use ()'):
+  with bad_input(
+    f'{PATH}.layers=(1,) is not for model.recurrent=(hidden=256), but for None: use ()'
+  ):
     config.resolve({'model': recurrent | {'ngram_memories': [GATE]}})
 
 
@@ -142,23 +140,19 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
     (CLUSTERS | {'heads': 3}, '.heads=3 must divide model.width=256'),
     (
       CLUSTERS | {'initial': 'data'},
-      f'.initial="data" samples the embedding, so it needs {PATH}.key="embedding_clusters", not '
-      '\'clusters\': use "uniform" or "normal"',
+      f".initial='data' is not for {PATH}.key='clusters', but for embedding_clusters: use None",
     ),
     (
       {'join': 'concat', 'heads': 4, 'width': 32, 'key': 'clusters', 'initial': 'data'},
-      f'.initial="data" samples the embedding, so it needs {PATH}.key="embedding_clusters", not '
-      '\'clusters\': use "uniform" or "normal"',
+      f".initial='data' is not for {PATH}.key='clusters', but for embedding_clusters: use None",
     ),
     (
       GATE | {'boundary': 'eos_id'},
-      f'.eos_id=None: {PATH}.boundary="eos_id" needs the id of the token at the end of a document; '
-      'set it, or use boundary="starts"',
+      f".boundary='eos_id' is not for {PATH}.eos_id=None, but for a value: use 'starts'",
     ),
     (
       GATE | {'fill_id': None},
-      f'.fill_id=None is {PATH}.eos_id, which is only for boundary="eos_id" and a key of tokens: '
-      f'use {PATH}.fill_id=0',
+      f".fill_id=None is not for {PATH}.boundary='starts', but for eos_id: use 0",
     ),
     *(
       (GATE | {'orders': orders}, f': orders {orders} must be distinct numbers of at least 1')
@@ -202,13 +196,13 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
     ),
     (
       CLUSTERS | {'table_memory': 'host'},
-      '.table_memory="host" needs ids that are known before the step, but '
-      f'{PATH}.key=\'clusters\' is computed in it: use table_memory="device"',
+      f".table_memory='host' is not for {PATH}.key='clusters', but for tokens, compressed, bytes: "
+      "use 'device'; rows are looked up before the step, and only those are updated",
     ),
     (
       GATE | {'table_memory': 'host', 'optimizer': 'lazy_adam'},
-      f'.table_memory="host" is not for {PATH}.optimizer=\'lazy_adam\': use '
-      "optimizer='adagrad' or 'frozen', or table_memory=\"device\"",
+      f".table_memory='host' is not for {PATH}.optimizer='lazy_adam', but for adagrad, frozen: use "
+      "'device'; rows are looked up before the step, and only those are updated",
     ),
     (GATE | {'learning_rate_factor': 0.0}, '.learning_rate_factor=0.0 must be above 0, or None'),
     (
@@ -265,8 +259,8 @@ def test_impossible_memories_say_what_to_change(memory, message):
 
 def test_the_embedding_of_an_adaptive_softmax_has_no_clusters():
   with bad_input(
-    f'{PATH}.key="embedding_clusters" needs one embedding table, but model.adaptive_softmax has '
-    'several: use key="clusters" at the input'
+    f"{PATH}.key='embedding_clusters' is not for model.adaptive_softmax=(cutoffs=(8,)), but for "
+    "None: use 'tokens'"
   ):
     adaptive = config.AdaptiveSoftmaxConfig((8,))
     check(SUM | {'key': 'embedding_clusters'}, adaptive_softmax=adaptive)
@@ -276,8 +270,8 @@ def test_bytes_need_a_vocabulary_of_bytes():
   model = {'ngram_memories': [GATE, SUM | {'key': 'bytes'}]}
   config.resolve({'model': model, 'data': {'corpus': 'text', 'vocabulary': 'bytes'}})
   with bad_input(
-    'model.ngram_memories.1.key="bytes" needs data.vocabulary="bytes", not \'sentencepiece\': use '
-    'key="tokens", or another vocabulary'
+    "model.ngram_memories.1.key='bytes' is not for data.vocabulary='sentencepiece', but for bytes: "
+    "use 'tokens'"
   ):
     config.resolve({'model': model})
 
@@ -307,33 +301,6 @@ def test_ids_outside_of_the_vocabulary(memory, message):
   model.check()
   with bad_input(f'{PATH}{message}'):
     model.check_vocabulary(100)
-
-
-@pytest.mark.parametrize(
-  'hash_name, rule, warns',
-  [
-    ('polynomial', 'multiple', True),
-    ('polynomial', 'multiple_plus_one', True),
-    ('praxis', 'multiple', True),
-    ('engram', 'multiple', False),
-    ('polynomial', 'prime', False),
-  ],
-)
-def test_rows_that_are_a_multiple_of_the_vocabulary_are_warned_of(caplog, hash_name, rule, warns):
-  memory = NGramMemoryConfig(layers=(0,), hash=hash_name, row_rule=rule, rows=(2_000_000,), heads=1)
-  unigrams = dataclasses.replace(memory, orders=(1,))  # have no collisions with so many rows
-  model_config.ModelConfig(ngram_memories=(unigrams,)).check_vocabulary(4096)
-  assert not caplog.messages
-  with caplog.at_level(logging.WARNING):
-    model_config.ModelConfig(ngram_memories=(memory,)).check_vocabulary(4096)
-  assert bool(caplog.messages) == warns
-  if warns:
-    rows = 488 * 4096 + (rule == 'multiple_plus_one')
-    rate, random_rate = hashes.shared_rows(memory.hashes(4096)[0])
-    assert rate > 1.5 * random_rate
-    assert caplog.messages[0].startswith(f'{PATH}: {rows:,} rows are a multiple of the 4,096 ids')
-    assert f'{100 * rate:.0f} %' in caplog.messages[0]
-    assert f'{100 * random_rate:.0f} %' in caplog.messages[0]
 
 
 def test_presets_are_valid_memories():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ngrammer_jax.models import parts
+from ngrammer_jax.models import parameter_groups
 from tests.checks import bad_input
 
 NAMES = {
@@ -24,7 +24,7 @@ SOURCE = {'embedding': np.dtype('float16'), 'layer_0/out': np.dtype('float32')}
 
 
 def test_the_part_of_a_parameter():
-  assert {name: parts.part_of(name) for name in NAMES} == NAMES
+  assert {name: parameter_groups.group_of(name) for name in NAMES} == NAMES
 
 
 @pytest.mark.parametrize(
@@ -38,24 +38,24 @@ def test_the_part_of_a_parameter():
   ],
 )
 def test_what_is_frozen(train, expected):
-  frozen = parts.frozen(train, PARAMS, SOURCE)
+  frozen = parameter_groups.frozen(train, PARAMS, SOURCE)
   assert list(frozen) == expected
   assert frozen == {name: SOURCE.get(name, np.dtype('float32')) for name in expected}
 
 
 def test_trees_are_divided_and_merged():
   names = ['embedding', 'layer_0/ngram_memory_0/table']
-  rest, frozen = parts.without(PARAMS, names), parts.select(PARAMS, names)
+  rest, frozen = parameter_groups.without(PARAMS, names), parameter_groups.select(PARAMS, names)
   assert rest == {'layer_0': {'out': 1}, 'final_norm': 3}
   assert frozen == {'embedding': 0, 'layer_0': {'ngram_memory_0': {'table': 2}}}
-  assert parts.merge(rest, frozen) == PARAMS
-  assert parts.merge(PARAMS, {'final_norm': 4})['final_norm'] == 4
+  assert parameter_groups.merge(rest, frozen) == PARAMS
+  assert parameter_groups.merge(PARAMS, {'final_norm': 4})['final_norm'] == 4
 
 
 def test_a_part_without_parameters_is_refused():
-  parts.check(['all', 'new', 'head', 'ngram_memory_0'], PARAMS)
+  parameter_groups.check(['all', 'new', 'head', 'ngram_memory_0'], PARAMS)
   with bad_input(
     "optimizer names the part 'span', which has no parameters of its own in this model: use "
     'blocks, embedding, head, ngram_memory_0'
   ):
-    parts.check(['head', 'span'], PARAMS)
+    parameter_groups.check(['head', 'span'], PARAMS)

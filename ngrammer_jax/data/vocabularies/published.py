@@ -9,14 +9,14 @@ Which tokens begin and end a text, and whether the first is added to every text,
 of the model say.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
-import functools
 import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies import gguf_header
+from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
 from ngrammer_jax.system import files
 
 SPACE_MARK = '\u2581'  # stands for the space inside SentencePiece
@@ -56,14 +56,27 @@ def has_tokenizer(folder: pathlib.Path) -> bool:
   return any((folder / n).is_file() for n in ('tokenizer.json', 'tokenizer.model', 'vocab.json'))
 
 
-def folder_reader(
-  folder: pathlib.Path,
-) -> Callable[[int | None], vocabularies.TokenizerVocabulary] | None:
-  """Returns `from_folder` of a folder, as a function of the size; None: it has no tokenizer."""
-  return functools.partial(from_folder, folder) if has_tokenizer(folder) else None
+def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:
+  """Returns the vocabulary of a published model, also of a folder without weights.
+
+  Args:
+    path: a folder, or a GGUF file.
+    size: number of ids of the model; None: those of the tokenizer.
+
+  Raises:
+    BadInput: it has no tokenizer, a damaged one, or one with more ids.
+  """
+  if gguf_header.is_gguf(path):
+    with translate_damage(path):
+      metadata, _ = gguf_header.read(path)
+      if 'tokenizer.ggml.model' in metadata:
+        return from_gguf(metadata, size)
+  elif has_tokenizer(path):
+    return from_folder(path, size)
+  raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
 
 
-def from_folder(folder: pathlib.Path, size: int | None) -> vocabularies.TokenizerVocabulary:
+def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   """Returns the vocabulary of a folder.
 
   Args:
@@ -104,7 +117,7 @@ def from_folder(folder: pathlib.Path, size: int | None) -> vocabularies.Tokenize
     return _vocabulary(content, size, tokenizer, start, ends, adds_start, template)
 
 
-def from_gguf(metadata: Mapping[str, Any], size: int | None) -> vocabularies.TokenizerVocabulary:
+def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabulary:
   """Returns the vocabulary of the metadata of a GGUF file.
 
   Args:
@@ -145,9 +158,7 @@ def _vocabulary(content, size, tokenizer, start, ends, adds_start, chat_template
   ends = list(dict.fromkeys(filter(exists, ends)))
   if not exists(start):
     start, adds_start = None, adds_start and not ends
-  return vocabularies.TokenizerVocabulary(
-    content, size, start, ends, bool(adds_start), chat_template
-  )
+  return TokenizerVocabulary(content, size, start, ends, bool(adds_start), chat_template)
 
 
 def _parse(content: bytes):

@@ -7,7 +7,9 @@ step (see docs/add_memory.md). Sizes that nobody sets follow the trained model.
 D model width, H head width, G orders, I vectors of a token, E width of a vector, V vocabulary.
 """
 
+import bisect
 from collections.abc import Callable, Collection, Iterator, Mapping
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,7 +19,6 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import conversion, fields
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
 from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.persistent import PersistentConfig
@@ -30,23 +31,16 @@ PARTS = ('ngram', 'ngram_memories', 'memory', 'span', 'persistent')
 SHARE = 5  # what is added has at most one in this many of the parameters of the trained model
 FEATURES = 8  # one in this many features of a head is of n-grams, as in the N-Grammer paper
 MIN_FEATURES = 2  # the norm of one feature is 0
-Values = dict[str, Any]
 
 
-def new_parts(base: ModelConfig, model: ModelConfig) -> dict[str, Any]:
+def new_parts(source: ModelConfig, model: ModelConfig) -> dict[str, Any]:
   """Returns the blocks that a model has more, by path, such as `model.ngram_memories.0`."""
-  differences = fields.differences(base, model, 'model.', lambda key: False)
+  differences = fields.differences(source, model, 'model.', lambda key: False)
   return {
     key.path: new
     for key, old, new in differences
     if old is None and dataclasses.is_dataclass(new) and key.path.split('.')[1] in PARTS
   }
-
-
-def part_name(path: str) -> str:
-  """Returns the name of a block in the paths of its parameters."""
-  name = path.split('.')[-1]
-  return ngram_memory.name(int(name)) if name.isdecimal() else {'ngram': 'ngrammer'}.get(name, name)
 
 
 def blocks(model: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -61,7 +55,12 @@ def blocks(model: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def complete(
-  values: Values, overrides: Collection[str], present: Collection[str], base: ModelConfig, V: int
+  values: dict[str, Any],
+  overrides: Collection[str],
+  present: Collection[str],
+  source: ModelConfig,
+  V: int,
+  count: int,
 ) -> None:
   """Sets what is open in the blocks of PARTS: as in the trained model, or as suits an addition.
 
@@ -69,20 +68,21 @@ def complete(
     values: those of a config.
     overrides: paths that the command line sets.
     present: paths of the blocks that the config file has. Of these only the start is open.
-    base: the trained model.
+    source: the trained model.
     V: its vocabulary size.
+    count: its number of parameters.
 
   Raises:
     BadInput: the trained model cannot have a memory.
   """
   if values.get('finetune') is not None:  # which has the model that it starts from
     own = {path.split('.')[1] for path, _ in blocks(values['model'])}
-    values['model'] = dataclasses.asdict(base) | {name: values['model'][name] for name in own}
+    values['model'] = dataclasses.asdict(source) | {name: values['model'][name] for name in own}
   model = values.setdefault('model', {})
   model['ngram_memories'] = conversion.blocks_by_number(model.get('ngram_memories') or ())
-  of_base, paths = dict(blocks(dataclasses.asdict(base))), [path for path, _ in blocks(model)]
-  new, overrides = [path for path in paths if path not in of_base], set(overrides)
-  _check_positions(base, new)
+  of_source, paths = dict(blocks(dataclasses.asdict(source))), [path for path, _ in blocks(model)]
+  new, overrides = [path for path in paths if path not in of_source], set(overrides)
+  _check_positions(source, new)
   if 'model.span' in new and 'model.memory' not in paths:
     model['memory'] = {'same_length': 'memory_and_self'}
     new.insert(0, 'model.memory')
@@ -91,23 +91,23 @@ def complete(
       model['memory']['length'] = math.floor(span.initial_span())
     overrides |= {f'model.memory.{name}' for name in model['memory']}
   tables = [path for path in new if path not in ('model.memory', 'model.span')]
-  budget, memory = parameters(base, V) // SHARE // max(1, len(tables)), base.memory
+  budget, memory = count // SHARE // max(1, len(tables)), source.memory
   for path, block in blocks(model):
     is_set = lambda name, path=path: path in present or f'{path}.{name}' in overrides
     let = functools.partial(_replace_open, is_set)
-    if path in of_base:
-      block |= {name: value for name, value in of_base[path].items() if not is_set(name)}
+    if path in of_source:
+      block |= {name: value for name, value in of_source[path].items() if not is_set(name)}
       continue
     if path != 'model.memory' and block.get('start') is None:
       block['start'] = 'neutral'
     match typed := _build(path, block):
       case NGramMemoryConfig():
-        typed = _size_memory(typed, let, base, budget, V)
+        typed = _size_memory(typed, let, source, budget, V)
       case NGramConfig():
-        typed = _size_ngrammer(typed, let, base, budget)
+        typed = _size_ngrammer(typed, let, source, budget)
       case PersistentConfig():
         typed = let(typed, kind='attention_split')
-        heads, H = base.layers * base.heads, base.head_features
+        heads, H = source.layers * source.heads, source.head_features
         vectors = (budget - heads) // (2 * heads * H)
         typed = let(typed, vectors=max(1, min(typed.vectors, vectors)))
       case MemoryConfig():
@@ -134,29 +134,18 @@ def _segment_length(values):
   return max(length, evaluation.get('segment_length') or 0)
 
 
-def parameters(model: ModelConfig, V: int) -> int:
-  """Returns the number of parameters of a model in its matrices, those of a Transformer if any."""
-  c, D = model, model.width
-  rows = V if c.adaptive_softmax is None else min((V, *c.adaptive_softmax.cutoffs))
-  embeddings = rows * D * (1 if c.tie_embeddings else 2)
-  if c.recurrent is not None:
-    return embeddings
-  attention = 2 * D * c.head_features * (c.heads + c.context_key_heads)
-  return embeddings + c.layers * (attention + (2 + c.gated) * D * c.feed_forward_width)
-
-
 def _heads(model):
   """Returns the largest number of heads, up to that of the model, that divides its width."""
   return next(heads for heads in range(model.heads, 0, -1) if model.width % heads == 0)
 
 
-def _size_memory(o, let, base, budget, V):
+def _size_memory(o, let, source, budget, V):
   """Returns an n-gram memory whose layers, heads, width and rows follow the trained model."""
-  D, L, count = base.width, base.layers, len(o.layers) or (o.join == 'gate')
+  D, L, count = source.width, source.layers, len(o.layers) or (o.join == 'gate')
   first = min(1, L - 1)  # the layers of Engram are the second and the middle one
   o = let(o, layers=tuple(dict.fromkeys((first, max(first, L // 2))[:count])))
   if o.key in CLUSTER_KEYS:
-    o = dataclasses.replace(let(o, heads=_heads(base)), initial=o.initial or 'hidden')
+    o = dataclasses.replace(let(o, heads=_heads(source)), initial=o.initial or 'hidden')
   H, num_vectors, places = D // o.heads, o.heads * len(o.orders), len(o.places(L))
 
   def dense(width):  # parameters without the tables
@@ -170,34 +159,31 @@ def _size_memory(o, let, base, budget, V):
     o = let(o, width=_largest(dense, widest, budget // 2))
   else:
     o = let(o, width=D)
-  table = lambda rows: o.width * sum(dataclasses.replace(o, rows=(rows,)).table_rows(V))
+
+  def table(rows):
+    with contextlib.suppress(ValueError):  # too few rows for the hash
+      return o.width * sum(dataclasses.replace(o, rows=(rows,)).table_rows(V))
+    return 0
+
   return let(o, rows=(_largest(table, o.rows[0], budget - dense(o.width)),))
 
 
 def _largest(size: Callable[[int], int], most: int, budget: int) -> int:
   """Returns the largest number from 1 to `most` whose size fits in a budget; 1 if none fits."""
-  low, high = 1, most
-  while low < high:
-    middle = (low + high + 1) // 2
-    try:
-      fits = size(middle) <= budget
-    except ValueError:  # too few rows for the hash
-      fits = True
-    low, high = (middle, high) if fits else (low, middle - 1)
-  return low
+  return max(1, bisect.bisect_right(range(1, most + 1), budget, key=size))
 
 
-def _size_ngrammer(o, let, base, budget):
+def _size_ngrammer(o, let, source, budget):
   """Returns the N-Grammer layer whose heads, width and rows follow the trained model."""
-  if o.heads is None and base.width % base.heads:
-    o = let(o, heads=_heads(base))
+  if o.heads is None and source.width % source.heads:
+    o = let(o, heads=_heads(source))
   if o.clusters is not None:
     o = dataclasses.replace(o, initial=o.initial or 'hidden')
-  heads = o.heads or base.heads
-  H = base.width // heads
+  heads = o.heads or source.heads
+  H = source.width // heads
   o = let(o, dim=H if o.combine == 'add' else min(o.dim, max(MIN_FEATURES, H // FEATURES)))
-  places, row = len(o.places(base.layers)), len(o.orders) * heads * o.dim
-  rows = (budget // places - 3 * base.width - 2 * row) // row  # without the norms and the mix
+  places, row = len(o.places(source.layers)), len(o.orders) * heads * o.dim
+  rows = (budget // places - 3 * source.width - 2 * row) // row  # without the norms and the mix
   return let(o, vocabulary_size=max(1, min(o.vocabulary_size, rows)))
 
 
@@ -208,22 +194,22 @@ def _size_span(o, let, memory):
   return let(o, ramp=min(o.ramp, o.limit))
 
 
-def _check_positions(base, new):
+def _check_positions(source, new):
   """Raises BadInput for a segment memory of a model that cannot read beyond its segment."""
   positions = (*SEGMENT_POSITIONS, 'absolute')
   path = next((path for path in ('model.memory', 'model.span') if path in new), None)
-  if path and base.position in positions:
+  if path and source.position in positions:
     raise errors.BadInput(
-      f'{path} cannot be added to a model with model.position={base.position!r}, learned for each '
-      f'position (as GPT-2): a segment memory needs rotary or relative positions; use '
+      f'{path} cannot be added to a model with model.position={source.position!r}, learned for '
+      f'each position (as GPT-2): a segment memory needs rotary or relative positions; use '
       f'model.ngram_memories, model.ngram or model.persistent, or another model'
     )
 
 
-def check(base: ModelConfig, config: Config) -> None:
+def check(source: ModelConfig, config: Config) -> None:
   """Raises BadInput for new parts that change the loss of the trained model at the start."""
-  new, model = new_parts(base, config.model), config.model
-  _check_positions(base, new)
+  new, model = new_parts(source, config.model), config.model
+  _check_positions(source, new)
   length, memory = max(config.training.segment_length, config.evaluation_length()), model.memory
   for path, block in new.items():
     if getattr(block, 'start', '') is None:
@@ -233,18 +219,15 @@ def check(base: ModelConfig, config: Config) -> None:
       )
   if 'model.memory' in new:
     window = memory.window()
-    needed = {
-      'first': (memory.first, 'empty', memory.first != 'empty'),
-      'across_documents': (memory.across_documents, False, memory.across_documents),
-      'same_length': (memory.same_length, 'memory_and_self', not memory.sees_itself()),
-      'length': (memory.length, length, window is not None and window < length),
-    }
-    for name, (value, other, is_wrong) in needed.items():
-      if is_wrong:
+    needed = {'first': 'empty', 'across_documents': False}
+    needed |= {} if memory.sees_itself() else {'same_length': 'memory_and_self'}
+    needed |= {} if window is None or window >= length else {'length': length}
+    for name, value in needed.items():
+      if getattr(memory, name) != value:
         raise errors.BadInput(
-          f'model.memory.{name}={value!r} changes the loss of the model of init_from='
-          f'{config.init_from}, whose tokens attend to all of {length} tokens and to themselves: '
-          f'use {other!r}'
+          f'model.memory.{name}={getattr(memory, name)!r} changes the loss of the model of '
+          f'init_from={config.init_from}, whose tokens attend to all of {length} tokens and to '
+          f'themselves: use {value!r}'
         )
   if 'model.span' in new and model.span.start == 'neutral':
     farthest = memory.window() - 1 - (not memory.sees_itself())

@@ -19,21 +19,24 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors, pretrained_models
-from ngrammer_jax.config import added, catalog, conversion, fields
+from ngrammer_jax.config import added_memories, catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.system import files
 
-PUBLISHED = 'hf:'  # before the folder of a published model
-Complete = Callable[..., None]  # see `resolve`
-
 
 def parse(
-  parser: argparse.ArgumentParser, argv: list[str], complete: Complete | None = None
+  parser: argparse.ArgumentParser,
+  argv: list[str],
+  start: Callable[[argparse.Namespace], None] = lambda flags: None,
 ) -> tuple[argparse.Namespace, Config]:
   """Returns plain flags, by argparse, and the config with its overrides applied.
 
-  With --print_config it prints the config and exits; no other flag is needed then. `complete` also
-  gets the run directory, as `workdir`.
+  With --print_config it prints the config and exits; no other flag is needed then.
+
+  Args:
+    parser, argv: the parser of the plain flags, and the arguments.
+    start: prepares JAX. It is called once, before a model is built: processes cannot be joined
+      afterwards.
 
   Raises:
     BadInput: no such config file or variant, unknown key, value of the wrong type.
@@ -45,32 +48,27 @@ def parse(
   _add_flags(printer)
   if '--print_config' in plain and '--help' not in plain:
     flags, _ = printer.parse_known_args(plain)
-    print(conversion.describe(resolve(flags.config, overrides, complete)))
+    print(conversion.describe(resolve(flags.config, overrides)))
     parser.exit()
   flags = parser.parse_args(plain)
-  if complete is not None:
-    complete = functools.partial(complete, workdir=getattr(flags, 'workdir', None))
-  config = resolve(flags.config, overrides, complete)
+  start_once = functools.cache(lambda: start(flags))
+  config = resolve(flags.config, overrides, getattr(flags, 'workdir', None), start_once)
   for key, value in fields.walk_values(config):
     if not key.is_used and value != key.default:
       logging.warning('%s is no longer used', key.path)
+  start_once()
   return flags, config
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
-    '--config',
-    required=True,
-    metavar='FILE[:VARIANT]',
-    help='config file, or the name of a config of the package, and its variant; or '
-    'pretrained:NAME, or hf:FOLDER',
+  text = (
+    'config file, or the name of a config of the package, and its variant; or '
+    'pretrained:NAME, or hf:FOLDER'
   )
+  parser.add_argument('--config', required=True, metavar='FILE[:VARIANT]', help=text)
   add_list(parser)
-  parser.add_argument(
-    '--print_config',
-    action='store_true',
-    help='print every key of the resolved config with its meaning, and exit',
-  )
+  text = 'print every key of the resolved config with its meaning, and exit'
+  parser.add_argument('--print_config', action='store_true', help=text)
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -88,20 +86,25 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve(
-  spec: str, overrides: list[tuple[str, str]], complete: Complete | None = None
+  spec: str,
+  overrides: list[tuple[str, str]],
+  workdir: pathlib.Path | None = None,
+  start: Callable[[], None] | None = None,
 ) -> Config:
   """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`.
 
-  With `init_from`, `complete` sets what is open in memories that the trained model does not have.
-  Its arguments are the values of the config, the paths of all overrides, and the paths of the
-  memories in the config file, see `added.complete`.
+  What is open in memories that the model of `init_from` does not have, that model decides; see
+  `init_from.complete`.
   """
   values = load_file(spec)
-  present = [path for path, _ in added.blocks(values.get('model') or {})]
+  present = [path for path, _ in added_memories.blocks(values.get('model') or {})]
   _apply_all(values, overrides)
-  has_memories = any(added.blocks(values.get('model') or {}))
-  if complete is not None and has_memories and values.get('init_from') is not None:
-    complete(values, {path for path, _ in overrides}, present)
+  if values.get('init_from') is not None and any(added_memories.blocks(values.get('model') or {})):
+    from ngrammer_jax.runs import init_from  # imports JAX
+
+    if start is not None:
+      start()
+    init_from.complete(values, {path for path, _ in overrides}, present, workdir)
   return conversion.resolve(values)
 
 
@@ -125,9 +128,7 @@ def override(config: Config, overrides: list[tuple[str, str]], *allowed: str) ->
   values = dataclasses.asdict(config)
   for path, _ in overrides:
     if not any(fnmatch.fnmatch(path, pattern) for pattern in allowed):
-      raise errors.BadInput(
-        f'--config.{path}: only {", ".join(allowed)} of a trained run can be changed here'
-      )
+      raise errors.BadInput(f'--config.{path}: only {", ".join(allowed)} can be changed here')
   _apply_all(values, overrides)
   return conversion.resolve(values)
 
@@ -145,8 +146,8 @@ def load_file(spec: str) -> dict[str, Any]:
   with errors.named(f'--config={spec}'):
     if spec.startswith(pretrained_models.PREFIX) and not path.exists():
       return _load_pretrained(variant)
-    if spec.startswith(PUBLISHED) and not path.exists():
-      return _load_published(spec.removeprefix(PUBLISHED))
+    if spec.startswith(pretrained_models.PUBLISHED) and not path.exists():
+      return _load_published(spec.removeprefix(pretrained_models.PUBLISHED))
     return _run_file(path if path.is_file() else _find_packaged(spec, name), name, variant)
 
 
@@ -265,9 +266,7 @@ def _value(key: fields.Key, text: str) -> Any:
   if key.presets is not None:
     return dataclasses.asdict(key.presets(text))
   if key.block is not None:
-    raise errors.BadInput(
-      f'{key.path} is a section: set a key inside it, as in --config.{key.path}.KEY=...'
-    )
+    raise errors.BadInput(f'{key.path} is a section: set a key in it, --config.{key.path}.KEY=...')
   if bool in key.types and text.lower() in ('true', 'false', '1', '0'):
     return text.lower() in ('true', '1')
   if str in key.types:

@@ -1,18 +1,16 @@
 """Memories that the command line adds to a trained model: sizes, start, and what is refused."""
 
 import dataclasses
-import functools
 
 import jax
 import pytest
 
+from ngrammer_jax import command_line, errors
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
-from ngrammer_jax.config import added, command_line
+from ngrammer_jax.config import added_memories
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models import language_model
-from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import state as train_state
 from tests import published_folders
 from tests.checks import bad_input
@@ -30,7 +28,7 @@ def resolve(tmp_path):
     if not folder.exists():
       published_folders.write(folder, **options)
     overrides = [('init_from', f'hf:{folder}'), *(tuple(o.split('=', 1)) for o in overrides)]
-    return command_line.resolve(f'hf:{folder}', overrides, init_from.complete)
+    return command_line.resolve(f'hf:{folder}', overrides)
 
   return resolve
 
@@ -60,7 +58,7 @@ def test_sizes_that_nobody_sets_follow_the_trained_model(resolve, overrides, lea
   sizes = {'layers': 4, 'width': 64, 'heads': 4, 'key_value_heads': 2, 'feed_forward_width': 96}
   base, config = resolve(**sizes), resolve(*overrides)
   share = count_parameters(config) / count_parameters(base) - 1
-  assert least < share <= 1 / added.SHARE, share
+  assert least < share <= 1 / added_memories.SHARE, share
   assert all(m.layers in ((), (1,), (1, 2)) for m in config.model.ngram_memories)
 
 
@@ -77,10 +75,9 @@ def test_the_command_line_and_the_trained_model_win(resolve, tmp_path):
   assert resolve(*overrides).model == config.model
   # It goes on when the first model is gone.
   spec, given = f'hf:{tmp_path / "model"}', [('init_from', 'gone'), (f'{MEMORY}.preset', 'engram')]
-  complete = functools.partial(init_from.complete, workdir=tmp_path / 'run')
-  assert command_line.resolve(spec, given, complete).model == config.model
+  assert command_line.resolve(spec, given, tmp_path / 'run').model == config.model
   with bad_input('init_from=gone: no such folder; expected the workdir of a run'):
-    command_line.resolve(spec, given, init_from.complete)
+    command_line.resolve(spec, given)
 
 
 def test_a_memory_of_a_config_file_starts_neutral(resolve, tmp_path):
@@ -96,7 +93,7 @@ def test_a_memory_of_a_config_file_starts_neutral(resolve, tmp_path):
     '  return c\n'
   )
   file = str(tmp_path / 'config.py')
-  ngram = command_line.resolve(file, [], init_from.complete).model.ngram
+  ngram = command_line.resolve(file, []).model.ngram
   assert (ngram.start, ngram.initial, ngram.vocabulary_size) == ('neutral', 'hidden', 16_384)
 
 
@@ -123,10 +120,12 @@ def test_a_segment_memory_that_changes_the_loss_is_refused(resolve, memory, mess
   memory = model_config.MemoryConfig(**{'length': length, 'same_length': same_length} | memory)
   model = dataclasses.replace(base.model, memory=memory)
   with pytest.raises(errors.BadInput) as caught:
-    added.check(base.model, dataclasses.replace(base, model=model))
+    added_memories.check(base.model, dataclasses.replace(base, model=model))
   assert str(caught.value).startswith(message)
   fine = model_config.MemoryConfig(64, same_length='memory')
-  added.check(base.model, dataclasses.replace(base, model=dataclasses.replace(model, memory=fine)))
+  added_memories.check(
+    base.model, dataclasses.replace(base, model=dataclasses.replace(model, memory=fine))
+  )
 
 
 @each(
@@ -134,9 +133,9 @@ def test_a_segment_memory_that_changes_the_loss_is_refused(resolve, memory, mess
   [
     (
       ['model.persistent.kind=all_attention'],
-      "model.persistent.kind='all_attention' takes attention from the context, so it cannot be "
-      'added to a trained model: use model.persistent.kind="attention_split", with a softmax of '
-      'its own, or model.persistent.start="published", with another loss at the start',
+      "model.persistent.start='neutral' is not for model.persistent.kind='all_attention', but for "
+      'attention_split, single_head: use None; the others take attention from the context of the '
+      'trained model',
     ),
     (
       [f'{MEMORY}.key=clusters', f'{MEMORY}.heads=3'],
@@ -159,10 +158,10 @@ def test_spans_that_are_too_short_are_refused(resolve):
     'model.span.limit=70 with model.span.initial=0.9 is a span of 63 tokens at the start, but keys '
     'are up to 64 tokens away: raise the limit, or use a shorter model.memory.length'
   ):
-    added.check(base.model, config)
+    added_memories.check(base.model, config)
   model = dataclasses.replace(model, span=dataclasses.replace(span, start=None))
   with bad_input(
     f'model.span is new, init_from={base.init_from} has none: use model.span.start="neutral", '
     f'which leaves its loss as it is, or "published"'
   ):
-    added.check(base.model, dataclasses.replace(config, model=model))
+    added_memories.check(base.model, dataclasses.replace(config, model=model))

@@ -1,6 +1,6 @@
-"""The parts of a model, by the names of its parameters: what can be frozen, or has its own rate.
+"""Groups of the parameters of a model, by their names: what can be frozen, or has its own rate.
 
-A part is `embedding`, `blocks`, `head`, or the name of a memory wherever it is in the model.
+A group is `embedding`, `blocks`, `head`, or the name of a memory wherever it is in the model.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,14 +12,14 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config.ngram import memory as ngram_memory
 
-# Parts by a module or parameter at any depth.
+# Groups by a module or parameter at any depth.
 MODULES = {'ngrammer': 'ngram', 'persistent': 'persistent', 'span': 'span'}
 EMBEDDINGS = ('embedding', 'absolute_position')
 HEAD = ('final_norm', 'softmax', 'adaptive')  # prefixes
 
 
-def part_of(name: str) -> str:
-  """Returns the part of a parameter, such as `layer_0/attention/query/kernel`."""
+def group_of(name: str) -> str:
+  """Returns the group of a parameter, such as `layer_0/attention/query/kernel`."""
   keys = name.split('/')
   if memory := memory_of(name):
     key = memory.rsplit('/', 1)[-1]
@@ -52,13 +52,13 @@ def frozen(
   if 'all' in train or (tuple(train) == ('new',) and not source):
     return {}
   names = traverse_util.flatten_dict(params, sep='/')
-  is_trained = lambda name: part_of(name) in train or ('new' in train and name not in source)
+  is_trained = lambda name: group_of(name) in train or ('new' in train and name not in source)
   return {name: source.get(name, np.dtype(np.float32)) for name in names if not is_trained(name)}
 
 
 def check(named: Iterable[str], params: Any) -> None:
   """Raises BadInput for a part of `optimizer.train` or `rates` that has no parameters."""
-  present = {'all', 'new', *map(part_of, traverse_util.flatten_dict(params, sep='/'))}
+  present = {'all', 'new', *map(group_of, traverse_util.flatten_dict(params, sep='/'))}
   for name in named:
     if name not in present:
       raise errors.BadInput(
@@ -69,13 +69,11 @@ def check(named: Iterable[str], params: Any) -> None:
 
 def without(params: Any, names: Iterable[str]) -> Any:
   """Returns a nested dict of parameters, or of something for each, without those of some names."""
-  left_out = set(names)
-  if not left_out:
+  names = set(names)
+  if not names:
     return params
   leaves = traverse_util.flatten_dict(params, keep_empty_nodes=True, sep='/')
-  return traverse_util.unflatten_dict(
-    {name: leaf for name, leaf in leaves.items() if name not in left_out}, sep='/'
-  )
+  return traverse_util.unflatten_dict({n: x for n, x in leaves.items() if n not in names}, sep='/')
 
 
 def select(params: Any, names: Iterable[str]) -> Any:
@@ -86,7 +84,5 @@ def select(params: Any, names: Iterable[str]) -> Any:
 
 def merge(params: Any, others: Any) -> Any:
   """Returns the parameters of both trees; those of the second replace those of the first."""
-  first, second = (
-    traverse_util.flatten_dict(tree, keep_empty_nodes=True) for tree in (params, others)
-  )
-  return traverse_util.unflatten_dict(first | second)
+  flatten = lambda tree: traverse_util.flatten_dict(tree, keep_empty_nodes=True)
+  return traverse_util.unflatten_dict(flatten(params) | flatten(others))

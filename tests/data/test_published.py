@@ -8,7 +8,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import token_cache, vocabularies
-from ngrammer_jax.interop.huggingface import tokenizers
+from ngrammer_jax.data.vocabularies import published
 from tests import gguf_files, tokenizer_files
 from tests.checks import data_root
 from tests.loops import each
@@ -26,7 +26,7 @@ def write(folder, **contents):
 
 
 def read(folder):
-  return tokenizers.from_folder(folder, None)
+  return published.from_folder(folder, None)
 
 
 def words(vocabulary, text):
@@ -49,7 +49,7 @@ def words(vocabulary, text):
   ],
 )
 def test_how_texts_are_cut_into_words(cut, expected):
-  vocabulary = tokenizers.from_gguf(gguf_files.tokenizer(cut), None)
+  vocabulary = published.from_gguf(gguf_files.tokenizer(cut), None)
   assert words(vocabulary, "it's  12345\n\n x!\n") == expected
   for text in TEXTS:
     assert vocabulary.decode(vocabulary.encode(text.encode())) == text.encode()
@@ -65,13 +65,13 @@ def test_how_texts_are_cut_into_words(cut, expected):
 )
 def test_tokenizers_that_are_not_known(changes, problem):
   with pytest.raises(errors.BadInput, match=problem):
-    tokenizers.from_gguf(gguf_files.tokenizer(**changes), None)
+    published.from_gguf(gguf_files.tokenizer(**changes), None)
 
 
 def test_tokens_of_a_gguf_file():
   metadata = gguf_files.tokenizer(eot_token_id=5)
   metadata['tokenizer.chat_template'] = '{{ messages }}'
-  vocabulary = tokenizers.from_gguf(metadata, 300)
+  vocabulary = published.from_gguf(metadata, 300)
   assert vocabulary.size == 300 and vocabulary.document_start == 0
   assert vocabulary.end_tokens == (1, 5, 0) and not vocabulary.adds_start
   assert vocabulary.chat_template == '{{ messages }}' and vocabulary.special_tokens == (
@@ -80,9 +80,9 @@ def test_tokens_of_a_gguf_file():
   )
   assert vocabulary.encode_special('<s>a</s>')[[0, -1]].tolist() == [0, 1]
   assert not {0, 1} & set(vocabulary.encode(b'<s>a</s>').tolist())
-  assert tokenizers.from_gguf(gguf_files.tokenizer('llama-bpe'), None).adds_start
-  assert tokenizers.from_gguf(gguf_files.tokenizer(add_bos_token=True), None).adds_start
-  none = tokenizers.from_gguf(gguf_files.tokenizer(bos_token_id=None), None)
+  assert published.from_gguf(gguf_files.tokenizer('llama-bpe'), None).adds_start
+  assert published.from_gguf(gguf_files.tokenizer(add_bos_token=True), None).adds_start
+  none = published.from_gguf(gguf_files.tokenizer(bos_token_id=None), None)
   assert (none.document_start, none.document_end, none.adds_start) == (1, 1, False)
 
 
@@ -176,11 +176,11 @@ def test_a_damaged_folder_is_one_sentence(tmp_path):
   (tmp_path / '0' / 'tokenizer.model').write_bytes(b'\xff\xff\xff')
   with pytest.raises(errors.BadInput, match='is damaged: tokenizer.model is no SentencePiece'):
     read(tmp_path / '0')
-  assert not tokenizers.has_tokenizer(tmp_path)
+  assert not published.has_tokenizer(tmp_path)
   metadata = gguf_files.tokenizer(merges=['a \u2603'])
   with pytest.raises(errors.BadInput, match='tokenizer in file is damaged: .*out of vocabulary'):
-    with tokenizers.translate_damage('file'):
-      tokenizers.from_gguf(metadata, None)
+    with published.translate_damage('file'):
+      published.from_gguf(metadata, None)
 
 
 def train(prefix, **options):
@@ -228,7 +228,7 @@ def test_sentencepiece_models_give_the_same_tokens(tmp_path, prefix):
     merges=None,
   )
   bare = {k: x for k, x in metadata.items() if not k.endswith('os_token_id')}
-  for vocabulary in (read(folder), *(tokenizers.from_gguf(m, None) for m in (metadata, bare))):
+  for vocabulary in (read(folder), *(published.from_gguf(m, None) for m in (metadata, bare))):
     assert vocabulary.adds_start and vocabulary.document_start == 1
     assert vocabulary.end_tokens == (2, 1) and vocabulary.size == 340
     # After a space prefix, the official library also puts one behind every added token.
@@ -256,7 +256,7 @@ def test_sentencepiece_models_that_are_not_supported(tmp_path, options, problem)
 
 
 def test_stored_and_loaded(tmp_path):
-  vocabulary = tokenizers.from_gguf(gguf_files.tokenizer(), None)
+  vocabulary = published.from_gguf(gguf_files.tokenizer(), None)
   vocabulary.save(tmp_path)
   loaded = vocabularies.load(tmp_path)
   for name in ('document_start', 'document_end', 'end_tokens', 'adds_start', 'definition'):
@@ -273,7 +273,7 @@ def test_the_first_token_of_a_file_is_not_predicted(tmp_path):
   path.write_text('a few lines')
   for adds_start in (False, True):
     metadata = gguf_files.tokenizer(add_bos_token=adds_start)
-    vocabulary = tokenizers.from_gguf(metadata, None)
+    vocabulary = published.from_gguf(metadata, None)
     split, ids = token_cache.encode_file(path, vocabulary), vocabulary.encode(b'a few lines')
     whole = np.insert(split.tokens, 0, split.document_start).tolist()
     assert whole == [0] * adds_start + ids.tolist() and split.text_bytes == 11
@@ -285,7 +285,7 @@ def test_bytes_without_a_token_are_noticed():
   tokens, kinds = (metadata[name] for name in names)
   missing = tokens.index('Ą')  # the byte 0x04
   metadata[names[0]] = [*tokens[:missing], '<|gone|>', *tokens[missing + 1 :]]
-  vocabulary = tokenizers.from_gguf(metadata, None)
+  vocabulary = published.from_gguf(metadata, None)
   assert vocabulary.decode(vocabulary.encode(b'a\x04b')) == b'ab'
   assert len(kinds) == len(tokens)
 
@@ -293,14 +293,13 @@ def test_bytes_without_a_token_are_noticed():
 def test_reference_tokens():
   """Of the real SmolLM2, where its file is."""
   from ngrammer_jax import pretrained_models
-  from ngrammer_jax.interop.huggingface import gguf
 
   expected = np.load(data_root('reference') / 'hf' / 'smollm2_expected.npz')
   try:
     path = pretrained_models.find('smollm2_135m_instruct')
   except errors.BadInput as error:
     pytest.skip(str(error))
-  vocabulary = gguf.open_file(path).tokenizer.read(49_152)
+  vocabulary = published.read(path, 49_152)
   assert not vocabulary.adds_start and vocabulary.end_tokens[0] == 2
   for name in ('english', 'python', 'enwik8'):
     ids = vocabulary.encode(str(expected[f'text/{name}']).encode())

@@ -5,9 +5,10 @@ import pathlib
 
 import pytest
 
-from ngrammer_jax import config, errors
-from ngrammer_jax.config import catalog, command_line, fields
+from ngrammer_jax import command_line, config, errors
+from ngrammer_jax.config import catalog, fields
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.runs import init_from
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -82,7 +83,7 @@ def test_huggingface_is_another_name_of_the_tokenizer(parse, tmp_path):
 def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   load = command_line.load_file
-  path = pathlib.Path(__file__).parents[2] / 'configs' / 'ngrammer_text8.py'
+  path = pathlib.Path(__file__).parents[1] / 'configs' / 'ngrammer_text8.py'
   assert load('ngrammer_text8:primer') == load(f'{path}:primer') != load('ngrammer_text8')
   with bad_input(
     '--config=quickstrat: no file and no config of the package quickstrat: did you mean '
@@ -207,14 +208,11 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
       '--config.model.width.x=1',
       'unknown config key model.width.x: model.width is a value, not a section',
     ),
-    ('--config.model=3', 'model is a section: set a key inside it, as in --config.model.KEY=...'),
-    (
-      '--config.model=None',
-      'model is a section: set a key inside it, as in --config.model.KEY=...',
-    ),
+    ('--config.model=3', 'model is a section: set a key in it, --config.model.KEY=...'),
+    ('--config.model=None', 'model is a section: set a key in it, --config.model.KEY=...'),
     (
       '--config.model.ngram=3',
-      'model.ngram is a section: set a key inside it, as in --config.model.ngram.KEY=...',
+      'model.ngram is a section: set a key in it, --config.model.ngram.KEY=...',
     ),
     (
       '--config.mesh=zero',
@@ -339,3 +337,13 @@ def test_a_key_without_effect_is_reported_once(parse, folder, caplog, path, valu
   assert config.load(folder / 'config.json') == with_key  # a stored config logs no warning
   assert not caplog.records
   assert not list(config.differences(parse(*spans), with_key))
+
+
+def test_processes_are_joined_once_and_before_a_model_is_read(monkeypatch, tmp_path):
+  calls = []
+  monkeypatch.setattr(init_from, 'complete', lambda *_: calls.append('model'))
+  parser = argparse.ArgumentParser()
+  argv = ['--config=quickstart', f'--config.init_from={tmp_path}']
+  argv.append('--config.model.persistent.vectors=3')
+  command_line.parse(parser, argv, lambda flags: calls.append(flags.config))
+  assert calls == ['quickstart', 'model']

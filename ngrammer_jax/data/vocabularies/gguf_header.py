@@ -1,0 +1,116 @@
+"""The header of a GGUF file: its metadata, among them a tokenizer, and where its tensors are.
+
+Every size in it is checked before anything is allocated.
+"""
+
+import contextlib
+import pathlib
+import struct
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from ngrammer_jax.system import files
+
+MAX_HEADER = 1 << 26  # bytes; the largest vocabularies of today need a tenth
+VERSIONS = 2, 3
+DEFAULT_ALIGNMENT = 32
+NUMBERS = {0: 'u1', 1: 'i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4', 7: '?'}
+NUMBERS |= {10: '<u8', 11: '<i8', 12: '<f8'}
+STRING, ARRAY = 8, 9
+
+
+class Entry(NamedTuple):
+  """A tensor: its shape, rows first, the number of its type, and its first byte in the file."""
+
+  shape: tuple[int, ...]
+  kind: int
+  first_byte: int
+
+
+def is_gguf(path: pathlib.Path) -> bool:
+  """Whether a path is a file of that name, or of that content."""
+  with contextlib.suppress(*files.DAMAGE_ERRORS):
+    if path.is_file():
+      with path.open('rb') as file:
+        return path.suffix == '.gguf' or file.read(4) == b'GGUF'
+  return False
+
+
+def read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Entry]]:
+  """Returns the metadata and the tensors, by their names.
+
+  Raises:
+    ValueError: the header is damaged.
+  """
+  with path.open('rb') as file:
+    header = _Header(file, files.size(path))
+    if header.take(4) != b'GGUF':
+      raise ValueError('it does not begin with GGUF')
+    if (version := header.number('I')) not in VERSIONS:
+      raise ValueError(f'it has version {version} of the format, expected 2 or 3')
+    num_tensors, num_keys = header.number('Q'), header.number('Q')
+    metadata: dict[str, Any] = {}
+    for _ in range(num_keys):
+      key = header.text()
+      if key in metadata:
+        raise ValueError(f'it has the key {key} twice')
+      metadata[key] = header.value(header.number('I'))
+    entries = {}
+    for _ in range(num_tensors):
+      name, dimensions = header.text(), header.number('I')
+      if name in entries:
+        raise ValueError(f'it has the tensor {name} twice')
+      if not 1 <= dimensions <= 4:
+        raise ValueError(f'{name} has {dimensions} dimensions')
+      shape = tuple(header.number('Q') for _ in range(dimensions))[::-1]
+      entries[name] = Entry(shape, header.number('I'), header.number('Q'))
+  alignment = metadata.get('general.alignment', DEFAULT_ALIGNMENT)
+  if not isinstance(alignment, int) or not 1 <= alignment <= MAX_HEADER:
+    raise ValueError(f'general.alignment is {alignment}')
+  start = -(-header.position // alignment) * alignment
+  at = lambda entry: entry._replace(first_byte=start + entry.first_byte)
+  return metadata, {name: at(entry) for name, entry in entries.items()}
+
+
+class _Header:
+  """Reads values one after another; none is read that the file is too short for."""
+
+  def __init__(self, file: BinaryIO, size: int):
+    self._file, self._size, self.position = file, size, 0
+
+  def take(self, count: int) -> bytes:
+    """Returns the next bytes. Raises ValueError if there are not so many."""
+    self.position += count
+    if self.position > self._size:
+      raise ValueError('the file ends inside its header')
+    if self.position > MAX_HEADER:
+      raise ValueError(f'its header has more than {MAX_HEADER:,} bytes')
+    return self._file.read(count)
+
+  def number(self, code: str) -> int:
+    """Returns the next number, of a code of `struct`."""
+    return struct.unpack(f'<{code}', self.take(struct.calcsize(code)))[0]
+
+  def text(self) -> str:
+    """Returns the next string."""
+    return self.take(self.number('Q')).decode()
+
+  def value(self, kind: int) -> Any:
+    """Returns the next value of a type: a number, a string, a list of strings or an array."""
+    if kind == STRING:
+      return self.text()
+    if kind in NUMBERS:
+      return self._numbers(kind, 1)[0].item()
+    if kind != ARRAY:
+      raise ValueError(f'a value has the unknown type {kind}')
+    element, count = self.number('I'), self.number('Q')
+    if element in NUMBERS:
+      return self._numbers(element, count)
+    if element != STRING:
+      raise ValueError(f'an array has elements of the unknown type {element}')
+    return [self.text() for _ in range(count)]
+
+  def _numbers(self, kind, count):
+    dtype = np.dtype(NUMBERS[kind])
+    return np.frombuffer(self.take(count * dtype.itemsize), dtype)
