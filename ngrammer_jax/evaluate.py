@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
   if folder is None and options.workdir is not None and run.results_folder is not None:
     folder = run.results_folder / 'evaluation'
   if folder is not None:
-    hosts.on_primary(files.make_output_folder, folder)
+    hosts.on_primary(files.check_writable, f'--output={folder}', folder)
   if options.cloze is not None:
     return _answer_cloze(run, overrides, options, folder)
   is_task = run.config.finetune is not None or any(k.startswith('finetune.') for k, _ in overrides)

@@ -74,6 +74,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 def run(main: Callable[[list[str]], int | None]) -> None:
   """Runs a command, logs to standard error, and exits with its status or that of its error."""
+  _use_utf8_names()
   line_format = '%(process_prefix)s%(message)s'
   logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
@@ -121,6 +122,18 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   if status in (1, 2) and hosts.is_multiprocess():
     _exit_alone(status)
   sys.exit(status or 0)
+
+
+def _use_utf8_names() -> None:
+  """Starts Python again in UTF-8 mode if its locale has another encoding.
+
+  Libraries in C++ write the names of files in UTF-8, or cannot have those that Python did not read.
+  Standard output keeps its encoding.
+  """
+  if sys.getfilesystemencoding() != 'utf-8' and os.environ.get('PYTHONUTF8') != '1':
+    os.environ.setdefault('PYTHONIOENCODING', getattr(sys.stdout, 'encoding', 'utf-8'))
+    os.environ['PYTHONUTF8'] = '1'
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def _exit_for_open_files(error: Exception) -> NoReturn:

@@ -1,0 +1,36 @@
+"""A small part of the trial in `tests/campaigns/surroundings.py`."""
+
+import json
+import random
+
+from ngrammer_jax.checkpoints import reader
+from tests import tiny_run
+from tests.campaigns import surroundings
+from tests.training.helpers import write_config
+
+HARSH = ('no HOME', 'missing TMPDIR', 'ASCII', 'python -O', 'umask 077', 'no /dev/shm')
+
+
+def test_training_and_evaluation_in_all_harsh_surroundings(tmp_path):
+  """At once, in a folder with brackets, a space and characters that the locale lacks."""
+  lab = surroundings.Lab(tmp_path)
+  text = tiny_run.write_text(tmp_path / 'text.txt')
+  training = {'steps': 3, 'evaluate_every': 3}
+  config = write_config(tmp_path / 'tiny.py', tiny_run.config(text, training=training))
+  variables = {}
+  for kind in HARSH:
+    variables |= surroundings.ENVIRONMENTS.get(kind, {})
+  shell = ''.join(surroundings.SHELLS.get(kind, '') for kind in (*HARSH, 'closed standard input'))
+  workdir = tmp_path / 'é [1] 日本'
+  for command in (['train', f'--config={config}'], ['evaluate', '--split=validation']):
+    outcome = lab.run([*command, f'--workdir={workdir}'], shell, **variables)
+    assert outcome.status == 0 and outcome.shortcoming() is None, outcome
+  assert reader.steps(workdir) == [3]
+  result = json.loads((workdir / 'evaluation' / 'validation.json').read_bytes())
+  assert result['step'] == 3 and result['tokens'] > 500
+
+
+def test_trials_are_drawn_again_alike():
+  """Else a campaign could not be resumed."""
+  draws = [random.Random('0 5').choices(list(surroundings.KINDS), k=3) for _ in range(2)]
+  assert draws[0] == draws[1]
