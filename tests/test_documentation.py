@@ -6,6 +6,7 @@ from collections.abc import Callable
 import dataclasses
 import importlib
 import io
+import itertools
 import operator
 import os
 import pathlib
@@ -142,9 +143,9 @@ def main_of(name):
 def check_script(name, arguments):
   """Finds the flags in the text of a script, whose imports may be missing."""
   path = ROOT / (name if name.endswith('.py') else f'{name.replace(".", "/")}.py')
-  constants = {
-    n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)
-  }
+  paths = [path, path.with_name('run.py')] if name.startswith('studies') else [path]
+  nodes = itertools.chain(*(ast.walk(ast.parse(path.read_text())) for path in paths))
+  constants = {node.value for node in nodes if isinstance(node, ast.Constant)}
   flags = {word.partition('=')[0] for word in arguments if word.startswith('--')} - {'--config'}
   assert flags <= constants, flags - constants
 
@@ -192,6 +193,7 @@ def test_flags_and_keys_of_notebooks_exist(stop_after_parsing):
     for argv in documentation.notebook_commands(path):
       # A notebook writes small.py, and a function in the shell adds the workdir.
       argv = [word.replace('--config=small.py', '--config=quickstart') for word in argv]
+      argv = [word.replace('$CONFIG', 'CONFIG') for word in argv]
       check_command(argv + ['--workdir=x'] * ('ngrammer_jax.train' in argv))
 
 
