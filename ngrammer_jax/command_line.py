@@ -8,6 +8,7 @@ a traceback; a key inside a block that is None creates the block; and no flag is
 import argparse
 import ast
 from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
 import difflib
 import fnmatch
@@ -21,7 +22,7 @@ from typing import Any
 from ngrammer_jax import errors, pretrained_models
 from ngrammer_jax.config import added_memories, catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
-from ngrammer_jax.system import files
+from ngrammer_jax.system import files, hosts
 
 
 def parse(
@@ -104,7 +105,9 @@ def resolve(
 
     if start is not None:
       start()
-    init_from.complete(values, {path for path, _ in overrides}, present, workdir)
+    with contextlib.nullcontext() if start is None else hosts.collective_errors():
+      init_from.complete(values, {path for path, _ in overrides}, present, workdir)
+      return conversion.resolve(values)
   return conversion.resolve(values)
 
 

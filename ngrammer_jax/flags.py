@@ -107,8 +107,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     if 'Too many open files' in str(error):
       _exit_for_open_files(error)
     if files.is_of_place(error):
-      name = error.filename or 'a file'
-      message, status = f'error: {name} cannot be used: {error.strerror}; use another path', 2
+      name = f'{error.filename} cannot be used: ' if error.filename else ''
+      message, status = f'error: {name}{error.strerror}; use another path', 2
     elif not hosts.is_multiprocess():
       raise
     else:

@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import math
 import pathlib
+from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
@@ -43,6 +44,7 @@ class Corpus:
     is_sectioned: the documents are sections of one text, each of whole lines. If the vocabulary's
       line end is also its document start, no further token separates them.
     first_sizes: sizes that files had which were damaged and have been replaced, by name.
+    reading: what else decides on the documents, as a JSON value: which files are of which split.
   """
 
   name: str
@@ -54,6 +56,7 @@ class Corpus:
   train_shards: shards.Shards | None = None
   is_sectioned: bool = False
   first_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  reading: Any = None
 
 
 def open_corpus(config: data_config.DataConfig) -> Corpus:
@@ -183,7 +186,8 @@ def _text(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
       splits[split] = tuple(map(text_files.whole_file, paths))
   log_files(root, files_by_split, others, held_out[1:], formats)
   splits = {split: splits[split] for split in SPLITS if split in splits}
-  return Corpus('text', tuple(formats), splits)
+  names = {split: [path.name for path in paths] for split, paths in files_by_split.items()}
+  return Corpus('text', tuple(formats), splits, reading=[names, held_out])
 
 
 def _shards(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:

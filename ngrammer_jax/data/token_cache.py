@@ -150,7 +150,9 @@ def open_vocabulary(
     size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
     return vocabularies.read(config.vocabulary, path, size)
   parts = [*zip(config.parts().values(), all_corpora, strict=True)]
-  as_read = [_as_read(part, corpus) for part, corpus in parts]
+  # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
+  read = _as_read if len(parts) == 1 else _with_encoding
+  as_read = [read(part, corpus) for part, corpus in parts]
   if len({corpus.encoding for corpus in as_read}) > 1:
     raise errors.BadInput(
       f'data.vocabulary={config.vocabulary!r}: the characters of enwik8 are bytes, so other parts '
@@ -237,9 +239,9 @@ def _remove_abandoned(root: pathlib.Path) -> None:
 
 
 def _source(config: data_config.DataConfig, corpus: corpora.Corpus) -> list[Any]:
-  """Returns what decides on the text of a corpus: files with their sizes and times, and keys."""
+  """Returns what decides on the text of a corpus: files with sizes, times and splits, and keys."""
   stamps, sizes = [*map(split_files.stamp, corpus.files)], sorted(corpus.first_sizes.items())
-  return [corpus.name, stamps, sizes, [getattr(config, key) for key in KEYS]]
+  return [corpus.name, stamps, sizes, corpus.reading, [getattr(config, key) for key in KEYS]]
 
 
 def _hash(value: Any) -> str:
@@ -273,10 +275,14 @@ def _write_cache(
 
 def _as_read(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
   """Returns a corpus with the documents and the encoding that the vocabulary reads."""
+  corpus = _with_encoding(config, corpus)
+  return documents.without_duplicates(corpus) if config.drop_duplicates else corpus
+
+
+def _with_encoding(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
   # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
   encodings = {'bytes': 'bytes', 'characters': corpus.encoding}
-  corpus = dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
-  return documents.without_duplicates(corpus) if config.drop_duplicates else corpus
+  return dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
 
 
 def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:

@@ -223,7 +223,8 @@ def complete(
     options = config.tokens, config.stop
     texts = [IncrementalDetokenizer(vocabulary, prompt, *options) for prompt in of_text]
     args = variables, ids, seeds, config.sampling, config.context, is_prefix_bidirectional
-    for token_B in engine.generate(*args, document_start=start):
+    batch = min(rows, inference.bucket(len(group)))
+    for token_B in engine.generate(*args, document_start=start, rows=batch):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
           new_text = text.add(token)

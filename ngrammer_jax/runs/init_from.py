@@ -54,7 +54,7 @@ def complete(
 ) -> None:
   """Sets what is open in memories that the model of `init_from` does not have.
 
-  If the run in the workdir has started, that model need not be there.
+  If the run in the workdir has started, its config decides, and that model need not be there.
 
   Args:
     values, overrides, present: see `added_memories.complete`.
@@ -63,12 +63,8 @@ def complete(
   Raises:
     BadInput: there is no run to start from, or its model cannot have a memory.
   """
-  try:
-    source = open_run(values['init_from'])
-  except errors.BadInput:
-    if workdir is None or not (workdir / workdirs.CONFIG).exists():
-      raise
-    source = runs.load_run(workdir)
+  has_started = workdir is not None and (workdir / workdirs.CONFIG).exists()
+  source = runs.load_run(workdir) if has_started else open_run(values['init_from'])
   params = train_state.abstract_variables(source.model)['params']
   sizes = source.vocabulary_size, train_state.count_elements(params)
   added_memories.complete(values, overrides, present, source.config.model, *sizes)

@@ -65,9 +65,10 @@ def is_busy(error: Exception) -> bool:
 
 
 def is_of_place(error: Exception) -> bool:
-  """Whether an error is that of a place: a full disk, or one that may not be used."""
-  numbers = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
-  return isinstance(error, OSError) and error.errno in numbers
+  """Whether an error is that of a place: a full disk, or a named one that may not be used."""
+  is_full = getattr(error, 'errno', None) in (errno.ENOSPC, errno.EDQUOT)
+  is_refused = getattr(error, 'errno', None) in (errno.EROFS, errno.EACCES, errno.EPERM)
+  return isinstance(error, OSError) and (is_full or is_refused and error.filename is not None)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

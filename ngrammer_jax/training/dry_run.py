@@ -40,7 +40,7 @@ def dry_run(
   task.log_summary()
   t = config.training
   first_step = max(reader.steps(workdir), default=0)
-  state = run.create()
+  state = run.pack(run.create())
   state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
   segments = _random_segments(config, task.vocabulary.size, run.mesh)
   start_time = time.monotonic()

@@ -133,8 +133,8 @@ class Programs:
     return trace(variables, rows, length), rows * length
 
   def pack(self, state: train_state.TrainState) -> train_state.TrainState:
-    """Returns a state for training, with packed tables."""
-    return train_state.reshape_tables(state, self.packed)
+    """Returns a state for training, with packed tables; the others are deleted."""
+    return train_state.reshape_tables(state, self.packed, delete=True)
 
   def unpack(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns a state for a checkpoint, with tables as the model declares them."""

@@ -154,13 +154,28 @@ def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]
   return abstract.replace(params=pack_all(abstract.params), opt_state=pack_all(abstract.opt_state))
 
 
-def reshape_tables(state: TrainState, like: TrainState) -> TrainState:
-  """Returns a state with the shapes of another one, abstract or not, which is packed or is not."""
+@functools.lru_cache
+def _reshaping(shape, sharding):
+  return jax.jit(lambda leaf: leaf.reshape(shape), out_shardings=sharding)
+
+
+def reshape_tables(state: TrainState, like: TrainState, delete: bool = False) -> TrainState:
+  """Returns a state with the shapes of another one, abstract or not, which is packed or is not.
+
+  Args:
+    state: the state.
+    like: the other one.
+    delete: delete each array that is reshaped, so that only one of them is there twice.
+  """
 
   def reshape(leaf, like):
     if leaf.shape == like.shape:
       return leaf
-    return jax.jit(lambda leaf: leaf.reshape(like.shape), out_shardings=like.sharding)(leaf)
+    reshaped = _reshaping(like.shape, like.sharding)(leaf)
+    if delete:
+      jax.block_until_ready(reshaped)
+      leaf.delete()
+    return reshaped
 
   params = jax.tree.map(reshape, state.params, like.params)
   return state.replace(

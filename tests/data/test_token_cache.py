@@ -639,3 +639,15 @@ def test_a_file_is_encoded_as_one_document(tmp_path):
     with bad_input(message):
       token_cache.encode_file(path, vocabulary)
   assert token_cache.encode_file(path, vocabularies.ByteVocabulary()).tokens[-1] == 0xFF
+
+
+def test_other_splits_of_the_same_file_are_another_text(tmp_path):
+  """As a file it is cut in three; in a folder its name says that it is for training."""
+  (tmp_path / 'train.txt').write_text('one two three four five six\n' * 40)
+  options = {'corpus': 'text', 'validation_share': 0.1, 'vocabulary': 'bytes'}
+  options['cache_dir'] = str(tmp_path / 'cache')
+  splits = []
+  for path in (tmp_path / 'train.txt', tmp_path):
+    config = data_config.DataConfig(path=str(path), **options)
+    splits.append(set(token_cache.prepare(config).splits))
+  assert splits == [{'train', 'validation', 'test'}, {'train', 'validation'}]

@@ -136,7 +136,8 @@ def test_a_model_that_reads_no_document_start():
 def test_every_prompt_draws_with_its_own_seed():
   vocabulary, drawn = vocabularies.ByteVocabulary(), []
 
-  def generate(variables, prompts, seeds, options, context, bidirectional, document_start):
+  def generate(variables, prompts, seeds, options, context, bidirectional, document_start, rows):
+    assert rows >= len(prompts)
     drawn.extend(seeds)
     yield np.array(seeds)  # a token of each prompt
 

@@ -46,7 +46,10 @@ class FakeEngine:
     for i, scores in enumerate(self._scores):
       yield i, np.array(scores), None
 
-  def generate(self, variables, prompts, seeds, options, context, bidirectional, document_start):
+  def generate(
+    self, variables, prompts, seeds, options, context, bidirectional, document_start, rows
+  ):
+    assert len(prompts) <= rows <= 2
     assert variables == 'prepared' and bidirectional and len(prompts) <= 2
     assert options.temperature == 0 and context == 96
     group = [self._texts.pop(0) for _ in prompts]
