@@ -139,22 +139,6 @@ def test_splash_attention_is_compiled(topology, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('topology', ['v5e:2x2', 'v6e:2x2', 'v5p:2x2x1'])
-def test_pallas_attention_is_compiled(topology, tmp_path):
-  """With a memory and relative positions; the program has no array as large as the scores."""
-  flags = '--config=configs/transformer_xl.py:text8_small', '--vocabulary_size=27'
-  flags += f'--topology={topology}', '--config.model.layers=1', '--config.training.batch_size=4'
-  # The scores of fewer tokens fit in the vector memory of a device.
-  flags += '--config.training.segment_length=2048', '--config.model.memory.length=2048'
-  memory = {}
-  for kernel in ('xla', 'pallas'):
-    result, _ = report(tmp_path, *flags, f'--config.model.kernel={kernel}')
-    memory[kernel] = result['programs']['train']['temporaries']
-    assert not result['programs']['train']['not_counted']  # the kernels are found by their names
-  assert memory['pallas'] < 0.1 * memory['xla'], memory
-
-
-@pytest.mark.slow
 def test_evaluation_and_decoding_are_compiled_too(tmp_path):
   result, output = report(
     tmp_path, '--config=configs/quickstart.py', '--topology=v5e:2x4',

@@ -2,7 +2,6 @@
 
   xla      all scores at once (`layers.attention.full`), in windows of queries (`local`)
   blocks   a running softmax over blocks of keys (`layers.attention.blocks`)
-  pallas   the same as kernels for TPUs (`layers.attention.pallas`)
   splash   splash attention of JAX, for TPUs from v4 on (`layers.attention.fused`)
   cudnn    attention of cuDNN, for GPUs (`layers.attention.fused`)
 
@@ -31,7 +30,6 @@ NEEDS = {
 KERNELS = {
   'xla': frozenset(NEEDS),
   'blocks': frozenset(NEEDS) - {'all_keys', 'joint_norm', 'prefix', 'probabilities'},
-  'pallas': frozenset({'mask', 'distances', 'spans', 'persistent', 'cap', 'joint_norm'}),
   'splash': frozenset({'cap', 'grouped'}),
   'cudnn': frozenset({'grouped'}),
 }
@@ -73,8 +71,6 @@ def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -
   w = workload
   if kernel == 'blocks' and 'dropout' in needs and w.generator != GENERATOR:
     return f'needs the generator {GENERATOR} for dropout, not {w.generator}'
-  if kernel == 'pallas' and w.platform == 'gpu':
-    return f'is for TPUs, not for {w.device}'
   if kernel in ('splash', 'cudnn') and not w.is_divisible:
     return 'needs rows and heads that the mesh divides'
   if kernel == 'cudnn' and (w.platform != 'gpu' or w.dtype not in HALF_PRECISION or w.H % 8):

@@ -1,6 +1,8 @@
 """The model: a Transformer or a recurrent model, and its memories."""
 
 import dataclasses
+import functools
+import logging
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields, kernels
@@ -99,6 +101,12 @@ class ModelConfig:
   persistent: PersistentConfig | None = field(None, 'persistent vectors (all-attention)')
   initial: InitialConfig | None = field(None, "weights; None: each layer's own", free_on_init=True)
   recurrent: RecurrentConfig | None = field(None, 'recurrent model instead of the Transformer')
+
+  def __post_init__(self):
+    if self.kernel == 'pallas':  # of an earlier version; its spans were those of blocks
+      kernel = 'blocks' if self.span else None
+      object.__setattr__(self, 'kernel', kernel)
+      _warn_of_removed_kernel(kernel)
 
   def positions(self) -> PositionalConfig:
     """Options of the position encoding."""
@@ -270,3 +278,8 @@ class ModelConfig:
         f'model.shared_query_key needs a key for each query: use model.key_value_heads=None, not '
         f'{self.key_value_heads}'
       )
+
+
+@functools.cache  # one warning per process, which may read a config several times
+def _warn_of_removed_kernel(kernel: str | None) -> None:
+  logging.warning("model.kernel='pallas' was removed: it is read as model.kernel=%r", kernel)

@@ -33,7 +33,6 @@ def test_kernels_are_for_their_devices():
   reason = lambda kernel, **fields: kernels.unsupported_reason(
     kernel, frozenset(), WORKLOAD._replace(**fields)
   )
-  assert reason('pallas', platform='gpu', device='H100') == 'is for TPUs, not for H100'
   assert reason('splash', is_divisible=False) == 'needs rows and heads that the mesh divides'
   assert reason('splash', platform='tpu', device='TPU v3').startswith('is for TPUs from v4 on')
   assert reason('cudnn', platform='gpu') is None
@@ -72,10 +71,7 @@ def test_without_spans_blocks_are_for_cpus_and_long_memories():
 def test_kernels_for_tpus_and_blocks_leave_the_rest_to_the_scores():
   missing = lambda kernel: set(kernels.NEEDS) - kernels.KERNELS[kernel]
   assert missing('blocks') == {'all_keys', 'joint_norm', 'prefix', 'probabilities'}
-  rest = {'all_keys', 'dropout', 'pairs', 'cache', 'prefix', 'probabilities'}
-  assert missing('pallas') == rest | {'grouped'}
-  others = {'mask', 'distances', 'spans', 'persistent', 'joint_norm'}
-  assert missing('splash') == rest | others
+  assert missing('splash') == set(kernels.NEEDS) - {'cap', 'grouped'}
 
 
 @pytest.mark.parametrize(

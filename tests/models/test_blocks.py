@@ -6,6 +6,7 @@ every row has its own split into segments, padded to one length, and with a KV c
 
 import copy
 import dataclasses
+import json
 import re
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import config as experiment
 from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import span as span_config
@@ -308,6 +310,27 @@ def test_blocks_are_taken_where_they_are_faster(monkeypatch, kernel, T, slots, c
   run = lambda variables: model.apply(variables, tokens, memory, **args)[0]
   scores = T * (T + (slots or 64))
   assert (jaxprs.largest_array(run, variables) < scores) == in_blocks
+
+
+@pytest.mark.parametrize('span, kernel', [(None, None), (PLAIN.span, 'blocks')])
+def test_a_config_of_the_removed_kernel_is_read(tmp_path, caplog, span, kernel):
+  model_config._warn_of_removed_kernel.cache_clear()
+  path, plain = tmp_path / 'config.json', dataclasses.replace(PLAIN, span=span)
+  saved = dataclasses.asdict(plain) | {'kernel': 'pallas'}
+  path.write_text(json.dumps({'model': saved, 'data': {}}))
+  for _ in range(2):  # and one warning
+    assert experiment.load(path).model == dataclasses.replace(plain, kernel=kernel)
+  expected = f"model.kernel='pallas' was removed: it is read as model.kernel={kernel!r}"
+  assert caplog.messages == [expected]
+
+
+def test_spans_of_the_removed_kernel_are_computed_alike(x64):
+  """Over full scores, spans this short count other keys in their epsilon: `pallas` did not."""
+  config = dataclasses.replace(PLAIN, layers=1, kernel='pallas')
+  variables = variables_of(config)
+  span = dataclasses.replace(config.span, epsilon_keys='span')
+  expected, _ = program(dataclasses.replace(config, span=span), 'xla', variables)
+  assert_close(program(config, config.kernel, variables)[0], expected, 1e-12)
 
 
 @pytest.mark.parametrize('slots', [0, 128])

@@ -346,15 +346,8 @@ def _last_rows(array_BxRx, count):
   return array_BxRx[:, array_BxRx.shape[1] - count :]
 
 
-def _attend_in_pallas(*args):
-  from ngrammer_jax.layers.attention import pallas  # slow to import
-
-  return pallas.attend(*args)
-
-
 ATTEND = {  # by the names that `kernels.select` returns
   'xla': local.attend,
-  'pallas': _attend_in_pallas,
   'splash': functools.partial(fused.attend, 'splash'),
   'cudnn': functools.partial(fused.attend, 'cudnn'),
 }
