@@ -36,9 +36,12 @@ def of_a_command():
 
 @pytest.fixture(autouse=True)
 def handlers_are_those_of_before():
-  before = handlers()
-  yield
-  assert handlers() == before
+  with of_a_command():
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # pytest under nohup
+      signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    before = handlers()
+    yield
+    assert handlers() == before
 
 
 def interrupt():
