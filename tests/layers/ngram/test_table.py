@@ -10,14 +10,14 @@ import pytest
 
 from launch import hlo
 from ngrammer_jax import sharding
-from ngrammer_jax.config.ngram import ngrammer as ngram_config
+from ngrammer_jax.config.ngram import memory
 from ngrammer_jax.layers.ngram import table
 
 V, E, B = 64, 4, 16
 MESHES = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (4, 2, 1), (1, 2, 4)]
 # The batch is sharded over one axis or both, the table over none, one or both.
 QUICK = [('table', (8, 1, 1)), ('rows', (2, 2, 2)), ('table', (4, 2, 1)), ('auto', (1, 2, 4))]
-EVERY = [(exchange, shape) for exchange in ngram_config.EXCHANGE for shape in MESHES]
+EVERY = [(exchange, shape) for exchange in memory.EXCHANGE for shape in MESHES]
 
 
 @functools.cache
