@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.ngram import hashes
-from ngrammer_jax.interop import conversion, row_files, scaled_floats
+from ngrammer_jax.interop import conversion, row_files
 
 ROWS_AT_ONCE = 2**16
 METADATA_KEY = 'ngram_memory'
@@ -30,18 +29,16 @@ HASH_FACTS = {
 
 
 class Table(NamedTuple):
-  """The table: its arrays in the file, its shape, and the array of its scales if it has 8 bits.
+  """The table: its arrays in the file, and its shape.
 
   Attributes:
     rows: number of rows of each array by name, in the order of the table. Rows of the table beyond
       them are padding, which is zero.
     shape: its shape.
-    scale: name of its scales. None: it is not of 8 bits.
   """
 
   rows: Mapping[str, int]
   shape: tuple[int, int]
-  scale: str | None = None
 
   @property
   def stored_rows(self) -> int:
@@ -95,8 +92,6 @@ class FileLayout:
     width = self.table.shape[1]
     shapes = {name: source.shape for source in self.sources.values() for name in source.names}
     shapes |= {name: (rows, width) for name, rows in self.table.rows.items()}
-    if self.table.scale is not None:
-      shapes[self.table.scale] = (self.table.stored_rows, width // scaled_floats.SCALED_VALUES)
     return shapes | {name: values.shape for name, values in self.numbers.items()}
 
   def load(
@@ -139,8 +134,7 @@ class FileLayout:
     variables = conversion.convert(others, self.sources, self.origin)
     variables = jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), variables)
     stored = arrays[next(iter(self.table.rows))].dtype
-    stored = np.float32 if self.table.scale is not None else jnp.promote_types(stored, jnp.float32)
-    dtype = jax.dtypes.canonicalize_dtype(dtype or stored)
+    dtype = jax.dtypes.canonicalize_dtype(dtype or jnp.promote_types(stored, jnp.float32))
     read = lambda start, stop: _read_table(arrays, self.table, start, stop).astype(dtype)
     variables['params']['table'] = _fill_table(read, self.table.shape, dtype, sharding)
     if self.codebook:
@@ -150,16 +144,16 @@ class FileLayout:
   def save(self, variables: Mapping[str, Any], path: row_files.Path) -> None:
     """Writes the parameters of a memory, a range of rows of the table at a time.
 
-    The arrays have the dtypes of the parameters, but a table with scales has 8 bits. The metadata
-    of the file have the vocabulary, the seed and the layer of the hash.
+    The arrays have the dtypes of the parameters. The metadata of the file have the vocabulary, the
+    seed and the layer of the hash.
 
     Args:
       variables: {'params': ...} of the memory, on the devices of this process.
       path: the file; one of this name is replaced.
 
     Raises:
-      BadInput: the parameters are not those of the memory; other processes have parts of the
-        table; or a table that would have 8 bits has values that are not finite.
+      BadInput: the parameters are not those of the memory, or other processes have parts of the
+        table.
     """
     params = dict(variables['params'])
     table = params.pop('table', np.empty(0))
@@ -167,7 +161,8 @@ class FileLayout:
     if isinstance(table, jax.Array) and not table.is_fully_addressable:
       raise errors.BadInput('the table is on devices of several processes: write it from one')
     arrays = dict(self.numbers) | conversion.restore({'params': params}, self.sources, self.origin)
-    dtypes = {name: array.dtype for name, array in arrays.items()} | self._table_dtypes(table)
+    dtypes = {name: array.dtype for name, array in arrays.items()}
+    dtypes |= dict.fromkeys(self.table.rows, table.dtype)
     described = {name: (shape, dtypes[name]) for name, shape in self.shapes().items()}
     metadata = {'format': 'pt', METADATA_KEY: json.dumps(self.facts)}
     with row_files.new_file(path, described, metadata) as write:
@@ -175,30 +170,22 @@ class FileLayout:
         write(name, 0, array)
       _write_table(write, table, self.table)
 
-  def _table_dtypes(self, table):
-    """Returns the dtype of each array of the table in a file."""
-    if self.table.scale is None:
-      return dict.fromkeys(self.table.rows, table.dtype)
-    dtypes = dict.fromkeys(self.table.rows, ml_dtypes.float8_e4m3fn)
-    return dtypes | {self.table.scale: ml_dtypes.float8_e8m0fnu}
-
 
 def _check_arrays(arrays, layout):
   """Raises BadInput for arrays of the wrong name, shape or dtype."""
   expected = layout.shapes()
+  codes = {name: ('I32', 'I64') for name in layout.numbers}
+  for name, array in arrays.items():  # before the names: 8 bits have scales, which are extra
+    choices = codes.get(name, ('F64', 'F32', 'F16', 'BF16'))
+    if name in expected and array.code not in choices:
+      product = 'its product with its scales' if array.code.startswith('F8') else 'it'
+      raise errors.BadInput(
+        f'{name} of {layout.origin} has the dtype {array.code}, not {" or ".join(choices)}: '
+        f'convert {product} to {choices[-1]}'
+      )
   is_own = lambda name: name in expected or name.startswith(layout.prefix)
   shapes = {name: array.shape for name, array in arrays.items() if is_own(name)}
   conversion.check_shapes(expected, shapes, layout.origin, (layout.embedding,))
-  codes = {name: ('I64', 'I32') for name in layout.numbers}
-  if layout.table.scale is not None:
-    codes |= dict.fromkeys(layout.table.rows, ('F8_E4M3',))
-    codes[layout.table.scale] = ('F8_E8M0',)
-  for name in expected:
-    choices = codes.get(name, ('F64', 'F32', 'F16', 'BF16'))
-    if arrays[name].code not in choices:
-      raise errors.BadInput(
-        f'{name} of {layout.origin} has the dtype {arrays[name].code}, not {" or ".join(choices)}'
-      )
 
 
 def _check_hash(arrays, layout, metadata, made_with):
@@ -240,14 +227,12 @@ def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def _read_table(arrays, table, start, stop):
-  """Returns rows of the table, as float32 if they have scales; zeros beyond those of the file."""
+  """Returns rows of the table; zeros beyond those of the file."""
   read = lambda name, first, rows: arrays[name].read(first, first + rows.stop - rows.start)
   parts = [read(*each) for each in table.between(start, stop)]
   if not parts:
     return np.zeros((stop - start, table.shape[1]), np.float32)
   rows = np.concatenate(parts)
-  if table.scale is not None:
-    rows = scaled_floats.dequantize(rows, arrays[table.scale].read(start, start + len(rows)))
   return np.pad(rows, ((0, stop - start - len(rows)), (0, 0)))
 
 
@@ -296,14 +281,6 @@ def _write_table(write, values, table):
   """Writes the rows of the table that are in the file."""
   for start, stop in _ranges(0, table.stored_rows):
     rows = _table_rows(values, start, stop)
-    if table.scale is not None:
-      if not np.isfinite(rows).all():
-        raise errors.BadInput(
-          f'rows {start:,} to {stop - 1:,} of the table have values that are not finite, which '
-          f'8 bits with scales cannot have'
-        )
-      rows, scales = scaled_floats.quantize(rows)
-      write(table.scale, start, scales)
     for name, first, selected in table.between(start, stop):
       write(name, first, rows[selected])
 

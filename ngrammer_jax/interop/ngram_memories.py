@@ -18,7 +18,6 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.interop.conversion import Source, check_options
 from ngrammer_jax.interop.layouts import FileLayout, Table
-from ngrammer_jax.interop.scaled_floats import SCALED_VALUES
 from ngrammer_jax.layers.ngram import uint64
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 
@@ -170,35 +169,23 @@ def engram_demo(
   )
 
 
-def engram_v41(
-  layer: NGramMemory, token_classes: np.ndarray, *, scale: str | None, prefix: str = ''
-) -> FileLayout:
+def engram_v41(layer: NGramMemory, token_classes: np.ndarray, *, prefix: str = '') -> FileLayout:
   """Returns the layout of the Engram of DeepSeek-V4.1.
 
   Names: `embed` [rows, E], `wkv` [D (G + 1), M], `q_weight` and `k_weight` [G, D].
 
-  With `scale`, the table is of 8-bit floats (e4m3), and each 32 values of a row have a scale, a
-  power of 2 (e8m0). It is loaded as their product, exact in float32. Writing takes the smallest
-  scales with which no value overflows: what was loaded is written without loss.
+  Arrays of 8 bits are refused.
 
   Args:
     layer: the target layer, with the sizes and options of the source.
     token_classes: the compressed id of each token id [V].
-    scale: name of the scales of the table, [rows, E / 32], after the prefix; no published source
-      that we know has this name. None: the table is not of 8 bits.
     prefix: prefix of all names.
 
   Raises:
-    BadInput: see `conversion.check_options`; the classes are not those of the vocabulary; or the
-      width is not a multiple of 32.
+    BadInput: see `conversion.check_options`; or the classes are not those of the vocabulary.
   """
   _check_options(layer, 'engram_v41')
-  (G, D, M), E = _sizes(layer), layer.options.width
-  if scale is not None and E % SCALED_VALUES:
-    raise errors.BadInput(
-      f'options.width={E} must be a multiple of {SCALED_VALUES}, the values of a scale: use '
-      f'scale=None for a table that is not of 8 bits'
-    )
+  G, D, M = _sizes(layer)
   ngram_hash, codebook = _compressed(layer, token_classes)
   wkv = f'{prefix}wkv', ((G + 1) * D, M)
   split_keys = lambda a: a[: G * D].reshape(G, D, M).transpose(2, 0, 1)
@@ -206,7 +193,7 @@ def engram_v41(
   return FileLayout(
     'the Engram of DeepSeek-V4.1',
     prefix,
-    Table(rows, layer.table_shape(), None if scale is None else prefix + scale),
+    Table(rows, layer.table_shape()),
     {
       'params/gate/key/kernel': Source(*wkv, split_keys),
       'params/gate/value/kernel': Source(*wkv, lambda a: a[G * D :].T),

@@ -8,7 +8,6 @@ N heads, H head width, D model width, F inner width, V vocabulary, K clusters.
 """
 
 from collections.abc import Mapping
-import functools
 import re
 from typing import Any
 
@@ -161,9 +160,8 @@ def load_language_model(
   N-grammers after attention are in `transformer/x_layers_i/self_attention/ngrammer/`; praxis trains
   their codebooks with padding too (`NGramConfig.padding_trains`).
 
-  The config is compared with the arrays. What they do not show has to be set as the model was
-  trained: `activation`, `position`, `positional`, `scale_embeddings`, `norm_epsilon`,
-  `attention.logit_cap`, `ngram.combine` and `ngram.prenormalize`.
+  The names and shapes of the arrays have to be those of the config. What they do not show has to
+  be set as the model was trained; docs/interop.md lists it.
 
   Args:
     arrays: praxis arrays by name.
@@ -174,13 +172,11 @@ def load_language_model(
     {'params': ..., 'codebook': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: names each key of the config that does not fit, and the value of the arrays; see
-      also `conversion.convert`.
+    BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   sources = _language_model_sources(config, vocabulary_size)
   caches = [prefix + _CACHE for prefix in _ngrammer_prefixes(config).values()]
   arrays = _without_collection_prefixes(arrays)
-  _check_fits(config, _options_of(arrays))
   return conversion.convert(arrays, sources, LANGUAGE_MODEL, caches)
 
 
@@ -253,60 +249,6 @@ def _without_collection_prefixes(arrays: Mapping[str, Any]) -> dict[str, Any]:
       raise errors.BadInput(f'two arrays in different collections have the name {short}')
     stripped[short] = array
   return stripped
-
-
-def _options_of(arrays: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-  """Returns the possible values of each option that the arrays of a TransformerLm show, by key."""
-  shapes = {name: getattr(array, 'shape', ()) for name, array in arrays.items()}
-  layer = 'transformer/x_layers_0/'
-  self_attention, feed_forward = f'{layer}self_attention/', f'{layer}ff_layer/'
-  query = shapes.get(f'{self_attention}query/w', ())
-  inner = shapes.get(f'{feed_forward}ffn_layer1/linear/w', ())
-  if len(query) != 3 or len(inner) != 2:
-    return {}  # `conversion.convert` lists what is wrong
-  (D, N, _), F = query, inner[1]
-  blocks = {name.split('/')[1] for name in shapes if name.startswith('transformer/x_layers_')}
-  taps = sum(name.startswith(f'{self_attention}dconv_v/') for name in shapes)
-  has_norms = lambda norms: all(f'{layer}{norm}/scale' in shapes for norm in norms.values())
-  options = {
-    'layers': (len(blocks),),
-    'width': (D,),
-    'heads': (N,),
-    'feed_forward_width': (F,),
-    'gated': (f'{feed_forward}ffn_layer1_gate/linear/w' in shapes,),
-    'bias': (f'{self_attention}query/b' in shapes,),
-    'per_dim_scale': (f'{self_attention}per_dim_scale/per_dim_scale' in shapes,),
-    'convolution': (taps or None,),
-    'norm': tuple(policy for policy, norms in NORM_NAMES.items() if has_norms(norms)),
-    'tie_embeddings': ('embedding_lookup/emb_var' not in shapes,),
-    'softmax_bias': ('softmax/logits_ffn/bias/b' in shapes,),
-  }
-  tables = {name: shape for name, shape in shapes.items() if 'ngram_table_' in name}
-  if not tables:
-    return options | {'ngram': (None,)}
-  (name, (V, E)), heads = next(iter(tables.items())), len({n.split('/')[-2] for n in tables})
-  means = [shape for name, shape in shapes.items() if name.endswith('vq_layer/means')]
-  is_attended = name.startswith('transformer/')
-  return options | {
-    'ngram.layer': ('attention',) if is_attended else ('input', 'begin', 'middle', 'end'),
-    'ngram.clusters': (means[0][1] if means else None,),
-    'ngram.vocabulary_size': (V,),
-    'ngram.dim': (E,),
-    'ngram.heads': (heads, None) if heads == N else (heads,),
-  }
-
-
-def _check_fits(config: model_config.ModelConfig, options: dict[str, tuple[Any, ...]]) -> None:
-  """Raises BadInput that names every option of a config without one of its values, by key."""
-  problems = []
-  for key, values in options.items():
-    # In a block that is None, every option is None.
-    value = functools.reduce(lambda block, name: getattr(block, name, None), key.split('.'), config)
-    if value not in values:
-      choices = ' or '.join(map(repr, values))
-      problems.append(f'model.{key}={value!r} must be {choices} for these weights')
-  if problems:
-    raise errors.BadInput('\n'.join(problems))
 
 
 def _norm_sources(path: str, name: str, D: int) -> dict[str, Source]:

@@ -1,8 +1,7 @@
-"""Safetensors files that are read and written a range of rows at a time, also in 8 bits.
+"""Safetensors files that are read and written a range of rows at a time.
 
-The library also reads rows, with `safe_open(...).get_slice`, but none of 8-bit floats, which NumPy
-lacks. It saves only whole arrays. A file is the length of the header (8 bytes, little-endian), the
-header (JSON) and the bytes of the arrays.
+The library saves only whole arrays. A file is the length of the header (8 bytes, little-endian),
+the header (JSON) and the bytes of the arrays.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from ngrammer_jax.interop import safetensors
 
 DTYPES = {
   **{'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16},
-  **{'F8_E4M3': ml_dtypes.float8_e4m3fn, 'F8_E8M0': ml_dtypes.float8_e8m0fnu},
   **{'I64': np.int64, 'I32': np.int32},
 }
 _CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}

@@ -15,7 +15,7 @@ from safetensors import numpy
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.interop import conversion, layouts, ngram_memories, row_files, scaled_floats
+from ngrammer_jax.interop import conversion, layouts, ngram_memories, row_files
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.gate import Gate
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -113,9 +113,7 @@ def test_engram_v41(reference, tmp_path):
   arrays['weights/embed'] = np.pad(arrays['weights/embed'], ((0, 1), (0, 0)))
   path = official.save(tmp_path / 'official', arrays)
   with jax.enable_x64(True):
-    layout = ngram_memories.engram_v41(
-      v41_layer(), np.arange(11) // 2, scale=None, prefix='weights/'
-    )
+    layout = ngram_memories.engram_v41(v41_layer(), np.arange(11) // 2, prefix='weights/')
     variables = layout.load(path, made_with={'vocabulary': 6, 'seed': 0, 'layer': 1})
     params, h = variables['params'], f['hidden_states']
     gate = Gate(None, bias=False, epsilon=1e-6, zero_score='positive', dtype=official.FLOAT64)
@@ -127,7 +125,7 @@ def test_engram_v41(reference, tmp_path):
 
 
 def save_bytes(path, arrays, codes):
-  """Writes a file by hand: the library does not write 8-bit floats of NumPy."""
+  """Writes a file by hand: the library does not write all dtypes of NumPy."""
   header, end = {}, 0
   for name, array in arrays.items():
     header[name] = {'dtype': codes.get(name, 'F32'), 'shape': array.shape}
@@ -138,72 +136,14 @@ def save_bytes(path, arrays, codes):
   return path
 
 
-def v41_arrays(rows, rng):
-  """Weights of DeepSeek-V4.1 with a table of any 8-bit floats, and of any scales."""
-  codes_RxE = rng.integers(0, 256, (rows, 64), dtype=np.uint8)
-  codes_RxE[(codes_RxE & 127) == 127] = 0  # not numbers
-  codes_RxE[3] = 0
-  scales_RxS = rng.integers(0, 235, (rows, 2), dtype=np.uint8)  # the products are below 2^117
-  weight = lambda *shape: rng.normal(size=shape).astype('float32')
-  return {
-    'embed': codes_RxE,
-    'scales': scales_RxS,
-    'wkv': weight(50, 384),
-    'q_weight': weight(4, 10),
-    'k_weight': weight(4, 10),
-  }
+def v41_arrays():
+  """Weights of DeepSeek-V4.1."""
+  rng, shapes = np.random.default_rng(0), {'embed': (41, 64), 'wkv': (50, 384)}
+  shapes |= {'q_weight': (4, 10), 'k_weight': (4, 10)}
+  return {name: rng.normal(size=shape).astype('float32') for name, shape in shapes.items()}
 
 
 MADE_WITH = {'vocabulary': 11, 'seed': 0, 'layer': 1}
-CODES = {'embed': 'F8_E4M3', 'scales': 'F8_E8M0'}
-
-
-def test_tables_of_8_bits_and_their_scales(tmp_path, monkeypatch):
-  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 17)
-  layer = v41_layer(width=64, row_multiple=8)
-  arrays = v41_arrays(41, np.random.default_rng(0))
-  path = save_bytes(tmp_path / 'official', arrays, CODES)
-  layout = ngram_memories.engram_v41(layer, np.arange(11), scale='scales')
-  variables = layout.load(path, made_with=MADE_WITH)
-  table = np.asarray(variables['params']['table'])
-  assert table.shape == (48, 64) and table.dtype == np.float32
-  values = arrays['embed'].view(ml_dtypes.float8_e4m3fn)
-  for row in (0, 3, 16, 17, 40):
-    for column in (0, 31, 32, 63):
-      scale = 2.0 ** (int(arrays['scales'][row, column // 32]) - 127)
-      assert table[row, column] == float(values[row, column]) * scale
-  layout.save(variables, tmp_path / 'ours')
-  again = layout.load(tmp_path / 'ours')
-  jax.tree.map(np.testing.assert_array_equal, again, variables)
-  stored, _ = row_files.stored_arrays(tmp_path / 'ours')
-  assert [stored[name].code for name in ('embed', 'scales', 'wkv')] == [*CODES.values(), 'F32']
-  # Their scales are the smallest now, so the next file is the same.
-  layout.save(again, tmp_path / 'again')
-  assert (tmp_path / 'again').read_bytes() == (tmp_path / 'ours').read_bytes()
-
-  nan = variables['params'] | {'table': variables['params']['table'].at[20, 1].set(np.nan)}
-  with bad_input(
-    'rows 17 to 33 of the table have values that are not finite, which 8 bits with scales cannot '
-    'have'
-  ):
-    layout.save({'params': nan}, tmp_path / 'none')
-  assert sorted(file.name for file in tmp_path.iterdir()) == ['again', 'official', 'ours']
-
-
-def test_values_are_rounded_to_the_nearest_of_8_bits():
-  rng = np.random.default_rng(1)
-  rows = rng.normal(size=(5, 64)).astype('float32') * 2.0 ** rng.integers(-9, 9, (5, 1))
-  values, scales = scaled_floats.quantize(rows)
-  numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype('float64')
-  numbers = numbers[np.isfinite(numbers)]
-  for row in range(5):
-    for block in range(2):
-      block_values = rows[row, 32 * block : 32 * block + 32].astype('float64')
-      scale = 2.0 ** np.ceil(np.log2(np.abs(block_values).max() / 448))
-      assert float(scales[row, block]) == scale
-      nearest = np.abs(block_values[:, None] / scale - numbers).min(axis=1)
-      actual = values[row, 32 * block : 32 * block + 32].astype('float64')
-      np.testing.assert_array_equal(np.abs(block_values / scale - actual), nearest)
 
 
 def large_longcat():
@@ -240,13 +180,14 @@ def test_no_table_is_whole_in_the_memory_of_the_host(tmp_path, monkeypatch):
 def test_devices_read_their_own_rows(tmp_path, monkeypatch, axes):
   monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 20)
   layer = v41_layer(width=64, row_multiple=8)
-  path = save_bytes(tmp_path / 'official', v41_arrays(41, np.random.default_rng(0)), CODES)
-  layout = ngram_memories.engram_v41(layer, np.arange(11), scale='scales')
+  path = tmp_path / 'official'
+  numpy.save_file(v41_arrays(), path)
+  layout = ngram_memories.engram_v41(layer, np.arange(11))
   whole = layout.load(path, made_with=MADE_WITH)
   reads, read = [], row_files.StoredArray.read
 
   def record(array, start, stop):
-    reads.append((array.code, stop - start))
+    reads.append((array.shape, stop - start))
     return read(array, start, stop)
 
   monkeypatch.setattr(row_files.StoredArray, 'read', record)
@@ -257,7 +198,7 @@ def test_devices_read_their_own_rows(tmp_path, monkeypatch, axes):
   assert table.sharding == sharding
   np.testing.assert_array_equal(table, whole['params']['table'])
   copies = {(('model', 'data'), None): 1, ('model', 'data'): 4, (None, None): 8}[axes]
-  counts = [count for code, count in reads if code == 'F8_E4M3']
+  counts = [count for shape, count in reads if shape == (41, 64)]
   assert max(counts) <= 20 and sum(counts) == 41 * copies
   layout.save(jax.device_get(whole), tmp_path / 'whole')
   layout.save(sharded, tmp_path / 'sharded')
@@ -266,8 +207,9 @@ def test_devices_read_their_own_rows(tmp_path, monkeypatch, axes):
 
 def test_tables_in_host_memory_and_of_other_dtypes(tmp_path):
   layer = v41_layer(width=64)
-  path = save_bytes(tmp_path / 'official', v41_arrays(41, np.random.default_rng(0)), CODES)
-  layout = ngram_memories.engram_v41(layer, np.arange(11), scale='scales')
+  path = tmp_path / 'official'
+  numpy.save_file(v41_arrays(), path)
+  layout = ngram_memories.engram_v41(layer, np.arange(11))
   whole = layout.load(path, made_with=MADE_WITH)['params']
   host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind='pinned_host')
   params = layout.load(path, made_with=MADE_WITH, sharding=host, dtype='bfloat16')['params']
@@ -275,12 +217,9 @@ def test_tables_in_host_memory_and_of_other_dtypes(tmp_path):
   assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {'bfloat16'}
   expected = np.asarray(whole['table']).astype(ml_dtypes.bfloat16)
   np.testing.assert_array_equal(np.asarray(params['table']), expected)
-  layout.save({'params': params}, tmp_path / 'ours')
-  again = layout.load(tmp_path / 'ours', dtype='bfloat16')['params']
-  np.testing.assert_array_equal(again['table'], expected)
-  plain = ngram_memories.engram_v41(layer, np.arange(11), scale=None)
-  plain.save({'params': params}, tmp_path / 'plain')  # a table of 16 bits, which trains in 32
-  again = plain.load(tmp_path / 'plain')['params']
+  layout.save({'params': params}, tmp_path / 'ours')  # a table of 16 bits, which trains in 32
+  assert row_files.stored_arrays(tmp_path / 'ours')[0]['embed'].code == 'BF16'
+  again = layout.load(tmp_path / 'ours')['params']
   assert {str(leaf.dtype) for leaf in jax.tree.leaves(again)} == {'float32'}
   np.testing.assert_array_equal(again['table'], expected.astype(np.float32))
 
@@ -340,29 +279,30 @@ def test_the_vocabulary_of_longcat_is_that_of_its_embedding(reference, tmp_path)
 
 
 def test_arrays_that_are_not_those_of_the_memory_are_refused(tmp_path):
-  arrays = v41_arrays(41, np.random.default_rng(0))
-  layer = v41_layer(width=64)
-  layout = ngram_memories.engram_v41(layer, np.arange(11), scale='scales')
-  load = lambda arrays, codes: layout.load(
+  arrays, layer = v41_arrays(), v41_layer(width=64)
+  layout = ngram_memories.engram_v41(layer, np.arange(11))
+  load = lambda arrays, **codes: layout.load(
     save_bytes(tmp_path / 'file', arrays, codes), made_with=MADE_WITH
   )
   changed = {**arrays, 'bias': arrays['k_weight'], 'wkv': arrays['wkv'][:, :320]}
-  del changed['scales']
+  del changed['q_weight']
   with bad_input(
     '3 arrays do not match the Engram of DeepSeek-V4.1. Check the config against the arrays.\n'
-    '  missing: scales (41, 2)\n  extra: bias (4, 10)\n'
+    '  missing: q_weight (4, 10)\n  extra: bias (4, 10)\n'
     '  wrong shape: wkv is (50, 320), expected (50, 384)'
   ):
-    load(changed, CODES)
-  with bad_input('scales of the Engram of DeepSeek-V4.1 has the dtype F8_E5M2, not F8_E8M0'):
-    load(arrays, CODES | {'scales': 'F8_E5M2'})
-  # A table of 8 bits without its scales has the right shape, and wrong values.
-  with bad_input(
-    'embed of the Engram of DeepSeek-V4.1 has the dtype F8_E4M3, not F64 or F32 or F16 or BF16'
-  ):
-    file = save_bytes(tmp_path / 'file', {k: arrays[k] for k in arrays if k != 'scales'}, CODES)
-    ngram_memories.engram_v41(layer, np.arange(11), scale=None).load(file, made_with=MADE_WITH)
-  file = save_bytes(tmp_path / 'file', arrays, CODES)
+    load(changed)
+  refused = 'embed of the Engram of DeepSeek-V4.1 has the dtype {}, not F64 or F32 or F16 or BF16: '
+  # A table of 8 bits has the right shape, but its values are those of the model only with scales.
+  in_8_bits = arrays | {
+    'embed': np.zeros((41, 64), np.uint8),
+    'scales': np.zeros((41, 2), np.uint8),
+  }
+  with bad_input(refused.format('F8_E4M3') + 'convert its product with its scales to BF16'):
+    load(in_8_bits, embed='F8_E4M3', scales='F8_E8M0')
+  with bad_input(refused.format('I32') + 'convert it to BF16'):
+    load(arrays, embed='I32')
+  file = save_bytes(tmp_path / 'file', arrays, {})
   with bad_input(f'{file} and {file} both have embed: load one of them'):
     layout.load([file, file], made_with=MADE_WITH)
   (tmp_path / 'file').write_bytes(b'not a safetensors file')
@@ -372,14 +312,9 @@ def test_arrays_that_are_not_those_of_the_memory_are_refused(tmp_path):
     'token_classes has the shape (10,), but vocabulary_size=11: use the classes of the vocabulary '
     'of the layer'
   ):
-    ngram_memories.engram_v41(layer, np.arange(10), scale=None)
-  with bad_input(
-    'options.width=5 must be a multiple of 32, the values of a scale: use scale=None for a table '
-    'that is not of 8 bits'
-  ):
-    ngram_memories.engram_v41(v41_layer(), np.arange(11), scale='scales')
+    ngram_memories.engram_v41(layer, np.arange(10))
   with bad_input('block=3 is not one of options.layers=(1, 14)'):
-    ngram_memories.engram_v41(layer.clone(block=3), np.arange(11), scale=None)
+    ngram_memories.engram_v41(layer.clone(block=3), np.arange(11))
   with bad_input(
     '1 array does not match the Engram of DeepSeek-V4.1. Check the config against the arrays.\n'
     '  wrong shape: table is (0,), expected (41, 64)'
@@ -411,8 +346,7 @@ def test_presets_have_the_shapes_of_the_checkpoints():
 
 def layout_of(name, layer):
   classes = () if name in ('longcat', 'qwen_ple') else (np.arange(layer.vocabulary_size),)
-  scale = {'scale': None} if name == 'engram_v41' else {}
-  return getattr(ngram_memories, name)(layer, *classes, **scale)
+  return getattr(ngram_memories, name)(layer, *classes)
 
 
 @pytest.mark.parametrize('name', ngram_memories.SUPPORTED_OPTIONS)

@@ -387,54 +387,53 @@ def test_attention_alone(x64, reference):
 
 
 NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=50, dim=4)
-FITTING = LM_CONFIG | {'ngram': NGRAM}
-OTHER_VALUES = {
-  'layers': ({'layers': 3}, 2),
-  'width': ({'width': 24}, 16),
-  'heads': ({'heads': 4, 'ngram': None}, 2),
-  'feed_forward_width': ({'feed_forward_width': 48}, 24),
-  'gated': ({'gated': False}, True),
-  'bias': ({'bias': False}, True),
-  'per_dim_scale': ({'per_dim_scale': False}, True),
-  'convolution': ({'convolution': 3}, None),
-  'tie_embeddings': ({'tie_embeddings': False}, True),
-  'softmax_bias': ({'softmax_bias': False, 'tie_embeddings': True}, True),
-  'ngram.layer': ({'ngram': dataclasses.replace(NGRAM, layer='attention')}, 'input'),
-  'ngram.clusters': ({'ngram': dataclasses.replace(NGRAM, clusters=16)}, 8),
-  'ngram.vocabulary_size': ({'ngram': dataclasses.replace(NGRAM, vocabulary_size=60)}, 50),
-  'ngram.dim': ({'ngram': dataclasses.replace(NGRAM, dim=2)}, 4),
-  'ngram.heads': ({'ngram': dataclasses.replace(NGRAM, heads=4)}, 2),
-}
+LAYER = 'transformer/x_layers_0/'
+TABLE = 'ngrammer/ngram_layer/ngram_table_0/emb_var'
+# Other values of options, and how an array shows each.
+OTHER_VALUES = [
+  ({'layers': 3}, 'missing: transformer/x_layers_2/layer_norm/scale (16,)'),
+  ({'width': 24}, 'wrong shape: final_ln/scale is (16,), expected (24,)'),
+  ({'heads': 4}, f'wrong shape: {LAYER}self_attention/query/w is (16, 2, 8), expected (16, 4, 4)'),
+  (
+    {'feed_forward_width': 48},
+    f'wrong shape: {LAYER}ff_layer/ffn_layer1/linear/w is (16, 24), expected (16, 48)',
+  ),
+  ({'gated': False}, f'extra: {LAYER}ff_layer/ffn_layer1_gate/linear/w (16, 24)'),
+  ({'bias': False}, f'extra: {LAYER}self_attention/query/b (2, 8)'),
+  ({'per_dim_scale': False}, f'extra: {LAYER}self_attention/per_dim_scale/per_dim_scale (8,)'),
+  ({'convolution': 3}, f'missing: {LAYER}self_attention/dconv_q/dconv_2 (2, 8)'),
+  ({'norm': 'hybrid'}, f'missing: {LAYER}pre_layer_norm/scale (16,)'),
+  ({'tie_embeddings': False}, 'missing: embedding_lookup/emb_var (23, 16)'),
+  ({'softmax_bias': False}, 'extra: softmax/logits_ffn/bias/b (23,)'),
+  ({'ngram': None}, f'extra: {TABLE} (50, 4)'),
+  ({'ngram': dataclasses.replace(NGRAM, layer='attention')}, f'extra: {TABLE} (50, 4)'),
+  (
+    {'ngram': dataclasses.replace(NGRAM, clusters=16)},
+    'wrong shape: ngrammer/vq_layer/means is (2, 8, 8), expected (2, 16, 8)',
+  ),
+  (
+    {'ngram': dataclasses.replace(NGRAM, vocabulary_size=60)},
+    f'wrong shape: {TABLE} is (50, 4), expected (60, 4)',
+  ),
+  (
+    {'ngram': dataclasses.replace(NGRAM, dim=2)},
+    f'wrong shape: {TABLE} is (50, 4), expected (50, 2)',
+  ),
+  (
+    {'ngram': dataclasses.replace(NGRAM, heads=4)},
+    'missing: ngrammer/ngram_layer/ngram_table_2/emb_var (50, 4)',
+  ),
+]
 
 
-@pytest.fixture(scope='module')
-def fitting_arrays():
-  """The arrays of `FITTING`."""
+@pytest.mark.parametrize('changes, line', OTHER_VALUES)
+def test_arrays_of_another_option_are_refused_by_name(changes, line):
+  load = lambda arrays, changes: praxis.load_language_model(
+    arrays, model_config.ModelConfig(**LM_CONFIG | {'ngram': NGRAM} | changes), 23
+  )
   with pytest.raises(errors.BadInput) as error:
-    praxis.load_language_model({}, model_config.ModelConfig(**FITTING), 23)
-  return missing_arrays(error.value)
-
-
-@pytest.mark.parametrize('key', OTHER_VALUES)
-def test_an_option_that_does_not_fit_the_arrays_is_named(fitting_arrays, key):
-  changes, expected = OTHER_VALUES[key]
+    load({}, {})
+  arrays = missing_arrays(error.value)
   with pytest.raises(errors.BadInput) as error:
-    praxis.load_language_model(fitting_arrays, model_config.ModelConfig(**FITTING | changes), 23)
-  lines = [line for line in str(error.value).splitlines() if line.startswith(f'model.{key}=')]
-  assert len(lines) == 1 and f'must be {expected!r}' in lines[0]
-
-
-def test_all_options_that_do_not_fit_are_named(fitting_arrays):
-  config = model_config.ModelConfig(**LM_CONFIG | {'norm': 'hybrid', 'gated': False})
-  with bad_input(
-    'model.gated=False must be True for these weights\n'
-    "model.norm='hybrid' must be 'pre' or 'post' or 'post_skip' for these weights\n"
-    "model.ngram.layer=None must be 'input' or 'begin' or 'middle' or 'end' for these weights\n"
-    'model.ngram.clusters=None must be 8 for these weights\n'
-    'model.ngram.vocabulary_size=None must be 50 for these weights\n'
-    'model.ngram.dim=None must be 4 for these weights'
-  ):
-    praxis.load_language_model(fitting_arrays, config, 23)
-  plain = {name: a for name, a in fitting_arrays.items() if not name.startswith('ngrammer/')}
-  with bad_input(f'model.ngram={NGRAM} must be None for these weights'):
-    praxis.load_language_model(plain, model_config.ModelConfig(**FITTING), 23)
+    load(arrays, changes)
+  assert f'  {line}' in str(error.value).splitlines()

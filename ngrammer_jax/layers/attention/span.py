@@ -78,13 +78,6 @@ def _check(limit, ramp, width):
       raise ValueError(f'a span with a {name} of {size}: it must be at least 1')
 
 
-def _mask(module, x_BxTxD, distance_BxTxS, valid_BxT):
-  """Returns the soft mask of a module, and its spans."""
-  z_BxTxN, spans = module.spans(x_BxTxD, valid_BxT)
-  z_BxNxTx1 = z_BxTxN.swapaxes(1, 2)[..., None]
-  return soft_mask(z_BxNxTx1, distance_BxTxS[:, None], module.ramp), spans
-
-
 class AdaptiveSpan(nn.Module):
   """One learned span for each head, the same for all tokens.
 
@@ -118,7 +111,9 @@ class AdaptiveSpan(nn.Module):
       distance_BxTxS: from query to key, 0 for the nearest key that may be visible.
       valid_BxT: 0 at padding.
     """
-    return _mask(self, x_BxTxD, distance_BxTxS, valid_BxT)
+    z_BxTxN, spans = self.spans(x_BxTxD, valid_BxT)
+    z_BxNxTx1 = z_BxTxN.swapaxes(1, 2)[..., None]
+    return soft_mask(z_BxNxTx1, distance_BxTxS[:, None], self.ramp), spans
 
   @nn.compact
   def spans(
@@ -133,26 +128,13 @@ class AdaptiveSpan(nn.Module):
     return z_N[None, None], Spans(z_N.mean(), longest_BxN)
 
 
-class DynamicSpan(nn.Module):
+class DynamicSpan(AdaptiveSpan):
   """A span for each head and token, z = limit * sigmoid(v . x + b); 0 at padding.
 
   See `AdaptiveSpan`; `initial` is that of b.
   """
 
-  heads: int
-  limit: int
-  ramp: int
   initial: float = -4.0
-  dtype: jnp.dtype = jnp.float32
-  renormalize: bool = True
-  epsilon_keys: str = 'all'
-  is_neutral: bool = False
-
-  def __call__(
-    self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None
-  ) -> tuple[jax.Array, Spans]:
-    """See `AdaptiveSpan`."""
-    return _mask(self, x_BxTxD, distance_BxTxS, valid_BxT)
 
   @nn.compact
   def spans(

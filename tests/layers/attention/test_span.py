@@ -3,6 +3,7 @@
 import functools
 import math
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -190,3 +191,22 @@ def test_a_span_without_a_width(kind, sizes, error):
   layer, x, distance = kind(2, limit, ramp), np.ones((1, 3, width)), np.zeros((1, 3, 3))
   with pytest.raises(ValueError, match=f'a span with {error}: it must be at least 1'):
     jax.eval_shape(layer.init, jax.random.key(0), x, distance)
+
+
+@pytest.mark.parametrize(
+  'kind, initial, shapes',
+  [
+    (span.AdaptiveSpan, 0, {'span': (2,)}),
+    (span.DynamicSpan, -4, {'span_kernel': (8, 2), 'span_bias': (2,)}),
+  ],
+)
+def test_the_mask_of_a_span_without_attention(kind, initial, shapes):
+  layer, x, distance = kind(2, 16, 4), np.zeros((3, 5, 8)), np.tile(np.arange(6.0), (3, 5, 1))
+  params = nn.unbox(layer.init(jax.random.key(0), x, distance))['params']
+  assert {name: leaf.shape for name, leaf in params.items()} == shapes
+  np.testing.assert_array_equal(params.get('span_bias', params.get('span')), [initial] * 2)
+  mask, spans = layer.apply({'params': params}, x, distance)
+  z = 16 / (1 + np.exp(4)) if initial else 0
+  expected = np.clip((z - distance[:, None]) / 4 + 1, 0, 1)
+  assert_close(np.broadcast_to(mask, (3, 2, 5, 6)), np.tile(expected, (1, 2, 1, 1)), 1e-6)
+  assert float(spans.mean) == pytest.approx(z) and spans.longest_BxN.shape == (3, 2)
