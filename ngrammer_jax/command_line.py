@@ -8,7 +8,6 @@ a traceback; a key inside a block that is None creates the block; and no flag is
 import argparse
 import ast
 from collections.abc import Callable, Iterator
-import contextlib
 import dataclasses
 import difflib
 import fnmatch
@@ -105,7 +104,7 @@ def resolve(
 
     if start is not None:
       start()
-    with contextlib.nullcontext() if start is None else hosts.collective_errors():
+    with hosts.collective_errors():
       init_from.complete(values, {path for path, _ in overrides}, present, workdir)
       return conversion.resolve(values)
   return conversion.resolve(values)

@@ -66,9 +66,9 @@ def is_busy(error: Exception) -> bool:
 
 def is_of_place(error: Exception) -> bool:
   """Whether an error is that of a place: a full disk, or a named one that may not be used."""
-  is_full = getattr(error, 'errno', None) in (errno.ENOSPC, errno.EDQUOT)
-  is_refused = getattr(error, 'errno', None) in (errno.EROFS, errno.EACCES, errno.EPERM)
-  return isinstance(error, OSError) and (is_full or is_refused and error.filename is not None)
+  numbers = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
+  is_known = isinstance(error, OSError) and error.errno in numbers
+  return is_known and (error.filename is not None or error.errno in numbers[:2])
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

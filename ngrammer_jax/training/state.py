@@ -154,11 +154,6 @@ def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]
   return abstract.replace(params=pack_all(abstract.params), opt_state=pack_all(abstract.opt_state))
 
 
-@functools.lru_cache
-def _reshaping(shape, sharding):
-  return jax.jit(lambda leaf: leaf.reshape(shape), out_shardings=sharding)
-
-
 def reshape_tables(state: TrainState, like: TrainState, delete: bool = False) -> TrainState:
   """Returns a state with the shapes of another one, abstract or not, which is packed or is not.
 
@@ -171,11 +166,11 @@ def reshape_tables(state: TrainState, like: TrainState, delete: bool = False) ->
   def reshape(leaf, like):
     if leaf.shape == like.shape:
       return leaf
-    reshaped = _reshaping(like.shape, like.sharding)(leaf)
+    new = jax.jit(jnp.reshape, static_argnums=1, out_shardings=like.sharding)(leaf, like.shape)
     if delete:
-      jax.block_until_ready(reshaped)
+      jax.block_until_ready(new)
       leaf.delete()
-    return reshaped
+    return new
 
   params = jax.tree.map(reshape, state.params, like.params)
   return state.replace(
