@@ -48,11 +48,19 @@ def frozen(
     params: the parameters, abstract or not.
     source: dtype of every parameter that training starts from, by name; {}: of none. The others
       are new.
+
+  Raises:
+    BadInput: nothing would be trained.
   """
   if 'all' in train or (tuple(train) == ('new',) and not source):
     return {}
   names = traverse_util.flatten_dict(params, sep='/')
   is_trained = lambda name: group_of(name) in train or ('new' in train and name not in source)
+  if not any(map(is_trained, names)):
+    raise errors.BadInput(
+      f'optimizer.train={tuple(train)} trains nothing: init_from has all parameters; name some of '
+      f'{", ".join(sorted({*map(group_of, names)}))}'
+    )
   return {name: source.get(name, np.dtype(np.float32)) for name in names if not is_trained(name)}
 
 

@@ -59,3 +59,11 @@ def test_a_part_without_parameters_is_refused():
     'blocks, embedding, head, ngram_memory_0'
   ):
     parameter_groups.check(['head', 'span'], PARAMS)
+
+
+def test_a_training_of_nothing_is_refused():
+  params = {'embedding': np.zeros(3), 'ngram_memory_0': {'table': np.zeros(3)}}
+  source = {'embedding': np.dtype(np.float32), 'ngram_memory_0/table': np.dtype(np.float32)}
+  with bad_input('trains nothing: .* embedding, ngram_memory_0$'):
+    parameter_groups.frozen(('new',), params, source)
+  assert parameter_groups.frozen(('ngram_memory_0',), params, source).keys() == {'embedding'}
