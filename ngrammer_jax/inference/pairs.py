@@ -60,9 +60,9 @@ def encode(
     BadInput: the vocabulary lacks a character or an id.
   """
   if isinstance(pair[0], str) and isinstance(pair[1], str):
-    context, whole = (text.encode(vocabulary, t, name).ids for t in (pair[0], ''.join(pair)))
-    shared = count_shared(context, whole)
-    return EncodedPair(vocabulary.add_start(whole[:shared]), whole[shared:])
+    context, joined = (text.encode(vocabulary, t, name).ids for t in (pair[0], ''.join(pair)))
+    shared = count_shared(context, joined)
+    return EncodedPair(vocabulary.add_start(joined[:shared]), joined[shared:])
   context, continuation = (_check_ids(ids, vocabulary.size, name) for ids in pair)
   return EncodedPair(context if len(context) else vocabulary.add_start(context), continuation)
 

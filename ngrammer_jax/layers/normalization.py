@@ -104,8 +104,8 @@ class RMSNorm(nn.Module):
     scale = self.param('scale', init, shape, jnp.promote_types(dtype, jnp.float32))
     scale = 1 + scale if self.is_offset else scale
     epsilon = jnp.finfo(wide).eps if self.epsilon is None else self.epsilon
-    over = tuple(range(-self.axes, 0)) if self.joint else -1
-    mean_square = jnp.square(x.astype(wide)).mean(axis=over, keepdims=True)
+    axis = tuple(range(-self.axes, 0)) if self.joint else -1
+    mean_square = jnp.square(x.astype(wide)).mean(axis=axis, keepdims=True)
     # Without the barrier XLA computes it again for every value of x.
     inverse = jax.lax.optimization_barrier(jax.lax.rsqrt(mean_square + epsilon))
     return (x * inverse * scale).astype(dtype)

@@ -24,19 +24,19 @@ from ngrammer_jax.models import block, heads, memories, precision, spans
 
 Memory = block.Memory
 
-# Arrays that `minimal` keeps for the backward pass: the results of all products but those of whole
+# Arrays that `minimal` saves for the backward pass: the results of all products but those of whole
 # scores, and what splash attention and blocks need. Scores, norms, convolutions, rotations and sums
 # are computed again.
-KEPT = 'attended', 'attention_output', 'inner_features', 'feed_forward_output', 'memory'
+SAVED_NAMES = 'attended', 'attention_output', 'inner_features', 'feed_forward_output', 'memory'
 
 
-def _kept(config):
-  """Returns the names of the arrays that `minimal` keeps."""
+def _saved_names(config):
+  """Returns the names of the arrays that `minimal` saves."""
   c = config
   # The gradients of norms, convolutions, learned scales and biases need what these are applied to.
   is_changed = c.convolution is not None or c.attention_options().query_key_norm is not None
   is_changed |= c.per_dim_scale or 'distances' in c.attention_needs()
-  return *KEPT, 'projected' if is_changed else 'heads'
+  return *SAVED_NAMES, 'projected' if is_changed else 'heads'
 
 
 def _as_zero_tokens(tokens):
@@ -328,8 +328,8 @@ class TransformerLM(nn.Module):
     if self.config.remat == 'none':
       return block.Block
     # Rows from the memory of the host, which cannot be read again.
-    kept = table.VALUES, *(_kept(self.config) if self.config.remat == 'minimal' else ())
-    policy = jax.checkpoint_policies.save_only_these_names(*kept)
+    names = table.VALUES, *(_saved_names(self.config) if self.config.remat == 'minimal' else ())
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
     return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
   def _run(self, run, x_BxTxD, kind_contexts, memory, dropout_keys):
