@@ -306,9 +306,9 @@ class TransformerLM(nn.Module):
     return sorted({0, count} | between | changes | repeated)
 
   def _period(self, first, end):
-    """Returns the smallest number of layers after which the kinds of layers are repeated."""
+    """Returns after how many layers, at least those to unroll, their kinds are repeated."""
     kinds = self.kinds[first:end]
-    periods = range(1, len(kinds) + 1)
+    periods = range(min(max(1, self.config.scan_layers), len(kinds)), len(kinds) + 1)
     return next(p for p in periods if all(map(operator.eq, kinds, kinds[p:])))
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
