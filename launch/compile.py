@@ -268,13 +268,7 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
   add = parser.add_argument
   add('--topology', required=True, nargs='+', help='such as v3:4x4, v5e:4x8 or v5p:4x4x8')
   add('--slices', type=int, default=1, help='number of slices (default: 1)')
-  add(
-    '--programs',
-    nargs='+',
-    choices=programs.NAMES,
-    default=programs.NAMES,
-    help='default: all of them',
-  )
+  add('--programs', nargs='+', choices=programs.NAMES, default=programs.NAMES, help='default: all')
   add('--vocabulary_size', type=int, help='if in the config it depends on the text')
   add('--json', type=pathlib.Path, help='file for the report')
   add('--against', type=pathlib.Path, help='a report to subtract from this one')
