@@ -146,6 +146,7 @@ def main(argv):
     os.kill(os.getpid(), signal.Signals[argv[0]])
   raise OSError(24, 'Too many open files', 'a')
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 flags.run(main)
 """
 
