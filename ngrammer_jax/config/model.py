@@ -90,7 +90,7 @@ class ModelConfig:
   scan_layers: bool = field(True, 'compile one block and scan over blocks', free_on_resume=True)
   remat: str = field('none', 'what is rematerialised', choices=REMAT, free_on_resume=True)
   kernel: str | None = field(
-    None, 'see docs/kernels.md; None: automatic', choices=kernels.NAMES, free_on_resume=True
+    None, 'see docs/devices.md; None: automatic', choices=kernels.NAMES, free_on_resume=True
   )
   attention: AttentionConfig | None = field(None, 'options of attention; None: the defaults')
   ngram: NGramConfig | None = field(None, 'N-Grammer layer')
