@@ -73,10 +73,8 @@ def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Comp
   needed = memory.devices * peak_bytes(compiled)
   if needed > memory.size:
     logging.warning(
-      'a step needs %s of memory with its activations and gradients, but %s has %s: if it fails, '
-      'lower training.batch_size or training.segment_length, raise training.accumulation.parts, '
-      'or use model.remat="full"',
-      *(format_bytes(needed), memory.name, format_bytes(memory.size)),
+      'a step needs %s of memory, with activations and gradients, but %s has %s: if it fails, %s',
+      *(format_bytes(needed), memory.name, format_bytes(memory.size), errors.LESS_MEMORY),
     )
 
 
