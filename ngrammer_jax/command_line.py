@@ -221,13 +221,13 @@ def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
   """Parses --config.key=text, --config.key text, --config.flag or --noconfig.flag."""
   if argument.startswith('--noconfig.'):
     path = argument.removeprefix('--noconfig.')
-    if conversion.find_key(path).types != (bool,):
+    if bool not in conversion.find_key(path).types:
       raise errors.BadInput(f'{argument}: {path} is not a boolean; use --config.{path}=VALUE')
     return path, 'False'
   path, equals, text = argument.removeprefix('--config.').partition('=')
   if equals:
     return path, text
-  if conversion.find_key(path).types == (bool,):
+  if bool in conversion.find_key(path).types:
     return path, 'True'
   text = next(rest, '--')
   if text.startswith('--'):

@@ -30,7 +30,8 @@ SAVE_INTERVAL = 100  # steps between saved reader states
 HISTORY = 8  # saved states of a file that are searched for a step that all rows have
 PREFETCH_BYTES = 4  # bytes of text to tokenise per missing token, an estimate
 BLOCK_DOCUMENTS, BLOCK_BYTES = 128, 256 << 10
-SHARED_BYTES = 64 << 20  # of blocks that other rows may still read
+SHARED_BYTES = 128 << 20  # of blocks that other rows may still read
+NEAR = 1 << 15  # documents that are read on the way to a block, rather than opening its file again
 
 
 class ReaderState(NamedTuple):
@@ -73,24 +74,48 @@ class Block(NamedTuple):
 class _Source:
   """The documents of the shards, for all rows of a host.
 
-  They are read in blocks, once for all rows that read a block at about the same time. A block has
-  BLOCK_DOCUMENTS documents, or fewer that have BLOCK_BYTES, so it does not depend on who reads it.
+  They are read in blocks, once for all rows that are at most SHARED_BYTES behind the first one. A
+  block has BLOCK_DOCUMENTS documents, or fewer that have BLOCK_BYTES, so it does not depend on who
+  reads it.
+
+  Attributes:
+    lead: epoch and place of the newest block of each shard.
   """
 
   def __init__(
-    self, shards: shard_files.Shards, checked: fingerprints.ShardFingerprints, has_blank: bool
+    self,
+    shards: shard_files.Shards,
+    checked: fingerprints.ShardFingerprints,
+    has_blank: bool,
+    num_rows: int,
   ):
-    self.files, self._shards = shards.files, shards
+    self.files, self._shards, self._num_rows = shards.files, shards, num_rows
     self._fingerprints, self._has_blank = checked, has_blank
     self._blocks: dict[tuple[int, Place], Block] = {}
     self._open: dict[tuple[int, Place], Iterator[tuple[bytes, Place]]] = {}
+    self.lead: dict[int, tuple[int, Place]] = {}
     self._num_empty = 0
 
-  def block(self, shard: int, place: Place, is_shared: bool) -> Block:
-    """Returns the block at a place; one of a shared shard is kept for the other rows."""
+  def block(self, shard: int, place: Place, epoch: int, is_shared: bool) -> Block:
+    """Returns the block at a place; one of a shared shard is kept for the rows behind."""
     if (block := self._blocks.get((shard, place))) is not None:
       return block
     self._fingerprints.check(shard)
+    if not is_shared or (epoch, place) < self.lead.get(shard, (0, Place())):
+      return self._read_block(shard, place)
+    is_near = lambda begin: 0 <= place.document - begin.document < NEAR
+    begins = [begin for s, begin in self._open if s == shard and is_near(begin)]
+    begin, block = max(begins, default=place), None
+    while block is None or block.place != place:
+      block = self._blocks[shard, begin] = self._read_block(shard, begin)
+      # A place of an earlier version may be within a block.
+      begin = place if block.next is None or block.next > place else block.next
+    self.lead[shard] = epoch, place
+    while sum(block.size for block in self._blocks.values()) > SHARED_BYTES:
+      del self._blocks[next(iter(self._blocks))]
+    return block
+
+  def _read_block(self, shard, place):
     records, size, end = [], 0, None
     with self._fingerprints.record_damage(shard):
       documents = self._open.pop((shard, place), None) or self._shards.read(shard, place)
@@ -102,12 +127,9 @@ class _Source:
           break
       else:
         end = None
-    block = Block(place, records, size, end)
-    if is_shared:
-      self._blocks[shard, place] = block
-      while sum(block.size for block in self._blocks.values()) > SHARED_BYTES:
-        del self._blocks[next(iter(self._blocks))]
-    return block
+    while len(self._open) > self._num_rows:  # rows that read for themselves may have caught up
+      del self._open[next(iter(self._open))]
+    return Block(place, records, size, end)
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
     """Returns the text of a document, b'' for none; empty ones are counted."""
@@ -157,8 +179,10 @@ class PackedDataset:
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
     shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
-    source = _Source(shards, shard_fingerprints, self._takes_blank_documents())
-    self._make_row = functools.partial(_RowReader, source, batch_size, shuffle, separator)
+    self._source = _Source(
+      shards, shard_fingerprints, self._takes_blank_documents(), num_rows=batch_size
+    )
+    self._make_row = functools.partial(_RowReader, self._source, batch_size, shuffle, separator)
     self._readers: dict[range, _BatchReader] = {}
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
@@ -201,6 +225,7 @@ class PackedDataset:
   def _open_reader(self, step, rows):
     """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
     saved_step, states = self._load_states(step, rows)
+    self._source.lead.clear()
     source = self._make_row, self._vocabulary, self._length, self._schedule
     reader = _BatchReader(*source, saved_step, states)
     while reader.step < step:
@@ -252,7 +277,8 @@ class _BatchReader:
     """Tokenises until every row has a segment: the texts of all rows in one parallel call."""
     while incomplete := [r for r in readers if r.num_buffered < self._length]:
       batch = []
-      for reader in incomplete:
+      # In the order of their documents: those of a shard are read on from the first one.
+      for reader in sorted(incomplete, key=lambda reader: reader.state()[:3]):
         missing_bytes = PREFETCH_BYTES * (self._length - reader.num_buffered)
         while missing_bytes > 0:
           state, text = next(reader.documents)
@@ -295,7 +321,7 @@ class _RowReader:
       for shard in range(first_shard, len(self._shard_indices)):
         index = order[self._shard_indices[shard]]
         while place is not None:
-          block = self._source.block(index, place, self._num_sharers > 1)
+          block = self._source.block(index, place, epoch, self._num_sharers > 1)
           turns = self._order(len(block.records), epoch, index, place.document)
           for turn, number in list(enumerate(turns))[first_turn:]:
             if text := self._text(index, place.document + number, block.records[number]):
