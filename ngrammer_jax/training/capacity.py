@@ -134,6 +134,5 @@ def _evaluation(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str,
   slots = 0 if model.memory is None or model.span is not None else model.memory.length
   memory = jax.eval_shape(lambda: language_model.empty_memory(model, rows, slots) if slots else {})
   segment = programs.abstract_segment((rows, config.evaluation_length()), by_row)
-  return checksums.named_leaves(
-    {'evaluation': sharding.abstract(memory, by_row) | segment._asdict()}
-  )
+  arrays = checksums.named_leaves({'evaluation': sharding.abstract(memory, by_row)})
+  return arrays | checksums.named_leaves({'evaluation': segment})
