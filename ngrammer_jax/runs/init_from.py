@@ -41,10 +41,8 @@ def open_run(init_from: str, step: int | str = 'newest', key: str = 'init_from')
   is_local = name == init_from and not files.is_remote(init_from)
   if is_local and not files.path(init_from).exists():
     raise errors.BadInput(f'{source}: no such folder; expected the workdir of a run')
-  try:
+  with errors.named(source):
     return runs.load_run(name, step) if name == init_from else runs.load_pretrained(name)
-  except errors.BadInput as error:
-    raise errors.BadInput(f'{source}: {error}') from error
 
 
 def complete(
