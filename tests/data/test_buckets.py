@@ -153,9 +153,9 @@ def test_a_lost_file_and_a_changed_one_are_named(hub, tmp_path):
 
 def test_row_groups_in_a_bucket_are_read_once(hub, tmp_path, monkeypatch):
   monkeypatch.setattr(formats.parquet, 'PART', 50)
-  reads, read_row_group = [], parquet.ParquetFile.read_row_group
-  note = lambda *args, **options: reads.append(args) or read_row_group(*args, **options)
-  monkeypatch.setattr(parquet.ParquetFile, 'read_row_group', note)
+  reads, read_row_groups = [], parquet.ParquetFile.read_row_groups
+  note = lambda *args, **options: reads.append(args) or read_row_groups(*args, **options)
+  monkeypatch.setattr(parquet.ParquetFile, 'read_row_groups', note)
   folder = HubFileSystem.folder / 'datasets' / 'someone' / 'texts'
   for root in (folder, tmp_path / 'local'):
     document_files.write(root / 'train.parquet', [f'{i} some text' for i in range(90)])

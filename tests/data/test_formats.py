@@ -4,6 +4,7 @@ import codecs
 import gzip
 import io
 import json
+import pathlib
 import tarfile
 import zipfile
 
@@ -42,27 +43,38 @@ def test_reading_can_start_at_any_document(tmp_path, name):
     assert [text for text, _ in read_all(file, place)] == TEXTS[number:]
 
 
-@each('small, part', [(0, 1 << 20), (8 << 20, 300), (8 << 20, 1 << 20)])
-def test_row_groups_of_every_size_are_read_from_any_row(tmp_path, monkeypatch, small, part):
-  monkeypatch.setattr(formats.parquet, 'SMALL', small)
-  monkeypatch.setattr(formats.parquet, 'PART', part)
+@each(
+  'name, value',
+  [('SMALL', 0), ('PART', 300), ('PART', 1 << 20), ('MAX_DECODERS', 0), ('MAX_DECODERS', 1)],
+)
+def test_row_groups_of_every_size_are_read_from_any_row(tmp_path, monkeypatch, name, value):
+  monkeypatch.setattr(formats.parquet, 'PART', 300)
+  monkeypatch.setattr(formats.parquet, 'SMALL', 1000)
+  monkeypatch.setattr(formats.parquet, 'BATCH', 3)
+  monkeypatch.setattr(formats.parquet, name, value)
   path = tmp_path / 'x.parquet'
   schema = pa.schema({'text': pa.string()})
   with parquet.ParquetWriter(path, schema) as writer:
-    for texts in (TEXTS[:17], [], TEXTS[17:18], TEXTS[18:]):
+    for texts in (TEXTS[:17], [], TEXTS[17:18], TEXTS[18:20], TEXTS[20:]):
       writer.write_table(pa.table({'text': texts}, schema))
   for first in range(len(TEXTS)):
     documents = read_all(open_file(path), formats.Place(first))
     assert [text for text, _ in documents] == TEXTS[first:]
 
 
-def test_open_files_of_small_row_groups_hold_no_decoder(tmp_path):
-  texts = [f'{i} ' + 'some text ' * 50 for i in range(1000)]
+@each('small, max_open', [(8 << 20, 0), (0, 2)])
+def test_few_of_many_files_are_open(tmp_path, monkeypatch, small, max_open):
+  texts = [f'{i} ' + 'some text ' * 50 for i in range(5000)]
   parquet.write_table(pa.table({'text': texts}), tmp_path / 'x.parquet')
-  before = pa.total_allocated_bytes()
+  monkeypatch.setattr(formats.parquet, 'SMALL', small)
+  monkeypatch.setattr(formats.parquet, 'MAX_DECODERS', max_open)
+  num_open = lambda: len(list(pathlib.Path('/proc/self/fd').iterdir()))
+  before, allocated = num_open(), pa.total_allocated_bytes()
   readers = [open_file(tmp_path / 'x.parquet').read() for _ in range(8)]
   assert all(next(reader)[0] == texts[0].encode() for reader in readers)
-  assert pa.total_allocated_bytes() - before < 1e6
+  assert num_open() - before == max_open
+  assert (pa.total_allocated_bytes() - allocated < 1e6) == (not max_open)
+  assert all(next(reader)[0] == texts[1].encode() for reader in readers)
 
 
 @each('suffix', document_files.COMPRESS)

@@ -208,16 +208,30 @@ def test_a_shuffled_epoch_has_each_document_once(tmp_path, monkeypatch):
   assert len({tuple(order) for order in shard_orders}) > 1
 
 
-def test_rows_that_share_a_shard_read_it_once(tmp_path, monkeypatch):
-  source, reads = write_files(tmp_path, 'x.parquet', (300,)), []
-  read = shards.FileShards.read
+@each('name', ['x.parquet', 'x.jsonl.gz'])
+def test_rows_that_share_a_shard_read_it_once(tmp_path, monkeypatch, name):
+  """Also after a resume; a row that is far behind, here because of long documents, reads alone."""
+  reads, read = [], shards.FileShards.read
   monkeypatch.setattr(
     shards.FileShards, 'read', lambda *arguments: reads.append(arguments) or read(*arguments)
   )
-  dataset = packed(tmp_path, source, 4)
-  for step in range(200):
-    dataset.segment(step)
-  assert len(reads) == 1
+  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 3)
+  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 20)
+  texts = [f'{i} ' + 'some text ' * (1, 1, 1, 5, 1, 3, 1, 2)[i % 8] for i in range(300)]
+  document_files.write(tmp_path / f'train{name[1:]}', texts)
+  document_files.write(tmp_path / f'valid{name[1:]}', ['x'])
+  source = shards.find(tmp_path / f'train{name[1:]}')[0]['train']
+  segments, num_reads = [], []
+  for shared_bytes, steps in ((1 << 20, range(60)), (1 << 20, range(40, 60)), (1000, range(60))):
+    monkeypatch.setattr(packing, 'SHARED_BYTES', shared_bytes)
+    dataset = packed(tmp_path, source, 8, places=f'{name}-{shared_bytes}')
+    segments.append([dataset.segment(step) for step in steps])
+    num_reads.append(len(reads))
+    del reads[:]
+  assert num_reads[:2] == [1, 1] and 1 < num_reads[2] < 11
+  np.testing.assert_equal(segments[1], segments[0][40:])
+  np.testing.assert_equal(segments[2], segments[0])
+  np.testing.assert_equal(dataset.segment(30), segments[0][30])  # an earlier step again
 
 
 def test_old_states_and_blank_documents(tmp_path):

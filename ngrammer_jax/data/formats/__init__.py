@@ -11,7 +11,7 @@ from ngrammer_jax.system import files
 
 __all__ = ['ANY', 'START', 'DocumentFile', 'Layout', 'Place']
 
-COLUMNS = {kinds.PARQUET: parquet.open_batches, kinds.ARROW: arrow.open_batches}
+COLUMNS = {kinds.PARQUET: parquet.read_batches, kinds.ARROW: arrow.read_batches}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The columns of Parquet and Arrow that hold the text of documents."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import pathlib
 from typing import Any
 
@@ -9,7 +9,7 @@ from ngrammer_jax.data.formats.places import Layout, Place
 
 
 def read(
-  path: pathlib.Path, place: Place, layout: Layout, open_batches: Callable[..., Any]
+  path: pathlib.Path, place: Place, layout: Layout, read_batches: Callable[..., Any]
 ) -> Iterator[tuple[bytes, Place]]:
   """Yields the text of each row from a place on, and the place of the next row.
 
@@ -19,21 +19,26 @@ def read(
     path: the file.
     place: where to begin.
     layout: the columns of the text.
-    open_batches: that of the module of a format.
+    read_batches: that of the module of a format.
 
   Raises:
     BadInput: there is no such column, or it holds something else.
   """
   document = place.document
-  with path.open('rb') as source:
-    names, batches, first = open_batches(path, source, layout.fields, document)
-    for batch in batches:
-      rows, first = batch.slice(first), max(first - len(batch), 0)
-      columns = [_texts(path, rows, field, names, layout) for field in layout.fields]
-      del batch, rows  # or it is in memory until the last text of it is read
-      for parts in zip(*columns, strict=True):
-        document += 1
-        yield b'\n'.join(part for part in parts if part is not None), Place(document)
+  for batch, names in read_batches(path, layout.fields, document):
+    columns = [_texts(path, batch, field, names, layout) for field in layout.fields]
+    del batch  # or it is in memory until the last text of it is read
+    for parts in zip(*columns, strict=True):
+      document += 1
+      yield b'\n'.join(part for part in parts if part is not None), Place(document)
+
+
+def skip(batches: Iterable[Any], rows: int) -> Iterator[Any]:
+  """Yields batches without so many rows at the beginning."""
+  for batch in batches:
+    if rows < len(batch):
+      yield batch.slice(rows)
+    rows = max(rows - len(batch), 0)
 
 
 def _texts(path, batch, field, names, layout):

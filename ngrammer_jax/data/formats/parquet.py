@@ -1,41 +1,73 @@
 """Parquet files: only the columns of the text are read."""
 
-from collections.abc import Iterable, Sequence
+import bisect
+import collections
+from collections.abc import Iterator, Sequence
 import itertools
 import pathlib
-from typing import Any, BinaryIO
+from typing import Any
+import weakref
+
+from ngrammer_jax.data.formats import columns
 
 BATCH, BUFFER = 32, 128 << 10  # rows that are decoded, and bytes that are read, at a time
-SMALL, PART = 8 << 20, 1 << 20  # bytes of a small row group, and of its parts
+PART = 1 << 20  # bytes of text for which a file is opened
+SMALL, HUGE = 8 << 20, 256 << 20  # bytes of a row group
+MAX_DECODERS = 16
+_decoders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def open_batches(
-  path: pathlib.Path, source: BinaryIO, fields: Sequence[str], first: int
-) -> tuple[Sequence[str], Iterable[Any], int]:
-  """Returns the columns of a file, its batches, and which row of theirs is row `first`.
+def read_batches(
+  path: pathlib.Path, fields: Sequence[str], row: int
+) -> Iterator[tuple[Any, Sequence[str]]]:
+  """Yields the batches of a file from a row on, with the columns that the file has.
 
-  Row groups before the row are not read. A small one of a local file is read again for each part:
-  an open decoder holds all of it, and a host may read hundreds of files. A large one is decoded
-  page by page.
+  An open file holds its metadata and a decoder, several MB, and a host may read hundreds of files:
+  a file is closed after each part of its text, and a row group is decoded again for its next part.
+  Large row groups are decoded once, page by page, by the first MAX_DECODERS files, and huge ones
+  always. In a bucket each row group is read once.
   """
-  from pyarrow import parquet  # only for such files
+  while True:
+    batches, row = _read_part(path, fields, row)
+    if batches is None:
+      return
+    yield from batches
 
+
+def _read_part(path, fields, row):
+  """Returns batches from a row on, None at the end, and the row after them."""
+  import pyarrow as pa  # only for such files
+  from pyarrow import parquet
+
+  is_local = isinstance(path, pathlib.Path)
+  source = pa.OSFile(str(path)) if is_local else path.open()
   file = parquet.ParquetFile(source, buffer_size=BUFFER, pre_buffer=False)
-  options = {'columns': list(fields), 'use_threads': False}
+  names, options = file.schema_arrow.names, {'columns': list(fields), 'use_threads': False}
   groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-  number = 0
-  while number < len(groups) and first >= groups[number].num_rows:
-    first -= groups[number].num_rows
-    number += 1
+  ends = list(itertools.accumulate((group.num_rows for group in groups), initial=0))
+  if row >= ends[-1]:
+    return None, row
+  first = bisect.bisect_right(ends, row) - 1
+  size = max(groups[first].total_byte_size, 1)
+  part = PART if is_local else max(PART, size)
+  rows = max(groups[first].num_rows * part // size, 1)
+  if size <= SMALL:
+    last = first + 1
+    while ends[last] < row + rows and last < len(groups) and groups[last].total_byte_size <= part:
+      last += 1
+    table = file.read_row_groups(range(first, last), **options).slice(row - ends[first], rows)
+    row += len(table)
+    return _release(collections.deque([(table, names)])), row
+  batches = columns.skip(file.iter_batches(BATCH, [first], **options), row - ends[first])
+  batches = ((batch, names) for batch in batches)
+  if size <= HUGE and is_local and len(_decoders) >= MAX_DECODERS:
+    part = collections.deque(itertools.islice(batches, max(rows // BATCH, 1)))
+    return _release(part), row + sum(len(batch) for batch, _ in part)
+  _decoders.add(batches)
+  return batches, ends[first + 1]
 
-  def batches(number):
-    rows, size = groups[number].num_rows, groups[number].total_byte_size
-    if size > SMALL:
-      return file.iter_batches(BATCH, [number], **options)
-    read_part = lambda start: file.read_row_group(number, **options).slice(start, part)
-    part_size = PART if isinstance(path, pathlib.Path) else SMALL  # a bucket is read once
-    part = max(rows * part_size // max(size, part_size), 1)
-    return map(read_part, range(0, rows, part))
 
-  all_batches = itertools.chain.from_iterable(map(batches, range(number, len(groups))))
-  return file.schema_arrow.names, all_batches, first
+def _release(batches):
+  """Yields each batch without keeping it."""
+  while batches:
+    yield batches.popleft()
