@@ -329,7 +329,10 @@ class _RowReader:
           block = self._source.block(index, place, epoch, self._shared_row)
           turns = self._order(len(block.records), epoch, index, place.document)
           for turn, number in list(enumerate(turns))[first_turn:]:
-            if text := self._text(index, place.document + number, block, number):
+            document = place.document + number
+            if document % self._num_sharers != self._sharer_index:
+              continue
+            if text := self._source.text(index, document, block.take(number)):
               num_documents += 1
               yield ReaderState(epoch, shard, *place[:2], tokens, place.frame, turn), text
               tokens = 0
@@ -349,12 +352,6 @@ class _RowReader:
       return range(count)
     # The numbers of this older class are the same in all versions of NumPy.
     return np.random.RandomState([self._shuffle, *position]).permutation(count).tolist()
-
-  def _text(self, shard: int, document: int, block: Block, number: int) -> bytes:
-    """Returns the text of a document of this row; empty for that of another one."""
-    if document % self._num_sharers != self._sharer_index:
-      return b''
-    return self._source.text(shard, document, block.take(number))
 
   def add_tokens(self, state: ReaderState, ids: np.ndarray) -> None:
     """Appends the tokens of a document, and those that separate it, to the buffer."""
