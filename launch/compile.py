@@ -93,19 +93,19 @@ class Chip(NamedTuple):
   Attributes:
     memory: GiB.
     memory_rate: GB/s.
-    network_rate: GB/s that a device sends to others of its slice. None: not published.
+    network_rate: GB/s that a device sends to others of its slice. Infinite: not published.
     clock: GHz, at which its matrix units have the published peak.
   """
 
   memory: float
   memory_rate: float
-  network_rate: float | None
+  network_rate: float
   clock: float
 
 
 CHIPS = {
-  'TPU v3': Chip(16, 450, None, 0.94),  # one of the two cores of a chip
-  'TPU v4': Chip(32, 1200, None, 1.05),
+  'TPU v3': Chip(16, 450, math.inf, 0.94),  # one of the two cores of a chip
+  'TPU v4': Chip(32, 1200, math.inf, 1.05),
   'TPU v5 lite': Chip(16, 819, 200, 1.5),
   'TPU v5': Chip(95, 2765, 600, 1.75),
   'TPU v6 lite': Chip(32, 1638, 400, 1.75),
@@ -180,8 +180,7 @@ def count(text: str, mesh: dict[str, int], kind: str, kernels: dict[tuple, float
     kernels: FLOPs of Pallas kernels, see `hlo.Program`.
   """
   chip = CHIPS[kind]
-  network = math.inf if chip.network_rate is None else chip.network_rate * 1e9
-  rates = hlo.Rates(flops.peak_flops(kind), chip.memory_rate * 1e9, network)
+  rates = hlo.Rates(flops.peak_flops(kind), chip.memory_rate * 1e9, chip.network_rate * 1e9)
   program = hlo.Program(text, mesh, rates, kernels)
   parts, without_cycles = collections.defaultdict(collections.Counter), collections.Counter()
   for work in program.work:
@@ -197,7 +196,7 @@ def count(text: str, mesh: dict[str, int], kind: str, kernels: dict[tuple, float
     part['share'] = part['bytes'] / max(program.bytes_moved(), 1)
   between = sum(c.bytes_sent for c in found if c.kind == hlo.BETWEEN_SLICES)
   not_counted = [*dict.fromkeys(program.not_counted)]
-  if chip.network_rate is None:
+  if math.isinf(chip.network_rate):
     not_counted.append(f'the waits for collectives: no network rate of {kind} is published')
   if between:
     not_counted.append('the waits for other slices: their network has no published rate')
@@ -268,13 +267,7 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
   add = parser.add_argument
   add('--topology', required=True, nargs='+', help='such as v3:4x4, v5e:4x8 or v5p:4x4x8')
   add('--slices', type=int, default=1, help='number of slices (default: 1)')
-  add(
-    '--programs',
-    nargs='+',
-    choices=programs.NAMES,
-    default=programs.NAMES,
-    help='default: all of them',
-  )
+  add('--programs', nargs='+', choices=programs.NAMES, default=programs.NAMES, help='default: all')
   add('--vocabulary_size', type=int, help='if in the config it depends on the text')
   add('--json', type=pathlib.Path, help='file for the report')
   add('--against', type=pathlib.Path, help='a report to subtract from this one')

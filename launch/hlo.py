@@ -168,8 +168,6 @@ class Program:
 
   Attributes:
     work: what its instructions do.
-    seconds: the sum over instructions of their seconds, and of those in which the device waits for
-      a collective: a lower bound if instructions run one after the other.
     not_counted: what cannot be counted.
   """
 
@@ -177,7 +175,7 @@ class Program:
     self._mesh, self._rates, self._kernels = mesh, rates or Rates(), kernels or {}
     self._computations, entry = _parse(text)
     self.not_counted: list[str] = []
-    self.work, self.seconds = self._run(entry)
+    self.work, _ = self._run(entry)
 
   def bytes_moved(self) -> float:
     """Returns the bytes that one device reads from and writes to its main memory."""

@@ -11,7 +11,6 @@ once; a third signal kills all processes. The exit status is that of the first p
 import argparse
 import math
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -21,19 +20,6 @@ import time
 GRACE = 60  # seconds for the other processes to exit by themselves
 
 
-def commands(command: list[str], processes: int, port: int) -> list[list[str]]:
-  """Returns the command of each process."""
-  flags = [f'--coordinator=localhost:{port}', f'--processes={processes}']
-  return [[*command, *flags, f'--process_id={index}'] for index in range(processes)]
-
-
-def free_port() -> int:
-  """Returns an unused port."""
-  with socket.socket() as listening:
-    listening.bind(('localhost', 0))
-    return listening.getsockname()[1]
-
-
 def main() -> int:
   """Starts the processes; returns 0, or the exit status of the first that failed."""
   parser = argparse.ArgumentParser(
@@ -41,24 +27,21 @@ def main() -> int:
   )
   parser.add_argument('--processes', type=int, default=2, help='number of processes')
   parser.add_argument('--devices', type=int, default=1, help='devices of each process')
-  parser.add_argument('--port', type=int, help='port of the coordinator; by default an unused one')
-  parser.add_argument('--dry_run', action='store_true', help='print the commands and stop')
   parser.add_argument('command', nargs='+', metavar='-- COMMAND')
   args = parser.parse_args()
   for name in ('processes', 'devices'):
     if getattr(args, name) < 1:
       parser.error(f'--{name} must be at least 1')
-  if args.port is not None and not 0 < args.port < 2**16:
-    parser.error(f'--port={args.port} must be from 1 to 65535')
-  process_commands = commands(args.command, args.processes, args.port or free_port())
-  if args.dry_run:
-    print('\n'.join(map(shlex.join, process_commands)))
-    return 0
+  with socket.socket() as listening:
+    listening.bind(('localhost', 0))
+    coordinator = f'localhost:{listening.getsockname()[1]}'
+  command = [*args.command, f'--coordinator={coordinator}', f'--processes={args.processes}']
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(args.devices)}
   try:
     # In separate sessions, so that they receive Ctrl-C only once, forwarded by this process.
     processes = [
-      subprocess.Popen(command, env=env, start_new_session=True) for command in process_commands
+      subprocess.Popen([*command, f'--process_id={index}'], env=env, start_new_session=True)
+      for index in range(args.processes)
     ]
   except OSError as error:
     sys.exit(f'error: {args.command[0]}: {error.strerror}')

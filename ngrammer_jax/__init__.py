@@ -11,7 +11,7 @@ if typing.TYPE_CHECKING:
   from ngrammer_jax.pretrained_models import pretrained
   from ngrammer_jax.runs import load_pretrained, load_run
 
-__version__ = '0.2.0'
+__version__ = '0.3.0'
 __all__ = ['load_pretrained', 'load_run', 'pretrained']
 
 

@@ -14,6 +14,7 @@ python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloz
 """
 
 import argparse
+import dataclasses
 import importlib
 import json
 import pathlib
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> int:
   _add_report(parsers['report'])
   add = lambda name, flag, text, **rules: parsers[name].add_argument(flag, help=text, **rules)
   runs_to_compare = {'type': files.path, 'action': 'append', 'required': True}
-  add('compare', '--baseline', 'run to compare with', **runs_to_compare)
+  add('compare', '--baseline', 'run or model to compare with', **runs_to_compare)
   add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**18)
   add('gates', '--text', 'text of which gates are shown; default: the first tokens of the split')
   add('clusters', '--memory', 'path of its module; default: the first with clusters of tokens')
@@ -101,14 +102,25 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _open(options: argparse.Namespace) -> 'tuple[list[runs.Run], list[str]]':
-  """Returns the runs, those of --baseline last, and their names."""
+  """Returns the runs, those of --baseline last, and their names.
+
+  A baseline that is a published model has no text: it is scored as the first run is.
+  """
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
+  from ngrammer_jax.runs import init_from
 
   workdirs = options.workdir if isinstance(options.workdir, list) else [options.workdir]
-  workdirs = workdirs + getattr(options, 'baseline', [])
-  names = figures.run_labels(workdirs, getattr(options, 'label', None))
-  return [runs.load_run(workdir, flags.step(options.step)) for workdir in workdirs], names
+  baselines, step = getattr(options, 'baseline', []), flags.step(options.step)
+  names = figures.run_labels(workdirs + baselines, getattr(options, 'label', None))
+  all_runs = [runs.load_run(workdir, step) for workdir in workdirs]
+  for baseline in baselines:
+    run = init_from.open_run(str(baseline), step, '--baseline')
+    if run.published is not None:
+      config = dataclasses.replace(all_runs[0].config, model=run.config.model)
+      run = dataclasses.replace(run, config=config)
+    all_runs.append(run)
+  return all_runs, names
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -63,7 +63,7 @@ def parse(
 def _add_flags(parser: argparse.ArgumentParser) -> None:
   text = (
     'config file, or the name of a config of the package, and its variant; or '
-    'pretrained:NAME, or hf:FOLDER'
+    'pretrained:NAME, or the folder of a run or a published model'
   )
   parser.add_argument('--config', required=True, metavar='FILE[:VARIANT]', help=text)
   add_list(parser)
@@ -130,7 +130,8 @@ def override(config: Config, overrides: list[tuple[str, str]], *allowed: str) ->
   values = dataclasses.asdict(config)
   for path, _ in overrides:
     if not any(fnmatch.fnmatch(path, pattern) for pattern in allowed):
-      raise errors.BadInput(f'--config.{path}: only {", ".join(allowed)} can be changed here')
+      hint = '; evaluate --text=FILE scores another text' if path.startswith('data.') else ''
+      raise errors.BadInput(f'--config.{path}: only {", ".join(allowed)} can be changed here{hint}')
   _apply_all(values, overrides)
   return conversion.resolve(values)
 
@@ -139,8 +140,8 @@ def load_file(spec: str) -> dict[str, Any]:
   """Returns the config of FILE or FILE:VARIANT, from its get_config() or get_config(VARIANT).
 
   A FILE that does not exist may be the name of a config of the package, such as `quickstart`, and
-  `pretrained:NAME` is the config of a pretrained model, with its vocabulary, and `hf:FOLDER` that
-  of a published model.
+  `pretrained:NAME` is the config of a pretrained model, with its vocabulary. The folder of a run or
+  of a published model, with or without `hf:` before it, is its config.
   """
   is_file = files.user_path('--config', spec).exists()
   name, _, variant = (spec, '', '') if is_file else spec.partition(':')
@@ -149,7 +150,10 @@ def load_file(spec: str) -> dict[str, Any]:
     if spec.startswith(pretrained_models.PREFIX) and not path.exists():
       return _load_pretrained(variant)
     if spec.startswith(pretrained_models.PUBLISHED) and not path.exists():
-      return _load_published(spec.removeprefix(pretrained_models.PUBLISHED))
+      return _load_model(pathlib.Path(spec.removeprefix(pretrained_models.PUBLISHED)))
+    folder = path.parent if path.name == 'config.json' else path
+    if (folder / 'config.json').is_file() or path.suffix == '.gguf':
+      return _load_model(folder)
     return _run_file(path if path.is_file() else _find_packaged(spec, name), name, variant)
 
 
@@ -180,18 +184,21 @@ def _load_pretrained(name: str) -> dict[str, Any]:
   """Returns the config of a pretrained model. Raises BadInput if there is none."""
   folder = pretrained_models.find(name)
   if folder.is_file():
-    return _load_published(folder)
+    return _load_model(folder)
   config = files.read_json(folder / 'config.json')
   if path := conversion.stored_vocabulary(folder):
     config['data'] |= {'vocabulary_path': str(path), 'vocabulary_size': None}
   return config
 
 
-def _load_published(path: str | pathlib.Path) -> dict[str, Any]:
-  """Returns the config of a published model. Raises BadInput if there is none."""
+def _load_model(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the config of a run or a published model. Raises BadInput if there is none."""
   from ngrammer_jax import open_weights  # not needed for other configs
+  from ngrammer_jax.checkpoints import workdirs
 
-  return open_weights.open(pathlib.Path(path)).config_values()
+  if (path / workdirs.CORPUS).exists():
+    return dataclasses.asdict(workdirs.load_config(path))
+  return open_weights.open(path).config_values()
 
 
 def _find_packaged(spec: str, name: str) -> pathlib.Path:
@@ -214,13 +221,13 @@ def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
   """Parses --config.key=text, --config.key text, --config.flag or --noconfig.flag."""
   if argument.startswith('--noconfig.'):
     path = argument.removeprefix('--noconfig.')
-    if conversion.find_key(path).types != (bool,):
+    if bool not in conversion.find_key(path).types:
       raise errors.BadInput(f'{argument}: {path} is not a boolean; use --config.{path}=VALUE')
     return path, 'False'
   path, equals, text = argument.removeprefix('--config.').partition('=')
   if equals:
     return path, text
-  if conversion.find_key(path).types == (bool,):
+  if bool in conversion.find_key(path).types:
     return path, 'True'
   text = next(rest, '--')
   if text.startswith('--'):

@@ -5,6 +5,10 @@ import contextlib
 import os
 import signal
 
+LESS_MEMORY = (
+  'lower training.batch_size or training.segment_length (of evaluation: evaluation.streams or '
+  'evaluation.segment_length), raise training.accumulation.parts, or use model.remat="full"'
+)
 RERUN_ALL = 'rerun the same command in all processes to resume from the last checkpoint'
 
 

@@ -58,9 +58,9 @@ def _evaluate_language_model(run, overrides, options, folder):
   """Scores a split or a text, writes its metrics to a folder if there is one, prints a table."""
   from ngrammer_jax.inference import language_modeling
 
-  # The corpus may be elsewhere on this machine.
-  paths_of_data = 'data.path', 'data.mixture.*.path', 'data.cache_dir'
-  allowed = ('evaluation.*', 'mesh.*', *paths_of_data)
+  allowed = 'evaluation.*', 'mesh.*', 'data.cache_dir'
+  if run.config.data.corpus != 'sotu':  # the corpus may be elsewhere on this machine
+    allowed += 'data.path', 'data.mixture.*.path'
   if options.text is not None:  # it may hold its text in other fields
     allowed += ('data.text_field', 'data.document_separator')
   config = command_line.override(run.config, overrides, *allowed)

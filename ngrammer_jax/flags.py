@@ -106,7 +106,10 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   except Exception as error:
     if 'Too many open files' in str(error):
       _exit_for_open_files(error)
-    if files.is_of_place(error):
+    if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
+      reason = str(error).partition('\n')[0]  # XLA adds pages
+      message, status = f'error: out of memory ({reason}): {errors.LESS_MEMORY}', 2
+    elif files.is_of_place(error):
       name = f'{error.filename} cannot be used: ' if error.filename else ''
       message, status = f'error: {name}{error.strerror}; use another path', 2
     elif not hosts.is_multiprocess():

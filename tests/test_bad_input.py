@@ -100,6 +100,11 @@ EVALUATE = {
     '--workdir={tmp}/none',
     '--workdir={tmp}/none does not exist; expected the folder of a training',
   ),
+  'a text of a pretrained model': (
+    '--pretrained=state_of_the_union --config.data.path={tmp}/text',
+    '--config.data.path: only evaluation.*, mesh.*, data.cache_dir can be changed here; evaluate '
+    '--text=FILE scores another text',
+  ),
   'no questions there': (
     '--workdir={tmp}/run --cloze={tmp}/empty_folder',
     '--cloze={tmp}/empty_folder is not a file of questions, and not a folder with '

@@ -223,7 +223,9 @@ def test_scanned_layers_count_as_unrolled_ones(tmp_path):
   for scan in (True, False):
     result, _ = report(
       *(tmp_path, '--config=configs/ngrammer_c4.py:transformer', '--topology=v5e:2x2'),
-      *('--config.model.layers=3', '--config.training.batch_size=64', '--vocabulary_size=8000'),
+      *('--config.model.layers=2', '--config.training.batch_size=128', '--vocabulary_size=2000'),
+      *('--config.model.width=512', '--config.model.heads=4'),
+      *('--config.model.feed_forward_width=1536', '--config.model.vocabulary_chunk=None'),
       f'--config.model.scan_layers={scan}',
     )
     train = result['programs']['train']

@@ -13,6 +13,8 @@ from ngrammer_jax import errors, flags
 from ngrammer_jax.system import hosts
 from tests.loops import each
 
+EXHAUSTED = 'RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.'
+
 
 def refuse(argv):
   raise errors.BadInput('invalid')
@@ -20,6 +22,10 @@ def refuse(argv):
 
 def lose(argv):
   raise errors.PeerLostError('no answer from process 3')
+
+
+def exhaust(argv):
+  raise RuntimeError(f'{EXHAUSTED}\n[a page of XLA]')
 
 
 def stop(argv):
@@ -34,6 +40,7 @@ def stop(argv):
     (lambda argv: 143, 143, ''),
     (refuse, 2, 'error: invalid\n'),
     (lose, 1, 'error: no answer from process 3\n'),  # another try may help
+    (exhaust, 2, f'error: out of memory ({EXHAUSTED}): {errors.LESS_MEMORY}\n'),
     (stop, 143, 'stopped by SIGTERM; rerun the same command to resume\n'),
   ],
 )
@@ -139,6 +146,7 @@ def main(argv):
     os.kill(os.getpid(), signal.Signals[argv[0]])
   raise OSError(24, 'Too many open files', 'a')
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 flags.run(main)
 """
 

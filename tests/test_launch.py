@@ -1,5 +1,6 @@
 """What `launch/` has for several processes, clouds and clusters. Nothing is launched there."""
 
+import ast
 import os
 import pathlib
 import re
@@ -25,9 +26,14 @@ def local_processes(*arguments):
 
 
 def test_local_processes_share_a_coordinator_port():
-  arguments = ['--processes=2', '--port=5000', '--dry_run', '--', 'python', '-m', 'x', '--a=b c']
-  expected = "python -m x '--a=b c' --coordinator=localhost:5000 --processes=2 --process_id="
-  assert local_processes(*arguments).stdout == f'{expected}0\n{expected}1\n'
+  code = 'import sys; sys.stdout.write(ascii(sys.argv[1:]) + chr(10))'
+  process = local_processes('--processes=2', '--', sys.executable, '-c', code, '--a=b c')
+  commands = sorted(map(ast.literal_eval, process.stdout.splitlines()))
+  (port,) = {command[1].removeprefix('--coordinator=localhost:') for command in commands}
+  assert int(port) > 0
+  assert [[argument, *rest] for argument, _, *rest in commands] == [
+    ['--a=b c', '--processes=2', f'--process_id={index}'] for index in range(2)
+  ]
 
 
 @pytest.mark.parametrize('code, status', [('0', 0), ('2', 2), ('143', 143)])
@@ -152,7 +158,8 @@ def test_a_slurm_job_trains(run_batch, parse):
   assert process.returncode == 0 and not is_requeued
   words = process.stdout.splitlines()
   assert words[:4] == ['--kill-on-bad-exit=0', 'python', '-m', 'ngrammer_jax.train']
-  assert words[4:] == arguments and str(parse(arguments).workdir) == 'runs/a b'
+  assert words[4:-1] == arguments and str(parse(arguments).workdir) == 'runs/a b'
+  assert words[-1] == 'the training ended with status 0'
 
 
 def test_a_slurm_job_is_requeued_if_it_can_be_retried(run_batch):

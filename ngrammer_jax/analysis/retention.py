@@ -21,6 +21,7 @@ from ngrammer_jax.config.ngram import memory as ngram_memory
 MAX_TOKENS = 2**16  # tokens of the split that are scored
 MAX_TRAIN_TOKENS = 10_000_000  # tokens of the training split in which n-grams are counted
 COUNTS = (0, 1, 4, 16, 64, 256, 1024)  # smallest count of an n-gram in each group
+MIN_INCREASE = 5e-5  # nats per token: of a smaller one, which is rounding, there are no shares
 FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
 
 
@@ -45,7 +46,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   `loss`: the loss.
   `groups`: for each smallest count of COUNTS, `count`; the number of `tokens`; and, None without
     tokens, the unchanged `loss`, the `increase` of the loss, and the `share` of the group in the
-    increase summed over all tokens.
+    increase summed over all tokens, None if that is rounding.
 
   Raises:
     BadInput: the model has no n-gram memory, or there is no training split.
@@ -59,7 +60,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   counts = {n: lookups.count_ngrams(ngrams_NxT[:n], train_ngrams_NxT[:n]) for n in orders}
   loss_T, changes = token_losses.token_losses(run, text, tokens), []
   for memory, change, order, changed, variables in _changes(run, all_tables, text, tokens):
-    changed_T = token_losses.token_losses(changed, text, tokens, variables)
+    name = f'{memory}, {change}'
+    changed_T = token_losses.token_losses(changed, text, tokens, variables, name)
     result = {'memory': memory, 'change': change, 'order': order, 'loss': float(changed_T.mean())}
     changes.append(result | {'groups': _group(counts[order], loss_T, changed_T - loss_T)})
   return {
@@ -138,6 +140,7 @@ def _change_tables(run, changed):
 def _group(counts_T, loss_T, increase_T):
   """Returns the losses of tokens by the count of their n-gram."""
   group_T, total, groups = np.digitize(counts_T, COUNTS) - 1, increase_T.sum(), []
+  has_shares = abs(total) >= MIN_INCREASE * len(increase_T)
   for number, count in enumerate(COUNTS):
     is_in_T = group_T == number
     group = {'count': count, 'tokens': int(is_in_T.sum())}
@@ -145,7 +148,7 @@ def _group(counts_T, loss_T, increase_T):
     if group['tokens']:
       increase = increase_T[is_in_T]
       group |= {'loss': float(loss_T[is_in_T].mean()), 'increase': float(increase.mean())}
-      group['share'] = float(increase.sum() / total) if total else None
+      group['share'] = float(increase.sum() / total) if has_shares else None
     groups.append(group)
   return groups
 

@@ -11,6 +11,7 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
+from ngrammer_jax.system import progress
 
 
 def token_losses(
@@ -18,6 +19,7 @@ def token_losses(
   text: token_cache.TokenSplit,
   tokens: int,
   variables: inference.Variables | None = None,
+  name: str = '',
 ) -> np.ndarray:
   """Returns the loss of the first tokens of a text in nats, float64 [T].
 
@@ -29,19 +31,24 @@ def token_losses(
     text: the split.
     tokens: T.
     variables: variables of the model. None: those of the checkpoint.
+    name: name of the run, for the progress.
   """
   config, nll = run.config, []
   num_streams, length = config.evaluation.streams, config.evaluation_length()
   source = streams.EvaluationStreams(text, num_streams, length, tokens)
   variables = run.variables if variables is None else variables
-  for scores in language_modeling.score_streams(run.engine, variables, source, config):
-    segments = list(scores)
-    # Each stream is a row, and all rows together are the text.
-    nll_BxS, counts_BxS = (
-      np.concatenate([getattr(segment, name) for segment in segments], axis=1)
-      for name in ('nll_BxT', 'counts_BxT')
-    )
-    nll.append(nll_BxS[counts_BxS].astype(np.float64))
+  with progress.Progress(f'scoring {name or run.workdir}', tokens, 'tokens') as bar:
+    for scores in language_modeling.score_streams(run.engine, variables, source, config):
+      segments = []
+      for segment in scores:
+        segments.append(segment)
+        bar.advance(int(segment.counts_BxT.sum()))
+      # Each stream is a row, and all rows together are the text.
+      nll_BxS, counts_BxS = (
+        np.concatenate([getattr(segment, name) for segment in segments], axis=1)
+        for name in ('nll_BxT', 'counts_BxT')
+      )
+      nll.append(nll_BxS[counts_BxS].astype(np.float64))
   return np.concatenate(nll)
 
 

@@ -186,13 +186,9 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
   if not path.exists():
     problem = f'holds no {CONFIG}: not a run directory' if workdir.exists() else 'does not exist'
     raise errors.BadInput(f'--workdir={workdir} {problem}; expected the folder of a training')
-  with files.translate_damage(path, REMEDY):
-    try:
-      return experiment.load(path)
-    except errors.BadInput as error:
-      raise errors.BadInput(
-        f'--workdir={workdir} has a {CONFIG} that this version of ngrammer_jax cannot read: {error}'
-      ) from error
+  unreadable = f'--workdir={workdir} has a {CONFIG} that this version of ngrammer_jax cannot read'
+  with files.translate_damage(path, REMEDY), errors.named(unreadable):
+    return experiment.load(path)
 
 
 def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: experiment.Config):

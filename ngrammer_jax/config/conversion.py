@@ -6,22 +6,24 @@ import difflib
 import json
 import os
 import pathlib
+import typing
 from typing import Any
-
-import ml_collections
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.system import files
 
+if typing.TYPE_CHECKING:
+  import ml_collections
 
-def default() -> ml_collections.ConfigDict:
+
+def default() -> 'ml_collections.ConfigDict':
   """Returns the default experiment as a ConfigDict; optional blocks are None."""
-  return ml_collections.ConfigDict(dataclasses.asdict(Config()), type_safe=False)
+  return _config_dict(dataclasses.asdict(Config()))
 
 
-def block(key: str, /, **values: Any) -> ml_collections.ConfigDict:
+def block(key: str, /, **values: Any) -> 'ml_collections.ConfigDict':
   """Returns an optional block such as `model.memory`, or one of a tuple, for config files.
 
   Args:
@@ -30,7 +32,13 @@ def block(key: str, /, **values: Any) -> ml_collections.ConfigDict:
   """
   kind = find_key(key).block
   defaults = dataclasses.asdict(kind(**_preset_values(kind, values, f'{key}.')))
-  return ml_collections.ConfigDict(defaults | values, type_safe=False)
+  return _config_dict(defaults | values)
+
+
+def _config_dict(values):
+  import ml_collections  # only config files need it, and it is slow to import
+
+  return ml_collections.ConfigDict(values, type_safe=False)
 
 
 def resolve(values: Any) -> Config:
@@ -47,7 +55,7 @@ def resolve(values: Any) -> Config:
 
 def to_dict(values: Any) -> Any:
   """Returns a ConfigDict, or those in a sequence, as plain dicts; other values as they are."""
-  if isinstance(values, ml_collections.ConfigDict):
+  if hasattr(values, 'to_dict'):
     values = values.to_dict()
   if isinstance(values, Mapping):
     return {name: to_dict(value) for name, value in values.items()}

@@ -87,10 +87,12 @@ class ModelConfig:
   attention_dropout: float = field(0.0, 'dropout of attention weights', **DROPOUT)
   inner_dropout: float = field(0.0, 'dropout inside the feed-forward', **DROPOUT)
   dtype: str = field('auto', 'auto: bfloat16 on accelerators', choices=DTYPES, free_on_init=True)
-  scan_layers: bool = field(True, 'compile one block and scan over blocks', free_on_resume=True)
+  scan_layers: bool | int = field(
+    True, 'compile one block, or N, and scan over blocks', at_least=0, free_on_resume=True
+  )
   remat: str = field('none', 'what is rematerialised', choices=REMAT, free_on_resume=True)
   kernel: str | None = field(
-    None, 'see docs/kernels.md; None: automatic', choices=kernels.NAMES, free_on_resume=True
+    None, 'see docs/devices.md; None: automatic', choices=kernels.NAMES, free_on_resume=True
   )
   attention: AttentionConfig | None = field(None, 'options of attention; None: the defaults')
   ngram: NGramConfig | None = field(None, 'N-Grammer layer')

@@ -188,13 +188,9 @@ class Evaluator:
     return prefix[-max_prefix:].astype(np.int32), choices, len(prefix) > max_prefix
 
   def _encode(self, question, text):
-    try:
+    first = question.line - len(question.context)
+    with errors.named(f'{question.file}, lines {first} to {question.line}'):
       return self.vocabulary.encode(text.encode()).astype(np.int32)
-    except errors.BadInput as error:
-      first = question.line - len(question.context)
-      raise errors.BadInput(
-        f'{question.file}, lines {first} to {question.line}: {error}'
-      ) from error
 
   def _is_unknown(self, word):
     unknown = self.vocabulary.unknown

@@ -135,16 +135,12 @@ class Engine:
     if not host_tables.exist(config):
       yield from ((segment, variables) for segment in segments)
       return
-    device_variables = self._without_host_tables(variables)
+    device_variables = host_tables.without_tables(config, variables)
     state = jax.device_put(host_tables.empty_state(config, rows), self._row_sharding)
     for segment in segments:
       with sharding.use(self.mesh):
         values, state = self._look_up(variables, segment, state=state)
       yield segment, device_variables | {table.VALUES: values}
-
-  def _without_host_tables(self, variables):
-    params = host_tables.without_tables(self.model.config, variables['params'])
-    return variables | {'params': params}
 
   def score_documents(
     self,
@@ -329,7 +325,7 @@ class Engine:
     memory = self._abstract(self.model.empty_memory, rows, slots)
     if host_tables.exist(self.model.config):
       values, _ = self.trace_look_up(variables, rows, length).out_info
-      variables = self._without_host_tables(variables)
+      variables = host_tables.without_tables(self.model.config, variables)
       variables |= {table.VALUES: sharding.abstract(values, self._row_sharding)}
     with sharding.use(self.mesh):
       return self._score_segment.trace(variables, segment, memory=memory)
@@ -347,9 +343,7 @@ class Engine:
 
   def _abstract_segment(self, rows, length):
     rows = self.round_rows(rows)
-    dtypes = np.int32, np.int32, bool, np.float32
-    segment = streams.Segment(*(np.zeros((rows, length), dtype) for dtype in dtypes))
-    return rows, sharding.abstract(segment, self._row_sharding)
+    return rows, programs.abstract_segment((rows, length), self._row_sharding)
 
   def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
     """Traces the program that generates tokens after a prompt. The variables may be abstract.

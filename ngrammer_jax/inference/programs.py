@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import sampling
@@ -44,6 +45,12 @@ class DecodingState(NamedTuple):
   index: jax.Array
   token_B: jax.Array
   is_used_BxV: jax.Array | None = None
+
+
+def abstract_segment(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> streams.Segment:
+  """Returns a segment without values: shapes, dtypes and the sharding."""
+  dtypes = np.int32, np.int32, bool, np.float32
+  return streams.Segment(*(jax.ShapeDtypeStruct(shape, d, sharding=sharding) for d in dtypes))
 
 
 def score_segment(model, variables, segment: streams.Segment, *, memory):

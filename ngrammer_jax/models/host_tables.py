@@ -16,7 +16,7 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import memories
+from ngrammer_jax.models import memories, parameter_groups
 
 Path = tuple[str, ...]  # of the variables of a memory
 State = dict[str, Any]
@@ -27,12 +27,10 @@ def exist(config: ModelConfig) -> bool:
   return any(memory.table_memory == 'host' for memory in config.ngram_memories)
 
 
-def without_tables(config: ModelConfig, params: Any) -> Any:
-  """Returns the parameters without those tables."""
-  by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
-  for path, _ in _memories(config):
-    del by_path[(*path, 'table')]
-  return traverse_util.unflatten_dict(by_path)
+def without_tables(config: ModelConfig, variables: Any) -> Any:
+  """Returns the variables without those tables."""
+  names = ['/'.join((*path, 'table')) for path, _ in _memories(config)]
+  return variables | {'params': parameter_groups.without(variables['params'], names)}
 
 
 def empty_state(config: ModelConfig, batch: int) -> State:

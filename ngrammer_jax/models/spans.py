@@ -98,21 +98,13 @@ def cache_slots(config: ModelConfig, params: Any, mesh: jax.sharding.Mesh | None
   """
   length = 0 if config.memory is None else config.memory.length
   s = config.span
-  if s is None or s.kind != 'adaptive' or not s.renormalize:
-    return length
-  if s.counts_all_keys(config.kernel):
+  is_adaptive = s is not None and s.kind == 'adaptive' and s.renormalize
+  if not is_adaptive or s.counts_all_keys(config.kernel):
     return length
   # Every process needs the spans of all heads.
   out_sharding = None if mesh is None else sharding.replicated(mesh)
   # A `functools.partial` would be compiled again in every call.
   spans = jax.jit(adaptive_spans, static_argnums=0, out_shardings=out_sharding)
   longest = np.nan_to_num(jax.device_get(spans(config, params))).max()
-  return min(length, _round_up_slots(int(longest) + s.ramp + 1))
-
-
-def _round_up_slots(tokens):
-  """Returns the smallest sufficient 64 2^k: few sizes need few compiled programs."""
-  size = 64
-  while size < tokens:
-    size *= 2
-  return size
+  # The next power of two, at least 64: few sizes need few compiled programs.
+  return min(length, max(64, 1 << (int(longest) + s.ramp).bit_length()))

@@ -239,18 +239,18 @@ class TransformerLM(nn.Module):
     Returns [B, T, D], their next memory, and the spans of the layers.
     """
     layer_memories = memory.get('layers', ({},) * len(self.layer))
-    next_memory, layers, all_spans = {}, [], []
+    next_memory, results = {}, []
     for first, end in itertools.pairwise(self._run_boundaries()):
       run = slice(first, end)
       run_keys = None if keys is None else keys[run]
-      inputs = x_BxTxD, kind_contexts, layer_memories[run], run_keys
-      x_BxTxD, part, run_spans = self._run(run, *inputs)
-      layers, all_spans = layers + part, all_spans + run_spans
+      x_BxTxD, rest = self._run(run, x_BxTxD, kind_contexts, layer_memories[run], run_keys)
+      results += rest
       place = Place('after_block', end - 1)
       x_BxTxD, states = self._apply_memories(place, x_BxTxD, context, memory)
       next_memory |= states
-    next_memory |= {'layers': tuple(layers)} if 'layers' in memory else {}
-    return x_BxTxD, next_memory, all_spans
+    layers, layer_spans = zip(*results, strict=True)
+    next_memory |= {'layers': layers} if 'layers' in memory else {}
+    return x_BxTxD, next_memory, layer_spans
 
   def _apply_memories(self, place, x_BxTxD, context, memory):
     """Applies the memories at a place; returns [B, T, D] and their next states by name."""
@@ -306,9 +306,9 @@ class TransformerLM(nn.Module):
     return sorted({0, count} | between | changes | repeated)
 
   def _period(self, first, end):
-    """Returns the smallest number of layers after which the kinds of layers are repeated."""
+    """Returns after how many layers, at least those to unroll, their kinds are repeated."""
     kinds = self.kinds[first:end]
-    periods = range(1, len(kinds) + 1)
+    periods = range(min(max(1, self.config.scan_layers), len(kinds)), len(kinds) + 1)
     return next(p for p in periods if all(map(operator.eq, kinds, kinds[p:])))
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
@@ -335,7 +335,7 @@ class TransformerLM(nn.Module):
   def _run(self, run, x_BxTxD, kind_contexts, memory, dropout_keys):
     """Applies a run of layers, in one scan over their stacked parameters or one after the other.
 
-    Returns [B, T, D], their next memories, and their spans.
+    Returns [B, T, D], and of each layer the next memory and the spans.
     """
     c, blocks = self.config, range(len(self.layer))[run]
     period, kinds = self._period(run.start, run.stop), self.kinds[run]
@@ -343,13 +343,12 @@ class TransformerLM(nn.Module):
     # Blocks with memories are not scanned, because these may have codebooks.
     has_memories = bool(self.layer[blocks[0]].own_memories)
     if not c.scan_layers or not is_repeated or has_memories or self.is_initializing():
-      next_memory, spans = [], []
+      results = []
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key, context = None if dropout_keys is None else dropout_keys[i], kind_contexts[kinds[i]]
-        x_BxTxD, part, layer_spans = self.layer[number](x_BxTxD, context, part, key)
-        next_memory.append(part)
-        spans.append(layer_spans)
-      return x_BxTxD, next_memory, spans
+        x_BxTxD, *rest = self.layer[number](x_BxTxD, context, part, key)
+        results.append(rest)
+      return x_BxTxD, results
 
     block_class, kinds = self._block(scanned=True), kinds[:period]
     bodies = [block_class(c, self.dtype, (), kind.score_divisor, parent=None) for kind in kinds]
@@ -369,5 +368,4 @@ class TransformerLM(nn.Module):
     layers = [(stack(params[part]), stack(memory[part]), keys(part)) for part in of_kind]
     x_BxTxD, stacked = jax.lax.scan(apply_layers, x_BxTxD, layers)
     unstack = lambda i: jax.tree.map(lambda leaf: leaf[i // period], stacked[i % period])
-    rest = list(map(unstack, range(len(blocks))))
-    return x_BxTxD, [memory for memory, _ in rest], [spans for _, spans in rest]
+    return x_BxTxD, list(map(unstack, range(len(blocks))))

@@ -23,7 +23,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
-from ngrammer_jax.config import added_memories, fields
+from ngrammer_jax.config import added_memories, conversion, fields
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model, memories
 from ngrammer_jax.system import files, hosts
@@ -33,17 +33,16 @@ from ngrammer_jax.training import state as train_state
 RECORD = 'begun_with.json'
 
 
-def open_run(init_from: str, step: int | str = 'newest') -> runs.Run:
-  """Opens the run to start from. Raises BadInput if there is none."""
+def open_run(init_from: str, step: int | str = 'newest', key: str = 'init_from') -> runs.Run:
+  """Opens the run to start from. Raises BadInput, with the name of the key, if there is none."""
+  source = f'{key}={init_from}'
   init_from = init_from.removeprefix(pretrained_models.PUBLISHED)
   name = init_from.removeprefix(pretrained_models.PREFIX)
   is_local = name == init_from and not files.is_remote(init_from)
   if is_local and not files.path(init_from).exists():
-    raise errors.BadInput(f'init_from={init_from}: no such folder; expected the workdir of a run')
-  try:
+    raise errors.BadInput(f'{source}: no such folder; expected the workdir of a run')
+  with errors.named(source):
     return runs.load_run(name, step) if name == init_from else runs.load_pretrained(name)
-  except errors.BadInput as error:
-    raise errors.BadInput(f'init_from={init_from}: {error}') from error
 
 
 def complete(
@@ -110,11 +109,6 @@ def initial_state(
       files.write(workdir / RECORD, json.dumps(record) + '\n')
     message = 'starting from step %s of %s, with a new optimizer state'
     logging.info(message, f'{record["step"]:,}', init_from)
-  if new:
-    before, after = map(train_state.count_elements, (params, state.params))
-    message = 'new: %s, with %s parameters; %.1f %% of the %s that were there'
-    share = 100 * (after - before) / before
-    logging.info(message, ', '.join(new), f'{after - before:,}', share, f'{before:,}')
   state = state.replace(
     params=_merge(init_from, state.params, params),
     codebook=_merge(init_from, state.codebook, codebook),
@@ -158,25 +152,37 @@ def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
     return record['step'] if record.get('init_from', init_from) == init_from else 'newest'
 
 
-def check_model(source: experiment.Config, config: experiment.Config, remedy: str) -> None:
+def check_model(source: runs.Run, config: experiment.Config) -> None:
   """Raises BadInput for a model that is not the one to start from, maybe with more memories.
 
-  Values that are `free_on_init` may differ.
+  Values that are `free_on_init` may differ. Logs what is new.
 
   Args:
-    source: config of the run to start from.
+    source: the run to start from.
     config: the experiment.
-    remedy: what to use instead of another value.
   """
-  new = added_memories.new_parts(source.model, config.model)
+  model, init_from = source.config.model, config.init_from
+  new = added_memories.new_parts(model, config.model)
   may_differ = lambda key: key.free_on_resume or key.free_on_init
-  for key, old, value in fields.differences(source.model, config.model, 'model.', may_differ):
-    if key.path not in new:
-      raise errors.BadInput(
-        f'init_from={config.init_from} was trained with {key.path}={old!r}, now it is {value!r}: '
-        f'use {remedy}, or omit init_from'
-      )
-  added_memories.check(source.model, config)
+  for key, old, value in fields.differences(model, config.model, 'model.', may_differ):
+    if key.path in new:
+      continue
+    was, now = fields.format_value(old), fields.format_value(value)
+    remedy = 'the old value' if config.finetune else f'--config={init_from}'
+    problem = f'was trained with {key.path}={was}, now it is {now}: use {remedy}'
+    if preset := getattr(old, 'preset', None):  # of a memory that is missing
+      problem = f'has {key.path}, which is missing: add --config.{key.path}.preset={preset}'
+    raise errors.BadInput(f'init_from={init_from} {problem}, or omit init_from')
+  added_memories.check(model, config)
+  if new:
+    build = lambda m: language_model.build(m, source.vocabulary_size)
+    before, after = (
+      train_state.count_elements(train_state.abstract_variables(build(m))['params'])
+      for m in (model, config.model)
+    )
+    message = 'new: %s, with %s parameters; %.1f %% of the %s that were there'
+    share = 100 * (after - before) / before
+    logging.info(message, ', '.join(new), f'{after - before:,}', share, f'{before:,}')
 
 
 class Start:
@@ -194,29 +200,18 @@ class Start:
     self._config, self._workdir, self._source = config, workdir, None
     if not reader.steps(workdir):
       self._source = open_run(config.init_from)
-      remedy = self._source_config or 'the old value'
-      check_model(self._source.config, config, remedy)
-
-  @property
-  def _source_config(self) -> str | None:
-    """The flag that gives the config of a model; None: the other run is a training."""
-    init_from = self._config.init_from
-    if init_from.startswith(pretrained_models.PREFIX):
-      return f'--config={init_from}'
-    if self._source.published is None:
-      return None
-    return f'--config={pretrained_models.PUBLISHED}{self._source.workdir}'
+      check_model(self._source, config)
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:
     """Raises BadInput if the other run has another vocabulary."""
     if self._source is None or self._source.vocabulary.definition == vocabulary.definition:
       return
-    remedy = self._source_config or (
-      f'the same text, data.vocabulary_path={self._source.workdir}/vocabulary.model of a run with '
-      f'"sentencepiece"'
-    )
+    init_from = self._config.init_from
+    own, remedy = conversion.stored_vocabulary(self._source.workdir), f'--config={init_from}'
+    if own is not None and self._source.published is None:
+      remedy = f'--config.data.vocabulary_path={own} and --config.data.vocabulary_size=None'
     raise errors.BadInput(
-      f'init_from={self._config.init_from} has another vocabulary, of '
+      f'init_from={init_from} has another vocabulary, of '
       f'{self._source.vocabulary.size:,} token ids instead of {vocabulary.size:,}: use {remedy}, '
       f'or omit init_from'
     )

@@ -5,8 +5,6 @@ import logging
 import sys
 import time
 
-import tqdm
-
 from ngrammer_jax.system import hosts
 
 LOG_INTERVAL = 10.0  # seconds between log lines
@@ -28,6 +26,8 @@ class LogHandler(logging.Handler):
   """Writes log lines above a progress bar, not into it."""
 
   def emit(self, record: logging.LogRecord) -> None:
+    import tqdm
+
     with contextlib.suppress(OSError):  # a closed standard error must not stop the work
       tqdm.tqdm.write(self.format(record), file=sys.stderr)
 
@@ -55,6 +55,8 @@ class Progress:
     self._log_lines = log_lines and not self._has_bar
     self._last_log_time = time.monotonic()
     self._measured_from: tuple[float, int] | None = None  # time and finished units
+    import tqdm  # slow, and not every command shows progress
+
     self._bar = tqdm.tqdm(
       desc=description,
       total=total,

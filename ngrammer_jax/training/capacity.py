@@ -12,12 +12,11 @@ import pathlib
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import checksums
-from ngrammer_jax.data import streams
+from ngrammer_jax.inference import programs
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import state as train_state
 
@@ -49,7 +48,8 @@ def check(config: experiment.Config, state: train_state.TrainState) -> None:
   """
   mesh = state.step.sharding.mesh
   t, by_row = config.training, sharding.rows_sharding(mesh, axis=1)
-  call = _segments('batch', (t.segments_per_call, t.batch_size, t.segment_length), by_row)
+  shape = t.segments_per_call, t.batch_size, t.segment_length
+  call = checksums.named_leaves({'batch': programs.abstract_segment(shape, by_row)})
   arrays = checksums.named_leaves(state) | call | _evaluation(config, mesh)
   device, machine = device_memory(mesh), machine_memory(mesh)
   on_host = {name: leaf for name, leaf in arrays.items() if sharding.is_on_host(leaf)}
@@ -73,10 +73,8 @@ def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Comp
   needed = memory.devices * peak_bytes(compiled)
   if needed > memory.size:
     logging.warning(
-      'a step needs %s of memory with its activations and gradients, but %s has %s: if it fails, '
-      'lower training.batch_size or training.segment_length, raise training.accumulation.parts, '
-      'or use model.remat="full"',
-      *(format_bytes(needed), memory.name, format_bytes(memory.size)),
+      'a step needs %s of memory, with activations and gradients, but %s has %s: if it fails, %s',
+      *(format_bytes(needed), memory.name, format_bytes(memory.size), errors.LESS_MEMORY),
     )
 
 
@@ -135,12 +133,6 @@ def _evaluation(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str,
   # Learned spans shorten the cache: its size is not known yet.
   slots = 0 if model.memory is None or model.span is not None else model.memory.length
   memory = jax.eval_shape(lambda: language_model.empty_memory(model, rows, slots) if slots else {})
+  segment = programs.abstract_segment((rows, config.evaluation_length()), by_row)
   arrays = checksums.named_leaves({'evaluation': sharding.abstract(memory, by_row)})
-  return arrays | _segments('evaluation', (rows, config.evaluation_length()), by_row)
-
-
-def _segments(name, shape, array_sharding) -> dict[str, Any]:
-  """Returns the abstract arrays of segments, tokens, targets, starts and valid, by name."""
-  arrays = zip(streams.Segment._fields, (np.int32, np.int32, np.bool, np.float32), strict=False)
-  make = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=array_sharding)
-  return {f'{name}/{field}': make(dtype) for field, dtype in arrays}
+  return arrays | checksums.named_leaves({'evaluation': segment})

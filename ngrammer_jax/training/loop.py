@@ -258,7 +258,8 @@ def _log_model(config, labels, state) -> None:
   if tables:
     sizes.append(f'{train_state.count_elements(tables):,} of them in n-gram tables')
   if state.codebook:
-    sizes.append(f'{train_state.count_elements(state.codebook):,} codebook values')
+    count = train_state.count_elements(state.codebook)
+    sizes.append(f'{count:,} values without gradient (codebooks, token classes)')
   logging.info('model: %s', ', '.join(sizes))
 
 

@@ -15,6 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
+from ngrammer_jax.inference import programs as inference_programs
 from ngrammer_jax.models import heads, language_model, parameter_groups
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import progress
@@ -114,9 +115,7 @@ class Programs:
     if name == 'train':
       state = self.packed
       shape = t.segments_per_call, t.batch_size, t.segment_length
-      dtypes = np.int32, np.int32, bool, np.float32
-      segments = streams.Segment(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes))
-      segments = sharding.abstract(segments, sharding.rows_sharding(self.mesh, 1))
+      segments = inference_programs.abstract_segment(shape, sharding.rows_sharding(self.mesh, 1))
       return self.trace(state, segments), math.prod(shape)
     served = functools.partial(heads.for_serving, self.engine.model.config)
     with sharding.use(self.mesh):

@@ -11,6 +11,9 @@ from scipy import stats
 
 from ngrammer_jax import analyze, errors, runs
 from ngrammer_jax.analysis import compare, token_losses
+from ngrammer_jax.checkpoints import workdirs
+from ngrammer_jax.system import files
+from tests import published_folders
 from tests.checks import bad_input
 
 TOKENS = 64 * 256
@@ -90,6 +93,24 @@ def test_streams_are_those_of_the_evaluation(one_device, trained):
   other = dataclasses.replace(run, config=dataclasses.replace(run.config, training=training))
   in_one_batch_T = token_losses.token_losses(other, text, len(text.tokens), run.variables)
   np.testing.assert_allclose(losses_T, in_one_batch_T, rtol=1e-5)
+
+
+def test_a_published_model_is_scored_as_the_run_that_it_is_compared_with(tiny, tmp_path):
+  published_folders.write(tmp_path / 'model')
+  published = runs.load_run(tmp_path / 'model')
+  vocabulary = {'vocabulary': 'tokenizer', 'vocabulary_path': str(tmp_path / 'model')}
+  config = tiny({'layers': 1})
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, **vocabulary))
+  (tmp_path / 'run').mkdir()
+  workdirs.write(tmp_path / 'run', config, published.vocabulary, None)
+  options = types.SimpleNamespace(workdir=[tmp_path / 'run'], step='newest')
+  options.baseline = [files.path(f'hf:{tmp_path}/model')]
+  (run, baseline), names = analyze._open(options)
+  assert names == ['run', 'model'] and baseline.config.training == run.config.training
+  assert baseline.config.model == published.config.model
+  token_losses.check_same_text(
+    [run, baseline], [each.split('validation') for each in (run, baseline)], 'compare'
+  )
 
 
 def test_bad_input():

@@ -318,7 +318,7 @@ def test_groups_without_tokens_are_null():
   ]
   empty = [group for group in groups if not group['tokens']]
   assert {group[key] for group in empty for key in ('loss', 'increase', 'share')} == {None}
-  unchanged = retention._group(np.array([0]), np.ones(1), np.zeros(1))
+  unchanged = retention._group(np.array([0]), np.ones(1), np.array([4e-5]))
   assert unchanged[0]['share'] is None
 
 

@@ -431,13 +431,34 @@ def test_the_layer_stands_where_it_should(layer, before, scan):
 
 
 def test_scanned_layers_have_their_own_memories():
-  """Two segments of a model whose layers are scanned, or not: outputs and memories."""
-  results, tokens = [], random_tokens()
-  for scan in (True, False):
+  """Two segments of a model whose layers are scanned, also in twos, or not: outputs, memories."""
+  results, tokens, fields = [], random_tokens(), {'ngram': None, 'position': 'relative'}
+  for scan in (True, False, 2):
     memory = model_config.MemoryConfig(4)
-    model = small_model(ngram=None, memory=memory, position='relative', scan_layers=scan)
+    model = small_model(layers=5, memory=memory, scan_layers=scan, **fields)
     variables = variables_of(model)
     apply = jax.jit(model.apply)
     _, after, _ = apply(variables, tokens, language_model.empty_memory(model.config, B))
     results.append(apply(variables, tokens[:, ::-1], after)[:2])
-  jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), *results)
+  jax.tree.map(lambda *each: [assert_close(other, each[1], 1e-5) for other in each], *results)
+
+
+@pytest.mark.parametrize('scan, bodies', [(1, 1), (2, 2 + 1), (3, 3 + 2), (5, 5), (9, 5)])
+def test_layers_are_compiled_in_groups(scan, bodies):
+  """The last full groups of five layers are followed by the rest; one group alone is no scan."""
+
+  def products(**fields):
+    model = small_model(ngram=None, **fields)
+    params = jax.eval_shape(lambda: variables_of(model))['params']
+    return count('dot_general', loss_and_gradient(model, {'params': params}), params)
+
+  assert products(layers=5, scan_layers=scan) == products(layers=bodies, scan_layers=False)
+
+
+def test_gradients_of_layers_in_groups():
+  models = (small_model(layers=5, dropout=0.1, scan_layers=scan) for scan in (False, True, 2))
+  variables = variables_of(small_model(layers=5))
+  of = lambda model: jax.jit(loss_and_gradient(model, variables))(variables['params'])
+  unrolled, *scanned = map(of, models)
+  for each in scanned:
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), each, unrolled)

@@ -1,8 +1,9 @@
 """Applies each mutant in a copy and runs the quick tests on it: python -m tests.mutants [NAME ...].
 
-Tests that mirror the folder of the changed file run first, for every mutant; then all others for
-those that survived. Both stop at the first failure; the test that failed has to pass without the
-mutant. Results are written after every mutant, and a run that was stopped resumes from them.
+The test that caught a mutant before (caught_by.json) runs first, then those that mirror the folder
+of the changed file, and for the mutants that survived all others. Each stops at the first failure;
+the test that failed has to pass without the mutant. Results are written after every mutant, and a
+run that was stopped resumes from them.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from tests import mutants
 COPIED = 'ngrammer_jax configs launch benchmarks studies docs notebooks tests'.split()
 FILES = sorted(path.name for path in mutants.ROOT.iterdir() if path.is_file())
 CACHES = shutil.ignore_patterns('__pycache__', '*.pyc')
+CAUGHT_BY = mutants.FOLDER / 'caught_by.json'  # the test that caught each mutant last
 
 
 def mirror(file: str, root: pathlib.Path = mutants.ROOT) -> list[str]:
@@ -113,12 +115,22 @@ def try_mutant(mutant: mutants.Mutant | None, stage: str, timeout: float) -> dic
     if mutant is None:
       return run_tests(['tests'], root, timeout)
     (root / mutant.file).write_text(mutant.mutated(), encoding='utf-8')
-    result = {'stage': stage, **run_tests(STAGES[stage](mutant.file), root, timeout)}
+    result = {'caught_by': None, 'cpu_seconds': 0}
+    before = _caught_by().get(mutant.name) if stage == 'mirror' else None
+    if before and (root / before.partition('::')[0]).exists():
+      result = run_tests([before], root, timeout)
+    if '::' not in (result['caught_by'] or ''):  # it may have another name now
+      result |= run_tests(STAGES[stage](mutant.file), root, timeout)
+    result['stage'] = stage
     if '::' in (result['caught_by'] or ''):
       shutil.copy(mutants.ROOT / mutant.file, root / mutant.file)
       if run_tests([result['caught_by']], root, timeout)['caught_by']:
         raise SystemExit(f'error: {result["caught_by"]} fails without {mutant.name} too')
     return result
+
+
+def _caught_by() -> dict[str, str]:
+  return json.loads(CAUGHT_BY.read_text(encoding='utf-8')) if CAUGHT_BY.exists() else {}
 
 
 class Results:
@@ -148,6 +160,10 @@ class Results:
       temporary = self.path.with_suffix('.new')
       temporary.write_text(text + '\n', encoding='utf-8')
       temporary.replace(self.path)
+      if '::' in (result['caught_by'] or ''):
+        tests = {n: t for n, t in _caught_by().items() if n in self.known}
+        text = json.dumps(tests | {name: result['caught_by']}, indent=0, sort_keys=True)
+        CAUGHT_BY.write_text(text + '\n', encoding='utf-8')
     caught = result['caught_by'] or f'survived ({result["stage"]})'
     print(f'{name:44} {result["cpu_seconds"]:7.1f} s  {caught}', flush=True)
 

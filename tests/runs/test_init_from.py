@@ -1,7 +1,9 @@
 """A training starts with the parameters of another run, and refuses one that does not fit."""
 
+import dataclasses
 import json
 import os
+import pathlib
 import shutil
 import types
 
@@ -17,6 +19,7 @@ from ngrammer_jax import command_line, errors, runs, sharding, train
 from ngrammer_jax import config as experiment
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import init_from
@@ -95,7 +98,7 @@ def saved(tiny, tmp_path):
   [
     ({'width': 32}, 'model.width=32, now it is 16'),
     ({'norm': 'post'}, "model.norm='post', now it is 'pre'"),
-    ({'memory': model_config.MemoryConfig()}, 'model.memory=MemoryConfig(length=128, '),
+    ({'memory': model_config.MemoryConfig(length=9)}, 'model.memory=(length=9), now it is None'),
   ],
 )
 def test_another_model_is_refused(tiny, saved, tmp_path, model, message):
@@ -103,7 +106,24 @@ def test_another_model_is_refused(tiny, saved, tmp_path, model, message):
   with pytest.raises(errors.BadInput) as caught:
     init_from.Start(config, tmp_path / 'run')
   assert str(caught.value).startswith(f'init_from={config.init_from} was trained with {message}')
-  assert str(caught.value).endswith(': use the old value, or omit init_from')
+  assert str(caught.value).endswith(f': use --config={config.init_from}, or omit init_from')
+
+
+def test_a_missing_memory_is_named_with_its_preset(tiny, saved, tmp_path):
+  memory = NGramMemoryConfig.from_preset('engram')
+  source = saved({'ngram_memories': (dataclasses.replace(memory, layers=(0,)),)})
+  with bad_input(
+    f'init_from={source} has model.ngram_memories.0, which is missing: add '
+    f'--config.model.ngram_memories.0.preset=engram, or omit init_from'
+  ):
+    init_from.Start(tiny(init_from=source), tmp_path / 'run')
+
+
+def test_the_folder_of_a_run_is_its_config(tiny, saved):
+  folder = saved({'dropout': 0.1})
+  (pathlib.Path(folder) / 'corpus.json').write_text('{"content_hash": null}')
+  for spec in (folder, f'hf:{folder}', f'{folder}/config.json'):
+    assert command_line.resolve(spec, []) == tiny({'dropout': 0.1})
 
 
 def test_what_leaves_the_meaning_of_the_parameters_may_differ(tiny, saved, tmp_path):
@@ -191,10 +211,14 @@ def test_another_vocabulary_is_refused(tiny, saved, tmp_path, vocabulary, size):
     return start.check_vocabulary(vocabulary)
   with bad_input(
     f'init_from={config.init_from} has another vocabulary, of 257 token ids instead of {size}: use '
-    f'the same text, data.vocabulary_path={config.init_from}/vocabulary.model of a run with '
-    f'"sentencepiece", or omit init_from'
+    f'--config={config.init_from}, or omit init_from'
   ):
     start.check_vocabulary(vocabulary)
+  own = pathlib.Path(config.init_from) / 'vocabulary.model'
+  own.touch()
+  with pytest.raises(errors.BadInput, match='path=.*/vocabulary.model and .*vocabulary_size=None'):
+    start.check_vocabulary(vocabulary)
+  own.unlink()
 
 
 @each(

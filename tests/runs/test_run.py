@@ -98,8 +98,8 @@ def test_only_evaluation_options_can_be_overridden(trained, monkeypatch):
         evaluate.main([f'--workdir={run}', *more])
   assert calls == [('validation', 40, 'streams'), ('test', None, 'transformer_xl')]
   with bad_input(
-    '--config.model.width: only evaluation.*, mesh.*, data.path, data.mixture.*.path, '
-    'data.cache_dir can be changed here'
+    '--config.model.width: only evaluation.*, mesh.*, data.cache_dir, data.path, '
+    'data.mixture.*.path can be changed here'
   ):
     evaluate.main([f'--workdir={run}', '--config.model.width=8'])
   with bad_input('--split=tset is not one of: train, validation, test'):

@@ -12,6 +12,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers.attention import fused, local
 from ngrammer_jax.layers.attention.full import Heads
 from ngrammer_jax.layers.context import Keys
+from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import flops
 from ngrammer_jax.training import state as train_state
@@ -50,6 +51,15 @@ def test_a_causal_query_attends_to_half_of_the_segment(gated, clusters, scan):
   config = dataclasses.replace(CONFIG, gated=gated, ngram=ngram, scan_layers=scan)
   expected = 2 * multiplications(T / 2, clusters=clusters or 0, gated=gated)
   assert count(config).forward() == pytest.approx(expected, rel=1e-9)
+
+
+def test_chunks_of_distances_that_do_not_divide_the_segment_count_every_token_once(monkeypatch):
+  for name in ('CPU_DISTANCES', 'DISTANCES'):
+    monkeypatch.setattr(quantizer, name, 5 * B * 2 * 16)  # of the two heads
+  ngram = model_config.NGramConfig(clusters=16, vocabulary_size=64, dim=4)
+  measured = count(dataclasses.replace(CONFIG, gated=False, ngram=ngram))
+  expected = 2 * multiplications(T / 2, clusters=16)
+  assert measured.forward() == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize('change', [{}, {'remat': 'full'}, {'kernel': 'blocks'}])

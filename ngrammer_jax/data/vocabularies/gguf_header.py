@@ -4,6 +4,7 @@ Every size in it is checked before anything is allocated.
 """
 
 import contextlib
+import functools
 import pathlib
 import struct
 from typing import Any, BinaryIO, NamedTuple
@@ -18,6 +19,7 @@ DEFAULT_ALIGNMENT = 32
 NUMBERS = {0: 'u1', 1: 'i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4', 7: '?'}
 NUMBERS |= {10: '<u8', 11: '<i8', 12: '<f8'}
 STRING, ARRAY = 8, 9
+SIZES = {'I': 4, 'Q': 8}
 
 
 class Entry(NamedTuple):
@@ -38,13 +40,19 @@ def is_gguf(path: pathlib.Path) -> bool:
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Entry]]:
-  """Returns the metadata and the tensors, by their names.
+  """Returns the metadata and the tensors, by their names. They are read once.
 
   Raises:
     ValueError: the header is damaged.
   """
+  status = path.stat()
+  return _read(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)  # a model and its tokenizer: 100,000 texts
+def _read(path: pathlib.Path, size: int, time: int) -> tuple[dict[str, Any], dict[str, Entry]]:
   with path.open('rb') as file:
-    header = _Header(file, files.size(path))
+    header = _Header(file, size)
     if header.take(4) != b'GGUF':
       raise ValueError('it does not begin with GGUF')
     if (version := header.number('I')) not in VERSIONS:
@@ -90,7 +98,7 @@ class _Header:
 
   def number(self, code: str) -> int:
     """Returns the next number, of a code of `struct`."""
-    return struct.unpack(f'<{code}', self.take(struct.calcsize(code)))[0]
+    return struct.unpack(f'<{code}', self.take(SIZES[code]))[0]
 
   def text(self) -> str:
     """Returns the next string."""

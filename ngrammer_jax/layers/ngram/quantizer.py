@@ -76,9 +76,8 @@ def _nearest(x_BxTxNxH, centroids_NxKxH, *, limit):
   rows_per_device = B if B % shards else B // shards
   steps = min(max(limit // (rows_per_device * N * K), 1), T)
 
-  def quantize_chunk(chunk, ids_BxTxN):
-    # Both dynamic slices clamp their start, so the last chunk may overlap the one before.
-    part = jax.lax.dynamic_slice_in_dim(x_BxTxNxH, chunk * steps, steps, axis=1)
+  def quantize(start, ids_BxTxN, steps=steps):
+    part = jax.lax.dynamic_slice_in_dim(x_BxTxNxH, start, steps, axis=1)
     x_NxCxH = part.astype(dtype).transpose(2, 0, 1, 3).reshape(N, B * steps, H) - centre_Nx1xH
     # argmin |x - m|^2 = argmax x.m - |m|^2 / 2, as the first index that attains the maximum:
     # XLA's argmax takes ten times as long on a CPU.
@@ -88,9 +87,12 @@ def _nearest(x_BxTxNxH, centroids_NxKxH, *, limit):
     first_NxC = jnp.where(score_NxKxC == best_Nx1xC, index_Kx1, K).min(axis=1)
     first_NxC = jnp.where(jnp.isfinite(best_Nx1xC[:, 0]), first_NxC, 0)
     ids = first_NxC.reshape(N, B, steps).transpose(1, 2, 0)
-    return jax.lax.dynamic_update_slice_in_dim(ids_BxTxN, ids, chunk * steps, axis=1)
+    return jax.lax.dynamic_update_slice_in_dim(ids_BxTxN, ids, start, axis=1)
 
-  return jax.lax.fori_loop(0, -(-T // steps), quantize_chunk, ids_BxTxN)
+  chunks, rest = divmod(T, steps)
+  body = lambda chunk, ids_BxTxN: quantize(chunk * steps, ids_BxTxN)
+  ids_BxTxN = jax.lax.fori_loop(0, chunks, body, ids_BxTxN)
+  return quantize(T - rest, ids_BxTxN, rest) if rest else ids_BxTxN
 
 
 def _coarse_centre(centroids_NxKxH: jax.Array) -> jax.Array:

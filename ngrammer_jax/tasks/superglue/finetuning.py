@@ -60,7 +60,7 @@ def resolve_config(
   source = _source(config, workdir)
   changes = {name: getattr(config.model, name) for name in parts}
   model = dataclasses.replace(source.config.model, **changes)
-  init_from.check_model(source.config, dataclasses.replace(config, model=model), 'the old value')
+  init_from.check_model(source, dataclasses.replace(config, model=model))
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
   kind, path = source.config.data.vocabulary, config.data.vocabulary_path
