@@ -81,7 +81,7 @@ class Block:
 
 
 class _Source:
-  """The documents of the shards, for all rows of a host.
+  """The documents of the shards, for the rows of one reader.
 
   They are read in blocks, once for all rows of a shard, while at most SHARED_BYTES wait for rows
   that are behind; those that are further behind read for themselves. A block has BLOCK_DOCUMENTS
@@ -94,10 +94,6 @@ class _Source:
     self.files, self._shards = shards.files, shards
     self._fingerprints, self._has_blank = checked, has_blank
     self._num_empty = 0
-    self.restart()
-
-  def restart(self) -> None:
-    """Forgets what was read: rows may read again what they have taken."""
     self._blocks: dict[tuple[int, int, Place], Block] = {}  # by epoch, shard and place
     self._lead: dict[int, tuple[int, Place]] = {}  # epoch and place of the newest one of each shard
     # By shard, place and, if it reads for itself, row.
@@ -185,8 +181,9 @@ class PackedDataset:
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
     shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
-    self._source = _Source(shards, shard_fingerprints, self._takes_blank_documents())
-    self._make_row = functools.partial(_RowReader, self._source, batch_size, shuffle, separator)
+    has_blank = self._takes_blank_documents()
+    self._make_source = functools.partial(_Source, shards, shard_fingerprints, has_blank)
+    self._row_options = batch_size, shuffle, separator
     self._readers: dict[range, _BatchReader] = {}
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
@@ -229,9 +226,10 @@ class PackedDataset:
   def _open_reader(self, step, rows):
     """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
     saved_step, states = self._load_states(step, rows)
-    self._source.restart()
-    source = self._make_row, self._vocabulary, self._length, self._schedule
-    reader = _BatchReader(*source, saved_step, states)
+    # Of this reader alone: what a row has taken is gone.
+    make_row = functools.partial(_RowReader, self._make_source(), *self._row_options)
+    options = self._vocabulary, self._length, self._schedule
+    reader = _BatchReader(make_row, *options, saved_step, states)
     while reader.step < step:
       reader.next_segments()
     return reader
@@ -329,7 +327,10 @@ class _RowReader:
           block = self._source.block(index, place, epoch, self._shared_row)
           turns = self._order(len(block.records), epoch, index, place.document)
           for turn, number in list(enumerate(turns))[first_turn:]:
-            if text := self._text(index, place.document + number, block, number):
+            document = place.document + number
+            if document % self._num_sharers != self._sharer_index:
+              continue
+            if text := self._source.text(index, document, block.take(number)):
               num_documents += 1
               yield ReaderState(epoch, shard, *place[:2], tokens, place.frame, turn), text
               tokens = 0
@@ -349,12 +350,6 @@ class _RowReader:
       return range(count)
     # The numbers of this older class are the same in all versions of NumPy.
     return np.random.RandomState([self._shuffle, *position]).permutation(count).tolist()
-
-  def _text(self, shard: int, document: int, block: Block, number: int) -> bytes:
-    """Returns the text of a document of this row; empty for that of another one."""
-    if document % self._num_sharers != self._sharer_index:
-      return b''
-    return self._source.text(shard, document, block.take(number))
 
   def add_tokens(self, state: ReaderState, ids: np.ndarray) -> None:
     """Appends the tokens of a document, and those that separate it, to the buffer."""
