@@ -90,9 +90,9 @@ class FileLayout:
   def shapes(self) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each array in the file, by name."""
     width = self.table.shape[1]
-    shapes = {name: source.shape for source in self.sources.values() for name in source.names}
-    shapes |= {name: (rows, width) for name, rows in self.table.rows.items()}
-    return shapes | {name: values.shape for name, values in self.numbers.items()}
+    shapes = {name: (rows, width) for name, rows in self.table.rows.items()}
+    shapes |= {name: values.shape for name, values in self.numbers.items()}
+    return conversion.names(self.sources) | shapes
 
   def load(
     self,
