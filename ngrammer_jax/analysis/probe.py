@@ -110,9 +110,3 @@ def persistent_share(layer: dict[str, Any], vectors: int) -> jax.Array:
   """Returns the attention [N] on the C persistent vectors, mean over the segment."""
   (probs_NxTxK,) = layer['probs'][0]
   return probs_NxTxK[..., -vectors:].sum(axis=-1).mean(axis=1)
-
-
-def dynamic_spans(layer: dict[str, Any]) -> jax.Array:
-  """Returns the dynamic spans [T, N] of the tokens, without the ramp."""
-  (z_TxN,) = layer['span']['spans'][0]
-  return z_TxN
