@@ -68,12 +68,7 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
   update has the full rate, step s has s / warm-up, and the cosine counts the steps of the warm-up
   too. Its TensorFlow code has s / warm-up at step s, 0 at the first.
   """
-  warmup, final = config.warmup_steps, config.final_fraction
-
-  def with_final_drop(step):
-    if config.drop is None:
-      return fraction(step)
-    return fraction(step) * jnp.where(step >= steps - config.drop.steps, config.drop.fraction, 1)
+  warmup, final, drop = config.warmup_steps, config.final_fraction, config.drop
 
   def fraction(step):
     step = jnp.asarray(step, float)  # float32, or float64 if enabled
@@ -92,7 +87,9 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
     }[config.schedule]
     return jnp.minimum((step + 1) / max(warmup, 1), 1) * decay
 
-  return with_final_drop
+  if drop is None:
+    return fraction
+  return lambda step: fraction(step) * jnp.where(step >= steps - drop.steps, drop.fraction, 1)
 
 
 def make(

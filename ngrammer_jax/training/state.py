@@ -113,9 +113,8 @@ def make_initializer(
 
   def create() -> TrainState:
     init = lambda: nn.unbox(make_state(_init_variables(model, batch_size, seed)))
-    is_gpu = mesh.devices.flat[0].platform == 'gpu'
+    options = GPU_OPTIONS if mesh.devices.flat[0].platform == 'gpu' else None
     with sharding.use(mesh):
-      options = GPU_OPTIONS if is_gpu else None
       return jax.jit(init, out_shardings=shardings, compiler_options=options)()
 
   return create, abstract
