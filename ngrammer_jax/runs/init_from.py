@@ -93,8 +93,7 @@ def initial_state(
   init_from = config.init_from
   source = open_run(init_from, _recorded_step(init_from, workdir))
   new = added_memories.new_parts(source.config.model, config.model)
-  if hosts.is_primary():
-    workdirs.write_origin(workdir, source.origin)
+  hosts.on_primary(workdirs.write_origin, workdir, source.origin)
   if source.published is not None:
     logging.info('starting from %s', init_from)
     flat = traverse_util.flatten_dict(state.params)
@@ -105,8 +104,7 @@ def initial_state(
   else:
     params, codebook = source.state.params, source.state.codebook
     record = {'init_from': init_from, 'step': int(source.state.step)}
-    if hosts.is_primary():
-      files.write(workdir / RECORD, json.dumps(record) + '\n')
+    hosts.on_primary(files.write, workdir / RECORD, json.dumps(record) + '\n')
     message = 'starting from step %s of %s, with a new optimizer state'
     logging.info(message, f'{record["step"]:,}', init_from)
   state = state.replace(
