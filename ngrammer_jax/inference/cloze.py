@@ -223,11 +223,9 @@ def wilson_interval(points: float, count: int) -> tuple[float, float]:
 
 def summarize(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
   """Computes for each kind the accuracy, its confidence interval, and counts of special cases."""
-  answers_by_kind: dict[str, list[Answer]] = {}
-  for answer in answers:
-    answers_by_kind.setdefault(answer.question.kind, []).append(answer)
   kinds = {}
-  for kind, group in answers_by_kind.items():
+  for kind in dict.fromkeys(answer.question.kind for answer in answers):
+    group = [answer for answer in answers if answer.question.kind == kind]
     points = math.fsum(answer.point for answer in group)
     low, high = wilson_interval(points, len(group))
     kinds[kind] = {

@@ -216,10 +216,7 @@ def _configured(config):
 
 def empty_states(memories: Iterable[PlacedMemory], batch: int, slots: int | None = None) -> States:
   """Returns the states of memories before the first segment, by name."""
-  states = {}
-  for memory in memories:
-    states |= memory.empty_state(batch, slots)
-  return states
+  return {k: v for memory in memories for k, v in memory.empty_state(batch, slots).items()}
 
 
 def ngram_modules(
