@@ -64,8 +64,7 @@ def complete(
   """
   has_started = workdir is not None and (workdir / workdirs.CONFIG).exists()
   source = runs.load_run(workdir) if has_started else open_run(values['init_from'])
-  params = train_state.abstract_variables(source.model)['params']
-  sizes = source.vocabulary_size, train_state.count_elements(params)
+  sizes = source.vocabulary_size, train_state.count_elements(source.abstract_parameters)
   added_memories.complete(values, overrides, present, source.config.model, *sizes)
 
 
@@ -98,8 +97,7 @@ def initial_state(
     logging.info('starting from %s', init_from)
     flat = traverse_util.flatten_dict(state.params)
     if new:
-      of_source = train_state.abstract_variables(source.model)['params']
-      flat = {path: flat[path] for path in traverse_util.flatten_dict(of_source)}
+      flat = {path: flat[path] for path in traverse_util.flatten_dict(source.abstract_parameters)}
     params, codebook = source.load(traverse_util.unflatten_dict(flat)), {}
   else:
     params, codebook = source.state.params, source.state.codebook
@@ -173,11 +171,9 @@ def check_model(source: runs.Run, config: experiment.Config) -> None:
     raise errors.BadInput(f'init_from={init_from} {problem}, or omit init_from')
   added_memories.check(model, config)
   if new:
-    build = lambda m: language_model.build(m, source.vocabulary_size)
-    before, after = (
-      train_state.count_elements(train_state.abstract_variables(build(m))['params'])
-      for m in (model, config.model)
-    )
+    built = language_model.build(config.model, source.vocabulary_size)
+    before = train_state.count_elements(source.abstract_parameters)
+    after = train_state.count_elements(train_state.abstract_variables(built)['params'])
     message = 'new: %s, with %s parameters; %.1f %% of the %s that were there'
     share = 100 * (after - before) / before
     logging.info(message, ', '.join(new), f'{after - before:,}', share, f'{before:,}')
