@@ -147,22 +147,19 @@ def _dense_transforms(config, decay_mask):
   # `adam` with a weight decay is what optax calls `adamw`: both names, one algorithm.
   identity, adam = optax.identity(), config.adam or experiment.AdamConfig()
   decay = optax.add_decayed_weights(config.weight_decay, decay_mask)
+  clip = optax.stateless(lambda gradients, _: _clip_by_norm(gradients, config.clip_norm))
   return (
-    identity if config.clip_norm is None else optax.stateless(_clip_by_norm(config.clip_norm)),
+    identity if config.clip_norm is None else clip,
     optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon),
     decay if config.weight_decay else identity,
     optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else identity,
   )
 
 
-def _clip_by_norm(clip_norm):
+def _clip_by_norm(gradients, clip_norm):
   """Clips by the global norm plus 1e-6, as PyTorch does, to reproduce the papers' codes exactly."""
-
-  def clip(gradients, _):
-    scale = jnp.minimum(clip_norm / (optax.tree.norm(gradients) + 1e-6), 1)
-    return jax.tree.map(lambda g: scale.astype(g.dtype) * g, gradients)
-
-  return clip
+  scale = jnp.minimum(clip_norm / (optax.tree.norm(gradients) + 1e-6), 1)
+  return jax.tree.map(lambda g: scale.astype(g.dtype) * g, gradients)
 
 
 def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientTransformation:
