@@ -362,9 +362,7 @@ def _write(model, vocabulary_size, positions, family):
     'rope_scaling': scaling,
   }
   if family.model_type == 'phi3':
-    values['original_max_position_embeddings'] = (
-      positions if p.scaling is None else p.scaling.original_length
-    )
+    values[ORIGINAL_LENGTH] = p.scaling.original_length if p.scaling else positions
   own = {family.names.get(n, n): values[n] for n in family.fields if n in values}
   return {'architectures': [family.architecture], 'model_type': family.model_type} | own
 
