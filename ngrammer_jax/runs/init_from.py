@@ -120,9 +120,8 @@ def initial_state(
   model = language_model.build(config.model, source.model.vocabulary_size)
   mesh, t = state.step.sharding.mesh, config.training
   read = lambda step: sharding.global_rows(mesh, t.batch_size, functools.partial(segment, step))
-  return state.replace(
-    codebook=centroids.draw(model, state, drawn, read, config.seed, t.microbatches)
-  )
+  codebook = centroids.draw(model, state, drawn, read, config.seed, t.microbatches)
+  return state.replace(codebook=codebook)
 
 
 def _merge(init_from: str, new: Any, old: Any) -> Any:

@@ -118,9 +118,8 @@ def match_referent(reference: str, prediction: str) -> int:
   )
   if not predicted:
     return -1  # 0 would be correct if the label is 0
-  if not expected:
-    return 0
-  if any("'" in word for word in predicted) != any("'" in word for word in expected):
+  has_apostrophe = lambda words: any("'" in word for word in words)
+  if not expected or has_apostrophe(predicted) != has_apostrophe(expected):
     return 0
   return int(predicted <= expected or expected <= predicted)
 
