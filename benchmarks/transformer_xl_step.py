@@ -53,6 +53,7 @@ def make_torch(folder: pathlib.Path | None) -> dict[str, Callable[[], None]]:
   import torch
 
   torch.Tensor.byte = torch.Tensor.bool  # its masks are bytes, which PyTorch no longer supports
+  torch.version.cuda = torch.version.cuda or '0.0'  # which it parses, also without CUDA
   import mem_transformer
 
   sizes = {'tgt_len': T, 'ext_len': 0, 'mem_len': M}

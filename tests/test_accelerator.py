@@ -3,9 +3,12 @@
 import json
 import sys
 
+import pytest
+
 from benchmarks import accelerator
 
 
+@pytest.mark.slow
 def test_a_case_is_measured():
   case = 'n-grammer'
   result = accelerator.measure(case, steps=2, warmup=1, is_tiny=True)

@@ -158,7 +158,8 @@ def test_a_slurm_job_trains(run_batch, parse):
   assert process.returncode == 0 and not is_requeued
   words = process.stdout.splitlines()
   assert words[:4] == ['--kill-on-bad-exit=0', 'python', '-m', 'ngrammer_jax.train']
-  assert words[4:] == arguments and str(parse(arguments).workdir) == 'runs/a b'
+  assert words[4:-1] == arguments and str(parse(arguments).workdir) == 'runs/a b'
+  assert words[-1] == 'the training ended with status 0'
 
 
 def test_a_slurm_job_is_requeued_if_it_can_be_retried(run_batch):

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -159,23 +160,23 @@ def test_the_result_of_another_step_is_kept(tmp_path, caplog):
   assert f'the previous {path} is now test.1.json' in caplog.messages
 
 
-@pytest.mark.parametrize('encoding', ['latin-1', 'ascii', 'utf-8'])
-def test_characters_that_a_terminal_lacks_are_escaped(trained, tmp_path, monkeypatch, encoding):
+def test_characters_that_a_terminal_lacks_are_escaped(trained, tmp_path, monkeypatch):
   run = test_generate.open_run(trained)
   monkeypatch.setattr(runs, 'load_run', lambda workdir, step: run)
   prompts = ['1 €', 'é', '🙂', 'a']
   (tmp_path / 'prompts.txt').write_text('\n'.join(prompts), encoding='utf-8')
-  for arguments in ([f'--prompt={"".join(prompts)}'], [f'--prompts={tmp_path}/prompts.txt']):
+  sources = f'--prompt={"".join(prompts)}', f'--prompts={tmp_path}/prompts.txt'
+  for encoding, source in itertools.product(('latin-1', 'ascii', 'utf-8'), sources):
     out = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr(sys, 'stdout', out)
-    command = ['generate', f'--workdir={trained}', '--tokens=2', '--temperature=0', *arguments]
+    command = ['generate', f'--workdir={trained}', '--tokens=2', '--temperature=0', source]
     monkeypatch.setattr(sys, 'argv', command)
     with pytest.raises(SystemExit) as stopped:
       flags.run(generate.main)
     assert stopped.value.code == 0
     out.flush()
     text = out.buffer.getvalue().decode(encoding)
-    if 'prompts.txt' in arguments[0]:
+    if 'prompts.txt' in source:
       assert [json.loads(line)['prompt'] for line in text.splitlines()] == prompts
     else:
       expected = ''.join(prompts).encode(encoding, 'backslashreplace').decode(encoding)

@@ -16,7 +16,8 @@ def test_training_and_evaluation_in_all_harsh_surroundings(tmp_path):
   lab = surroundings.Lab(tmp_path)
   text = tiny_run.write_text(tmp_path / 'text.txt')
   training = {'steps': 3, 'evaluate_every': 3}
-  config = write_config(tmp_path / 'tiny.py', tiny_run.config(text, training=training))
+  config = tiny_run.config(text, {'layers': 1}, training=training)
+  config = write_config(tmp_path / 'tiny.py', config)
   variables = {}
   for kind in HARSH:
     variables |= surroundings.ENVIRONMENTS.get(kind, {})

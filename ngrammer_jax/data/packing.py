@@ -11,6 +11,7 @@ B batch rows, T segment length.
 import collections
 from collections.abc import Iterator, Sequence
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -30,7 +31,8 @@ SAVE_INTERVAL = 100  # steps between saved reader states
 HISTORY = 8  # saved states of a file that are searched for a step that all rows have
 PREFETCH_BYTES = 4  # bytes of text to tokenise per missing token, an estimate
 BLOCK_DOCUMENTS, BLOCK_BYTES = 128, 256 << 10
-SHARED_BYTES = 128 << 20  # of blocks that other rows may still read
+SHARED_BYTES = 128 << 20  # of documents that wait for other rows, and number of their blocks
+MAX_BLOCKS = 1 << 13
 NEAR = 1 << 15  # documents that are read on the way to a block, rather than opening its file again
 
 
@@ -55,12 +57,13 @@ class ReaderState(NamedTuple):
   turn: int = 0
 
 
-class Block(NamedTuple):
+@dataclasses.dataclass
+class Block:
   """Documents of a shard, one after another.
 
   Attributes:
     place: where the first one begins.
-    records: their records, see `shards.Shards`.
+    records: their records, see `shards.Shards`; b'' for what a row has taken.
     size: bytes of the records.
     next: place of the next block; None at the end of the shard.
   """
@@ -70,65 +73,68 @@ class Block(NamedTuple):
   size: int
   next: Place | None
 
+  def take(self, number: int) -> bytes:
+    """Returns a record, which is not kept: each document is of one row."""
+    record, self.records[number] = self.records[number], b''
+    self.size -= len(record)
+    return record
+
 
 class _Source:
   """The documents of the shards, for all rows of a host.
 
-  They are read in blocks, once for all rows that are at most SHARED_BYTES behind the first one. A
-  block has BLOCK_DOCUMENTS documents, or fewer that have BLOCK_BYTES, so it does not depend on who
-  reads it.
-
-  Attributes:
-    lead: epoch and place of the newest block of each shard.
+  They are read in blocks, once for all rows of a shard, while at most SHARED_BYTES wait for rows
+  that are behind; those that are further behind read for themselves. A block has BLOCK_DOCUMENTS
+  documents, or fewer that have BLOCK_BYTES, so it does not depend on who reads it.
   """
 
   def __init__(
-    self,
-    shards: shard_files.Shards,
-    checked: fingerprints.ShardFingerprints,
-    has_blank: bool,
-    num_rows: int,
+    self, shards: shard_files.Shards, checked: fingerprints.ShardFingerprints, has_blank: bool
   ):
-    self.files, self._shards, self._num_rows = shards.files, shards, num_rows
+    self.files, self._shards = shards.files, shards
     self._fingerprints, self._has_blank = checked, has_blank
-    self._blocks: dict[tuple[int, Place], Block] = {}
-    self._open: dict[tuple[int, Place], Iterator[tuple[bytes, Place]]] = {}
-    self.lead: dict[int, tuple[int, Place]] = {}
     self._num_empty = 0
+    self.restart()
 
-  def block(self, shard: int, place: Place, epoch: int, is_shared: bool) -> Block:
-    """Returns the block at a place; one of a shared shard is kept for the rows behind."""
-    if (block := self._blocks.get((shard, place))) is not None:
+  def restart(self) -> None:
+    """Forgets what was read: rows may read again what they have taken."""
+    self._blocks: dict[tuple[int, int, Place], Block] = {}  # by epoch, shard and place
+    self._lead: dict[int, tuple[int, Place]] = {}  # epoch and place of the newest one of each shard
+    # By shard, place and, if it reads for itself, row.
+    self._open: dict[tuple[int, Place, int | None], Iterator[tuple[bytes, Place]]] = {}
+
+  def block(self, shard: int, place: Place, epoch: int, row: int | None) -> Block:
+    """Returns the block at a place, for a row of several that share the shard; None: of one."""
+    if (block := self._blocks.get((epoch, shard, place))) is not None:
       return block
     self._fingerprints.check(shard)
-    if not is_shared or (epoch, place) < self.lead.get(shard, (0, Place())):
-      return self._read_block(shard, place)
+    if row is None or (epoch, place) < self._lead.get(shard, (0, Place())):
+      return self._read_block(shard, place, row)
     is_near = lambda begin: 0 <= place.document - begin.document < NEAR
-    begins = [begin for s, begin in self._open if s == shard and is_near(begin)]
-    begin, block = max(begins, default=place), None
+    begins = [b for s, b, r in self._open if (s, r) == (shard, None) and is_near(b)]
+    begin = max(begins, default=place)
     while block is None or block.place != place:
-      block = self._blocks[shard, begin] = self._read_block(shard, begin)
+      block = self._blocks[epoch, shard, begin] = self._read_block(shard, begin, None)
       # A place of an earlier version may be within a block.
       begin = place if block.next is None or block.next > place else block.next
-    self.lead[shard] = epoch, place
-    while sum(block.size for block in self._blocks.values()) > SHARED_BYTES:
-      del self._blocks[next(iter(self._blocks))]
+    self._lead[shard] = epoch, place
+    excess = sum(block.size for block in self._blocks.values()) - SHARED_BYTES
+    while excess > 0 or len(self._blocks) > MAX_BLOCKS:
+      excess -= self._blocks.pop(next(iter(self._blocks))).size
     return block
 
-  def _read_block(self, shard, place):
+  def _read_block(self, shard, place, row):
     records, size, end = [], 0, None
     with self._fingerprints.record_damage(shard):
-      documents = self._open.pop((shard, place), None) or self._shards.read(shard, place)
+      documents = self._open.pop((shard, place, row), None) or self._shards.read(shard, place)
       for record, end in documents:
         records.append(record)
         size += len(record)
         if len(records) == BLOCK_DOCUMENTS or size >= BLOCK_BYTES:
-          self._open[shard, end] = documents
+          self._open[shard, end, row] = documents
           break
       else:
         end = None
-    while len(self._open) > self._num_rows:  # rows that read for themselves may have caught up
-      del self._open[next(iter(self._open))]
     return Block(place, records, size, end)
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
@@ -179,9 +185,7 @@ class PackedDataset:
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
     shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
-    self._source = _Source(
-      shards, shard_fingerprints, self._takes_blank_documents(), num_rows=batch_size
-    )
+    self._source = _Source(shards, shard_fingerprints, self._takes_blank_documents())
     self._make_row = functools.partial(_RowReader, self._source, batch_size, shuffle, separator)
     self._readers: dict[range, _BatchReader] = {}
 
@@ -225,7 +229,7 @@ class PackedDataset:
   def _open_reader(self, step, rows):
     """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
     saved_step, states = self._load_states(step, rows)
-    self._source.lead.clear()
+    self._source.restart()
     source = self._make_row, self._vocabulary, self._length, self._schedule
     reader = _BatchReader(*source, saved_step, states)
     while reader.step < step:
@@ -305,6 +309,7 @@ class _RowReader:
     # With fewer shards than rows, several rows share a shard: each takes every n-th document.
     self._num_sharers = len(range(row % num_shards, batch_size, num_shards))
     self._sharer_index = row // num_shards
+    self._shared_row = row if self._num_sharers > 1 else None
     self.documents = self._read_documents(state)
     # Documents with the position of their next token.
     self._buffer: collections.deque[tuple[ReaderState, np.ndarray]] = collections.deque()
@@ -321,10 +326,10 @@ class _RowReader:
       for shard in range(first_shard, len(self._shard_indices)):
         index = order[self._shard_indices[shard]]
         while place is not None:
-          block = self._source.block(index, place, epoch, self._num_sharers > 1)
+          block = self._source.block(index, place, epoch, self._shared_row)
           turns = self._order(len(block.records), epoch, index, place.document)
           for turn, number in list(enumerate(turns))[first_turn:]:
-            if text := self._text(index, place.document + number, block.records[number]):
+            if text := self._text(index, place.document + number, block, number):
               num_documents += 1
               yield ReaderState(epoch, shard, *place[:2], tokens, place.frame, turn), text
               tokens = 0
@@ -345,11 +350,11 @@ class _RowReader:
     # The numbers of this older class are the same in all versions of NumPy.
     return np.random.RandomState([self._shuffle, *position]).permutation(count).tolist()
 
-  def _text(self, shard: int, document: int, record: bytes) -> bytes:
+  def _text(self, shard: int, document: int, block: Block, number: int) -> bytes:
     """Returns the text of a document of this row; empty for that of another one."""
     if document % self._num_sharers != self._sharer_index:
       return b''
-    return self._source.text(shard, document, record)
+    return self._source.text(shard, document, block.take(number))
 
   def add_tokens(self, state: ReaderState, ids: np.ndarray) -> None:
     """Appends the tokens of a document, and those that separate it, to the buffer."""

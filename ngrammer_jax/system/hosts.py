@@ -53,6 +53,10 @@ def join(options: argparse.Namespace) -> None:
   """
   is_listed = (options.coordinator, options.processes, options.process_id) != (None, None, None)
   if not is_listed and not options.distributed and int(os.environ.get(SLURM_TASKS) or 1) < 2:
+    tasks = os.environ.get('SLURM_NTASKS', '1')
+    if tasks != '1' and SLURM_TASKS not in os.environ:
+      message = 'this Slurm job has %s tasks, and one process is used: start it with srun'
+      logging.warning(message, tasks)
     return
   prefix = f'process {options.process_id} of {options.processes}: ' if is_listed else ''
   logging.info('%swaiting for the others, %d minutes at most', prefix, WAIT_TIMEOUT // 60)

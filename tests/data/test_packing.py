@@ -231,6 +231,7 @@ def test_rows_that_share_a_shard_read_it_once(tmp_path, monkeypatch, name):
   assert num_reads[:2] == [1, 1] and 1 < num_reads[2] < 11
   np.testing.assert_equal(segments[1], segments[0][40:])
   np.testing.assert_equal(segments[2], segments[0])
+  np.testing.assert_equal(dataset.segment(30), segments[0][30])  # an earlier step again
 
 
 def test_old_states_and_blank_documents(tmp_path):

@@ -67,6 +67,7 @@ def same_tokens(a, b):
 # Published token counts.
 
 
+@pytest.mark.slow  # test_sections counts the same tokens, with articles
 def test_wikitext2_has_the_published_counts(corpora):
   corpus = token_cache.prepare(
     data_config.DataConfig('wikitext', str(corpora / 'wikitext2'), vocabulary='words')

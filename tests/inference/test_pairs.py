@@ -85,6 +85,7 @@ def test_token_ids_are_taken_as_they_are():
       encode(*pair)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_package_prefers_what_presidents_say(one_device):
   run = ngrammer_jax.load_pretrained('state_of_the_union')
   continuations = ' strong.', ' weak.', ' banana.', ' the'

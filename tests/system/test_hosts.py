@@ -100,3 +100,16 @@ def test_others_that_do_not_connect(monkeypatch):
 
   with pytest.raises(errors.PeerLostError, match=r'\(DEADLINE_EXCEEDED\): rerun the same command'):
     joined(monkeypatch, initialize)
+
+
+@pytest.mark.parametrize('step, is_warned', [(None, True), ('1', False)])
+def test_a_job_of_several_tasks_without_srun(monkeypatch, caplog, step, is_warned):
+  monkeypatch.setenv('SLURM_NTASKS', '16')
+  monkeypatch.delenv(hosts.SLURM_TASKS, raising=False)
+  if step:
+    monkeypatch.setenv(hosts.SLURM_TASKS, step)
+  hosts.add_flags(parser := argparse.ArgumentParser())
+  hosts.join(parser.parse_args([]))
+  assert caplog.messages == is_warned * [
+    'this Slurm job has 16 tasks, and one process is used: start it with srun'
+  ]
