@@ -203,10 +203,8 @@ def compute_metrics(
   if name == 'record':
     return record(keys, answers, predictions)
   if name == 'wsc_simple':
-    predictions = [
-      match_referent(references[0], text)
-      for references, text in zip(answers, predictions, strict=True)
-    ]
+    references = [texts[0] for texts in answers]
+    predictions = list(map(match_referent, references, predictions))
   if name == 'axb':
     return matthews(labels, predictions)
   if name == 'axg':  # the two examples of a pair are adjacent
