@@ -214,10 +214,8 @@ class Engine:
         padded = [self._pad(example, K, C) for example in [*(choices[i] for i in group), *padding]]
         with sharding.use(self.mesh):
           prompt = self._pad_prompts([prefixes[i] for i in group], rows, P, bidirectional)
-          choices_2xKxBxC = [
-            jax.device_put(array, sharding.rows_sharding(self.mesh, 1))
-            for array in np.stack(padded, axis=2)
-          ]
+          choices_2xKxBxC = tuple(np.stack(padded, axis=2))
+          choices_2xKxBxC = jax.device_put(choices_2xKxBxC, sharding.rows_sharding(self.mesh, 1))
           results = self._rank_choices(variables, prompt, *choices_2xKxBxC)
           scores_KxB, is_greedy_KxB = jax.device_get(results)
         for row, i in enumerate(group):
