@@ -67,11 +67,10 @@ def analyze(
   texts = [run.split(split) for run in everything]
   token_losses.check_same_text(everything, texts, 'compare')
   tokens = min(len(texts[0].tokens), max_tokens)
+  losses_of = lambda run: token_losses.token_losses(run, texts[0], tokens)
   pairs = []
   for i, (run, baseline) in enumerate(zip(all_runs, baselines, strict=True)):
-    loss_T, baseline_T = (
-      token_losses.token_losses(each, texts[0], tokens) for each in (run, baseline)
-    )
+    loss_T, baseline_T = losses_of(run), losses_of(baseline)
     pairs.append(
       {
         'run': names[i],

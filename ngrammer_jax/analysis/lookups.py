@@ -181,7 +181,6 @@ def token_ngrams(text: token_cache.TokenSplit, tokens: int, order: int) -> np.nd
   The newest token is first. `NO_TOKEN` stands for tokens before a document.
   """
   inputs_T, _, starts_T = text.window(0, tokens)
-  window, _ = Windows(order, fill_id=NO_TOKEN)(
-    jnp.asarray(inputs_T)[None, :, None], documents.numbers(starts_T[None]), None
-  )
+  ids_1xTx1, documents_1xT = jnp.asarray(inputs_T)[None, :, None], documents.numbers(starts_T[None])
+  window, _ = Windows(order, fill_id=NO_TOKEN)(ids_1xTx1, documents_1xT, None)
   return np.concatenate(window, axis=-1)[0].T

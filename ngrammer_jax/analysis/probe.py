@@ -45,21 +45,18 @@ def captured_segments(
   memory = language_model.empty_memory(config, 1, cache_slots=int(is_recurrent))
 
   @jax.jit
-  def measure_segment(params, codebook, tokens_1xT, starts_1xT, memory):
-    variables = {'params': params, 'codebook': codebook}
+  def measure_segment(variables, tokens_1xT, starts_1xT, memory):
     (_, memory, _), captured = model.apply(
       variables, tokens_1xT, memory, starts_BxT=starts_1xT, mutable=['intermediates']
     )
     return memory, measure(captured['intermediates'])
 
-  state, segment_length = run.state, run.config.training.segment_length
+  variables, segment_length = run.state.variables, run.config.training.segment_length
   tokens = min(max_tokens, len(text.tokens))
   with progress.Progress('reading', tokens, 'tokens') as bar:
     for first in range(0, tokens, segment_length):
       inputs, _, starts = text.window(first, min(segment_length, tokens - first))
-      memory, measured = measure_segment(
-        state.params, state.codebook, inputs[None], starts[None], memory
-      )
+      memory, measured = measure_segment(variables, inputs[None], starts[None], memory)
       yield starts, jax.device_get(measured)
       bar.advance(len(inputs))
 
@@ -110,9 +107,3 @@ def persistent_share(layer: dict[str, Any], vectors: int) -> jax.Array:
   """Returns the attention [N] on the C persistent vectors, mean over the segment."""
   (probs_NxTxK,) = layer['probs'][0]
   return probs_NxTxK[..., -vectors:].sum(axis=-1).mean(axis=1)
-
-
-def dynamic_spans(layer: dict[str, Any]) -> jax.Array:
-  """Returns the dynamic spans [T, N] of the tokens, without the ramp."""
-  (z_TxN,) = layer['span']['spans'][0]
-  return z_TxN

@@ -67,9 +67,8 @@ def analyze(
       f'--split={split} has {len(texts[0].tokens):,} tokens, fewer than the longest context of '
       f'{contexts[-1]:,}: lower --max_context'
     )
-  losses_NxCxP = np.stack(
-    [losses(run, text, targets, contexts) for run, text in zip(all_runs, texts, strict=True)]
-  )
+  read = zip(all_runs, texts, strict=True)
+  losses_NxCxP = np.stack([losses(run, text, targets, contexts) for run, text in read])
   return {
     'split': split,
     'targets': len(targets),

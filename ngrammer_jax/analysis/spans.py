@@ -74,13 +74,12 @@ def _measure(run, text, max_tokens, config):
 
   def measure(intermediates):
     layers = probe.attention_layers(config, intermediates)
-    spans = [probe.dynamic_spans(layer) for layer in layers if 'span' in layer]
+    spans = [layer['span']['spans'][0][0] for layer in layers if 'span' in layer]  # [T, N]
     return spans, [probe.persistent_share(layer, vectors) for layer in layers if vectors]
 
   spans, shares, tokens = [], 0, 0
-  for starts_T, (layer_spans, layer_shares) in probe.captured_segments(
-    run, text, max_tokens, measure
-  ):
+  segments = probe.captured_segments(run, text, max_tokens, measure)
+  for starts_T, (layer_spans, layer_shares) in segments:
     spans += [np.stack(layer_spans, axis=1)] if layer_spans else []
     shares, tokens = shares + np.asarray(layer_shares) * len(starts_T), tokens + len(starts_T)
   return np.concatenate(spans) if spans else None, shares / tokens, tokens

@@ -72,9 +72,8 @@ def _sum_of_shards(array: jax.Array) -> np.ndarray:
 
 def named_leaves(tree: Any) -> dict[str, Any]:
   """Returns every leaf by its name, such as `params/layer_0/attention/query/kernel`."""
-  return {
-    sharding.leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {sharding.leaf_name(path): leaf for path, leaf in leaves}
 
 
 def checksums(tree: Any) -> dict[str, str]:

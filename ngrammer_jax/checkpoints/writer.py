@@ -116,9 +116,10 @@ class CheckpointWriter:
     return state.replace(params=parameter_groups.without(state.params, self._frozen.leaves))
 
   def set_validation(self, step: int, validation: float) -> None:
-    """Adds a validation loss that was measured after the checkpoint was written."""
-    if not hosts.is_primary():
-      return
+    """Adds a validation loss that was measured after the checkpoint was written.
+
+    It is called in the primary process.
+    """
     folder = reader.folder_of(self._workdir, step)
     saved = manifest.read(folder)
     if saved.validation != validation:

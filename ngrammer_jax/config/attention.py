@@ -61,15 +61,15 @@ class AttentionConfig:
     """Raises BadInput for options that are invalid for the model."""
     if not self.layer_pattern:
       raise errors.BadInput('model.attention.layer_pattern=() has no layer: use ("full",)')
-    has_window = any(kind.has_window for kind in self.layer_kinds(model.layers))
+    kinds = self.layer_kinds(model.layers)
+    has_window = any(kind.has_window for kind in kinds)
     if has_window != (self.window is not None):
       raise errors.BadInput(
         f'model.attention.window={self.window} does not fit model.attention.layer_pattern='
         f'{self.layer_pattern}: layers of the kind "window" need a window, and a window such layers'
       )
-    if any(not kind.is_rotated for kind in self.layer_kinds(model.layers)):
-      if model.position != 'rope':
-        raise errors.BadInput(
-          f'model.attention.layer_pattern={self.layer_pattern} has layers without rotation, which '
-          f'model.position={model.position!r} does not have: use "full" and "window"'
-        )
+    if model.position != 'rope' and not all(kind.is_rotated for kind in kinds):
+      raise errors.BadInput(
+        f'model.attention.layer_pattern={self.layer_pattern} has layers without rotation, which '
+        f'model.position={model.position!r} does not have: use "full" and "window"'
+      )

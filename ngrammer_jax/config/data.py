@@ -192,11 +192,9 @@ class DataConfig:
 
   def _check_vocabulary_size(self) -> None:
     size = self.vocabulary_size
-    if size is None:
+    if size is None or self.vocabulary == 'tokenizer':  # which says whether it has more ids
       return
     is_learned = self.vocabulary in ('words', 'sentencepiece') and self.vocabulary_path is None
-    if self.vocabulary == 'tokenizer':
-      return  # the tokenizer says whether it has more ids
     if not is_learned:
       key = 'vocabulary' if self.vocabulary_path is None else 'vocabulary_path'
       raise errors.BadInput(

@@ -83,9 +83,7 @@ class Config:
         f'model.positional.scaling.original_length={limit}: use shorter segments, or '
         f'model.positional.scaling.is_long=True'
       )
-    if self.model.position not in ('learned', 'absolute'):
-      return
-    if length > positions.max_length:
+    if self.model.position in ('learned', 'absolute') and length > positions.max_length:
       raise errors.BadInput(
         f'model.positional.max_length={positions.max_length} is less than the segment length '
         f'{length}: raise it, or lower training.segment_length or evaluation.segment_length'

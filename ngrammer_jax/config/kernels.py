@@ -123,8 +123,7 @@ def select(kernel: str | None, needs: frozenset[str], workload: Workload) -> str
     needs: what attention needs, see NEEDS.
     workload: the sizes, the dtype and the devices.
   """
-  if kernel is None:
-    kernel = 'splash' if workload.platform == 'tpu' else 'xla'
+  kernel = kernel or ('splash' if workload.platform == 'tpu' else 'xla')
   if kernel == 'blocks' or unsupported_reason(kernel, needs, workload):
     return 'xla'
   return kernel

@@ -104,21 +104,18 @@ class RecurrentConfig:
 
   def check(self, model: Any) -> None:
     """Raises BadInput for sizes or other options that are invalid for a recurrent model."""
-    self._check_divisible()
-    self._check_transformer_options(model)
-    if model.tie_embeddings:
-      remedy = f'model.tie_embeddings=False, or model.width={self.width}'
-      self._check_output_width(model, 'tie_embeddings=True', remedy)
-    if model.adaptive_softmax is not None:
-      self._check_output_width(model, 'adaptive_softmax', f'model.width={self.width}')
-
-  def _check_divisible(self) -> None:
     if self.hidden % self.num_slices:
       nearest = max(1, round(self.hidden / self.num_slices)) * self.num_slices
       raise errors.BadInput(
         f'model.recurrent.hidden={self.hidden} must be divisible by the {self.num_slices} parts of '
         f'model.recurrent.readout={self.readout!r}: use {nearest}'
       )
+    self._check_transformer_options(model)
+    if model.tie_embeddings:
+      remedy = f'model.tie_embeddings=False, or model.width={self.width}'
+      self._check_output_width(model, 'tie_embeddings=True', remedy)
+    if model.adaptive_softmax is not None:
+      self._check_output_width(model, 'adaptive_softmax', f'model.width={self.width}')
 
   def _check_transformer_options(self, model) -> None:
     defaults = {f.name: f.default for f in dataclasses.fields(model)}

@@ -27,7 +27,9 @@ from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, pairs
 from ngrammer_jax.system import text_tables
 
-PROTOCOLS = ('query', 'prefix')
+# What the protocols score; the first is the default.
+SCORED = {'query': 'the candidate and the rest of the query', 'prefix': 'the candidate alone'}
+PROTOCOLS = tuple(SCORED)
 SORT_BUFFER = 4096  # questions sorted by length at a time
 Z_95 = 1.959963984540054  # 95 % of a normal distribution is within this many standard deviations
 
@@ -207,9 +209,8 @@ def _equalize_scores(choices, scores):
   """Gives choices with equal tokens exactly equal scores, without rounding differences."""
   first_scores: dict[bytes, float] = {}
   scored = zip(choices, scores, strict=True)
-  return np.array(
-    [first_scores.setdefault(ids.tobytes(), score) for ids, score in scored], np.float64
-  )
+  equalized = [first_scores.setdefault(ids.tobytes(), score) for ids, score in scored]
+  return np.array(equalized, np.float64)
 
 
 def wilson_interval(points: float, count: int) -> tuple[float, float]:
@@ -223,11 +224,9 @@ def wilson_interval(points: float, count: int) -> tuple[float, float]:
 
 def summarize(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
   """Computes for each kind the accuracy, its confidence interval, and counts of special cases."""
-  answers_by_kind: dict[str, list[Answer]] = {}
-  for answer in answers:
-    answers_by_kind.setdefault(answer.question.kind, []).append(answer)
   kinds = {}
-  for kind, group in answers_by_kind.items():
+  for kind in dict.fromkeys(answer.question.kind for answer in answers):
+    group = [answer for answer in answers if answer.question.kind == kind]
     points = math.fsum(answer.point for answer in group)
     low, high = wilson_interval(points, len(group))
     kinds[kind] = {
@@ -249,9 +248,7 @@ def build_result(
 ) -> dict[str, Any]:
   """Builds the result that is stored as `cloze_<name>.json`."""
   label = "questions of the Children's Book Test" if source.is_official else 'cloze questions'
-  scored = (
-    'the candidate and the rest of the query' if protocol == 'query' else 'the candidate alone'
-  )
+  scored = SCORED[protocol]
   limit = None if context >= recurrent_config.UNBOUNDED else context
   return {
     'label': label,

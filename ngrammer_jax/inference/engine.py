@@ -214,10 +214,8 @@ class Engine:
         padded = [self._pad(example, K, C) for example in [*(choices[i] for i in group), *padding]]
         with sharding.use(self.mesh):
           prompt = self._pad_prompts([prefixes[i] for i in group], rows, P, bidirectional)
-          choices_2xKxBxC = [
-            jax.device_put(array, sharding.rows_sharding(self.mesh, 1))
-            for array in np.stack(padded, axis=2)
-          ]
+          choices_2xKxBxC = tuple(np.stack(padded, axis=2))
+          choices_2xKxBxC = jax.device_put(choices_2xKxBxC, sharding.rows_sharding(self.mesh, 1))
           results = self._rank_choices(variables, prompt, *choices_2xKxBxC)
           scores_KxB, is_greedy_KxB = jax.device_get(results)
         for row, i in enumerate(group):
@@ -319,7 +317,8 @@ class Engine:
 
   def trace_score(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that scores a segment of T tokens. The variables may be abstract."""
-    rows, segment = self._abstract_segment(rows, length)
+    rows = self.round_rows(rows)
+    segment = programs.abstract_segment((rows, length), self._row_sharding)
     memory = self.model.config.memory
     slots = 0 if memory is None else memory.length
     memory = self._abstract(self.model.empty_memory, rows, slots)
@@ -332,7 +331,8 @@ class Engine:
 
   def trace_look_up(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that looks up the rows of tables in host memory for T tokens."""
-    rows, segment = self._abstract_segment(rows, length)
+    rows = self.round_rows(rows)
+    segment = programs.abstract_segment((rows, length), self._row_sharding)
     state = self._abstract(host_tables.empty_state, self.model.config, rows)
     with sharding.use(self.mesh):
       return self._look_up.trace(variables, segment, state=state)
@@ -340,10 +340,6 @@ class Engine:
   def _abstract(self, make, *args):
     """Returns what a function makes for all rows, without its values."""
     return sharding.abstract(jax.eval_shape(lambda: make(*args)), self._row_sharding)
-
-  def _abstract_segment(self, rows, length):
-    rows = self.round_rows(rows)
-    return rows, programs.abstract_segment((rows, length), self._row_sharding)
 
   def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
     """Traces the program that generates tokens after a prompt. The variables may be abstract.

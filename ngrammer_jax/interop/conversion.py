@@ -343,9 +343,7 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
   """
   # None stands for the default options of these blocks.
   configs = [
-    dataclasses.replace(
-      c, positional=c.positions(), attention=c.attention or model_config.AttentionConfig()
-    )
+    dataclasses.replace(c, positional=c.positions(), attention=c.attention_options())
     for c in (config, official)
   ]
   may_differ = lambda key: key.path.removeprefix('model.') in MODEL_TRAINING_OPTIONS

@@ -40,11 +40,6 @@ class Table(NamedTuple):
   rows: Mapping[str, int]
   shape: tuple[int, int]
 
-  @property
-  def stored_rows(self) -> int:
-    """Number of rows in the file."""
-    return sum(self.rows.values())
-
   def between(self, start: int, stop: int) -> Iterator[tuple[str, int, slice]]:
     """Yields the arrays with rows of a range of the table: name, first row there, rows here.
 
@@ -90,9 +85,9 @@ class FileLayout:
   def shapes(self) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each array in the file, by name."""
     width = self.table.shape[1]
-    shapes = {name: source.shape for source in self.sources.values() for name in source.names}
-    shapes |= {name: (rows, width) for name, rows in self.table.rows.items()}
-    return shapes | {name: values.shape for name, values in self.numbers.items()}
+    shapes = {name: (rows, width) for name, rows in self.table.rows.items()}
+    shapes |= {name: values.shape for name, values in self.numbers.items()}
+    return conversion.names(self.sources) | shapes
 
   def load(
     self,
@@ -128,9 +123,8 @@ class FileLayout:
     _check_arrays(arrays, self)
     stated = json.loads(metadata.get(METADATA_KEY, '{}'))
     _check_hash(arrays, self, stated, made_with)
-    others = {
-      name: arrays[name].read(0, arrays[name].shape[0]) for name in conversion.names(self.sources)
-    }
+    names = conversion.names(self.sources)
+    others = {name: arrays[name].read(0, arrays[name].shape[0]) for name in names}
     variables = conversion.convert(others, self.sources, self.origin)
     variables = jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), variables)
     stored = arrays[next(iter(self.table.rows))].dtype
@@ -168,7 +162,10 @@ class FileLayout:
     with row_files.new_file(path, described, metadata) as write:
       for name, array in arrays.items():
         write(name, 0, array)
-      _write_table(write, table, self.table)
+      for start, stop in _ranges(0, sum(self.table.rows.values())):
+        rows = _table_rows(table, start, stop)
+        for name, first, selected in self.table.between(start, stop):
+          write(name, first, rows[selected])
 
 
 def _check_arrays(arrays, layout):
@@ -275,14 +272,6 @@ def _update_rows(values, block, first):
 def _is_device_memory(sharding, device):
   """Returns whether arrays of this sharding are in the memory that the device computes in."""
   return sharding.memory_kind in (None, device.default_memory().kind)
-
-
-def _write_table(write, values, table):
-  """Writes the rows of the table that are in the file."""
-  for start, stop in _ranges(0, table.stored_rows):
-    rows = _table_rows(values, start, stop)
-    for name, first, selected in table.between(start, stop):
-      write(name, first, rows[selected])
 
 
 def _table_rows(values: jax.Array | np.ndarray, start: int, stop: int) -> np.ndarray:

@@ -102,9 +102,7 @@ def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = Non
     'params/gate/key_norm/scale': norm('key'),
     'params/gate/query_norm/scale': norm('query'),
   }
-  if layer.options.convolution:
-    sources['params/gate/convolution_norm/scale'] = norm('conv')
-    sources |= _taps(layer, f'{prefix}conv1d.weight')
+  sources |= _convolution(layer, norm('conv'), f'{prefix}conv1d.weight')
   names = {}
   if hash_prefix is not None:
     names = {name: hash_prefix + name for name in ('multipliers', 'table_sizes', 'offsets')}
@@ -151,9 +149,8 @@ def engram_demo(
     'params/gate/key_norm/scale': vectors('norm1.{}.weight'),
     'params/gate/query_norm/scale': vectors('norm2.{}.weight'),
   }
-  if layer.options.convolution:
-    sources['params/gate/convolution_norm/scale'] = vectors('short_conv.norms.{}.weight')
-    sources |= _taps(layer, f'{prefix}short_conv.conv.weight')
+  convolution_norm = vectors('short_conv.norms.{}.weight')
+  sources |= _convolution(layer, convolution_norm, f'{prefix}short_conv.conv.weight')
   names = {'offsets': f'{prefix}multi_head_embedding.offsets'}
   if hash_prefix is not None:
     names |= {name: hash_prefix + name for name in ('multipliers', 'table_sizes')}
@@ -265,9 +262,13 @@ def _branch_vectors(layer, name, shape):
   return Source(name, shape, lambda a: a.reshape(layer.branches, layer.width))
 
 
-def _taps(layer, name):
-  """Returns the source of the taps [W, G, D], the present token first; in the file it is last."""
-  G, D, _ = _sizes(layer)
-  W = layer.options.convolution
+def _convolution(layer, norm, name):
+  """Returns the sources of the norm [G, D] and of the taps [W, G, D] of a convolution, if any.
+
+  The present token is the first tap; in the file it is the last.
+  """
+  (G, D, _), W = _sizes(layer), layer.options.convolution
+  if not W:
+    return {}
   taps = Source(name, (G * D, 1, W), lambda a: a.reshape(G, D, W).transpose(2, 0, 1)[::-1])
-  return {'params/gate/convolution/taps': taps}
+  return {'params/gate/convolution_norm/scale': norm, 'params/gate/convolution/taps': taps}

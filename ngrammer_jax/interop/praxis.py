@@ -282,10 +282,8 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source
   D, N, F = config.width, config.heads, config.feed_forward_width
   path, prefix = f'params/layer_{i}', f'transformer/x_layers_{i}/'
   feed_forward = prefix + 'ff_layer/'
-  attention_sources = _attention_sources(
-    block.projections(config), N, D, f'{prefix}self_attention/'
-  )
-  sources = {f'{path}/attention/{name}': source for name, source in attention_sources.items()}
+  attended = _attention_sources(block.projections(config), N, D, f'{prefix}self_attention/')
+  sources = {f'{path}/attention/{name}': source for name, source in attended.items()}
   for name, norm_prefix in (('attention', prefix), ('feed_forward', feed_forward)):
     for norm, source_norm in NORM_NAMES[config.norm].items():
       sources |= _norm_sources(f'{path}/{name}_{norm}', norm_prefix + source_norm, D)

@@ -33,6 +33,7 @@ FREE_OPTIONS = (
 SAME_LENGTH = ('no', 'memory', 'memory_and_self')
 # `position` of each attn_type of the source model.
 ATTENTION_TYPES = ('relative', 'shaw', 'segment_sinusoid', 'learned')
+BIASES = {'content_bias': 'r_w_bias', 'position_bias': 'r_r_bias'}
 ORIGIN = 'a Transformer-XL'
 
 # Defaults of the arguments of train.py that the model depends on. None: `cutoffs` and `tie_projs`
@@ -196,18 +197,11 @@ def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str
       f'model.norm="pre" with model.position={config.position!r} cannot be loaded: the PyTorch '
       f'code does not normalize queries, model.norm="pre" does'
     )
-  V, D, N, L = vocabulary_size, config.width, config.heads, config.layers
-  H = D // N
-  sources = _vocabulary_sources(config, V)
-  biases = {'content_bias': 'r_w_bias', 'position_bias': 'r_r_bias'}
-  for name, source_name in biases.items() if config.position == 'relative' else ():
-    if config.positions().shared_biases:
-      sources[f'params/{name}'] = Source(source_name, (N, H))
-      continue
-    for i in range(L):
-      select_layer = operator.itemgetter(i)
-      sources[f'params/layer_{i}/attention/{name}'] = Source(source_name, (L, N, H), select_layer)
-  for i in range(L):
+  sources = _vocabulary_sources(config, vocabulary_size)
+  if config.position == 'relative' and config.positions().shared_biases:
+    shape = config.heads, config.width // config.heads
+    sources |= {f'params/{name}': Source(source, shape) for name, source in BIASES.items()}
+  for i in range(config.layers):
     sources |= _layer_sources(config, i)
   return sources
 
@@ -270,8 +264,10 @@ def _position_sources(config: model_config.ModelConfig, i: int) -> dict[str, Sou
   H, rows, path = D // N, config.positions().max_length, f'params/layer_{i}'
   select_layer = operator.itemgetter(i)
   if config.position == 'relative':
+    own = {} if config.positions().shared_biases else BIASES
+    biases = {f'{path}/attention/{n}': Source(s, (L, N, H), select_layer) for n, s in own.items()}
     source = conversion.torch_heads(f'layers.{i}.dec_attn.r_net.weight', N, D)
-    return {f'{path}/attention/relative/position/kernel': source}
+    return biases | {f'{path}/attention/relative/position/kernel': source}
   if config.position == 'shaw':
     relative = f'{path}/attention/relative'
     return {

@@ -91,18 +91,13 @@ class Head(nn.Module):
 
   def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Returns the negative log-likelihood of every target, and whether it was predicted."""
+    c = self.config
     token_ids.check('targets', targets_BxT, self.vocabulary_size)
-    if self.config.adaptive_softmax is not None:
+    if c.adaptive_softmax is not None:
       return self.adaptive_softmax.scores(hidden_BxTxJ, targets_BxT)
-    return softmax.token_scores(
-      hidden_BxTxJ,
-      self.softmax_weight,
-      self.softmax_bias,
-      targets_BxT,
-      self.config.vocabulary_chunk,
-      self.config.final_logit_cap,
-      self.config.logits_dtype,
-    )
+    weights = self.softmax_weight, self.softmax_bias
+    options = c.vocabulary_chunk, c.final_logit_cap, c.logits_dtype
+    return softmax.token_scores(hidden_BxTxJ, *weights, targets_BxT, *options)
 
   def logits(self, hidden_BxTxJ: jax.Array) -> jax.Array:
     """Returns logits [B, T, V] in at least float32, or log-probabilities if adaptive."""

@@ -193,14 +193,10 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
         f'memory {memory.name} needs the embedding, which {at_input[0].name} changes before it: '
         f'its entry in MEMORIES must be the first at the input'
       )
+  between = tuple(memory for memory in memories if memory.is_between_blocks)
   inside = [memory for memory in memories if not memory.is_between_blocks]
-  return Memories(
-    tuple(memory for memory in memories if memory.is_between_blocks),
-    tuple(
-      tuple(memory for memory in inside if memory.place.block == block)
-      for block in range(config.layers)
-    ),
-  )
+  in_block = lambda block: tuple(memory for memory in inside if memory.place.block == block)
+  return Memories(between, tuple(map(in_block, range(config.layers))))
 
 
 def _configured(config):
@@ -216,10 +212,7 @@ def _configured(config):
 
 def empty_states(memories: Iterable[PlacedMemory], batch: int, slots: int | None = None) -> States:
   """Returns the states of memories before the first segment, by name."""
-  states = {}
-  for memory in memories:
-    states |= memory.empty_state(batch, slots)
-  return states
+  return {k: v for memory in memories for k, v in memory.empty_state(batch, slots).items()}
 
 
 def ngram_modules(

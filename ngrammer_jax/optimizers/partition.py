@@ -68,12 +68,7 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
   update has the full rate, step s has s / warm-up, and the cosine counts the steps of the warm-up
   too. Its TensorFlow code has s / warm-up at step s, 0 at the first.
   """
-  warmup, final = config.warmup_steps, config.final_fraction
-
-  def with_final_drop(step):
-    if config.drop is None:
-      return fraction(step)
-    return fraction(step) * jnp.where(step >= steps - config.drop.steps, config.drop.fraction, 1)
+  warmup, final, drop = config.warmup_steps, config.final_fraction, config.drop
 
   def fraction(step):
     step = jnp.asarray(step, float)  # float32, or float64 if enabled
@@ -92,7 +87,9 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
     }[config.schedule]
     return jnp.minimum((step + 1) / max(warmup, 1), 1) * decay
 
-  return with_final_drop
+  if drop is None:
+    return fraction
+  return lambda step: fraction(step) * jnp.where(step >= steps - drop.steps, drop.fraction, 1)
 
 
 def make(
@@ -150,22 +147,19 @@ def _dense_transforms(config, decay_mask):
   # `adam` with a weight decay is what optax calls `adamw`: both names, one algorithm.
   identity, adam = optax.identity(), config.adam or experiment.AdamConfig()
   decay = optax.add_decayed_weights(config.weight_decay, decay_mask)
+  clip = optax.stateless(lambda gradients, _: _clip_by_norm(gradients, config.clip_norm))
   return (
-    identity if config.clip_norm is None else optax.stateless(_clip_by_norm(config.clip_norm)),
+    identity if config.clip_norm is None else clip,
     optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon),
     decay if config.weight_decay else identity,
     optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else identity,
   )
 
 
-def _clip_by_norm(clip_norm):
+def _clip_by_norm(gradients, clip_norm):
   """Clips by the global norm plus 1e-6, as PyTorch does, to reproduce the papers' codes exactly."""
-
-  def clip(gradients, _):
-    scale = jnp.minimum(clip_norm / (optax.tree.norm(gradients) + 1e-6), 1)
-    return jax.tree.map(lambda g: scale.astype(g.dtype) * g, gradients)
-
-  return clip
+  scale = jnp.minimum(clip_norm / (optax.tree.norm(gradients) + 1e-6), 1)
+  return jax.tree.map(lambda g: scale.astype(g.dtype) * g, gradients)
 
 
 def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientTransformation:

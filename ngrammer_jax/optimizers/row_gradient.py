@@ -60,10 +60,7 @@ class RowGradient(struct.PyTreeNode):
     sharding = table.make_sharding(len(array_VxE))
     if sharding is None:
       return function(array_VxE, self.rows, *values)
-
-    def on_shard(array, rows, *values):
-      return function(array, sharding.local_rows(rows), *values)
-
+    on_shard = lambda array, rows, *rest: function(array, sharding.local_rows(rows), *rest)
     inputs = ('table',) * (2 + len(values))
     return sharding.shard_map(on_shard, inputs, 'table')(array_VxE, self.rows, *values)
 

@@ -58,12 +58,8 @@ class PublishedRun(run.Run):
       raise errors.BadInput(f'--step={self.step}: {self.workdir} is published: it has no steps')
 
   @functools.cached_property
-  def _abstract_parameters(self) -> Any:
-    return train_state.abstract_variables(self.model)['params']
-
-  @functools.cached_property
   def parameter_dtypes(self) -> dict[str, np.dtype]:
-    stored = self.published.dtypes(self.config.model, nn.unbox(self._abstract_parameters))
+    stored = self.published.dtypes(self.config.model, nn.unbox(self.abstract_parameters))
     return {name: jnp.dtype(self.dtype or dtype) for name, dtype in stored.items()}
 
   def load(self, abstract: Any) -> dict[str, Any]:
@@ -73,7 +69,7 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def state(self) -> train_state.TrainState:
     self.find_checkpoint()
-    boxed = self._abstract_parameters
+    boxed = self.abstract_parameters
     shardings = sharding.shardings(boxed, self.mesh)
     dtypes = traverse_util.unflatten_dict(self.parameter_dtypes, sep='/')
     to_struct = lambda leaf, dtype, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)

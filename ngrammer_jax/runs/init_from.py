@@ -64,8 +64,7 @@ def complete(
   """
   has_started = workdir is not None and (workdir / workdirs.CONFIG).exists()
   source = runs.load_run(workdir) if has_started else open_run(values['init_from'])
-  params = train_state.abstract_variables(source.model)['params']
-  sizes = source.vocabulary_size, train_state.count_elements(params)
+  sizes = source.vocabulary_size, train_state.count_elements(source.abstract_parameters)
   added_memories.complete(values, overrides, present, source.config.model, *sizes)
 
 
@@ -93,20 +92,17 @@ def initial_state(
   init_from = config.init_from
   source = open_run(init_from, _recorded_step(init_from, workdir))
   new = added_memories.new_parts(source.config.model, config.model)
-  if hosts.is_primary():
-    workdirs.write_origin(workdir, source.origin)
+  hosts.on_primary(workdirs.write_origin, workdir, source.origin)
   if source.published is not None:
     logging.info('starting from %s', init_from)
     flat = traverse_util.flatten_dict(state.params)
     if new:
-      of_source = train_state.abstract_variables(source.model)['params']
-      flat = {path: flat[path] for path in traverse_util.flatten_dict(of_source)}
+      flat = {path: flat[path] for path in traverse_util.flatten_dict(source.abstract_parameters)}
     params, codebook = source.load(traverse_util.unflatten_dict(flat)), {}
   else:
     params, codebook = source.state.params, source.state.codebook
     record = {'init_from': init_from, 'step': int(source.state.step)}
-    if hosts.is_primary():
-      files.write(workdir / RECORD, json.dumps(record) + '\n')
+    hosts.on_primary(files.write, workdir / RECORD, json.dumps(record) + '\n')
     message = 'starting from step %s of %s, with a new optimizer state'
     logging.info(message, f'{record["step"]:,}', init_from)
   state = state.replace(
@@ -124,9 +120,8 @@ def initial_state(
   model = language_model.build(config.model, source.model.vocabulary_size)
   mesh, t = state.step.sharding.mesh, config.training
   read = lambda step: sharding.global_rows(mesh, t.batch_size, functools.partial(segment, step))
-  return state.replace(
-    codebook=centroids.draw(model, state, drawn, read, config.seed, t.microbatches)
-  )
+  codebook = centroids.draw(model, state, drawn, read, config.seed, t.microbatches)
+  return state.replace(codebook=codebook)
 
 
 def _merge(init_from: str, new: Any, old: Any) -> Any:
@@ -175,11 +170,9 @@ def check_model(source: runs.Run, config: experiment.Config) -> None:
     raise errors.BadInput(f'init_from={init_from} {problem}, or omit init_from')
   added_memories.check(model, config)
   if new:
-    build = lambda m: language_model.build(m, source.vocabulary_size)
-    before, after = (
-      train_state.count_elements(train_state.abstract_variables(build(m))['params'])
-      for m in (model, config.model)
-    )
+    built = language_model.build(config.model, source.vocabulary_size)
+    before = train_state.count_elements(source.abstract_parameters)
+    after = train_state.count_elements(train_state.abstract_variables(built)['params'])
     message = 'new: %s, with %s parameters; %.1f %% of the %s that were there'
     share = 100 * (after - before) / before
     logging.info(message, ', '.join(new), f'{after - before:,}', share, f'{before:,}')

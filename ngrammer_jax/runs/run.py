@@ -132,10 +132,15 @@ class Run:
       ) from error
 
   @functools.cached_property
+  def abstract_parameters(self) -> Any:
+    """Shapes of the parameters, with their logical axis names."""
+    return train_state.abstract_variables(self.model)['params']
+
+  @functools.cached_property
   def parameter_dtypes(self) -> dict[str, np.dtype]:
     """Dtype of each parameter by name."""
-    params = nn.unbox(train_state.abstract_variables(self.model)['params'])
-    dtypes = {name: leaf.dtype for name, leaf in checksums.named_leaves(params).items()}
+    params = checksums.named_leaves(nn.unbox(self.abstract_parameters))
+    dtypes = {name: leaf.dtype for name, leaf in params.items()}
     return dtypes | reader.frozen_dtypes(self.workdir)
 
   @functools.cached_property

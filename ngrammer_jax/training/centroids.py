@@ -43,9 +43,8 @@ def draw(
 
   def apply(state, segment):
     read_rows = lambda rows, _: (read_inputs(state, *rows), ())
-    inputs, _ = accumulation.GradientAccumulation(microbatches, mesh)(
-      read_rows, (segment, state.memory)
-    )
+    accumulate = accumulation.GradientAccumulation(microbatches, mesh)
+    inputs, _ = accumulate(read_rows, (segment, state.memory))
     return inputs, segment.valid_BxT
 
   def read_inputs(state, segment, memory):

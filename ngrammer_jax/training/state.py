@@ -93,9 +93,8 @@ def make_initializer(
       return jax.tree.map(lambda x: start(x).astype(frozen.get(name, x.dtype)), leaf)
 
     by_name = traverse_util.flatten_dict(params, keep_empty_nodes=True, sep='/')
-    params = traverse_util.unflatten_dict(
-      {name: as_stored(name, leaf) for name, leaf in by_name.items()}, sep='/'
-    )
+    stored = {name: as_stored(name, leaf) for name, leaf in by_name.items()}
+    params = traverse_util.unflatten_dict(stored, sep='/')
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -113,9 +112,8 @@ def make_initializer(
 
   def create() -> TrainState:
     init = lambda: nn.unbox(make_state(_init_variables(model, batch_size, seed)))
-    is_gpu = mesh.devices.flat[0].platform == 'gpu'
+    options = GPU_OPTIONS if mesh.devices.flat[0].platform == 'gpu' else None
     with sharding.use(mesh):
-      options = GPU_OPTIONS if is_gpu else None
       return jax.jit(init, out_shardings=shardings, compiler_options=options)()
 
   return create, abstract
@@ -173,9 +171,8 @@ def reshape_tables(state: TrainState, like: TrainState, delete: bool = False) ->
     return new
 
   params = jax.tree.map(reshape, state.params, like.params)
-  return state.replace(
-    params=params, opt_state=jax.tree.map(reshape, state.opt_state, like.opt_state)
-  )
+  opt_state = jax.tree.map(reshape, state.opt_state, like.opt_state)
+  return state.replace(params=params, opt_state=opt_state)
 
 
 def count_elements(tree: Any) -> int:

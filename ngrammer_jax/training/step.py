@@ -123,7 +123,9 @@ class TrainStep:
       dropout_key: dropout key of these rows.
       share: tokens of these rows as a share of all.
     """
-    segment, mutable = rows.segment, [table.LOOKUPS] if self._has_tables else []
+    # A loss without tables is traced only once.
+    has_tables = set(jax.tree.leaves(self.labels)) != {'dense'}
+    segment, mutable = rows.segment, [table.LOOKUPS] if has_tables else []
     count = 1 if self.microbatches is None else self.microbatches.num_microbatches
     if not self.frozen_codebook:
       mutable.append('codebook' if self.microbatches is None else 'statistics')
@@ -143,14 +145,9 @@ class TrainStep:
       return nll + share * sum(aux.values()), (updated.pop(table.LOOKUPS, {}), memory, nll, updated)
 
     gradient, lookups, rest = row_gradient.grad(
-      loss, state.params, count if self._has_tables else 0, self.frozen
+      loss, state.params, count if has_tables else 0, self.frozen
     )
     return gradient, lookups, *rest
-
-  @property
-  def _has_tables(self):
-    """Whether any parameter is a table; a loss without tables is traced only once."""
-    return set(jax.tree.leaves(self.labels)) != {'dense'}
 
 
 def update_codebook(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> Any:

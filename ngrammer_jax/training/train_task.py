@@ -132,9 +132,8 @@ class CorpusTask:
   def log_summary(self) -> None:
     """Logs the numbers of tokens and epochs, of each part."""
     t, data = self._config.training, self._config.data
-    for (name, corpus), weight in zip(
-      self._mixture.parts.items(), self._mixture.weights, strict=True
-    ):
+    weighted = zip(self._mixture.parts.items(), self._mixture.weights, strict=True)
+    for (name, corpus), weight in weighted:
       if corpus.train_shards is not None:
         size, epochs = f'{len(corpus.train_shards.files):,} training shards', ''
       else:

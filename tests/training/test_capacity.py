@@ -110,7 +110,7 @@ def test_temporary_arrays_that_do_not_fit_are_a_warning(monkeypatch, caplog):
   for size, is_warned in ((2**21, False), (2**20, True)):
     limit(monkeypatch, machine=size)
     capacity.warn_of_temporaries(state, compiled)
-    assert ('a step needs 1.0 MiB of memory with its activations' in caplog.text) == is_warned
+    assert ('a step needs 1.0 MiB of memory, with activations' in caplog.text) == is_warned
 
 
 def test_a_model_that_does_not_fit_leaves_no_workdir(tiny, tmp_path):

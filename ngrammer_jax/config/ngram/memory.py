@@ -233,7 +233,16 @@ class NGramMemoryConfig:
     self._check_places(model, path)
     if self.key in CLUSTER_KEYS and model.width % self.heads:
       raise errors.BadInput(f'{path}.heads={self.heads} must divide model.width={model.width}')
-    self._check_tables(model, path)
+    if self.table_initial == 'xavier' and len(set(self.rows)) > 1:
+      raise errors.BadInput(
+        f'{path}.table_initial="xavier" needs the same number of rows for all orders, not '
+        f'{path}.rows={self.rows}: use one number, or "normal"'
+      )
+    if self.join in ('sum', 'mean') and not self.projection and self.width != model.width:
+      raise errors.BadInput(
+        f'{path}.width={self.width} must be model.width={model.width} for {path}.join='
+        f'{self.join!r}: use {model.width}, or {path}.projection=True'
+      )
     self._check_sizes(model.width, 1, path)  # the rest in `check_vocabulary`
 
   def check_vocabulary(self, size: int, width: int, path: str) -> None:
@@ -293,18 +302,6 @@ class NGramMemoryConfig:
       raise errors.BadInput(
         f'{path}.pairing="attended" needs positions and context in all heads, not model.position='
         f'{model.position!r} and {model.context_heads} of model.heads={model.heads}: use "previous"'
-      )
-
-  def _check_tables(self, model: Any, path: str) -> None:
-    if self.table_initial == 'xavier' and len(set(self.rows)) > 1:
-      raise errors.BadInput(
-        f'{path}.table_initial="xavier" needs the same number of rows for all orders, not '
-        f'{path}.rows={self.rows}: use one number, or "normal"'
-      )
-    if self.join in ('sum', 'mean') and not self.projection and self.width != model.width:
-      raise errors.BadInput(
-        f'{path}.width={self.width} must be model.width={model.width} for {path}.join='
-        f'{self.join!r}: use {model.width}, or {path}.projection=True'
       )
 
   def check_sizes(self, width: int, vocabulary_size: int = 1) -> None:

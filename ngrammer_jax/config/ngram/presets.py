@@ -1,7 +1,7 @@
 """Presets of n-gram memories: the values of published codes and papers."""
 
-_DEMO_VOCABULARY = 129_280  # of DeepSeek-V3
-_LONGCAT_VOCABULARY = 131_072
+_ADAM = dict(optimizer='adam', learning_rate_factor=1.0)
+_OVER_ENCODING = dict(hash='polynomial', join='mean', heads=4, width=256, projection=True)
 
 # Values of the published codes and papers; other fields have their defaults. `rows` and `layers`
 # are of large models: small models need other ones. See docs and configs/ngram_memories.py.
@@ -10,7 +10,7 @@ PRESETS = {
   'engram': dict(
     key='compressed',
     layers=(1, 15),
-    rows=(5 * _DEMO_VOCABULARY,),
+    rows=(5 * 129_280,),  # 5 times the vocabulary of DeepSeek-V3
     boundary='none',
     fill_id=2,
     bias=True,
@@ -44,36 +44,14 @@ PRESETS = {
     norm_offset=True,
     convolution=4,
     convolution_epsilon=1e-6,
-    optimizer='adam',
-    learning_rate_factor=1.0,
+    **_ADAM,
   ),
   # Huang et al., arXiv 2501.16975: OE-12.8M with 4 tables for each order.
-  'over_encoding': dict(
-    hash='polynomial',
-    join='mean',
-    heads=4,
-    rows=(12_800_000,),
-    row_rule='over_encoding',
-    width=256,
-    projection=True,
-    optimizer='adam',
-    learning_rate_factor=1.0,
-  ),
-  # LongCat-Flash-Lite, arXiv 2601.21204.
-  'longcat': dict(
-    hash='polynomial',
-    join='mean',
-    orders=(2, 3, 4),
-    heads=4,
-    rows=(78 * _LONGCAT_VOCABULARY,),
-    row_rule='longcat',
-    width=256,
-    boundary='eos_id',
-    eos_id=2,
-    projection=True,
-    optimizer='adam',
-    learning_rate_factor=1.0,
-  ),
+  'over_encoding': _OVER_ENCODING | _ADAM | dict(rows=(12_800_000,), row_rule='over_encoding'),
+  # LongCat-Flash-Lite, arXiv 2601.21204: tables of 78 times its vocabulary.
+  'longcat': _OVER_ENCODING
+  | _ADAM
+  | dict(orders=(2, 3, 4), rows=(78 * 131_072,), row_rule='longcat', boundary='eos_id', eos_id=2),
   # Byte Latent Transformer, arXiv 2412.09871. The width must be that of the model.
   'blt': dict(
     key='bytes',
@@ -85,7 +63,6 @@ PRESETS = {
     row_rule='exact',
     width=1024,
     deviation=None,
-    optimizer='adam',
-    learning_rate_factor=1.0,
+    **_ADAM,
   ),
 }

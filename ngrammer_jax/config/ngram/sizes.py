@@ -99,16 +99,14 @@ def table_sizes(
 
 def _prime_sizes(bases, heads, layers):
   used_primes: set[int] = set()
-  sizes = []
-  for _ in range(layers):
-    layer_sizes = []
-    for base in bases:
-      unused = (n for n in itertools.count(base) if n not in used_primes and is_prime(n))
-      primes = tuple(itertools.islice(unused, heads))
-      used_primes.update(primes)
-      layer_sizes.append(primes)
-    sizes.append(tuple(layer_sizes))
-  return tuple(sizes)
+
+  def draw(base):
+    unused = (n for n in itertools.count(base) if n not in used_primes and is_prime(n))
+    primes = tuple(itertools.islice(unused, heads))
+    used_primes.update(primes)
+    return primes
+
+  return tuple(tuple(map(draw, bases)) for _ in range(layers))
 
 
 def _regular_sizes(rule, bases, heads, vocabulary):

@@ -130,8 +130,7 @@ def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, s
 
 def version(path: pathlib.Path) -> tuple[int, int]:
   """Returns the size and the time of a file; of a missing one, zeros."""
-  try:
+  with contextlib.suppress(OSError):
     status = path.stat()
-  except OSError:
-    return 0, 0
-  return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
+  return 0, 0

@@ -274,10 +274,8 @@ def _layer_kinds(c, family):
     is_windowed = [name == LAYER_TYPES[1] for name in c['layer_types']]
   elif 'max_window_layers' in c:
     is_windowed = [i >= c['max_window_layers'] for i in layers]
-  elif 'sliding_window_pattern' in c:
-    is_windowed = [(i + 1) % c['sliding_window_pattern'] != 0 for i in layers]
-  elif family.model_type == 'gemma2':
-    is_windowed = [i % 2 == 0 for i in layers]
+  elif 'sliding_window_pattern' in c or family.model_type == 'gemma2':
+    is_windowed = [(i + 1) % c.get('sliding_window_pattern', 2) != 0 for i in layers]
   else:  # of SmolLM3, the layers without rotary positions
     is_windowed = [not rotated or 'no_rope_layers' not in c for rotated in is_rotated]
   has_window = [windowed and bool(window) for windowed in is_windowed]
@@ -364,9 +362,7 @@ def _write(model, vocabulary_size, positions, family):
     'rope_scaling': scaling,
   }
   if family.model_type == 'phi3':
-    values['original_max_position_embeddings'] = (
-      positions if p.scaling is None else p.scaling.original_length
-    )
+    values[ORIGINAL_LENGTH] = p.scaling.original_length if p.scaling else positions
   own = {family.names.get(n, n): values[n] for n in family.fields if n in values}
   return {'architectures': [family.architecture], 'model_type': family.model_type} | own
 

@@ -132,15 +132,7 @@ def _package():
 
 def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> StoredTensor:
   """Returns a tensor. Raises for one that cannot be read."""
-  kind, row_bytes = _row_layout(name, entry.shape, entry.kind)
-  if entry.first_byte + entry.shape[0] * row_bytes > files.size(path):
-    raise ValueError(f'{name}, of the shape {list(entry.shape)}, ends beyond the file')
-  return StoredTensor(path, entry.shape, kind, entry.first_byte, row_bytes)
-
-
-def _row_layout(name, shape, kind) -> tuple[Any, int]:
-  """Returns the type of a tensor, and the bytes of a row. Raises for what cannot be read."""
-  package = _package()
+  package, shape, kind = _package(), entry.shape, entry.kind
   try:
     kind = package.GGMLQuantizationType(kind)
     values, block_bytes = package.GGML_QUANT_SIZES[kind]
@@ -151,12 +143,14 @@ def _row_layout(name, shape, kind) -> tuple[Any, int]:
       f'{name} has the type {getattr(kind, "name", kind)}, which the package gguf cannot '
       f'dequantise: use another file'
     ) from error
-  columns = math.prod(shape[1:])
   if not all(shape):
     raise ValueError(f'{name} has the shape {list(shape)}')
   if values > 1 and (len(shape) == 1 or shape[-1] % values):
     raise ValueError(f'{name}, of the shape {list(shape)}, has no whole blocks of {values} values')
-  return kind, columns // values * block_bytes
+  row_bytes = math.prod(shape[1:]) // values * block_bytes
+  if entry.first_byte + shape[0] * row_bytes > files.size(path):
+    raise ValueError(f'{name}, of the shape {list(shape)}, ends beyond the file')
+  return StoredTensor(path, shape, kind, entry.first_byte, row_bytes)
 
 
 def _translate_name(name: str) -> str:

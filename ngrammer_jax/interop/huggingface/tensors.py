@@ -103,9 +103,7 @@ def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Tensor
   return TensorSlice(name, shape, first_row if joined else 0, view, tensor.part, part_axis, order)
 
 
-def canonical(
-  tensors: Mapping[str, checkpoints.StoredTensor], family: families.Family
-) -> dict[str, checkpoints.StoredTensor]:
+def canonical(tensors: Stored, family: families.Family) -> Stored:
   """Returns the tensors by the names of the family, without buffers and the parts for images."""
   wrappers = re.compile(f'^({"|".join(map(re.escape, conversion.WRAPPERS))})+')
   names = {name: wrappers.sub('', name) for name in tensors if not name.endswith(family.buffers)}
@@ -121,7 +119,7 @@ def canonical(
   return {new: tensors[old] for old, new in names.items()}
 
 
-def has_own_head(tensors: Mapping[str, checkpoints.StoredTensor], family: families.Family) -> bool:
+def has_own_head(tensors: Stored, family: families.Family) -> bool:
   """Whether a file has an output matrix that differs from the embedding."""
   head, embedding = (tensors.get(family.tensors[p].name) for p in (HEAD, 'embedding'))
   if head is None or embedding is None:

@@ -118,9 +118,8 @@ def match_referent(reference: str, prediction: str) -> int:
   )
   if not predicted:
     return -1  # 0 would be correct if the label is 0
-  if not expected:
-    return 0
-  if any("'" in word for word in predicted) != any("'" in word for word in expected):
+  has_apostrophe = lambda words: any("'" in word for word in words)
+  if not expected or has_apostrophe(predicted) != has_apostrophe(expected):
     return 0
   return int(predicted <= expected or expected <= predicted)
 
@@ -204,10 +203,8 @@ def compute_metrics(
   if name == 'record':
     return record(keys, answers, predictions)
   if name == 'wsc_simple':
-    predictions = [
-      match_referent(references[0], text)
-      for references, text in zip(answers, predictions, strict=True)
-    ]
+    references = [texts[0] for texts in answers]
+    predictions = list(map(match_referent, references, predictions))
   if name == 'axb':
     return matthews(labels, predictions)
   if name == 'axg':  # the two examples of a pair are adjacent

@@ -117,7 +117,6 @@ def training_seconds(workdir: pathlib.Path) -> float:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
   """Returns the content of goodput.json; {} if it is missing or damaged, which ends no run."""
-  try:
+  with contextlib.suppress(*files.DAMAGE_ERRORS):
     return files.read_json(path)
-  except files.DAMAGE_ERRORS:
-    return {}
+  return {}
