@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
-from ngrammer_jax import open_weights, runs
+from ngrammer_jax import errors, open_weights, runs
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs, tensors
 from ngrammer_jax.models import block, language_model
@@ -197,3 +198,14 @@ def test_the_official_code_loads_an_export(folder, name, one_device, tmp_path):
   with torch.no_grad():
     logits = model.eval()(torch.tensor(expected['input_ids'])).logits.numpy()
   np.testing.assert_allclose(logits, expected['logits_float32'], rtol=0, atol=3e-5)
+
+
+def test_a_value_of_a_joined_tensor_counts_once(folder, tmp_path, one_device):
+  """Queries, keys and values of GPT-2 are parts of the rows of one tensor."""
+  copy = shutil.copytree(folder('gpt2'), tmp_path / 'gpt2')
+  stored = safetensors.numpy.load_file(copy / 'model.safetensors')
+  (name,) = (name for name in stored if name.endswith('h.0.attn.c_attn.weight'))
+  stored[name][1, -1] = np.nan
+  safetensors.numpy.save_file(stored, copy / 'model.safetensors')
+  with pytest.raises(errors.BadInput, match='nan or infinite, 1 in all'):
+    runs.load_pretrained(copy).state  # noqa: B018

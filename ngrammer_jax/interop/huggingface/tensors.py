@@ -212,6 +212,8 @@ class _Loader:
       for start in range(first, last, size):
         stop = min(start + size, last)
         block = selected.rows(self._read(selected, tensor, start, stop))
+        count = conversion.count_not_finite(block)
+        self.broken[selected.name] = self.broken.get(selected.name, 0) + count
         for key, shard in shards.items():
           target, source = [slice(None)] * shard.ndim, [slice(*pair) for pair in key]
           if axis is not None:
@@ -227,15 +229,12 @@ class _Loader:
     """Returns the rows of indices of the first axis of the view."""
     first, step = selected.first_row, selected.step
     try:
-      values = tensor.read(first + start * step, first + stop * step)
+      return tensor.read(first + start * step, first + stop * step)
     except (OSError, ValueError) as error:
       self.checkpoint.check_unchanged()
       raise errors.BadInput(
         f'{self.checkpoint.path}: {selected.name} cannot be read: {error}'
       ) from error
-    count = conversion.count_not_finite(values)
-    self.broken[selected.name] = self.broken.get(selected.name, 0) + count
-    return values
 
 
 def _rows_at_once(row_bytes: int) -> int:
