@@ -78,7 +78,7 @@ def size(collective):
 def test_the_best_n_grammer_of_the_paper_on_a_v3_slice(tmp_path):
   result, output = report(
     tmp_path, '--config=configs/ngrammer_c4.py:393k_8k_50', '--topology=v3:2x2',
-    '--config.mesh.model=2', '--config.training.batch_size=32',
+    '--config.mesh.model=2', '--config.training.batch_size=32', '--config.model.scan_layers=True',
   )  # fmt: skip
   assert_sharded_well(result, 3145728)
   assert result['mesh'] == {'data': 4, 'fsdp': 1, 'model': 2}
@@ -110,7 +110,7 @@ def test_the_best_n_grammer_of_the_paper_on_a_v3_slice(tmp_path):
       [
         *('--config.model.width=2048', '--config.model.layers=20', '--config.mesh.fsdp=4'),
         *('--config.model.feed_forward_width=5632', '--config.mesh.model=2'),
-        '--config.model.heads=16',
+        *('--config.model.heads=16', '--config.model.scan_layers=True'),
       ],
       16 * 393216,
     ),
