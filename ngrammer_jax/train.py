@@ -17,11 +17,14 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax.runs import init_from
   from ngrammer_jax.training import dry_run, loop, train_task
 
+  split_names = []
+
   def make_task(config):
     start = init_from.Start(config, options.workdir) if config.init_from else None
     task = train_task.CorpusTask(config, options.workdir, runs.open_corpus, start)
     if start is not None:
       start.check_vocabulary(task.vocabulary)
+    split_names.extend(task.split_names())
     return task
 
   if options.dry_run:
@@ -35,7 +38,7 @@ def main(argv: list[str]) -> int:
   status = 'finished' if has_trained else 'already finished'
   print(f'{status}: {config.training.steps:,} steps, in {options.workdir}')
   workdir, records = (shlex.quote(f'{options.workdir}{end}') for end in ('', '/tensorboard'))
-  split = 'validation' if config.data.is_streamed else 'test'
+  split = 'test' if 'test' in split_names else 'validation'
   print(f'  python -m ngrammer_jax.evaluate --workdir={workdir} --split={split}')
   print(f'  tensorboard --logdir {records}')
   if not has_trained:

@@ -85,6 +85,10 @@ class CorpusTask:
     """Dtypes of the parameters of the other run by name."""
     return {} if self._start is None else self._start.source_dtypes()
 
+  def split_names(self) -> list[str]:
+    """Returns the splits that can be evaluated."""
+    return self._mixture.split_names()
+
   def segment(self, step: int, rows: slice) -> streams.Segment:
     """Returns rows of a step; see `mixture.TrainSegments`."""
     return self._segments.segment(step, rows)
