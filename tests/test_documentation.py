@@ -47,6 +47,7 @@ NOT_RUN = {
   r'-m (venv|build)': 'makes an environment or a wheel, see tests/test_wheel.py',
 }
 SNIPPETS_NOT_RUN = {
+  'docs/python_api.md': 'test_the_readme_runs runs it after the example that it continues',
   'docs/interop.md': 'tests/interop/test_docs.py runs those that need no weights of others',
   'docs/reading.md': 'tests/test_reading.py adds them to a copy of the repository',
 }
@@ -370,6 +371,9 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
 def test_the_readme_runs(pages):
   pages.smaller = ('--config.model.layers=1',)
   names = pages.run(README)
+  api = documentation.blocks(ROOT / 'docs' / 'python_api.md')
+  (in_nnx,) = (block.text for block in api if block.language == 'python')
+  exec(in_nnx, names)
   assert pages.has_run >= {'ngrammer_jax.train', 'python'}
   # Its layer learns, in NNX too.
   assert names['params']['NGrammer_0']['table'].shape == (32768, 8) and 6 < names['nll'] < 8

@@ -42,7 +42,11 @@ def visible(tokens, starts, first):
 
 
 @pytest.mark.parametrize(
-  'kernel, positional, T', [('xla', None, 5), ('blocks', YARN, 5), ('xla', YARN, 16)]
+  'kernel, positional, T',
+  [
+    ('blocks', YARN, 5),
+    *(pytest.param('xla', *values, marks=pytest.mark.slow) for values in ((None, 5), (YARN, 16))),
+  ],
 )
 def test_sinks_stand_before_the_last_tokens(kernel, positional, T):
   rng, L = np.random.default_rng(0), 80
@@ -69,7 +73,7 @@ def test_sinks_stand_before_the_last_tokens(kernel, positional, T):
         np.testing.assert_allclose(hidden[row, :count], expected, atol=1e-10)
 
 
-@pytest.mark.parametrize('window', [None, 100])
+@pytest.mark.parametrize('window', [None, pytest.param(100, marks=pytest.mark.slow)])
 def test_blocks_read_sinks_before_the_cache_is_full(window):
   """Empty slots, and other documents, are between the sinks and the last tokens."""
   rng, T, slots = np.random.default_rng(0), 96, 320
