@@ -39,11 +39,12 @@ def _saved_names(config):
   return *SAVED_NAMES, 'projected' if is_changed else 'heads'
 
 
-def _as_zero_tokens(tokens):
-  """Turns empty slots into tokens of the first document, whose keys and values are zeros."""
-  tokens = tokens.replace(documents=jnp.zeros_like(tokens.documents))
+def _as_zero_tokens(tokens, count):
+  """Turns the last empty slots into tokens of the first document, with zeros as keys and values."""
+  index_M = jnp.arange(-tokens.documents.shape[1], 0)
+  tokens = tokens.replace(documents=jnp.where(index_M >= -count, 0, tokens.documents))
   if isinstance(tokens, cache.CacheSlots):
-    tokens = tokens.replace(index=tokens.index + jnp.arange(-tokens.index.shape[1], 0))
+    tokens = tokens.replace(index=tokens.index + index_M)
   return tokens
 
 
@@ -118,9 +119,9 @@ class TransformerLM(nn.Module):
       memory |= spans.empty_state(c, batch)
     if c.memory is not None and not cache_slots:
       memory['recent'] = contexts.empty_tokens(batch, c.memory.length)
-    if c.memory is not None and c.memory.first == 'zeros':
+    if c.memory is not None and c.memory.zeros():
       names = memory.keys() & {'cache', 'recent'}
-      memory |= {name: _as_zero_tokens(memory[name]) for name in names}
+      memory |= {name: _as_zero_tokens(memory[name], c.memory.zeros()) for name in names}
     layers = tuple(block.empty_memory(c, each, batch, cache_slots) for each in own.in_blocks)
     return memory | ({'layers': layers} if any(layers) else {})
 
@@ -232,6 +233,8 @@ class TransformerLM(nn.Module):
   def _uses_blocks(self, segment, M):
     """Whether attention works in blocks (see `config.kernels`)."""
     c, (B, T) = self.config, segment.documents_BxT.shape
+    if c.memory is not None and c.memory.sinks and c.attention_options().window:
+      return False  # blocks count the distance to a sink in slots
     needs = {
       **c.attention_needs(),
       'prefix': segment.prefix_BxT is not None,

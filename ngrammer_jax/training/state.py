@@ -97,13 +97,12 @@ def make_initializer(
       key = jax.random.fold_in(jax.random.key(seed), 1)
       params = initialization.reinitialize(model.config.initial, params, key)
 
-    def as_stored(name, leaf):
+    def as_stored(path, leaf):
+      name = '/'.join(path)
       start = jnp.zeros_like if name in replaced else lambda x: x
       return jax.tree.map(lambda x: start(x).astype(frozen.get(name, x.dtype)), leaf)
 
-    by_name = traverse_util.flatten_dict(params, keep_empty_nodes=True, sep='/')
-    stored = {name: as_stored(name, leaf) for name, leaf in by_name.items()}
-    params = traverse_util.unflatten_dict(stored, sep='/')
+    params = traverse_util.path_aware_map(as_stored, params)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -149,8 +148,8 @@ def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]
   ]
 
   def pack(path, leaf):
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
-    if not any(f'/{name}'.endswith(f'/{table}') and leaf.shape == s for table, s in packed):
+    name = sharding.leaf_name(path)
+    if not any(f'/{name}'.endswith(f'/{end}') and leaf.shape == shape for end, shape in packed):
       return leaf
     rows, width = leaf.sharding.shard_shape(leaf.shape)
     shape = table.packed_shape(*leaf.shape)
@@ -167,7 +166,7 @@ def reshape_tables(state: TrainState, like: TrainState, delete: bool = False) ->
   Args:
     state: the state.
     like: the other one.
-    delete: delete each array that is reshaped, so that only one of them is there twice.
+    delete: delete each array that is reshaped, so that at most one array exists twice at a time.
   """
 
   def reshape(leaf, like):
