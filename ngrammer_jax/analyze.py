@@ -1,7 +1,7 @@
 """Analyzes runs.
 
 python -m ngrammer_jax.analyze report --workdir=DIR [--workdir=DIR ...] [--output=FILE]
-python -m ngrammer_jax.analyze compare --workdir=DIR [...] --baseline=DIR [...] [--split=SPLIT]
+python -m ngrammer_jax.analyze compare --workdir=DIR [...] --baseline=DIR [...] [--output=FILE]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP] [--arrays=PREFIX]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze ngrams --workdir=DIR [--split=SPLIT]
@@ -70,6 +70,7 @@ def main(argv: list[str]) -> int:
   runs_to_compare = {'type': files.path, 'action': 'append', 'required': True}
   add('compare', '--baseline', 'run or model to compare with', **runs_to_compare)
   add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**18)
+  add('compare', '--output', 'JSON file to which the result is written too', type=files.path)
   add('gates', '--text', 'text of which gates are shown; default: the first tokens of the split')
   add('clusters', '--memory', 'path of its module; default: the first with clusters of tokens')
   add('checkpoint', '--step', "also list its parts: a step number, 'newest' or 'best'")
@@ -126,10 +127,15 @@ def _open(options: argparse.Namespace) -> 'tuple[list[runs.Run], list[str]]':
 def _compare(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import compare
 
+  if options.output:
+    files.check_output_file('--output', options.output, 'compare.json')
   (all_runs, names), pairs = _open(options), len(options.workdir)
   arguments = names, options.split, options.max_tokens
   result = compare.analyze(all_runs[:pairs], all_runs[pairs:], *arguments)
   print(compare.format_table(result))
+  if options.output:
+    files.write_output(options.output, _format_json(result))
+    print(f'wrote {options.output}')
 
 
 def _checkpoint(options: argparse.Namespace) -> None:
@@ -171,7 +177,7 @@ def _draw(options: argparse.Namespace) -> None:
     arguments = all_runs[0], options.split, *others
   with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
     result = analysis.analyze(*arguments)
-    content = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+    content = _format_json(result)
     analysis.plot(result, axes)
     if 'step' in result:
       title = f'{names[0]}, step {result["step"]:,}, {options.split}'
@@ -183,6 +189,10 @@ def _draw(options: argparse.Namespace) -> None:
     page = figure.with_suffix('.html')
     files.write_output(page, report.format_gates(result))
     print(f'wrote {page}')
+
+
+def _format_json(result: dict[str, typing.Any]) -> str:
+  return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
 
 
 def _default(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:

@@ -24,6 +24,7 @@ from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import corpora
 from ngrammer_jax.system import files
+from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training.records import writers
 
@@ -176,13 +177,14 @@ def _metrics(run, records):
         result = files.read_json(path)
         if result['step'] <= step:
           metrics |= _split_metrics(f'{split}, evaluated', result)
-  for key, name in (
-    ('flops_per_token', 'FLOPs per token'),
-    ('tokens_per_second', 'tokens per second'),
-  ):
-    values = [record[key] for record in records if key in record]
+  values_of = lambda key: [record[key] for record in records if key in record]
+  flops = values_of('flops_per_token')  # of learned spans, which change it
+  if run.config.model.span is None:
+    flops = [programs.Programs(run.config, run.vocabulary_size, run.mesh).flops.forward()]
+  rates = values_of('tokens_per_second')
+  for name, values in ('FLOPs per token', flops), ('tokens per second (median)', rates):
     if values:
-      metrics[f'{name} (median)'] = count(statistics.median(values))
+      metrics[name] = count(statistics.median(values))
   return metrics
 
 

@@ -14,6 +14,7 @@ from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import attention, clusters, ngrams, parts, report, spans
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.training import programs
 from ngrammer_jax.training.records import writers
 from tests import browser
 from tests.checks import bad_input
@@ -135,6 +136,9 @@ def test_two_runs_side_by_side(pair):
   count = sum(leaf.size for leaf in jax.tree.leaves(params))
   assert metrics[''] == list(LABELS) and metrics['parameters'] == [f'{count:,}'] * 2
   assert metrics['of these in n-gram tables'] == [f'{2 * 64 * 4:,}'] * 2
+  run = runs.load_run(first)
+  step = programs.Programs(run.config, run.vocabulary_size, run.mesh)
+  assert metrics['FLOPs per token'] == [f'{step.flops.forward():,.0f}'] * 2
   last = records[-1]
   assert metrics['training loss'] == [f'{expected[1][-1]:.4f}'] * 2
   nats = f'{last["validation/nll_nats_per_token"]:.4f}'
@@ -191,6 +195,9 @@ def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
   assert page.links == [f'#{name}' for name in names]
   assert page.texts['samples'].count('the <i>') == 2
   (found,) = collected
+  assert not [name for name in found.metrics if 'FLOPs' in name]  # its spans were not recorded
+  recorded = report._metrics(runs.load_run(workdir), [{'step': 4, 'flops_per_token': 5000.0}])
+  assert recorded['FLOPs per token'].text == '5,000'
   result = found.results['spans']
   rows = spans.table_rows(result['spans'], ',.0f') + spans.table_rows(result['persistent'], '.1%')
   assert page.tables['spans'] == rows
@@ -206,7 +213,7 @@ def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
   assert page.figures['gates'] == ['tokens of validation (%) by gate']
   best = gate['ngrams'][2][0]
   row = [repr(best['text']), f'{best["gate"]:.3f}', f'{best["count"]:,}']
-  assert page.tables['gates'][1] == row
+  assert page.tables['gates'][3] == row
 
 
 def test_a_report_that_fails_writes_nothing(one_device, trained_copy, tmp_path, monkeypatch):
