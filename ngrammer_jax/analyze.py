@@ -14,17 +14,14 @@ python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloz
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
 import pathlib
-import typing
 
 from ngrammer_jax import errors, flags
 from ngrammer_jax.system import files
-
-if typing.TYPE_CHECKING:
-  from ngrammer_jax import runs
 
 HELP = {
   'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',
@@ -47,11 +44,10 @@ def main(argv: list[str]) -> int:
   """Runs one analysis."""
   parser = flags.make_parser('analyze', __doc__)
   analyses = parser.add_subparsers(dest='analysis', required=True)
-  parsers = {
-    name: analyses.add_parser(name, help=text, formatter_class=flags.HelpFormatter)
-    for name, text in HELP.items()
-  }
-  for name, analysis in parsers.items():
+  parsers = {}
+  for name, text in HELP.items():
+    analysis = analyses.add_parser(name, help=text, formatter_class=flags.HelpFormatter)
+    parsers[name] = analysis
     action = 'append' if name in OF_SEVERAL_RUNS else 'store'
     analysis.add_argument(
       '--workdir', type=files.path, action=action, required=True, help='run directory'
@@ -97,12 +93,14 @@ def main(argv: list[str]) -> int:
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--output', type=files.path, help='page; default: report.html in the workdir')
+  text = 'image of the curves, .png or .svg; the mean of runs with the same --label'
+  parser.add_argument('--figure', type=files.path, help=text)
   parser.add_argument('--prompt', default='', help="prompt of the samples; '': a new document")
   parser.add_argument('--samples', type=int, default=3, help='number of samples of each run')
   parser.add_argument('--tokens', type=int, default=100, help='maximum length of a sample')
 
 
-def _open(options: argparse.Namespace) -> 'tuple[list[runs.Run], list[str]]':
+def _open(options):
   """Returns the runs, those of --baseline last, and their names.
 
   A baseline that is a published model has no text: it is scored as the first run is.
@@ -154,13 +152,18 @@ def _cloze(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-  from ngrammer_jax.analysis import report
+  from ngrammer_jax.analysis import figures, report
 
   files.check_output_file('--output', options.output, 'report.html')
   samples = report.Samples(options.prompt, options.samples, options.tokens)
-  page = report.format_page(report.collect(*_open(options), options.split, samples))
-  files.write_output(options.output, page)
-  print(f'wrote {options.output}')
+  with contextlib.ExitStack() as stack:
+    if options.figure:
+      panels = stack.enter_context(figures.saved_figure(options.figure, len(report.CURVES), 11.0))
+    reports = report.collect(*_open(options), options.split, samples)
+    files.write_output(options.output, report.format_page(reports))
+    if options.figure:
+      report.plot_curves(reports, panels)
+  print(f'wrote {" and ".join(str(path) for path in (options.output, options.figure) if path)}')
 
 
 def _draw(options: argparse.Namespace) -> None:
@@ -191,7 +194,7 @@ def _draw(options: argparse.Namespace) -> None:
     print(f'wrote {page}')
 
 
-def _format_json(result: dict[str, typing.Any]) -> str:
+def _format_json(result):
   return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
 
 
@@ -199,8 +202,7 @@ def _default(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:
   """Returns the file in the first workdir that a flag without a value stands for."""
   from ngrammer_jax.interop.huggingface import checkpoint
 
-  is_list = options.analysis in OF_SEVERAL_RUNS
-  workdir = options.workdir[0] if is_list else options.workdir
+  workdir = options.workdir[0] if options.analysis in OF_SEVERAL_RUNS else options.workdir
   if checkpoint.is_published(workdir):
     raise errors.BadInput(
       f'--workdir={workdir} is a published model, to which no files are added: name the file of '

@@ -70,16 +70,15 @@ def analyze(
   texts = [run.split(split) for run in everything]
   token_losses.check_same_text(everything, texts, 'compare')
   tokens = min(len(texts[0].tokens), max_tokens)
-  losses_of = lambda run: token_losses.token_losses(run, texts[0], tokens)
   pairs = []
-  for i, (run, baseline) in enumerate(zip(all_runs, baselines, strict=True)):
-    loss_T, baseline_T = losses_of(run), losses_of(baseline)
+  for i, both in enumerate(zip(all_runs, baselines, strict=True)):
+    loss_T, baseline_T = (token_losses.token_losses(run, texts[0], tokens) for run in both)
     pairs.append(
       {
         'run': names[i],
-        'baseline': names[len(all_runs) + i],
-        'steps': [int(each.state.step) for each in (run, baseline)],
-        'parameters': [train_state.count_elements(each.state.params) for each in (run, baseline)],
+        'baseline': names[N + i],
+        'steps': [int(run.state.step) for run in both],
+        'parameters': [train_state.count_elements(run.state.params) for run in both],
         'loss': float(loss_T.mean()),
         'baseline_loss': float(baseline_T.mean()),
         'difference': float((loss_T - baseline_T).mean()),
@@ -121,8 +120,8 @@ def format_table(result: dict[str, Any]) -> str:
   for pair in result['pairs']:
     cells = []
     for i, (name, loss) in enumerate((('run', 'loss'), ('baseline', 'baseline_loss'))):
-      counts = f'{pair["steps"][i]:,}', f'{pair["parameters"][i]:,}'
-      cells += [pair[name], *counts, f'{pair[loss]:.4f}']
+      cells += [pair[name], f'{pair["steps"][i]:,}', f'{pair["parameters"][i]:,}']
+      cells.append(f'{pair[loss]:.4f}')
     error = '-' if pair['text_error'] is None else f'{pair["text_error"]:.4f}'
     rows.append((*cells, f'{pair["difference"]:+.4f}', error))
   lines = [

@@ -242,33 +242,33 @@ def _render(title, sections, reports=(), loss=None):
 
 
 def _curves(reports):
-  cards = []
-  for title, key in CURVES.items():
-    svgs = figures.inline_svgs(title, lambda axes, key=key: _plot_curves(reports, key, axes), 1)
-    cards += [Card(title, None, svgs, ())] if svgs else []
-  return cards
+  svgs = figures.inline_svgs('curve', lambda axes: plot_curves(reports, axes), len(CURVES))
+  return [Card('', None, [svg], ()) for svg in svgs]
 
 
-def _plot_curves(reports, key, axes):
+def plot_curves(reports: Sequence[RunReport], axes: Any) -> None:
+  """Plots CURVES by training tokens; runs with one name as their mean, where all have a value."""
   from matplotlib import ticker
 
-  for report in reports:
-    tokens = report.config.training.tokens_per_step
-    points = [
-      (record['step'] * tokens, record[key])
-      for record in report.records
-      if math.isfinite(record.get(key, math.nan))
-    ]
-    if points:
-      style = 'o-' if len(points) <= MAX_DOTS else '-'
-      label = report.name.replace('$', r'\$')  # no formula
-      color = f'C{report.color}'
-      axes.plot(*zip(*points, strict=True), style, ms=3, lw=1, color=color, label=label)
-  axes.set(xlabel='training tokens', ylabel='nats per token')
-  axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
-  axes.grid(alpha=0.3)
-  if axes.lines:
-    axes.legend(fontsize='small')
+  for (title, key), panel in zip(CURVES.items(), axes, strict=True):
+    for name in dict.fromkeys(report.name for report in reports):
+      group, values = [report for report in reports if report.name == name], {}
+      for report in group:
+        tokens = report.config.training.tokens_per_step
+        for record in report.records:
+          if math.isfinite(record.get(key, math.nan)):
+            values.setdefault(record['step'] * tokens, []).append(record[key])
+      points = [(x, statistics.fmean(y)) for x, y in values.items() if len(y) == len(group)]
+      if points:
+        style = 'o-' if len(points) <= MAX_DOTS else '-'
+        label = name.replace('$', r'\$')  # no formula
+        color = f'C{group[0].color}'
+        panel.plot(*zip(*points, strict=True), style, ms=3, lw=1, color=color, label=label)
+    panel.set(title=title, xlabel='training tokens', ylabel='nats per token')
+    panel.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
+    panel.grid(alpha=0.3)
+    if panel.lines:
+      panel.legend(fontsize='small')
 
 
 def _metrics_table(reports):

@@ -105,7 +105,14 @@ def pair(one_device, trained_copy, tmp_path, collected):
     (other / 'config.json').write_text(json.dumps(config))
     page = tmp_path / 'pages' / 'page.html'
     labels = [f'--label={label}' for label in LABELS]
-    write_report(f'--workdir={trained_copy}', f'--workdir={other}', *labels, f'--output={page}')
+    write_report(
+      f'--workdir={trained_copy}',
+      f'--workdir={other}',
+      *labels,
+      f'--output={page}',
+      f'--figure={tmp_path}/pages/curves.svg',
+    )
+    assert 'Validation loss' in (tmp_path / 'pages' / 'curves.svg').read_text()
     PAIR.append((page, collected, trained_copy))
   return PAIR[0]
 
@@ -123,9 +130,9 @@ def test_two_runs_side_by_side(pair):
   assert len(page.figures['clusters']) == 4 and len(page.figures['attention']) == 2
   assert 'stroke: #000000' not in text and 'currentColor' in text and 'var(--c1)' in text
   records = [record for _, record in writers.read_lines(first)]
-  for key in ('validation/nll_nats_per_token', 'loss'):
-    axes = figure.Figure().subplots()
-    report._plot_curves([found, other], key, axes)
+  panels = figure.Figure().subplots(1, 2)
+  report.plot_curves([found, other], panels)
+  for key, axes in zip(('validation/nll_nats_per_token', 'loss'), panels, strict=True):
     for name, line in zip(LABELS, axes.lines, strict=True):
       expected = np.transpose([(r['step'] * 128, r[key]) for r in records if key in r])
       np.testing.assert_allclose(line.get_data(), expected)
@@ -174,6 +181,21 @@ def test_two_runs_side_by_side(pair):
   assert found.samples == [('', completion.text) for completion in completions]
   for _, text in found.samples:
     assert text in page.texts['samples']
+
+
+def test_runs_with_one_label_are_their_mean_in_the_curves(pair):
+  _, (found, other), _ = pair
+  seeds = [
+    found._replace(name='$x', records=[{'step': 2, 'loss': 3.0}, {'step': 4, 'loss': 2.0}]),
+    other._replace(name='$x', records=[{'step': 2, 'loss': 5.0}, {'step': 6, 'loss': 1.0}]),
+    found._replace(name='one', color=2, records=[{'step': 6, 'loss': 1.5}]),
+  ]
+  _, axes = panels = figure.Figure().subplots(1, 2)
+  report.plot_curves(seeds, panels)
+  mean, one = axes.lines
+  assert (mean.get_label(), one.get_label()) == (r'\$x', 'one')
+  assert mean.get_xydata().tolist() == [[2 * 128, 4.0]]  # step 4 and 6 are of one run each
+  assert one.get_xydata().tolist() == [[6 * 128, 1.5]] and one.get_color() == 'C2'
 
 
 def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
