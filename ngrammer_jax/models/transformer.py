@@ -57,10 +57,18 @@ class TransformerLM(nn.Module):
 
   There is one subtree of parameters per layer, `layer_0`, `layer_1`, ..., also when the
   layers are scanned: scanned and unrolled runs share checkpoints.
+
+  Attributes:
+    config: model config.
+    vocabulary_size: V.
+    jit_layers: whether layers of one kind are traced once, so that programs of many layers start
+      sooner; `nn.intercept_methods` then sees only one of them. Not for layers with memories, nor
+      where intermediates are asked for.
   """
 
   config: model_config.ModelConfig
   vocabulary_size: int
+  jit_layers: bool = False
 
   def setup(self):
     c, V = self.config, self.vocabulary_size
@@ -339,33 +347,45 @@ class TransformerLM(nn.Module):
     """
     c, blocks = self.config, range(len(self.layer))[run]
     period, kinds = self._period(run.start, run.stop), self.kinds[run]
-    is_repeated = period == 1 or period < len(blocks)
-    # Blocks with memories are not scanned, because these may have codebooks.
-    has_memories = bool(self.layer[blocks[0]].own_memories)
-    if not c.scan_layers or not is_repeated or has_memories or self.is_initializing():
+    keys = [None] * len(blocks) if dropout_keys is None else dropout_keys
+    is_scanned = c.scan_layers and (period == 1 or period < len(blocks))
+    # Memories may have codebooks.
+    has_variables = bool(self.layer[blocks[0]].own_memories) or self.is_initializing()
+    is_jitted = self.jit_layers and not self.is_mutable_collection('intermediates')
+    if has_variables or not (is_scanned or is_jitted):
       results = []
-      for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
-        key, context = None if dropout_keys is None else dropout_keys[i], kind_contexts[kinds[i]]
-        x_BxTxD, *rest = self.layer[number](x_BxTxD, context, part, key)
+      for number, kind, part, key in zip(blocks, kinds, memory, keys, strict=True):
+        x_BxTxD, *rest = self.layer[number](x_BxTxD, kind_contexts[kind], part, key)
         results.append(rest)
       return x_BxTxD, results
 
-    block_class, kinds = self._block(scanned=True), kinds[:period]
-    bodies = [block_class(c, self.dtype, (), kind.score_divisor, parent=None) for kind in kinds]
+    params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]
+
+    def apply_of(kind):
+      body = self._block(is_scanned)(c, self.dtype, (), kind.score_divisor, parent=None)
+      return lambda params, x_BxTxD, memory, key: body.apply(
+        {'params': params}, x_BxTxD, kind_contexts[kind], memory, key
+      )
 
     def apply_layers(x_BxTxD, layers):
       rest = []
-      for body, kind, (params, memory, key) in zip(bodies, kinds, layers, strict=True):
-        context = kind_contexts[kind]
-        x_BxTxD, *results = body.apply({'params': params}, x_BxTxD, context, memory, key)
+      for apply, (params, memory, key) in zip(applies, layers, strict=True):
+        x_BxTxD, *results = apply(params, x_BxTxD, memory, key)
         rest.append(results)
       return x_BxTxD, rest
 
+    if not is_scanned:
+      of_kind = {kind: jax.jit(apply_of(kind)) for kind in set(kinds)}
+      applies = [of_kind[kind] for kind in kinds]
+      return apply_layers(x_BxTxD, zip(params, memory, keys, strict=True))
+
+    applies = list(map(apply_of, kinds[:period]))
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-    params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]
-    keys = (lambda _: None) if dropout_keys is None else dropout_keys.__getitem__
-    of_kind = [slice(first, None, period) for first in range(period)]
-    layers = [(stack(params[part]), stack(memory[part]), keys(part)) for part in of_kind]
+    parts = [slice(first, None, period) for first in range(period)]
+    keys = [None if dropout_keys is None else dropout_keys[part] for part in parts]
+    layers = [
+      (stack(params[part]), stack(memory[part]), key) for part, key in zip(parts, keys, strict=True)
+    ]
     x_BxTxD, stacked = jax.lax.scan(apply_layers, x_BxTxD, layers)
     unstack = lambda i: jax.tree.map(lambda leaf: leaf[i // period], stacked[i % period])
     return x_BxTxD, list(map(unstack, range(len(blocks))))

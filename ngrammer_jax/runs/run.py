@@ -88,7 +88,8 @@ class Run:
   @functools.cached_property
   def evaluated(self) -> language_model.LanguageModel:
     """The model with the memory and the positions of evaluation, which also generates text."""
-    return language_model.build(self.config.evaluation_model(), self.vocabulary_size)
+    config = self.config.evaluation_model()
+    return language_model.build(config, self.vocabulary_size, jit_layers=True)
 
   def find_checkpoint(self) -> int | None:
     """Returns the step of the checkpoint, of `newest` the last; None if the run was exported.

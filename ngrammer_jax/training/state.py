@@ -1,6 +1,7 @@
 """The train state and its creation."""
 
 from collections.abc import Callable, Collection, Mapping
+import dataclasses
 import functools
 from typing import Any
 
@@ -47,7 +48,15 @@ class TrainState(struct.PyTreeNode):
 
 def abstract_variables(model: language_model.LanguageModel) -> dict[str, Any]:
   """Returns the shapes of the variables of a model, with their logical axis names."""
-  return jax.eval_shape(functools.partial(_init_variables, model, batch_size=1, seed=0))
+  trace = lambda model: jax.eval_shape(functools.partial(_init_variables, model, 1, seed=0))
+  c = model.config
+  if c.recurrent is not None or c.ngram is not None or c.ngram_memories:
+    return trace(model)
+  # Layers without memories have the same parameters, and tracing each of them takes seconds.
+  variables = trace(model.clone(config=dataclasses.replace(c, layers=1)))
+  layer = variables['params'].pop('layer_0')
+  variables['params'] |= {f'layer_{number}': layer for number in range(c.layers)}
+  return variables
 
 
 def _init_variables(model, batch_size, seed):
