@@ -61,8 +61,12 @@ def main(argv: list[str]) -> int:
     if name not in ('checkpoint', 'cloze'):
       analysis.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
       analysis.add_argument('--split', default='validation', help='split of the corpus to read')
-  _add_report(parsers['report'])
   add = lambda name, flag, text, **rules: parsers[name].add_argument(flag, help=text, **rules)
+  add('report', '--output', 'page; default: report.html in the workdir', type=files.path)
+  add('report', '--figure', 'image of the curves: the mean of each --label', type=files.path)
+  add('report', '--prompt', "prompt of the samples; '': a new document", default='')
+  add('report', '--samples', 'number of samples of each run', type=int, default=3)
+  add('report', '--tokens', 'maximum length of a sample', type=int, default=100)
   runs_to_compare = {'type': files.path, 'action': 'append', 'required': True}
   add('compare', '--baseline', 'run or model to compare with', **runs_to_compare)
   add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**18)
@@ -89,15 +93,6 @@ def main(argv: list[str]) -> int:
   functions = {'report': _report, 'checkpoint': _checkpoint, 'cloze': _cloze, 'compare': _compare}
   functions.get(options.analysis, _draw)(options)
   return 0
-
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('--output', type=files.path, help='page; default: report.html in the workdir')
-  text = 'image of the curves, .png or .svg; the mean of runs with the same --label'
-  parser.add_argument('--figure', type=files.path, help=text)
-  parser.add_argument('--prompt', default='', help="prompt of the samples; '': a new document")
-  parser.add_argument('--samples', type=int, default=3, help='number of samples of each run')
-  parser.add_argument('--tokens', type=int, default=100, help='maximum length of a sample')
 
 
 def _open(options):

@@ -56,11 +56,10 @@ def analyze(
       f'baseline for each run, in the same order, such as that with the same seed'
     )
   everything = [*all_runs, *baselines]
-  workdirs = [os.path.normpath(os.path.abspath(run.workdir)) for run in everything]
-  N = len(all_runs)
-  in_pairs = [set(pair) for pair in zip(workdirs[:N], workdirs[N:], strict=True)]
-  for run, workdir in zip(everything, workdirs, strict=True):
-    if (count := sum(workdir in pair for pair in in_pairs)) > 1:
+  workdir_of = lambda run: os.path.normpath(os.path.abspath(run.workdir))
+  in_pairs = [set(map(workdir_of, pair)) for pair in zip(all_runs, baselines, strict=True)]
+  for run in everything:
+    if (count := sum(workdir_of(run) in pair for pair in in_pairs)) > 1:
       raise errors.BadInput(
         f'{run.workdir} is in {count} pairs of --workdir and --baseline: pairs must be different '
         f'trainings, such as those of other seeds'
@@ -76,7 +75,7 @@ def analyze(
     pairs.append(
       {
         'run': names[i],
-        'baseline': names[N + i],
+        'baseline': names[len(all_runs) + i],
         'steps': [int(run.state.step) for run in both],
         'parameters': [train_state.count_elements(run.state.params) for run in both],
         'loss': float(loss_T.mean()),

@@ -181,11 +181,8 @@ def _metrics(run, records):
   flops = values_of('flops_per_token')  # of learned spans, which change it
   if run.config.model.span is None:
     flops = [programs.Programs(run.config, run.vocabulary_size, run.mesh).flops.forward()]
-  rates = values_of('tokens_per_second')
-  for name, values in ('FLOPs per token', flops), ('tokens per second (median)', rates):
-    if values:
-      metrics[name] = count(statistics.median(values))
-  return metrics
+  rates = {'FLOPs per token': flops, 'tokens per second (median)': values_of('tokens_per_second')}
+  return metrics | {name: count(statistics.median(rate)) for name, rate in rates.items() if rate}
 
 
 def _split_metrics(name, result):
@@ -193,8 +190,7 @@ def _split_metrics(name, result):
   counts = {key: result[key] for key in ('step', 'tokens') if result.get(key) is not None}
   metrics = {f'{key} ({name})': Metric(f'{count:,}', count) for key, count in counts.items()}
   for key, (label, pattern, best) in SPLIT_METRICS.items():
-    if result.get(key) is not None:
-      value = result[key]
+    if (value := result.get(key)) is not None:
       # Bits per byte are those of a whole text, whatever its number of tokens.
       tokens = None if key == 'bits_per_byte' else result.get('tokens')
       metrics[f'{label} ({name})'] = Metric(format(value, pattern), value, best, tokens)
