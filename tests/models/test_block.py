@@ -159,3 +159,10 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
 def test_where_centroids_begin(fields, words, initial):
   config = dataclasses.replace(CONFIG, dtype='float32', ngram=model_config.NGramConfig(**fields))
   assert config.ngram.as_memory(config, config.ngram.places(3)[0], words).initial == initial
+
+
+@pytest.mark.parametrize('start', [None, 'neutral'])
+def test_added_persistent_vectors_have_a_gate(start):
+  vectors = model_config.PersistentConfig(kind='single_head', vectors=2, start=start)
+  layer = block.make_attention(model_config.ModelConfig(persistent=vectors), 'float32')
+  assert layer.persistent.has_zero_gate == (start == 'neutral')
