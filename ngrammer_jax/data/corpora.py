@@ -43,7 +43,7 @@ class Corpus:
     train_shards: shards of the training split, if it is tokenised during training.
     is_sectioned: the documents are sections of one text, each of whole lines. If the vocabulary's
       line end is also its document start, no further token separates them.
-    first_sizes: sizes that files had which were damaged and have been replaced, by name.
+    first_sizes: sizes that shards had which were damaged, by number and name.
     reading: what else decides on the documents, as a JSON value: which files are of which split.
   """
 
@@ -55,7 +55,7 @@ class Corpus:
   verify: Callable[[], None] = lambda: None
   train_shards: shards.Shards | None = None
   is_sectioned: bool = False
-  first_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  first_sizes: Mapping[tuple[int, str], int] = dataclasses.field(default_factory=dict)
   reading: Any = None
 
 
@@ -263,8 +263,8 @@ class ShardDocuments:
     for shard, file in enumerate(self.shards.files):
       for document, (record, _) in enumerate(self.shards.read(shard)):
         text = self.shards.text(shard, document, record)
-        if not (text if self.has_blank else text.strip()):
-          self.num_empty += 1
+        if not text or not (self.has_blank or text.strip()):
+          self.num_empty += text is not None
           continue
         if self.keep(number):
           num_bytes += len(text)

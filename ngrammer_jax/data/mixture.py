@@ -38,7 +38,8 @@ class Mixture:
     parts: the parts by name; a single corpus has the name ''.
     weights: share of each part in the training tokens.
     vocabulary: the vocabulary of all parts.
-    content_hash: hash of the texts and the vocabulary, and of the weights of several parts.
+    content_hash: hash of the texts and the vocabulary, and of the weights of several parts; after a
+      hyphen one of where the training documents begin, which earlier versions did not write.
   """
 
   parts: Mapping[str, token_cache.TokenCorpus]
@@ -92,6 +93,11 @@ def prepare(
     settings = [part.weight for part in config.mixture], config.mixture_temperature
     text = json.dumps([hashes, *settings, config.mixture_block])
     content_hash = hashlib.sha256(text.encode()).hexdigest()
+  starts = hashlib.sha256()
+  for corpus in prepared:
+    if 'train' in corpus.splits:
+      starts.update(corpus.splits['train'].starts)
+  content_hash = f'{content_hash}-{starts.hexdigest()[:16]}'
   parts = dict(zip(config.parts(), prepared, strict=True))
   return Mixture(parts, weights, prepared[0].vocabulary, content_hash)
 

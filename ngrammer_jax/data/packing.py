@@ -28,7 +28,8 @@ from ngrammer_jax.data.formats import Place
 from ngrammer_jax.system import files
 
 SAVE_INTERVAL = 100  # steps between saved reader states
-HISTORY = 8  # saved states of a file that are searched for a step that all rows have
+FILE_STEPS = 5_000  # after which states are saved to another file: a bucket gets whole files
+HISTORY = 8  # saved states that are searched for a step that all rows have
 PREFETCH_BYTES = 4  # bytes of text to tokenise per missing token, an estimate
 BLOCK_DOCUMENTS, BLOCK_BYTES = 128, 256 << 10
 SHARED_BYTES = 128 << 20  # of documents that wait for other rows, and number of their blocks
@@ -96,19 +97,17 @@ class _Source:
     self._num_empty = 0
     self._blocks: dict[tuple[int, int, Place], Block] = {}  # by epoch, shard and place
     self._lead: dict[int, tuple[int, Place]] = {}  # epoch and place of the newest one of each shard
-    # By shard, place and, if it reads for itself, row.
-    self._open: dict[tuple[int, Place, int | None], Iterator[tuple[bytes, Place]]] = {}
+    # Of each shard, and of each row that reads for itself: shard and place of what is read next.
+    self._open: dict[tuple[str, int], tuple[tuple[int, Place], Iterator[tuple[bytes, Place]]]] = {}
 
   def block(self, shard: int, place: Place, epoch: int, row: int | None) -> Block:
     """Returns the block at a place, for a row of several that share the shard; None: of one."""
     if (block := self._blocks.get((epoch, shard, place))) is not None:
       return block
-    self._fingerprints.check(shard)
     if row is None or (epoch, place) < self._lead.get(shard, (0, Place())):
       return self._read_block(shard, place, row)
-    is_near = lambda begin: 0 <= place.document - begin.document < NEAR
-    begins = [b for s, b, r in self._open if (s, r) == (shard, None) and is_near(b)]
-    begin = max(begins, default=place)
+    (_, begin), _ = self._open.get(('shard', shard), ((shard, place), None))
+    begin = begin if 0 <= place.document - begin.document < NEAR else place
     while block is None or block.place != place:
       block = self._blocks[epoch, shard, begin] = self._read_block(shard, begin, None)
       # A place of an earlier version may be within a block.
@@ -121,27 +120,33 @@ class _Source:
 
   def _read_block(self, shard, place, row):
     records, size, end = [], 0, None
+    key = ('shard', shard) if row is None else ('row', row)
+    begin, documents = self._open.pop(key, (None, None))
+    if is_new := begin != (shard, place):
+      if documents is not None:
+        documents.close()
+      self._fingerprints.check(shard)
     with self._fingerprints.record_damage(shard):
-      documents = self._open.pop((shard, place, row), None) or self._shards.read(shard, place)
+      documents = self._shards.read(shard, place) if is_new else documents
       for record, end in documents:
         records.append(record)
         size += len(record)
         if len(records) == BLOCK_DOCUMENTS or size >= BLOCK_BYTES:
-          self._open[shard, end, row] = documents
+          self._open[key] = (shard, end), documents
           break
       else:
         end = None
     return Block(place, records, size, end)
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """Returns the text of a document, b'' for none; empty ones are counted."""
+    """Returns the text of a document, b'' for one to be left out; empty ones are counted."""
     with self._fingerprints.record_damage(shard):
       text = self._shards.text(shard, document, record)
-    if text.strip() or (text and self._has_blank):
-      return text
+    if text is None or text.strip() or (text and self._has_blank):
+      return text or b''
     self._num_empty += 1
     if str(self._num_empty).strip('0') == '1':
-      logging.info('%s empty documents were skipped so far', f'{self._num_empty:,}')
+      logging.info('number of empty documents that were skipped so far: %s', f'{self._num_empty:,}')
     return b''
 
 
@@ -242,14 +247,17 @@ class PackedDataset:
     """
     states_by_step = {0: {row: ReaderState() for row in rows}}
     for path in self._folder.glob('[0-9]*.jsonl'):
-      earlier = (saved for saved in self._saved_states(path) if saved[0] <= step)
-      for saved_step, states, _ in collections.deque(earlier, HISTORY):
-        states_by_step.setdefault(saved_step, {}).update(states)
+      for saved_step, states, _ in self._saved_states(path):
+        if saved_step <= step:
+          states_by_step.setdefault(saved_step, {}).update(states)
+        if len(states_by_step) > HISTORY:
+          del states_by_step[sorted(states_by_step)[1]]  # the oldest one but the beginning
     newest = max(saved for saved, states in states_by_step.items() if set(rows) <= set(states))
     return newest, {row: states_by_step[newest][row] for row in rows}
 
   def _save_states(self, reader):
-    path = self._folder / f'{reader.rows[0]}-{reader.rows[-1]}.jsonl'
+    number = f'.{reader.step // FILE_STEPS}' if reader.step >= FILE_STEPS else ''
+    path = self._folder / f'{reader.rows[0]}-{reader.rows[-1]}{number}.jsonl'
     line = {'step': reader.step, 'first': reader.rows[0], 'places': reader.states()}
     files.append_json(path, line | {'order': self._order})
 

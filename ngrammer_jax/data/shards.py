@@ -34,8 +34,8 @@ class Shards(Protocol):
     The place is one that this method yielded, or that of the first document.
     """
 
-  def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """Returns the text of a document; empty for one to be left out.
+  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
+    """Returns the text of a document; None for one of another split.
 
     Raises BadInput if its record is invalid.
     """
@@ -65,13 +65,13 @@ class FileShards:
     """See `Shards`."""
     return self._file(shard).read(place)
 
-  def text(self, shard: int, document: int, record: bytes) -> bytes:
+  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
     """See `Shards`."""
     # A multiple of the golden ratio, so that they are spread evenly, and no period fits the rows.
     if (
       self.held_out and (document * 0.6180339887498949 % 1 > 1 - self.held_out) != self.is_held_out
     ):
-      return b''
+      return None
     return self._file(shard).text(document, record)
 
 

@@ -256,7 +256,8 @@ def iter_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def size(path: pathlib.Path) -> int:
   """Returns the size of a file in bytes."""
-  return path.stat().length if is_remote(path) else path.stat().st_size
+  status = path.stat()
+  return status.length if hasattr(status, 'length') else status.st_size  # `epath` has its own
 
 
 def free_bytes(folder: pathlib.Path) -> float:

@@ -142,7 +142,7 @@ def test_content_hash_covers_parts_and_weights(data, folder):
   assert len({first, *(mixture.prepare(config).content_hash for config in changed)}) == 6
   single = dataclasses.replace(data(), corpus='text', path=str(folder / 'lower.txt'))
   prepared = mixture.prepare(single)
-  assert prepared.content_hash == token_cache.prepare(single).content_hash
+  assert prepared.content_hash.split('-')[0] == token_cache.prepare(single).content_hash
   assert prepared.split_names() == ['train', 'validation', 'test']
 
 
@@ -218,7 +218,7 @@ def test_sizes_of_damaged_files_are_those_of_their_part(data, tmp_path, monkeypa
 
   monkeypatch.setattr(token_cache, 'prepare', record_sizes)
   mixture.prepare(config, workdir=tmp_path / 'run')
-  assert sizes == [{'train-0.jsonl': 7}, {'train-0.jsonl': 8}]
+  assert sizes == [{(0, 'train-0.jsonl'): 7}, {(0, 'train-0.jsonl'): 8}]
 
 
 def test_characters_of_bytes_are_not_shared(data, folder, monkeypatch):
