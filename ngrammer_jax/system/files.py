@@ -20,6 +20,7 @@ import shutil
 import tempfile
 import threading
 from typing import Any
+import uuid
 import zipfile
 import zlib
 
@@ -281,12 +282,15 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
   if is_remote(path):
     path.write_bytes(data)
     return
-  scratch = path.with_name(f'{path.name}.scratch')
-  with scratch.open('wb') as file:
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
-  scratch.replace(path)
+  scratch = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.scratch')  # of this call alone
+  try:
+    with scratch.open('wb') as file:
+      file.write(data)
+      file.flush()
+      os.fsync(file.fileno())
+    scratch.replace(path)
+  finally:
+    scratch.unlink(missing_ok=True)
 
 
 def write_output(path: pathlib.Path, content: str | bytes) -> None:
@@ -301,18 +305,23 @@ def write_output(path: pathlib.Path, content: str | bytes) -> None:
 def write_results(contents: Mapping[pathlib.Path, str]) -> None:
   """Writes the files of a result; those of another one are renamed, such as to test.1.json.
 
-  Raises BadInput if they cannot be written.
+  Raises BadInput if they cannot be written; then those of the other one have their names again.
   """
   numbered = lambda path, n: path.with_name(f'{path.stem}.{n}{path.suffix}')
-  previous = [path for path in contents if path.exists()]
+  previous, renamed = [path for path in contents if path.exists()], {}
   if any(path.read_bytes() != contents[path].encode() for path in previous):
     is_free = lambda n: not any(numbered(path, n).exists() for path in contents)
     number = next(filter(is_free, itertools.count(1)))
-    for path in previous:
-      path.rename(numbered(path, number))
-      logging.info('the previous %s is now %s', path, numbered(path, number).name)
-  for path, content in contents.items():
-    write_output(path, content)
+    renamed = {path: path.rename(numbered(path, number)) for path in previous}
+  try:
+    for path, content in contents.items():
+      write_output(path, content)
+  except errors.BadInput:
+    for path, other in renamed.items():
+      other.replace(path)
+    raise
+  for path, other in renamed.items():
+    logging.info('the previous %s is now %s', path, other.name)
 
 
 class SyncedDir:

@@ -582,6 +582,15 @@ def test_other_files_are_refused_as_tokenizers(text, tokenizer):
     text(**tokenizer)
 
 
+@pytest.mark.parametrize('name, magic', [('x.json.gz', b'\x1f\x8b'), ('x.zip', b'PK\x03\x04')])
+@pytest.mark.parametrize('kind', ['tokenizer', 'sentencepiece'])
+def test_damaged_archives_are_refused_as_vocabularies(text, tmp_path, kind, name, magic):
+  (tmp_path / name).write_bytes(magic + b'cut')
+  message = f'data.vocabulary_path={tmp_path}/{name}: {tmp_path}/{name} is damaged: '
+  with pytest.raises(errors.BadInput, match=f'^{re.escape(message)}'):
+    text(vocabulary=kind, vocabulary_path=f'{tmp_path}/{name}')
+
+
 @pytest.mark.parametrize('offset', [0, 1234, text_files.CHUNK_SIZE + 17])
 def test_invalid_utf8_is_reported_with_its_byte_offset(text, offset):
   content = bytearray(b'text and more\n' * 100_000)

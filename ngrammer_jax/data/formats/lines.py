@@ -59,12 +59,17 @@ def _field(value: Any, name: str) -> Any:
 
 def _split_at(file: BinaryIO, separator: bytes) -> Iterator[bytes]:
   """Yields each document together with the separator after it."""
-  buffer = b''
+  buffer, searched = bytearray(), 0
   while block := file.read(text_files.CHUNK_SIZE):
-    *documents, buffer = (buffer + block).split(separator)
-    yield from (document + separator for document in documents)
+    buffer += block
+    while (index := buffer.find(separator, searched)) >= 0:
+      searched = index + len(separator)
+      yield bytes(buffer[:searched])
+      del buffer[:searched]
+      searched = 0
+    searched = max(len(buffer) - len(separator) + 1, 0)
   if buffer:
-    yield buffer
+    yield bytes(buffer)
 
 
 def _split_paragraphs(lines: Iterator[bytes]) -> Iterator[bytes]:

@@ -54,7 +54,7 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
     return published.read(path, size)
   options = {} if size is None else {'size': size}
   try:
-    with compression.open_binary(path) as file:
+    with files.translate_damage(path), compression.open_binary(path) as file:
       content = file.read()
     return KINDS[kind](content, **options)
   except errors.BadInput as error:
