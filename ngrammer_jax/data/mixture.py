@@ -133,7 +133,7 @@ class TrainSegments:
       folder = workdir / 'places' / f'{mixture.content_hash[:12]}-{B}x{T}{f"-{index}" * bool(name)}'
       source, data = (corpus.train_shards, self._vocabulary), config.data
       self.readers[name] = packing.PackedDataset(
-        *source, B, T, folder, data.shuffle, data.begin_of_text, schedule
+        *source, schedule, T, folder, data.shuffle, data.begin_of_text
       )
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:

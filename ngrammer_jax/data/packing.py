@@ -156,14 +156,13 @@ class PackedDataset:
   Args:
     shards: the shards of the split.
     vocabulary: tokenises the documents.
-    batch_size: B.
+    schedule: the steps at which each of B rows reads the corpus.
     length: T.
     folder: where reader states are saved. It must not be shared by different corpora,
       vocabularies, batch sizes, lengths or schedules.
     shuffle: seed of the order of the shards of a row in each epoch, and of the documents of each
       block. None: as they are stored.
     begin_of_text: whether documents are separated by end and begin, see `Vocabulary.separator`.
-    schedule: the steps at which each row reads the corpus. None: every step.
 
   Attributes:
     epochs: number of epochs that all rows have completed which were read here.
@@ -173,27 +172,22 @@ class PackedDataset:
     self,
     shards: shard_files.Shards,
     vocabulary: vocabularies.Vocabulary,
-    batch_size: int,
+    schedule: mixture_schedule.PartSchedule,
     length: int,
     folder: pathlib.Path,
-    shuffle: int | None = None,
-    begin_of_text: bool = False,
-    schedule: mixture_schedule.PartSchedule | None = None,
+    shuffle: int | None,
+    begin_of_text: bool,
   ):
-    self._vocabulary, self._batch_size, self._length = vocabulary, batch_size, length
-    self._schedule, self.epochs = schedule or mixture_schedule.whole_batch(batch_size), 0
+    self._vocabulary, self._schedule, self._length = vocabulary, schedule, length
+    self.epochs = 0
     separator, self._order = vocabulary.separator(begin_of_text), [shuffle, begin_of_text]
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
     shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
     has_blank = self._takes_blank_documents()
     self._make_source = functools.partial(_Source, shards, shard_fingerprints, has_blank)
-    self._row_options = batch_size, shuffle, separator
+    self._row_options = schedule.batch_size, shuffle, separator
     self._readers: dict[range, _BatchReader] = {}
-
-  def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
-    """Returns the segment of a step, for a slice of the batch rows, if all of them read it."""
-    return streams.stack_rows(self.rows(step, range(self._batch_size)[rows]).values())
 
   def rows(self, step: int, rows: range) -> dict[int, streams.Row]:
     """Returns the segments of those of the rows that read the corpus at a step.

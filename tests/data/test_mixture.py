@@ -20,6 +20,7 @@ from ngrammer_jax.data import (
   vocabularies,
 )
 from tests.checks import bad_input
+from tests.data import document_files
 
 pytestmark = pytest.mark.usefixtures('cache')
 
@@ -64,10 +65,10 @@ def open_segments(config, workdir):
 def single_row(part, row, workdir):
   """The segments that a row reads of a part that is not mixed, shuffled if it is streamed."""
   if part.train_shards is None:
-    schedule = mixture_schedule.whole_batch(B)
+    schedule = document_files.whole_batch(B)
     reader = streams.TrainStreams(part.splits['train'], T, schedule)
   else:
-    reader = packing.PackedDataset(part.train_shards, BYTES, B, T, workdir / 'single', 3)
+    reader = document_files.Packed(part.train_shards, BYTES, B, T, workdir / 'single', 3)
   for step in range(STEPS):
     yield reader.rows(step, range(B))[row]
 

@@ -28,7 +28,7 @@ def write_shards(folder, counts=COUNTS):
 
 
 def open_dataset(folder, batch_size, counts=COUNTS):
-  return packing.PackedDataset(
+  return document_files.Packed(
     write_shards(folder, counts), BYTES, batch_size, T, folder / 'places'
   )
 
@@ -147,7 +147,7 @@ def write_files(folder, name, counts=(30, 17, 41)):
 
 
 def packed(folder, source, batch_size, shuffle=None, places='places'):
-  return packing.PackedDataset(source, BYTES, batch_size, T, folder / places, shuffle)
+  return document_files.Packed(source, BYTES, batch_size, T, folder / places, shuffle)
 
 
 def documents_of(dataset, steps, row=0):
@@ -269,9 +269,9 @@ def test_begin_and_end_separate_documents(tmp_path, monkeypatch):
     'data.begin_of_text=True needs a vocabulary with a begin token and another end token: the '
     'folder of a published model that has them, as data.vocabulary_path'
   ):
-    packing.PackedDataset(source, BYTES, 1, 8, tmp_path / 'places', begin_of_text=True)
+    document_files.Packed(source, BYTES, 1, 8, tmp_path / 'places', begin=True)
   monkeypatch.setattr(vocabularies.ByteVocabulary, 'document_end', 257)
-  dataset = packing.PackedDataset(source, BYTES, 1, 8, tmp_path / 'places', begin_of_text=True)
+  dataset = document_files.Packed(source, BYTES, 1, 8, tmp_path / 'places', begin=True)
   segment = dataset.segment(0)
   assert segment.targets_BxT[0].tolist() == [97, 98, 257, 256, 99, 257, 256, 97]
   assert segment.starts_BxT[0].tolist() == [True, *[False] * 3, True, False, False, True]

@@ -9,8 +9,6 @@ from ngrammer_jax.data.formats import arrow, columns, lines, parquet
 from ngrammer_jax.data.formats.places import ANY, START, Layout, Place
 from ngrammer_jax.system import files
 
-__all__ = ['ANY', 'START', 'DocumentFile', 'Layout', 'Place']
-
 COLUMNS = {kinds.PARQUET: parquet.read_batches, kinds.ARROW: arrow.read_batches}
 
 
