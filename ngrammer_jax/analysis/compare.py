@@ -45,12 +45,12 @@ def analyze(
     max_tokens: number of tokens to score, from the beginning of the split.
 
   Raises:
-    BadInput: not one baseline for each run, a run that is there twice, different texts or
+    BadInput: not one baseline for each run, a run that is given twice, different texts or
       vocabularies, or a number below 1.
   """
   if len(all_runs) != len(baselines):
     raise errors.BadInput(
-      f'--workdir is there {len(all_runs)} times, but --baseline {len(baselines)} times: set one '
+      f'--workdir is given {len(all_runs)} times, but --baseline {len(baselines)} times: set one '
       f'baseline for each run, in the same order, such as that with the same seed'
     )
   for flag, group in (('--workdir', all_runs), ('--baseline', baselines)):
@@ -58,7 +58,7 @@ def analyze(
     for run, workdir in zip(group, workdirs, strict=True):
       if (count := workdirs.count(workdir)) > 1:
         raise errors.BadInput(
-          f'{flag}={run.workdir} is there {count} times: pairs must be different trainings, such '
+          f'{flag}={run.workdir} is given {count} times: pairs must be different trainings, such '
           f'as those of other seeds'
         )
   if max_tokens < 1:

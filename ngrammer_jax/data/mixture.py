@@ -93,11 +93,8 @@ def prepare(
     settings = [part.weight for part in config.mixture], config.mixture_temperature
     text = json.dumps([hashes, *settings, config.mixture_block])
     content_hash = hashlib.sha256(text.encode()).hexdigest()
-  starts = hashlib.sha256()
-  for corpus in prepared:
-    if 'train' in corpus.splits:
-      starts.update(corpus.splits['train'].starts)
-  content_hash = f'{content_hash}-{starts.hexdigest()[:16]}'
+  starts = [c.splits['train'].starts.tobytes() for c in prepared if 'train' in c.splits]
+  content_hash += f'-{hashlib.sha256(b"".join(starts)).hexdigest()[:16]}'
   parts = dict(zip(config.parts(), prepared, strict=True))
   return Mixture(parts, weights, prepared[0].vocabulary, content_hash)
 

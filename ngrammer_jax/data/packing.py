@@ -24,7 +24,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.data import fingerprints, mixture_schedule, streams, text_files, vocabularies
 from ngrammer_jax.data import shards as shard_files
-from ngrammer_jax.data.formats import Place
+from ngrammer_jax.data.formats import FilePosition
 from ngrammer_jax.system import files
 
 SAVE_INTERVAL = 100  # steps between saved reader states
@@ -43,7 +43,7 @@ class ReaderState(NamedTuple):
   Attributes:
     epoch: number of completed passes over the shards of the row.
     shard: index of the current shard, in the order of the epoch.
-    document, offset: place of a block of documents in the shard, see `formats.Place`.
+    document, offset: place of a block of documents in the shard, see `formats.FilePosition`.
     tokens: number of tokens of the current document that are already consumed.
     frame: the last part of the place.
     turn: index of the current document in the order of the block.
@@ -69,10 +69,10 @@ class Block:
     next: place of the next block; None at the end of the shard.
   """
 
-  place: Place
+  place: FilePosition
   records: list[bytes]
   size: int
-  next: Place | None
+  next: FilePosition | None
 
   def take(self, number: int) -> bytes:
     """Returns a record, which is not kept: each document is of one row."""
@@ -95,16 +95,17 @@ class _Source:
     self.files, self._shards = shards.files, shards
     self._fingerprints, self._has_blank = checked, has_blank
     self._num_empty = 0
-    self._blocks: dict[tuple[int, int, Place], Block] = {}  # by epoch, shard and place
-    self._lead: dict[int, tuple[int, Place]] = {}  # epoch and place of the newest one of each shard
+    self._blocks: dict[tuple[int, int, FilePosition], Block] = {}  # by epoch, shard and place
+    # Epoch and place of the newest block of each shard.
+    self._lead: dict[int, tuple[int, FilePosition]] = {}
     # Of each shard, and of each row that reads for itself: shard and place of what is read next.
-    self._open: dict[tuple[str, int], tuple[tuple[int, Place], Iterator[tuple[bytes, Place]]]] = {}
+    self._open: dict[tuple[str, int], tuple[tuple[int, FilePosition], Iterator]] = {}
 
-  def block(self, shard: int, place: Place, epoch: int, row: int | None) -> Block:
+  def block(self, shard: int, place: FilePosition, epoch: int, row: int | None) -> Block:
     """Returns the block at a place, for a row of several that share the shard; None: of one."""
     if (block := self._blocks.get((epoch, shard, place))) is not None:
       return block
-    if row is None or (epoch, place) < self._lead.get(shard, (0, Place())):
+    if row is None or (epoch, place) < self._lead.get(shard, (0, FilePosition())):
       return self._read_block(shard, place, row)
     (_, begin), _ = self._open.get(('shard', shard), ((shard, place), None))
     begin = begin if 0 <= place.document - begin.document < NEAR else place
@@ -122,12 +123,11 @@ class _Source:
     records, size, end = [], 0, None
     key = ('shard', shard) if row is None else ('row', row)
     begin, documents = self._open.pop(key, (None, None))
-    if is_new := begin != (shard, place):
-      if documents is not None:
-        documents.close()
+    if begin != (shard, place):
+      documents = None  # closes the file
       self._fingerprints.check(shard)
     with self._fingerprints.record_damage(shard):
-      documents = self._shards.read(shard, place) if is_new else documents
+      documents = documents or self._shards.read(shard, place)
       for record, end in documents:
         records.append(record)
         size += len(record)
@@ -250,8 +250,7 @@ class PackedDataset:
     return newest, {row: states_by_step[newest][row] for row in rows}
 
   def _save_states(self, reader):
-    number = f'.{reader.step // FILE_STEPS}' if reader.step >= FILE_STEPS else ''
-    path = self._folder / f'{reader.rows[0]}-{reader.rows[-1]}{number}.jsonl'
+    path = self._folder / f'{reader.rows[0]}-{reader.rows[-1]}.{reader.step // FILE_STEPS}.jsonl'
     line = {'step': reader.step, 'first': reader.rows[0], 'places': reader.states()}
     files.append_json(path, line | {'order': self._order})
 
@@ -319,7 +318,7 @@ class _RowReader:
   def _read_documents(self, state) -> Iterator[tuple[ReaderState, bytes]]:
     """Yields the state before each document, and its text, without end."""
     tokens, first_turn = state.tokens, state.turn
-    place, first_shard = Place(state.document, state.offset, state.frame), state.shard
+    place, first_shard = FilePosition(state.document, state.offset, state.frame), state.shard
     for epoch in itertools.count(state.epoch):
       num_documents = 0
       order = self._order(len(self._source.files), epoch)
@@ -337,7 +336,7 @@ class _RowReader:
               yield ReaderState(epoch, shard, *place[:2], tokens, place.frame, turn), text
               tokens = 0
           place, first_turn = block.next, 0
-        place = Place()
+        place = FilePosition()
       if not num_documents and epoch > state.epoch:
         names = ', '.join(str(self._source.files[index]) for index in self._shard_indices)
         raise errors.BadInput(

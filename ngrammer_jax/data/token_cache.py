@@ -409,7 +409,7 @@ def _encode(
       counts.tokens += len(separator)
       yield np.array(separator), 0
     counts.starts.append(counts.tokens)
-    offset = 0
+    begin = counts.text_bytes
     for chunk in document.read_chunks():
       for token in spelled:
         spelled[token] += chunk.count(token.encode())
@@ -417,13 +417,13 @@ def _encode(
         with errors.named(document.name):
           ids = vocabulary.encode(chunk)
       except UnicodeDecodeError:
-        text_files.decode(chunk, document.name, offset=offset)  # raises BadInput with the position
+        # It raises BadInput with the position.
+        text_files.decode(chunk, document.name, offset=counts.text_bytes - begin)
         raise
       counts.is_lossless = counts.is_lossless and vocabulary.decode(ids) == chunk
       counts.tokens += len(ids)
-      offset += len(chunk)
+      counts.text_bytes += len(chunk)
       yield ids, len(chunk)
-    counts.text_bytes += offset
   documents.log_separators(name, spelled)
 
 

@@ -66,7 +66,7 @@ def is_busy(error: Exception) -> bool:
 
 
 def is_of_place(error: Exception) -> bool:
-  """Whether an error is that of a place: a full disk, or a named one that may not be used."""
+  """Whether an error says that a disk is full, or that a path may not be used."""
   numbers = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
   is_known = isinstance(error, OSError) and error.errno in numbers
   return is_known and (error.filename is not None or error.errno in numbers[:2])

@@ -116,17 +116,17 @@ def test_a_published_model_is_scored_as_the_run_that_it_is_compared_with(tiny, t
 def test_bad_input():
   everything = fake_runs(3)
   with bad_input(
-    '--workdir is there 2 times, but --baseline 1 times: set one baseline for each run, in the '
+    '--workdir is given 2 times, but --baseline 1 times: set one baseline for each run, in the '
     'same order, such as that with the same seed'
   ):
     compare.analyze(everything[:2], everything[2:], 'abc')
   with bad_input(
-    '--baseline=runs/2 is there 2 times: pairs must be different trainings, such as those of other '
+    '--baseline=runs/2 is given 2 times: pairs must be different trainings, such as those of other '
     'seeds'
   ):
     compare.analyze(everything[:2], everything[2:] * 2, 'abcd')
   everything[0].workdir = 'runs/../runs/1'
-  with pytest.raises(errors.BadInput, match='^--workdir=runs/../runs/1 is there 2 times'):
+  with pytest.raises(errors.BadInput, match='^--workdir=runs/../runs/1 is given 2 times'):
     compare.analyze(everything[:2], everything[1:], 'abcd')
   everything[0].workdir = 'runs/0'
   with bad_input('--max_tokens=0 must be at least 1'):

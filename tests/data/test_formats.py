@@ -58,7 +58,7 @@ def test_row_groups_of_every_size_are_read_from_any_row(tmp_path, monkeypatch, n
     for texts in (TEXTS[:17], [], TEXTS[17:18], TEXTS[18:20], TEXTS[20:]):
       writer.write_table(pa.table({'text': texts}, schema))
   for first in range(len(TEXTS)):
-    documents = read_all(open_file(path), formats.Place(first))
+    documents = read_all(open_file(path), formats.FilePosition(first))
     assert [text for text, _ in documents] == TEXTS[first:]
 
 

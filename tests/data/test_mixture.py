@@ -103,7 +103,7 @@ def test_a_segment_depends_on_the_step_alone(data, tmp_path, monkeypatch):
   config = data(('web', 1), ('lower', 2))
   segments = open_segments(config, tmp_path)
   expected = [segments.segment(step) for step in range(STEPS)]
-  assert len(list(tmp_path.glob(f'places/*-{B}x{T}-0/0-4.jsonl'))) == 1
+  assert len(list(tmp_path.glob(f'places/*-{B}x{T}-0/0-4.0.jsonl'))) == 1
   for step in (41, 0, 12, 13, 57):
     for source in (tmp_path, tmp_path / 'empty'):  # with saved states, and without
       resumed = open_segments(config, source)

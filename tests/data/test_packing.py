@@ -82,8 +82,8 @@ def test_resuming_starts_from_the_last_saved_state(tmp_path, monkeypatch):
   monkeypatch.setattr(packing, 'HISTORY', 3)
   dataset = open_dataset(tmp_path, 2)
   segments = [dataset.segment(step) for step in range(23)]
-  lines = (tmp_path / 'places' / '0-1.jsonl').read_text().split('\n')
-  with (tmp_path / 'places' / '0-1.jsonl').open('a') as file:
+  lines = (tmp_path / 'places' / '0-1.0.jsonl').read_text().split('\n')
+  with (tmp_path / 'places' / '0-1.0.jsonl').open('a') as file:
     file.write('{"step": 25, "fir')  # the process was killed while it wrote a line
   encoded_texts, encode_all = [], vocabularies.ByteVocabulary.encode_all
 
@@ -187,7 +187,7 @@ def test_a_place_is_of_its_order(tmp_path, monkeypatch):
   expected = packed(tmp_path, source, 2, 3, 'others').segment(15)
   actual = packed(tmp_path, source, 2, 3).segment(15)
   np.testing.assert_array_equal(actual.targets_BxT, expected.targets_BxT)
-  path = tmp_path / 'places' / '0-1.jsonl'
+  path = tmp_path / 'places' / '0-1.0.jsonl'
   lines = [json.loads(line) for line in path.read_text().splitlines() if line]
   assert {tuple(line.pop('order')) for line in lines} == {(None, False), (3, False)}
   path.write_text(''.join(json.dumps(line) + '\n' for line in lines[:3]))

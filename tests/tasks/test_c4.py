@@ -9,7 +9,7 @@ import pytest
 from ngrammer_jax import runs
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import shards, token_cache, vocabularies
-from ngrammer_jax.data.formats import Place
+from ngrammer_jax.data.formats import FilePosition
 from tests.checks import bad_input
 from tests.data import document_files
 
@@ -85,7 +85,7 @@ def test_shard_can_be_read_from_any_document(prepared, c4):
   texts = [text for text, _ in shard.read(1)]
   assert texts == [text.encode() for text in TEXTS['train'][1::3]]
   for document in (1, 5, len(texts)):
-    assert [text for text, _ in shard.read(1, Place(document))] == texts[document:]
+    assert [text for text, _ in shard.read(1, FilePosition(document))] == texts[document:]
 
 
 def test_seqio_task(prepared, c4, seqio):
