@@ -178,8 +178,7 @@ class PackedDataset:
     shuffle: int | None,
     begin_of_text: bool,
   ):
-    self._vocabulary, self._schedule, self._length = vocabulary, schedule, length
-    self.epochs = 0
+    self._options, self.epochs = (vocabulary, length, schedule), 0
     separator, self._order = vocabulary.separator(begin_of_text), [shuffle, begin_of_text]
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
@@ -227,8 +226,7 @@ class PackedDataset:
     saved_step, states = self._load_states(step, rows)
     # Of this reader alone: what a row has taken is gone.
     make_row = functools.partial(_RowReader, self._make_source(), *self._row_options)
-    options = self._vocabulary, self._length, self._schedule
-    reader = _BatchReader(make_row, *options, saved_step, states)
+    reader = _BatchReader(make_row, *self._options, saved_step, states)
     while reader.step < step:
       reader.next_segments()
     return reader

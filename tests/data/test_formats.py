@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import tarfile
+import types
 import zipfile
 
 import numpy as np
@@ -170,6 +171,15 @@ def test_documents_between_separators(tmp_path, monkeypatch):
   for size in range(1, 12):  # a separator may be in several blocks
     monkeypatch.setattr(text_files, 'CHUNK_SIZE', size)
     assert [r for r, _ in open_file(path, separator='<|end|>').read()] == expected
+
+
+def test_a_long_document_is_searched_a_few_times(monkeypatch):
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', 10)
+  file, sizes = io.BytesIO(b'x' * 50_000 + b'|' + b'y' * 9), []
+  read = lambda size: sizes.append(size) or io.BytesIO.read(file, size)
+  source = types.SimpleNamespace(read=read)
+  documents = list(formats.lines._split_at(source, b'|'))
+  assert documents == [b'x' * 50_000 + b'|', b'y' * 9] and len(sizes) < 20
 
 
 # What is refused.

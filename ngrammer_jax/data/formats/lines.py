@@ -59,17 +59,13 @@ def _field(value: Any, name: str) -> Any:
 
 def _split_at(file: BinaryIO, separator: bytes) -> Iterator[bytes]:
   """Yields each document together with the separator after it."""
-  buffer, searched = bytearray(), 0
-  while block := file.read(text_files.CHUNK_SIZE):
-    buffer += block
-    while (index := buffer.find(separator, searched)) >= 0:
-      searched = index + len(separator)
-      yield bytes(buffer[:searched])
-      del buffer[:searched]
-      searched = 0
-    searched = max(len(buffer) - len(separator) + 1, 0)
+  buffer = b''
+  # Blocks grow with a document, or a long one would be searched once for each of them.
+  while block := file.read(max(text_files.CHUNK_SIZE, len(buffer))):
+    *documents, buffer = (buffer + block).split(separator)
+    yield from (document + separator for document in documents)
   if buffer:
-    yield bytes(buffer)
+    yield buffer
 
 
 def _split_paragraphs(lines: Iterator[bytes]) -> Iterator[bytes]:
