@@ -1,5 +1,6 @@
 """Token cache: token counts, when a corpus is tokenised again, windows of a split, errors."""
 
+import dataclasses
 import errno
 import io
 import itertools
@@ -471,6 +472,27 @@ def test_shards_of_tfds_in_a_bucket(monkeypatch, tmp_path):
   checked = fingerprints.ShardFingerprints(files.SyncedDir(tmp_path, ''), paths)
   checked.check(0)
   assert '"size": 7, "content": "7-' in (tmp_path / 'files-0.jsonl').read_text()
+
+
+def test_a_damaged_shard_is_known_by_its_number(tmp_path):
+  """As of FineWeb, where each folder has the same names."""
+  paths = [tmp_path / folder / '000_00000.jsonl' for folder in ('a', 'b', 'valid')]
+  for path in paths:
+    path.parent.mkdir()
+    path.write_text('{"text": "a"}\n')
+  config, hashes = data_config.DataConfig('shards', str(tmp_path), vocabulary='bytes'), []
+  by_split = {
+    'train': shards.FileShards((*paths[:2],)),
+    'validation': shards.FileShards((paths[2],)),
+  }
+  for content, sizes in (('a', {}), ('abc', {(1, '000_00000.jsonl'): 14}), ('abc', {})):
+    paths[1].write_text(f'{{"text": "{content}"}}\n')
+    corpus = dataclasses.replace(corpus_files.from_shards('shards', by_split), first_sizes=sizes)
+    hashes.append(token_cache.prepare(config, corpus).content_hash)
+  paths[0].write_text('{"text": "abcd"}\n')
+  corpus = dataclasses.replace(corpus, first_sizes={(1, '000_00000.jsonl'): 14})
+  hashes.append(token_cache.prepare(config, corpus).content_hash)
+  assert hashes[0] == hashes[1] and len({*hashes}) == 3
 
 
 def test_content_hash_depends_on_the_splits(text, tmp_path):
