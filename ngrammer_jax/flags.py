@@ -197,7 +197,7 @@ def load_run(options: argparse.Namespace) -> 'runs.Run':
 
 def add_literal(parser: argparse.ArgumentParser) -> None:
   """Adds --literal, see `read_escapes`."""
-  help_text = r'leave \n, \t and \\ in texts of flags as they are: not a line break, tab, backslash'
+  help_text = r'do not read \n, \t and \\ in texts of flags as escapes'
   parser.add_argument('--literal', action='store_true', help=help_text)
 
 
@@ -259,9 +259,10 @@ def start_evaluation(options: argparse.Namespace) -> None:
 
 
 def _minutes(text: str) -> float:
-  if not 0 <= float(text) < float('inf'):
-    raise ValueError
-  return float(text)
+  with contextlib.suppress(ValueError):
+    if 0 <= float(text) < float('inf'):
+      return float(text)
+  raise argparse.ArgumentTypeError(f'{text!r} is not a number of minutes, at least 0')
 
 
 def _steps(text: str) -> range:

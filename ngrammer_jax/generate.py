@@ -144,14 +144,14 @@ def _print_json(complete, path, times, bar) -> None:
     times.append(time.monotonic())
     bar.advance(1)
 
-  if path is not None:
-    path.open('w').close()
+  mode = 'w'  # what the file holds is replaced by the first result, not by an error before it
   for completion in complete(on_text=count_token):
     fields = dataclasses.asdict(completion)
     if path is not None and failure is None:
       try:
-        with path.open('a', encoding='utf-8') as file:
+        with path.open(mode, encoding='utf-8') as file:
           print(json.dumps(fields, ensure_ascii=False), file=file)
+        mode = 'a'
         continue
       except OSError as error:
         failure = error

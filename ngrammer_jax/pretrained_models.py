@@ -1,6 +1,6 @@
 """The trained models that come with the package, and those that it finds in other packages.
 
-<package>/weights/<name>/   an exported run (see `exported_runs`), and:
+<package>/weights/<name>/   an exported run (see `runs.exported`), and:
   model.json      description, sizes, training, results on the test split, first samples
   MODEL_CARD.md   the same as a page
   SHA256SUMS      SHA-256 of every other file, as `sha256sum` writes and checks it

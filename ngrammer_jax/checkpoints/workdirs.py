@@ -2,7 +2,7 @@
 
 config.json    the resolved config
 corpus.json    hash of the text and of the vocabulary settings; null: of an unknown text
-published.json what else a published model says that the training started from
+published.json family, token ids and generation settings of the published model it started from
 vocabulary.*   vocabulary, to encode and decode text without the corpus
 lock           held by the process that trains
 """
@@ -28,7 +28,7 @@ from ngrammer_jax.system import files, hosts
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 ORIGIN = 'published.json'
-EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
+EXPORTED = 'model.safetensors'  # the variables of an exported run, see `runs.exported`
 # A killed start may leave these.
 OWN_FILES = 'config', 'corpus', 'vocabulary', 'lock', reader.FROZEN
 SHARED_SECONDS = 60  # after which all processes see a file of the primary

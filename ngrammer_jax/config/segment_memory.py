@@ -50,8 +50,17 @@ class MemoryConfig:
     """Whether a token attends to itself."""
     return self.same_length != 'memory_alone'
 
+  def zeros(self) -> int:
+    """Number of visible zeros before a stream."""
+    return self.length if self.first == 'zeros' else 0
+
   def check(self, model: Any) -> None:
     """Raises BadInput for a memory that is invalid for the model."""
+    if self.zeros() and model.attention_options().query_key_value_bias:
+      raise errors.BadInput(
+        'model.memory.first="zeros" needs model.attention.query_key_value_bias=False: zero inputs '
+        'must have zero keys and values'
+      )
     if self.length == 0 and self.same_length in ('memory', 'memory_alone'):
       raise errors.BadInput(
         f'model.memory.same_length={self.same_length!r} with model.memory.length=0: a token '

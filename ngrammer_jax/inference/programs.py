@@ -92,7 +92,8 @@ def _forward_last(model, variables, inputs: streams.Segment, memory):
 def rank_choices(model, variables, prompt: streams.Segment, choices_KxBxC, valid_KxBxC):
   """Returns log p(choice | prompt), and whether greedy decoding gives the choice, both [K, B]."""
   (B, P), C = prompt.tokens_BxT.shape, choices_KxBxC.shape[2]
-  last_hidden_Bx1xD, memory = _forward_last(model, variables, prompt, model.empty_memory(B, P + C))
+  slots = P + C + (0 if model.config.memory is None else model.config.memory.zeros())
+  last_hidden_Bx1xD, memory = _forward_last(model, variables, prompt, model.empty_memory(B, slots))
 
   def score_choice(choice):
     ids_BxC, valid_BxC = choice

@@ -71,7 +71,9 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
     (_, after), recorded = memory.apply(own, x_BxTxD, context, before, mutable=[table.VALUES])
     (values[(*path, 'table')],) = recorded[table.VALUES]['table']
     states[path] = before and before | (after or {})
-  next_state = {'document': documents_BxT[:, -1], 'memories': states}
+  counted_BxT = segment.starts_BxT & (segment.valid_BxT > 0)  # as the model counts
+  document_B = documents.numbers(counted_BxT, state['document'])[:, -1]
+  next_state = {'document': document_B, 'memories': states}
   return traverse_util.unflatten_dict(values), next_state
 
 

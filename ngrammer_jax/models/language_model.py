@@ -11,15 +11,19 @@ from ngrammer_jax.models import recurrent, transformer
 LanguageModel = transformer.TransformerLM | recurrent.RecurrentLM
 
 
-def build(config: model_config.ModelConfig, vocabulary_size: int | None) -> LanguageModel:
+def build(
+  config: model_config.ModelConfig, vocabulary_size: int | None, jit_layers: bool = False
+) -> LanguageModel:
   """Returns the model, without its variables.
 
   Args:
     config: model config.
     vocabulary_size: V. None: the model is not applied.
+    jit_layers: see `TransformerLM`; recurrent models do not have it.
   """
-  kind = transformer.TransformerLM if config.recurrent is None else recurrent.RecurrentLM
-  return kind(config, vocabulary_size)
+  if config.recurrent is not None:
+    return recurrent.RecurrentLM(config, vocabulary_size)
+  return transformer.TransformerLM(config, vocabulary_size, jit_layers)
 
 
 def empty_memory(

@@ -46,8 +46,8 @@ def frozen(
   Args:
     train: `optimizer.train`.
     params: the parameters, abstract or not.
-    source: dtype of every parameter that training starts from, by name; {}: of none. The others
-      are new.
+    source: dtype of every parameter that training starts from, by name; empty if there is no
+      source. The others are new.
 
   Raises:
     BadInput: nothing would be trained.

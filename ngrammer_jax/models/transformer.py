@@ -39,11 +39,12 @@ def _saved_names(config):
   return *SAVED_NAMES, 'projected' if is_changed else 'heads'
 
 
-def _as_zero_tokens(tokens):
-  """Turns empty slots into tokens of the first document, whose keys and values are zeros."""
-  tokens = tokens.replace(documents=jnp.zeros_like(tokens.documents))
+def _as_zero_tokens(tokens, count):
+  """Turns the last empty slots into tokens of the first document, with zeros as keys and values."""
+  index_M = jnp.arange(-tokens.documents.shape[1], 0)
+  tokens = tokens.replace(documents=jnp.where(index_M >= -count, 0, tokens.documents))
   if isinstance(tokens, cache.CacheSlots):
-    tokens = tokens.replace(index=tokens.index + jnp.arange(-tokens.index.shape[1], 0))
+    tokens = tokens.replace(index=tokens.index + index_M)
   return tokens
 
 
@@ -57,10 +58,18 @@ class TransformerLM(nn.Module):
 
   There is one subtree of parameters per layer, `layer_0`, `layer_1`, ..., also when the
   layers are scanned: scanned and unrolled runs share checkpoints.
+
+  Attributes:
+    config: model config.
+    vocabulary_size: V.
+    jit_layers: whether layers of one kind are traced once, so that programs of many layers start
+      sooner; `nn.intercept_methods` then sees only one of them. Not for layers with memories, nor
+      where intermediates are asked for.
   """
 
   config: model_config.ModelConfig
   vocabulary_size: int
+  jit_layers: bool = False
 
   def setup(self):
     c, V = self.config, self.vocabulary_size
@@ -110,9 +119,9 @@ class TransformerLM(nn.Module):
       memory |= spans.empty_state(c, batch)
     if c.memory is not None and not cache_slots:
       memory['recent'] = contexts.empty_tokens(batch, c.memory.length)
-    if c.memory is not None and c.memory.first == 'zeros':
+    if c.memory is not None and c.memory.zeros():
       names = memory.keys() & {'cache', 'recent'}
-      memory |= {name: _as_zero_tokens(memory[name]) for name in names}
+      memory |= {name: _as_zero_tokens(memory[name], c.memory.zeros()) for name in names}
     layers = tuple(block.empty_memory(c, each, batch, cache_slots) for each in own.in_blocks)
     return memory | ({'layers': layers} if any(layers) else {})
 
@@ -224,6 +233,8 @@ class TransformerLM(nn.Module):
   def _uses_blocks(self, segment, M):
     """Whether attention works in blocks (see `config.kernels`)."""
     c, (B, T) = self.config, segment.documents_BxT.shape
+    if c.memory is not None and c.memory.sinks and c.attention_options().window:
+      return False  # blocks count the distance to a sink in slots
     needs = {
       **c.attention_needs(),
       'prefix': segment.prefix_BxT is not None,
@@ -339,33 +350,45 @@ class TransformerLM(nn.Module):
     """
     c, blocks = self.config, range(len(self.layer))[run]
     period, kinds = self._period(run.start, run.stop), self.kinds[run]
-    is_repeated = period == 1 or period < len(blocks)
-    # Blocks with memories are not scanned, because these may have codebooks.
-    has_memories = bool(self.layer[blocks[0]].own_memories)
-    if not c.scan_layers or not is_repeated or has_memories or self.is_initializing():
+    keys = [None] * len(blocks) if dropout_keys is None else dropout_keys
+    is_scanned = c.scan_layers and (period == 1 or period < len(blocks))
+    # Memories may have codebooks.
+    has_variables = bool(self.layer[blocks[0]].own_memories) or self.is_initializing()
+    is_jitted = self.jit_layers and not self.is_mutable_collection('intermediates')
+    if has_variables or not (is_scanned or is_jitted):
       results = []
-      for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
-        key, context = None if dropout_keys is None else dropout_keys[i], kind_contexts[kinds[i]]
-        x_BxTxD, *rest = self.layer[number](x_BxTxD, context, part, key)
+      for number, kind, part, key in zip(blocks, kinds, memory, keys, strict=True):
+        x_BxTxD, *rest = self.layer[number](x_BxTxD, kind_contexts[kind], part, key)
         results.append(rest)
       return x_BxTxD, results
 
-    block_class, kinds = self._block(scanned=True), kinds[:period]
-    bodies = [block_class(c, self.dtype, (), kind.score_divisor, parent=None) for kind in kinds]
+    params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]
+
+    def apply_of(kind):
+      body = self._block(is_scanned)(c, self.dtype, (), kind.score_divisor, parent=None)
+      return lambda params, x_BxTxD, memory, key: body.apply(
+        {'params': params}, x_BxTxD, kind_contexts[kind], memory, key
+      )
 
     def apply_layers(x_BxTxD, layers):
       rest = []
-      for body, kind, (params, memory, key) in zip(bodies, kinds, layers, strict=True):
-        context = kind_contexts[kind]
-        x_BxTxD, *results = body.apply({'params': params}, x_BxTxD, context, memory, key)
+      for apply, (params, memory, key) in zip(applies, layers, strict=True):
+        x_BxTxD, *results = apply(params, x_BxTxD, memory, key)
         rest.append(results)
       return x_BxTxD, rest
 
+    if not is_scanned:
+      of_kind = {kind: jax.jit(apply_of(kind)) for kind in set(kinds)}
+      applies = [of_kind[kind] for kind in kinds]
+      return apply_layers(x_BxTxD, zip(params, memory, keys, strict=True))
+
+    applies = list(map(apply_of, kinds[:period]))
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-    params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]
-    keys = (lambda _: None) if dropout_keys is None else dropout_keys.__getitem__
-    of_kind = [slice(first, None, period) for first in range(period)]
-    layers = [(stack(params[part]), stack(memory[part]), keys(part)) for part in of_kind]
+    parts = [slice(first, None, period) for first in range(period)]
+    keys = [None if dropout_keys is None else dropout_keys[part] for part in parts]
+    layers = [
+      (stack(params[part]), stack(memory[part]), key) for part, key in zip(parts, keys, strict=True)
+    ]
     x_BxTxD, stacked = jax.lax.scan(apply_layers, x_BxTxD, layers)
     unstack = lambda i: jax.tree.map(lambda leaf: leaf[i // period], stacked[i % period])
     return x_BxTxD, list(map(unstack, range(len(blocks))))

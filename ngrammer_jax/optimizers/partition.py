@@ -23,7 +23,7 @@ def labels(params: Any, memories: Memories = (), frozen: Collection[str] = ()) -
   """Returns the label of every parameter.
 
   `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
-  memory (see `models.ngram_memories`) if it has an optimiser of its own. `frozen` if it is not
+  memory (see `models.memories`) if it has an optimiser of its own. `frozen` if it is not
   trained.
 
   Args:

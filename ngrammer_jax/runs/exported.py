@@ -55,8 +55,8 @@ def restore(
   expected = checksums.named_leaves(selected)
   for name in loaded.keys() & expected.keys():
     leaf, original = loaded[name], expected[name].dtype
-    if leaf.dtype in (jnp.bfloat16, jnp.float16) and jnp.issubdtype(original, jnp.floating):
-      loaded[name] = leaf.astype(original)
+    if all(jnp.issubdtype(dtype, jnp.floating) for dtype in (leaf.dtype, original)):
+      loaded[name] = leaf.astype(original)  # it was exported in another dtype
   leaves = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in loaded.items()}
   reader.check_same_leaves(folder / workdirs.EXPORTED, leaves, selected)
   if step not in ('newest', 'best', int(loaded['step'])):

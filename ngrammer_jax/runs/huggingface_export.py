@@ -14,8 +14,8 @@ from ngrammer_jax.interop.huggingface import families
 def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
   """Writes a `runs.Run`, see `open_weights.save`.
 
-  Of a training that started from a published model, what that model says is kept: its family, its
-  number of positions and its settings of generation.
+  It keeps the family, the number of positions and the generation settings of the published model
+  that the training started from.
   """
   config, origin, V = source.config, source.origin, source.vocabulary_size
   token_ids = dict(origin.get('token_ids', {}))

@@ -6,7 +6,7 @@ The model may have more memories than the other one, see `config.added_memories`
 published model, with or without `hf:` before it.
 
 <workdir>/begun_with.json   run and step of the checkpoint that the training started from
-<workdir>/published.json    what else a published model says, for an export of the training
+<workdir>/published.json    family, token ids and settings of a published model, for an export
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -62,7 +62,7 @@ def complete(
   Raises:
     BadInput: there is no run to start from, or its model cannot have a memory.
   """
-  has_started = workdir is not None and (workdir / workdirs.CONFIG).exists()
+  has_started = workdir is not None and bool(reader.steps(workdir))
   source = runs.load_run(workdir) if has_started else open_run(values['init_from'])
   sizes = source.vocabulary_size, train_state.count_elements(source.abstract_parameters)
   added_memories.complete(values, overrides, present, source.config.model, *sizes)

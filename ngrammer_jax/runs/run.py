@@ -62,7 +62,7 @@ class Run:
 
   @property
   def origin(self) -> dict[str, Any]:
-    """`open_weights.Model.origin` of the model that training started from; {}: of none."""
+    """`open_weights.Model.origin` of the model that training started from, or empty."""
     return workdirs.read_origin(self.workdir)
 
   @property
@@ -88,7 +88,8 @@ class Run:
   @functools.cached_property
   def evaluated(self) -> language_model.LanguageModel:
     """The model with the memory and the positions of evaluation, which also generates text."""
-    return language_model.build(self.config.evaluation_model(), self.vocabulary_size)
+    config = self.config.evaluation_model()
+    return language_model.build(config, self.vocabulary_size, jit_layers=True)
 
   def find_checkpoint(self) -> int | None:
     """Returns the step of the checkpoint, of `newest` the last; None if the run was exported.
@@ -203,9 +204,10 @@ class Run:
       return
     settings, origin = (self.config, self.vocabulary, self.content_hash), self.origin
     exported.make_folder(folder)  # once it is known that they can be read
+    state = self.state  # before anything is written
     workdirs.write(folder, *settings)
     workdirs.write_origin(folder, origin)
-    exported.save(self.state, folder, dtype)
+    exported.save(state, folder, dtype)
 
   def split(self, name: str) -> token_cache.TokenSplit:
     """Returns a split of the corpus, or of a part of a mixture, such as 'validation/PART'.

@@ -101,9 +101,12 @@ def append_json(path: pathlib.Path, value: dict[str, Any]) -> None:
 
 
 def path(text: str | os.PathLike[str]) -> pathlib.Path:
-  """Returns a path; a remote one is an `epath.Path`, which has the same methods."""
+  """Returns a path, with the home folder for a leading `~`, as a shell does it.
+
+  A remote one is an `epath.Path`, which has the same methods.
+  """
   if not is_remote(text):
-    return pathlib.Path(text)
+    return pathlib.Path(os.path.expanduser(text))
   import fsspec
 
   # Objects that other processes write are visible at once.

@@ -4,6 +4,7 @@ K clusters of N heads, H head width, R inputs.
 """
 
 from collections.abc import Callable, Collection
+import logging
 from typing import Any
 
 from flax import traverse_util
@@ -65,6 +66,9 @@ def draw(
     N, K, H = arrays[centroid_path].shape
     inputs_RxD = np.concatenate([x[path][valid > 0].reshape(-1, N * H) for x, valid in batches])
     inputs_RxD = np.unique(inputs_RxD, axis=0)  # a token has the same embedding wherever it stands
+    if len(inputs_RxD) < K:
+      message = '%s: the first batches have %d different inputs for %d clusters: some start equal'
+      logging.warning(message, '/'.join(path), len(inputs_RxD), K)
     numbers_K = np.resize(np.random.default_rng(seed).permutation(len(inputs_RxD)), K)
     centroids_NxKxH = inputs_RxD[numbers_K].reshape(K, N, H).swapaxes(0, 1)
     arrays[centroid_path] = jax.device_put(centroids_NxKxH, arrays[centroid_path].sharding)

@@ -42,7 +42,7 @@ def train(
     trace: steps to trace with the profiler.
 
   Returns:
-    Whether any step was trained.
+    False if the training was finished before.
 
   Raises:
     BadInput: the input is invalid, or the loss is not finite.

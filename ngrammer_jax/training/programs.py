@@ -57,7 +57,7 @@ class Programs:
   ):
     self._config, self.mesh, self._vocabulary_size = config, mesh, vocabulary_size
     t, finetune = config.training, config.finetune
-    model = language_model.build(config.model, vocabulary_size)
+    model = language_model.build(config.model, vocabulary_size, jit_layers=True)
     variables = train_state.abstract_variables(model)
     memories = config.model.ngram_memories
     for i, memory in enumerate(memories):
@@ -149,7 +149,8 @@ class Programs:
   @functools.cached_property
   def engine(self) -> inference.Engine:
     """The inference engine for evaluation."""
-    model = language_model.build(self._config.evaluation_model(), self._vocabulary_size)
+    config = self._config.evaluation_model()
+    model = language_model.build(config, self._vocabulary_size, jit_layers=True)
     return inference.Engine(model, self.mesh)
 
   @functools.cached_property

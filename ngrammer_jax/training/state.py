@@ -1,6 +1,7 @@
 """The train state and its creation."""
 
 from collections.abc import Callable, Collection, Mapping
+import dataclasses
 import functools
 from typing import Any
 
@@ -47,7 +48,15 @@ class TrainState(struct.PyTreeNode):
 
 def abstract_variables(model: language_model.LanguageModel) -> dict[str, Any]:
   """Returns the shapes of the variables of a model, with their logical axis names."""
-  return jax.eval_shape(functools.partial(_init_variables, model, batch_size=1, seed=0))
+  trace = lambda model: jax.eval_shape(functools.partial(_init_variables, model, 1, seed=0))
+  c = model.config
+  if c.recurrent is not None or c.ngram is not None or c.ngram_memories:
+    return trace(model)
+  # Layers without memories have the same parameters, and tracing each of them takes seconds.
+  variables = trace(model.clone(config=dataclasses.replace(c, layers=1)))
+  layer = variables['params'].pop('layer_0')
+  variables['params'] |= {f'layer_{number}': layer for number in range(c.layers)}
+  return variables
 
 
 def _init_variables(model, batch_size, seed):
@@ -88,13 +97,12 @@ def make_initializer(
       key = jax.random.fold_in(jax.random.key(seed), 1)
       params = initialization.reinitialize(model.config.initial, params, key)
 
-    def as_stored(name, leaf):
+    def as_stored(path, leaf):
+      name = '/'.join(path)
       start = jnp.zeros_like if name in replaced else lambda x: x
       return jax.tree.map(lambda x: start(x).astype(frozen.get(name, x.dtype)), leaf)
 
-    by_name = traverse_util.flatten_dict(params, keep_empty_nodes=True, sep='/')
-    stored = {name: as_stored(name, leaf) for name, leaf in by_name.items()}
-    params = traverse_util.unflatten_dict(stored, sep='/')
+    params = traverse_util.path_aware_map(as_stored, params)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -140,8 +148,8 @@ def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]
   ]
 
   def pack(path, leaf):
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
-    if not any(f'/{name}'.endswith(f'/{table}') and leaf.shape == s for table, s in packed):
+    name = sharding.leaf_name(path)
+    if not any(f'/{name}'.endswith(f'/{end}') and leaf.shape == shape for end, shape in packed):
       return leaf
     rows, width = leaf.sharding.shard_shape(leaf.shape)
     shape = table.packed_shape(*leaf.shape)
@@ -158,7 +166,7 @@ def reshape_tables(state: TrainState, like: TrainState, delete: bool = False) ->
   Args:
     state: the state.
     like: the other one.
-    delete: delete each array that is reshaped, so that only one of them is there twice.
+    delete: delete each array that is reshaped, so that at most one array exists twice at a time.
   """
 
   def reshape(leaf, like):

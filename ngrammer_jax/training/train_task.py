@@ -25,7 +25,7 @@ class TrainTask(Protocol):
     best_metric: the validation metric whose lowest value marks the best checkpoint.
     patience: number of validations without an improvement after which training stops; None
       disables early stopping.
-    source_dtypes: dtype of every parameter that training starts from, by name; {}: of none.
+    source_dtypes: dtype of every parameter that training starts from, by name, or empty.
   """
 
   vocabulary: vocabularies.Vocabulary

@@ -79,8 +79,11 @@ def test_the_command_line_and_the_trained_model_win(resolve, tmp_path):
   vocabularies.ByteVocabulary().save(tmp_path / 'run')
   overrides = ['init_from=' + str(tmp_path / 'run'), f'{MEMORY}.preset=engram']
   assert resolve(*overrides).model == config.model
-  # It goes on when the first model is gone.
+  # It resumes when the first model is gone, once there is a checkpoint.
   spec, given = f'hf:{tmp_path / "model"}', [('init_from', 'gone'), (f'{MEMORY}.preset', 'engram')]
+  with bad_input('init_from=gone: no such folder; expected the workdir of a run'):
+    command_line.resolve(spec, given, tmp_path / 'run')
+  (tmp_path / 'run' / 'checkpoints' / '4').mkdir(parents=True)
   assert command_line.resolve(spec, given, tmp_path / 'run').model == config.model
   with bad_input('init_from=gone: no such folder; expected the workdir of a run'):
     command_line.resolve(spec, given)

@@ -2,6 +2,7 @@ import pytest
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
+from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.initial import InitialConfig
 from ngrammer_jax.config.positions import RotaryScalingConfig
 from tests.checks import bad_input
@@ -79,6 +80,12 @@ def spans(**fields):
       memory(first='zeros'),
       "model.memory.first='zeros' is not for model.norm='pre', but for post, post_skip: use "
       "'empty'; zero inputs must have zero keys and values",
+    ),
+    (
+      memory(first='zeros')
+      | {'norm': 'post', 'attention': AttentionConfig(query_key_value_bias=True)},
+      'model.memory.first="zeros" needs model.attention.query_key_value_bias=False: zero inputs '
+      'must have zero keys and values',
     ),
     (
       memory() | {'position': 'learned'},

@@ -27,6 +27,10 @@ BASE = model_config.ModelConfig(
 CHANGES = {
   'n-grams': {},
   'primer, scanned': {'convolution': 3, 'scan_layers': True},
+  'zeros before a stream': {
+    **{'ngram': None, 'norm': 'post_skip', 'final_norm': False},
+    'memory': model_config.MemoryConfig(6, first='zeros', across_documents=True),
+  },
   'memory': {
     'position': 'relative',
     'memory': model_config.MemoryConfig(6, same_length='memory_and_self'),
@@ -47,6 +51,7 @@ CASES = [
   # Change of the config, bidirectional prefixes, layers, length of the longest prefix.
   pytest.param('primer, scanned', True, 2, 16),
   pytest.param('spans', False, 1, 16),
+  pytest.param('zeros before a stream', False, 1, 16),
   *(pytest.param(change, False, 2, 40, marks=SLOW) for change in CHANGES),
   *(
     pytest.param(change, True, 2, 40, marks=SLOW)

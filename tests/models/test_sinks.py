@@ -73,9 +73,12 @@ def test_sinks_stand_before_the_last_tokens(kernel, positional, T):
         np.testing.assert_allclose(hidden[row, :count], expected, atol=1e-10)
 
 
-@pytest.mark.parametrize('window', [None, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('window', [None, 350])
 def test_blocks_read_sinks_before_the_cache_is_full(window):
-  """Empty slots, and other documents, are between the sinks and the last tokens."""
+  """Empty slots, and other documents, are between the sinks and the last tokens.
+
+  A window has its tokens, however near the slot of a sink is.
+  """
   rng, T, slots = np.random.default_rng(0), 96, 320
   attention = None if window is None else AttentionConfig(window=window)
   config = config_of(memory=MemoryConfig(slots, sinks=S), attention=attention)

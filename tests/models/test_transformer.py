@@ -10,6 +10,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.attention import position
 from ngrammer_jax.models import heads, language_model, transformer
+from ngrammer_jax.training import state as train_state
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
 
@@ -462,3 +463,15 @@ def test_gradients_of_layers_in_groups():
   unrolled, *scanned = map(of, models)
   for each in scanned:
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), each, unrolled)
+
+
+def test_abstract_layers_are_those_of_the_model():
+  """Of equal layers, only one is traced."""
+  options = {'position': 'learned', 'positional': model_config.PositionalConfig(max_length=9)}
+  options |= {'persistent': model_config.PersistentConfig(2), 'norm': 'post_skip', 'layers': 12}
+  model = small_model(ngram=None, **options)
+  memory = language_model.empty_memory(model.config, B)
+  expected = jax.eval_shape(model.init, jax.random.key(0), random_tokens(), memory)
+  actual = train_state.abstract_variables(model)
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
+  assert jax.tree.leaves(actual) == jax.tree.leaves(expected)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ngrammer_jax
-from ngrammer_jax import errors, export
+from ngrammer_jax import errors, export, runs
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.interop import safetensors
 from tests.checks import bad_input
@@ -26,6 +26,13 @@ def test_an_exported_run_has_the_variables_of_the_run(trained, one_device, tmp_p
     states = getattr(exported.state, name), getattr(run.state, name)
     jax.tree.map(np.testing.assert_array_equal, *states)
     assert len({str(jax.tree.map(lambda leaf: leaf.sharding, state)) for state in states}) == 1
+  half = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, 'bfloat16', sharding=leaf.sharding)
+  abstract = run.state.replace(params=jax.tree.map(half, run.state.params))
+  params = runs.exported.restore(folder, 8, abstract).params  # of tables that are stored in it
+  assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype('bfloat16')}
+  with pytest.raises(errors.BadInput, match='no such checkpoint'):
+    ngrammer_jax.load_run(trained, 5).export(tmp_path / 'none')
+  assert not [*(tmp_path / 'none').iterdir()]
   with bad_input(f'--step=12: {folder} has only step 8'):
     _ = ngrammer_jax.load_run(folder, 12).state
   with bad_input(f'--output={folder} is not an empty folder; use another one'):

@@ -1,6 +1,7 @@
 """Files that are whole or not there."""
 
 import os
+import pathlib
 
 import pytest
 
@@ -65,6 +66,11 @@ def test_what_says_nothing_about_a_file_is_no_damage(error):
   with pytest.raises(type(error)) as caught, files.translate_damage('record.json', 'delete it'):
     raise error
   assert caught.value is error
+
+
+def test_the_home_folder_is_expanded_as_a_shell_does_it():
+  assert files.path('~/runs/a') == pathlib.Path.home() / 'runs' / 'a'
+  assert files.path('runs/~a') == pathlib.Path('runs/~a')
 
 
 def test_orbax_finds_only_what_is_in_the_folder(tmp_path):

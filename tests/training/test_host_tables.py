@@ -18,6 +18,7 @@ from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.models import host_tables
 from ngrammer_jax.optimizers import row_gradient
 from ngrammer_jax.training import accumulation, loop, programs
 from tests.checks import bad_input, mesh_of
@@ -150,6 +151,18 @@ def test_bfloat16_is_rounded_by_the_step_and_resumes_bit_by_bit(
   shutil.rmtree(tmp_path / 'resumed' / 'checkpoints' / '8')
   loop.train(config, tmp_path / 'resumed')
   assert arrays(tmp_path / 'whole') == arrays(tmp_path / 'resumed')
+
+
+def test_a_start_at_padding_starts_no_document(monkeypatch):
+  monkeypatch.setattr(host_tables, '_memories', lambda *args: ())
+  config = model_config.ModelConfig(layers=1, width=4, heads=1)
+  segment = streams.Segment(
+    np.zeros((1, 3), np.int32), None, np.array([[True, False, True]]), np.array([[1, 1, 0]])
+  )
+  state = host_tables.empty_state(config, 1)
+  model = types.SimpleNamespace(config=config, vocabulary_size=5)
+  _, state = host_tables.look_up(model, {}, segment, state)
+  assert state['document'].tolist() == [1]
 
 
 def test_devices_without_such_memory_are_refused():

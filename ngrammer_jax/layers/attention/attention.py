@@ -116,6 +116,8 @@ class Attention(nn.Module):
       return_pairs: whether to pass it the earlier key that each query attends to most.
       dropout_key: key of the dropout. None: no dropout.
     """
+    if context.keys.visible_BxTxS is None and context.keys.key_documents_BxS is None:
+      raise ValueError('attention needs the keys of the segment: pass a context of `context.make`')
     D, drop = x_BxTxD.shape[-1], dropout.Dropout(self.dropout, dropout_key)
     rows, convolved = self._project(x_BxTxD, context, memory)
     query_BxTxNxH, heads = rows['query'], self._make_heads(rows, context)

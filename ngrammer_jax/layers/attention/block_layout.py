@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.context import Keys
 
-NO_LIMIT = 2**30  # larger than any distance; adding a distance does not overflow
 QUERY_PADDING = -3  # document number of the queries that pad the last block; no key has it
 
 
@@ -114,9 +113,9 @@ class Layout:
     B, T = self.query_documents_BxT.shape
     return array_AxKx.reshape(B, T, *array_AxKx.shape[2:])
 
-  def pad_memory(self, array: jax.Array, value: int = 0) -> jax.Array:
+  def pad_memory(self, array: jax.Array) -> jax.Array:
     """Pads the first block of an array [B, M, ...] or [B, S, ...]."""
-    return pad(array, 1, (-self.memory_length % self.block_size, 0), value)
+    return pad(array, 1, (-self.memory_length % self.block_size, 0))
 
   def pad_segment(self, array: jax.Array, axis: int) -> jax.Array:
     """Pads the last block of an axis T."""

@@ -13,6 +13,10 @@ import numpy as np
 from ngrammer_jax.config.positions import RotaryScalingConfig
 from ngrammer_jax.layers.attention import rotary_scaling
 
+# Larger angles would be rounded in float32 by more than 0.004: tokens turn by whole FARs, less the
+# full turns.
+FAR = 2**16
+
 
 @struct.dataclass
 class Rotation:
@@ -57,7 +61,11 @@ def rotation(
     timescales = rotary_scaling.timescales(features, min_timescale, max_timescale)
     frequency_h, factor = rotary_scaling.scale(1 / timescales, scaling, max_timescale)
     timescale_h = jnp.asarray(1 / frequency_h, dtype)
-  angle_BxTx1xh = position_BxT[..., None, None].astype(dtype) / timescale_h
+  position_BxTx1x1 = jnp.asarray(position_BxT)[..., None, None]
+  near = jnp.fmod(position_BxTx1x1, FAR)
+  far = (position_BxTx1x1 - near) // FAR
+  turned_h = jnp.mod(FAR / timescale_h, 2 * math.pi)
+  angle_BxTx1xh = near.astype(dtype) / timescale_h + far.astype(dtype) * turned_h
   sin, cos = jnp.sin(angle_BxTx1xh), jnp.cos(angle_BxTx1xh)
   if factor != 1:
     sin, cos = factor * sin, factor * cos

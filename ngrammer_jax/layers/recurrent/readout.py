@@ -94,7 +94,7 @@ class AttentionReadout(nn.Module):
   Attributes:
     parts: 1, 2 or 3.
     window: L.
-    empty: options slots outside the document are treated: `mask` excludes them; `zeros` attends to
+    empty: how slots outside the document are treated: `mask` excludes them; `zeros` attends to
       them as zero vectors.
     initializer: initializer of all parameters.
     dtype: dtype of the computation.

@@ -182,6 +182,11 @@ def test_gradient_flows_from_exactly_the_visible_keys(prefix):
   assert bool(mask[0, 2, 3]) == prefix.any() and not mask[0, 2, 4]
 
 
+def test_a_context_without_keys_is_refused():
+  with pytest.raises(ValueError, match='attention needs the keys of the segment'):
+    Attention(2).init(jax.random.key(0), np.zeros((1, 2, 4), np.float32), Context())
+
+
 def test_query_that_sees_nothing_stays_finite():
   gradient, y = jacobian()(random_case(), np.zeros((B, T, T), bool))
   assert np.isfinite(y).all() and np.isfinite(gradient).all()

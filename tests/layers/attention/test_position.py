@@ -55,6 +55,16 @@ def test_rope_of_bfloat16_turns_in_float32():
   assert_close(np.asarray(y).astype('float32')[0, 0, 0], np.array(expected), 2**-8)
 
 
+def test_far_tokens_turn_by_their_distance():
+  """A stream without document starts has positions of millions."""
+  places = np.array([[100, 101], [2**16 - 1, 2**16], [5_600_000, 5_600_001], [2 * 10**9] * 2])
+  rotation = position.rotation(places, 64)
+  angles = np.arctan2(rotation.sin, rotation.cos)[:, :, 0].astype('float64')
+  expected = (places[:, 1] - places[:, 0])[:, None] * 10_000.0 ** (-np.arange(32) / 32)
+  turned = np.angle(np.exp(1j * (angles[:, 1] - angles[:, 0])))
+  np.testing.assert_allclose(turned, expected, atol=4e-3)
+
+
 SCALINGS = {
   None: {},
   'linear': {'factor': 2.5},

@@ -331,6 +331,13 @@ def test_empty_memory_holds_no_token(x64):
 # What depends on what.
 
 
+def test_unigrams_have_no_memory():
+  x = random_inputs(2, 3)
+  layer = NGrammer(heads=2, clusters=4, vocabulary_size=8, dim=2, orders=(1,))
+  (y, memory), _ = jax.eval_shape(layer.init_with_output, jax.random.key(0), x)
+  assert y.shape == x.shape and memory is None
+
+
 def test_token_reaches_its_own_output_by_gradient_and_the_next_by_its_id():
   T, layer = 5, latent(dtype=jnp.float32)
   x = random_array((1, T, D)).astype('float32')
