@@ -58,6 +58,8 @@ def wait(processes: list[subprocess.Popen]) -> int:
 
   def forward(number, frame):
     received.append(number)
+    if len(received) == 1:  # not by print, which the signal may have interrupted
+      os.write(2, f'{signal.Signals(number).name}: passed on to all as SIGTERM\n'.encode())
     for process in processes if len(received) != 2 else ():
       process.send_signal(signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
 

@@ -1,7 +1,7 @@
 """Analyzes runs.
 
 python -m ngrammer_jax.analyze report --workdir=DIR [--workdir=DIR ...] [--output=FILE]
-python -m ngrammer_jax.analyze compare --workdir=DIR [...] --baseline=DIR [...] [--split=SPLIT]
+python -m ngrammer_jax.analyze compare --workdir=DIR [...] --baseline=DIR [...] [--output=FILE]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP] [--arrays=PREFIX]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze ngrams --workdir=DIR [--split=SPLIT]
@@ -14,17 +14,14 @@ python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloz
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
 import pathlib
-import typing
 
 from ngrammer_jax import errors, flags
 from ngrammer_jax.system import files
-
-if typing.TYPE_CHECKING:
-  from ngrammer_jax import runs
 
 HELP = {
   'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',
@@ -47,11 +44,10 @@ def main(argv: list[str]) -> int:
   """Runs one analysis."""
   parser = flags.make_parser('analyze', __doc__)
   analyses = parser.add_subparsers(dest='analysis', required=True)
-  parsers = {
-    name: analyses.add_parser(name, help=text, formatter_class=flags.HelpFormatter)
-    for name, text in HELP.items()
-  }
-  for name, analysis in parsers.items():
+  parsers = {}
+  for name, text in HELP.items():
+    analysis = analyses.add_parser(name, help=text, formatter_class=flags.HelpFormatter)
+    parsers[name] = analysis
     action = 'append' if name in OF_SEVERAL_RUNS else 'store'
     analysis.add_argument(
       '--workdir', type=files.path, action=action, required=True, help='run directory'
@@ -65,11 +61,16 @@ def main(argv: list[str]) -> int:
     if name not in ('checkpoint', 'cloze'):
       analysis.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
       analysis.add_argument('--split', default='validation', help='split of the corpus to read')
-  _add_report(parsers['report'])
   add = lambda name, flag, text, **rules: parsers[name].add_argument(flag, help=text, **rules)
+  add('report', '--output', 'page; default: report.html in the workdir', type=files.path)
+  add('report', '--figure', 'image of the curves: the mean of each --label', type=files.path)
+  add('report', '--prompt', "prompt of the samples; '': a new document", default='')
+  add('report', '--samples', 'number of samples of each run', type=int, default=3)
+  add('report', '--tokens', 'maximum length of a sample', type=int, default=100)
   runs_to_compare = {'type': files.path, 'action': 'append', 'required': True}
   add('compare', '--baseline', 'run or model to compare with', **runs_to_compare)
   add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**18)
+  add('compare', '--output', 'JSON file to which the result is written too', type=files.path)
   add('gates', '--text', 'text of which gates are shown; default: the first tokens of the split')
   add('clusters', '--memory', 'path of its module; default: the first with clusters of tokens')
   add('checkpoint', '--step', "also list its parts: a step number, 'newest' or 'best'")
@@ -94,14 +95,7 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def _add_report(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('--output', type=files.path, help='page; default: report.html in the workdir')
-  parser.add_argument('--prompt', default='', help="prompt of the samples; '': a new document")
-  parser.add_argument('--samples', type=int, default=3, help='number of samples of each run')
-  parser.add_argument('--tokens', type=int, default=100, help='maximum length of a sample')
-
-
-def _open(options: argparse.Namespace) -> 'tuple[list[runs.Run], list[str]]':
+def _open(options):
   """Returns the runs, those of --baseline last, and their names.
 
   A baseline that is a published model has no text: it is scored as the first run is.
@@ -126,10 +120,15 @@ def _open(options: argparse.Namespace) -> 'tuple[list[runs.Run], list[str]]':
 def _compare(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import compare
 
+  if options.output:
+    files.check_output_file('--output', options.output, 'compare.json')
   (all_runs, names), pairs = _open(options), len(options.workdir)
   arguments = names, options.split, options.max_tokens
   result = compare.analyze(all_runs[:pairs], all_runs[pairs:], *arguments)
   print(compare.format_table(result))
+  if options.output:
+    files.write_output(options.output, _format_json(result))
+    print(f'wrote {options.output}')
 
 
 def _checkpoint(options: argparse.Namespace) -> None:
@@ -148,13 +147,18 @@ def _cloze(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-  from ngrammer_jax.analysis import report
+  from ngrammer_jax.analysis import figures, report
 
   files.check_output_file('--output', options.output, 'report.html')
   samples = report.Samples(options.prompt, options.samples, options.tokens)
-  page = report.format_page(report.collect(*_open(options), options.split, samples))
-  files.write_output(options.output, page)
-  print(f'wrote {options.output}')
+  with contextlib.ExitStack() as stack:
+    if options.figure:
+      panels = stack.enter_context(figures.saved_figure(options.figure, len(report.CURVES), 11.0))
+    reports = report.collect(*_open(options), options.split, samples)
+    files.write_output(options.output, report.format_page(reports))
+    if options.figure:
+      report.plot_curves(reports, panels)
+  print(f'wrote {" and ".join(str(path) for path in (options.output, options.figure) if path)}')
 
 
 def _draw(options: argparse.Namespace) -> None:
@@ -171,7 +175,7 @@ def _draw(options: argparse.Namespace) -> None:
     arguments = all_runs[0], options.split, *others
   with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
     result = analysis.analyze(*arguments)
-    content = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+    content = _format_json(result)
     analysis.plot(result, axes)
     if 'step' in result:
       title = f'{names[0]}, step {result["step"]:,}, {options.split}'
@@ -185,12 +189,15 @@ def _draw(options: argparse.Namespace) -> None:
     print(f'wrote {page}')
 
 
+def _format_json(result):
+  return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+
+
 def _default(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:
   """Returns the file in the first workdir that a flag without a value stands for."""
   from ngrammer_jax.interop.huggingface import checkpoint
 
-  is_list = options.analysis in OF_SEVERAL_RUNS
-  workdir = options.workdir[0] if is_list else options.workdir
+  workdir = options.workdir[0] if options.analysis in OF_SEVERAL_RUNS else options.workdir
   if checkpoint.is_published(workdir):
     raise errors.BadInput(
       f'--workdir={workdir} is a published model, to which no files are added: name the file of '

@@ -31,7 +31,8 @@ def parse(
 ) -> tuple[argparse.Namespace, Config]:
   """Returns plain flags, by argparse, and the config with its overrides applied.
 
-  With --print_config it prints the config and exits; no other flag is needed then.
+  With --print_config it prints the config and exits; no other flag is needed then. Values that do
+  not go together are printed before the error.
 
   Args:
     parser, argv: the parser of the plain flags, and the arguments.
@@ -48,7 +49,7 @@ def parse(
   _add_flags(printer)
   if '--print_config' in plain and '--help' not in plain:
     flags, _ = printer.parse_known_args(plain)
-    print(conversion.describe(resolve(flags.config, overrides)))
+    resolve(flags.config, overrides, show=True)
     parser.exit()
   flags = parser.parse_args(plain)
   start_once = functools.cache(lambda: start(flags))
@@ -90,11 +91,12 @@ def resolve(
   overrides: list[tuple[str, str]],
   workdir: pathlib.Path | None = None,
   start: Callable[[], None] | None = None,
+  show: bool = False,
 ) -> Config:
   """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`.
 
   What is open in memories that the model of `init_from` does not have, that model decides; see
-  `init_from.complete`.
+  `init_from.complete`. With `show`, it prints the config before it is checked.
   """
   values = load_file(spec)
   present = [path for path, _ in added_memories.blocks(values.get('model') or {})]
@@ -106,8 +108,8 @@ def resolve(
       start()
     with hosts.collective_errors():
       init_from.complete(values, {path for path, _ in overrides}, present, workdir)
-      return conversion.resolve(values)
-  return conversion.resolve(values)
+      return conversion.resolve(values, show)
+  return conversion.resolve(values, show)
 
 
 def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:

@@ -45,9 +45,11 @@ class PeerLostError(Exception):
 class Interrupted(Exception):
   """A signal stopped the run after everything was saved; rerun the same command to resume.
 
-  The commands exit with 128 + the number of the signal, 143 for SIGTERM.
+  The commands exit with 128 + the number of the signal, 143 for SIGTERM; of several processes with
+  143. All of these raise it at the same step; None: the signal is not known to this one.
   """
 
-  def __init__(self, received: signal.Signals):
-    super().__init__(f'stopped by {received.name}; rerun the same command to resume')
+  def __init__(self, received: signal.Signals | None):
+    cause = 'SIGTERM, or a signal to another process' if received is None else received.name
+    super().__init__(f'stopped by {cause}; rerun the same command to resume')
     self.signal = received

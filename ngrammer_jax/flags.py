@@ -78,7 +78,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   line_format = '%(process_prefix)s%(message)s'
   logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
-    handler.addFilter(hosts.ProcessPrefix())
+    handler.addFilter(hosts.prefix_record)
   logging.getLogger('jax').setLevel(logging.WARNING)  # reports every missing backend
   for name in ('gcsfs', 'fsspec', 'google', 'asyncio'):
     logging.getLogger(name).setLevel(logging.CRITICAL)  # the errors that they log are also raised
@@ -94,7 +94,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   except errors.BadInput as error:
     message, status, is_shared = f'error: {error}', 2, error.is_shared
   except errors.Interrupted as error:
-    message, status = str(error), 128 + error.signal
+    number = signal.SIGTERM if hosts.is_multiprocess() else error.signal
+    message, status, is_shared = str(error), 128 + number, True
   except errors.PeerLostError as error:
     message, status = f'error: {error}', 1
   except KeyboardInterrupt:
@@ -119,9 +120,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
       reason = f'{type(error).__name__}: {error}'
       message, status = f'error: {reason}; if another process is lost, {errors.RERUN_ALL}', 1
   if message is not None and (hosts.is_primary() or not is_shared):
-    process_prefix = '' if hosts.is_primary() else f'process {hosts.process_index()}: '
     with contextlib.suppress(OSError):
-      print(f'{process_prefix}{_one_line(message)}', file=sys.stderr)
+      print(f'{hosts.prefix()}{_one_line(message)}', file=sys.stderr)
   if status in (1, 2) and hosts.is_multiprocess():
     _exit_alone(status)
   sys.exit(status or 0)

@@ -322,10 +322,11 @@ def test_print_config_prints_every_key_with_its_comment_and_stops(folder, capsys
   assert split['optimizer.weight_decay=0.0'].endswith('; only for algorithm adam, adamw, lamb')
 
 
-def test_print_config_refuses_what_training_refuses(folder):
+def test_print_config_refuses_what_training_refuses_and_shows_it(folder, capsys):
   arguments = [f'--config={folder}/plain.py', '--config.model.width=0', '--print_config']
   with bad_input('model.width=0 must be at least 1'):
     command_line.parse(argparse.ArgumentParser(), arguments)
+  assert '\nmodel.width=0 ' in capsys.readouterr().out
 
 
 @each('path, value, default', [('model.span.reserve', 8, 16), ('model.span.check_every', 20, 100)])

@@ -188,6 +188,25 @@ def test_a_slurm_job_is_requeued_if_it_can_be_retried(run_batch):
   assert [run_batch('exit 1', starts=starts)[1] for starts in (99, 100)] == [True, False]
 
 
+def test_a_slurm_job_that_fails_without_a_new_checkpoint_ends(run_batch, tmp_path):
+  workdir = tmp_path / 'a run'
+
+  def requeues(status, *statuses, place=workdir):
+    ended = [run_batch(f'exit {each}', f'--workdir={place}') for each in (status, *statuses)]
+    assert [process.returncode for process, _ in ended] == [status, *statuses]
+    is_said = 'three times without a new checkpoint' in ended[-1][0].stdout
+    assert is_said == (not ended[-1][1])
+    return [is_requeued for _, is_requeued in ended]
+
+  assert requeues(1, 143, 138, 143, 134, 1) == [True] * 5 + [False]  # before the first checkpoint
+  for step in ('8', '16'):
+    (workdir / 'checkpoints' / step).mkdir(parents=True)
+    (workdir / 'checkpoints' / f'{step}.damaged').mkdir()
+    assert requeues(137, 1) == [True, True]
+  assert requeues(1) == [False]
+  assert requeues(*[1] * 4, place='gs://bucket/run') == [True] * 4  # nothing is known of it
+
+
 # Two tasks on this machine, with the variables of Slurm that JAX reads.
 TASKS = """
 shift

@@ -16,6 +16,7 @@ import numpy as np
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import token_losses
 from ngrammer_jax.system import text_tables
+from ngrammer_jax.training import state as train_state
 
 BLOCKS = 64  # consecutive parts of the text; neighboring tokens are not independent
 MIN_BLOCK = 256  # tokens; the differences of shorter blocks are not independent either
@@ -32,8 +33,9 @@ def analyze(
   """Compares each run with its baseline, as plain values.
 
   Keys: `split`; `tokens`, number of tokens scored; `pairs`, with for each `run`, `baseline`, their
-  names; `steps`; `loss` and `baseline_loss`, in nats per token; `difference`, of the run minus its
-  baseline; and `text_error`, its standard error over blocks of the text, None for a short text.
+  names; `steps` and `parameters`, of both; `loss` and `baseline_loss`, in nats per token;
+  `difference`, of the run minus its baseline; and `text_error`, its standard error over blocks of
+  the text, None for a short text.
   With several pairs also `mean` of the differences; `seed_error`, its standard error over pairs;
   and `interval`, its 95 % confidence interval (Student's t).
 
@@ -45,37 +47,37 @@ def analyze(
     max_tokens: number of tokens to score, from the beginning of the split.
 
   Raises:
-    BadInput: not one baseline for each run, a run that is given twice, different texts or
-      vocabularies, or a number below 1.
+    BadInput: not one baseline for each run, a run in two pairs, different texts or vocabularies, or
+      a number below 1.
   """
   if len(all_runs) != len(baselines):
     raise errors.BadInput(
       f'--workdir is given {len(all_runs)} times, but --baseline {len(baselines)} times: set one '
       f'baseline for each run, in the same order, such as that with the same seed'
     )
-  for flag, group in (('--workdir', all_runs), ('--baseline', baselines)):
-    workdirs = [os.path.normpath(os.path.abspath(run.workdir)) for run in group]
-    for run, workdir in zip(group, workdirs, strict=True):
-      if (count := workdirs.count(workdir)) > 1:
-        raise errors.BadInput(
-          f'{flag}={run.workdir} is given {count} times: pairs must be different trainings, such '
-          f'as those of other seeds'
-        )
+  everything = [*all_runs, *baselines]
+  workdir_of = lambda run: os.path.normpath(os.path.abspath(run.workdir))
+  in_pairs = [set(map(workdir_of, pair)) for pair in zip(all_runs, baselines, strict=True)]
+  for run in everything:
+    if (count := sum(workdir_of(run) in pair for pair in in_pairs)) > 1:
+      raise errors.BadInput(
+        f'{run.workdir} is in {count} pairs of --workdir and --baseline: pairs must be different '
+        f'trainings, such as those of other seeds'
+      )
   if max_tokens < 1:
     raise errors.BadInput(f'--max_tokens={max_tokens} must be at least 1')
-  everything = [*all_runs, *baselines]
   texts = [run.split(split) for run in everything]
   token_losses.check_same_text(everything, texts, 'compare')
   tokens = min(len(texts[0].tokens), max_tokens)
-  losses_of = lambda run: token_losses.token_losses(run, texts[0], tokens)
   pairs = []
-  for i, (run, baseline) in enumerate(zip(all_runs, baselines, strict=True)):
-    loss_T, baseline_T = losses_of(run), losses_of(baseline)
+  for i, both in enumerate(zip(all_runs, baselines, strict=True)):
+    loss_T, baseline_T = (token_losses.token_losses(run, texts[0], tokens) for run in both)
     pairs.append(
       {
         'run': names[i],
         'baseline': names[len(all_runs) + i],
-        'steps': [int(run.state.step), int(baseline.state.step)],
+        'steps': [int(run.state.step) for run in both],
+        'parameters': [train_state.count_elements(run.state.params) for run in both],
         'loss': float(loss_T.mean()),
         'baseline_loss': float(baseline_T.mean()),
         'difference': float((loss_T - baseline_T).mean()),
@@ -106,23 +108,24 @@ def _over_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
   differences = [pair['difference'] for pair in pairs]
   mean = float(np.mean(differences))
   error = _standard_error(differences)
-  interval = map(float, stats.t.interval(CONFIDENCE, len(pairs) - 1, mean, error))
-  return {'mean': mean, 'seed_error': error, 'interval': [*interval]}
+  width = error * float(stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1))
+  return {'mean': mean, 'seed_error': error, 'interval': [mean - width, mean + width]}
 
 
 def format_table(result: dict[str, Any]) -> str:
   """Formats the pairs, and what they say together."""
-  columns = 'run', 'step', 'nats/token', 'baseline', 'step', 'nats/token'
-  rows = [(*columns, 'difference', 'error of the text')]
+  columns = 'step', 'parameters', 'nats/token'
+  rows = [('run', *columns, 'baseline', *columns, 'difference', 'error of the text')]
   for pair in result['pairs']:
-    step, baseline_step = (f'{step:,}' for step in pair['steps'])
+    cells = []
+    for i, (name, loss) in enumerate((('run', 'loss'), ('baseline', 'baseline_loss'))):
+      cells += [pair[name], f'{pair["steps"][i]:,}', f'{pair["parameters"][i]:,}']
+      cells.append(f'{pair[loss]:.4f}')
     error = '-' if pair['text_error'] is None else f'{pair["text_error"]:.4f}'
-    run = pair['run'], step, f'{pair["loss"]:.4f}'
-    baseline = pair['baseline'], baseline_step, f'{pair["baseline_loss"]:.4f}'
-    rows.append((*run, *baseline, f'{pair["difference"]:+.4f}', error))
+    rows.append((*cells, f'{pair["difference"]:+.4f}', error))
   lines = [
     f'{result["tokens"]:,} tokens of {result["split"]}; negative: lower than the baseline',
-    *text_tables.align_columns(rows, '<>><>'),
+    *text_tables.align_columns(rows, '<>>><>'),
   ]
   if any(pair['text_error'] is None for pair in result['pairs']):
     lines.append(f'no error of the text: it needs at least {BLOCKS * MIN_BLOCK:,} tokens')

@@ -124,13 +124,18 @@ def _highest(run, text, values_T, order):
 
 
 def parts(result: dict[str, Any], shown: int = MAX_SHOWN_TOKENS) -> list[Part]:
-  """Returns the n-grams and the shaded text of each gate; those of all but the first are folded.
+  """Returns mean and deviation of all gates, then the n-grams and the shaded text of each.
+
+  Those of all gates but the first are folded.
 
   Args:
     result: result of `analyze`.
     shown: number of tokens of the shaded text.
   """
-  result_parts = []
+  means = [('memory', 'mean gate', 'standard deviation')]
+  for gate in result['gates']:
+    means.append((gate['name'], f'{gate["mean"]:.3f}', f'{gate["deviation"]:.3f}'))
+  result_parts = [Part(f'{result["tokens"]:,} tokens of {result["split"]}', means)]
   for number, gate in enumerate(result['gates']):
     rows = [['n-gram', 'mean gate', 'count']]
     for listed in gate['ngrams'].values():
@@ -138,9 +143,8 @@ def parts(result: dict[str, Any], shown: int = MAX_SHOWN_TOKENS) -> list[Part]:
         rows.append([repr(ngram['text']), f'{ngram["gate"]:.3f}', f'{ngram["count"]:,}'])
     title = f'{gate["name"]}: n-grams with the highest mean gate, of at least {MIN_COUNT} each'
     result_parts.append(Part(title, rows, is_folded=number > 0))
-    title = f'{gate["name"]}: mean {gate["mean"]:.3f}, standard deviation {gate["deviation"]:.3f}'
     texts, values = result['texts'][:shown], gate['values'][:shown]
-    result_parts.append(shaded_text(title, texts, values, '.3f', is_folded=number > 0))
+    result_parts.append(shaded_text(gate['name'], texts, values, '.3f', is_folded=number > 0))
   return result_parts
 
 

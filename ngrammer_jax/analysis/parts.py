@@ -58,8 +58,6 @@ def format_tables(parts: Sequence[Part]) -> str:
   lines = []
   for part in parts:
     if part.rows:
-      lines += [
-        part.title,
-        *text_tables.align_columns(part.rows, '<><' if part.has_words else '<>'),
-      ]
+      alignment = '<><' if part.has_words else '<>'
+      lines += [part.title, *text_tables.align_columns(part.rows, alignment)]
   return '\n'.join(lines)

@@ -24,6 +24,7 @@ from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import corpora
 from ngrammer_jax.system import files
+from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training.records import writers
 
@@ -176,14 +177,12 @@ def _metrics(run, records):
         result = files.read_json(path)
         if result['step'] <= step:
           metrics |= _split_metrics(f'{split}, evaluated', result)
-  for key, name in (
-    ('flops_per_token', 'FLOPs per token'),
-    ('tokens_per_second', 'tokens per second'),
-  ):
-    values = [record[key] for record in records if key in record]
-    if values:
-      metrics[f'{name} (median)'] = count(statistics.median(values))
-  return metrics
+  values_of = lambda key: [record[key] for record in records if key in record]
+  flops = values_of('flops_per_token')  # of learned spans, which change it
+  if run.config.model.span is None:
+    flops = [programs.Programs(run.config, run.vocabulary_size, run.mesh).flops.forward()]
+  rates = {'FLOPs per token': flops, 'tokens per second (median)': values_of('tokens_per_second')}
+  return metrics | {name: count(statistics.median(rate)) for name, rate in rates.items() if rate}
 
 
 def _split_metrics(name, result):
@@ -191,8 +190,7 @@ def _split_metrics(name, result):
   counts = {key: result[key] for key in ('step', 'tokens') if result.get(key) is not None}
   metrics = {f'{key} ({name})': Metric(f'{count:,}', count) for key, count in counts.items()}
   for key, (label, pattern, best) in SPLIT_METRICS.items():
-    if result.get(key) is not None:
-      value = result[key]
+    if (value := result.get(key)) is not None:
       # Bits per byte are those of a whole text, whatever its number of tokens.
       tokens = None if key == 'bits_per_byte' else result.get('tokens')
       metrics[f'{label} ({name})'] = Metric(format(value, pattern), value, best, tokens)
@@ -240,33 +238,33 @@ def _render(title, sections, reports=(), loss=None):
 
 
 def _curves(reports):
-  cards = []
-  for title, key in CURVES.items():
-    svgs = figures.inline_svgs(title, lambda axes, key=key: _plot_curves(reports, key, axes), 1)
-    cards += [Card(title, None, svgs, ())] if svgs else []
-  return cards
+  svgs = figures.inline_svgs('curve', lambda axes: plot_curves(reports, axes), len(CURVES))
+  return [Card('', None, [svg], ()) for svg in svgs]
 
 
-def _plot_curves(reports, key, axes):
+def plot_curves(reports: Sequence[RunReport], axes: Any) -> None:
+  """Plots CURVES by training tokens; runs with one name as their mean, where all have a value."""
   from matplotlib import ticker
 
-  for report in reports:
-    tokens = report.config.training.tokens_per_step
-    points = [
-      (record['step'] * tokens, record[key])
-      for record in report.records
-      if math.isfinite(record.get(key, math.nan))
-    ]
-    if points:
-      style = 'o-' if len(points) <= MAX_DOTS else '-'
-      label = report.name.replace('$', r'\$')  # no formula
-      color = f'C{report.color}'
-      axes.plot(*zip(*points, strict=True), style, ms=3, lw=1, color=color, label=label)
-  axes.set(xlabel='training tokens', ylabel='nats per token')
-  axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
-  axes.grid(alpha=0.3)
-  if axes.lines:
-    axes.legend(fontsize='small')
+  for (title, key), panel in zip(CURVES.items(), axes, strict=True):
+    for name in dict.fromkeys(report.name for report in reports):
+      group, values = [report for report in reports if report.name == name], {}
+      for report in group:
+        tokens = report.config.training.tokens_per_step
+        for record in report.records:
+          if math.isfinite(record.get(key, math.nan)):
+            values.setdefault(record['step'] * tokens, []).append(record[key])
+      points = [(x, statistics.fmean(y)) for x, y in values.items() if len(y) == len(group)]
+      if points:
+        style = 'o-' if len(points) <= MAX_DOTS else '-'
+        label = name.replace('$', r'\$')  # no formula
+        color = f'C{group[0].color}'
+        panel.plot(*zip(*points, strict=True), style, ms=3, lw=1, color=color, label=label)
+    panel.set(title=title, xlabel='training tokens', ylabel='nats per token')
+    panel.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
+    panel.grid(alpha=0.3)
+    if panel.lines:
+      panel.legend(fontsize='small')
 
 
 def _metrics_table(reports):

@@ -64,11 +64,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
     changed_T = token_losses.token_losses(changed, text, tokens, variables, name)
     result = {'memory': memory, 'change': change, 'order': order, 'loss': float(changed_T.mean())}
     changes.append(result | {'groups': _group(counts[order], loss_T, changed_T - loss_T)})
-  return {
-    **{'step': int(run.state.step), 'split': split},
-    **{'tokens': tokens, 'train_tokens': train_tokens},
-    **{'loss': float(loss_T.mean()), 'changes': changes},
-  }
+  result = {'step': int(run.state.step), 'split': split, 'tokens': tokens}
+  return result | {'train_tokens': train_tokens, 'loss': float(loss_T.mean()), 'changes': changes}
 
 
 def _changes(run, all_tables, text, tokens):

@@ -41,14 +41,20 @@ def _config_dict(values):
   return ml_collections.ConfigDict(values, type_safe=False)
 
 
-def resolve(values: Any) -> Config:
+def resolve(values: Any, show: bool = False) -> Config:
   """Returns the checked config of a ConfigDict or a plain dict; missing keys get their defaults.
+
+  Args:
+    values: the config.
+    show: whether to print it before it is checked.
 
   Raises:
     BadInput: an unknown key (the nearest valid one is named), a value of the wrong type,
       or an impossible combination.
   """
   config = build(Config, to_dict(values))
+  if show:
+    print(describe(config))
   config.check()
   return config
 

@@ -58,8 +58,8 @@ def join(options: argparse.Namespace) -> None:
       message = 'this Slurm job has %s tasks, and one process is used: start it with srun'
       logging.warning(message, tasks)
     return
-  prefix = f'process {options.process_id} of {options.processes}: ' if is_listed else ''
-  logging.info('%swaiting for the others, %d minutes at most', prefix, WAIT_TIMEOUT // 60)
+  name = f'process {options.process_id} of {options.processes}: ' if is_listed else ''
+  logging.info('%swaiting for the others, %d minutes at most', name, WAIT_TIMEOUT // 60)
   import jax  # not at the top: every command imports this module, and --help need not wait for JAX
 
   try:
@@ -105,6 +105,11 @@ def is_primary() -> bool:
   return process_index() == 0
 
 
+def prefix() -> str:
+  """Returns what a message of this process begins with: its index, of the primary nothing."""
+  return '' if is_primary() else f'process {process_index()}: '
+
+
 def all_gather(value: Any) -> list[Any]:
   """Returns the JSON values of all processes, by process index.
 
@@ -143,8 +148,7 @@ def collective_errors() -> Iterator[None]:
   messages = all_gather(None if own_error is None else str(own_error))
   for index, message in enumerate(messages):
     if message is not None:
-      prefix = '' if index == 0 else f'process {index}: '
-      error = errors.BadInput(f'{prefix}{message}')
+      error = errors.BadInput(message if index == 0 else f'process {index}: {message}')
       error.is_shared = True
       raise error from own_error
 
@@ -156,12 +160,10 @@ def on_primary(function: Callable[..., Any], *args: Any) -> None:
       function(*args)
 
 
-class ProcessPrefix(logging.Filter):
-  """Drops log records below WARNING in all processes but the primary.
+def prefix_record(record: logging.LogRecord) -> bool:
+  """Filters log records: drops those below WARNING in all processes but the primary.
 
   It sets `process_prefix`, for the format of the handler: empty, or the index of the process.
   """
-
-  def filter(self, record: logging.LogRecord) -> bool:
-    record.process_prefix = '' if is_primary() else f'process {process_index()}: '
-    return is_primary() or record.levelno >= logging.WARNING
+  record.process_prefix = prefix()
+  return is_primary() or record.levelno >= logging.WARNING

@@ -66,8 +66,7 @@ class SignalHandler:
 
   def __enter__(self) -> 'SignalHandler':
     # JAX handles SIGTERM to one of several processes.
-    numbers = SIGNALS[hosts.is_multiprocess() :]
-    self._original_handlers = _handle(self._on_signal, numbers)
+    self._original_handlers = _handle(self._on_signal, SIGNALS[hosts.is_multiprocess() :])
     return self
 
   def __exit__(self, *exception) -> None:
@@ -80,16 +79,16 @@ class SignalHandler:
       signal.default_int_handler(number, frame)
     if self._received is None:
       self._received = signal.Signals(number)
-      _print(f'{self._received.name}: saving a checkpoint, then stopping')
+      _print(f'{hosts.prefix()}{self._received.name}: saving a checkpoint, then stopping')
       if hosts.is_multiprocess():
         os.kill(os.getpid(), signal.SIGTERM)
 
   def check(self, *_: object) -> None:
     """Raises Interrupted if a signal was received. All processes have to call it equally often."""
+    was_received = self._received is not None
     if hosts.is_multiprocess():
       from jax.experimental import multihost_utils
 
-      if multihost_utils.reached_preemption_sync_point(next(SYNC_POINTS)):
-        raise errors.Interrupted(signal.SIGTERM)
-    elif self._received is not None:
+      was_received = multihost_utils.reached_preemption_sync_point(next(SYNC_POINTS))
+    if was_received:
       raise errors.Interrupted(self._received)

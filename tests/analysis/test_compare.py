@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ngrammer_jax import analyze, errors, runs
+from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import compare, token_losses
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.system import files
+from ngrammer_jax.training import state as train_state
 from tests import published_folders
 from tests.checks import bad_input
 
@@ -25,7 +26,7 @@ def fake_runs(count, tokens=TOKENS):
     types.SimpleNamespace(
       workdir=f'runs/{i}',
       split=lambda name: text,
-      state=types.SimpleNamespace(step=i),
+      state=types.SimpleNamespace(step=i, params={'w': np.zeros(1000 + i)}),
       vocabulary=types.SimpleNamespace(size=256),
     )
     for i in range(count)
@@ -45,6 +46,7 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   differences = []
   for i, pair in enumerate(result['pairs']):
     assert (pair['run'], pair['baseline']) == ('abcdef'[i], 'abcdef'[3 + i])
+    assert (pair['steps'], pair['parameters']) == ([i, 3 + i], [1000 + i, 1003 + i])
     each = [losses[i][t] - losses[3 + i][t] for t in range(TOKENS)]
     blocks = [statistics.fmean(each[t : t + 256]) for t in range(0, TOKENS, 256)]
     assert pair['difference'] == pytest.approx(statistics.fmean(each))
@@ -56,15 +58,21 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   assert result['seed_error'] == pytest.approx(error)
   expected = stats.t.interval(0.95, 2, loc=result['mean'], scale=error)
   assert result['interval'] == pytest.approx(list(expected))
-  assert compare.format_table(result).endswith('which excludes 0')
+  table = compare.format_table(result)
+  assert table.endswith('which excludes 0')
+  cells = table.splitlines()[4].split()
+  assert cells[:3] + cells[4:7] == ['c', '2', '1,002', 'f', '5', '1,005']
   losses[:3] += 0.43  # of different signs
   again = compare.analyze(everything[:3], everything[3:], 'abcdef', max_tokens=TOKENS - 1)
   assert compare.format_table(again).endswith('which includes 0')
   assert again['pairs'][0]['text_error'] is None  # blocks are too short
   assert 'no error of the text: it needs at least 16,384 tokens' in compare.format_table(again)
+  losses[:] = 1
+  equal = compare.analyze(everything[:2], everything[2:4], 'abcd')
+  assert equal['interval'] == [0, 0] and compare.format_table(equal).endswith('which includes 0')
 
 
-def test_losses_are_those_of_evaluate(one_device, trained, capsys):
+def test_losses_are_those_of_evaluate(one_device, trained, capsys, tmp_path):
   later, earlier = (runs.load_run(trained, step) for step in (12, 4))
   result = compare.analyze([later], [earlier], ['later', 'earlier'])
   (pair,) = result['pairs']
@@ -72,11 +80,19 @@ def test_losses_are_those_of_evaluate(one_device, trained, capsys):
     expected = run.evaluate('validation')['nll_nats_per_token']
     assert pair[key] == pytest.approx(expected, rel=1e-6)
   assert pair['steps'] == [12, 4] and pair['difference'] < 0
-  assert compare.format_table(result).splitlines()[2].split()[::3][:2] == ['later', 'earlier']
+  assert compare.format_table(result).splitlines()[2].split()[::4][:2] == ['later', 'earlier']
   flags = [f'--workdir={trained}', f'--baseline={trained}', '--max_tokens=100']
   analyze.main(['compare', *flags, '--split=test'])
   printed = capsys.readouterr().out
   assert printed.startswith('100 tokens of test') and '+0.0000' in printed and 'one pair' in printed
+  assert 'wrote' not in printed
+  analyze.main(['compare', *flags, f'--output={tmp_path}/new/result.json'])
+  expected = compare.analyze([later], [later], [str(trained)] * 2, max_tokens=100)
+  assert files.read_json(tmp_path / 'new' / 'result.json') == expected
+  assert capsys.readouterr().out.endswith(f'wrote {tmp_path}/new/result.json\n')
+  assert expected['pairs'][0]['parameters'] == [train_state.count_elements(later.state.params)] * 2
+  with bad_input(f'--output={tmp_path} is a folder: name a file, such as {tmp_path}/compare.json'):
+    analyze.main(['compare', '--workdir=no/run', '--baseline=no/run', f'--output={tmp_path}'])
 
 
 def test_streams_are_those_of_the_evaluation(one_device, trained):
@@ -120,14 +136,17 @@ def test_bad_input():
     'same order, such as that with the same seed'
   ):
     compare.analyze(everything[:2], everything[2:], 'abc')
-  with bad_input(
-    '--baseline=runs/2 is given 2 times: pairs must be different trainings, such as those of other '
-    'seeds'
-  ):
+  message = (
+    'runs/2 is in 2 pairs of --workdir and --baseline: pairs must be different trainings, such as '
+    'those of other seeds'
+  )
+  with bad_input(message):
     compare.analyze(everything[:2], everything[2:] * 2, 'abcd')
-  everything[0].workdir = 'runs/../runs/1'
-  with pytest.raises(errors.BadInput, match='^--workdir=runs/../runs/1 is given 2 times'):
+  with bad_input(message.replace('/2', '/1')):  # a run here, a baseline there
     compare.analyze(everything[:2], everything[1:], 'abcd')
+  everything[0].workdir = 'runs/../runs/1'
+  with bad_input(message.replace('/2', '/../runs/1')):
+    compare.analyze(everything[:2], everything[2:] * 2, 'abcd')
   everything[0].workdir = 'runs/0'
   with bad_input('--max_tokens=0 must be at least 1'):
     compare.analyze(everything[:1], everything[1:2], 'ab', max_tokens=0)

@@ -176,6 +176,8 @@ def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monke
   result, printed = json.loads((workdir / 'gates.json').read_text()), capsys.readouterr().out
   assert (workdir / 'gates.png').stat().st_size > 1000 and 'with the highest mean gate' in printed
   (gate,) = result['gates']
+  cells = printed.splitlines()[3].split()
+  assert cells == [gate['name'], f'{gate["mean"]:.3f}', f'{gate["deviation"]:.3f}']
   assert gate['name'] == 'layer_0/ngram_memory_0' and result['tokens'] == TOKENS
   run = runs.load_run(workdir)
   (table,) = lookups.tables(run)

@@ -14,6 +14,7 @@ from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import attention, clusters, ngrams, parts, report, spans
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.training import programs
 from ngrammer_jax.training.records import writers
 from tests import browser
 from tests.checks import bad_input
@@ -104,7 +105,14 @@ def pair(one_device, trained_copy, tmp_path, collected):
     (other / 'config.json').write_text(json.dumps(config))
     page = tmp_path / 'pages' / 'page.html'
     labels = [f'--label={label}' for label in LABELS]
-    write_report(f'--workdir={trained_copy}', f'--workdir={other}', *labels, f'--output={page}')
+    write_report(
+      f'--workdir={trained_copy}',
+      f'--workdir={other}',
+      *labels,
+      f'--output={page}',
+      f'--figure={tmp_path}/pages/curves.svg',
+    )
+    assert 'Validation loss' in (tmp_path / 'pages' / 'curves.svg').read_text()
     PAIR.append((page, collected, trained_copy))
   return PAIR[0]
 
@@ -122,9 +130,9 @@ def test_two_runs_side_by_side(pair):
   assert len(page.figures['clusters']) == 4 and len(page.figures['attention']) == 2
   assert 'stroke: #000000' not in text and 'currentColor' in text and 'var(--c1)' in text
   records = [record for _, record in writers.read_lines(first)]
-  for key in ('validation/nll_nats_per_token', 'loss'):
-    axes = figure.Figure().subplots()
-    report._plot_curves([found, other], key, axes)
+  panels = figure.Figure().subplots(1, 2)
+  report.plot_curves([found, other], panels)
+  for key, axes in zip(('validation/nll_nats_per_token', 'loss'), panels, strict=True):
     for name, line in zip(LABELS, axes.lines, strict=True):
       expected = np.transpose([(r['step'] * 128, r[key]) for r in records if key in r])
       np.testing.assert_allclose(line.get_data(), expected)
@@ -135,6 +143,9 @@ def test_two_runs_side_by_side(pair):
   count = sum(leaf.size for leaf in jax.tree.leaves(params))
   assert metrics[''] == list(LABELS) and metrics['parameters'] == [f'{count:,}'] * 2
   assert metrics['of these in n-gram tables'] == [f'{2 * 64 * 4:,}'] * 2
+  run = runs.load_run(first)
+  step = programs.Programs(run.config, run.vocabulary_size, run.mesh)
+  assert metrics['FLOPs per token'] == [f'{step.flops.forward():,.0f}'] * 2
   last = records[-1]
   assert metrics['training loss'] == [f'{expected[1][-1]:.4f}'] * 2
   nats = f'{last["validation/nll_nats_per_token"]:.4f}'
@@ -172,6 +183,21 @@ def test_two_runs_side_by_side(pair):
     assert text in page.texts['samples']
 
 
+def test_runs_with_one_label_are_their_mean_in_the_curves(pair):
+  _, (found, other), _ = pair
+  seeds = [
+    found._replace(name='$x', records=[{'step': 2, 'loss': 3.0}, {'step': 4, 'loss': 2.0}]),
+    other._replace(name='$x', records=[{'step': 2, 'loss': 5.0}, {'step': 6, 'loss': 1.0}]),
+    found._replace(name='one', color=2, records=[{'step': 6, 'loss': 1.5}]),
+  ]
+  _, axes = panels = figure.Figure().subplots(1, 2)
+  report.plot_curves(seeds, panels)
+  mean, one = axes.lines
+  assert (mean.get_label(), one.get_label()) == (r'\$x', 'one')
+  assert mean.get_xydata().tolist() == [[2 * 128, 4.0]]  # step 4 and 6 are of one run each
+  assert one.get_xydata().tolist() == [[6 * 128, 1.5]] and one.get_color() == 'C2'
+
+
 def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
   gated = NGramMemoryConfig(key='tokens', layers=(0,), orders=(2,), heads=1, rows=(31,), width=4)
   workdir = untrained(
@@ -191,6 +217,9 @@ def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
   assert page.links == [f'#{name}' for name in names]
   assert page.texts['samples'].count('the <i>') == 2
   (found,) = collected
+  assert not [name for name in found.metrics if 'FLOPs' in name]  # its spans were not recorded
+  recorded = report._metrics(runs.load_run(workdir), [{'step': 4, 'flops_per_token': 5000.0}])
+  assert recorded['FLOPs per token'].text == '5,000'
   result = found.results['spans']
   rows = spans.table_rows(result['spans'], ',.0f') + spans.table_rows(result['persistent'], '.1%')
   assert page.tables['spans'] == rows
@@ -206,7 +235,7 @@ def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
   assert page.figures['gates'] == ['tokens of validation (%) by gate']
   best = gate['ngrams'][2][0]
   row = [repr(best['text']), f'{best["gate"]:.3f}', f'{best["count"]:,}']
-  assert page.tables['gates'][1] == row
+  assert page.tables['gates'][3] == row
 
 
 def test_a_report_that_fails_writes_nothing(one_device, trained_copy, tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ CHANGES = {
   'primer, scanned': {'convolution': 3, 'scan_layers': True},
   'zeros before a stream': {
     **{'ngram': None, 'norm': 'post_skip', 'final_norm': False},
-    'memory': model_config.MemoryConfig(6, first='zeros', across_documents=True),
+    'memory': model_config.MemoryConfig(20, first='zeros', across_documents=True),
   },
   'memory': {
     'position': 'relative',

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.attention import position
 from ngrammer_jax.models import heads, language_model, transformer
@@ -475,3 +476,28 @@ def test_abstract_layers_are_those_of_the_model():
   actual = train_state.abstract_variables(model)
   assert jax.tree.structure(actual) == jax.tree.structure(expected)
   assert jax.tree.leaves(actual) == jax.tree.leaves(expected)
+
+
+def test_layers_that_are_traced_once_or_scanned_are_those_of_the_model():
+  """Each has its window, its rotation, its memory and its dropout."""
+  attention = AttentionConfig(window=2, layer_pattern=('window', 'unrotated'))
+  fields = {'ngram': None, 'layers': 4, 'position': 'rope', 'attention': attention, 'dropout': 0.5}
+  config = small_config(memory=model_config.MemoryConfig(3), **fields)
+  variables, outputs = variables_of(small_model(ngram=None, layers=4, position='rope')), []
+  for scan_layers, jit_layers in ((False, False), (False, True), (True, False)):
+    model = language_model.build(
+      dataclasses.replace(config, scan_layers=scan_layers), V, jit_layers
+    )
+
+    @jax.jit
+    def two_segments(params, model=model):
+      memory, parts = model.empty_memory(B), []
+      for key in jax.random.split(jax.random.key(0)):
+        options = {'train': True, 'rngs': {'dropout': key}}
+        part, memory, _ = model.apply({'params': params}, random_tokens(), memory, **options)
+        parts.append(part)
+      return parts
+
+    outputs.append(two_segments(variables['params']))
+  for other in outputs[1:]:
+    assert_close(np.stack(other), np.stack(outputs[0]), 1e-6)

@@ -68,7 +68,7 @@ def test_a_log_record_is_prefixed_for_its_handler_alone(others, monkeypatch):
   for index, shown in (0, ['step 4', 'step 4']), (2, [None, 'process 2: step 4']):
     monkeypatch.setitem(hosts._process, 'index', index)
     records = [record(logging.INFO), record(logging.WARNING)]
-    kept = [hosts.ProcessPrefix().filter(each) for each in records]
+    kept = [hosts.prefix_record(each) for each in records]
     lines = [form.format(each) if keep else None for each, keep in zip(records, kept, strict=True)]
     assert lines == shown
     assert [each.getMessage() for each in records] == ['step 4', 'step 4']

@@ -181,7 +181,14 @@ def test_what_two_processes_saved_others_restore(tmp_path, cache, processes, num
   else:
     os.kill(pids[processes == 4], number)
   output, _ = process.communicate(timeout=120)
-  assert process.returncode == 143 and 'stopped by SIGTERM' in output, output
+  assert process.returncode == 143, output
+  known = 'SIGHUP;' if number == signal.SIGHUP else 'SIGTERM, or a signal to another process;'
+  assert output.count('stopped by') == output.count(f'stopped by {known}') == 1, output
+  if number == signal.SIGTERM:
+    assert 'SIGTERM: passed on to all as SIGTERM\n' in output, output
+  else:
+    who = 'process 1: ' if number == signal.SIGUSR1 else '\n'
+    assert f'{who}{number.name}: saving a checkpoint, then stopping\n' in output, output
   assert output.count('ended with status 143') == 2, output
   assert 'restoring step' in train(processes, tmp_path / 'run', **long)
   assert losses(tmp_path / 'run') == pytest.approx(losses(tmp_path / 'reference'), rel=1e-4)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+from jax.experimental import multihost_utils
 import pytest
 
 from ngrammer_jax import errors, flags, train
@@ -162,7 +163,7 @@ def test_what_was_ignored_at_the_start_stays_ignored(number):
     assert signal.getsignal(number) == signal.SIG_IGN
 
 
-def test_several_processes_pass_a_signal_on_once_as_sigterm(monkeypatch):
+def test_several_processes_pass_a_signal_on_once_as_sigterm(monkeypatch, capfd):
   """To JAX, whose handler tells all of them."""
   monkeypatch.setitem(hosts._process, 'count', 2)
   received = []
@@ -171,10 +172,33 @@ def test_several_processes_pass_a_signal_on_once_as_sigterm(monkeypatch):
     signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     os.kill(os.getpid(), signal.SIGUSR2)  # while the text is read
     assert received == [signal.SIGTERM]
-    with signals.SignalHandler():
+    monkeypatch.setattr(multihost_utils, 'reached_preemption_sync_point', lambda step: True)
+    with signals.SignalHandler() as stop:
+      with pytest.raises(errors.Interrupted, match='^stopped by SIGTERM, or a signal to another p'):
+        stop.check()
       os.kill(os.getpid(), signal.SIGUSR1)
       os.kill(os.getpid(), signal.SIGHUP)
       assert received == [signal.SIGTERM] * 2
+      with pytest.raises(errors.Interrupted, match='^stopped by SIGUSR1; rerun'):
+        stop.check()
+    monkeypatch.setitem(hosts._process, 'index', 1)
+    with signals.SignalHandler():
+      os.kill(os.getpid(), signal.SIGUSR1)
+  said = 'SIGUSR1: saving a checkpoint, then stopping\n'
+  assert capfd.readouterr().err == f'{said}process 1: {said}'
+
+
+def test_of_several_processes_the_first_says_the_signal_and_all_exit_with_143(monkeypatch, capfd):
+  def stop(argv):
+    raise errors.Interrupted(signal.SIGUSR1)
+
+  monkeypatch.setitem(hosts._process, 'count', 2)
+  monkeypatch.setattr(sys, 'argv', ['train'])
+  for index, message in enumerate(('stopped by SIGUSR1; rerun the same command to resume\n', '')):
+    monkeypatch.setitem(hosts._process, 'index', index)
+    with pytest.raises(SystemExit) as stopped, of_a_command():
+      flags.run(stop)
+    assert stopped.value.code == 143 and capfd.readouterr().err == message
 
 
 def test_handlers_come_back_after_an_error():
