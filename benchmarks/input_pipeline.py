@@ -44,7 +44,7 @@ import zstandard
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import packing, shards, vocabularies
+from ngrammer_jax.data import mixture_schedule, packing, shards, vocabularies
 
 try:
   from ngrammer_jax.tasks import c4, tensorflow
@@ -119,8 +119,10 @@ def _write_tfds(texts, folder):
 def packed(split_shards, vocabulary, root):
   """Returns a function that makes the next batch and returns its number of tokens."""
   folder = root / 'positions' / str(time.monotonic_ns())
-  dataset, steps = packing.PackedDataset(split_shards, vocabulary, B, T, folder), itertools.count()
-  return lambda: dataset.segment(next(steps)).tokens_BxT.size
+  schedule = mixture_schedule.PartSchedule(mixture_schedule.MixtureSchedule((1.0,), B), 0)
+  dataset = packing.PackedDataset(split_shards, vocabulary, schedule, T, folder, None, False)
+  steps = itertools.count()
+  return lambda: B * dataset.rows(next(steps), range(B))[0][0].size
 
 
 def bare_tf_data(root, model):

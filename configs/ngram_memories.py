@@ -114,6 +114,7 @@ def _use_published_tables(c, preset, vocabulary_size, width, layers, heads, valu
   c.data.corpus = 'c4/en'
   c.data.vocabulary = 'sentencepiece' if vocabulary_size else 'bytes'
   c.data.vocabulary_size = vocabulary_size
+  c.data.shuffle = 0
 
   c.model.layers = layers
   c.model.width = width

@@ -37,13 +37,15 @@ def main() -> int:
     coordinator = f'localhost:{listening.getsockname()[1]}'
   command = [*args.command, f'--coordinator={coordinator}', f'--processes={args.processes}']
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(args.devices)}
+  processes: list[subprocess.Popen] = []
   try:
-    # In separate sessions, so that they receive Ctrl-C only once, forwarded by this process.
-    processes = [
-      subprocess.Popen([*command, f'--process_id={index}'], env=env, start_new_session=True)
-      for index in range(args.processes)
-    ]
+    for index in range(args.processes):
+      arguments = [*command, f'--process_id={index}']
+      # In separate sessions, so that they receive Ctrl-C only once, forwarded by this process.
+      processes.append(subprocess.Popen(arguments, env=env, start_new_session=True))
   except OSError as error:
+    for process in processes:
+      process.kill()
     sys.exit(f'error: {args.command[0]}: {error.strerror}')
   for index, process in enumerate(processes):
     print(f'process {index} has PID {process.pid}', file=sys.stderr, flush=True)

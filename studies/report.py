@@ -12,6 +12,7 @@ import pathlib
 import re
 import statistics
 
+from ngrammer_jax.tasks.superglue import metrics
 from studies import (
   cells,
   context,
@@ -275,17 +276,11 @@ def zero_shot_table(results: Sequence[Result]) -> str:
   rows = [('task', 'examples', 'accuracy', 'majority class', 'F1', 'seconds', 'hardware')]
   for r in results:
     f1, majority = f'{r["f1"]:.1f}' if 'f1' in r else '', f'{r["majority_percent"]:.1f}'
-    accuracy = f'{r["accuracy"]:.1f} ± {accuracy_error(r):.1f}'
+    accuracy = f'{r["accuracy"]:.1f} ± {metrics.standard_error(r["accuracy"], r["n"]):.1f}'
     rows.append(
       (r['task'], f'{r["n"]:,}', accuracy, majority, f1, str(r['seconds']), r['hardware'])
     )
   return markdown(rows)
-
-
-def accuracy_error(result: Result) -> float:
-  """Returns the standard error of an accuracy in percent, over examples."""
-  share = result['accuracy'] / 100
-  return 100 * math.sqrt(share * (1 - share) / result['n'])
 
 
 def finetuning_table(results: Sequence[Result], zero_shot: Sequence[Result]) -> str:
@@ -303,7 +298,7 @@ def finetuning_table(results: Sequence[Result], zero_shot: Sequence[Result]) -> 
       mean, error = study_results.mean_and_error([r['accuracy'] for r in runs])
       seconds = statistics.fmean(r['training_seconds'] for r in runs)
       values = f'{rate:g}', str(len(runs)), f'{mean:.1f}', '' if error is None else f'{error:.1f}'
-      errors = f'{accuracy_error(runs[0] | {"accuracy": mean}):.1f}', untrained.get(task, '')
+      errors = f'{metrics.standard_error(mean, runs[0]["n"]):.1f}', untrained.get(task, '')
       majority = f'{runs[0]["majority_percent"]:.1f}'
       rows.append((task, f'`{model}`', *values, *errors, majority, f'{seconds:.0f}'))
   return markdown(rows)
@@ -344,24 +339,24 @@ def format_tables(
   of_longer: Sequence[Result] = (),
 ) -> dict[str, str]:
   """Returns the tables of the page by name."""
-  of = lambda table: [r for r in results if r['table'] == table]
-  main, controls = of('main'), of('controls')
+  select = lambda table: [r for r in results if r['table'] == table]
+  main, controls = select('main'), select('controls')
   dense = [method for tuning in cells.TUNING.values() for method in tuning.methods]
-  of_dense = [r for r in of('tuning') if r['model'] in dense]
-  of_tables = [r for r in of('tuning') if r['model'] not in dense]
-  long_controls = dict.fromkeys(r['model'] for r in of('long_controls'))
+  of_dense = [r for r in select('tuning') if r['model'] in dense]
+  of_tables = [r for r in select('tuning') if r['model'] not in dense]
+  long_controls = dict.fromkeys(r['model'] for r in select('long_controls'))
   sizes = [f'{method}_{scale}' for method in cells.SCALED for scale in ngram_memories.SCALES]
   best, baselines = cells.best_method(results), cells.baselines(results)
-  combined = dict.fromkeys(r['model'] for r in of('combined'))
+  combined = dict.fromkeys(r['model'] for r in select('combined'))
   short_table = functools.partial(model_table, losses=FIRST_TOKENS)
   tables = {
     'progress': progress_table(results),
     'tuning': tuning_table(of_dense, dense, 'learning_rate'),
     'tuning of tables': tuning_table(of_tables, ngram_memories.ROWS, 'table_learning_rate'),
-    'rates': rate_table(main + of('rates')),
-    'accumulator': accumulator_table(main, of('accumulator')),
-    'accumulator alone': accumulator_alone_table(of('tuning'), of('accumulator_tuning')),
-    'noise': noise(main + of('rates'), of('accumulator')),
+    'rates': rate_table(main + select('rates')),
+    'accumulator': accumulator_table(main, select('accumulator')),
+    'accumulator alone': accumulator_alone_table(select('tuning'), select('accumulator_tuning')),
+    'noise': noise(main + select('rates'), select('accumulator')),
     'noise of short runs': noise(baselines + controls, loss=validation_nats, unit='nats per token'),
     'main': model_table(main, ngram_memories.METHODS, *ngram_memories.TRANSFORMERS),
     'frequency': frequency_table(frequencies),
@@ -370,14 +365,18 @@ def format_tables(
     'continued': continued_table([r for r in of_pretrained if r['table'] == pretrained.CONTINUED]),
     'longer': longer_table(of_longer),
     'combined': short_table(
-      baselines + of('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
+      baselines + select('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
     ),
-    'sizes': short_table(baselines + of('sizes'), ['plain', *cells.SCALED, *sizes], 'plain'),
-    'long controls': model_table(main + of('long_controls'), ['engram', *long_controls], 'engram'),
-    'memory': memory_table(of('memory')),
-    'spans': span_table([r for r in baselines if r['model'] == 'memory'] + of('spans')),
-    'recurrent': recurrent_table(of('recurrent')),
-    'state of the union': model_table(of('state_of_the_union'), state_of_the_union.METHODS, 'wide'),
+    'sizes': short_table(baselines + select('sizes'), ['plain', *cells.SCALED, *sizes], 'plain'),
+    'long controls': model_table(
+      main + select('long_controls'), ['engram', *long_controls], 'engram'
+    ),
+    'memory': memory_table(select('memory')),
+    'spans': span_table([r for r in baselines if r['model'] == 'memory'] + select('spans')),
+    'recurrent': recurrent_table(select('recurrent')),
+    'state of the union': model_table(
+      select('state_of_the_union'), state_of_the_union.METHODS, 'wide'
+    ),
   }
   for method in cells.CONTROLLED:
     own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(f'{method}_'))

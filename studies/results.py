@@ -1,11 +1,12 @@
 """Results of the runs: JSON lines, means over seeds, and differences of runs with equal seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-import json
 import math
 import pathlib
 import statistics
 from typing import Any, NamedTuple
+
+from ngrammer_jax.system import files
 
 RUNS = pathlib.Path(__file__).with_name('results.jsonl')
 FREQUENCY = pathlib.Path(__file__).with_name('frequency.jsonl')
@@ -34,15 +35,12 @@ class Rates(NamedTuple):
 
 def read(path: pathlib.Path) -> list[Result]:
   """Returns the lines of a file; none before the first result."""
-  if not path.exists():
-    return []
-  return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
+  return list(files.read_json_lines(path)) if path.exists() else []
 
 
 def append(path: pathlib.Path, result: Result) -> None:
   """Appends a line to a file."""
-  with path.open('a', encoding='utf-8') as file:
-    file.write(json.dumps(result) + '\n')
+  files.append_json(path, dict(result))
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:

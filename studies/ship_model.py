@@ -30,12 +30,12 @@ MAX_PARAMETER_DIFFERENCE = 0.01  # between a model and its baseline
 MAX_LOSS_RATIO = 1.03  # bits per byte, over that of the baseline
 NUM_SAMPLES = 5
 SAMPLE_TOKENS = 100
-# Keys of the data that may differ on another machine.
 # Optional blocks of a model that its description names.
 NAMED_BLOCKS = (
   *('ngram', 'ngram_memories', 'memory', 'span', 'persistent', 'convolution'),
   'adaptive_softmax',
 )
+# Keys of the data that may differ on another machine.
 PATH_KEYS = [key.path for key in fields.keys(data.DataConfig).values() if key.free_on_resume]
 
 

@@ -301,6 +301,7 @@ INVALID = [
     "the size of data.vocabulary='characters' is that of the text: set --vocabulary_size=N",
   ),
   (['--topology=v3:2x2', '--against=setup.py'], '--against=setup.py is not a report of --json'),
+  (['--topology=v3:2x2', '--json=tests'], '--json=tests is a folder: name a file, such as tests/'),
 ]
 
 # Prints the status or the error of each command line, in one process; then the difference of two

@@ -10,6 +10,7 @@ from ngrammer_jax import command_line, config, errors, sharding
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import programs
+from tests.loops import each
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / 'configs'
 
@@ -140,6 +141,15 @@ def test_a_config_file_may_name_its_mesh():
   values = config.default()
   values.mesh = 'fsdp'
   assert config.resolve(values).mesh == mesh_config.MeshConfig(1, -1, 1)
+
+
+@each(
+  'spec',
+  ['ngrammer_c4.py', 'transformer.py:qwen3_c4', 'transformer.py:llama_8b', 'ngram_memories.py:ple'],
+)
+def test_baselines_read_c4_in_the_same_order(spec):
+  values = command_line.load_file(str(CONFIGS / spec))['data']
+  assert values['corpus'] == 'c4/en' and values['shuffle'] == 0
 
 
 def test_a_row_that_is_not_in_the_table():

@@ -4,8 +4,10 @@ import ast
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
+import types
 
 import pytest
 import yaml
@@ -34,6 +36,23 @@ def test_local_processes_share_a_coordinator_port():
   assert [[argument, *rest] for argument, _, *rest in commands] == [
     ['--a=b c', '--processes=2', f'--process_id={index}'] for index in range(2)
   ]
+
+
+def test_processes_end_if_another_one_cannot_start(monkeypatch):
+  started, ended = [], []
+
+  def start(command, **options):
+    if started:
+      raise OSError(11, 'Resource temporarily unavailable')
+    started.append(command)
+    return types.SimpleNamespace(kill=lambda: ended.append(command))
+
+  monkeypatch.setattr(sys, 'argv', ['', '--processes=3', '--', 'program'])
+  main = runpy.run_path(str(LAUNCH / 'local_processes.py'))['main']
+  monkeypatch.setattr(subprocess, 'Popen', start)
+  with pytest.raises(SystemExit, match='error: program: Resource temporarily unavailable'):
+    main()
+  assert len(started) == 1 and ended == started
 
 
 @pytest.mark.parametrize('code, status', [('0', 0), ('2', 2), ('143', 143)])

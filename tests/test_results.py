@@ -146,7 +146,7 @@ def test_results_of_different_inputs_have_different_names(trained_copy, tmp_path
   assert set(contents.values()) == set(names)
 
 
-def test_the_result_of_another_step_is_kept(tmp_path, caplog):
+def test_the_result_of_another_step_is_kept(tmp_path, caplog, monkeypatch):
   caplog.set_level('INFO')
   path, answers = tmp_path / 'test.json', tmp_path / 'test_answers.jsonl'
   for step in (4, 8, 8, 12):
@@ -156,6 +156,11 @@ def test_the_result_of_another_step_is_kept(tmp_path, caplog):
   assert results == [{'step': 4}, {'step': 8}, {'step': 12}]
   kept = [read(f'test_answers{number}.jsonl') for number in ('.1', '.2', '')]
   assert kept == [{'of': 4}, {'of': 8}, {'of': 12}]
+  assert len(list(tmp_path.iterdir())) == 6
+  with monkeypatch.context() as patch, refused('test_answers.jsonl cannot be written'):
+    fill(patch, answers.name)
+    language_modeling.save({'step': 16}, path, [{'of': 16}], answers)
+  assert read('test.json') == {'step': 12} and read('test_answers.jsonl') == {'of': 12}
   assert len(list(tmp_path.iterdir())) == 6
   assert f'the previous {path} is now test.1.json' in caplog.messages
 

@@ -462,3 +462,13 @@ def test_a_table_without_a_place_is_refused():
   assert filled == 'a\n<!-- main -->\nnew\n<!-- end -->\nb'
   with pytest.raises(ValueError, match='0 places for sizes, expected one'):
     report.replace_tables(filled, {'sizes': ''})
+
+
+def test_a_line_that_a_killed_process_left_is_skipped(tmp_path):
+  path = tmp_path / 'results.jsonl'
+  assert study_results.read(path) == []
+  study_results.append(path, {'seed': 0})
+  with path.open('a') as file:
+    file.write('{"seed": 1, "mod')
+  study_results.append(path, {'seed': 2})
+  assert [line['seed'] for line in study_results.read(path)] == [0, 2]

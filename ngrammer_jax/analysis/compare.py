@@ -52,7 +52,7 @@ def analyze(
   """
   if len(all_runs) != len(baselines):
     raise errors.BadInput(
-      f'--workdir is there {len(all_runs)} times, but --baseline {len(baselines)} times: set one '
+      f'--workdir is given {len(all_runs)} times, but --baseline {len(baselines)} times: set one '
       f'baseline for each run, in the same order, such as that with the same seed'
     )
   everything = [*all_runs, *baselines]

@@ -106,7 +106,7 @@ def run_labels(workdirs: Sequence[pathlib.Path], labels: Sequence[str] | None) -
   if labels:
     if len(labels) != len(workdirs):
       raise errors.BadInput(
-        f'--label is there {len(labels)} times, but --workdir {len(workdirs)} times: set one for '
+        f'--label is given {len(labels)} times, but --workdir {len(workdirs)} times: set one for '
         f'each, in the same order, or none'
       )
     return list(labels)

@@ -64,7 +64,7 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
   if not reader.steps(workdir) and not is_exported(workdir):
     return  # nothing was learned from a text
   previous = read_content_hash(workdir)
-  if previous not in (None, content_hash):
+  if previous is not None and not content_hash.startswith(previous):  # see `mixture.Mixture`
     data = config.data
     if data.vocabulary_path is not None and (workdir / 'vocabulary.json').exists():
       vocabulary = vocabularies.load(workdir)
@@ -73,7 +73,7 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
     source = 'data.mixture' if data.mixture else f'data.{key}={getattr(data, key)}'
     raise errors.BadInput(
       f'--workdir={workdir} was started on another text: {source} has the content hash '
-      f'{content_hash[:12]}, expected {previous[:12]}; use that text, or another workdir'
+      f'{content_hash[-12:]}, expected {previous[-12:]}; use that text, or another workdir'
     )
 
 

@@ -94,7 +94,7 @@ def complete(
   budget, memory = count // SHARE // max(1, len(tables)), source.memory
   for path, block in blocks(model):
     is_set = lambda name, path=path: path in present or f'{path}.{name}' in overrides
-    let = functools.partial(_replace_open, is_set)
+    set_open = functools.partial(_replace_open, is_set)
     if path in of_source:
       block |= {name: value for name, value in of_source[path].items() if not is_set(name)}
       continue
@@ -102,18 +102,18 @@ def complete(
       block['start'] = 'neutral'
     match typed := _build(path, block):
       case NGramMemoryConfig():
-        typed = _size_memory(typed, let, source, budget, V)
+        typed = _size_memory(typed, set_open, source, budget, V)
       case NGramConfig():
-        typed = _size_ngrammer(typed, let, source, budget)
+        typed = _size_ngrammer(typed, set_open, source, budget)
       case PersistentConfig():
-        typed = let(typed, kind='attention_split')
+        typed = set_open(typed, kind='attention_split')
         heads, H = source.layers * source.heads, source.head_features
         vectors = (budget - heads) // (2 * heads * H)
-        typed = let(typed, vectors=max(1, min(typed.vectors, vectors)))
+        typed = set_open(typed, vectors=max(1, min(typed.vectors, vectors)))
       case MemoryConfig():
-        memory = typed = let(typed, length=_segment_length(values))
+        memory = typed = set_open(typed, length=_segment_length(values))
       case SpanConfig():
-        typed = _size_span(typed, let, memory or MemoryConfig())
+        typed = _size_span(typed, set_open, memory or MemoryConfig())
     block |= dataclasses.asdict(typed)
 
 
@@ -139,13 +139,13 @@ def _heads(model):
   return next(heads for heads in range(model.heads, 0, -1) if model.width % heads == 0)
 
 
-def _size_memory(o, let, source, budget, V):
+def _size_memory(o, set_open, source, budget, V):
   """Returns an n-gram memory whose layers, heads, width and rows follow the trained model."""
   D, L, count = source.width, source.layers, len(o.layers) or (o.join == 'gate')
   first = min(1, L - 1)  # the layers of Engram are the second and the middle one
-  o = let(o, layers=tuple(dict.fromkeys((first, max(first, L // 2))[:count])))
+  o = set_open(o, layers=tuple(dict.fromkeys((first, max(first, L // 2))[:count])))
   if o.key in CLUSTER_KEYS:
-    o = dataclasses.replace(let(o, heads=_heads(source)), initial=o.initial or 'hidden')
+    o = dataclasses.replace(set_open(o, heads=_heads(source)), initial=o.initial or 'hidden')
   H, num_vectors, places = D // o.heads, o.heads * len(o.orders), len(o.places(L))
 
   def dense(width):  # parameters without the tables
@@ -153,19 +153,19 @@ def _size_memory(o, let, source, budget, V):
     return places * (matrices * num_vectors * width + o.convolution + 8) * D
 
   if o.join in PER_HEAD_JOINS:
-    o = let(o, width=H if o.join == 'add' else max(MIN_FEATURES, H // FEATURES))
+    o = set_open(o, width=H if o.join == 'add' else max(MIN_FEATURES, H // FEATURES))
   elif o.join == 'gate' or o.projection:
     widest = max(1, min(o.width, D // num_vectors))
-    o = let(o, width=_largest(dense, widest, budget // 2))
+    o = set_open(o, width=_largest(dense, widest, budget // 2))
   else:
-    o = let(o, width=D)
+    o = set_open(o, width=D)
 
   def table(rows):
     with contextlib.suppress(ValueError):  # too few rows for the hash
       return o.width * sum(dataclasses.replace(o, rows=(rows,)).table_rows(V))
     return 0
 
-  return let(o, rows=(_largest(table, o.rows[0], budget - dense(o.width)),))
+  return set_open(o, rows=(_largest(table, o.rows[0], budget - dense(o.width)),))
 
 
 def _largest(size: Callable[[int], int], most: int, budget: int) -> int:
@@ -173,25 +173,25 @@ def _largest(size: Callable[[int], int], most: int, budget: int) -> int:
   return max(1, bisect.bisect_right(range(1, most + 1), budget, key=size))
 
 
-def _size_ngrammer(o, let, source, budget):
+def _size_ngrammer(o, set_open, source, budget):
   """Returns the N-Grammer layer whose heads, width and rows follow the trained model."""
   if o.heads is None and source.width % source.heads:
-    o = let(o, heads=_heads(source))
+    o = set_open(o, heads=_heads(source))
   if o.clusters is not None:
     o = dataclasses.replace(o, initial=o.initial or 'hidden')
   heads = o.heads or source.heads
   H = source.width // heads
-  o = let(o, dim=H if o.combine == 'add' else min(o.dim, max(MIN_FEATURES, H // FEATURES)))
+  o = set_open(o, dim=H if o.combine == 'add' else min(o.dim, max(MIN_FEATURES, H // FEATURES)))
   places, row = len(o.places(source.layers)), len(o.orders) * heads * o.dim
   rows = (budget // places - 3 * source.width - 2 * row) // row  # without the norms and the mix
-  return let(o, vocabulary_size=max(1, min(o.vocabulary_size, rows)))
+  return set_open(o, vocabulary_size=max(1, min(o.vocabulary_size, rows)))
 
 
-def _size_span(o, let, memory):
+def _size_span(o, set_open, memory):
   """Returns spans that start beyond the memory, without an epsilon that changes the loss."""
   share = o.initial_span() / o.limit  # of the limit, 1 if adaptive
-  o = let(o, limit=math.ceil(memory.length / share + (share < 1)), renormalize=False)
-  return let(o, ramp=min(o.ramp, o.limit))
+  o = set_open(o, limit=math.ceil(memory.length / share + (share < 1)), renormalize=False)
+  return set_open(o, ramp=min(o.ramp, o.limit))
 
 
 def _check_positions(source, new):

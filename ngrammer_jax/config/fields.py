@@ -219,8 +219,9 @@ def format_value(value: Any) -> str:
 @functools.cache
 def keys(kind: type, path: str = '') -> dict[str, Key]:
   """Returns the keys of a config dataclass by name, without those inside its blocks."""
-  of = lambda f: {'path': path + f.name, 'types': _union_members(f.type)}
-  return {f.name: dataclasses.replace(f.metadata['key'], **of(f)) for f in dataclasses.fields(kind)}
+  own = lambda f: {'path': path + f.name, 'types': _union_members(f.type)}
+  fields = dataclasses.fields(kind)
+  return {f.name: dataclasses.replace(f.metadata['key'], **own(f)) for f in fields}
 
 
 def walk(kind: type, path: str = '') -> Iterator[Key]:

@@ -123,16 +123,16 @@ class _Stream(io.RawIOBase):
   def __init__(self, file: BucketFile):
     self._file, options = file, {'cache_type': 'background', 'cache_options': {'maxblocks': 2}}
     open_file = lambda: _file_system(file.url).open(file.url, block_size=BLOCK, **options)
-    self._stream = self._ask(open_file)
+    self._stream = self._translate_errors(open_file)
     self.readable = self.seekable = lambda: True
     self.seek, self.tell = self._stream.seek, self._stream.tell
 
   def readinto(self, buffer: Any) -> int:
-    data = self._ask(lambda: self._stream.read(len(buffer)))
+    data = self._translate_errors(lambda: self._stream.read(len(buffer)))
     buffer[: len(data)] = data
     return len(data)
 
-  def _ask(self, call: Callable[[], Any]) -> Any:
+  def _translate_errors(self, call: Callable[[], Any]) -> Any:
     try:
       return call()
     except LOST as error:

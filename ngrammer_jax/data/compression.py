@@ -1,4 +1,4 @@
-"""Compressed files: what they are is seen in their first bytes; read from any of their frames.
+"""Compressed files: recognised by their first bytes, read from any of their frames on.
 
 A gzip, bzip2, xz or zstandard file is one frame or several, one after another. Reading can begin at
 each of them, so a place in a long file of many frames is reached without reading what is before it.
@@ -31,7 +31,8 @@ MAGIC = {
 def _zstandard() -> Any:
   import zstandard  # only for such files
 
-  return zstandard.ZstdDecompressor().decompressobj()
+  # The window of `zstd --long=31`, of which only as much is allocated as a file needs.
+  return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
 
 DECOMPRESSORS: dict[str, Callable[[], Any]] = {
@@ -149,6 +150,6 @@ class Frames(io.RawIOBase):
   def place(self, offset: int) -> tuple[int, int]:
     """Returns the place of the last frame that begins at `offset` or before, and what is left."""
     index = bisect.bisect_right(self._frames, (offset, float('inf'))) - 1
-    del self._frames[:index]  # nobody asks for what was read long ago
+    del self._frames[:index]  # earlier places are not asked for again
     before, begin = self._frames[0]
     return begin, offset - before

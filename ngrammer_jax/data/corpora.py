@@ -1,7 +1,9 @@
 """Text corpora: the documents of three splits, as bytes.
 
-A document is read in chunks of bounded size, so a corpus may be larger than memory. A chunk ends at
-a newline if there is one.
+A document is read in chunks, so a corpus may be larger than memory. Those of text files have at
+most 1 MiB and end at a newline if there is one; text8 and enwik8 are cut every MiB. A document of
+JSON lines or of columns, and a text beside such files, is whole in memory, and a single chunk up to
+10 MB.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,7 +45,7 @@ class Corpus:
     train_shards: shards of the training split, if it is tokenised during training.
     is_sectioned: the documents are sections of one text, each of whole lines. If the vocabulary's
       line end is also its document start, no further token separates them.
-    first_sizes: sizes that files had which were damaged and have been replaced, by name.
+    first_sizes: sizes that shards had which were damaged, by number and name.
     reading: what else decides on the documents, as a JSON value: which files are of which split.
   """
 
@@ -55,7 +57,7 @@ class Corpus:
   verify: Callable[[], None] = lambda: None
   train_shards: shards.Shards | None = None
   is_sectioned: bool = False
-  first_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  first_sizes: Mapping[tuple[int, str], int] = dataclasses.field(default_factory=dict)
   reading: Any = None
 
 
@@ -195,7 +197,7 @@ def _shards(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   layout = layout_of(config, has_paragraphs=True)
   by_split, others = shards.find(root, layout, config.validation_share)
   log_files(root, {split: source.files for split, source in by_split.items()}, others)
-  next(iter(ShardDocuments(by_split['train'])), None)  # is it what it seems to be?
+  next(iter(ShardDocuments(by_split['train'])), None)  # it has to be readable, with a text
   return from_shards('shards', by_split)
 
 
@@ -263,8 +265,8 @@ class ShardDocuments:
     for shard, file in enumerate(self.shards.files):
       for document, (record, _) in enumerate(self.shards.read(shard)):
         text = self.shards.text(shard, document, record)
-        if not (text if self.has_blank else text.strip()):
-          self.num_empty += 1
+        if not text or not (self.has_blank or text.strip()):
+          self.num_empty += text is not None
           continue
         if self.keep(number):
           num_bytes += len(text)
@@ -303,8 +305,8 @@ def _split_documents(
 ) -> dict[str, tuple[Document, ...]]:
   """Assigns every tenth document to validation and test in turn, so that splits are alike."""
   assigned = [_assign(i, period, splits) for i in range(len(files))]
-  of = lambda split: (f for f, other in zip(files, assigned, strict=True) if other == split)
-  return {split: tuple(map(text_files.whole_file, of(split))) for split in splits}
+  select = lambda split: (f for f, other in zip(files, assigned, strict=True) if other == split)
+  return {split: tuple(map(text_files.whole_file, select(split))) for split in splits}
 
 
 def _assign(number: int, period: int, splits: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""What is noticed about the documents of a corpus while it is tokenised in advance."""
+"""Documents that occur twice, and separators that a text spells."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import dataclasses

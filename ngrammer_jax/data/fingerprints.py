@@ -27,46 +27,51 @@ class ShardFingerprints:
 
   def __init__(self, folder: files.SyncedDir, paths: Sequence[pathlib.Path]):
     self._folder, self._paths = folder, paths
-    self._recorded: dict[int, dict[str, Any]] = {}
-    for line in _read(folder.folder):  # of several processes: one that found damage is believed
-      if not self._recorded.get(line['file'], {}).get('was_damaged'):
-        self._recorded[line['file']] = line
-    self._checked: set[int] = set()
+    self._contents: dict[int, dict[str, bool]] = {}  # of each shard; whether it was damaged
+    self._first_sizes: dict[int, int] = {}  # the text that a run began with is known by them
+    self._checked: dict[int, dict[str, Any]] = {}
+    for line in _read(folder.folder):
+      self._add(line)
 
   def check(self, number: int) -> None:
-    """Raises BadInput if a shard has changed since the run first read it."""
-    if number in self._checked:
-      return
-    path, old = self._paths[number], self._recorded.get(number)
+    """Raises BadInput if a shard is no longer what the run first read, which was not damaged."""
+    path, known = self._paths[number], self._contents.get(number, {})
     with files.translate_damage(path):
-      size, content = path.stat().st_size, _fingerprint(path)
-    line = {'file': number, 'name': path.name, 'size': size, 'content': content}
-    if old is None or old.get('was_damaged'):
-      self._write(line if old is None else line | {'size': old['size'], 'was_damaged': True})
-    elif old['content'] != content:
+      size, content = files.size(path), _fingerprint(path)
+    if not all(known.values()) and known.get(content, True):
       raise errors.BadInput(
         f'{path} has changed since this run first read it: put the old file back, or use another '
         f'workdir'
       )
-    self._checked.add(number)
+    line = {'file': number, 'name': path.name, 'size': self._first_sizes.get(number, size)}
+    self._checked[number] = line | {'content': content}
+    if content not in known:
+      self._write(self._checked[number])
 
   @contextlib.contextmanager
   def record_damage(self, number: int) -> Iterator[None]:
     """Records that a shard is damaged, so that another file may take its place."""
     try:
       yield
-    except errors.BadInput:
-      self._write(self._recorded[number] | {'was_damaged': True})
-      self._folder.sync()
+    except errors.BadInput as error:
+      if getattr(error.__cause__, 'errno', None) is None:  # else it says nothing about the content
+        self._write(self._checked[number] | {'was_damaged': True})
+        self._folder.sync()
       raise
 
   def _write(self, line: dict[str, Any]) -> None:
-    self._recorded[line['file']] = line
+    self._add(line)
     files.append_json(self._folder.folder / f'files-{hosts.process_index()}.jsonl', line)
 
+  def _add(self, line: dict[str, Any]) -> None:
+    """Notes a line. A content that any process has found damaged is damaged."""
+    contents, content = self._contents.setdefault(line['file'], {}), line['content']
+    contents[content] = contents.get(content, False) or line.get('was_damaged', False)
+    self._first_sizes.setdefault(line['file'], line['size'])
 
-def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[str, int]:
-  """Returns the sizes that the shards had which were found damaged, by their names.
+
+def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[tuple[int, str], int]:
+  """Returns the sizes that the shards had which were found damaged, by their numbers and names.
 
   Args:
     workdir: run directory; None: there is none.
@@ -74,7 +79,7 @@ def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[str, int]:
   """
   folders = [] if workdir is None else list((workdir / 'places').glob(pattern))
   lines = [line for folder in folders for line in _read(folder)]
-  return {line['name']: line['size'] for line in lines if line.get('was_damaged')}
+  return {(line['file'], line['name']): line['size'] for line in lines if line.get('was_damaged')}
 
 
 def _read(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -86,7 +91,7 @@ def _read(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def _fingerprint(path: pathlib.Path) -> str:
   """Returns a checksum of parts of a file that are spread evenly over it."""
-  size, checksum = path.stat().st_size, 0
+  size, checksum = files.size(path), 0
   if isinstance(path, buckets.BucketFile):
     return f'{size}-{path.version}'
   with path.open('rb') as file:

@@ -22,7 +22,7 @@ FORMAT_SUFFIXES = {
   '.arrow': ARROW,
 }
 COLUMNS = {b'PAR1': PARQUET, b'ARROW1': ARROW, b'\xff\xff\xff\xff': ARROW}
-# What begins so.
+# What other files are, by their first bytes.
 REFUSED = {
   b'PARE': 'an encrypted Parquet file',
   **dict.fromkeys((b'7z\xbc\xaf', b'Rar!', b'\x04"M\x18'), 'an archive'),
@@ -46,7 +46,7 @@ def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
 
   Args:
     path: the file.
-    any_bytes: whether bytes of which nobody knows what they are may be TEXT.
+    any_bytes: whether a file of an unknown format, also a binary one, may be TEXT.
 
   Raises:
     BadInput: it is none of them, or is damaged.

@@ -38,7 +38,8 @@ class Mixture:
     parts: the parts by name; a single corpus has the name ''.
     weights: share of each part in the training tokens.
     vocabulary: the vocabulary of all parts.
-    content_hash: hash of the texts and the vocabulary, and of the weights of several parts.
+    content_hash: hash of the texts and the vocabulary, and of the weights of several parts; after a
+      hyphen one of where the training documents begin, which earlier versions did not write.
   """
 
   parts: Mapping[str, token_cache.TokenCorpus]
@@ -92,6 +93,8 @@ def prepare(
     settings = [part.weight for part in config.mixture], config.mixture_temperature
     text = json.dumps([hashes, *settings, config.mixture_block])
     content_hash = hashlib.sha256(text.encode()).hexdigest()
+  starts = [c.splits['train'].starts.tobytes() for c in prepared if 'train' in c.splits]
+  content_hash += f'-{hashlib.sha256(b"".join(starts)).hexdigest()[:16]}'
   parts = dict(zip(config.parts(), prepared, strict=True))
   return Mixture(parts, weights, prepared[0].vocabulary, content_hash)
 
@@ -127,7 +130,7 @@ class TrainSegments:
       folder = workdir / 'places' / f'{mixture.content_hash[:12]}-{B}x{T}{f"-{index}" * bool(name)}'
       source, data = (corpus.train_shards, self._vocabulary), config.data
       self.readers[name] = packing.PackedDataset(
-        *source, B, T, folder, data.shuffle, data.begin_of_text, schedule
+        *source, schedule, T, folder, data.shuffle, data.begin_of_text
       )
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:

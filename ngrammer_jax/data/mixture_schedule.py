@@ -71,7 +71,7 @@ class PartSchedule(NamedTuple):
   """The steps at which each row reads one part of a mixture."""
 
   schedule: MixtureSchedule
-  part: int = 0
+  part: int
 
   @property
   def batch_size(self) -> int:
@@ -85,8 +85,3 @@ class PartSchedule(NamedTuple):
   def segments_before(self, step: int) -> np.ndarray:
     """Returns the number of segments that each row reads of the part before a step, [B]."""
     return self.schedule.segments_before(step)[self.part]
-
-
-def whole_batch(batch_size: int) -> PartSchedule:
-  """Returns the schedule of a single corpus, which every row reads at every step."""
-  return PartSchedule(MixtureSchedule((1.0,), batch_size))

@@ -24,11 +24,12 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.data import fingerprints, mixture_schedule, streams, text_files, vocabularies
 from ngrammer_jax.data import shards as shard_files
-from ngrammer_jax.data.formats import Place
+from ngrammer_jax.data.formats import FilePosition
 from ngrammer_jax.system import files
 
 SAVE_INTERVAL = 100  # steps between saved reader states
-HISTORY = 8  # saved states of a file that are searched for a step that all rows have
+FILE_STEPS = 5_000  # after which states are saved to another file: a bucket gets whole files
+HISTORY = 8  # saved states that are searched for a step that all rows have
 PREFETCH_BYTES = 4  # bytes of text to tokenise per missing token, an estimate
 BLOCK_DOCUMENTS, BLOCK_BYTES = 128, 256 << 10
 SHARED_BYTES = 128 << 20  # of documents that wait for other rows, and number of their blocks
@@ -42,7 +43,7 @@ class ReaderState(NamedTuple):
   Attributes:
     epoch: number of completed passes over the shards of the row.
     shard: index of the current shard, in the order of the epoch.
-    document, offset: place of a block of documents in the shard, see `formats.Place`.
+    document, offset: place of a block of documents in the shard, see `formats.FilePosition`.
     tokens: number of tokens of the current document that are already consumed.
     frame: the last part of the place.
     turn: index of the current document in the order of the block.
@@ -68,10 +69,10 @@ class Block:
     next: place of the next block; None at the end of the shard.
   """
 
-  place: Place
+  place: FilePosition
   records: list[bytes]
   size: int
-  next: Place | None
+  next: FilePosition | None
 
   def take(self, number: int) -> bytes:
     """Returns a record, which is not kept: each document is of one row."""
@@ -94,21 +95,20 @@ class _Source:
     self.files, self._shards = shards.files, shards
     self._fingerprints, self._has_blank = checked, has_blank
     self._num_empty = 0
-    self._blocks: dict[tuple[int, int, Place], Block] = {}  # by epoch, shard and place
-    self._lead: dict[int, tuple[int, Place]] = {}  # epoch and place of the newest one of each shard
-    # By shard, place and, if it reads for itself, row.
-    self._open: dict[tuple[int, Place, int | None], Iterator[tuple[bytes, Place]]] = {}
+    self._blocks: dict[tuple[int, int, FilePosition], Block] = {}  # by epoch, shard and place
+    # Epoch and place of the newest block of each shard.
+    self._lead: dict[int, tuple[int, FilePosition]] = {}
+    # Of each shard, and of each row that reads for itself: shard and place of what is read next.
+    self._open: dict[tuple[str, int], tuple[tuple[int, FilePosition], Iterator]] = {}
 
-  def block(self, shard: int, place: Place, epoch: int, row: int | None) -> Block:
+  def block(self, shard: int, place: FilePosition, epoch: int, row: int | None) -> Block:
     """Returns the block at a place, for a row of several that share the shard; None: of one."""
     if (block := self._blocks.get((epoch, shard, place))) is not None:
       return block
-    self._fingerprints.check(shard)
-    if row is None or (epoch, place) < self._lead.get(shard, (0, Place())):
+    if row is None or (epoch, place) < self._lead.get(shard, (0, FilePosition())):
       return self._read_block(shard, place, row)
-    is_near = lambda begin: 0 <= place.document - begin.document < NEAR
-    begins = [b for s, b, r in self._open if (s, r) == (shard, None) and is_near(b)]
-    begin = max(begins, default=place)
+    (_, begin), _ = self._open.get(('shard', shard), ((shard, place), None))
+    begin = begin if 0 <= place.document - begin.document < NEAR else place
     while block is None or block.place != place:
       block = self._blocks[epoch, shard, begin] = self._read_block(shard, begin, None)
       # A place of an earlier version may be within a block.
@@ -121,27 +121,32 @@ class _Source:
 
   def _read_block(self, shard, place, row):
     records, size, end = [], 0, None
+    key = ('shard', shard) if row is None else ('row', row)
+    begin, documents = self._open.pop(key, (None, None))
+    if begin != (shard, place):
+      documents = None  # closes the file
+      self._fingerprints.check(shard)
     with self._fingerprints.record_damage(shard):
-      documents = self._open.pop((shard, place, row), None) or self._shards.read(shard, place)
+      documents = documents or self._shards.read(shard, place)
       for record, end in documents:
         records.append(record)
         size += len(record)
         if len(records) == BLOCK_DOCUMENTS or size >= BLOCK_BYTES:
-          self._open[shard, end, row] = documents
+          self._open[key] = (shard, end), documents
           break
       else:
         end = None
     return Block(place, records, size, end)
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """Returns the text of a document, b'' for none; empty ones are counted."""
+    """Returns the text of a document, b'' for one to be left out; empty ones are counted."""
     with self._fingerprints.record_damage(shard):
       text = self._shards.text(shard, document, record)
-    if text.strip() or (text and self._has_blank):
-      return text
+    if text is None or text.strip() or (text and self._has_blank):
+      return text or b''
     self._num_empty += 1
     if str(self._num_empty).strip('0') == '1':
-      logging.info('%s empty documents were skipped so far', f'{self._num_empty:,}')
+      logging.info('number of empty documents that were skipped so far: %s', f'{self._num_empty:,}')
     return b''
 
 
@@ -151,14 +156,13 @@ class PackedDataset:
   Args:
     shards: the shards of the split.
     vocabulary: tokenises the documents.
-    batch_size: B.
+    schedule: the steps at which each of B rows reads the corpus.
     length: T.
     folder: where reader states are saved. It must not be shared by different corpora,
       vocabularies, batch sizes, lengths or schedules.
     shuffle: seed of the order of the shards of a row in each epoch, and of the documents of each
       block. None: as they are stored.
     begin_of_text: whether documents are separated by end and begin, see `Vocabulary.separator`.
-    schedule: the steps at which each row reads the corpus. None: every step.
 
   Attributes:
     epochs: number of epochs that all rows have completed which were read here.
@@ -168,27 +172,21 @@ class PackedDataset:
     self,
     shards: shard_files.Shards,
     vocabulary: vocabularies.Vocabulary,
-    batch_size: int,
+    schedule: mixture_schedule.PartSchedule,
     length: int,
     folder: pathlib.Path,
-    shuffle: int | None = None,
-    begin_of_text: bool = False,
-    schedule: mixture_schedule.PartSchedule | None = None,
+    shuffle: int | None,
+    begin_of_text: bool,
   ):
-    self._vocabulary, self._batch_size, self._length = vocabulary, batch_size, length
-    self._schedule, self.epochs = schedule or mixture_schedule.whole_batch(batch_size), 0
+    self._options, self.epochs = (vocabulary, length, schedule), 0
     separator, self._order = vocabulary.separator(begin_of_text), [shuffle, begin_of_text]
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
     shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
     has_blank = self._takes_blank_documents()
     self._make_source = functools.partial(_Source, shards, shard_fingerprints, has_blank)
-    self._row_options = batch_size, shuffle, separator
+    self._row_options = schedule.batch_size, shuffle, separator
     self._readers: dict[range, _BatchReader] = {}
-
-  def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
-    """Returns the segment of a step, for a slice of the batch rows, if all of them read it."""
-    return streams.stack_rows(self.rows(step, range(self._batch_size)[rows]).values())
 
   def rows(self, step: int, rows: range) -> dict[int, streams.Row]:
     """Returns the segments of those of the rows that read the corpus at a step.
@@ -228,8 +226,7 @@ class PackedDataset:
     saved_step, states = self._load_states(step, rows)
     # Of this reader alone: what a row has taken is gone.
     make_row = functools.partial(_RowReader, self._make_source(), *self._row_options)
-    options = self._vocabulary, self._length, self._schedule
-    reader = _BatchReader(make_row, *options, saved_step, states)
+    reader = _BatchReader(make_row, *self._options, saved_step, states)
     while reader.step < step:
       reader.next_segments()
     return reader
@@ -242,14 +239,16 @@ class PackedDataset:
     """
     states_by_step = {0: {row: ReaderState() for row in rows}}
     for path in self._folder.glob('[0-9]*.jsonl'):
-      earlier = (saved for saved in self._saved_states(path) if saved[0] <= step)
-      for saved_step, states, _ in collections.deque(earlier, HISTORY):
-        states_by_step.setdefault(saved_step, {}).update(states)
+      for saved_step, states, _ in self._saved_states(path):
+        if saved_step <= step:
+          states_by_step.setdefault(saved_step, {}).update(states)
+        if len(states_by_step) > HISTORY:
+          del states_by_step[sorted(states_by_step)[1]]  # the oldest one but the beginning
     newest = max(saved for saved, states in states_by_step.items() if set(rows) <= set(states))
     return newest, {row: states_by_step[newest][row] for row in rows}
 
   def _save_states(self, reader):
-    path = self._folder / f'{reader.rows[0]}-{reader.rows[-1]}.jsonl'
+    path = self._folder / f'{reader.rows[0]}-{reader.rows[-1]}.{reader.step // FILE_STEPS}.jsonl'
     line = {'step': reader.step, 'first': reader.rows[0], 'places': reader.states()}
     files.append_json(path, line | {'order': self._order})
 
@@ -317,7 +316,7 @@ class _RowReader:
   def _read_documents(self, state) -> Iterator[tuple[ReaderState, bytes]]:
     """Yields the state before each document, and its text, without end."""
     tokens, first_turn = state.tokens, state.turn
-    place, first_shard = Place(state.document, state.offset, state.frame), state.shard
+    place, first_shard = FilePosition(state.document, state.offset, state.frame), state.shard
     for epoch in itertools.count(state.epoch):
       num_documents = 0
       order = self._order(len(self._source.files), epoch)
@@ -335,7 +334,7 @@ class _RowReader:
               yield ReaderState(epoch, shard, *place[:2], tokens, place.frame, turn), text
               tokens = 0
           place, first_turn = block.next, 0
-        place = Place()
+        place = FilePosition()
       if not num_documents and epoch > state.epoch:
         names = ', '.join(str(self._source.files[index]) for index in self._shard_indices)
         raise errors.BadInput(

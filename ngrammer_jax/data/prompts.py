@@ -29,12 +29,12 @@ def read(path: pathlib.Path) -> list[str]:
     raise errors.BadInput(f'{name} cannot be read: {error}') from error
   if not any(records):
     raise errors.BadInput(f'{name} is empty; expected one prompt per line')
-  if file.format == kinds.LINES:
-    records = [record for record in records if record.strip()]
+  is_json = file.format == kinds.LINES
+  numbered = [(i, r) for i, r in enumerate(records) if r.strip() or not is_json]
   is_named = kinds.suffix(path) in kinds.FORMAT_SUFFIXES and kinds.suffix(path) != '.txt'
-  has_prompt = file.format != kinds.LINES or is_named or b'"prompt"' in records[0]
+  has_prompt = not is_json or is_named or b'"prompt"' in numbered[0][1]
   if file.format != kinds.TEXT and has_prompt:
-    return [file.text(i, record).decode() for i, record in enumerate(records)]
-  text = text_files.decode(b''.join(records), str(path)).removeprefix('\ufeff')
+    return [file.text(i, record).decode() for i, record in numbered]
+  text = text_files.decode(b''.join(r for _, r in numbered), str(path)).removeprefix('\ufeff')
   text = text.replace('\r\n', '\n').replace('\r', '\n')  # of Windows
   return text.removesuffix('\n').split('\n')

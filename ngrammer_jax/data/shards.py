@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import formats, kinds, split_files
-from ngrammer_jax.data.formats import ANY, START, Layout, Place
+from ngrammer_jax.data.formats import ANY, START, FilePosition, Layout
 
 HELD_OUT_BYTES = 32 << 20  # of files that are held out for validation, and of their text
 METADATA = ('dataset_info.json', 'dataset_infos.json', 'dataset_dict.json', 'state.json')
@@ -28,14 +28,14 @@ class Shards(Protocol):
 
   files: tuple[pathlib.Path, ...]
 
-  def read(self, shard: int, place: Place = START) -> Iterator[tuple[bytes, Place]]:
+  def read(self, shard: int, place: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
     """Yields the record of each document from a place on, and the place of the next document.
 
     The place is one that this method yielded, or that of the first document.
     """
 
-  def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """Returns the text of a document; empty for one to be left out.
+  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
+    """Returns the text of a document; None for one of another split.
 
     Raises BadInput if its record is invalid.
     """
@@ -61,17 +61,17 @@ class FileShards:
   def _file(self) -> Callable[[int], formats.DocumentFile]:
     return functools.cache(lambda shard: formats.DocumentFile.open(self.files[shard], self.layout))
 
-  def read(self, shard: int, place: Place = START) -> Iterator[tuple[bytes, Place]]:
+  def read(self, shard: int, place: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
     """See `Shards`."""
     return self._file(shard).read(place)
 
-  def text(self, shard: int, document: int, record: bytes) -> bytes:
+  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
     """See `Shards`."""
-    # A multiple of the golden ratio, so that they are spread evenly, and no period fits the rows.
+    # Multiples of the golden ratio are spread evenly, also among the rows that share a file.
     if (
       self.held_out and (document * 0.6180339887498949 % 1 > 1 - self.held_out) != self.is_held_out
     ):
-      return b''
+      return None
     return self._file(shard).text(document, record)
 
 

@@ -6,6 +6,7 @@ import re
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import buckets
+from ngrammer_jax.system import files
 
 SPLITS = ('train', 'validation', 'test')
 # In the name of a file, or else of its folder; the first match counts.
@@ -42,8 +43,8 @@ def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path | None = No
   if set(splits) != {None} or ('train' in ends and len({*ends, None}) > 2):
     missing = {*SPLITS} - {*splits}
     splits = [s or (e if e in missing else None) for s, e in zip(splits, ends, strict=True)]
-  of = lambda split: [path for path, other in zip(paths, splits, strict=True) if other == split]
-  return {split: of(split) for split in SPLITS if split in splits}, of(None)
+  select = lambda split: [p for p, other in zip(paths, splits, strict=True) if other == split]
+  return {split: select(split) for split in SPLITS if split in splits}, select(None)
 
 
 def _find_split(name: str, words: dict[str, str], pattern: str) -> str | None:
@@ -74,16 +75,16 @@ def find(
   beside, others = group_by_split([path for path in paths if str(path.parent) == str(root)])
   if prefers_root and set(needed) <= set(beside):
     return beside, others + [path for path in paths if str(path.parent) != str(root)]
-  files, others = group_by_split(paths, root)
-  missing = [split for split in needed if split not in files]
-  if files and missing:
-    present = ', '.join(f'{split}: {paths[0].name}' for split, paths in files.items())
+  by_split, others = group_by_split(paths, root)
+  missing = [split for split in needed if split not in by_split]
+  if by_split and missing:
+    present = ', '.join(f'{split}: {paths[0].name}' for split, paths in by_split.items())
     remedy = ', or set data.validation_share=0.05' if missing == ['validation'] else ''
     raise errors.BadInput(
       f'data.path={root} has no file for {" and ".join(missing)} ({present}): put one there with '
       f'train, valid or test in its name{remedy}'
     )
-  return files, others
+  return by_split, others
 
 
 def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:
@@ -103,5 +104,7 @@ def stamp(path: pathlib.Path) -> tuple[str, int, str | int]:
   """Returns where a file is, its size, and what changes with its content."""
   if isinstance(path, buckets.BucketFile):
     return path.url, path.st_size, path.version
+  if files.is_remote(path):
+    return str(path), files.size(path), path.stat().mtime
   stat = path.stat()
   return str(path.resolve()), stat.st_size, stat.st_mtime_ns

@@ -5,7 +5,9 @@ unsigned integers) and `<split>.starts.npy`. It is written to a temporary folder
 complete, so a killed process never leaves an incomplete cache. Only the user can read it.
 """
 
+import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -203,7 +205,8 @@ def _load_or_write(config, name, load, write, may_delete):
           f'the folder, and it is prepared again'
         ) from error
       logging.warning('%s is damaged (%s); preparing it again', folder, error)
-      files.remove(folder)
+      with contextlib.suppress(FileNotFoundError):  # another process may remove it too
+        files.remove(folder)
   try:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if may_delete:
@@ -234,8 +237,10 @@ def _create_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) 
 def _remove_abandoned(root: pathlib.Path) -> None:
   """Removes incomplete caches that are more than a day old: their processes were killed."""
   for folder in root.glob('preparing-*'):
-    if time.time() - folder.stat().st_mtime > 86_400:
-      shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another process may remove it too
+      changed = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+      if time.time() - changed > 86_400:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _source(config: data_config.DataConfig, corpus: corpora.Corpus) -> list[Any]:
@@ -264,6 +269,8 @@ def _write_cache(
     for split in sizes:
       separator = vocabulary.separator(config.begin_of_text)
       meta = splits_meta[split] = _write_split(corpus, split, vocabulary, separator, folder, bar)
+      if not meta['tokens']:
+        raise _too_little_text(corpus, split)
       counts = (f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents'))
       empty = getattr(corpus.splits[split], 'num_empty', 0)
       skipped = f'; {empty:,} empty ones skipped' if empty else ''
@@ -311,8 +318,8 @@ def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
       raise _too_little_text(corpus, split)
   documents.log_overlap(test, missing_in_train)
   if corpus.train_shards is not None:  # too large to hash their contents
-    for file in corpus.files:
-      size = corpus.first_sizes.get(file.name, file.stat().st_size)
+    for number, file in enumerate(corpus.files):
+      size = corpus.first_sizes.get((number, file.name), files.size(file))
       digest.update(f'{file.name} {size}'.encode())
   return sizes, digest
 
@@ -382,7 +389,7 @@ class _Counts:
   tokens: int = 0
   text_bytes: int = 0
   is_lossless: bool = True
-  starts: list[int] = dataclasses.field(default_factory=list)
+  starts: array.array = dataclasses.field(default_factory=lambda: array.array('q'))
 
 
 def _encode(
@@ -402,7 +409,7 @@ def _encode(
       counts.tokens += len(separator)
       yield np.array(separator), 0
     counts.starts.append(counts.tokens)
-    offset = 0
+    begin = counts.text_bytes
     for chunk in document.read_chunks():
       for token in spelled:
         spelled[token] += chunk.count(token.encode())
@@ -410,13 +417,13 @@ def _encode(
         with errors.named(document.name):
           ids = vocabulary.encode(chunk)
       except UnicodeDecodeError:
-        text_files.decode(chunk, document.name, offset=offset)  # raises BadInput with the position
+        # It raises BadInput with the position.
+        text_files.decode(chunk, document.name, offset=counts.text_bytes - begin)
         raise
       counts.is_lossless = counts.is_lossless and vocabulary.decode(ids) == chunk
       counts.tokens += len(ids)
-      offset += len(chunk)
+      counts.text_bytes += len(chunk)
       yield ids, len(chunk)
-    counts.text_bytes += offset
   documents.log_separators(name, spelled)
 
 

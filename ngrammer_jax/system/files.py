@@ -20,6 +20,7 @@ import shutil
 import tempfile
 import threading
 from typing import Any
+import uuid
 import zipfile
 import zlib
 
@@ -65,7 +66,7 @@ def is_busy(error: Exception) -> bool:
 
 
 def is_of_place(error: Exception) -> bool:
-  """Whether an error is that of a place: a full disk, or a named one that may not be used."""
+  """Whether an error says that a disk is full, or that a path may not be used."""
   numbers = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
   is_known = isinstance(error, OSError) and error.errno in numbers
   return is_known and (error.filename is not None or error.errno in numbers[:2])
@@ -259,7 +260,8 @@ def iter_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def size(path: pathlib.Path) -> int:
   """Returns the size of a file in bytes."""
-  return path.stat().length if is_remote(path) else path.stat().st_size
+  status = path.stat()
+  return status.length if hasattr(status, 'length') else status.st_size  # `epath` has its own
 
 
 def free_bytes(folder: pathlib.Path) -> float:
@@ -283,12 +285,15 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
   if is_remote(path):
     path.write_bytes(data)
     return
-  scratch = path.with_name(f'{path.name}.scratch')
-  with scratch.open('wb') as file:
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
-  scratch.replace(path)
+  scratch = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.scratch')  # of this call alone
+  try:
+    with scratch.open('wb') as file:
+      file.write(data)
+      file.flush()
+      os.fsync(file.fileno())
+    scratch.replace(path)
+  finally:
+    scratch.unlink(missing_ok=True)
 
 
 def write_output(path: pathlib.Path, content: str | bytes) -> None:
@@ -303,18 +308,23 @@ def write_output(path: pathlib.Path, content: str | bytes) -> None:
 def write_results(contents: Mapping[pathlib.Path, str]) -> None:
   """Writes the files of a result; those of another one are renamed, such as to test.1.json.
 
-  Raises BadInput if they cannot be written.
+  Raises BadInput if they cannot be written; then those of the other one have their names again.
   """
   numbered = lambda path, n: path.with_name(f'{path.stem}.{n}{path.suffix}')
-  previous = [path for path in contents if path.exists()]
+  previous, renamed = [path for path in contents if path.exists()], {}
   if any(path.read_bytes() != contents[path].encode() for path in previous):
     is_free = lambda n: not any(numbered(path, n).exists() for path in contents)
     number = next(filter(is_free, itertools.count(1)))
-    for path in previous:
-      path.rename(numbered(path, number))
-      logging.info('the previous %s is now %s', path, numbered(path, number).name)
-  for path, content in contents.items():
-    write_output(path, content)
+    renamed = {path: path.rename(numbered(path, number)) for path in previous}
+  try:
+    for path, content in contents.items():
+      write_output(path, content)
+  except errors.BadInput:
+    for path, other in renamed.items():
+      other.replace(path)
+    raise
+  for path, other in renamed.items():
+    logging.info('the previous %s is now %s', path, other.name)
 
 
 class SyncedDir:

@@ -15,7 +15,7 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, vocabularies
-from ngrammer_jax.data.formats import START, Place
+from ngrammer_jax.data.formats import START, FilePosition
 from ngrammer_jax.system import files
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary
@@ -81,7 +81,7 @@ class TfdsShards:
     """Paths of the shards, in order."""
     return tuple(map(files.path, self.source.list_shards(self.split)))
 
-  def read(self, shard: int, place: Place = START) -> Iterator[tuple[bytes, Place]]:
+  def read(self, shard: int, place: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
     """See `data.shards.Shards`. The place is the number of the document."""
     info = seqio.ShardInfo(shard, len(self.files))
     dataset = self.source.get_dataset(self.split, shuffle=False, shard_info=info)
@@ -94,7 +94,7 @@ class TfdsShards:
       for examples in dataset.as_numpy_iterator():
         for text in examples['text']:
           document += 1
-          yield text, Place(document)
+          yield text, FilePosition(document)
     except tf.errors.OpError as error:
       raise errors.BadInput(f'{self.files[shard]} is damaged: {error.message}') from error
 

@@ -132,7 +132,7 @@ def test_a_published_model_is_scored_as_the_run_that_it_is_compared_with(tiny, t
 def test_bad_input():
   everything = fake_runs(3)
   with bad_input(
-    '--workdir is there 2 times, but --baseline 1 times: set one baseline for each run, in the '
+    '--workdir is given 2 times, but --baseline 1 times: set one baseline for each run, in the '
     'same order, such as that with the same seed'
   ):
     compare.analyze(everything[:2], everything[2:], 'abc')

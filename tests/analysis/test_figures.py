@@ -76,7 +76,7 @@ def test_names_of_runs_tell_them_apart():
   assert figures.run_labels([pathlib.Path('x')] * 2, None) == ['x', 'x']
   assert figures.run_labels(workdirs, ['first', 'second']) == ['first', 'second']
   with bad_input(
-    '--label is there 1 times, but --workdir 2 times: set one for each, in the same order, or none'
+    '--label is given 1 times, but --workdir 2 times: set one for each, in the same order, or none'
   ):
     figures.run_labels(workdirs, ['first'])
 

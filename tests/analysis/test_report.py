@@ -251,7 +251,7 @@ def test_a_report_that_fails_writes_nothing(one_device, trained_copy, tmp_path, 
   with monkeypatch.context() as patch, bad_input('tokens=0 must be a whole number from 1 on'):
     patch.setattr(clusters, 'analyze', lambda *_: pytest.fail('before the samples'))
     write_report(f'--workdir={trained_copy}', '--tokens=0')
-  with pytest.raises(ValueError, match='there 1 times, but --workdir 2 times'):
+  with pytest.raises(ValueError, match='given 1 times, but --workdir 2 times'):
     write_report(f'--workdir={trained_copy}', f'--workdir={trained_copy}', '--label=a')
   (trained_copy / 'evaluation').mkdir()
   (trained_copy / 'evaluation' / 'test.json').write_text('{"step": 4, "per')

@@ -101,8 +101,11 @@ def test_a_start_that_was_killed_can_be_repeated(tiny, tmp_path, monkeypatch, gi
   workdirs.check_text(tmp_path / 'run', config, 'abd')  # nothing was learned from the text
   workdirs.check(tmp_path / 'run', tiny(model={'width': 32}))
   (tmp_path / 'run' / 'checkpoints' / '4').mkdir(parents=True)
-  with pytest.raises(errors.BadInput, match='was started on another text'):
-    workdirs.check_text(tmp_path / 'run', config, 'abd')
+  workdirs.check_text(tmp_path / 'run', config, 'abc-def')  # `run` is of an earlier version
+  (tmp_path / 'run' / 'corpus.json').write_text('{"content_hash": "abc-def"}')
+  for other in ('abd', 'abc-deg'):
+    with pytest.raises(errors.BadInput, match='was started on another text'):
+      workdirs.check_text(tmp_path / 'run', config, other)
 
 
 def test_another_tokenizer_is_named(tiny, tmp_path):

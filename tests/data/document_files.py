@@ -10,7 +10,7 @@ from pyarrow import parquet
 import zstandard
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora
+from ngrammer_jax.data import corpora, mixture_schedule, packing, streams
 
 FRAME = 700  # bytes of text in a frame: several in a file, and most end within a line
 COMPRESS = {
@@ -53,3 +53,19 @@ def write(path, texts, field='text'):
 
 def open_corpus(corpus, path=None, **settings):
   return corpora.open_corpus(data_config.DataConfig(corpus, path and str(path), **settings))
+
+
+def whole_batch(batch_size):
+  """The schedule of a single corpus, which every row reads at every step."""
+  return mixture_schedule.PartSchedule(mixture_schedule.MixtureSchedule((1.0,), batch_size), 0)
+
+
+class Packed(packing.PackedDataset):
+  """The rows of a single corpus."""
+
+  def __init__(self, source, vocabulary, batch_size, length, folder, shuffle=None, begin=False):
+    self._all_rows, schedule = range(batch_size), whole_batch(batch_size)
+    super().__init__(source, vocabulary, schedule, length, folder, shuffle, begin)
+
+  def segment(self, step, rows=slice(None)):
+    return streams.stack_rows(self.rows(step, self._all_rows[rows]).values())

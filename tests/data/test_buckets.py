@@ -11,7 +11,7 @@ from pyarrow import parquet
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import buckets, formats, packing, shards, vocabularies
+from ngrammer_jax.data import buckets, formats, shards, vocabularies
 from tests import fake_gcs
 from tests.checks import bad_input
 from tests.data import document_files
@@ -85,7 +85,7 @@ def write_corpus(folder):
 
 
 def rows(source, folder, batch_size=3, steps=60):
-  dataset = packing.PackedDataset(source, BYTES, batch_size, 16, folder)
+  dataset = document_files.Packed(source, BYTES, batch_size, 16, folder)
   return np.stack([dataset.segment(step).targets_BxT for step in range(steps)])
 
 
@@ -98,7 +98,7 @@ def assert_rows_equal_those_of_local_files(url, tmp_path):
   assert len(corpus.files) == len(NAMES) and all(str(f).startswith(url) for f in corpus.files)
   places = tmp_path / url.partition(':')[0]
   np.testing.assert_array_equal(rows(corpus.train_shards, places), expected_rows)
-  again = packing.PackedDataset(corpus.train_shards, BYTES, 3, 16, places)
+  again = document_files.Packed(corpus.train_shards, BYTES, 3, 16, places)
   np.testing.assert_array_equal(again.segment(59).targets_BxT, expected_rows[59])
   for split in ('train', 'validation'):
     texts = [[b''.join(d.read_chunks()) for d in c.splits[split]] for c in (corpus, expected)]

@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import tarfile
+import types
 import zipfile
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import zstandard
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression, formats, kinds, prompts
+from ngrammer_jax.data import compression, formats, kinds, prompts, text_files
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -58,7 +59,7 @@ def test_row_groups_of_every_size_are_read_from_any_row(tmp_path, monkeypatch, n
     for texts in (TEXTS[:17], [], TEXTS[17:18], TEXTS[18:20], TEXTS[20:]):
       writer.write_table(pa.table({'text': texts}, schema))
   for first in range(len(TEXTS)):
-    documents = read_all(open_file(path), formats.Place(first))
+    documents = read_all(open_file(path), formats.FilePosition(first))
     assert [text for text, _ in documents] == TEXTS[first:]
 
 
@@ -107,6 +108,27 @@ def test_padding_after_a_frame_is_skipped(tmp_path):
   assert [text for text, _ in read_all(open_file(path))] == ['a', 'b']
 
 
+def test_a_long_window_of_zstandard(tmp_path):
+  parameters = zstandard.ZstdCompressionParameters(window_log=28)  # of `zstd --long=28`
+  writer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+  path = tmp_path / 'x.jsonl.zst'
+  path.write_bytes(writer.compress(b'{"text": "a"}\n') + writer.flush())
+  assert [text for text, _ in read_all(open_file(path))] == ['a']
+
+
+@each('name', ['x.arrow', 'x.stream.arrow'])
+def test_large_batches_are_read_in_parts(tmp_path, name):
+  table = pa.table({'text': [str(i) for i in range(100)]})
+  new = pa.ipc.new_stream if 'stream' in name else pa.ipc.new_file
+  with pa.OSFile(str(tmp_path / name), 'wb') as file, new(file, table.schema) as writer:
+    writer.write_table(table)
+  for row in (0, 70):
+    batches = [batch for batch, _ in formats.arrow.read_batches(tmp_path / name, ('text',), row)]
+    assert max(map(len, batches)) == min(formats.arrow.ROWS, 100 - row)
+    texts = [text for batch in batches for text in batch.column('text').to_pylist()]
+    assert texts == [str(i) for i in range(row, 100)]
+
+
 @each('suffix', ['.jsonl', '.parquet', '.arrow'])
 def test_fields_are_nested_and_joined_by_newlines(tmp_path, suffix):
   values = [
@@ -138,13 +160,26 @@ def test_columns_of_every_type_of_text(tmp_path, kind):
   assert [text for text, _ in read_all(open_file(path))] == ['a', '', 'ü']
 
 
-def test_documents_between_separators(tmp_path):
+def test_documents_between_separators(tmp_path, monkeypatch):
   texts = ['one\n\ntwo', 'three', '', 'four']
   path = tmp_path / 'x.txt'
   path.write_text('\n<|end|>\n'.join(texts) + '\n')
   documents = read_all(open_file(path, separator='<|end|>'))
   assert [text for text, _ in documents] == texts
   assert read_all(open_file(path, separator='<|end|>'), documents[1][1]) == documents[2:]
+  expected = [record for record, _ in open_file(path, separator='<|end|>').read()]
+  for size in range(1, 12):  # a separator may be in several blocks
+    monkeypatch.setattr(text_files, 'CHUNK_SIZE', size)
+    assert [r for r, _ in open_file(path, separator='<|end|>').read()] == expected
+
+
+def test_a_long_document_is_searched_a_few_times(monkeypatch):
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', 10)
+  file, sizes = io.BytesIO(b'x' * 50_000 + b'|' + b'y' * 9), []
+  read = lambda size: sizes.append(size) or io.BytesIO.read(file, size)
+  source = types.SimpleNamespace(read=read)
+  documents = list(formats.lines._split_at(source, b'|'))
+  assert documents == [b'x' * 50_000 + b'|', b'y' * 9] and len(sizes) < 20
 
 
 # What is refused.
@@ -284,6 +319,9 @@ def test_prompts_are_lines(tmp_path):
   with zipfile.ZipFile(tmp_path / 'x.zip', 'w') as file:
     file.writestr('prompts.jsonl', '{"prompt": "a"}\n')
   assert prompts.read(tmp_path / 'x.zip') == ['a']
+  path.write_text('{"prompt": "a"}\n\n{"prompt": 1}\n')
+  with pytest.raises(errors.BadInput, match='x.txt, line 3: expected an object with a "prompt"'):
+    prompts.read(path)
   path.write_bytes('a\nb\n'.encode('utf-16'))
   with bad_input(f'{path} is UTF-16: convert it to UTF-8'):
     prompts.read(path)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import fingerprints, packing, shards, text_files, vocabularies
+from ngrammer_jax.data import corpora, fingerprints, packing, shards, text_files, vocabularies
+from ngrammer_jax.system import files
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -27,7 +28,7 @@ def write_shards(folder, counts=COUNTS):
 
 
 def open_dataset(folder, batch_size, counts=COUNTS):
-  return packing.PackedDataset(
+  return document_files.Packed(
     write_shards(folder, counts), BYTES, batch_size, T, folder / 'places'
   )
 
@@ -77,10 +78,12 @@ def test_a_segment_does_not_depend_on_earlier_calls(tmp_path):
 
 def test_resuming_starts_from_the_last_saved_state(tmp_path, monkeypatch):
   monkeypatch.setattr(packing, 'SAVE_INTERVAL', 5)
+  monkeypatch.setattr(packing, 'FILE_STEPS', 25)
+  monkeypatch.setattr(packing, 'HISTORY', 3)
   dataset = open_dataset(tmp_path, 2)
   segments = [dataset.segment(step) for step in range(23)]
-  lines = (tmp_path / 'places' / '0-1.jsonl').read_text().split('\n')
-  with (tmp_path / 'places' / '0-1.jsonl').open('a') as file:
+  lines = (tmp_path / 'places' / '0-1.0.jsonl').read_text().split('\n')
+  with (tmp_path / 'places' / '0-1.0.jsonl').open('a') as file:
     file.write('{"step": 25, "fir')  # the process was killed while it wrote a line
   encoded_texts, encode_all = [], vocabularies.ByteVocabulary.encode_all
 
@@ -95,11 +98,19 @@ def test_resuming_starts_from_the_last_saved_state(tmp_path, monkeypatch):
   for row in (0, 1):  # two hosts get the same rows
     host_segment = open_dataset(tmp_path, 2).segment(22, slice(row, row + 1))
     np.testing.assert_array_equal(host_segment.targets_BxT, segments[22].targets_BxT[row : row + 1])
-  resumed.segment(23), resumed.segment(24), resumed.segment(25)
+  resumed.segment(23), resumed.segment(24)
+  expected = [resumed.segment(step).targets_BxT for step in range(25, 58)]
   saved = [json.loads(line) for line in lines if line]
   assert [line['step'] for line in saved] == [0, 5, 10, 15, 20]
-  last = (tmp_path / 'places' / '0-1.jsonl').read_text().split('\n')[-2]
-  assert json.loads(last)['step'] == 25
+  for number, steps in ((1, range(25, 50, 5)), (2, range(50, 60, 5))):
+    path = tmp_path / 'places' / f'0-1.{number}.jsonl'
+    saved = [json.loads(line)['step'] for line in path.read_text().split('\n') if line]
+    assert saved == list(steps)
+  del encoded_texts[:]
+  for step in (57, 49):
+    actual = open_dataset(tmp_path, 2).segment(step).targets_BxT
+    np.testing.assert_array_equal(actual, expected[step - 25])
+  assert len(encoded_texts) < 28
 
 
 @pytest.mark.parametrize(
@@ -136,7 +147,7 @@ def write_files(folder, name, counts=(30, 17, 41)):
 
 
 def packed(folder, source, batch_size, shuffle=None, places='places'):
-  return packing.PackedDataset(source, BYTES, batch_size, T, folder / places, shuffle)
+  return document_files.Packed(source, BYTES, batch_size, T, folder / places, shuffle)
 
 
 def documents_of(dataset, steps, row=0):
@@ -176,7 +187,7 @@ def test_a_place_is_of_its_order(tmp_path, monkeypatch):
   expected = packed(tmp_path, source, 2, 3, 'others').segment(15)
   actual = packed(tmp_path, source, 2, 3).segment(15)
   np.testing.assert_array_equal(actual.targets_BxT, expected.targets_BxT)
-  path = tmp_path / 'places' / '0-1.jsonl'
+  path = tmp_path / 'places' / '0-1.0.jsonl'
   lines = [json.loads(line) for line in path.read_text().splitlines() if line]
   assert {tuple(line.pop('order')) for line in lines} == {(None, False), (3, False)}
   path.write_text(''.join(json.dumps(line) + '\n' for line in lines[:3]))
@@ -258,9 +269,9 @@ def test_begin_and_end_separate_documents(tmp_path, monkeypatch):
     'data.begin_of_text=True needs a vocabulary with a begin token and another end token: the '
     'folder of a published model that has them, as data.vocabulary_path'
   ):
-    packing.PackedDataset(source, BYTES, 1, 8, tmp_path / 'places', begin_of_text=True)
+    document_files.Packed(source, BYTES, 1, 8, tmp_path / 'places', begin=True)
   monkeypatch.setattr(vocabularies.ByteVocabulary, 'document_end', 257)
-  dataset = packing.PackedDataset(source, BYTES, 1, 8, tmp_path / 'places', begin_of_text=True)
+  dataset = document_files.Packed(source, BYTES, 1, 8, tmp_path / 'places', begin=True)
   segment = dataset.segment(0)
   assert segment.targets_BxT[0].tolist() == [97, 98, 257, 256, 99, 257, 256, 97]
   assert segment.starts_BxT[0].tolist() == [True, *[False] * 3, True, False, False, True]
@@ -290,6 +301,97 @@ def test_a_file_that_has_changed_is_refused_before_it_is_read(tmp_path):
     again.segment(0)
 
 
+def fingerprint(folder, paths):
+  return fingerprints.ShardFingerprints(files.SyncedDir(folder, '*.jsonl'), paths)
+
+
+def test_only_damage_and_only_damaged_content_may_be_replaced(tmp_path):
+  """Also of shards of equal names, and if another process read the damaged file too."""
+  paths = [tmp_path / folder / 'x.jsonl' for folder in 'ab']
+  for path in paths:
+    path.parent.mkdir()
+    path.write_bytes(b'first')
+  folder = tmp_path / 'places' / 'run'
+  open_again = lambda: fingerprint(folder, paths)
+  first = open_again()
+  first.check(0), first.check(1)
+  with pytest.raises(errors.BadInput), first.record_damage(0):
+    raise errors.BadInput('cannot be read') from PermissionError(13, 'Permission denied')
+  assert fingerprints.first_sizes(tmp_path, '*') == {}
+  with pytest.raises(errors.BadInput), first.record_damage(1):
+    raise errors.BadInput('is damaged') from EOFError()
+  line = (folder / 'files-0.jsonl').read_text().splitlines()[2]
+  (folder / 'files-1.jsonl').write_text(line + '\n')  # of a process that did not see the damage
+  assert fingerprints.first_sizes(tmp_path, '*') == {(1, 'x.jsonl'): 5}
+  for path in paths:
+    path.write_bytes(b'the second')
+  second = open_again()
+  second.check(1)
+  with bad_input(
+    f'{paths[0]} has changed since this run first read it: put the old file back, or use another '
+    f'workdir'
+  ):
+    second.check(0)
+  for content in (b'the third', b'first'):  # the second one was not damaged
+    paths[1].write_bytes(content)
+    for checked in (second, open_again()):
+      with pytest.raises(errors.BadInput, match='has changed'):
+        checked.check(1)
+  paths[1].write_bytes(b'the second')
+  again = open_again()
+  again.check(1)
+  with pytest.raises(errors.BadInput), again.record_damage(1):
+    raise errors.BadInput('is damaged')
+  paths[1].write_bytes(b'the third')
+  open_again().check(1)
+  assert fingerprints.first_sizes(tmp_path, '*') == {(1, 'x.jsonl'): 5}
+
+
+def test_a_shard_is_checked_each_time_that_it_begins(tmp_path):
+  source = write_files(tmp_path, 'x.jsonl', (5,))
+  dataset = packed(tmp_path, source, 1)
+  documents_of(dataset, 1)
+  change(tmp_path / 'train-0.jsonl')
+  with pytest.raises(errors.BadInput, match='has changed since this run first read it'):
+    for step in range(1, 60):
+      dataset.segment(step)
+
+
+def test_files_that_rows_read_for_themselves_are_closed(tmp_path, monkeypatch):
+  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 3)
+  monkeypatch.setattr(packing, 'SHARED_BYTES', 0)
+  texts = [f'{i} ' + 'some text ' * (1, 1, 1, 5, 1, 3, 1, 2)[i % 8] for i in range(60)]
+  for name in ('train-0.jsonl', 'train-1.jsonl', 'valid.jsonl'):
+    document_files.write(tmp_path / name, texts)
+  open_readers, read = set(), shards.FileShards.read
+
+  def recording_read(*arguments):
+    number = object()
+    open_readers.add(number)
+    try:
+      yield from read(*arguments)
+    finally:
+      open_readers.remove(number)
+
+  monkeypatch.setattr(shards.FileShards, 'read', recording_read)
+  dataset = packed(tmp_path, shards.find(tmp_path)[0]['train'], 6, shuffle=0)
+  for step in range(400):
+    dataset.rows(step, range(6))
+    assert len(open_readers) <= 2 + 6  # one of each shard and of each row
+
+
+def test_documents_of_the_other_split_are_not_counted_as_empty(tmp_path, caplog):
+  caplog.set_level('INFO')
+  texts = ['a', ''] + ['b'] * 400  # of which 20 are held out
+  source = shards.find(document_files.write(tmp_path / 'x.jsonl', texts))[0]['train']
+  documents = corpora.ShardDocuments(source)
+  assert len(list(documents)) == 381 and documents.num_empty == 1
+  documents_of(packed(tmp_path, source, 1), 100)
+  assert [m for m in caplog.messages if 'empty' in m] == [
+    'number of empty documents that were skipped so far: 1'
+  ]
+
+
 def test_a_damaged_file_may_be_replaced(tmp_path, monkeypatch):
   monkeypatch.setattr(packing, 'SAVE_INTERVAL', 10)
   monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 8)
@@ -302,7 +404,7 @@ def test_a_damaged_file_may_be_replaced(tmp_path, monkeypatch):
   assert fingerprints.first_sizes(tmp_path, '*') == {}
   with pytest.raises(errors.BadInput, match=f'{path} is damaged: Compressed file ended'):
     documents_of(open_again(), 150)
-  assert fingerprints.first_sizes(tmp_path, '*') == {path.name: len(good) - 20}
+  assert fingerprints.first_sizes(tmp_path, '*') == {(0, path.name): len(good) - 20}
   path.write_bytes(good)
   assert documents_of(open_again(), 150) == expected
 

@@ -28,7 +28,7 @@ def json_lines(*texts):
 
 def read_texts(file_shards, shard=0, place=START):
   return [
-    file_shards.text(shard, place.document + i, record).decode()
+    (file_shards.text(shard, place.document + i, record) or b'').decode()
     for i, (record, _) in enumerate(file_shards.read(shard, place))
   ]
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import mixture_schedule, streams, token_cache
+from ngrammer_jax.data import streams, token_cache
+from tests.data import document_files
 from tests.loops import each
 
 DOCUMENT_START = 60_000
@@ -21,7 +22,7 @@ def previous_tokens(targets):
 
 
 def train_segment(split, step, batch_size, length, rows=slice(None)):
-  schedule = mixture_schedule.whole_batch(batch_size)
+  schedule = document_files.whole_batch(batch_size)
   reader = streams.TrainStreams(split, length, schedule)
   return streams.stack_rows(reader.rows(step, range(batch_size)[rows]).values())
 

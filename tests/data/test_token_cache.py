@@ -1,19 +1,24 @@
 """Token cache: token counts, when a corpus is tokenised again, windows of a split, errors."""
 
+import dataclasses
 import errno
+import io
 import itertools
 import os
 import pathlib
 import re
+import shutil
 import time
 
+from etils.epath import stat_utils
 import numpy as np
 import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora as corpus_files
-from ngrammer_jax.data import text_files, token_cache, vocabularies
+from ngrammer_jax.data import fingerprints, mixture, shards, text_files, token_cache, vocabularies
+from ngrammer_jax.system import files
 from tests import tokenizer_files
 from tests.checks import bad_input
 
@@ -432,6 +437,64 @@ def test_content_hash_depends_on_the_pretrained_model(text, write_calls, tmp_pat
   assert len(hashes) == len(write_calls) == 2
 
 
+def test_a_run_knows_where_its_documents_begin(tmp_path):
+  """The text of both is the same, and a workdir of an earlier version has the hash of it alone."""
+  hashes = []
+  for number, parts in enumerate(
+    ((b'one two\n', b'three four\n'), (b'one ', b'two\nthree four\n'))
+  ):
+    folder = tmp_path / str(number)
+    folder.mkdir()
+    for name, part in zip(('train-0', 'train-1', 'valid'), (*parts, b'five'), strict=True):
+      (folder / name).write_bytes(part)
+    config = data_config.DataConfig('text', str(folder), vocabulary='bytes')
+    hashes.append(mixture.prepare(config).content_hash)
+  assert len({*hashes}) == 2 and len({text.split('-')[0] for text in hashes}) == 1
+
+
+def test_shards_of_tfds_in_a_bucket(monkeypatch, tmp_path):
+  """Their paths are those of `epath`, whose `stat` has other names."""
+  paths = [files.path(f'gs://bucket/c4/{name}') for name in ('train-0', 'train-1', 'valid')]
+  times = []
+  stat = lambda path: stat_utils.StatResult(False, len(path.name), times[-1])
+  monkeypatch.setattr(type(paths[0]), 'stat', stat)
+  monkeypatch.setattr(type(paths[0]), 'open', lambda path, mode: io.BytesIO(path.name.encode()))
+  monkeypatch.setattr(shards.FileShards, 'read', lambda *arguments: iter([(b'a text', None)]))
+  monkeypatch.setattr(shards.FileShards, 'text', lambda self, shard, number, record: record)
+  by_split = {
+    s: shards.FileShards((*p,)) for s, p in (('train', paths[:2]), ('validation', paths[2:]))
+  }
+  config = data_config.DataConfig('shards', 'gs://bucket/c4', vocabulary='bytes')
+  for mtime in (1, 1, 2):
+    times.append(mtime)
+    token_cache.prepare(config, corpus_files.from_shards('c4', by_split))
+  assert len(list((tmp_path / 'cache').glob('*'))) == 2
+  checked = fingerprints.ShardFingerprints(files.SyncedDir(tmp_path, ''), paths)
+  checked.check(0)
+  assert '"size": 7, "content": "7-' in (tmp_path / 'files-0.jsonl').read_text()
+
+
+def test_a_damaged_shard_is_known_by_its_number(tmp_path):
+  """As of FineWeb, where each folder has the same names."""
+  paths = [tmp_path / folder / '000_00000.jsonl' for folder in ('a', 'b', 'valid')]
+  for path in paths:
+    path.parent.mkdir()
+    path.write_text('{"text": "a"}\n')
+  config, hashes = data_config.DataConfig('shards', str(tmp_path), vocabulary='bytes'), []
+  by_split = {
+    'train': shards.FileShards((*paths[:2],)),
+    'validation': shards.FileShards((paths[2],)),
+  }
+  for content, sizes in (('a', {}), ('abc', {(1, '000_00000.jsonl'): 14}), ('abc', {})):
+    paths[1].write_text(f'{{"text": "{content}"}}\n')
+    corpus = dataclasses.replace(corpus_files.from_shards('shards', by_split), first_sizes=sizes)
+    hashes.append(token_cache.prepare(config, corpus).content_hash)
+  paths[0].write_text('{"text": "abcd"}\n')
+  corpus = dataclasses.replace(corpus, first_sizes={(1, '000_00000.jsonl'): 14})
+  hashes.append(token_cache.prepare(config, corpus).content_hash)
+  assert hashes[0] == hashes[1] and len({*hashes}) == 3
+
+
 def test_content_hash_depends_on_the_splits(text, tmp_path):
   paths = [
     write_splits(tmp_path / 'a', b'ab', b'c', b'd'),
@@ -541,6 +604,15 @@ def test_other_files_are_refused_as_tokenizers(text, tokenizer):
     text(**tokenizer)
 
 
+@pytest.mark.parametrize('name, magic', [('x.json.gz', b'\x1f\x8b'), ('x.zip', b'PK\x03\x04')])
+@pytest.mark.parametrize('kind', ['tokenizer', 'sentencepiece'])
+def test_damaged_archives_are_refused_as_vocabularies(text, tmp_path, kind, name, magic):
+  (tmp_path / name).write_bytes(magic + b'cut')
+  message = f'data.vocabulary_path={tmp_path}/{name}: {tmp_path}/{name} is damaged: '
+  with pytest.raises(errors.BadInput, match=f'^{re.escape(message)}'):
+    text(vocabulary=kind, vocabulary_path=f'{tmp_path}/{name}')
+
+
 @pytest.mark.parametrize('offset', [0, 1234, text_files.CHUNK_SIZE + 17])
 def test_invalid_utf8_is_reported_with_its_byte_offset(text, offset):
   content = bytearray(b'text and more\n' * 100_000)
@@ -570,6 +642,13 @@ def test_too_little_text_is_refused(text, cache, length, split):
   assert list(cache.iterdir()) == []
 
 
+def test_a_split_without_a_word_is_refused(tmp_path):
+  path = write_splits(tmp_path / 'folder', b'a text', b'  ', b'a text')
+  message = f'the validation split of text is empty: {path}/train holds too little text'
+  with bad_input(message):
+    token_cache.prepare(data_config.DataConfig('text', path, vocabulary='words'))
+
+
 def test_unwritable_cache_folder_is_reported(text, tmp_path):
   (tmp_path / 'file').write_bytes(b'')
   end = 'no incomplete cache is left'
@@ -580,13 +659,30 @@ def test_unwritable_cache_folder_is_reported(text, tmp_path):
 
 
 def test_only_old_incomplete_caches_are_removed_and_none_is_read(text, cache):
-  for name, age in (('preparing-old', 2 * 86_400), ('preparing-now', 60)):
-    (cache / name).mkdir(parents=True)
-    (cache / name / 'meta.json').write_text('{')
-    os.utime(cache / name, (time.time() - age,) * 2)
+  day = 86_400  # the last one is old, but its file still grows; the link is to what is gone
+  for name, *ages in (('old', 2 * day, 2 * day), ('now', 60, 60), ('grows', 60, 2 * day)):
+    folder = cache / f'preparing-{name}'
+    folder.mkdir(parents=True)
+    (folder / 'meta.json').write_text('{')
+    for path, age in zip((folder / 'meta.json', folder), ages, strict=True):
+      os.utime(path, (time.time() - age,) * 2)
+  (cache / 'preparing-gone').symlink_to(cache / 'nothing')
   assert sum(token_counts(text())) == len(TEXT)
-  assert not (cache / 'preparing-old').exists()
-  assert (cache / 'preparing-now').exists()  # another process may still write it
+  names = {path.name for path in cache.glob('preparing-*')}
+  assert names == {'preparing-now', 'preparing-grows', 'preparing-gone'}
+
+
+def test_a_damaged_cache_that_another_process_removes_is_no_error(text, cache, monkeypatch):
+  text()
+  for path in cache.glob('*/meta.json'):
+    path.write_text('{')
+
+  def remove(folder):
+    shutil.rmtree(folder)
+    raise FileNotFoundError(2, 'No such file or directory', 'meta.json')
+
+  monkeypatch.setattr(token_cache.files, 'remove', remove)
+  assert sum(token_counts(text())) == len(TEXT)
 
 
 def test_full_disk_is_reported_and_leaves_no_cache(text, cache, monkeypatch):

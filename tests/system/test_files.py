@@ -21,7 +21,12 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
   with monkeypatch.context() as patch, pytest.raises(OSError, match='No space left'):
     patch.setattr(os, 'fsync', full)
     files.write(path, 'half')
-  assert path.read_text() == 'new'
+  assert path.read_text() == 'new' and list(tmp_path.iterdir()) == [path]
+  with monkeypatch.context() as patch:  # two processes at the same time
+    inner = iter([lambda: files.write(path, 'other'), lambda: None])
+    patch.setattr(os, 'fsync', lambda descriptor: next(inner)())
+    files.write(path, 'new')
+  assert path.read_text() == 'new' and list(tmp_path.iterdir()) == [path]
   files.write(path, b'again')
   assert path.read_bytes() == b'again' and list(tmp_path.iterdir()) == [path]
 

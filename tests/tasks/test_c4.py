@@ -8,9 +8,10 @@ import pytest
 
 from ngrammer_jax import runs
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import packing, shards, token_cache, vocabularies
-from ngrammer_jax.data.formats import Place
+from ngrammer_jax.data import shards, token_cache, vocabularies
+from ngrammer_jax.data.formats import FilePosition
 from tests.checks import bad_input
+from tests.data import document_files
 
 BYTES = vocabularies.ByteVocabulary()
 TEXTS = {'train': [f'text number {i} of some' for i in range(20)], 'validation': ['a', 'b']}
@@ -71,7 +72,7 @@ def test_rows_equal_those_of_files(prepared, tmp_path, cache, batch_size, steps)
   assert bytes(corpus.splits['validation'].tokens[[0, 2]].astype(np.uint8)) == b'ab'
   files = write_files(tmp_path / 'files')
   rows, expected = (
-    packing.PackedDataset(source, BYTES, batch_size, 16, tmp_path / kind)
+    document_files.Packed(source, BYTES, batch_size, 16, tmp_path / kind)
     for kind, source in (('tfds', corpus.train_shards), ('files', files))
   )
   for step in steps:
@@ -84,7 +85,7 @@ def test_shard_can_be_read_from_any_document(prepared, c4):
   texts = [text for text, _ in shard.read(1)]
   assert texts == [text.encode() for text in TEXTS['train'][1::3]]
   for document in (1, 5, len(texts)):
-    assert [text for text, _ in shard.read(1, Place(document))] == texts[document:]
+    assert [text for text, _ in shard.read(1, FilePosition(document))] == texts[document:]
 
 
 def test_seqio_task(prepared, c4, seqio):

@@ -6,10 +6,8 @@ import pathlib
 
 from ngrammer_jax.data import kinds, text_files
 from ngrammer_jax.data.formats import arrow, columns, lines, parquet
-from ngrammer_jax.data.formats.places import ANY, START, Layout, Place
+from ngrammer_jax.data.formats.positions import ANY, START, FilePosition, Layout
 from ngrammer_jax.system import files
-
-__all__ = ['ANY', 'START', 'DocumentFile', 'Layout', 'Place']
 
 COLUMNS = {kinds.PARQUET: parquet.read_batches, kinds.ARROW: arrow.read_batches}
 
@@ -33,7 +31,7 @@ class DocumentFile:
     """Returns a file, whose format is looked at. Raises BadInput if it cannot be read."""
     return cls(path, kinds.identify(path, layout.any_bytes), layout)
 
-  def read(self, place: Place = START) -> Iterator[tuple[bytes, Place]]:
+  def read(self, place: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
     """Yields the record of each document from a place on, and the place of the next document.
 
     Args:

@@ -6,6 +6,8 @@ from typing import Any
 
 from ngrammer_jax.data.formats import columns
 
+ROWS = 32  # whose texts are copied at a time, of batches of any size
+
 
 def read_batches(
   path: pathlib.Path, fields: Sequence[str], row: int
@@ -19,4 +21,5 @@ def read_batches(
   reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
   batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
   for batch in columns.skip(batches, row):
-    yield batch, reader.schema.names
+    for first in range(0, len(batch), ROWS):
+      yield batch.slice(first, ROWS), reader.schema.names

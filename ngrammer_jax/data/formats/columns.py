@@ -5,12 +5,12 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.formats.places import Layout, Place
+from ngrammer_jax.data.formats.positions import FilePosition, Layout
 
 
 def read(
-  path: pathlib.Path, place: Place, layout: Layout, read_batches: Callable[..., Any]
-) -> Iterator[tuple[bytes, Place]]:
+  path: pathlib.Path, place: FilePosition, layout: Layout, read_batches: Callable[..., Any]
+) -> Iterator[tuple[bytes, FilePosition]]:
   """Yields the text of each row from a place on, and the place of the next row.
 
   The fields of a row are joined by a newline.
@@ -30,7 +30,7 @@ def read(
     del batch  # or it is in memory until the last text of it is read
     for parts in zip(*columns, strict=True):
       document += 1
-      yield b'\n'.join(part for part in parts if part is not None), Place(document)
+      yield b'\n'.join(part for part in parts if part is not None), FilePosition(document)
 
 
 def skip(batches: Iterable[Any], rows: int) -> Iterator[Any]:

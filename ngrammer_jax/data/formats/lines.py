@@ -6,12 +6,12 @@ from typing import Any, BinaryIO
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import compression, text_files
-from ngrammer_jax.data.formats.places import Layout, Place
+from ngrammer_jax.data.formats.positions import FilePosition, Layout
 
 
 def read(
-  path: pathlib.Path, place: Place, layout: Layout, is_json: bool
-) -> Iterator[tuple[bytes, Place]]:
+  path: pathlib.Path, place: FilePosition, layout: Layout, is_json: bool
+) -> Iterator[tuple[bytes, FilePosition]]:
   """Yields the bytes of each document from a place on, and the place of the next one.
 
   A JSON document is a line, and its number is the line number from 0.
@@ -27,7 +27,7 @@ def read(
     for record in split:
       document, offset = document + 1, offset + len(record)
       frame_start, offset_in_frame = compression.place(file, frame, offset)
-      yield record, Place(document, offset_in_frame, frame_start)
+      yield record, FilePosition(document, offset_in_frame, frame_start)
 
 
 def parse(record: bytes, location: str, layout: Layout) -> bytes:
@@ -60,7 +60,8 @@ def _field(value: Any, name: str) -> Any:
 def _split_at(file: BinaryIO, separator: bytes) -> Iterator[bytes]:
   """Yields each document together with the separator after it."""
   buffer = b''
-  while block := file.read(text_files.CHUNK_SIZE):
+  # Blocks grow with a document, or a long one would be searched once for each of them.
+  while block := file.read(max(text_files.CHUNK_SIZE, len(buffer))):
     *documents, buffer = (buffer + block).split(separator)
     yield from (document + separator for document in documents)
   if buffer:

@@ -7,31 +7,15 @@ from ngrammer_jax.data import compression
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
-from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary, learn_characters
-from ngrammer_jax.data.vocabularies.sentencepiece import (
-  MAX_TRAINING_BYTES,
-  SentencePieceVocabulary,
-  learn_sentencepiece,
-)
+from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary
+from ngrammer_jax.data.vocabularies.characters import learn_characters as learn_characters
+from ngrammer_jax.data.vocabularies.sentencepiece import MAX_TRAINING_BYTES as MAX_TRAINING_BYTES
+from ngrammer_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary
+from ngrammer_jax.data.vocabularies.sentencepiece import learn_sentencepiece as learn_sentencepiece
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
-from ngrammer_jax.data.vocabularies.words import WordVocabulary, learn_words
+from ngrammer_jax.data.vocabularies.words import WordVocabulary
+from ngrammer_jax.data.vocabularies.words import learn_words as learn_words
 from ngrammer_jax.system import files
-
-__all__ = [
-  'MAX_TRAINING_BYTES',
-  'ByteVocabulary',
-  'CharacterVocabulary',
-  'SentencePieceVocabulary',
-  'TokenizerVocabulary',
-  'Vocabulary',
-  'WordVocabulary',
-  'check_path',
-  'learn_characters',
-  'learn_sentencepiece',
-  'learn_words',
-  'load',
-  'read',
-]
 
 CLASSES = (
   *(ByteVocabulary, CharacterVocabulary, WordVocabulary),
@@ -54,7 +38,7 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
     return published.read(path, size)
   options = {} if size is None else {'size': size}
   try:
-    with compression.open_binary(path) as file:
+    with files.translate_damage(path), compression.open_binary(path) as file:
       content = file.read()
     return KINDS[kind](content, **options)
   except errors.BadInput as error:

@@ -6,7 +6,6 @@ Every size in it is checked before anything is allocated.
 import contextlib
 import functools
 import pathlib
-import struct
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ DEFAULT_ALIGNMENT = 32
 NUMBERS = {0: 'u1', 1: 'i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4', 7: '?'}
 NUMBERS |= {10: '<u8', 11: '<i8', 12: '<f8'}
 STRING, ARRAY = 8, 9
-SIZES = {'I': 4, 'Q': 8}
 
 
 class Entry(NamedTuple):
@@ -55,30 +53,30 @@ def _read(path: pathlib.Path, size: int, time: int) -> tuple[dict[str, Any], dic
     header = _Header(file, size)
     if header.take(4) != b'GGUF':
       raise ValueError('it does not begin with GGUF')
-    if (version := header.number('I')) not in VERSIONS:
+    if (version := header.number(4)) not in VERSIONS:
       raise ValueError(f'it has version {version} of the format, expected 2 or 3')
-    num_tensors, num_keys = header.number('Q'), header.number('Q')
+    num_tensors, num_keys = header.number(8), header.number(8)
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
       key = header.text()
       if key in metadata:
         raise ValueError(f'it has the key {key} twice')
-      metadata[key] = header.value(header.number('I'))
+      metadata[key] = header.value(header.number(4))
     entries = {}
     for _ in range(num_tensors):
-      name, dimensions = header.text(), header.number('I')
+      name, dimensions = header.text(), header.number(4)
       if name in entries:
         raise ValueError(f'it has the tensor {name} twice')
       if not 1 <= dimensions <= 4:
         raise ValueError(f'{name} has {dimensions} dimensions')
-      shape = tuple(header.number('Q') for _ in range(dimensions))[::-1]
-      entries[name] = Entry(shape, header.number('I'), header.number('Q'))
+      shape = tuple(header.number(8) for _ in range(dimensions))[::-1]
+      entries[name] = Entry(shape, header.number(4), header.number(8))
   alignment = metadata.get('general.alignment', DEFAULT_ALIGNMENT)
   if not isinstance(alignment, int) or not 1 <= alignment <= MAX_HEADER:
     raise ValueError(f'general.alignment is {alignment}')
   start = -(-header.position // alignment) * alignment
-  at = lambda entry: entry._replace(first_byte=start + entry.first_byte)
-  return metadata, {name: at(entry) for name, entry in entries.items()}
+  move = lambda entry: entry._replace(first_byte=start + entry.first_byte)
+  return metadata, {name: move(entry) for name, entry in entries.items()}
 
 
 class _Header:
@@ -96,13 +94,13 @@ class _Header:
       raise ValueError(f'its header has more than {MAX_HEADER:,} bytes')
     return self._file.read(count)
 
-  def number(self, code: str) -> int:
-    """Returns the next number, of a code of `struct`."""
-    return struct.unpack(f'<{code}', self.take(SIZES[code]))[0]
+  def number(self, size: int) -> int:
+    """Returns the next unsigned number, of so many bytes."""
+    return int.from_bytes(self.take(size), 'little')
 
   def text(self) -> str:
     """Returns the next string."""
-    return self.take(self.number('Q')).decode()
+    return self.take(self.number(8)).decode()
 
   def value(self, kind: int) -> Any:
     """Returns the next value of a type: a number, a string, a list of strings or an array."""
@@ -112,7 +110,7 @@ class _Header:
       return self._numbers(kind, 1)[0].item()
     if kind != ARRAY:
       raise ValueError(f'a value has the unknown type {kind}')
-    element, count = self.number('I'), self.number('Q')
+    element, count = self.number(4), self.number(8)
     if element in NUMBERS:
       return self._numbers(element, count)
     if element != STRING:

@@ -16,10 +16,10 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import gguf_header
+from ngrammer_jax.data.vocabularies.sentencepiece import SPACE_MARK
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
 from ngrammer_jax.system import files
 
-SPACE_MARK = '\u2581'  # stands for the space inside SentencePiece
 # Types of tokens, the same in SentencePiece models and in GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SENTENCEPIECE_IDS = (('bos', 1), ('eos', 2))

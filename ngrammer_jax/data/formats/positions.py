@@ -4,7 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class FilePosition(NamedTuple):
   """Where a document begins.
 
   Attributes:
@@ -38,4 +38,4 @@ class Layout:
   remedy: str = 'set data.text_field to the name of the one with the text'
 
 
-START, ANY = Place(), Layout()  # defaults
+START, ANY = FilePosition(), Layout()  # defaults
