@@ -26,7 +26,10 @@ class MemoryConfig:
     'empty',
     'initial slots: masked, or zeros that are attended to',
     choices=FIRST,
-    needs={'zeros': {'bias': (False,), 'norm': ('post', 'post_skip')}},
+    needs={
+      'zeros': {'bias': (False,), 'norm': ('post', 'post_skip')}
+      | {'attention.query_key_value_bias': (None, False)}
+    },
     reason='zero inputs must have zero keys and values',
   )
   same_length: str = field('no', 'attend to equally many keys for every token', choices=SAME_LENGTH)
@@ -56,11 +59,6 @@ class MemoryConfig:
 
   def check(self, model: Any) -> None:
     """Raises BadInput for a memory that is invalid for the model."""
-    if self.zeros() and model.attention_options().query_key_value_bias:
-      raise errors.BadInput(
-        'model.memory.first="zeros" needs model.attention.query_key_value_bias=False: zero inputs '
-        'must have zero keys and values'
-      )
     if self.length == 0 and self.same_length in ('memory', 'memory_alone'):
       raise errors.BadInput(
         f'model.memory.same_length={self.same_length!r} with model.memory.length=0: a token '

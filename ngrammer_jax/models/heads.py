@@ -24,20 +24,16 @@ def scale_embedding(config: model_config.ModelConfig, embedding_VxD: jax.Array) 
   return embedding_VxD.astype(dtype) * jnp.asarray(scale, dtype)
 
 
-class Head(nn.Module):
-  """Embedding and softmax, or adaptive input and adaptive softmax.
-
-  It shares the scope of its model, so its parameter names have no prefix.
+class VocabularyModel(nn.Module):
+  """What all models share: embedding and softmax, or adaptive input and adaptive softmax.
 
   Attributes:
     config: model config.
     vocabulary_size: V.
-    width: J. None means the width D of the model.
   """
 
   config: model_config.ModelConfig
   vocabulary_size: int
-  width: int | None = None
 
   def setup(self):
     c, a, V = self.config, self.config.adaptive_softmax, self.vocabulary_size
@@ -66,15 +62,12 @@ class Head(nn.Module):
     if c.tie_embeddings:
       self.softmax_weight = self.embedding
     else:
-      shape = (V, self.width or c.width)
+      shape = (V, c.width if c.recurrent is None else c.recurrent.width)
       self.softmax_weight = self.param('softmax_weight', table_init, shape, param_dtype)
     bias_init = axis_names.with_axis_names(bias_init, ('vocab',))
     self.softmax_bias = (
       self.param('softmax_bias', bias_init, (V,), param_dtype) if c.softmax_bias else None
     )
-
-  def init_params(self) -> None:
-    """Runs `setup`: initial values depend on the order in which parameters are created."""
 
   def embed(self, tokens_BxT: jax.Array) -> tuple[jax.Array, EmbeddingLookup]:
     """Returns the inputs [B, T, D], and their embedding lookup."""
@@ -106,6 +99,10 @@ class Head(nn.Module):
     return softmax.full_logits(
       hidden_BxTxJ, self.softmax_weight, self.softmax_bias, self.config.final_logit_cap
     )
+
+  def log_probs(self, hidden_BxTxJ: jax.Array) -> jax.Array:
+    """Returns log-probabilities [B, T, V] of the next tokens, in nats."""
+    return jax.nn.log_softmax(self.logits(hidden_BxTxJ))
 
 
 def for_serving(config: model_config.ModelConfig, params: Any, codebook: Any) -> Any:

@@ -6,12 +6,11 @@ window of the readout, and the document number.
 B batch, T segment length, D model width, K hidden size, J width of the readout, V vocabulary.
 """
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import dense, documents, dropout, mesh_axes, softmax
+from ngrammer_jax.layers import dense, documents, dropout, mesh_axes
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.recurrent import readout, recurrence, word_memory
 from ngrammer_jax.models import block, heads, memories, precision
@@ -28,18 +27,13 @@ def empty_window(config: model_config.ModelConfig, batch: int) -> readout.Memory
   return readout.empty_memory(batch, r.slots, width, precision.compute_dtype(config))
 
 
-class RecurrentLM(nn.Module):
+class RecurrentLM(heads.VocabularyModel):
   """A recurrent language model."""
-
-  config: model_config.ModelConfig
-  vocabulary_size: int
 
   def setup(self):
     c, r, V = self.config, self.config.recurrent, self.vocabulary_size
     dtype, init = precision.compute_dtype(c), dense.symmetric(r.initial)
-    self.head = heads.Head(c, V, r.width)
-    nn.share_scope(self, self.head)
-    self.head.init_params()  # first, see there
+    super().setup()  # first: initial values depend on the order of the parameters
     self.between_blocks = memories.make(c, V).between_blocks
     for memory in self.between_blocks:
       setattr(self, memory.name, memory.make())
@@ -100,7 +94,7 @@ class RecurrentLM(nn.Module):
       starts_BxT = starts_BxT & (valid_BxT > 0)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
-    x_BxTxD, vocabulary = self.head.embed(tokens_BxT)
+    x_BxTxD, vocabulary = self.embed(tokens_BxT)
     context = Context(
       tokens_BxT=tokens_BxT,
       starts_BxT=starts_BxT,
@@ -137,15 +131,3 @@ class RecurrentLM(nn.Module):
     if not train or not self.config.outer_dropout:
       return None, None
     return jax.random.split(self.make_rng('dropout'))
-
-  def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
-    """See `heads.Head.scores`."""
-    return self.head.scores(hidden_BxTxJ, targets_BxT)
-
-  def logits(self, hidden_BxTxJ: jax.Array) -> jax.Array:
-    """See `heads.Head.logits`."""
-    return self.head.logits(hidden_BxTxJ)
-
-  def log_probs(self, hidden_BxTxJ: jax.Array) -> jax.Array:
-    """Returns log-probabilities [B, T, V] of the next tokens, in nats."""
-    return jax.nn.log_softmax(self.head.logits(hidden_BxTxJ))

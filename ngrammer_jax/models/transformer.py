@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import kernels
-from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.place import Place
-from ngrammer_jax.layers import axis_names, documents, dropout, mesh_axes, softmax
+from ngrammer_jax.layers import axis_names, documents, dropout, mesh_axes
 from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.layers.attention import cache, fused, position
 from ngrammer_jax.layers.ngram import table
@@ -48,36 +47,26 @@ def _as_zero_tokens(tokens, count):
   return tokens
 
 
-def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
-  """Returns `TransformerLM.empty_memory`; scripts for version 0.2 call it so."""
-  return TransformerLM(config, None).empty_memory(batch, cache_slots)
-
-
-class TransformerLM(nn.Module):
+class TransformerLM(heads.VocabularyModel):
   """A decoder-only language model.
 
   There is one subtree of parameters per layer, `layer_0`, `layer_1`, ..., also when the
   layers are scanned: scanned and unrolled runs share checkpoints.
 
   Attributes:
-    config: model config.
-    vocabulary_size: V.
+    config, vocabulary_size: see `heads.VocabularyModel`.
     jit_layers: whether layers of one kind are traced once, so that programs of many layers start
       sooner; `nn.intercept_methods` then sees only one of them. Not for layers with memories, nor
       where intermediates are asked for.
   """
 
-  config: model_config.ModelConfig
-  vocabulary_size: int
   jit_layers: bool = False
 
   def setup(self):
     c, V = self.config, self.vocabulary_size
     dtype = self.dtype = precision.compute_dtype(c)
     param_dtype = jnp.promote_types(dtype, jnp.float32)
-    self.head = heads.Head(c, V)
-    nn.share_scope(self, self.head)
-    self.head.init_params()  # first, see there
+    super().setup()  # first: initial values depend on the order of the parameters
     own = memories.make(c, V)
     self.between_blocks = own.between_blocks
     for memory in own.between_blocks:
@@ -172,7 +161,7 @@ class TransformerLM(nn.Module):
     segment = contexts.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, tokens_BxT)
     context, tokens_memory = self._context(segment, memory)
     next_memory |= tokens_memory
-    x_BxTxD, vocabulary = self.head.embed(tokens_BxT)
+    x_BxTxD, vocabulary = self.embed(tokens_BxT)
     context = context.replace(vocabulary=vocabulary)
     x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, context, memory)
     next_memory |= states
@@ -321,18 +310,6 @@ class TransformerLM(nn.Module):
     kinds = self.kinds[first:end]
     periods = range(min(max(1, self.config.scan_layers), len(kinds)), len(kinds) + 1)
     return next(p for p in periods if all(map(operator.eq, kinds, kinds[p:])))
-
-  def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
-    """See `heads.Head.scores`."""
-    return self.head.scores(hidden_BxTxD, targets_BxT)
-
-  def logits(self, hidden_BxTxD: jax.Array) -> jax.Array:
-    """See `heads.Head.logits`."""
-    return self.head.logits(hidden_BxTxD)
-
-  def log_probs(self, hidden_BxTxD: jax.Array) -> jax.Array:
-    """Returns log-probabilities [B, T, V] of the next tokens, in nats."""
-    return jax.nn.log_softmax(self.head.logits(hidden_BxTxD))
 
   def _block(self, scanned):
     """Returns the block class, with the rematerialisation of the config."""

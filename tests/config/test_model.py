@@ -84,8 +84,8 @@ def spans(**fields):
     (
       memory(first='zeros')
       | {'norm': 'post', 'attention': AttentionConfig(query_key_value_bias=True)},
-      'model.memory.first="zeros" needs model.attention.query_key_value_bias=False: zero inputs '
-      'must have zero keys and values',
+      "model.memory.first='zeros' is not for model.attention.query_key_value_bias=True, but for "
+      "None, False: use 'empty'; zero inputs must have zero keys and values",
     ),
     (
       memory() | {'position': 'learned'},

@@ -216,7 +216,7 @@ def test_embeddings_are_scaled_by_the_root_of_the_width(scaled):
   model = small_model(scale_embeddings=scaled, ngram=None)
   table = np.random.default_rng(0).normal(size=(V, SMALL['width'])).astype('float32')
   params = {'embedding': table, 'softmax_bias': np.zeros(V)}
-  embed = lambda model: model.head.embed(DISTINCT)[0]
+  embed = lambda model: model.embed(DISTINCT)[0]
   inputs = jax.jit(lambda: model.apply({'params': params}, method=embed))()
   assert_close(inputs, table[DISTINCT] * (SMALL['width'] ** 0.5 if scaled else 1), 1e-6)
 
