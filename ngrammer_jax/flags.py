@@ -220,7 +220,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--dry_run', action='store_true', help=text)
   text = 'minutes without progress before dumping stack traces; 0: never'
   parser.add_argument(
-    '--watchdog', type=_minutes, default=watchdog.DEFAULT_MINUTES, metavar='MINUTES', help=text
+    '--watchdog', type=minutes, default=watchdog.DEFAULT_MINUTES, metavar='MINUTES', help=text
   )
   text = 'steps to trace for TensorBoard, rounded to whole calls of segments_per_call'
   parser.add_argument('--trace', type=_steps, metavar='FIRST:LAST', help=text)
@@ -258,11 +258,11 @@ def start_evaluation(options: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _minutes(text: str) -> float:
-  with contextlib.suppress(ValueError):
-    if 0 <= float(text) < float('inf'):
-      return float(text)
-  raise argparse.ArgumentTypeError(f'{text!r} is not a number of minutes, at least 0')
+def minutes(text: str) -> float:
+  """Reads a number of minutes; argparse names this function in its error."""
+  if not 0 <= float(text) < float('inf'):
+    raise ValueError
+  return float(text)
 
 
 def _steps(text: str) -> range:

@@ -71,9 +71,8 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
     (_, after), recorded = memory.apply(own, x_BxTxD, context, before, mutable=[table.VALUES])
     (values[(*path, 'table')],) = recorded[table.VALUES]['table']
     states[path] = before and before | (after or {})
-  counted_BxT = segment.starts_BxT  # as the model counts
-  if segment.valid_BxT is not None:
-    counted_BxT &= segment.valid_BxT > 0
+  starts_BxT, valid_BxT = segment.starts_BxT, segment.valid_BxT
+  counted_BxT = starts_BxT if valid_BxT is None else starts_BxT & (valid_BxT > 0)
   document_B = documents.numbers(counted_BxT, state['document'])[:, -1]
   next_state = {'document': document_B, 'memories': states}
   return traverse_util.unflatten_dict(values), next_state

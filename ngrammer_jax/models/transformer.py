@@ -172,8 +172,7 @@ class TransformerLM(heads.VocabularyModel):
     positions = context.positions.replace(distance_key=distance_key)
     context = context.replace(positions=positions)
     kind_contexts = self._kind_contexts(context, prefix_BxT)
-    inputs = x_BxTxD, context, kind_contexts, memory, keys
-    x_BxTxD, states, layer_spans = self._layers(*inputs)
+    x_BxTxD, states, layer_spans = self._layers(x_BxTxD, context, kind_contexts, memory, keys)
     next_memory |= states
     if 'spans' in memory:
       next_memory['spans'] = jax.lax.stop_gradient(spans.stack(layer_spans))
@@ -362,10 +361,8 @@ class TransformerLM(heads.VocabularyModel):
     applies = list(map(apply_of, kinds[:period]))
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     parts = [slice(first, None, period) for first in range(period)]
-    keys = [None if dropout_keys is None else dropout_keys[part] for part in parts]
-    layers = [
-      (stack(params[part]), stack(memory[part]), key) for part, key in zip(parts, keys, strict=True)
-    ]
+    keys_of = (lambda _: None) if dropout_keys is None else dropout_keys.__getitem__
+    layers = [(stack(params[part]), stack(memory[part]), keys_of(part)) for part in parts]
     x_BxTxD, stacked = jax.lax.scan(apply_layers, x_BxTxD, layers)
     unstack = lambda i: jax.tree.map(lambda leaf: leaf[i // period], stacked[i % period])
     return x_BxTxD, list(map(unstack, range(len(blocks))))

@@ -62,8 +62,7 @@ def rotation(
     frequency_h, factor = rotary_scaling.scale(1 / timescales, scaling, max_timescale)
     timescale_h = jnp.asarray(1 / frequency_h, dtype)
   position_BxTx1x1 = jnp.asarray(position_BxT)[..., None, None]
-  near = jnp.fmod(position_BxTx1x1, FAR)
-  far = (position_BxTx1x1 - near) // FAR
+  far, near = jnp.divmod(position_BxTx1x1, FAR)
   turned_h = jnp.mod(FAR / timescale_h, 2 * math.pi)
   angle_BxTx1xh = near.astype(dtype) / timescale_h + far.astype(dtype) * turned_h
   sin, cos = jnp.sin(angle_BxTx1xh), jnp.cos(angle_BxTx1xh)

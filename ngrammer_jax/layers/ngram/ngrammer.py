@@ -129,8 +129,8 @@ class NGrammer(nn.Module):
     y_BxTxD, state, ids_BxTxN = layer.join_with_ids(x_BxTxD, context, state)
     if not self.return_memory:
       return y_BxTxD
-    window = state and state['window']  # 1-grams have no state
-    return y_BxTxD, window if pair_ids is None else {'ids': ids_BxTxN}
+    # 1-grams have no state.
+    return y_BxTxD, {'ids': ids_BxTxN} if pair_ids is not None else state and state['window']
 
   def empty_memory(self, batch: int) -> dict[str, jax.Array]:
     """Returns the memory before the first segment, see `windows.Windows`."""
