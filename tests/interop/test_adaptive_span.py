@@ -154,7 +154,10 @@ def test_training_with_adagrad(reference, dtype, tolerance):
 
 @pytest.mark.parametrize(
   'block, key, value, supported',
-  [('span', 'kind', 'dynamic', 'adaptive'), ('memory', 'length', 7, 8), ('span', 'limit', 12, 8)],
+  [
+    *(('span', 'kind', 'dynamic', 'adaptive'), ('span', 'renormalize', False, True)),
+    *(('memory', 'length', 7, 8), ('span', 'limit', 12, 8)),
+  ],
 )
 def test_unsupported_options_raise_bad_input(block, key, value, supported):
   config = config_of({'cfg/S': 8, 'cfg/R': 4, 'cfg/lam': 0.1, 'cfg/pers': 5}, 'float32')
