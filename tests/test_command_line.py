@@ -247,12 +247,13 @@ def test_impossible_override_is_named(parse, argument, message):
     parse(argument)
 
 
-def test_missing_file_lists_those_beside_it(folder):
+@each('name', ['palin', 'quickstart'])  # the second is a config of the package
+def test_missing_file_lists_those_beside_it(folder, name):
   with bad_input(
-    f'--config={folder}/palin.py: no file {folder}/palin.py; available: '
+    f'--config={folder}/{name}.py: no file {folder}/{name}.py; available: '
     f'{folder}/ngram.py, {folder}/plain.py, {folder}/variants.py'
   ):
-    command_line.load_file(f'{folder}/palin.py')
+    command_line.load_file(f'{folder}/{name}.py')
 
 
 @each('spec', ['none/plain.py', 'none/plain.py:variant'])

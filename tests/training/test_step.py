@@ -126,6 +126,24 @@ def test_parts_weigh_by_their_tokens_and_draw_a_dropout_of_their_own():
   np.testing.assert_array_equal(after.memory, rows)
 
 
+@pytest.mark.parametrize('frozen', [(), ('ngrammer/table',)])
+def test_the_clusters_of_a_frozen_memory_stay(monkeypatch, frozen):
+  class Moving(Table):
+    def apply(self, *args, **kwargs):
+      result = super().apply(*args, **kwargs)
+      return result if kwargs.get('method') else (result[0], {'codebook': clusters(1)})
+
+  clusters = lambda value: {'ngrammer': {'quantizer': {'centroids': np.full(3, value)}}}
+  monkeypatch.setattr(train_step.step_metrics, 'codebook_metrics', lambda *args: {})
+  before = state_of(0)
+  before = before.replace(codebook=clusters(0), params=before.params | {'ngrammer': {'table': 0.0}})
+  labels = LABELS | ({} if frozen else {'ngrammer': {'table': 'dense'}})
+  step = train_step.TrainStep(Moving(), optax.sgd(0.1), labels, 0, frozen=frozen)
+  after, _ = jax.jit(step)(before, segment_of(WHOLE))
+  moved = after.codebook['ngrammer']['quantizer']['centroids']
+  assert moved.tolist() == ([0] * 3 if frozen else [1] * 3)
+
+
 def test_a_call_makes_as_many_steps_as_it_is_told_and_skips_the_rest():
   """Each with the segment of its own; the padding of the last call is not trained on."""
   segments = [segment_of(WHOLE)._replace(tokens_BxT=np.full((B, T), i, np.int32)) for i in range(4)]
