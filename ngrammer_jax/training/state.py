@@ -14,7 +14,7 @@ import optax
 
 from ngrammer_jax import sharding
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import initialization, language_model, parameter_groups
+from ngrammer_jax.models import initialization, language_model, parameter_groups, transformer
 
 # All random parameters in one kernel would take minutes to compile.
 GPU_OPTIONS = {'xla_disable_hlo_passes': 'multi_output_fusion'}
@@ -50,7 +50,7 @@ def abstract_variables(model: language_model.LanguageModel) -> dict[str, Any]:
   """Returns the shapes of the variables of a model, with their logical axis names."""
   trace = lambda model: jax.eval_shape(functools.partial(_init_variables, model, 1, seed=0))
   c = model.config
-  if c.recurrent is not None or c.ngram is not None or c.ngram_memories:
+  if not isinstance(model, transformer.TransformerLM) or c.ngram is not None or c.ngram_memories:
     return trace(model)
   # Layers without memories have the same parameters, and tracing each of them takes seconds.
   variables = trace(model.clone(config=dataclasses.replace(c, layers=1)))
