@@ -45,11 +45,13 @@ def assert_sharded_well(result, table_rows=None):
   """No table and no memory is gathered; gradients are exchanged over the batch."""
   train = result['programs']['train']
   assert train['fits'] and 0 < train['mfu'] < 1 and train['flops'] > 0
+  lookups, width = train['tokens'] * (table_rows or 0) // 393_216, 32
+  if table_rows is not None:
+    table_rows = table_rows * width // 128  # packed to 128 lanes
   for gather in collectives(result, 'all-gather'):
     assert gather['size'] * 20 < train['memory_limit'] and table_rows not in dimensions(gather)
   if table_rows is not None:
     rows_per_device = table_rows // (result['mesh']['fsdp'] * result['mesh']['model'])
-    lookups, width = train['tokens'] * table_rows // 393_216, 32
     # Its gradient is exchanged as looked-up rows, or summed where a device has fewer rows.
     exchanges = [
       collective
