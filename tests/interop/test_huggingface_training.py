@@ -46,7 +46,7 @@ def losses_of(folder, tokens, mesh):
   }
   program = programs.Programs(conversion.resolve(values), SIZES['vocab_size'], mesh)
   state = program.create()
-  state = state.replace(params=run.load(state.params, np.float32))
+  state = state.replace(params=run.load(state.params))
   starts = np.broadcast_to(np.arange(T) == 0, (STEPS, B, T))
   inputs, targets = tokens[:, :, :-1], tokens[:, :, 1:]
   segments = streams.Segment(inputs, targets, starts, np.ones(inputs.shape, np.float32))
