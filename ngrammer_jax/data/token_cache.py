@@ -6,10 +6,11 @@ complete, so a killed process never leaves an incomplete cache. Only the user ca
 """
 
 import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import hashlib
+import io
 import itertools
 import json
 import logging
@@ -18,7 +19,7 @@ import pathlib
 import shutil
 import tempfile
 import time
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -268,7 +269,10 @@ def _write_cache(
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
     for split in sizes:
       separator = vocabulary.separator(config.begin_of_text)
-      meta = splits_meta[split] = _write_split(corpus, split, vocabulary, separator, folder, bar)
+      with (folder / f'{split}.tokens').open('wb') as file:
+        starts, meta = _encode(corpus, split, vocabulary, separator, file, bar.advance)
+      np.save(folder / f'{split}.starts.npy', starts)
+      splits_meta[split] = meta
       if not meta['tokens']:
         raise _too_little_text(corpus, split)
       counts = (f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents'))
@@ -382,34 +386,30 @@ def _read_chunks(documents, encoding: str) -> Iterator[bytes]:
       yield chunk
 
 
-@dataclasses.dataclass
-class _Counts:
-  """What is counted of documents while they are encoded; see `TokenSplit`."""
-
-  tokens: int = 0
-  text_bytes: int = 0
-  is_lossless: bool = True
-  starts: array.array = dataclasses.field(default_factory=lambda: array.array('q'))
-
-
 def _encode(
-  name: str,
-  split_documents: Iterable[corpora.Document],
+  corpus: corpora.Corpus,
+  split: str,
   vocabulary: vocabularies.Vocabulary,
   separator: Sequence[int],
-  counts: _Counts,
-) -> Iterator[tuple[np.ndarray, int]]:
-  """Yields ids of documents and of what separates them, and the bytes of their text.
+  file: BinaryIO,
+  advance: Callable[[int], None] = lambda size: None,
+) -> tuple[np.ndarray, dict[str, Any]]:
+  """Writes the ids of a split, and of what separates its documents, to a file.
+
+  Returns the index of the first token of each document, and the entry of the split in meta.json.
 
   Raises BadInput if the text of a document is not in the vocabulary.
   """
+  dtype = np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.uint32)
+  if corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start:
+    separator = ()
+  starts, text_bytes, is_lossless = array.array('q'), 0, not corpus.is_altered
   spelled = dict.fromkeys(documents.separators(vocabulary), 0)
-  for document in split_documents:
-    if counts.starts and separator:
-      counts.tokens += len(separator)
-      yield np.array(separator), 0
-    counts.starts.append(counts.tokens)
-    begin = counts.text_bytes
+  for document in corpus.splits[split]:
+    if starts:
+      file.write(np.array(separator, dtype).tobytes())
+    starts.append(file.tell() // dtype.itemsize)
+    begin = text_bytes
     for chunk in document.read_chunks():
       for token in spelled:
         spelled[token] += chunk.count(token.encode())
@@ -418,34 +418,16 @@ def _encode(
           ids = vocabulary.encode(chunk)
       except UnicodeDecodeError:
         # It raises BadInput with the position.
-        text_files.decode(chunk, document.name, offset=counts.text_bytes - begin)
+        text_files.decode(chunk, document.name, offset=text_bytes - begin)
         raise
-      counts.is_lossless = counts.is_lossless and vocabulary.decode(ids) == chunk
-      counts.tokens += len(ids)
-      counts.text_bytes += len(chunk)
-      yield ids, len(chunk)
-  documents.log_separators(name, spelled)
-
-
-def _write_split(corpus, split, vocabulary, separator, folder, bar) -> dict[str, Any]:
-  """Writes the tokens and document starts of a split. Returns its entry in meta.json."""
-  dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
-  if corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start:
-    separator = ()
-  arguments = f'{corpus.name}, {split}', corpus.splits[split], vocabulary, separator
-  counts = _Counts(is_lossless=not corpus.is_altered)
-  with (folder / f'{split}.tokens').open('wb') as file:
-    for ids, size in _encode(*arguments, counts):
+      is_lossless = is_lossless and vocabulary.decode(ids) == chunk
+      text_bytes += len(chunk)
       file.write(ids.astype(dtype).tobytes())
-      bar.advance(size)
-  np.save(folder / f'{split}.starts.npy', np.array(counts.starts, np.int64))
-  return {
-    'tokens': counts.tokens,
-    'bytes': counts.text_bytes,
-    'documents': len(counts.starts),
-    'lossless': counts.is_lossless,
-    'dtype': np.dtype(dtype).name,
-  }
+      advance(len(chunk))
+  documents.log_separators(f'{corpus.name}, {split}', spelled)
+  counts = {'tokens': file.tell() // dtype.itemsize, 'bytes': text_bytes, 'documents': len(starts)}
+  meta = counts | {'lossless': is_lossless, 'dtype': dtype.name}
+  return np.array(starts, np.int64), meta
 
 
 def encode_file(
@@ -461,17 +443,16 @@ def encode_file(
   """
   if not path.is_file():
     raise errors.BadInput(f'{path}: no such file; expected a text file')
-  counts, separator = _Counts(), vocabulary.separator()
-  file_documents = corpora.open_documents(path, layout)
-  parts = _encode(f'{path}, the text', file_documents, vocabulary, separator, counts)
-  ids = [ids.astype(np.int32) for ids, _ in parts]
-  if not counts.text_bytes:
+  corpus = corpora.Corpus(str(path), (path,), {'the text': corpora.open_documents(path, layout)})
+  file = io.BytesIO()
+  starts, meta = _encode(corpus, 'the text', vocabulary, vocabulary.separator(), file)
+  if not meta['bytes']:
     raise errors.BadInput(f'{path} is empty; expected text')
-  tokens, starts = np.concatenate(ids), np.array(counts.starts, np.int64)
-  start, text_bytes = vocabulary.document_start, counts.text_bytes if counts.is_lossless else None
-  if not vocabulary.adds_start and len(tokens) > 1:
-    start, tokens, starts = int(tokens[0]), tokens[1:], np.maximum(starts - 1, 0)
-  return TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
+  split = _split(np.frombuffer(file.getbuffer(), meta['dtype']), starts, meta, vocabulary)
+  if vocabulary.adds_start or len(split.tokens) < 2:
+    return split
+  start, starts = int(split.tokens[0]), np.maximum(starts - 1, 0)
+  return dataclasses.replace(split, tokens=split.tokens[1:], starts=starts, document_start=start)
 
 
 def _load(
@@ -484,7 +465,14 @@ def _load(
     if len(tokens) != fields['tokens']:
       raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')
     starts = np.load(folder / f'{split}.starts.npy')
-    text_bytes = fields['bytes'] if fields['lossless'] else None
-    start = vocabulary.document_start
-    splits[split] = TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
+    splits[split] = _split(tokens, starts, fields, vocabulary)
   return TokenCorpus(splits, vocabulary, meta['content_hash'], train_shards)
+
+
+def _split(
+  tokens: np.ndarray, starts: np.ndarray, meta: dict[str, Any], vocabulary: vocabularies.Vocabulary
+) -> TokenSplit:
+  """Returns the tokens that `_encode` wrote, with the arrays and the entry that it returned."""
+  text_bytes = meta['bytes'] if meta['lossless'] else None
+  start, num_characters = vocabulary.document_start, vocabulary.num_characters
+  return TokenSplit(tokens, starts, text_bytes, start, num_characters)

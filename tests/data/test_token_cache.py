@@ -362,17 +362,17 @@ def kill(*args, **kwargs):
 
 
 def kill_at_validation(corpus, split, *args):
-  return kill() if split == 'validation' else WRITE_SPLIT(corpus, split, *args)
+  return kill() if split == 'validation' else ENCODE(corpus, split, *args)
 
 
-WRITE_SPLIT = token_cache._write_split
+ENCODE = token_cache._encode
 
 
 @pytest.mark.parametrize(
   'owner, name, replacement',
   [
     (np, 'save', kill),
-    (token_cache, '_write_split', kill_at_validation),
+    (token_cache, '_encode', kill_at_validation),
     (pathlib.Path, 'rename', kill),
   ],
 )
