@@ -103,27 +103,23 @@ class TokenCorpus:
 
 def prepare(
   config: data_config.DataConfig,
-  corpus: corpora.Corpus | None = None,
-  may_delete: bool = True,
-  vocabulary: vocabularies.Vocabulary | None = None,
+  corpus: corpora.Corpus,
+  vocabulary: vocabularies.Vocabulary,
+  may_delete: bool,
 ) -> TokenCorpus:
   """Loads a tokenised corpus from the cache, or tokenises it.
 
   Args:
     config: data config.
-    corpus: the corpus of the config. None: open it with `corpora.open_corpus`.
+    corpus: the corpus of the config.
+    vocabulary: the vocabulary.
     may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
       the user has not named `data.cache_dir`.
-    vocabulary: the vocabulary. None: see `open_vocabulary`.
 
   Raises:
-    BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
-      valid UTF-8, or the vocabulary does not fit it; or a damaged folder may not be deleted.
+    BadInput: the corpus is truncated, empty, has a wrong checksum or is not valid UTF-8, or the
+      vocabulary does not fit it; or a damaged folder may not be deleted.
   """
-  config.check()
-  corpus = corpus or corpora.open_corpus(config)
-  if vocabulary is None:
-    vocabulary = open_vocabulary(config, [corpus], may_delete)
   name = f'{corpus.name.replace("/", "-")}-{_hash([_source(config, corpus), vocabulary.digest])}'
   load = lambda folder: _load(folder, corpus.train_shards, vocabulary)
   write = lambda folder: _write_cache(config, corpus, folder, vocabulary)
@@ -131,7 +127,7 @@ def prepare(
 
 
 def open_vocabulary(
-  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus], may_delete: bool = True
+  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus], may_delete: bool
 ) -> vocabularies.Vocabulary:
   """Reads the vocabulary of a config, or loads it from the cache, or learns it.
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, text_files, token_cache
+from ngrammer_jax.data import corpora, text_files
 from tests.checks import bad_input
 from tests.data import document_files
 
@@ -71,7 +71,7 @@ def test_books_do_not_contain_their_titles(tmp_path):
 
 def prepare(folder, corpus, vocabulary):
   config = data_config.DataConfig(corpus=corpus, path=str(folder), vocabulary=vocabulary)
-  return token_cache.prepare(config)
+  return document_files.prepare(config)
 
 
 @pytest.mark.parametrize('kind', ['words', 'characters', 'bytes'])
