@@ -62,22 +62,22 @@ class Corpus:
 
 
 def open_corpus(config: data_config.DataConfig) -> Corpus:
-  """Opens the corpus of a config, one of CORPORA.
+  """Opens the corpus of a config: sotu, or one of CORPORA.
 
   Raises:
     BadInput: there is no such corpus, or files are missing or empty.
   """
   name, path = config.corpus, config.path
-  if name not in CORPORA:
-    raise errors.BadInput(f'data.corpus={name!r} is not one of: {", ".join(CORPORA)}, c4/en')
   if name == 'sotu':
     if path:
       raise errors.BadInput(
         f'data.path={path} cannot be combined with data.corpus="sotu": add data.corpus=text'
       )
     return _sotu()
+  if name not in CORPORA:
+    raise errors.BadInput(f'data.corpus={name!r} is not one of: sotu, {", ".join(CORPORA)}, c4/en')
   if not path:
-    raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {EXPECTED_FILES[name]} is')
+    raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {CORPORA[name][1]} is')
   if not buckets.is_bucket(path):
     path = files.user_path('data.path', path)
     if not path.exists():
@@ -86,7 +86,7 @@ def open_corpus(config: data_config.DataConfig) -> Corpus:
     raise errors.BadInput(
       f'data.path={path}: data.corpus={name!r} needs a local path; shards and text do not'
     )
-  return CORPORA[name](path, config)
+  return CORPORA[name][0](path, config)
 
 
 def layout_of(config: data_config.DataConfig, has_paragraphs: bool = False) -> Layout:
@@ -99,7 +99,7 @@ def _not_found(name: str, root: pathlib.Path) -> errors.BadInput:
   where = '' if root.is_absolute() else f' in {pathlib.Path.cwd()}'
   remedy = where and '; name another place with --config.data.path'
   return errors.BadInput(
-    f'data.path={root}: the corpus was not found{where}; expected {EXPECTED_FILES[name]}{remedy}'
+    f'data.path={root}: the corpus was not found{where}; expected {CORPORA[name][1]}{remedy}'
   )
 
 
@@ -278,35 +278,30 @@ class ShardDocuments:
         number += 1
 
 
+WIKITEXT = _wikitext, 'a folder with one file each for train, valid and test in its name'
+# How each corpus with a path is opened, and what is expected there.
 CORPORA = {
-  'sotu': _sotu,
-  **dict.fromkeys(('text8', 'enwik8'), _wikipedia),
-  'wikitext': _wikitext,
-  'text': _text,
-  'shards': _shards,
-  'wikitext_articles': _wikitext,
-  'cbt': _cbt,
-}
-EXPECTED_FILES = {
-  'text8': 'text8 or text8.zip',
-  'enwik8': 'enwik8, enwik8.zip or enwik8.gz',
-  **dict.fromkeys(
-    ('wikitext', 'wikitext_articles'),
-    'a folder with one file each for train, valid and test in its name',
+  'text8': (_wikipedia, 'text8 or text8.zip'),
+  'enwik8': (_wikipedia, 'enwik8, enwik8.zip or enwik8.gz'),
+  'wikitext': WIKITEXT,
+  'text': (_text, 'a text file, or a folder of them'),
+  'shards': (_shards, 'a folder of files of documents, such as .jsonl.zst or .parquet'),
+  'wikitext_articles': WIKITEXT,
+  'cbt': (
+    _cbt,
+    'a folder with cbt_train.txt, cbt_valid.txt and cbt_test.txt, or with data/ that has them',
   ),
-  'cbt': 'a folder with cbt_train.txt, cbt_valid.txt and cbt_test.txt, or with data/ that has them',
-  'text': 'a text file, or a folder of them',
-  'shards': 'a folder of files of documents, such as .jsonl.zst or .parquet',
 }
 
 
 def _split_documents(
   files: tuple[pathlib.Path, ...], period: int = 20, splits: tuple[str, ...] = SPLITS
-) -> dict[str, tuple[Document, ...]]:
+) -> dict[str, list[Document]]:
   """Assigns every tenth document to validation and test in turn, so that splits are alike."""
-  assigned = [_assign(i, period, splits) for i in range(len(files))]
-  select = lambda split: (f for f, other in zip(files, assigned, strict=True) if other == split)
-  return {split: tuple(map(text_files.whole_file, select(split))) for split in splits}
+  by_split = {split: [] for split in splits}
+  for number, file in enumerate(files):
+    by_split[_assign(number, period, splits)].append(text_files.whole_file(file))
+  return by_split
 
 
 def _assign(number: int, period: int, splits: tuple[str, ...]) -> str:
@@ -371,14 +366,13 @@ def _read_range(path: pathlib.Path, start: int, stop: int, newlines: str) -> Ite
 
 
 def _verify_published_file(name: str, path: pathlib.Path) -> None:
-  """Raises BadInput if the size or checksum of a file is not the published one."""
+  """Raises BadInput if the checksum of a file is not the published one."""
   published_size, published_md5 = CHECKSUMS[name]
-  digest, size = hashlib.md5(), 0
-  for block in text_files.read_blocks(path):
-    digest.update(block)
-    size += len(block)
-  if (size, digest.hexdigest()) != CHECKSUMS[name]:
+  with files.translate_damage(path), compression.open_binary(path) as file:
+    md5 = hashlib.file_digest(file, 'md5').hexdigest()
+  if md5 != published_md5:
+    size = sum(map(len, text_files.read_blocks(path)))
     raise errors.BadInput(
-      f'{path} has {size:,} bytes, md5 {digest.hexdigest()}, but {name} has {published_size:,}, '
-      f'md5 {published_md5}: download it again, or read another text with data.corpus=text'
+      f'{path} has {size:,} bytes, md5 {md5}, but {name} has {published_size:,}, md5 '
+      f'{published_md5}: download it again, or read another text with data.corpus=text'
     )
