@@ -74,7 +74,7 @@ class BucketFile:
 
 
 def find(url: str) -> list[BucketFile]:
-  """Returns the files at an address, a folder or one file, sorted, without hidden ones.
+  """Returns the files at an address, a folder or one file.
 
   Raises:
     BadInput: there are none, a package is missing, or the bucket cannot be reached.
@@ -94,12 +94,10 @@ def find(url: str) -> list[BucketFile]:
   bucket_files = []
   for path, info in infos.items():
     version = next((str(info[name]) for name in VERSIONS if info.get(name)), '')
-    file = BucketFile(f'{kind}://{path}', root, info['size'] or 0, version)
-    if not any(part.startswith('.') for part in file.relative_to().parts):
-      bucket_files.append(file)
+    bucket_files.append(BucketFile(f'{kind}://{path}', root, info['size'] or 0, version))
   if not bucket_files:
     raise errors.BadInput(f'data.path={url} has no files: expected those of a corpus')
-  return sorted(bucket_files)
+  return bucket_files
 
 
 def _file_system(url: str) -> Any:

@@ -95,8 +95,9 @@ def layout_of(config: data_config.DataConfig, has_paragraphs: bool = False) -> L
   return Layout(fields, separator, has_paragraphs, config.vocabulary == 'bytes')
 
 
-def _not_found(name: str, root: pathlib.Path) -> errors.BadInput:
-  where = '' if root.is_absolute() else f' in {pathlib.Path.cwd()}'
+def _not_found(name: str, root: pathlib.Path | str) -> errors.BadInput:
+  is_whole = buckets.is_bucket(root) or root.is_absolute()
+  where = '' if is_whole else f' in {pathlib.Path.cwd()}'
   remedy = where and '; name another place with --config.data.path'
   return errors.BadInput(
     f'data.path={root}: the corpus was not found{where}; expected {CORPORA[name][1]}{remedy}'
@@ -165,7 +166,7 @@ def _sectioned(name: str, paths: Mapping[str, pathlib.Path], split_file) -> Corp
 def _text(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   """A file, or a folder of files, of one document each or of several."""
   layout, share = layout_of(config), config.validation_share
-  paths = [p for p in split_files.visible_files(root) if p.name not in shards.METADATA]
+  paths = split_files.visible_files(root)
   if not paths:
     raise _not_found('text', root)
   files_by_split, others = split_files.find(root, paths, share, prefers_root=True)

@@ -20,7 +20,8 @@ WORD = r'(?<![A-Za-z])({word})([-_ ]?(set|split|data))?(?![A-Za-z])'
 # Of words that are written together, as in `mytrain.txt`; less certain: `contest` ends so too.
 ENDS_WORD = r'({word})(?![A-Za-z])'
 LONG_WORDS = {r'valid(ation)?': 'validation', r'test(ing)?': 'test', r'train(ing)?': 'train'}
-
+# What `datasets` writes beside its files.
+METADATA = ('dataset_info.json', 'dataset_infos.json', 'dataset_dict.json', 'state.json')
 
 # The files of each split, in the order of SPLITS, and those whose names are no split.
 SplitFiles = tuple[dict[str, list[pathlib.Path]], list[pathlib.Path]]
@@ -88,16 +89,17 @@ def find(
 
 
 def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:
-  """Returns a file, or the files of a folder and its subfolders, sorted, without hidden ones.
+  """Returns a file, or the files of a folder and its subfolders, sorted.
 
-  Those of object storage are `buckets.BucketFile`, which has the same methods.
+  Hidden ones, and METADATA, are left out. Those of object storage are `buckets.BucketFile`, which
+  has the same methods.
   """
   if buckets.is_bucket(root):
-    return buckets.find(str(root))
-  if root.is_file():
-    return [root]
+    paths = buckets.find(str(root))
+  else:
+    paths = [root] if root.is_file() else [path for path in root.rglob('*') if path.is_file()]
   is_hidden = lambda path: any(part.startswith('.') for part in path.relative_to(root).parts)
-  return sorted(path for path in root.rglob('*') if path.is_file() and not is_hidden(path))
+  return sorted(path for path in paths if path.name not in METADATA and not is_hidden(path))
 
 
 def stamp(path: pathlib.Path) -> tuple[str, int, str | int]:

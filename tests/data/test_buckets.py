@@ -171,6 +171,12 @@ def test_what_is_not_there_is_one_sentence(hub):
   url = 'hf://datasets/nobody/x'
   with bad_input(f'data.path={url} has no files: expected those of a corpus'):
     document_files.open_corpus('shards', url)
+  for name in ('.hidden', 'a/dataset_info.json'):
+    document_files.write(HubFileSystem.folder / 'datasets' / 'nobody' / 'x' / name, ['no text'])
+  with bad_input(
+    f'data.path={url}: the corpus was not found; expected a text file, or a folder of them'
+  ):
+    document_files.open_corpus('text', url)
 
 
 @pytest.mark.slow
