@@ -138,8 +138,10 @@ class DataConfig:
       self._check_mixture()
       return
     path = self.vocabulary_path
-    if path is not None and not self._is_vocabulary(path):
-      raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
+    if path is not None:
+      file = files.user_path('data.vocabulary_path', path)
+      if not (file.is_file() or (self.vocabulary == 'tokenizer' and file.is_dir())):
+        raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
     # Fine-tuning reads the vocabulary from the run that it starts from.
     if self.vocabulary == 'tokenizer' and path is None and self.corpus != 'superglue':
       raise errors.BadInput(
@@ -184,11 +186,6 @@ class DataConfig:
         raise errors.BadInput(f'data.mixture.{first} has the name {name!r}, too: set {key}')
       with self.errors_of_part(index):
         part.config(self).check()
-
-  def _is_vocabulary(self, path: str) -> bool:
-    """Whether there is such a file, or for a tokenizer the folder of a published model."""
-    resolved = files.user_path('data.vocabulary_path', path)
-    return resolved.is_file() or (self.vocabulary == 'tokenizer' and resolved.is_dir())
 
   def _check_vocabulary_size(self) -> None:
     size = self.vocabulary_size

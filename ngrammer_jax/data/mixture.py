@@ -109,7 +109,7 @@ class TrainSegments:
   Args:
     mixture: the parts.
     config: the experiment config.
-    workdir: run directory; streamed corpora store their reader states there.
+    workdir: run directory; streamed corpora store their reader states there. None: there are none.
 
   Attributes:
     readers: the reader of each part by name.
@@ -129,12 +129,10 @@ class TrainSegments:
           raise errors.BadInput(f'training.batch_size={B} is more than the {tokens} {source}')
         self.readers[name] = streams.TrainStreams(corpus.splits['train'], T, schedule)
         continue
-      if workdir is None:
-        raise ValueError('a streamed corpus needs a workdir for its reader positions')
       folder = workdir / 'places' / f'{mixture.content_hash[:12]}-{B}x{T}{f"-{index}" * bool(name)}'
-      source, data = (corpus.train_shards, self._vocabulary), config.data
+      options = T, folder, config.data.shuffle, config.data.begin_of_text
       self.readers[name] = packing.PackedDataset(
-        *source, schedule, T, folder, data.shuffle, data.begin_of_text
+        corpus.train_shards, mixture.vocabulary, schedule, *options
       )
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
