@@ -81,11 +81,11 @@ def find(url: str) -> list[BucketFile]:
   """
   root = url.rstrip('/')
   kind = root.partition('://')[0]
-  *_, credentials, _ = STORES[kind]
+  package, extra, credentials, _ = STORES[kind]
+  if importlib.util.find_spec(package) is None:
+    raise errors.BadInput(f"{url} needs {package}: pip install 'ngrammer_jax[{extra}]'")
   try:
     infos = _file_system(root).find(root, detail=True)
-  except errors.BadInput:
-    raise
   except Exception as error:  # each library has classes of its own
     raise errors.BadInput(
       f'data.path={url} cannot be read: check its name, the network and the credentials '
@@ -101,14 +101,11 @@ def find(url: str) -> list[BucketFile]:
 
 
 def _file_system(url: str) -> Any:
-  """Returns the file system of an address. Raises BadInput if its package is missing."""
-  kind = url.partition('://')[0]
-  package, extra, _, options = STORES[kind]
-  if importlib.util.find_spec(package) is None:
-    raise errors.BadInput(f"{url} needs {package}: pip install 'ngrammer_jax[{extra}]'")
+  """Returns the file system of an address."""
   import fsspec  # only for such files
 
-  return fsspec.filesystem(kind, use_listings_cache=False, **options)
+  kind = url.partition('://')[0]
+  return fsspec.filesystem(kind, use_listings_cache=False, **STORES[kind][-1])
 
 
 def _one_line(error: Exception) -> str:
@@ -135,8 +132,6 @@ class _Stream(io.RawIOBase):
       return call()
     except LOST as error:
       raise errors.BadInput(f'{self._file} is lost: {_one_line(error)}') from error
-    except errors.BadInput:
-      raise
     except Exception as error:
       raise errors.PeerLostError(
         f'{self._file} cannot be read: {_one_line(error)}; {errors.RERUN_ALL}'
