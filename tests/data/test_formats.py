@@ -325,3 +325,5 @@ def test_prompts_are_lines(tmp_path):
   path.write_bytes('a\nb\n'.encode('utf-16'))
   with bad_input(f'{path} is UTF-16: convert it to UTF-8'):
     prompts.read(path)
+  with bad_input(f'--prompts={tmp_path}/none: no such file; expected one prompt per line'):
+    prompts.read(tmp_path / 'none')
