@@ -40,13 +40,11 @@ class BucketFile:
 
   Attributes:
     url: its address.
-    root: the folder of the corpus.
     st_size: its size in bytes.
     version: a checksum or time that changes with its content.
   """
 
   url: str
-  root: str
   st_size: int
   version: str
 
@@ -54,15 +52,15 @@ class BucketFile:
     return self.url
 
   def __lt__(self, other: 'BucketFile') -> bool:
-    return self.relative_to().parts < other.relative_to().parts
+    return pathlib.PurePosixPath(self.url) < pathlib.PurePosixPath(other.url)
 
   name = property(lambda self: pathlib.PurePosixPath(self.url).name)
   suffix = property(lambda self: pathlib.PurePosixPath(self.url).suffix)
   parent = property(lambda self: self.url.rpartition('/')[0])
 
-  def relative_to(self, root: Any = None) -> pathlib.PurePosixPath:
-    """Returns its path within the folder of the corpus."""
-    return pathlib.PurePosixPath(self.url.removeprefix(self.root).lstrip('/') or self.name)
+  def relative_to(self, root: str) -> pathlib.PurePosixPath:
+    """Returns its path within a folder."""
+    return pathlib.PurePosixPath(self.url).relative_to(root)
 
   def stat(self) -> 'BucketFile':
     """Returns itself, which has `st_size`."""
@@ -79,13 +77,12 @@ def find(url: str) -> list[BucketFile]:
   Raises:
     BadInput: there are none, a package is missing, or the bucket cannot be reached.
   """
-  root = url.rstrip('/')
-  kind = root.partition('://')[0]
+  kind = url.partition('://')[0]
   package, extra, credentials, _ = STORES[kind]
   if importlib.util.find_spec(package) is None:
     raise errors.BadInput(f"{url} needs {package}: pip install 'ngrammer_jax[{extra}]'")
   try:
-    infos = _file_system(root).find(root, detail=True)
+    infos = _file_system(url).find(url, detail=True)
   except Exception as error:  # each library has classes of its own
     raise errors.BadInput(
       f'data.path={url} cannot be read: check its name, the network and the credentials '
@@ -94,7 +91,7 @@ def find(url: str) -> list[BucketFile]:
   bucket_files = []
   for path, info in infos.items():
     version = next((str(info[name]) for name in VERSIONS if info.get(name)), '')
-    bucket_files.append(BucketFile(f'{kind}://{path}', root, info['size'] or 0, version))
+    bucket_files.append(BucketFile(f'{kind}://{path}', info['size'] or 0, version))
   if not bucket_files:
     raise errors.BadInput(f'data.path={url} has no files: expected those of a corpus')
   return bucket_files

@@ -87,6 +87,8 @@ def open_corpus(config: data_config.DataConfig) -> Corpus:
     raise errors.BadInput(
       f'data.path={path}: data.corpus={name!r} needs a local path; shards and text do not'
     )
+  else:
+    path = path.rstrip('/')
   return CORPORA[name][0](path, config)
 
 

@@ -109,6 +109,9 @@ def test_rows_equal_those_of_local_files(hub, tmp_path):
   write_corpus(tmp_path / 'local')
   shutil.copytree(tmp_path / 'local', HubFileSystem.folder / 'datasets' / 'someone' / 'texts')
   assert_rows_equal_those_of_local_files(hub, tmp_path)
+  for end in ('', '/'):  # files beside subfolders are enough for a text
+    names = [file.name for file in document_files.open_corpus('text', hub + end).files]
+    assert names == ['train-0.jsonl.zst', 'train-3.arrow', 'valid.jsonl']
 
 
 @pytest.mark.slow
