@@ -98,6 +98,7 @@ def test_articles_change_no_token_of_wikitext(tmp_path, cache):
 
 def test_wikitext_2_has_its_published_articles_and_tokens(corpora, cache):
   corpus = prepare(corpora / 'wikitext2', 'wikitext_articles', 'words')
+  assert corpus.vocabulary.size == 33_278
   counts = {name: (len(s.tokens), len(s.starts)) for name, s in corpus.splits.items()}
   assert counts == {'train': (2_088_628, 600), 'validation': (217_646, 60), 'test': (245_569, 60)}
 
