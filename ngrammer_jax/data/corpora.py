@@ -40,7 +40,7 @@ class Corpus:
     name: name of the corpus.
     files: the files that it is read from.
     splits: the documents of each split.
-    encoding: encoding of the characters of a character vocabulary; latin-1: each byte is one.
+    encoding: what a character is: utf-8; latin-1: each byte is one; bytes: text is any bytes.
     is_altered: the documents are not the raw text of the files, so bits per byte are undefined.
     verify: checks the files against published checksums, if there are any.
     train_shards: shards of the training split, if it is tokenised during training.
@@ -141,7 +141,7 @@ def _wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
 
 def _wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   paths = [p for p in root.iterdir() if p.is_file()] if root.is_dir() else []
-  by_split, _ = split_files.group_by_split(p for p in paths if not p.name.startswith('.'))
+  by_split, _ = split_files.group_by_split((p for p in paths if not p.name.startswith('.')), root)
   if [len(paths) for paths in by_split.values()] != [1] * len(SPLITS):
     raise _not_found('wikitext', root)
   path_by_split = {split: path for split, (path,) in by_split.items()}

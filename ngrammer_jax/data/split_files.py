@@ -27,7 +27,7 @@ METADATA = ('dataset_info.json', 'dataset_infos.json', 'dataset_dict.json', 'sta
 SplitFiles = tuple[dict[str, list[pathlib.Path]], list[pathlib.Path]]
 
 
-def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path | None = None) -> SplitFiles:
+def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path) -> SplitFiles:
   """Returns the files of each split, by the words of their names, such as `wiki.valid.tokens`.
 
   If no word of a name is that of a split, those of its folders within `root` count, the nearest
@@ -35,8 +35,8 @@ def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path | None = No
   """
   paths, splits = list(paths), []
   for path in paths:
-    folders = () if root is None else path.relative_to(root).parts[-2::-1]
-    names = (_find_split(name, SPLIT_WORDS, WORD) for name in (path.name, *folders))
+    names_within = path.relative_to(root).parts[::-1]
+    names = (_find_split(name, SPLIT_WORDS, WORD) for name in names_within)
     splits.append(next(filter(None, names), None))
   second = 'test' if 'validation' in splits and 'test' not in splits else 'validation'
   splits = [second if split == 'second' else split for split in splits]
@@ -73,7 +73,7 @@ def find(
   if [str(path) for path in paths] == [str(root)]:
     return {}, paths
   needed = ('train',) if share else ('train', 'validation')
-  beside, others = group_by_split([path for path in paths if str(path.parent) == str(root)])
+  beside, others = group_by_split((p for p in paths if str(p.parent) == str(root)), root)
   if prefers_root and set(needed) <= set(beside):
     return beside, others + [path for path in paths if str(path.parent) != str(root)]
   by_split, others = group_by_split(paths, root)
@@ -104,9 +104,7 @@ def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:
 
 def stamp(path: pathlib.Path) -> tuple[str, int, str | int]:
   """Returns where a file is, its size, and what changes with its content."""
-  if isinstance(path, buckets.BucketFile):
-    return path.url, path.st_size, path.version
-  if files.is_remote(path):
-    return str(path), files.size(path), path.stat().mtime
-  stat = path.stat()
-  return str(path.resolve()), stat.st_size, stat.st_mtime_ns
+  if isinstance(path, pathlib.Path):
+    return str(path.resolve()), files.size(path), path.stat().st_mtime_ns
+  changes = path.version if isinstance(path, buckets.BucketFile) else path.stat().mtime
+  return str(path), files.size(path), changes

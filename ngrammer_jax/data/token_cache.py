@@ -150,9 +150,8 @@ def open_vocabulary(
     return vocabularies.read(config.vocabulary, path, size)
   parts = [*zip(config.parts().values(), all_corpora, strict=True)]
   # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
-  read = _as_read if len(parts) == 1 else _with_encoding
-  as_read = [read(part, corpus) for part, corpus in parts]
-  if len({corpus.encoding for corpus in as_read}) > 1:
+  as_read = all_corpora if len(parts) > 1 else [_as_read(*parts[0])]
+  if len({corpus.encoding for corpus in all_corpora}) > 1:
     raise errors.BadInput(
       f'data.vocabulary={config.vocabulary!r}: the characters of enwik8 are bytes, so other parts '
       f'of data.mixture cannot share them: use bytes or sentencepiece'
@@ -281,15 +280,8 @@ def _write_cache(
 
 
 def _as_read(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
-  """Returns a corpus with the documents and the encoding that the vocabulary reads."""
-  corpus = _with_encoding(config, corpus)
+  """Returns a corpus with the documents that are read."""
   return documents.without_duplicates(corpus) if config.drop_duplicates else corpus
-
-
-def _with_encoding(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
-  # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
-  encodings = {'bytes': 'bytes', 'characters': corpus.encoding}
-  return dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
 
 
 def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
