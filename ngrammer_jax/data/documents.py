@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import logging
 
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, vocabularies
 from ngrammer_jax.data.vocabularies import tokenizer
 
@@ -42,12 +43,10 @@ class DistinctDocuments:
   Attributes:
     documents: the documents.
     others: the documents of the other splits.
-    num_empty: number of empty documents in the last iteration.
   """
 
   documents: Iterable[text_files.Document]
   others: tuple[Iterable[text_files.Document], ...]
-  num_empty: int = 0
 
   def __iter__(self) -> Iterator[text_files.Document]:
     keys = {key(document.read_chunks()) for others in self.others for document in others}
@@ -58,12 +57,13 @@ class DistinctDocuments:
       else:
         keys.add(text_key)
         yield document
-    self.num_empty = getattr(self.documents, 'num_empty', 0)
     logging.info('data.drop_duplicates: %s training documents are left out', f'{num_dropped:,}')
 
 
-def without_duplicates(corpus: corpora.Corpus) -> corpora.Corpus:
-  """Returns a corpus whose training documents occur once, and in no other split."""
+def drop_duplicates(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
+  """Returns a corpus whose training documents occur once, and in no other split, if it says so."""
+  if not config.drop_duplicates:
+    return corpus
   train, *others = corpus.splits.values()
   splits = corpus.splits | {'train': DistinctDocuments(train, tuple(others))}
   return dataclasses.replace(corpus, splits=splits)

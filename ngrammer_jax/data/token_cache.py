@@ -150,7 +150,7 @@ def open_vocabulary(
     return vocabularies.read(config.vocabulary, path, size)
   parts = [*zip(config.parts().values(), all_corpora, strict=True)]
   # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
-  as_read = all_corpora if len(parts) > 1 else [_as_read(*parts[0])]
+  as_read = all_corpora if len(parts) > 1 else [documents.drop_duplicates(*parts[0])]
   if len({corpus.encoding for corpus in all_corpora}) > 1:
     raise errors.BadInput(
       f'data.vocabulary={config.vocabulary!r}: the characters of enwik8 are bytes, so other parts '
@@ -259,13 +259,13 @@ def _write_cache(
   """Tokenises all splits into an empty folder."""
   logging.info('preparing %s into %s', corpus.name, folder.parent)
   corpus.verify()
-  corpus, splits_meta = _as_read(config, corpus), {}
-  sizes, digest = _measure(corpus)
+  as_read, splits_meta = documents.drop_duplicates(config, corpus), {}
+  sizes, digest = _measure(as_read)
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
     for split in sizes:
       separator = vocabulary.separator(config.begin_of_text)
       with (folder / f'{split}.tokens').open('wb') as file:
-        starts, meta = _encode(corpus, split, vocabulary, separator, file, bar.advance)
+        starts, meta = _encode(as_read, split, vocabulary, separator, file, bar.advance)
       np.save(folder / f'{split}.starts.npy', starts)
       splits_meta[split] = meta
       if not meta['tokens']:
@@ -277,11 +277,6 @@ def _write_cache(
   digest.update(vocabulary.digest.encode())
   meta = {'corpus': corpus.name, 'content_hash': digest.hexdigest(), 'splits': splits_meta}
   (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
-
-
-def _as_read(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
-  """Returns a corpus with the documents that are read."""
-  return documents.without_duplicates(corpus) if config.drop_duplicates else corpus
 
 
 def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
