@@ -40,7 +40,7 @@ class Corpus:
     name: name of the corpus.
     files: the files that it is read from.
     splits: the documents of each split.
-    encoding: what a character is: utf-8; latin-1: each byte is one; bytes: text is any bytes.
+    encoding: encoding of the characters of a character vocabulary, see `Vocabulary`.
     is_altered: the documents are not the raw text of the files, so bits per byte are undefined.
     verify: checks the files against published checksums, if there are any.
     train_shards: shards of the training split, if it is tokenised during training.

@@ -84,11 +84,8 @@ def prepare(
   opened, prepared = [], []
   for index, part in enumerate(config.parts().values()):
     with config.errors_of_part(index):
-      corpus = open_corpus(part)
       sizes = fingerprints.first_sizes(workdir, f'*-{index}' if config.mixture else '*')
-      # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
-      encoding = {'bytes': 'bytes', 'characters': corpus.encoding}.get(config.vocabulary, 'utf-8')
-      opened.append(dataclasses.replace(corpus, first_sizes=sizes, encoding=encoding))
+      opened.append(dataclasses.replace(open_corpus(part), first_sizes=sizes))
   if vocabulary is None:
     vocabulary = token_cache.open_vocabulary(config, opened, may_delete)
   for index, part in enumerate(config.parts().values()):

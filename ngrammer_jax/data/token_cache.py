@@ -34,6 +34,7 @@ KEYS = (
   *('newlines', 'text_field', 'document_separator', 'validation_share', 'begin_of_text'),
   'drop_duplicates',
 )
+REMEDY = 'convert it, or use data.vocabulary=bytes'  # for text that is not UTF-8
 FORMAT_VERSION = 2  # increase it when the cache files or the reading of a corpus change
 
 
@@ -151,7 +152,7 @@ def open_vocabulary(
   parts = [*zip(config.parts().values(), all_corpora, strict=True)]
   # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
   as_read = all_corpora if len(parts) > 1 else [documents.drop_duplicates(*parts[0])]
-  if len({corpus.encoding for corpus in all_corpora}) > 1:
+  if config.vocabulary == 'characters' and len({c.encoding for c in all_corpora}) > 1:
     raise errors.BadInput(
       f'data.vocabulary={config.vocabulary!r}: the characters of enwik8 are bytes, so other parts '
       f'of data.mixture cannot share them: use bytes or sentencepiece'
@@ -260,7 +261,7 @@ def _write_cache(
   logging.info('preparing %s into %s', corpus.name, folder.parent)
   corpus.verify()
   as_read, splits_meta = documents.drop_duplicates(config, corpus), {}
-  sizes, digest = _measure(as_read)
+  sizes, digest = _measure(as_read, vocabulary.encoding)
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
     for split in sizes:
       separator = vocabulary.separator(config.begin_of_text)
@@ -279,7 +280,7 @@ def _write_cache(
   (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
 
 
-def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
+def _measure(corpus: corpora.Corpus, encoding: str) -> tuple[dict[str, int], Any]:
   """Returns the bytes of each split that is tokenised in advance, and the hash of all text."""
   splits, sizes, digest = dict(corpus.splits), {}, hashlib.sha256()
   if corpus.train_shards is not None:
@@ -288,7 +289,7 @@ def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
   missing_in_train = set(test)
 
   def measure(split, document):
-    for chunk in _read_chunks([document], corpus.encoding):
+    for chunk in _read_chunks([document], encoding):
       sizes[split] += len(chunk)
       digest.update(chunk)
       yield chunk
@@ -324,7 +325,8 @@ def _learn_vocabulary(
   for corpus in all_corpora:
     corpus.verify()
   logging.info('learning the vocabulary')
-  encoding = all_corpora[0].encoding
+  # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
+  encoding = all_corpora[0].encoding if config.vocabulary == 'characters' else 'utf-8'
   if config.vocabulary == 'characters':
     splits = [split for corpus in all_corpora for split in corpus.splits.values()]
     has_several = lambda split: len(list(itertools.islice(split, 2))) > 1
@@ -357,13 +359,12 @@ def _take_bytes(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
       return
 
 
-def _read_chunks(documents, encoding: str) -> Iterator[bytes]:
-  """Yields the chunks of all documents. Raises BadInput if a chunk is not valid UTF-8."""
+def _read_chunks(documents, encoding: str, remedy: str = REMEDY) -> Iterator[bytes]:
+  """Yields the chunks of all documents. Raises BadInput if one that has to be UTF-8 is not."""
   for document in documents:
     offset = 0
     for chunk in document.read_chunks():
       if encoding == 'utf-8':
-        remedy = 'convert it, or use data.vocabulary=bytes'
         text_files.decode(chunk, document.name, remedy, offset)
       offset += len(chunk)
       yield chunk
@@ -392,17 +393,11 @@ def _encode(
     if starts:
       file.write(np.array(separator, dtype).tobytes())
     starts.append(file.tell() // dtype.itemsize)
-    begin = text_bytes
-    for chunk in document.read_chunks():
+    for chunk in _read_chunks([document], vocabulary.encoding, 'convert it'):
       for token in spelled:
         spelled[token] += chunk.count(token.encode())
-      try:
-        with errors.named(document.name):
-          ids = vocabulary.encode(chunk)
-      except UnicodeDecodeError:
-        # It raises BadInput with the position.
-        text_files.decode(chunk, document.name, offset=text_bytes - begin)
-        raise
+      with errors.named(document.name):
+        ids = vocabulary.encode(chunk)
       is_lossless = is_lossless and vocabulary.decode(ids) == chunk
       text_bytes += len(chunk)
       file.write(ids.astype(dtype).tobytes())

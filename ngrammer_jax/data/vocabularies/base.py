@@ -20,6 +20,8 @@ class Vocabulary(abc.ABC):
     kind: the value of `data.vocabulary`.
     file: name of a further file beside vocabulary.json, with `content`; None: there is none.
     fields: the other arguments of the class, which vocabulary.json has.
+    encoding: encoding of the text that it reads; latin-1: each byte is a character; bytes: text is
+      any bytes.
     size: number of ids.
     document_start: id between documents and before the very first token.
     document_end: id that ends a document; None if the document start also occurs inside documents.
@@ -35,6 +37,7 @@ class Vocabulary(abc.ABC):
   file: str | None = None
   content: bytes
   fields: dict[str, Any]
+  encoding: str = 'utf-8'
   size: int
   document_start: int
   document_end: int | None
