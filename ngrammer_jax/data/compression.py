@@ -112,7 +112,7 @@ class Frames(io.RawIOBase):
   def __init__(self, file: BinaryIO, kind: str, start: int = 0):
     self._file, self._make = file, DECOMPRESSORS[kind]
     self._decompressor, self._input, self._text = None, b'', memoryview(b'')
-    self._offset, self._frames = 0, [(0, start)]  # text before, and place of each frame
+    self._offset, self._frames = 0, []  # text before, and place of each frame
     file.seek(start)
 
   def readable(self) -> bool:
@@ -134,8 +134,7 @@ class Frames(io.RawIOBase):
         data = self._file.read(BLOCK)
       if not data:
         return False
-      if self._decompressor is not None:
-        self._frames.append((self._offset, self._file.tell() - len(data)))
+      self._frames.append((self._offset, self._file.tell() - len(data)))
       self._decompressor = self._make()
     elif not data:
       raise EOFError('Compressed file ended before the end-of-stream marker was reached')

@@ -181,8 +181,6 @@ class EvaluationStreams:
     offset = index * self.length
     first = stream * self._stride + self._num_skipped + offset
     inputs, targets, starts = self._split.window(first, self.length)
-    num_targets = 0
-    if stream < self.streams:
-      num_left = self.tokens - stream * self._targets_per_stream
-      num_targets = min(self._targets_per_stream, num_left)
+    num_left = self.tokens - stream * self._targets_per_stream  # none beyond the last stream
+    num_targets = min(self._targets_per_stream, num_left)
     return inputs, targets, starts, np.arange(self.length) < num_targets - offset

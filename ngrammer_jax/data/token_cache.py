@@ -181,7 +181,7 @@ def _load_or_write(config, name, load, write, may_delete):
   Args:
     config: data config.
     name: name of the folder.
-    load: loads a folder; raises one of `files.DAMAGE_ERRORS`, or BadInput, if it is damaged.
+    load: loads a folder; raises one of `files.DAMAGE_ERRORS` if it is damaged.
     write: writes an empty folder.
     may_delete: see `prepare`.
   """
@@ -193,7 +193,7 @@ def _load_or_write(config, name, load, write, may_delete):
   if folder.exists():
     try:
       return load(folder)
-    except (*files.DAMAGE_ERRORS, errors.BadInput) as error:
+    except files.DAMAGE_ERRORS as error:
       if files.is_busy(error):
         raise
       if not may_delete:
