@@ -140,8 +140,8 @@ def _wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
 
 
 def _wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
-  paths = [p for p in root.iterdir() if p.is_file()] if root.is_dir() else []
-  by_split, _ = split_files.group_by_split((p for p in paths if not p.name.startswith('.')), root)
+  visible = (path for path in root.glob('[!.]*') if path.is_file())
+  by_split, _ = split_files.group_by_split(visible, root)
   if [len(paths) for paths in by_split.values()] != [1] * len(SPLITS):
     raise _not_found('wikitext', root)
   path_by_split = {split: path for split, (path,) in by_split.items()}

@@ -32,7 +32,7 @@ def read(path: pathlib.Path) -> list[str]:
     raise errors.BadInput(f'{name} is empty; expected one prompt per line')
   is_json = file.format == kinds.LINES
   numbered = [(i, r) for i, r in enumerate(records) if r.strip() or not is_json]
-  is_named = kinds.suffix(path) in kinds.FORMAT_SUFFIXES and kinds.suffix(path) != '.txt'
+  is_named = kinds.FORMAT_SUFFIXES.get(kinds.suffix(path)) == kinds.LINES
   has_prompt = not is_json or is_named or b'"prompt"' in numbered[0][1]
   if file.format != kinds.TEXT and has_prompt:
     return [file.text(i, record).decode() for i, record in numbered]

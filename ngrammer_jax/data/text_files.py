@@ -143,7 +143,7 @@ def parse_json(data: bytes, location: str, remedy: str, utf8_remedy: str = 'conv
     raise errors.BadInput(f'{location} is not JSON: {error}; {remedy}') from error
 
 
-def quote_line(line: bytes | str) -> str:
+def quote_line(line: bytes) -> str:
   """Returns the beginning of a line in quotes, for error messages."""
-  text = (line.decode(errors='replace') if isinstance(line, bytes) else line).rstrip('\r\n')
+  text = line.decode(errors='replace').rstrip('\r\n')
   return f'"{text[:40]}..."' if len(text) > 43 else f'"{text}"'
