@@ -152,11 +152,6 @@ def open_vocabulary(
   parts = [*zip(config.parts().values(), all_corpora, strict=True)]
   # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
   as_read = all_corpora if len(parts) > 1 else [documents.drop_duplicates(*parts[0])]
-  if config.vocabulary == 'characters' and len({c.encoding for c in all_corpora}) > 1:
-    raise errors.BadInput(
-      f'data.vocabulary={config.vocabulary!r}: the characters of enwik8 are bytes, so other parts '
-      f'of data.mixture cannot share them: use bytes or sentencepiece'
-    )
   sources = [_source(part, corpus) for part, corpus in parts]
   name = _hash([config.vocabulary, config.vocabulary_size, config.weights(), sources])
 
@@ -322,18 +317,23 @@ def _learn_vocabulary(
   config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus]
 ) -> vocabularies.Vocabulary:
   """Returns a vocabulary that is learned from corpora."""
+  if config.vocabulary == 'characters' and len({c.encoding for c in all_corpora}) > 1:
+    raise errors.BadInput(
+      "data.vocabulary='characters': the characters of enwik8 are bytes, so other parts of "
+      'data.mixture cannot share them: use bytes or sentencepiece'
+    )
   for corpus in all_corpora:
     corpus.verify()
   logging.info('learning the vocabulary')
-  # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
-  encoding = all_corpora[0].encoding if config.vocabulary == 'characters' else 'utf-8'
   if config.vocabulary == 'characters':
     splits = [split for corpus in all_corpora for split in corpus.splits.values()]
     has_several = lambda split: len(list(itertools.islice(split, 2))) > 1
     separated = len(all_corpora) > 1 or any(map(has_several, splits))
+    encoding = all_corpora[0].encoding
     chunks = _read_chunks(itertools.chain(*splits), encoding)
     return vocabularies.learn_characters(chunks, encoding, separated)
-  read_train = lambda corpus: _read_chunks(corpus.splits['train'], encoding)
+  # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
+  read_train = lambda corpus: _read_chunks(corpus.splits['train'], 'utf-8')
   if config.vocabulary == 'words':
     texts = itertools.chain.from_iterable(map(read_train, all_corpora))
     return vocabularies.learn_words(texts, config.vocabulary_size)
