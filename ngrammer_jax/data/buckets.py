@@ -59,8 +59,8 @@ class BucketFile:
   parent = property(lambda self: self.url.rpartition('/')[0])
 
   def relative_to(self, root: str) -> pathlib.PurePosixPath:
-    """Returns its path within a folder."""
-    return pathlib.PurePosixPath(self.url).relative_to(root)
+    """Returns its path within a folder; a store may write the address of the folder otherwise."""
+    return pathlib.PurePosixPath(self.url.removeprefix(root).lstrip('/'))
 
   def stat(self) -> 'BucketFile':
     """Returns itself, which has `st_size`."""

@@ -117,8 +117,7 @@ class TrainSegments:
 
   def __init__(self, mixture: Mixture, config: experiment.Config, workdir: pathlib.Path | None):
     B, T = config.training.batch_size, config.training.segment_length
-    block = config.data.mixture_block
-    self._schedule = mixture_schedule.MixtureSchedule(mixture.weights, B, block)
+    self._schedule = mixture_schedule.MixtureSchedule(mixture.weights, B, config.data.mixture_block)
     self._batch_size, self._vocabulary = B, mixture.vocabulary
     self.readers, self._epochs = {}, {}
     for index, (name, corpus) in enumerate(mixture.parts.items()):
