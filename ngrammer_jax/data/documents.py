@@ -1,6 +1,6 @@
 """Documents that occur twice, and separators that a text spells."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import hashlib
 import logging
@@ -22,17 +22,11 @@ def key(chunks: Iterable[bytes]) -> bytes:
   return digest.digest()
 
 
-def log_overlap(test: Sequence[bytes], others: Collection[bytes]) -> None:
-  """Logs the share of test documents that are in the training split verbatim.
-
-  Args:
-    test: keys of the test documents.
-    others: those that are not in the training split.
-  """
-  if test:
-    count = sum(document not in others for document in test)
-    level = logging.WARNING if count / len(test) > WARN_SHARE else logging.INFO
-    counts = f'{count:,} of {len(test):,}', 100 * count / len(test)
+def log_overlap(count: int, num_test: int) -> None:
+  """Logs how many of the test documents, if there are any, are in the training split verbatim."""
+  if num_test:
+    level = logging.WARNING if count / num_test > WARN_SHARE else logging.INFO
+    counts = f'{count:,} of {num_test:,}', 100 * count / num_test
     logging.log(level, '%s test documents (%.1f %%) are in train too', *counts)
 
 

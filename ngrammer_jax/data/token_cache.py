@@ -6,6 +6,7 @@ complete, so a killed process never leaves an incomplete cache. Only the user ca
 """
 
 import array
+import collections
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
@@ -281,7 +282,7 @@ def _measure(corpus: corpora.Corpus, encoding: str) -> tuple[dict[str, int], Any
   if corpus.train_shards is not None:
     del splits['train']
   test = [documents.key(d.read_chunks()) for d in splits.get('test', ()) if 'train' in splits]
-  missing_in_train = set(test)
+  copies, num_copied = collections.Counter(test), 0
 
   def measure(split, document):
     for chunk in _read_chunks([document], encoding):
@@ -295,11 +296,11 @@ def _measure(corpus: corpora.Corpus, encoding: str) -> tuple[dict[str, int], Any
     for document in split_documents:
       key = documents.key(measure(split, document))
       if split == 'train':
-        missing_in_train.discard(key)
+        num_copied += copies.pop(key, 0)
     digest.update(str(sizes[split]).encode())
     if not sizes[split]:
       raise _too_little_text(corpus, split)
-  documents.log_overlap(test, missing_in_train)
+  documents.log_overlap(num_copied, len(test))
   if corpus.train_shards is not None:  # too large to hash their contents
     for number, file in enumerate(corpus.files):
       size = corpus.first_sizes.get((number, file.name), files.size(file))
