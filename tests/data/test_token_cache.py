@@ -199,20 +199,6 @@ def test_text_bytes_are_none_only_for_the_lossy_split(tmp_path):
   assert text_bytes(corpus) == [4, None, 4]
 
 
-def test_sentencepiece_is_learned_from_a_sample_of_a_large_text(text, monkeypatch):
-  learn_sentencepiece, sample = vocabularies.learn_sentencepiece, []
-
-  def recording_learn(texts, size):
-    sample.extend(texts)
-    return learn_sentencepiece(sample, size)
-
-  monkeypatch.setattr(vocabularies, 'learn_sentencepiece', recording_learn)
-  monkeypatch.setattr(text_files, 'CHUNK_SIZE', len(TEXT) // 100)
-  monkeypatch.setattr(vocabularies, 'MAX_TRAINING_BYTES', len(TEXT) // 4)
-  text(vocabulary='sentencepiece', vocabulary_size=290)
-  assert len(TEXT) // 5 < sum(map(len, sample)) <= len(TEXT) // 4
-
-
 # The cache.
 
 
