@@ -178,7 +178,7 @@ def _text(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
     files_by_split, others, held_out = {'train': paths}, [], SPLITS
   used = itertools.chain(*files_by_split.values())
   formats = {path: kinds.identify(path, layout.any_bytes) for path in used}
-  log_files(root, files_by_split, others, held_out[1:], formats)
+  _log_files(root, files_by_split, others, held_out[1:], formats)
   read = lambda paths: open_documents(paths, layout, formats.values())
   splits = {split: read(paths) for split, paths in files_by_split.items()}
   if len(held_out) > 1:
@@ -191,19 +191,21 @@ def _shards(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   """Files of documents, those for training tokenised during training."""
   layout = layout_of(config, has_paragraphs=True)
   by_split, others = shards.find(root, layout, config.validation_share)
-  log_files(root, {split: source.files for split, source in by_split.items()}, others)
+  _log_files(root, {split: source.files for split, source in by_split.items()}, others)
   next(iter(ShardDocuments(by_split['train'])), None)  # it has to be readable, with a text
   return from_shards('shards', by_split)
 
 
-def log_files(
-  root: pathlib.Path,
-  files_by_split: Mapping[str, Iterable[pathlib.Path]],
-  others: Iterable[pathlib.Path] = (),
-  held_out: Iterable[str] = (),
-  formats: Mapping[pathlib.Path, str] | None = None,
-) -> None:
-  """Logs in one line which files of a corpus were taken for what."""
+def _log_files(root, files_by_split, others, held_out=(), formats=None):
+  """Logs in one line which files of a corpus were taken for what.
+
+  Args:
+    root: the folder.
+    files_by_split: the files of each split.
+    others: files that are not read.
+    held_out: splits that are a part of train.
+    formats: the format of each file; None: as their suffixes say.
+  """
   parts = []
   for split, paths in files_by_split.items():
     names = {formats[p] if formats else kinds.FORMAT_SUFFIXES[kinds.suffix(p)] for p in paths}
