@@ -123,8 +123,39 @@ def prepare(
       vocabulary does not fit it; or a damaged folder may not be deleted.
   """
   name = f'{corpus.name.replace("/", "-")}-{_hash([_source(config, corpus), vocabulary.digest])}'
-  load = lambda folder: _load(folder, corpus.train_shards, vocabulary)
-  write = lambda folder: _write_cache(config, corpus, folder, vocabulary)
+
+  def write(folder):
+    logging.info('preparing %s into %s', corpus.name, folder.parent)
+    corpus.verify()
+    as_read, splits_meta = documents.drop_duplicates(config, corpus), {}
+    sizes, digest = _measure(as_read, vocabulary.encoding)
+    with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
+      for split in sizes:
+        separator = vocabulary.separator(config.begin_of_text)
+        with (folder / f'{split}.tokens').open('wb') as file:
+          starts, meta = _encode(as_read, split, vocabulary, separator, file, bar.advance)
+        np.save(folder / f'{split}.starts.npy', starts)
+        splits_meta[split] = meta
+        if not meta['tokens']:
+          raise _too_little_text(corpus, split)
+        counts = (f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents'))
+        empty = getattr(corpus.splits[split], 'num_empty', 0)
+        skipped = f'; {empty:,} empty ones skipped' if empty else ''
+        logging.info('%s: %s tokens, %s bytes, %s documents%s', split, *counts, skipped)
+    digest.update(vocabulary.digest.encode())
+    meta = {'corpus': corpus.name, 'content_hash': digest.hexdigest(), 'splits': splits_meta}
+    (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
+
+  def load(folder):
+    meta, splits = files.read_json(folder / 'meta.json'), {}
+    for split, fields in meta['splits'].items():
+      tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
+      if len(tokens) != fields['tokens']:
+        raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')
+      starts = np.load(folder / f'{split}.starts.npy')
+      splits[split] = _split(tokens, starts, fields, vocabulary)
+    return TokenCorpus(splits, vocabulary, meta['content_hash'], corpus.train_shards)
+
   return _load_or_write(config, name, load, write, may_delete)
 
 
@@ -245,35 +276,6 @@ def _source(config: data_config.DataConfig, corpus: corpora.Corpus) -> list[Any]
 def _hash(value: Any) -> str:
   """Returns a hash of a JSON value, for the name of a folder of the cache."""
   return hashlib.sha256(json.dumps([FORMAT_VERSION, value]).encode()).hexdigest()[:16]
-
-
-def _write_cache(
-  config: data_config.DataConfig,
-  corpus: corpora.Corpus,
-  folder: pathlib.Path,
-  vocabulary: vocabularies.Vocabulary,
-) -> None:
-  """Tokenises all splits into an empty folder."""
-  logging.info('preparing %s into %s', corpus.name, folder.parent)
-  corpus.verify()
-  as_read, splits_meta = documents.drop_duplicates(config, corpus), {}
-  sizes, digest = _measure(as_read, vocabulary.encoding)
-  with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
-    for split in sizes:
-      separator = vocabulary.separator(config.begin_of_text)
-      with (folder / f'{split}.tokens').open('wb') as file:
-        starts, meta = _encode(as_read, split, vocabulary, separator, file, bar.advance)
-      np.save(folder / f'{split}.starts.npy', starts)
-      splits_meta[split] = meta
-      if not meta['tokens']:
-        raise _too_little_text(corpus, split)
-      counts = (f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents'))
-      empty = getattr(corpus.splits[split], 'num_empty', 0)
-      skipped = f'; {empty:,} empty ones skipped' if empty else ''
-      logging.info('%s: %s tokens, %s bytes, %s documents%s', split, *counts, skipped)
-  digest.update(vocabulary.digest.encode())
-  meta = {'corpus': corpus.name, 'content_hash': digest.hexdigest(), 'splits': splits_meta}
-  (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
 
 
 def _measure(corpus: corpora.Corpus, encoding: str) -> tuple[dict[str, int], Any]:
@@ -433,20 +435,6 @@ def encode_file(
     return split
   start, starts = int(split.tokens[0]), np.maximum(starts - 1, 0)
   return dataclasses.replace(split, tokens=split.tokens[1:], starts=starts, document_start=start)
-
-
-def _load(
-  folder: pathlib.Path, train_shards: shards.Shards | None, vocabulary: vocabularies.Vocabulary
-) -> TokenCorpus:
-  """Loads the tokens of a cache folder. Raises one of `files.DAMAGE_ERRORS` if it is damaged."""
-  meta, splits = files.read_json(folder / 'meta.json'), {}
-  for split, fields in meta['splits'].items():
-    tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
-    if len(tokens) != fields['tokens']:
-      raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')
-    starts = np.load(folder / f'{split}.starts.npy')
-    splits[split] = _split(tokens, starts, fields, vocabulary)
-  return TokenCorpus(splits, vocabulary, meta['content_hash'], train_shards)
 
 
 def _split(
