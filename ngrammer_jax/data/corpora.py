@@ -315,20 +315,17 @@ def _hold_out(
     return {split: dataclasses.replace(documents, keep=keep(split)) for split in splits}
   if len(documents) >= period:
     return {split: [d for i, d in enumerate(documents) if is_of(split, i)] for split in splits}
-  # Too few documents to use whole ones for validation and test: each is split.
-  part = lambda document, split: functools.partial(_read_split, document, split, splits, share)
-  return {split: [Document(d.name, part(d, split)) for d in documents] for split in splits}
 
+  # Too few documents to use whole ones for validation and test: the end of each is held out.
+  def read_part(document, i):
+    size = sum(map(len, document.read_chunks()))
+    targets = (int((1 - share * left) * size) for left in range(len(splits) - 1, 0, -1))
+    ends = (_find_boundary(document.read_chunks(), target, size) for target in targets)
+    boundaries = [0, *ends, size]
+    yield from text_files.byte_range(document.read_chunks(), boundaries[i], boundaries[i + 1])
 
-def _read_split(
-  document: Document, split: str, splits: tuple[str, ...], share: float
-) -> Iterator[bytes]:
-  """Yields the part of a document that is of a split: the share of each at the end is held out."""
-  size = sum(map(len, document.read_chunks()))
-  targets = (int((1 - share * left) * size) for left in range(len(splits) - 1, 0, -1))
-  ends = (_find_boundary(document.read_chunks(), target, size) for target in targets)
-  boundaries, i = [0, *ends, size], splits.index(split)
-  yield from text_files.byte_range(document.read_chunks(), boundaries[i], boundaries[i + 1])
+  part = lambda document, i: Document(document.name, functools.partial(read_part, document, i))
+  return {split: [part(document, i) for document in documents] for i, split in enumerate(splits)}
 
 
 def _find_boundary(chunks: Iterable[bytes], target: int, size: int) -> int:
