@@ -300,12 +300,14 @@ CORPORA = {
 }
 
 
-def _hold_out(
-  documents: Sequence[Document] | ShardDocuments,
-  share: float = 0.05,
-  splits: tuple[str, ...] = SPLITS,
-) -> dict[str, Iterable[Document]]:
-  """Returns the training documents, and a share of them for each split that is held out."""
+def _hold_out(documents, share=0.05, splits=SPLITS):
+  """Divides documents among splits. Returns those of each split.
+
+  Args:
+    documents: `ShardDocuments`, or a list of documents.
+    share: of the documents, or of each if they are few, for each split but the first.
+    splits: train, and the splits that are held out.
+  """
   period = max(round(1 / share), len(splits))
   # The last documents of equal parts of a period, so that splits are alike.
   held_out = {period * (i + 1) // (len(splits) - 1) - 1: s for i, s in enumerate(splits[1:])}

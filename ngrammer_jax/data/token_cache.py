@@ -437,9 +437,7 @@ def encode_file(
   return dataclasses.replace(split, tokens=split.tokens[1:], starts=starts, document_start=start)
 
 
-def _split(
-  tokens: np.ndarray, starts: np.ndarray, meta: dict[str, Any], vocabulary: vocabularies.Vocabulary
-) -> TokenSplit:
+def _split(tokens, starts, meta, vocabulary):
   """Returns the tokens that `_encode` wrote, with the arrays and the entry that it returned."""
   text_bytes = meta['bytes'] if meta['lossless'] else None
   start, num_characters = vocabulary.document_start, vocabulary.num_characters
