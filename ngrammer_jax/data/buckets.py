@@ -88,13 +88,11 @@ def find(url: str) -> list[BucketFile]:
       f'data.path={url} cannot be read: check its name, the network and the credentials '
       f'({credentials}). {_one_line(error)}'
     ) from error
-  bucket_files = []
-  for path, info in infos.items():
-    version = next((str(info[name]) for name in VERSIONS if info.get(name)), '')
-    bucket_files.append(BucketFile(f'{kind}://{path}', info['size'] or 0, version))
-  if not bucket_files:
+  if not infos:
     raise errors.BadInput(f'data.path={url} has no files: expected those of a corpus')
-  return bucket_files
+  version = lambda info: next((str(info[name]) for name in VERSIONS if info.get(name)), '')
+  to_file = lambda path, info: BucketFile(f'{kind}://{path}', info['size'] or 0, version(info))
+  return [to_file(path, info) for path, info in infos.items()]
 
 
 def _file_system(url: str) -> Any:
