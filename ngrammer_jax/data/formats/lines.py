@@ -26,8 +26,7 @@ def read(
       split = _split_paragraphs(file) if layout.has_paragraphs else iter([file.read()])
     for record in split:
       document, offset = document + 1, offset + len(record)
-      frame_start, offset_in_frame = compression.place(file, frame, offset)
-      yield record, FilePosition(document, offset_in_frame, frame_start)
+      yield record, FilePosition(document, *compression.place(file, offset))
 
 
 def parse(record: bytes, location: str, layout: Layout) -> bytes:
