@@ -147,7 +147,7 @@ class Run:
   @functools.cached_property
   def engine(self) -> inference.Engine:
     """Scores, ranks and generates; compiles every program once."""
-    return inference.Engine(self.evaluated, self.mesh)
+    return inference.Engine.shared(self.evaluated, self.mesh)
 
   @functools.cached_property
   def variables(self) -> inference.Variables:
