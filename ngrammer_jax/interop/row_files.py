@@ -21,7 +21,7 @@ from ngrammer_jax.interop import safetensors
 
 DTYPES = {
   **{'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16},
-  **{'I64': np.int64, 'I32': np.int32},
+  **{'I64': np.int64, 'I32': np.int32, 'U8': np.uint8},
 }
 _CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 Path = str | os.PathLike[str]
