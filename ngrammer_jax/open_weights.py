@@ -17,7 +17,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.data.vocabularies import gguf_header
+from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors
 from ngrammer_jax.system import files
@@ -74,9 +74,8 @@ class Model:
     if scaling is not None and scaling['kind'] == 'longrope':  # up to there it has short factors
       length = min(length, scaling['original_length'])
     data: dict[str, Any] = {'vocabulary': 'tokenizer'}
-    if self.checkpoint.has_tokenizer:
-      path = str(self.checkpoint.path)
-      data |= {'vocabulary_path': path, 'vocabulary_size': self.vocabulary_size}
+    if published.has_tokenizer(path := self.checkpoint.path):
+      data |= {'vocabulary_path': str(path), 'vocabulary_size': self.vocabulary_size}
     return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
 
   def load(self, config: ModelConfig, abstract: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ngrammer_jax import open_weights
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.vocabularies import tokenizer
+from ngrammer_jax.data.vocabularies import published, tokenizer
 from ngrammer_jax.interop.huggingface import families
 
 
@@ -22,7 +22,7 @@ def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
   if source.published is not None:
     checkpoint = source.published.checkpoint
     text_files = dict(checkpoint.text_files)
-    if checkpoint.has_tokenizer:
+    if published.has_tokenizer(checkpoint.path):
       text_files = _text_files(source.vocabulary, token_ids) | text_files
   else:
     text_files = _text_files(source.vocabulary, token_ids)

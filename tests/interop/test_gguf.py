@@ -9,7 +9,7 @@ import pytest
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.vocabularies import gguf_header
+from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.interop.huggingface import configs, gguf
 from tests import gguf_files
@@ -45,7 +45,7 @@ def test_names_shapes_and_config(tmp_path):
   }
   expected |= {f'model.layers.0.{name}': shape for name, shape in layer.items()}
   shapes = {name.removesuffix('.weight'): t.shape for name, t in checkpoint.tensors.items()}
-  assert shapes == expected and not checkpoint.has_tokenizer
+  assert shapes == expected and not published.has_tokenizer(checkpoint.path)
   config = checkpoint.config
   assert config['rms_norm_eps'] == float(np.float32(1e-5)) != 1e-5
   assert config['tie_word_embeddings'] and config['head_dim'] == H

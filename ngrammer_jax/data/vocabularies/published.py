@@ -51,9 +51,12 @@ def translate_damage(path: pathlib.Path) -> Iterator[None]:
       raise
 
 
-def has_tokenizer(folder: pathlib.Path) -> bool:
-  """Whether a folder has a tokenizer."""
-  return any((folder / n).is_file() for n in ('tokenizer.json', 'tokenizer.model', 'vocab.json'))
+def has_tokenizer(path: pathlib.Path) -> bool:
+  """Whether a folder or a GGUF file has a tokenizer. Raises BadInput for a damaged file."""
+  if gguf_header.is_gguf(path):
+    with translate_damage(path):
+      return 'tokenizer.ggml.model' in gguf_header.read(path)[0]
+  return any((path / n).is_file() for n in ('tokenizer.json', 'tokenizer.model', 'vocab.json'))
 
 
 def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:
@@ -66,14 +69,12 @@ def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   Raises:
     BadInput: it has no tokenizer, a damaged one, or one with more ids.
   """
-  if gguf_header.is_gguf(path):
-    with translate_damage(path):
-      metadata, _ = gguf_header.read(path)
-      if 'tokenizer.ggml.model' in metadata:
-        return from_gguf(metadata, size)
-  elif has_tokenizer(path):
+  if not has_tokenizer(path):
+    raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
+  if path.is_dir():
     return from_folder(path, size)
-  raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
+  with translate_damage(path):
+    return from_gguf(gguf_header.read(path)[0], size)
 
 
 def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:

@@ -99,9 +99,7 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
     for name, tensor in tensors.items():
       if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
         tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
-
-  has_tokenizer = 'tokenizer.ggml.model' in metadata
-  return checkpoints.Checkpoint(path, config, tensors, {}, has_tokenizer, {path: version})
+  return checkpoints.Checkpoint(path, config, tensors, {}, {path: version})
 
 
 def _package():
@@ -135,10 +133,10 @@ def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> S
   row_bytes = math.prod(shape[1:]) // values * block_bytes
   if entry.first_byte + shape[0] * row_bytes > files.size(path):
     raise ValueError(f'{name}, of the shape {list(shape)}, ends beyond the file')
-  if kind.name in PLAIN:
-    return StoredTensor(row_files.StoredArray(path, kind.name, shape, entry.first_byte), shape, None)
-  stored = row_files.StoredArray(path, 'U8', (shape[0], row_bytes), entry.first_byte)
-  return StoredTensor(stored, shape, kind)
+  is_plain = kind.name in PLAIN
+  code, stored_shape = (kind.name, shape) if is_plain else ('U8', (shape[0], row_bytes))
+  stored = row_files.StoredArray(path, code, stored_shape, entry.first_byte)
+  return StoredTensor(stored, shape, None if is_plain else kind)
 
 
 def _translate_name(name: str) -> str:
