@@ -151,9 +151,8 @@ def save(
   kind = tensors.save(params(), family, config, vocabulary_size, weights, dtype)
   # Families have ids of their own where there is no null.
   values |= {'torch_dtype': kind} | dict.fromkeys(TOKEN_IDS) | dict(token_ids)
-  contents = {checkpoints.CONFIG: values, GENERATION: dict(token_ids)}
-  encoded = {name: json.dumps(value, indent=2).encode() for name, value in contents.items()}
-  for name, content in (encoded | text_files).items():
+  (folder / checkpoints.CONFIG).write_text(json.dumps(values, indent=2))
+  for name, content in text_files.items():
     (folder / name).write_bytes(content)
 
 

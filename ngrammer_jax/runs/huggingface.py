@@ -27,14 +27,11 @@ class PublishedRun(run.Run):
 
   Attributes:
     dtype: dtype of the parameters; None: those of the file.
+    published: the files of the model.
   """
 
   dtype: str | None = None
-
-  @functools.cached_property
-  def published(self) -> open_weights.Model:
-    """The files of the model."""
-    return open_weights.open(self.workdir)
+  published: open_weights.Model = dataclasses.field(kw_only=True, repr=False, compare=False)
 
   @property
   def vocabulary_size(self) -> int:
@@ -102,4 +99,4 @@ def open_run(
   has_text = 'vocabulary_path' in values['data']
   with errors.named(model.checkpoint.config_path):
     config = conversion.resolve(values if has_text else values | {'data': {}})
-  return PublishedRun(path, config, step, dtype)
+  return PublishedRun(path, config, step, dtype, published=model)

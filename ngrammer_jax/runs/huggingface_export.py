@@ -18,17 +18,15 @@ def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
   that the training started from.
   """
   config, origin, V = source.config, source.origin, source.vocabulary_size
-  token_ids = dict(origin.get('token_ids', {}))
-  if source.published is not None:
-    checkpoint = source.published.checkpoint
-    text_files = dict(checkpoint.text_files)
-    if published.has_tokenizer(checkpoint.path):
-      text_files = _text_files(source.vocabulary, token_ids) | text_files
-  else:
+  token_ids, text_files = dict(origin.get('token_ids', {})), {}
+  if source.published is None or published.has_tokenizer(source.workdir):
     text_files = _text_files(source.vocabulary, token_ids)
+  if source.published is None:
     token_ids |= _token_ids(source.vocabulary)
-    generation = origin.get('generation', {}) | token_ids
-    text_files[open_weights.GENERATION] = json.dumps(generation, indent=2).encode()
+  generation = origin.get('generation', {}) | token_ids
+  text_files[open_weights.GENERATION] = json.dumps(generation, indent=2).encode()
+  if source.published is not None:  # its own files, byte by byte
+    text_files |= source.published.checkpoint.text_files
   positions = origin.get('positions', config.evaluation_length())
   family = families.FAMILIES[origin.get('family', 'llama')]
   about = positions, token_ids, text_files, dtype, family

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import linen as nn
 import jax
@@ -39,6 +39,8 @@ class Run:
   workdir: pathlib.Path
   config: experiment.Config = dataclasses.field(repr=False)  # long
   step: int | str = 'newest'
+  # The files of a published model; None: it was trained here.
+  published: ClassVar[open_weights.Model | None] = None
 
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
@@ -49,11 +51,6 @@ class Run:
   def vocabulary_size(self) -> int:
     """V, number of token ids of the model."""
     return self.vocabulary.size
-
-  @property
-  def published(self) -> open_weights.Model | None:
-    """The files of a published model; None: it was trained here."""
-    return None
 
   @property
   def content_hash(self) -> str | None:
