@@ -31,7 +31,7 @@ class Model:
   """A published model.
 
   Attributes:
-    checkpoint: its files.
+    checkpoint: its files; the tensors have the names of the family, see `tensors.canonical`.
     description: what its config.json says; heads are untied if the file has another one.
   """
 
@@ -43,27 +43,17 @@ class Model:
     """V, rows of the embedding; the tokenizer may have fewer ids."""
     return self.description.vocabulary_size
 
-  @functools.cached_property
-  def stored(self) -> Mapping[str, checkpoints.StoredTensor]:
-    """Its tensors by the names of the family, see `tensors.canonical`."""
-    return tensors.canonical(self.checkpoint.tensors, self.description.family)
-
-  @property
-  def token_ids(self) -> dict[str, Any]:
-    """The ids of TOKEN_IDS that its config.json has."""
-    config = self.checkpoint.config
-    config = config | (config.get('text_config') or {})
-    return {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
-
   @property
   def origin(self) -> dict[str, Any]:
     """What a config of ours does not have, as JSON. Raises BadInput for damaged settings."""
     with files.translate_damage(self.checkpoint.path / GENERATION, 'download it again'):
       generation = dict(json.loads(self.checkpoint.text_files.get(GENERATION, '{}')))
+    config = self.checkpoint.config
+    config = config | (config.get('text_config') or {})
     return {
       'family': self.description.family.model_type,
       'positions': self.description.positions,
-      'token_ids': self.token_ids,
+      'token_ids': {name: config[name] for name in TOKEN_IDS if config.get(name) is not None},
       'generation': generation,
     }
 
@@ -80,18 +70,18 @@ class Model:
 
   def load(self, config: ModelConfig, abstract: Any) -> dict[str, Any]:
     """Loads the parameters, see `tensors.load`."""
-    return tensors.load(self.checkpoint, self.stored, self._slices(config, abstract), abstract)
+    return tensors.load(self.checkpoint, self._slices(config, abstract), abstract)
 
   def dtypes(self, config: ModelConfig, abstract: Any) -> dict[str, np.dtype]:
     """Returns the dtype of each parameter in the files, by its path. Raises as `tensors.check`."""
     slices = self._slices(config, abstract)
-    return {path: self.stored[each.name].dtype for path, each in slices.items()}
+    return {path: self.checkpoint.tensors[each.name].dtype for path, each in slices.items()}
 
   def _slices(self, config, abstract):
     """Returns where each parameter is in the files, which are checked for it."""
     family = self.description.family
     slices = tensors.find_all(family, config, self.vocabulary_size, abstract)
-    tensors.check(self.checkpoint.path, self.stored, family, slices)
+    tensors.check(self.checkpoint, family, slices)
     return slices
 
 
@@ -106,12 +96,12 @@ def open(path: pathlib.Path) -> Model:
   name = checkpoint.config_path
   with files.translate_damage(name), errors.named(name):
     description = configs.read(checkpoint.config)
-  model = Model(checkpoint, description)
-  if description.model['tie_embeddings'] and tensors.has_own_head(model.stored, description.family):
+  family, model = description.family, description.model
+  stored = tensors.canonical(checkpoint.tensors, family)
+  if model['tie_embeddings'] and tensors.has_own_head(stored, family):
     logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
-    untied = description.model | {'tie_embeddings': False}
-    return Model(checkpoint, dataclasses.replace(description, model=untied))
-  return model
+    model['tie_embeddings'] = False
+  return Model(dataclasses.replace(checkpoint, tensors=stored), description)
 
 
 def save(

@@ -150,16 +150,13 @@ def find_all(
   return {path: find(family, path, sizes) for path in traverse_util.flatten_dict(params, sep='/')}
 
 
-def load(
-  checkpoint: checkpoints.Checkpoint, stored: Stored, slices: Slices, abstract: Any
-) -> dict[str, Any]:
+def load(checkpoint: checkpoints.Checkpoint, slices: Slices, abstract: Any) -> dict[str, Any]:
   """Loads the parameters straight into their shards, and returns them as a nested dict.
 
   Each process reads the rows of its own devices.
 
   Args:
-    checkpoint: the model.
-    stored: its tensors by the names of its family.
+    checkpoint: the model, with the `canonical` names of its tensors.
     slices: see `find_all`.
     abstract: shapes, dtypes and shardings of the parameters.
 
@@ -168,18 +165,18 @@ def load(
   """
   broken: collections.Counter[str] = collections.Counter()
   leaves = traverse_util.flatten_dict(abstract, sep='/').items()
-  loaded = {p: _load(checkpoint, stored, slices[p], leaf, broken) for p, leaf in leaves}
+  loaded = {path: _load(checkpoint, slices[path], leaf, broken) for path, leaf in leaves}
   checkpoint.check_unchanged()
   conversion.check_finite(str(checkpoint.path), broken)
   return traverse_util.unflatten_dict(loaded, sep='/')
 
 
-def _load(checkpoint, stored, selected, leaf, broken) -> jax.Array:
+def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   """Returns a parameter in the shards of `leaf`, and counts values that are not finite.
 
   Each row is read once.
   """
-  tensor = stored[selected.name]
+  tensor = checkpoint.tensors[selected.name]
   # First and last of each axis, by shard; devices may have the same.
   range_of = lambda index: tuple(s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True))
   indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
@@ -208,8 +205,9 @@ def _load(checkpoint, stored, selected, leaf, broken) -> jax.Array:
   return array.block_until_ready()  # or tensors would queue up in the memory of the host
 
 
-def check(path: pathlib.Path, stored: Stored, family: families.Family, slices: Slices) -> None:
+def check(checkpoint: checkpoints.Checkpoint, family: families.Family, slices: Slices) -> None:
   """Raises BadInput for tensors of the wrong name, shape or dtype, by the headers of the files."""
+  path, stored = checkpoint.path, checkpoint.tensors
   expected = {each.name: each.shape for each in slices.values()}
   head = _weight(family, HEAD)
   if head in expected and head not in stored:
