@@ -238,7 +238,7 @@ def test_rows_are_read_once_into_their_shards(published, monkeypatch, sizes):
   mesh = mesh_of(*sizes)
   monkeypatch.setattr(row_files.StoredArray, 'read', count_rows)
   monkeypatch.setattr(type(run), 'mesh', mesh)
-  monkeypatch.setattr('ngrammer_jax.interop.huggingface.tensors.BLOCK_BYTES', 256)
+  monkeypatch.setattr(row_files, 'BLOCK_BYTES', 256)
   params = run.state.params
   monkeypatch.undo()
   stored = run.published.checkpoint.tensors.values()

@@ -1,6 +1,6 @@
 """The tensors of a published model become the parameters of ours, and back, a part at a time.
 
-Only rows that a shard needs are read, in blocks of at most BLOCK_BYTES, and copied into the shards.
+Only rows that a shard needs are read, in `row_files.blocks`, and copied into the shards.
 """
 
 import collections
@@ -20,7 +20,6 @@ from ngrammer_jax.interop import conversion, row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import families
 
-BLOCK_BYTES = 2**25
 PARAMETER = re.compile(r'(?:layer_(\d+)/)?(.+?)(?:/(kernel|scale|bias))?')
 # Axes of our kernels, inputs first; other parameters have those of the file.
 KERNELS = {
@@ -76,13 +75,8 @@ Slices = Mapping[str, TensorSlice]  # by the path of the parameter
 
 
 def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> TensorSlice:
-  """Returns where a parameter is in a file, such as `layer_0/attention/out/bias`.
-
-  Raises BadInput if the family has no such parameter.
-  """
+  """Returns where a parameter is in a file, such as `layer_0/attention/out/bias`."""
   layer, module, kind = PARAMETER.fullmatch(path).groups()
-  if module not in family.tensors:
-    raise errors.BadInput(f'{family.model_type} has no tensor for the parameter {path}')
   tensor, axes = family.tensors[module], KERNELS.get(module, '')
   groups = tensor.axes.split()
   if kind == 'bias':  # of the outputs: a Conv1D of GPT-2 has its inputs first
@@ -133,8 +127,7 @@ def has_own_head(tensors: Stored, family: families.Family) -> bool:
     return head is not None
   if head.shape != embedding.shape or not head.shape:
     return True
-  rows, size = head.shape[0], _rows_at_once(math.prod(head.shape[1:]) * 8)
-  blocks = ((start, min(start + size, rows)) for start in range(0, rows, size))
+  blocks = row_files.blocks(0, head.shape[0], math.prod(head.shape[1:]) * 8)
   return any(not np.array_equal(head.read(*b), embedding.read(*b)) for b in blocks)
 
 
@@ -183,10 +176,9 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   shape_of = lambda key: [stop - start for start, stop in key]
   shards = {key: np.empty(shape_of(key), leaf.dtype) for key in map(range_of, indices)}
   axis = selected.order.index(0)  # the one of ours that the rows of the file run along
-  size = _rows_at_once(math.prod(selected.view[1:]) * tensor.dtype.itemsize)
+  row_bytes = math.prod(selected.view[1:]) * tensor.dtype.itemsize
   for first, last in sorted({key[axis] for key in shards}):
-    for start in range(first, last, size):
-      stop = min(start + size, last)
+    for start, stop in row_files.blocks(first, last, row_bytes):
       try:
         block = selected.read(tensor, start, stop)
       except (OSError, ValueError) as error:
@@ -225,11 +217,6 @@ def check(checkpoint: checkpoints.Checkpoint, family: families.Family, slices: S
       )
 
 
-def _rows_at_once(row_bytes: int) -> int:
-  """Returns the number of rows of a block."""
-  return max(BLOCK_BYTES // max(row_bytes, 1), 1)
-
-
 def save(
   params: Any,
   family: families.Family,
@@ -247,9 +234,6 @@ def save(
     vocabulary_size: V.
     path: the file.
     dtype: dtype of the tensors; None: those of the parameters.
-
-  Raises:
-    BadInput: the family has no tensor for a parameter.
   """
   leaves = traverse_util.flatten_dict(params, sep='/')
   slices = find_all(family, config, vocabulary_size, params)
