@@ -1,13 +1,11 @@
-"""Published models: opens one, describes it as one of ours, and writes one.
+"""Published models: opens one, and describes it as one of ours.
 
 model = open_weights.open(path)     a folder of Hugging Face, or a GGUF file
 model.config_values()                   of a config of ours, with its vocabulary
 model.load(config, abstract)            its parameters, in the dtypes and shards of `abstract`
 """
 
-from collections.abc import Callable, Mapping
 import dataclasses
-import functools
 import json
 import logging
 import pathlib
@@ -19,7 +17,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors
+from ngrammer_jax.interop.huggingface import configs, gguf, tensors
 from ngrammer_jax.system import files
 
 GENERATION = 'generation_config.json'
@@ -102,51 +100,3 @@ def open(path: pathlib.Path) -> Model:
     logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
     model['tie_embeddings'] = False
   return Model(dataclasses.replace(checkpoint, tensors=stored), description)
-
-
-def save(
-  params: Callable[[], Any],
-  config: ModelConfig,
-  vocabulary_size: int,
-  folder: pathlib.Path,
-  positions: int,
-  token_ids: Mapping[str, Any],
-  text_files: Mapping[str, bytes],
-  dtype: Any = None,
-  preferred: families.Family = families.LLAMA,
-) -> None:
-  """Writes a model as a folder of a family that has such models.
-
-  Args:
-    params: function that returns the parameters, once it is known that they can be written.
-    config: the config of the model.
-    vocabulary_size: V.
-    folder: an empty folder.
-    positions: number of positions that the model was made for.
-    token_ids: the ids of TOKEN_IDS that there are.
-    text_files: content of the files of the tokenizer and of generation by name.
-    dtype: dtype of the tensors; None: those of the parameters.
-    preferred: the family if it has such models.
-
-  Raises:
-    BadInput: no family has such a model.
-  """
-  if config.scale_embeddings and not (
-    config.tie_embeddings or preferred.options['scale_embeddings']
-  ):
-    params = functools.partial(_with_scaled_embedding, params, config)
-    config = dataclasses.replace(config, scale_embeddings=False)
-  family, values = configs.write(config, vocabulary_size, positions, preferred)
-  weights = folder / checkpoints.WEIGHTS
-  kind = tensors.save(params(), family, config, vocabulary_size, weights, dtype)
-  # Families have ids of their own where there is no null.
-  values |= {'torch_dtype': kind} | dict.fromkeys(TOKEN_IDS) | dict(token_ids)
-  (folder / checkpoints.CONFIG).write_text(json.dumps(values, indent=2))
-  for name, content in text_files.items():
-    (folder / name).write_bytes(content)
-
-
-def _with_scaled_embedding(params, config):
-  """Returns parameters for a model that does not scale its embedding as ours does."""
-  tree = params()
-  return tree | {'embedding': tree['embedding'] * config.width**0.5}
