@@ -1,8 +1,7 @@
 """Published models: opens one, and describes it as one of ours.
 
 model = open_weights.open(path)     a folder of Hugging Face, or a GGUF file
-model.config_values()                   of a config of ours, with its vocabulary
-model.load(config, abstract)            its parameters, in the dtypes and shards of `abstract`
+model.config_values()               of a config of ours, with its vocabulary
 """
 
 import dataclasses
@@ -11,10 +10,7 @@ import logging
 import pathlib
 from typing import Any
 
-import numpy as np
-
 from ngrammer_jax import errors
-from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import configs, gguf, tensors
@@ -35,11 +31,6 @@ class Model:
 
   checkpoint: checkpoints.Checkpoint
   description: configs.Description
-
-  @property
-  def vocabulary_size(self) -> int:
-    """V, rows of the embedding; the tokenizer may have fewer ids."""
-    return self.description.vocabulary_size
 
   @property
   def origin(self) -> dict[str, Any]:
@@ -63,24 +54,8 @@ class Model:
       length = min(length, scaling['original_length'])
     data: dict[str, Any] = {'vocabulary': 'tokenizer'}
     if published.has_tokenizer(path := self.checkpoint.path):
-      data |= {'vocabulary_path': str(path), 'vocabulary_size': self.vocabulary_size}
+      data |= {'vocabulary_path': str(path), 'vocabulary_size': self.description.vocabulary_size}
     return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
-
-  def load(self, config: ModelConfig, abstract: Any) -> dict[str, Any]:
-    """Loads the parameters, see `tensors.load`."""
-    return tensors.load(self.checkpoint, self._slices(config, abstract), abstract)
-
-  def dtypes(self, config: ModelConfig, abstract: Any) -> dict[str, np.dtype]:
-    """Returns the dtype of each parameter in the files, by its path. Raises as `tensors.check`."""
-    slices = self._slices(config, abstract)
-    return {path: self.checkpoint.tensors[each.name].dtype for path, each in slices.items()}
-
-  def _slices(self, config, abstract):
-    """Returns where each parameter is in the files, which are checked for it."""
-    family = self.description.family
-    slices = tensors.find_all(family, config, self.vocabulary_size, abstract)
-    tensors.check(self.checkpoint, family, slices)
-    return slices
 
 
 def open(path: pathlib.Path) -> Model:
