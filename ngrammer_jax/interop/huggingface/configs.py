@@ -336,7 +336,7 @@ def _write(model, vocabulary_size, positions, family):
   """Returns the config.json that is nearest to a `comparable` model in one family."""
   a, p = model.attention, model.positional
   rounded = round(a.scale**-2, 6)
-  scaling = _write_scaling(p.scaling, family)
+  scaling = write_scaling(p.scaling, family)
   if 'type' in (scaling or {}):  # the factor of a Phi-3 is a ratio of lengths
     positions = round(p.scaling.factor * p.scaling.original_length)
   kinds = model.layer_kinds()
@@ -363,8 +363,8 @@ def _write(model, vocabulary_size, positions, family):
   return {'architectures': [family.architecture], 'model_type': family.model_type} | own
 
 
-def _write_scaling(scaling: Any, family: families.Family) -> dict[str, Any] | None:
-  """Returns `rope_scaling`."""
+def write_scaling(scaling: Any, family: families.Family) -> dict[str, Any] | None:
+  """Returns `rope_scaling` of a `RotaryScalingConfig` or None."""
   if scaling is None:
     return None
   values = {name: getattr(scaling, ours) for ours, name in SCALINGS[scaling.kind].items()}

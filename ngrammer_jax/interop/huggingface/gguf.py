@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.config.positions import RotaryScalingConfig
 from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
+from ngrammer_jax.interop.huggingface import configs, families
+from ngrammer_jax.layers.attention import rotary_scaling
 from ngrammer_jax.system import files
 
 PLAIN = ('F32', 'F16', 'BF16')  # types that are not quantised, by their name in the package
@@ -34,8 +37,6 @@ FOREIGN_KEYS = (
   *(f'rope.scaling.yarn_{name}' for name in ('log_multiplier', 'ext_factor', 'attn_factor')),
   *('rope.scaling.alpha', 'rope.scale_linear'),
 )
-# The scaling of the published Llama 3.x, of which a file holds only the factors.
-LLAMA3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'original_max_position_embeddings': 8192}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,12 +237,10 @@ def _factor_scaling(factors: np.ndarray, config) -> dict[str, Any]:
     raise ValueError(f'rope_freqs.weight has the shape {list(factors.shape)}, or a second scaling')
   if not (np.isfinite(factors).all() and (factors > 0).all()):
     raise ValueError('rope_freqs.weight has values that are not positive')
-  factor = float(factors.max())
-  exponents = np.arange(len(factors)) / len(factors)
-  low, high, length = LLAMA3.values()
-  turns = length * config['rope_theta'] ** -exponents / (2 * np.pi)
-  smooth = np.clip((turns - low) / (high - low), 0, 1)
-  if np.allclose(factors, 1 / (smooth + (1 - smooth) / factor), rtol=1e-5, atol=0):
-    return {'rope_type': 'llama3', 'factor': factor, **LLAMA3}
+  frequencies = 1 / rotary_scaling.timescales(config['head_dim'], 1.0, config['rope_theta'])
+  llama3 = RotaryScalingConfig('llama3', float(factors.max()))  # all else is as in Llama 3.x
+  scaled, _ = rotary_scaling.scale(frequencies, llama3, config['rope_theta'])
+  if np.allclose(factors, frequencies / scaled, rtol=1e-5, atol=0):
+    return configs.write_scaling(llama3, families.LLAMA)
   scaling = {'rope_type': 'longrope', 'factor': 1.0, 'attention_factor': 1.0}
   return scaling | dict.fromkeys(('short_factor', 'long_factor'), factors.astype(float).tolist())
