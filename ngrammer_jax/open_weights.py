@@ -71,6 +71,7 @@ def open(path: pathlib.Path) -> Model:
     description = configs.read(checkpoint.config)
   family, model = description.family, description.model
   stored = tensors.canonical(checkpoint.tensors, family)
+  tensors.check_dtypes(path, stored)
   if model['tie_embeddings'] and tensors.has_own_head(stored, family):
     logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
     model['tie_embeddings'] = False

@@ -57,13 +57,13 @@ def change_config(folder, **fields):
   path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def change_header(folder, **entry):
+def change_header(folder, name=NORM, **entry):
   """Changes the entry of a tensor in the header of the weights."""
   path = folder / 'model.safetensors'
   content = path.read_bytes()
   (length,) = struct.unpack('<Q', content[:8])
   header = json.loads(content[8 : 8 + length])
-  header[NORM] |= entry
+  header[name] |= entry
   text = json.dumps(header).encode()
   path.write_bytes(struct.pack('<Q', len(text)) + text + content[8 + length :])
 
@@ -227,6 +227,14 @@ def test_an_output_matrix_in_a_tied_model(tmp_path, one_device, is_equal):
   assert run.config.model.tie_embeddings == is_equal
   assert ('softmax_weight' in run.state.params) != is_equal
   np.testing.assert_array_equal(run.state.params['embedding'], params['embedding'])
+
+
+def test_an_output_matrix_that_cannot_be_compared(tmp_path, one_device):
+  published_folders.write(tmp_path / 'head', tie_embeddings=False)
+  change_config(tmp_path / 'head', tie_word_embeddings=True)
+  change_header(tmp_path / 'head', 'lm_head.weight', dtype='U32')
+  with pytest.raises(errors.BadInput, match=r'lm_head\.weight in .* has the dtype U32, expected'):
+    runs.load_pretrained(tmp_path / 'head')
 
 
 @pytest.mark.parametrize('sizes', [(8, 1, 1), (1, 2, 4), (2, 4, 1)])

@@ -197,8 +197,18 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   return array.block_until_ready()  # or tensors would queue up in the memory of the host
 
 
+def check_dtypes(path: pathlib.Path, tensors: Stored) -> None:
+  """Raises BadInput for tensors of a dtype that is not supported."""
+  for name, tensor in tensors.items():
+    code = getattr(tensor, 'code', 'F32')  # those of GGUF are converted
+    if code not in checkpoints.DTYPES:
+      raise errors.BadInput(
+        f'{name} in {path} has the dtype {code}, expected one of {", ".join(checkpoints.DTYPES)}'
+      )
+
+
 def check(checkpoint: checkpoints.Checkpoint, family: families.Family, slices: Slices) -> None:
-  """Raises BadInput for tensors of the wrong name, shape or dtype, by the headers of the files."""
+  """Raises BadInput for tensors of the wrong name or shape, by the headers of the files."""
   path, stored = checkpoint.path, checkpoint.tensors
   expected = {each.name: each.shape for each in slices.values()}
   head = _weight(family, HEAD)
@@ -209,12 +219,6 @@ def check(checkpoint: checkpoints.Checkpoint, family: families.Family, slices: S
   shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
   # An output matrix that equals the embedding is tied, see `has_own_head`.
   conversion.check_shapes(expected, shapes, f'{family.model_type} in {path}', (head,))
-  for name in expected:
-    code = getattr(stored[name], 'code', 'F32')  # those of GGUF are converted
-    if code not in checkpoints.DTYPES:
-      raise errors.BadInput(
-        f'{name} in {path} has the dtype {code}, expected one of {", ".join(checkpoints.DTYPES)}'
-      )
 
 
 def save(
