@@ -17,7 +17,6 @@ from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.vocabularies import published
 from ngrammer_jax.interop.huggingface import tensors
 from ngrammer_jax.runs import run
-from ngrammer_jax.system import files
 from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
 
@@ -91,7 +90,7 @@ class PublishedRun(run.Run):
 
 
 def open_run(
-  path: str | pathlib.Path, step: int | str = 'newest', dtype: str | None = None
+  path: pathlib.Path, step: int | str = 'newest', dtype: str | None = None
 ) -> PublishedRun:
   """Opens a published model.
 
@@ -103,7 +102,6 @@ def open_run(
   Raises:
     BadInput: it is damaged, of another family, or has a field or value that is not known.
   """
-  path = files.path(path)
   model = open_weights.open(path)
   values = model.config_values()
   has_text = 'vocabulary_path' in values['data']

@@ -11,7 +11,7 @@ import pytest
 from ngrammer_jax import errors, generate, runs, sharding
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import published
-from ngrammer_jax.inference import conversation, sampling, text
+from ngrammer_jax.inference import conversation, sampling
 from tests import gguf_files
 from tests.checks import bad_input
 
@@ -218,10 +218,3 @@ def test_an_exported_folder_has_the_same_conversation(run, tmp_path):
   exported = runs.load_run(tmp_path / 'out')
   for name in ('definition', 'document_start', 'end_tokens', 'adds_start', 'chat_template'):
     assert getattr(exported.vocabulary, name) == getattr(run.vocabulary, name)
-
-
-def test_a_conversation_ends_with_the_learned_positions(run):
-  options = text.CompletionConfig(GREEDY, tokens=60, seed=0, context=64, positions=64)
-  talk = conversation.Conversation(None, None, run.vocabulary, options)  # nothing is read
-  with pytest.raises(errors.BadInput, match='the conversation has .* with tokens=60 new'):
-    talk.say('a few lines')
