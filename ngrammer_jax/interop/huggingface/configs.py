@@ -11,6 +11,8 @@ import math
 import operator
 from typing import Any
 
+from flax import traverse_util
+
 from ngrammer_jax import errors
 from ngrammer_jax.config import attention, conversion, fields
 from ngrammer_jax.config.model import ModelConfig
@@ -145,10 +147,10 @@ def read(config: Mapping[str, Any]) -> Description:
   if c['hidden_act'] not in ACTIVATIONS:
     raise errors.BadInput(f'hidden_act={c["hidden_act"]!r} is not one of: {", ".join(ACTIVATIONS)}')
   pattern, window = _layer_kinds(c, family)
-  model: dict[str, Any] = {'positional': {'max_length': c['max_position_embeddings']}}
-  if 'rope_theta' in family.fields:
-    model['positional'] = _positional(c, family, window)
   values = {key: c.get(name, absent) for name, (key, absent) in SHARED.items()}
+  values['positional'] = {'max_length': c['max_position_embeddings']}
+  if 'rope_theta' in family.fields:
+    values['positional'] = _positional(c, family, window)
   N, D = values['heads'], values['width']
   bias = values['attention.output_bias'] or family.options.get('bias', False)
   values |= {
@@ -162,9 +164,7 @@ def read(config: Mapping[str, Any]) -> Description:
     'attention.window': window,
     'attention.layer_pattern': pattern,
   }
-  for key, value in (values | family.options).items():
-    section, _, name = key.rpartition('.')
-    (model.setdefault(section, {}) if section else model)[name] = value
+  model = traverse_util.unflatten_dict(values | family.options, sep='.')
   return Description(family, model, c['vocab_size'], c['max_position_embeddings'])
 
 
