@@ -36,8 +36,9 @@ def main(argv: list[str]) -> int:
 
   compilation_cache.enable(options.compilation_cache)
   run = flags.load_run(options)
-  changed = command_line.override(run.config, overrides, 'evaluation.memory.*')
-  run = dataclasses.replace(run, config=changed)
+  if overrides:
+    changed = command_line.override(run.config, overrides, 'evaluation.memory.*')
+    run = dataclasses.replace(run, config=changed)
   rules = options.temperature, options.top_k, options.top_p, options.repetition_penalty
   config = sampling.SamplingConfig(*rules)
 

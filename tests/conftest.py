@@ -59,7 +59,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Files that run in one worker, because they share a slow import or compiled programs.
 WORKER_GROUPS = {
   'tensorflow': ('tests/tasks/',),
-  'runs': ('tests/test_generate.py', 'tests/test_processes.py', 'tests/runs/test_run.py'),
+  'runs': (
+    *('tests/test_generate.py', 'tests/test_processes.py', 'tests/runs/test_run.py'),
+    *('tests/test_results.py', 'tests/test_out_of_range.py', 'tests/inference/test_pairs.py'),
+  ),
 }
 
 

@@ -111,6 +111,12 @@ class _Handler(server.BaseHTTPRequestHandler):
     name, kind = self._request(), self.headers.get('Content-Type', '')
     body = self.rfile.read(int(self.headers['Content-Length'] or 0))
     with self.turn:
+      source, is_move, target = name.partition('/moveTo/o/')
+      if is_move and source not in self.objects:
+        return self._answer(404, {})
+      if is_move:
+        self.objects[target] = self.objects.pop(source)[0], next(self.generations)
+        return self._answer(200, self._described(target))
       if kind.startswith('multipart/'):
         limit = b'--' + re.search('boundary="?([^"]+)', kind)[1].encode()
         _, about, content, _ = body.split(limit)

@@ -10,6 +10,7 @@ from tests import browser, code_lines
 from tests.documentation import ROOT
 
 pytest.importorskip('mkdocs', reason='the extra docs is not installed')
+pytestmark = pytest.mark.slow
 # The site keeps its own links; what a page loads has these attributes.
 LOADED = re.compile(r'<(?:script|img|iframe|source)[^>]*\bsrc="([^"]+)|<link[^>]*\bhref="([^"]+)')
 
@@ -42,7 +43,6 @@ def test_reading_lists_have_their_lengths(site):
     assert re.search(rf'>{name}<.*\n<p>{files} files, {code:,} lines of code', page), name
 
 
-@pytest.mark.slow
 def test_a_page_on_the_disk_can_be_searched(site, tmp_path):
   page = f'{(site / "index.html").as_uri()}?q=accumulator'
   shown = browser.dump_dom(page, tmp_path, 1300)

@@ -18,7 +18,7 @@ def test_training_and_evaluation_in_all_harsh_surroundings(tmp_path):
   training = {'steps': 3, 'evaluate_every': 3}
   config = tiny_run.config(text, {'layers': 1}, training=training)
   config = write_config(tmp_path / 'tiny.py', config)
-  variables = {}
+  variables = {'JAX_NUM_CPU_DEVICES': '1'}
   for kind in HARSH:
     variables |= surroundings.ENVIRONMENTS.get(kind, {})
   shell = ''.join(surroundings.SHELLS.get(kind, '') for kind in (*HARSH, 'closed standard input'))

@@ -32,8 +32,9 @@ FILE_STEPS = 5_000  # after which states are saved to another file: a bucket get
 HISTORY = 8  # saved states that are searched for a step that all rows have
 PREFETCH_BYTES = 4  # bytes of text to tokenise per missing token, an estimate
 BLOCK_DOCUMENTS, BLOCK_BYTES = 128, 256 << 10
-SHARED_BYTES = 128 << 20  # of documents that wait for other rows, and number of their blocks
-MAX_BLOCKS = 1 << 13
+SHARED_BYTES = 256 << 20  # of documents that wait for other rows, and number of their blocks
+MAX_BLOCKS = 1 << 14
+MAX_BEHIND = 16  # open files of rows that are further behind
 NEAR = 1 << 15  # documents that are read on the way to a block, rather than opening its file again
 
 
@@ -64,15 +65,17 @@ class Block:
 
   Attributes:
     place: where the first one begins.
-    records: their records, see `shards.Shards`; b'' for what a row has taken.
+    records: their records, see `shards.Shards`; b'' for what is not waited for.
     size: bytes of the records.
     next: place of the next block; None at the end of the shard.
+    num_waiting: number of rows that will ask for it, if several do.
   """
 
   place: FilePosition
   records: list[bytes]
   size: int
   next: FilePosition | None
+  num_waiting: int = 0
 
   def take(self, number: int) -> bytes:
     """Returns a record, which is not kept: each document is of one row."""
@@ -87,12 +90,22 @@ class _Source:
   They are read in blocks, once for all rows of a shard, while at most SHARED_BYTES wait for rows
   that are behind; those that are further behind read for themselves. A block has BLOCK_DOCUMENTS
   documents, or fewer that have BLOCK_BYTES, so it does not depend on who reads it.
+
+  Args:
+    shards: the shards.
+    checked: their fingerprints.
+    has_blank: whether white space is a document.
+    rows: the rows of the reader; the documents of others are not kept.
   """
 
   def __init__(
-    self, shards: shard_files.Shards, checked: fingerprints.ShardFingerprints, has_blank: bool
+    self,
+    shards: shard_files.Shards,
+    checked: fingerprints.ShardFingerprints,
+    has_blank: bool,
+    rows: Sequence[int],
   ):
-    self.files, self._shards = shards.files, shards
+    self.files, self._shards, self._rows = shards.files, shards, rows
     self._fingerprints, self._has_blank = checked, has_blank
     self._num_empty = 0
     self._blocks: dict[tuple[int, int, FilePosition], Block] = {}  # by epoch, shard and place
@@ -101,27 +114,44 @@ class _Source:
     # Of each shard, and of each row that reads for itself: shard and place of what is read next.
     self._open: dict[tuple[str, int], tuple[tuple[int, FilePosition], Iterator]] = {}
 
-  def block(self, shard: int, place: FilePosition, epoch: int, row: int | None) -> Block:
-    """Returns the block at a place, for a row of several that share the shard; None: of one."""
-    if (block := self._blocks.get((epoch, shard, place))) is not None:
-      return block
-    if row is None or (epoch, place) < self._lead.get(shard, (0, FilePosition())):
-      return self._read_block(shard, place, row)
-    (_, begin), _ = self._open.get(('shard', shard), ((shard, place), None))
-    begin = begin if 0 <= place.document - begin.document < NEAR else place
-    while block is None or block.place != place:
-      block = self._blocks[epoch, shard, begin] = self._read_block(shard, begin, None)
-      # A place of an earlier version may be within a block.
-      begin = place if block.next is None or block.next > place else block.next
-    self._lead[shard] = epoch, place
-    excess = sum(block.size for block in self._blocks.values()) - SHARED_BYTES
-    while excess > 0 or len(self._blocks) > MAX_BLOCKS:
-      excess -= self._blocks.pop(next(iter(self._blocks))).size
+  def block(
+    self, shard: int, place: FilePosition, epoch: int, row: int, sharers: Sequence[int]
+  ) -> Block:
+    """Returns the block at a place, for which each of the rows that share the shard asks once."""
+    if len(sharers) == 1:
+      return self._read_block(shard, place, ('shard', shard))
+    key = epoch, shard, place
+    if (block := self._blocks.get(key)) is None:
+      if (epoch, place) < self._lead.get(shard, (0, FilePosition())):
+        return collections.deque(self._read_up_to(shard, place, ('row', row)), 1).pop()
+      here = [sharers.index(row) for row in self._rows if row in sharers]
+      for block in self._read_up_to(shard, place, ('shard', shard)):
+        for number in range(len(block.records)):
+          if (block.place.document + number) % len(sharers) not in here:
+            block.take(number)
+        block.num_waiting = len(here)
+        self._blocks[epoch, shard, block.place] = block
+      self._lead[shard] = epoch, place
+      excess = sum(block.size for block in self._blocks.values()) - SHARED_BYTES
+      while excess > 0 or len(self._blocks) > MAX_BLOCKS:
+        excess -= self._blocks.pop(next(iter(self._blocks))).size
+    block.num_waiting -= 1
+    if not block.num_waiting:
+      self._blocks.pop(key, None)
     return block
 
-  def _read_block(self, shard, place, row):
+  def _read_up_to(self, shard, place, key):
+    """Yields blocks from where a file is open, if that is near, up to the one at a place."""
+    (open_shard, begin), _ = self._open.get(key, ((shard, place), None))
+    is_near = open_shard == shard and 0 <= place.document - begin.document < NEAR
+    begin, block = begin if is_near else place, None
+    while block is None or block.place != place:
+      yield (block := self._read_block(shard, begin, key))
+      # A place of an earlier version may be within a block.
+      begin = place if block.next is None or block.next > place else block.next
+
+  def _read_block(self, shard, place, key):
     records, size, end = [], 0, None
-    key = ('shard', shard) if row is None else ('row', row)
     begin, documents = self._open.pop(key, (None, None))
     if begin != (shard, place):
       documents = None  # closes the file
@@ -133,6 +163,9 @@ class _Source:
         size += len(record)
         if len(records) == BLOCK_DOCUMENTS or size >= BLOCK_BYTES:
           self._open[key] = (shard, end), documents
+          behind = [key for key in self._open if key[0] == 'row']
+          if len(behind) > MAX_BEHIND:
+            del self._open[behind[0]]
           break
       else:
         end = None
@@ -225,7 +258,7 @@ class PackedDataset:
     """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
     saved_step, states = self._load_states(step, rows)
     # Of this reader alone: what a row has taken is gone.
-    make_row = functools.partial(_RowReader, self._make_source(), *self._row_options)
+    make_row = functools.partial(_RowReader, self._make_source(rows), *self._row_options)
     reader = _BatchReader(make_row, *self._options, saved_step, states)
     while reader.step < step:
       reader.next_segments()
@@ -304,9 +337,7 @@ class _RowReader:
     num_shards = len(source.files)
     self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
     # With fewer shards than rows, several rows share a shard: each takes every n-th document.
-    self._num_sharers = len(range(row % num_shards, batch_size, num_shards))
-    self._sharer_index = row // num_shards
-    self._shared_row = row if self._num_sharers > 1 else None
+    self._row, self._sharers = row, range(row % num_shards, batch_size, num_shards)
     self.documents = self._read_documents(state)
     # Documents with the position of their next token.
     self._buffer: collections.deque[tuple[ReaderState, np.ndarray]] = collections.deque()
@@ -323,11 +354,11 @@ class _RowReader:
       for shard in range(first_shard, len(self._shard_indices)):
         index = order[self._shard_indices[shard]]
         while place is not None:
-          block = self._source.block(index, place, epoch, self._shared_row)
+          block = self._source.block(index, place, epoch, self._row, self._sharers)
           turns = self._order(len(block.records), epoch, index, place.document)
           for turn, number in list(enumerate(turns))[first_turn:]:
             document = place.document + number
-            if document % self._num_sharers != self._sharer_index:
+            if self._sharers[document % len(self._sharers)] != self._row:
               continue
             if text := self._source.text(index, document, block.take(number)):
               num_documents += 1
@@ -338,7 +369,7 @@ class _RowReader:
       if not num_documents and epoch > state.epoch:
         names = ', '.join(str(self._source.files[index]) for index in self._shard_indices)
         raise errors.BadInput(
-          f'{names} has no document for one of the {self._num_sharers} rows that read it: reduce '
+          f'{names} has no document for one of the {len(self._sharers)} rows that read it: reduce '
           f'training.batch_size to at most the number of documents, or add text'
         )
       first_shard = 0

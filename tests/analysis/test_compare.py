@@ -81,15 +81,13 @@ def test_losses_are_those_of_evaluate(one_device, trained, capsys, tmp_path):
     assert pair[key] == pytest.approx(expected, rel=1e-6)
   assert pair['steps'] == [12, 4] and pair['difference'] < 0
   assert compare.format_table(result).splitlines()[2].split()[::4][:2] == ['later', 'earlier']
-  flags = [f'--workdir={trained}', f'--baseline={trained}', '--max_tokens=100']
-  analyze.main(['compare', *flags, '--split=test'])
+  flags = [f'--workdir={trained}', f'--baseline={trained}', '--max_tokens=100', '--split=test']
+  analyze.main(['compare', *flags, f'--output={tmp_path}/new/result.json'])
   printed = capsys.readouterr().out
   assert printed.startswith('100 tokens of test') and '+0.0000' in printed and 'one pair' in printed
-  assert 'wrote' not in printed
-  analyze.main(['compare', *flags, f'--output={tmp_path}/new/result.json'])
-  expected = compare.analyze([later], [later], [str(trained)] * 2, max_tokens=100)
+  assert printed.endswith(f'wrote {tmp_path}/new/result.json\n')
+  expected = compare.analyze([later], [later], [str(trained)] * 2, 'test', max_tokens=100)
   assert files.read_json(tmp_path / 'new' / 'result.json') == expected
-  assert capsys.readouterr().out.endswith(f'wrote {tmp_path}/new/result.json\n')
   assert expected['pairs'][0]['parameters'] == [train_state.count_elements(later.state.params)] * 2
   with bad_input(f'--output={tmp_path} is a folder: name a file, such as {tmp_path}/compare.json'):
     analyze.main(['compare', '--workdir=no/run', '--baseline=no/run', f'--output={tmp_path}'])

@@ -4,19 +4,18 @@ import numpy as np
 import pytest
 
 import ngrammer_jax
-from ngrammer_jax import runs
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import pairs
-from tests import tokenizer_files
+from tests import test_generate, tokenizer_files
 from tests.checks import assert_close, bad_input
 
 CONTEXT = 'the union'
 
 
 @pytest.fixture
-def run(trained, one_device):
+def run(trained):
   """A run with bytes as tokens, which are predicted from at most 16 others."""
-  return runs.load_run(trained)
+  return test_generate.open_run(trained)
 
 
 def test_pairs_score_as_whole_texts(run):

@@ -84,7 +84,7 @@ def without_norms(params):
   [
     ('blocks', MEMORY, 0),
     pytest.param('blocks', MEMORY, M, marks=pytest.mark.slow),
-    ('xla', MEMORY, M),
+    pytest.param('xla', MEMORY, M, marks=pytest.mark.slow),
     ('splash', None, 0),
   ],
 )

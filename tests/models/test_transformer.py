@@ -458,8 +458,8 @@ def test_layers_are_compiled_in_groups(scan, bodies):
 
 
 def test_gradients_of_layers_in_groups():
-  models = (small_model(layers=5, dropout=0.1, scan_layers=scan) for scan in (False, True, 2))
-  variables = variables_of(small_model(layers=5))
+  models = (small_model(layers=3, dropout=0.1, scan_layers=scan) for scan in (False, True, 2))
+  variables = variables_of(small_model(layers=3))
   of = lambda model: jax.jit(loss_and_gradient(model, variables))(variables['params'])
   unrolled, *scanned = map(of, models)
   for each in scanned:

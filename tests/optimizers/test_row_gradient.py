@@ -124,7 +124,9 @@ def run(shape, optimizer, parts=None, **fields):
     return jax.device_get(call(create(), placed, np.int32(table_model.STEPS - 1)))
 
 
-@pytest.mark.parametrize('optimizer', ['adagrad', 'lazy_adam'])
+@pytest.mark.parametrize(
+  'optimizer', ['adagrad', pytest.param('lazy_adam', marks=pytest.mark.slow)]
+)
 def test_a_run_by_rows_equals_a_dense_one_on_any_mesh_and_in_parts(x64, optimizer):
   """Parameters, moments, and the norms of gradient and update; rows without visits keep theirs."""
   dense = run((1, 1, 1), optimizer, exchange='table', V=4096)

@@ -29,7 +29,8 @@ TRAINED = ('head', 'ngram')
 def config_of(trained):
   """A run that starts from the tiny N-Grammer and trains two parts."""
   optimizer = {'train': TRAINED, 'schedule': 'constant'}
-  return tiny_run.config(trained.parent / 'text.txt', optimizer=optimizer, init_from=str(trained))
+  options = {'optimizer': optimizer, 'training': {'evaluate_every': 0}, 'init_from': str(trained)}
+  return tiny_run.config(trained.parent / 'text.txt', **options)
 
 
 def train(workdir, config):

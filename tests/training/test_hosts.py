@@ -170,7 +170,7 @@ def test_two_processes_with_ngram_memories_train_as_one(tmp_path, cache):
 )
 def test_what_two_processes_saved_others_restore(tmp_path, cache, processes, number):
   """SIGTERM to the launcher, or another signal to one of them."""
-
+  signal.signal(number, signal.SIG_DFL)  # it is ignored in what `nohup` started
   long = SHORT | {'steps': 60}  # it must not be finished when the signal arrives
   train(1, tmp_path / 'reference', devices=4, **long)
   process = start(2, *TRAIN, f'--workdir={tmp_path}/run', *flags(**long))
@@ -237,7 +237,8 @@ def test_a_lost_one_is_named_by_the_others_and_a_restart_is_exact(
 # Its first argument says what one of the processes does while the other one goes on.
 ONE = """
 import ctypes, sys
-from ngrammer_jax import errors, flags, hosts
+from ngrammer_jax import errors, flags
+from ngrammer_jax.system import hosts
 
 def main(argv):
   action, number = argv[0].split(':')
