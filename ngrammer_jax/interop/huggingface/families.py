@@ -12,11 +12,9 @@ D width, N heads, K key heads, H head width, F inner width, V vocabulary, P posi
 
 from collections.abc import Mapping
 import dataclasses
-import types
 from typing import Any, NamedTuple
 
 REQUIRED = object()  # a field without a default
-EMPTY: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Tensor(NamedTuple):
@@ -157,9 +155,9 @@ _LAYER_NORM = {
 }
 
 
-def _llama(model_type, architecture, fields, options=EMPTY, tensors=EMPTY, **others):
+def _llama(model_type, architecture, fields, options=None, tensors=None, **others):
   """Returns a family that has what Llama has, but for these fields, options and tensors."""
-  parts = _LLAMA_FIELDS | fields, _RMS | options, _LLAMA_TENSORS | tensors
+  parts = _LLAMA_FIELDS | fields, _RMS | (options or {}), _LLAMA_TENSORS | (tensors or {})
   return Family(model_type, architecture, *parts, **others)
 
 

@@ -4,11 +4,10 @@ The package `gguf` dequantises. Tensors get the names and the order of rows of a
 checkpoint, and the config its keys, so that a loader of those needs to know nothing of GGUF.
 """
 
-import dataclasses
 import math
 import pathlib
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,8 +38,7 @@ FOREIGN_KEYS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
   """Where a tensor is, and how it is stored.
 
   Attributes:
@@ -99,7 +97,7 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
       config['rope_scaling'] = _factor_scaling(factors.read(0, factors.shape[0]), config)
     for name, tensor in tensors.items():
       if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
-        tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
+        tensors[name] = tensor._replace(head_width=config['head_dim'])
   return checkpoints.Checkpoint(path, config, tensors, {}, {path: version})
 
 
