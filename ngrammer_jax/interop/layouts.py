@@ -173,7 +173,7 @@ def _check_arrays(arrays, layout):
   expected = layout.shapes()
   codes = {name: ('I32', 'I64') for name in layout.numbers}
   for name, array in arrays.items():  # before the names: 8 bits have scales, which are extra
-    choices = codes.get(name, ('F64', 'F32', 'F16', 'BF16'))
+    choices = codes.get(name, row_files.FLOATS)
     if name in expected and array.code not in choices:
       product = 'its product with its scales' if array.code.startswith('F8') else 'it'
       raise errors.BadInput(

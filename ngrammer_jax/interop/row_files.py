@@ -24,6 +24,7 @@ DTYPES = {
   **{'I64': np.int64, 'I32': np.int32, 'U8': np.uint8},
 }
 BLOCK_BYTES = 2**25  # of the rows of a large array that are read or written at once
+FLOATS = ('F64', 'F32', 'F16', 'BF16')  # codes of what weights can be
 _CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 Path = str | os.PathLike[str]
 

@@ -24,7 +24,6 @@ TEXT_FILES = (
   *('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json'),
   'chat_template.jinja',
 )
-DTYPES = ('F64', 'F32', 'F16', 'BF16')
 
 
 class StoredTensor(Protocol):

@@ -201,9 +201,9 @@ def check_dtypes(path: pathlib.Path, tensors: Stored) -> None:
   """Raises BadInput for tensors of a dtype that is not supported."""
   for name, tensor in tensors.items():
     code = getattr(tensor, 'code', 'F32')  # those of GGUF are converted
-    if code not in checkpoints.DTYPES:
+    if code not in row_files.FLOATS:
       raise errors.BadInput(
-        f'{name} in {path} has the dtype {code}, expected one of {", ".join(checkpoints.DTYPES)}'
+        f'{name} in {path} has the dtype {code}, expected one of {", ".join(row_files.FLOATS)}'
       )
 
 
