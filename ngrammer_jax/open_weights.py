@@ -72,7 +72,9 @@ def open(path: pathlib.Path) -> Model:
   family, model = description.family, description.model
   stored = tensors.canonical(checkpoint.tensors, family)
   tensors.check_dtypes(path, stored)
-  if model['tie_embeddings'] and tensors.has_own_head(stored, family):
+  with files.translate_damage(path):
+    is_tied = model['tie_embeddings'] and not tensors.has_own_head(stored, family)
+  if is_tied != model['tie_embeddings']:
     logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
-    model['tie_embeddings'] = False
+    model['tie_embeddings'] = is_tied
   return Model(dataclasses.replace(checkpoint, tensors=stored), description)

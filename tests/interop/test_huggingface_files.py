@@ -97,6 +97,10 @@ DAMAGES = {
   "quantization_config={'bits': 4} is not supported for llama: it": lambda f: change_config(
     f, quantization_config={'bits': 4}
   ),
+  # Beside the fields of the text, in a model with images.
+  "quantization_config={'bits': 8} is not supported for llama": lambda f: change_config(
+    f, quantization_config={'bits': 8}, text_config=json.loads((f / 'config.json').read_text())
+  ),
   'new_option=3 is not supported for llama: it may': lambda f: change_config(f, new_option=3),
   'mlp_bias=True is not supported for mistral (only mlp_bias=False)': lambda f: change_config(
     f, model_type='mistral', mlp_bias=True

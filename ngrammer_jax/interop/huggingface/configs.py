@@ -142,7 +142,8 @@ def read(config: Mapping[str, Any]) -> Description:
   """
   family = _family(config)
   if isinstance(config.get('text_config'), Mapping):  # of a model with images
-    config = config['text_config']
+    outer = {name: config[name] for name in ('quantization_config',) if name in config}
+    config = outer | config['text_config']
   c = _normalize(config, family)
   if c['hidden_act'] not in ACTIVATIONS:
     raise errors.BadInput(f'hidden_act={c["hidden_act"]!r} is not one of: {", ".join(ACTIVATIONS)}')
