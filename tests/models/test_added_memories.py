@@ -78,7 +78,7 @@ def base_of(name):
   """The config of a trained model, and its vocabulary size."""
   if BASES[name] is None:
     return OWN, V
-  return run_of(name).config.model, run_of(name).published.vocabulary_size
+  return run_of(name).config.model, run_of(name).vocabulary_size
 
 
 @functools.cache

@@ -30,6 +30,7 @@ class Vocabulary(abc.ABC):
     unknown: id of text that is not in the vocabulary; None if there is no such id.
     num_characters: number of ids that are a character each, the lowest ids; None if the tokens are
       not characters.
+    special_tokens: the spellings of the special tokens.
     definition: what determines the text of each id; equal if and only if all ids mean the same.
   """
 
@@ -45,17 +46,13 @@ class Vocabulary(abc.ABC):
   line_end: int | None = None
   unknown: int | None = None
   num_characters: int | None = None
+  special_tokens: Sequence[str] = ()
   definition: tuple[Any, ...]
 
   @property
   def end_tokens(self) -> tuple[int, ...]:
     """Ids at which a generated text ends."""
     return () if self.document_end is None else (self.document_end,)
-
-  @property
-  def special_tokens(self) -> tuple[str, ...]:
-    """The spellings of the special tokens."""
-    return ()
 
   def separator(self, begins: bool = False) -> list[int]:
     """Returns the ids between two documents: the document start, or end and start if it `begins`.
