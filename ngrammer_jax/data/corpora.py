@@ -129,14 +129,9 @@ def _wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   for split, start, stop in (('train', 0, 90), ('validation', 90, 95), ('test', 95, 100)):
     read = functools.partial(_read_range, path, start * 1_000_000, stop * 1_000_000, newlines)
     splits[split] = (Document(f'{name} {split}', read),)
-  return Corpus(
-    name,
-    (path,),
-    splits,
-    encoding='latin-1' if name == 'enwik8' else 'utf-8',
-    is_altered=newlines != 'keep',
-    verify=functools.partial(_verify_published_file, name, path),
-  )
+  encoding = 'latin-1' if name == 'enwik8' else 'utf-8'
+  verify = functools.partial(_verify_published_file, name, path)
+  return Corpus(name, (path,), splits, encoding, is_altered=newlines != 'keep', verify=verify)
 
 
 def _wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
@@ -216,9 +211,8 @@ def _log_files(root, files_by_split, others, held_out=(), formats=None):
   parts += [f'{split}: held out of train' for split in held_out]
   others = [path.name for path in others]
   if others:
-    parts.append(
-      f'left out: {", ".join(others[:5])}{f" and {len(others) - 5:,} more" * (len(others) > 5)}'
-    )
+    more = f' and {len(others) - 5:,} more' * (len(others) > 5)
+    parts.append(f'left out: {", ".join(others[:5])}{more}')
   logging.info('data.path=%s: %s', root, '; '.join(parts))
 
 
