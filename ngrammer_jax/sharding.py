@@ -4,9 +4,9 @@ Parameters have logical axis names (`vocab`, `embed`, ...); RULES map them to th
 `fsdp` and `model`.
 """
 
+import bisect
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
-import functools
 import logging
 import math
 from typing import Any
@@ -206,7 +206,7 @@ def abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
 def global_rows(
   mesh: jax.sharding.Mesh, batch_size: int, load: Callable[[slice], Any], axis: int = 0
 ) -> Any:
-  """Returns the global arrays of a batch; each host loads only the rows of its devices.
+  """Returns the global arrays of a batch; each host loads only the rows of its devices, at once.
 
   Args:
     mesh: device mesh.
@@ -216,18 +216,23 @@ def global_rows(
   """
   sharding = rows_sharding(mesh, axis)
 
-  @functools.cache
-  def load_rows(first, last):
-    return jax.tree.flatten(load(slice(first, last)))
-
-  def rows(index):
-    return load_rows(*index[axis].indices(batch_size)[:2])
-
+  range_of = lambda index: index[axis].indices(batch_size)[:2]
   local = sharding.addressable_devices_indices_map((*[1] * axis, batch_size))
-  examples, tree = rows(next(iter(local.values())))
-  arrays = []
-  for i, example in enumerate(examples):
-    shape = (*example.shape[:axis], batch_size, *example.shape[axis + 1 :])
-    shard = lambda index, i=i: rows(index)[0][i]
-    arrays.append(jax.make_array_from_callback(shape, sharding, shard))
-  return tree.unflatten(arrays)
+  ranges: list[tuple[int, int]] = []  # those that follow each other are one
+  for first, last in sorted(set(map(range_of, local.values()))):
+    if ranges and ranges[-1][1] == first:
+      first, _ = ranges.pop()
+    ranges.append((first, last))
+  loaded = [load(slice(first, last)) for first, last in ranges]
+
+  def to_global(*parts):
+    def shard(index):
+      first, last = range_of(index)
+      number = bisect.bisect_right(ranges, (first, batch_size)) - 1
+      begin, _ = ranges[number]
+      return parts[number][(slice(None),) * axis + (slice(first - begin, last - begin),)]
+
+    shape = (*parts[0].shape[:axis], batch_size, *parts[0].shape[axis + 1 :])
+    return jax.make_array_from_callback(shape, sharding, shard)
+
+  return jax.tree.map(to_global, *loaded)

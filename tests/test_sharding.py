@@ -1,6 +1,7 @@
 """What of every array lies where, on eight devices."""
 
 import logging
+import types
 
 from flax import linen as nn
 import jax
@@ -63,9 +64,20 @@ def test_every_device_gets_its_rows_of_a_batch():
     np.testing.assert_array_equal(np.asarray(arrays_of_rows), np.moveaxis(batch, 0, axis))
     assert nothing is None
     shards = 4 if axis == 0 else 8
-    assert len(requests) == shards  # each made once, whatever devices hold it
+    assert requests == [slice(0, 16)]  # at once, for all devices of the host
     for shard in arrays_of_rows.addressable_shards:
       assert shard.data.shape[axis] == 16 // shards
+
+
+def test_a_host_whose_devices_have_rows_apart_makes_no_others(monkeypatch):
+  shards, requests = [slice(8, 10), slice(2, 4), slice(4, 6), slice(8, 10)], []
+  indices = {device: (rows,) for device, rows in enumerate(shards)}
+  fake = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: indices)
+  monkeypatch.setattr(sharding, 'rows_sharding', lambda mesh, axis: fake)
+  collect = lambda shape, fake, shard: [shard(index).tolist() for index in indices.values()]
+  monkeypatch.setattr(jax, 'make_array_from_callback', collect)
+  made = sharding.global_rows(None, 16, lambda rows: requests.append(rows) or np.arange(16)[rows])
+  assert made == [[8, 9], [2, 3], [4, 5], [8, 9]] and requests == [slice(2, 6), slice(8, 10)]
 
 
 @pytest.mark.parametrize(

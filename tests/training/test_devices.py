@@ -289,15 +289,3 @@ def test_rows_that_two_axes_divide_only_apart_stay_whole(rows, spread):
   shapes = jax.eval_shape(lambda: init(jax.random.key(0), (rows, 4)))
   leaf_shardings = sharding.shardings(shapes, mesh_of(2, 2, 2))
   assert leaf_shardings.spec == jax.sharding.PartitionSpec(spread, None)
-
-
-def test_every_shard_makes_only_its_rows():
-  requests = []
-
-  def make(row_slice):
-    requests.append((row_slice.start, row_slice.stop))
-    return (np.arange(8)[row_slice],)
-
-  (array,) = sharding.global_rows(mesh_of(2, 2, 2), 8, make)
-  assert requests == [(0, 2), (2, 4), (4, 6), (6, 8)]
-  assert np.asarray(array).tolist() == list(range(8))
