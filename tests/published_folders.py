@@ -2,15 +2,17 @@
 
 import json
 import pathlib
+import types
 
 from flax import linen as nn
 import jax
 import numpy as np
 
-from ngrammer_jax import open_weights
 from ngrammer_jax.config import conversion
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.models import language_model
+from ngrammer_jax.runs import huggingface_export
 from ngrammer_jax.training import state as train_state
 from tests import tokenizer_files
 
@@ -24,16 +26,23 @@ LLAMA = {
 def write(folder, dtype='float32', vocabulary_size=V, **options):
   """Writes a Llama, or what the options of a model make of it, and returns its parameters."""
   values = {'model': LLAMA | options, 'training': {'segment_length': 8}}
-  config = conversion.resolve(values).model
-  model = language_model.build(config, vocabulary_size)
+  config = conversion.resolve(values)
+  model = language_model.build(config.model, vocabulary_size)
   shapes = nn.unbox(train_state.abstract_variables(model)['params'])
   rng = np.random.default_rng(0)
   params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(dtype), shapes)
-  text_files = {'tokenizer.json': tokenizer_files.byte_level()}
-  folder.mkdir(exist_ok=True)
-  open_weights.save(
-    lambda: params, config, vocabulary_size, folder, 64, {'bos_token_id': 0}, text_files
+  run = types.SimpleNamespace(
+    config=config,
+    vocabulary=vocabularies.TokenizerVocabulary(tokenizer_files.byte_level()),
+    vocabulary_size=vocabulary_size,
+    origin={'positions': 64},
+    published=None,
+    state=types.SimpleNamespace(params=params),
   )
+  folder.mkdir(exist_ok=True)
+  huggingface_export.save(run, folder)
+  for name in ('tokenizer_config.json', 'generation_config.json'):
+    (folder / name).unlink()
   return params
 
 

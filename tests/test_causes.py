@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from ngrammer_jax import errors, flags, runs, train
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data import mixture
 from ngrammer_jax.system import hosts
 from ngrammer_jax.training import loop
 from tests.checks import bad_input
@@ -33,7 +33,7 @@ def test_a_cache_that_cannot_be_written_names_the_variable(tiny, tmp_path, monke
   (tmp_path / 'file').touch()
   monkeypatch.setenv('NGRAMMER_JAX_CACHE', str(tmp_path / name))
   with pytest.raises(errors.BadInput, match='name another folder with NGRAMMER_JAX_CACHE'):
-    token_cache.prepare(tiny().data)
+    mixture.prepare(tiny().data)
 
 
 @pytest.mark.parametrize('folder', ["a b's [1]", '-r', 'é;ls', '$HOME'])

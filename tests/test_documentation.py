@@ -363,7 +363,7 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
     addresses.append(tmp_path / 'addresses' / source.name)
     addresses[-1].parent.mkdir(exist_ok=True)
     addresses[-1].write_text(source.read_text(encoding='utf-8')[:1000], encoding='utf-8')
-  splits = corpus_files._split_documents(addresses)
+  splits = corpus_files._hold_out([*map(corpus_files.text_files.whole_file, addresses)])
   corpus = corpus_files.Corpus('sotu', tuple(addresses), splits)
   monkeypatch.setattr(corpus_files, '_sotu', lambda: corpus)
   monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ import ngrammer_jax
 from ngrammer_jax import evaluate, generate, runs, sharding
 from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import evaluation as evaluation_config
-from ngrammer_jax.data import token_cache, vocabularies
+from ngrammer_jax.data import mixture, vocabularies
 from tests.checks import bad_input
 
 TEXTS = ['the union', '', 'strong states of the ünion is strong ' * 3]
@@ -50,7 +50,7 @@ def main(run, monkeypatch):
 
 def test_the_score_of_a_text_matches_evaluation(run, trained):
   """If the split is one document and one stream."""
-  tokens = token_cache.prepare(run.config.data).splits['test'].tokens
+  tokens = mixture.prepare(run.config.data).split('test').tokens
   text = run.vocabulary.decode(tokens).decode()
   (score,) = run.score(text)
   one = evaluation_config.EvaluationConfig(streams=1)

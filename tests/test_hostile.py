@@ -11,7 +11,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.checkpoints import workdirs
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data import mixture
 from ngrammer_jax.training import loop
 from tests.campaigns import damages, hostile
 from tests.training.helpers import write_config
@@ -102,7 +102,7 @@ def test_the_cache_of_a_foreign_config_is_said_and_nothing_is_deleted_there(
     runs.load_run(trained_copy).split('test')
   assert damages.snapshot((cache,)) == before
   # Their own folder is prepared again.
-  token_cache.prepare(run.config.data)
+  mixture.prepare(run.config.data)
   assert not abandoned.exists()
   runs.load_run(trained_copy).split('test')
 

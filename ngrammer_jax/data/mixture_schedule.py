@@ -46,25 +46,22 @@ class MixtureSchedule:
 
   def _count_blocks(self, blocks):
     """Returns how many of the first blocks of each row are of each part, [P, B]."""
-    counts = np.empty((len(self._weights), self.batch_size), np.int64)
-    self._divide(counts, np.full(self.batch_size, blocks, np.int64), 0, len(counts), 0)
-    return counts
+    return np.stack(self._divide(np.full(self.batch_size, blocks, np.int64), self._weights, 0))
 
-  def _divide(self, counts, blocks_B, first, last, level):
-    """Divides the blocks of each row among the parts [first, last)."""
-    if last - first == 1:
-      counts[first] = blocks_B
-      return
-    middle, total = (first + last) // 2, sum(self._weights[first:last])
-    share = int(sum(self._weights[first:middle]) / total * (1 << BITS)) if total else 0
+  def _divide(self, blocks_B, weights, level):
+    """Divides the blocks of each row among parts with these weights."""
+    if len(weights) == 1:
+      return [blocks_B]
+    middle, total = len(weights) // 2, sum(weights)
+    share = int(sum(weights[:middle]) / total * (1 << BITS)) if total else 0
     rows = np.arange(self.batch_size)
     if level:
       offset_B = rows * int(math.sqrt(PRIMES[level % len(PRIMES)]) * (1 << BITS)) % (1 << BITS)
     else:
       offset_B = (rows << BITS) // self.batch_size
     first_B = (blocks_B * share + offset_B) >> BITS
-    self._divide(counts, first_B, first, middle, level + 1)
-    self._divide(counts, blocks_B - first_B, middle, last, level + 1)
+    first = self._divide(first_B, weights[:middle], level + 1)
+    return first + self._divide(blocks_B - first_B, weights[middle:], level + 1)
 
 
 class PartSchedule(NamedTuple):

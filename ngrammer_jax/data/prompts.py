@@ -5,6 +5,7 @@ import sys
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import formats, kinds, text_files
+from ngrammer_jax.system import files
 
 STANDARD_INPUT = pathlib.Path('-')
 LAYOUT = formats.Layout(('prompt',), has_paragraphs=False, remedy='name it "prompt"')
@@ -17,21 +18,21 @@ def read(path: pathlib.Path) -> list[str]:
     BadInput: the file cannot be read, or a line of JSON has no prompt.
   """
   name = f'--prompts={path}'
-  try:
-    if path == STANDARD_INPUT:
+  if path == STANDARD_INPUT:
+    with files.translate_damage(name):
       data = sys.stdin.buffer.read()
-      file = formats.DocumentFile(path, kinds.identify_bytes(name, data[: kinds.HEAD]), LAYOUT)
-      records = data.splitlines(keepends=True)
-    else:
-      file = formats.DocumentFile.open(path, LAYOUT)
-      records = [record for record, _ in file.read()]
-  except OSError as error:
-    raise errors.BadInput(f'{name} cannot be read: {error}') from error
+    file = formats.DocumentFile(path, kinds.identify_bytes(name, data[: kinds.HEAD]), LAYOUT)
+    records = data.splitlines(keepends=True)
+  elif path.exists():
+    file = formats.DocumentFile.open(path, LAYOUT)
+    records = [record for record, _ in file.read()]
+  else:
+    raise errors.BadInput(f'{name}: no such file; expected one prompt per line')
   if not any(records):
     raise errors.BadInput(f'{name} is empty; expected one prompt per line')
   is_json = file.format == kinds.LINES
   numbered = [(i, r) for i, r in enumerate(records) if r.strip() or not is_json]
-  is_named = kinds.suffix(path) in kinds.FORMAT_SUFFIXES and kinds.suffix(path) != '.txt'
+  is_named = kinds.FORMAT_SUFFIXES.get(kinds.suffix(path)) == kinds.LINES
   has_prompt = not is_json or is_named or b'"prompt"' in numbered[0][1]
   if file.format != kinds.TEXT and has_prompt:
     return [file.text(i, record).decode() for i, record in numbered]

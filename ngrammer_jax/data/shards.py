@@ -16,7 +16,6 @@ from ngrammer_jax.data import formats, kinds, split_files
 from ngrammer_jax.data.formats import ANY, START, FilePosition, Layout
 
 HELD_OUT_BYTES = 32 << 20  # of files that are held out for validation, and of their text
-METADATA = ('dataset_info.json', 'dataset_infos.json', 'dataset_dict.json', 'state.json')
 
 
 class Shards(Protocol):
@@ -68,9 +67,8 @@ class FileShards:
   def text(self, shard: int, document: int, record: bytes) -> bytes | None:
     """See `Shards`."""
     # Multiples of the golden ratio are spread evenly, also among the rows that share a file.
-    if (
-      self.held_out and (document * 0.6180339887498949 % 1 > 1 - self.held_out) != self.is_held_out
-    ):
+    is_held_out = document * 0.6180339887498949 % 1 > 1 - self.held_out
+    if self.held_out and is_held_out != self.is_held_out:
       return None
     return self._file(shard).text(document, record)
 
@@ -91,8 +89,7 @@ def find(
     BadInput: there are no shards for train or validation.
   """
   paths = split_files.visible_files(root)
-  is_shard = lambda p: kinds.suffix(p) in kinds.FORMAT_SUFFIXES and p.name not in METADATA
-  shards = [path for path in paths if is_shard(path)]
+  shards = [path for path in paths if kinds.suffix(path) in kinds.FORMAT_SUFFIXES]
   if not shards:
     raise errors.BadInput(
       f'data.path={root} has no shards: expected a folder of files with one of the suffixes '
@@ -105,15 +102,14 @@ def find(
   if 'validation' not in by_split:
     by_split |= _hold_out(by_split['train'], root, share)
   used = {file for split in by_split.values() for file in split.files}
-  return by_split, [path for path in paths if path not in used and path.name not in METADATA]
+  return by_split, [path for path in paths if path not in used]
 
 
 def _hold_out(train: FileShards, root: pathlib.Path, share: float) -> Mapping[str, FileShards]:
   """Returns the shards of train and validation: whole files by their names, nothing is read."""
   if len(train.files) == 1:
-    parts = {'train': False, 'validation': True}
-    replace = functools.partial(dataclasses.replace, train, held_out=share)
-    return {split: replace(is_held_out=part) for split, part in parts.items()}
+    train = dataclasses.replace(train, held_out=share)
+    return {'train': train, 'validation': dataclasses.replace(train, is_held_out=True)}
   sizes = {file: file.stat().st_size for file in train.files}
   limit = min(share * sum(sizes.values()), HELD_OUT_BYTES)
   name = lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest()

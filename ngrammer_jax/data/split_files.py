@@ -20,13 +20,14 @@ WORD = r'(?<![A-Za-z])({word})([-_ ]?(set|split|data))?(?![A-Za-z])'
 # Of words that are written together, as in `mytrain.txt`; less certain: `contest` ends so too.
 ENDS_WORD = r'({word})(?![A-Za-z])'
 LONG_WORDS = {r'valid(ation)?': 'validation', r'test(ing)?': 'test', r'train(ing)?': 'train'}
-
+# What `datasets` writes beside its files.
+METADATA = ('dataset_info.json', 'dataset_infos.json', 'dataset_dict.json', 'state.json')
 
 # The files of each split, in the order of SPLITS, and those whose names are no split.
 SplitFiles = tuple[dict[str, list[pathlib.Path]], list[pathlib.Path]]
 
 
-def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path | None = None) -> SplitFiles:
+def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path) -> SplitFiles:
   """Returns the files of each split, by the words of their names, such as `wiki.valid.tokens`.
 
   If no word of a name is that of a split, those of its folders within `root` count, the nearest
@@ -34,8 +35,8 @@ def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path | None = No
   """
   paths, splits = list(paths), []
   for path in paths:
-    folders = () if root is None else path.relative_to(root).parts[-2::-1]
-    names = (_find_split(name, SPLIT_WORDS, WORD) for name in (path.name, *folders))
+    names_within = path.relative_to(root).parts[::-1]
+    names = (_find_split(name, SPLIT_WORDS, WORD) for name in names_within)
     splits.append(next(filter(None, names), None))
   second = 'test' if 'validation' in splits and 'test' not in splits else 'validation'
   splits = [second if split == 'second' else split for split in splits]
@@ -72,7 +73,7 @@ def find(
   if [str(path) for path in paths] == [str(root)]:
     return {}, paths
   needed = ('train',) if share else ('train', 'validation')
-  beside, others = group_by_split([path for path in paths if str(path.parent) == str(root)])
+  beside, others = group_by_split((p for p in paths if str(p.parent) == str(root)), root)
   if prefers_root and set(needed) <= set(beside):
     return beside, others + [path for path in paths if str(path.parent) != str(root)]
   by_split, others = group_by_split(paths, root)
@@ -88,23 +89,22 @@ def find(
 
 
 def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:
-  """Returns a file, or the files of a folder and its subfolders, sorted, without hidden ones.
+  """Returns a file, or the files of a folder and its subfolders, sorted.
 
-  Those of object storage are `buckets.BucketFile`, which has the same methods.
+  Hidden ones, and METADATA, are left out. Those of object storage are `buckets.BucketFile`, which
+  has the same methods.
   """
   if buckets.is_bucket(root):
-    return buckets.find(str(root))
-  if root.is_file():
-    return [root]
+    paths = buckets.find(str(root))
+  else:
+    paths = [root] if root.is_file() else [path for path in root.rglob('*') if path.is_file()]
   is_hidden = lambda path: any(part.startswith('.') for part in path.relative_to(root).parts)
-  return sorted(path for path in root.rglob('*') if path.is_file() and not is_hidden(path))
+  return sorted(path for path in paths if path.name not in METADATA and not is_hidden(path))
 
 
 def stamp(path: pathlib.Path) -> tuple[str, int, str | int]:
   """Returns where a file is, its size, and what changes with its content."""
-  if isinstance(path, buckets.BucketFile):
-    return path.url, path.st_size, path.version
-  if files.is_remote(path):
-    return str(path), files.size(path), path.stat().mtime
-  stat = path.stat()
-  return str(path.resolve()), stat.st_size, stat.st_mtime_ns
+  if isinstance(path, pathlib.Path):
+    return str(path.resolve()), files.size(path), path.stat().st_mtime_ns
+  changes = path.version if isinstance(path, buckets.BucketFile) else path.stat().mtime
+  return str(path), files.size(path), changes

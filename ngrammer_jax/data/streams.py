@@ -172,17 +172,13 @@ class EvaluationStreams:
     windows = []
     for target in range(first, first + rows):
       begin = max(target + 1 - self.length, 0)
-      inputs, targets, starts = self._split.window(begin, self.length)
-      valid = np.arange(self.length) <= target - begin if target < self.tokens else False
-      windows.append((inputs, targets, starts, np.broadcast_to(valid, starts.shape)))
+      valid = (np.arange(self.length) <= target - begin) & (target < self.tokens)
+      windows.append((*self._split.window(begin, self.length), valid))
     return stack_rows(windows)
 
   def _segment_row(self, stream: int, index: int):
     offset = index * self.length
     first = stream * self._stride + self._num_skipped + offset
-    inputs, targets, starts = self._split.window(first, self.length)
-    num_targets = 0
-    if stream < self.streams:
-      num_left = self.tokens - stream * self._targets_per_stream
-      num_targets = min(self._targets_per_stream, num_left)
-    return inputs, targets, starts, np.arange(self.length) < num_targets - offset
+    num_left = self.tokens - stream * self._targets_per_stream  # none beyond the last stream
+    valid = np.arange(self.length) < min(self._targets_per_stream, num_left) - offset
+    return (*self._split.window(first, self.length), valid)

@@ -75,20 +75,17 @@ def split_long(text: bytes) -> Iterator[bytes]:
   A piece begins with a space between two words, where tokenizers that split at white space have
   equal tokens. Without one near, it begins with any character.
   """
-  if len(text) <= LONG:
-    yield text
-    return
-  size, start = f'{len(text) / 1e6:,.0f} MB', 0
-  logging.info('a document of %s is tokenised in pieces, cut at spaces between words', size)
-  while start < len(text):
-    limit = start + CHUNK_SIZE
-    spaces = [match.start() for match in SPACE.finditer(text, max(limit - 4096, start + 1), limit)]
-    stop = (
-      spaces[-1] if spaces else start + _last_character_start(text[start : limit + 1], CHUNK_SIZE)
-    )
-    stop = stop if limit < len(text) else len(text)
-    yield text[start:stop]
-    start = stop
+  start = 0
+  if len(text) > LONG:
+    size = f'{len(text) / 1e6:,.0f} MB'
+    logging.info('a document of %s is tokenised in pieces, cut at spaces between words', size)
+    while (limit := start + CHUNK_SIZE) < len(text):
+      character = start + _last_character_start(text[start : limit + 1], CHUNK_SIZE)
+      spaces = SPACE.finditer(text, max(limit - 4096, start + 1), limit)
+      stop = max((space.start() for space in spaces), default=character)
+      yield text[start:stop]
+      start = stop
+  yield text[start:]
 
 
 def _last_character_start(text: bytes, limit: int) -> int:
@@ -146,7 +143,7 @@ def parse_json(data: bytes, location: str, remedy: str, utf8_remedy: str = 'conv
     raise errors.BadInput(f'{location} is not JSON: {error}; {remedy}') from error
 
 
-def quote_line(line: bytes | str) -> str:
+def quote_line(line: bytes) -> str:
   """Returns the beginning of a line in quotes, for error messages."""
-  text = (line.decode(errors='replace') if isinstance(line, bytes) else line).rstrip('\r\n')
+  text = line.decode(errors='replace').rstrip('\r\n')
   return f'"{text[:40]}..."' if len(text) > 43 else f'"{text}"'

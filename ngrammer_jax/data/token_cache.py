@@ -6,10 +6,12 @@ complete, so a killed process never leaves an incomplete cache. Only the user ca
 """
 
 import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import collections
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import hashlib
+import io
 import itertools
 import json
 import logging
@@ -18,7 +20,7 @@ import pathlib
 import shutil
 import tempfile
 import time
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -33,6 +35,7 @@ KEYS = (
   *('newlines', 'text_field', 'document_separator', 'validation_share', 'begin_of_text'),
   'drop_duplicates',
 )
+REMEDY = 'convert it, or use data.vocabulary=bytes'  # for text that is not UTF-8
 FORMAT_VERSION = 2  # increase it when the cache files or the reading of a corpus change
 
 
@@ -102,35 +105,62 @@ class TokenCorpus:
 
 def prepare(
   config: data_config.DataConfig,
-  corpus: corpora.Corpus | None = None,
-  may_delete: bool = True,
-  vocabulary: vocabularies.Vocabulary | None = None,
+  corpus: corpora.Corpus,
+  vocabulary: vocabularies.Vocabulary,
+  may_delete: bool,
 ) -> TokenCorpus:
   """Loads a tokenised corpus from the cache, or tokenises it.
 
   Args:
     config: data config.
-    corpus: the corpus of the config. None: open it with `corpora.open_corpus`.
+    corpus: the corpus of the config.
+    vocabulary: the vocabulary.
     may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
       the user has not named `data.cache_dir`.
-    vocabulary: the vocabulary. None: see `open_vocabulary`.
 
   Raises:
-    BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
-      valid UTF-8, or the vocabulary does not fit it; or a damaged folder may not be deleted.
+    BadInput: the corpus is truncated, empty, has a wrong checksum or is not valid UTF-8, or the
+      vocabulary does not fit it; or a damaged folder may not be deleted.
   """
-  config.check()
-  corpus = corpus or corpora.open_corpus(config)
-  if vocabulary is None:
-    vocabulary = open_vocabulary(config, [corpus], may_delete)
   name = f'{corpus.name.replace("/", "-")}-{_hash([_source(config, corpus), vocabulary.digest])}'
-  load = lambda folder: _load(folder, corpus.train_shards, vocabulary)
-  write = lambda folder: _write_cache(config, corpus, folder, vocabulary)
+
+  def write(folder):
+    logging.info('preparing %s into %s', corpus.name, folder.parent)
+    corpus.verify()
+    as_read, splits_meta = documents.drop_duplicates(config, corpus), {}
+    sizes, digest = _measure(as_read, vocabulary.encoding)
+    with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
+      for split in sizes:
+        separator = vocabulary.separator(config.begin_of_text)
+        with (folder / f'{split}.tokens').open('wb') as file:
+          starts, meta = _encode(as_read, split, vocabulary, separator, file, bar.advance)
+        np.save(folder / f'{split}.starts.npy', starts)
+        splits_meta[split] = meta
+        if not meta['tokens']:
+          raise _too_little_text(corpus, split)
+        counts = (f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents'))
+        empty = getattr(corpus.splits[split], 'num_empty', 0)
+        skipped = f'; {empty:,} empty ones skipped' if empty else ''
+        logging.info('%s: %s tokens, %s bytes, %s documents%s', split, *counts, skipped)
+    digest.update(vocabulary.digest.encode())
+    meta = {'corpus': corpus.name, 'content_hash': digest.hexdigest(), 'splits': splits_meta}
+    (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
+
+  def load(folder):
+    meta, splits = files.read_json(folder / 'meta.json'), {}
+    for split, fields in meta['splits'].items():
+      tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
+      if len(tokens) != fields['tokens']:
+        raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')
+      starts = np.load(folder / f'{split}.starts.npy')
+      splits[split] = _split(tokens, starts, fields, vocabulary)
+    return TokenCorpus(splits, vocabulary, meta['content_hash'], corpus.train_shards)
+
   return _load_or_write(config, name, load, write, may_delete)
 
 
 def open_vocabulary(
-  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus], may_delete: bool = True
+  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus], may_delete: bool
 ) -> vocabularies.Vocabulary:
   """Reads the vocabulary of a config, or loads it from the cache, or learns it.
 
@@ -153,13 +183,7 @@ def open_vocabulary(
     return vocabularies.read(config.vocabulary, path, size)
   parts = [*zip(config.parts().values(), all_corpora, strict=True)]
   # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
-  read = _as_read if len(parts) == 1 else _with_encoding
-  as_read = [read(part, corpus) for part, corpus in parts]
-  if len({corpus.encoding for corpus in as_read}) > 1:
-    raise errors.BadInput(
-      f'data.vocabulary={config.vocabulary!r}: the characters of enwik8 are bytes, so other parts '
-      f'of data.mixture cannot share them: use bytes or sentencepiece'
-    )
+  as_read = all_corpora if len(parts) > 1 else [documents.drop_duplicates(*parts[0])]
   sources = [_source(part, corpus) for part, corpus in parts]
   name = _hash([config.vocabulary, config.vocabulary_size, config.weights(), sources])
 
@@ -184,7 +208,7 @@ def _load_or_write(config, name, load, write, may_delete):
   Args:
     config: data config.
     name: name of the folder.
-    load: loads a folder; raises one of `files.DAMAGE_ERRORS`, or BadInput, if it is damaged.
+    load: loads a folder; raises one of `files.DAMAGE_ERRORS` if it is damaged.
     write: writes an empty folder.
     may_delete: see `prepare`.
   """
@@ -196,7 +220,7 @@ def _load_or_write(config, name, load, write, may_delete):
   if folder.exists():
     try:
       return load(folder)
-    except (*files.DAMAGE_ERRORS, errors.BadInput) as error:
+    except files.DAMAGE_ERRORS as error:
       if files.is_busy(error):
         raise
       if not may_delete:
@@ -254,54 +278,16 @@ def _hash(value: Any) -> str:
   return hashlib.sha256(json.dumps([FORMAT_VERSION, value]).encode()).hexdigest()[:16]
 
 
-def _write_cache(
-  config: data_config.DataConfig,
-  corpus: corpora.Corpus,
-  folder: pathlib.Path,
-  vocabulary: vocabularies.Vocabulary,
-) -> None:
-  """Tokenises all splits into an empty folder."""
-  logging.info('preparing %s into %s', corpus.name, folder.parent)
-  corpus.verify()
-  corpus, splits_meta = _as_read(config, corpus), {}
-  sizes, digest = _measure(corpus)
-  with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
-    for split in sizes:
-      separator = vocabulary.separator(config.begin_of_text)
-      meta = splits_meta[split] = _write_split(corpus, split, vocabulary, separator, folder, bar)
-      if not meta['tokens']:
-        raise _too_little_text(corpus, split)
-      counts = (f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents'))
-      empty = getattr(corpus.splits[split], 'num_empty', 0)
-      skipped = f'; {empty:,} empty ones skipped' if empty else ''
-      logging.info('%s: %s tokens, %s bytes, %s documents%s', split, *counts, skipped)
-  digest.update(vocabulary.digest.encode())
-  meta = {'corpus': corpus.name, 'content_hash': digest.hexdigest(), 'splits': splits_meta}
-  (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
-
-
-def _as_read(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
-  """Returns a corpus with the documents and the encoding that the vocabulary reads."""
-  corpus = _with_encoding(config, corpus)
-  return documents.without_duplicates(corpus) if config.drop_duplicates else corpus
-
-
-def _with_encoding(config: data_config.DataConfig, corpus: corpora.Corpus) -> corpora.Corpus:
-  # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
-  encodings = {'bytes': 'bytes', 'characters': corpus.encoding}
-  return dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
-
-
-def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
+def _measure(corpus: corpora.Corpus, encoding: str) -> tuple[dict[str, int], Any]:
   """Returns the bytes of each split that is tokenised in advance, and the hash of all text."""
   splits, sizes, digest = dict(corpus.splits), {}, hashlib.sha256()
   if corpus.train_shards is not None:
     del splits['train']
   test = [documents.key(d.read_chunks()) for d in splits.get('test', ()) if 'train' in splits]
-  missing_in_train = set(test)
+  copies, num_copied = collections.Counter(test), 0
 
   def measure(split, document):
-    for chunk in _read_chunks([document], corpus.encoding):
+    for chunk in _read_chunks([document], encoding):
       sizes[split] += len(chunk)
       digest.update(chunk)
       yield chunk
@@ -312,11 +298,11 @@ def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
     for document in split_documents:
       key = documents.key(measure(split, document))
       if split == 'train':
-        missing_in_train.discard(key)
+        num_copied += copies.pop(key, 0)
     digest.update(str(sizes[split]).encode())
     if not sizes[split]:
       raise _too_little_text(corpus, split)
-  documents.log_overlap(test, missing_in_train)
+  documents.log_overlap(num_copied, len(test))
   if corpus.train_shards is not None:  # too large to hash their contents
     for number, file in enumerate(corpus.files):
       size = corpus.first_sizes.get((number, file.name), files.size(file))
@@ -334,17 +320,23 @@ def _learn_vocabulary(
   config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus]
 ) -> vocabularies.Vocabulary:
   """Returns a vocabulary that is learned from corpora."""
+  if config.vocabulary == 'characters' and len({c.encoding for c in all_corpora}) > 1:
+    raise errors.BadInput(
+      "data.vocabulary='characters': the characters of enwik8 are bytes, so other parts of "
+      'data.mixture cannot share them: use bytes or sentencepiece'
+    )
   for corpus in all_corpora:
     corpus.verify()
   logging.info('learning the vocabulary')
-  encoding = all_corpora[0].encoding
   if config.vocabulary == 'characters':
     splits = [split for corpus in all_corpora for split in corpus.splits.values()]
     has_several = lambda split: len(list(itertools.islice(split, 2))) > 1
     separated = len(all_corpora) > 1 or any(map(has_several, splits))
+    encoding = all_corpora[0].encoding
     chunks = _read_chunks(itertools.chain(*splits), encoding)
     return vocabularies.learn_characters(chunks, encoding, separated)
-  read_train = lambda corpus: _read_chunks(corpus.splits['train'], encoding)
+  # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
+  read_train = lambda corpus: _read_chunks(corpus.splits['train'], 'utf-8')
   if config.vocabulary == 'words':
     texts = itertools.chain.from_iterable(map(read_train, all_corpora))
     return vocabularies.learn_words(texts, config.vocabulary_size)
@@ -370,82 +362,53 @@ def _take_bytes(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
       return
 
 
-def _read_chunks(documents, encoding: str) -> Iterator[bytes]:
-  """Yields the chunks of all documents. Raises BadInput if a chunk is not valid UTF-8."""
+def _read_chunks(documents, encoding: str, remedy: str = REMEDY) -> Iterator[bytes]:
+  """Yields the chunks of all documents. Raises BadInput if one that has to be UTF-8 is not."""
   for document in documents:
     offset = 0
     for chunk in document.read_chunks():
       if encoding == 'utf-8':
-        remedy = 'convert it, or use data.vocabulary=bytes'
         text_files.decode(chunk, document.name, remedy, offset)
       offset += len(chunk)
       yield chunk
 
 
-@dataclasses.dataclass
-class _Counts:
-  """What is counted of documents while they are encoded; see `TokenSplit`."""
-
-  tokens: int = 0
-  text_bytes: int = 0
-  is_lossless: bool = True
-  starts: array.array = dataclasses.field(default_factory=lambda: array.array('q'))
-
-
 def _encode(
-  name: str,
-  split_documents: Iterable[corpora.Document],
+  corpus: corpora.Corpus,
+  split: str,
   vocabulary: vocabularies.Vocabulary,
   separator: Sequence[int],
-  counts: _Counts,
-) -> Iterator[tuple[np.ndarray, int]]:
-  """Yields ids of documents and of what separates them, and the bytes of their text.
+  file: BinaryIO,
+  advance: Callable[[int], None] = lambda size: None,
+) -> tuple[np.ndarray, dict[str, Any]]:
+  """Writes the ids of a split, and of what separates its documents, to a file.
+
+  Returns the index of the first token of each document, and the entry of the split in meta.json.
 
   Raises BadInput if the text of a document is not in the vocabulary.
   """
-  spelled = dict.fromkeys(documents.separators(vocabulary), 0)
-  for document in split_documents:
-    if counts.starts and separator:
-      counts.tokens += len(separator)
-      yield np.array(separator), 0
-    counts.starts.append(counts.tokens)
-    begin = counts.text_bytes
-    for chunk in document.read_chunks():
-      for token in spelled:
-        spelled[token] += chunk.count(token.encode())
-      try:
-        with errors.named(document.name):
-          ids = vocabulary.encode(chunk)
-      except UnicodeDecodeError:
-        # It raises BadInput with the position.
-        text_files.decode(chunk, document.name, offset=counts.text_bytes - begin)
-        raise
-      counts.is_lossless = counts.is_lossless and vocabulary.decode(ids) == chunk
-      counts.tokens += len(ids)
-      counts.text_bytes += len(chunk)
-      yield ids, len(chunk)
-  documents.log_separators(name, spelled)
-
-
-def _write_split(corpus, split, vocabulary, separator, folder, bar) -> dict[str, Any]:
-  """Writes the tokens and document starts of a split. Returns its entry in meta.json."""
-  dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
+  dtype = np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.uint32)
   if corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start:
     separator = ()
-  arguments = f'{corpus.name}, {split}', corpus.splits[split], vocabulary, separator
-  counts = _Counts(is_lossless=not corpus.is_altered)
-  with (folder / f'{split}.tokens').open('wb') as file:
-    for ids, size in _encode(*arguments, counts):
+  starts, text_bytes, is_lossless = array.array('q'), 0, not corpus.is_altered
+  spelled = dict.fromkeys(documents.separators(vocabulary), 0)
+  for document in corpus.splits[split]:
+    if starts:
+      file.write(np.array(separator, dtype).tobytes())
+    starts.append(file.tell() // dtype.itemsize)
+    for chunk in _read_chunks([document], vocabulary.encoding, 'convert it'):
+      for token in spelled:
+        spelled[token] += chunk.count(token.encode())
+      with errors.named(document.name):
+        ids = vocabulary.encode(chunk)
+      is_lossless = is_lossless and vocabulary.decode(ids) == chunk
+      text_bytes += len(chunk)
       file.write(ids.astype(dtype).tobytes())
-      bar.advance(size)
-  np.save(folder / f'{split}.starts.npy', np.array(counts.starts, np.int64))
-  return {
-    'tokens': counts.tokens,
-    'bytes': counts.text_bytes,
-    'documents': len(counts.starts),
-    'lossless': counts.is_lossless,
-    'dtype': np.dtype(dtype).name,
-  }
+      advance(len(chunk))
+  documents.log_separators(f'{corpus.name}, {split}', spelled)
+  counts = {'tokens': file.tell() // dtype.itemsize, 'bytes': text_bytes, 'documents': len(starts)}
+  meta = counts | {'lossless': is_lossless, 'dtype': dtype.name}
+  return np.array(starts, np.int64), meta
 
 
 def encode_file(
@@ -461,30 +424,21 @@ def encode_file(
   """
   if not path.is_file():
     raise errors.BadInput(f'{path}: no such file; expected a text file')
-  counts, separator = _Counts(), vocabulary.separator()
-  file_documents = corpora.open_documents(path, layout)
-  parts = _encode(f'{path}, the text', file_documents, vocabulary, separator, counts)
-  ids = [ids.astype(np.int32) for ids, _ in parts]
-  if not counts.text_bytes:
+  text = corpora.open_documents([path], layout)
+  corpus = corpora.Corpus(str(path), (path,), {'the text': text})
+  file = io.BytesIO()
+  starts, meta = _encode(corpus, 'the text', vocabulary, vocabulary.separator(), file)
+  if not meta['bytes']:
     raise errors.BadInput(f'{path} is empty; expected text')
-  tokens, starts = np.concatenate(ids), np.array(counts.starts, np.int64)
-  start, text_bytes = vocabulary.document_start, counts.text_bytes if counts.is_lossless else None
-  if not vocabulary.adds_start and len(tokens) > 1:
-    start, tokens, starts = int(tokens[0]), tokens[1:], np.maximum(starts - 1, 0)
-  return TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
+  split = _split(np.frombuffer(file.getbuffer(), meta['dtype']), starts, meta, vocabulary)
+  if vocabulary.adds_start or len(split.tokens) < 2:
+    return split
+  start, starts = int(split.tokens[0]), np.maximum(starts - 1, 0)
+  return dataclasses.replace(split, tokens=split.tokens[1:], starts=starts, document_start=start)
 
 
-def _load(
-  folder: pathlib.Path, train_shards: shards.Shards | None, vocabulary: vocabularies.Vocabulary
-) -> TokenCorpus:
-  """Loads the tokens of a cache folder. Raises one of `files.DAMAGE_ERRORS` if it is damaged."""
-  meta, splits = files.read_json(folder / 'meta.json'), {}
-  for split, fields in meta['splits'].items():
-    tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
-    if len(tokens) != fields['tokens']:
-      raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')
-    starts = np.load(folder / f'{split}.starts.npy')
-    text_bytes = fields['bytes'] if fields['lossless'] else None
-    start = vocabulary.document_start
-    splits[split] = TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
-  return TokenCorpus(splits, vocabulary, meta['content_hash'], train_shards)
+def _split(tokens, starts, meta, vocabulary):
+  """Returns the tokens that `_encode` wrote, with the arrays and the entry that it returned."""
+  text_bytes = meta['bytes'] if meta['lossless'] else None
+  start, num_characters = vocabulary.document_start, vocabulary.num_characters
+  return TokenSplit(tokens, starts, text_bytes, start, num_characters)

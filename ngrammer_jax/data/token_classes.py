@@ -5,6 +5,7 @@ From the tokenizer compression of Engram (Cheng et al. 2026, arXiv 2601.07372, a
 
 from collections.abc import Sequence
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -12,18 +13,13 @@ REPLACEMENT = '\N{REPLACEMENT CHARACTER}'  # the text of an incomplete UTF-8 cha
 PRIVATE = '\ue000'  # stands for a single space while white space is stripped
 
 
-def normalize(text: str) -> str:
-  """Returns the normalised text of a token, which can be empty.
+@functools.cache
+def normalizer() -> Any:
+  """Returns the normaliser of the Engram demo, of the text of a token.
 
   Compatible characters are unified (NFKC), accents and other marks are dropped, letters become
   lower case, and white space around the text is dropped. Blanks alone become one space.
   """
-  return _normalizer().normalize_str(text)
-
-
-@functools.cache
-def _normalizer():
-  """The normaliser of the Engram demo."""
   from tokenizers import Regex, normalizers  # other vocabularies do not need it
 
   steps = (
@@ -49,6 +45,7 @@ def token_classes(texts: Sequence[str], raw_tokens: Sequence[str]) -> np.ndarray
     raw_tokens: the token itself, as the vocabulary writes it, of every token id.
   """
   classes: dict[str, int] = {}
+  normalize = normalizer().normalize_str
   keys = (
     raw if REPLACEMENT in text else normalize(text) or text
     for text, raw in zip(texts, raw_tokens, strict=True)

@@ -86,7 +86,7 @@ def render(vocabulary: vocabularies.TokenizerVocabulary, messages: Sequence[Mess
 
 
 def encode_prompts(
-  vocabulary: vocabularies.Vocabulary, prompts: Sequence[str], context: int
+  vocabulary: vocabularies.Vocabulary, prompts: Sequence[str], config: text.CompletionConfig
 ) -> list[text.EncodedText]:
   """Encodes each prompt as the first message of a conversation; see `text.encode_prompts`."""
   check(vocabulary)
@@ -94,7 +94,7 @@ def encode_prompts(
   for i, prompt in enumerate(prompts):
     text.to_bytes(prompt, f'prompt {i + 1}')
     ids = encode(vocabulary, render(vocabulary, [{'role': 'user', 'content': prompt}]))
-    text.check_length(f'prompt {i + 1}', len(ids), 0, context)
+    config.check_length(f'prompt {i + 1}', len(ids))
     encoded.append(text.EncodedText(prompt, ids))
   return encoded
 
@@ -117,7 +117,7 @@ class Conversation:
     vocabulary: vocabularies.TokenizerVocabulary,
     config: text.CompletionConfig,
   ):
-    self._vocabulary, self._config, self._model = vocabulary, config, engine.model.config
+    self._vocabulary, self._config = vocabulary, config
     self._start = lambda: engine.start_incremental_decoding(
       variables, config.seed, config.sampling, config.context, vocabulary.document_start
     )
@@ -145,12 +145,10 @@ class Conversation:
     if not rendered.startswith(self._shown):
       self._forget()
     new_ids = [*self._unread, *encode(self._vocabulary, rendered[len(self._shown) :]).tolist()]
-    name, count = 'the conversation', len(self._ids) + len(new_ids)
-    text.check_length(name, count, 0, self._config.context)
-    text.check_positions(self._model, name, count, self._config.tokens)
-    read, ids = self._read or self._start(), [*self._ids, *new_ids]
+    config, ids = self._config, [*self._ids, *new_ids]
+    config.check_length('the conversation', len(ids))
+    read = self._read or self._start()
     self._forget()  # until the answer is complete
-    config = self._config
     answer = text.IncrementalDetokenizer(self._vocabulary, ids, config.tokens, config.stop)
     while not answer.is_done:
       token = read(new_ids)

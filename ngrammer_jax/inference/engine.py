@@ -51,6 +51,12 @@ class Engine:
     mesh: the device mesh of the variables.
   """
 
+  @classmethod
+  @functools.lru_cache(maxsize=8)
+  def shared(cls, model: language_model.LanguageModel, mesh: jax.sharding.Mesh) -> 'Engine':
+    """Returns the engine of a model on a mesh: runs of equal models share compiled programs."""
+    return cls(model, mesh)
+
   def __init__(self, model: language_model.LanguageModel, mesh: jax.sharding.Mesh):
     self.model, self.mesh = model, mesh
     self._row_sharding = sharding.rows_sharding(mesh)

@@ -122,6 +122,7 @@ class CompletionConfig:
     context: maximum number of tokens that a token is predicted from; `UNBOUNDED` for a recurrent
       model.
     stop: texts before which a continuation ends.
+    positions: number of positions of the model; None: no limit.
   """
 
   sampling: sampling.SamplingConfig
@@ -129,6 +130,7 @@ class CompletionConfig:
   seed: int
   context: int
   stop: tuple[str, ...] = ()
+  positions: int | None = None
 
   def check(self, model: model_config.ModelConfig, num_prompts: int) -> None:
     """Raises BadInput for values out of range, or that the model does not support."""
@@ -143,51 +145,52 @@ class CompletionConfig:
       value = getattr(self, name)
       if not isinstance(value, numbers.Integral) or value < least:
         raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
-    if model.num_positions is not None and self.context > model.num_positions:
+    if self.positions is not None and self.context > self.positions:
       raise errors.BadInput(
-        f'context={self.context} exceeds the {model.num_positions:,} positions of the model: lower '
-        f'it'
+        f'context={self.context} exceeds the {self.positions:,} positions of the model: lower it'
       )
     if '' in self.stop:
       raise errors.BadInput("stop='' is in every text; expected at least one character")
     if self.seed + num_prompts > 2**32:
       raise errors.BadInput(f'seed={self.seed} and one more for each prompt exceed 2^32 - 1')
 
+  def check_length(self, name: str, tokens: int, starts: int = 0) -> None:
+    """Raises BadInput if a text exceeds the context, or with its continuation the positions.
+
+    Args:
+      name: name of the text, for the error message.
+      tokens: number of its tokens.
+      starts: 1 if the document start is read before them.
+    """
+    read = tokens + starts
+    if read > self.context:
+      room = f'{self.context - starts:,}{" and the document start" * starts}'
+      raise errors.BadInput(
+        f'{name} is too long: {tokens:,} tokens, but {room} fill the context of '
+        f'{self.context:,}; shorten it, or raise the context'
+      )
+    last = read + self.tokens - 1  # the last token is not read
+    if self.positions is not None and last > self.positions:
+      raise errors.BadInput(
+        f'{name} has {read:,} tokens, which with tokens={self.tokens:,} new ones exceed the '
+        f'{self.positions:,} positions of the model: shorten it, or lower tokens'
+      )
+
 
 def encode_prompts(
-  vocabulary: vocabularies.Vocabulary, prompts: Sequence[str], context: int
+  vocabulary: vocabularies.Vocabulary, prompts: Sequence[str], config: CompletionConfig
 ) -> list[EncodedText]:
   """Encodes prompts, after the document start if the model reads one.
 
-  Raises BadInput if one does not fit the context.
+  Raises BadInput if one is too long.
   """
   encoded = []
   for i, text in enumerate(prompts):
     ids = encode(vocabulary, text, f'prompt {i + 1}').ids
     with_start = vocabulary.add_start(ids)
-    check_length(f'prompt {i + 1}', len(ids), len(with_start) - len(ids), context)
+    config.check_length(f'prompt {i + 1}', len(ids), len(with_start) - len(ids))
     encoded.append(EncodedText(text, with_start))
   return encoded
-
-
-def check_length(name: str, tokens: int, starts: int, context: int) -> None:
-  """Raises BadInput for a text that, with a document start or without one, exceeds the context."""
-  if tokens + starts > context:
-    room = f'{context - starts:,}{" and the document start" * starts}'
-    raise errors.BadInput(
-      f'{name} is too long: {tokens:,} tokens, but {room} fill the context of {context:,}; '
-      f'shorten it, or raise the context'
-    )
-
-
-def check_positions(model: model_config.ModelConfig, name: str, read: int, new_tokens: int) -> None:
-  """Raises BadInput if a text of `read` tokens and its continuation have too many positions."""
-  last = read + new_tokens - 1  # the last token is not read
-  if model.num_positions is not None and last > model.num_positions:
-    raise errors.BadInput(
-      f'{name} has {read:,} tokens, which with tokens={new_tokens:,} new ones exceed the '
-      f'{model.num_positions:,} positions of the model: shorten it, or lower tokens'
-    )
 
 
 def complete(

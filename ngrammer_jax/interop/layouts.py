@@ -1,6 +1,6 @@
 """A memory of n-grams in a safetensors file of another code, and how to load and write it.
 
-A `FileLayout` says which arrays it has. Tables are read and written in ranges of ROWS_AT_ONCE rows.
+A `FileLayout` says which arrays it has. Tables are read and written in `row_files.blocks`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,6 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.interop import conversion, row_files
 
-ROWS_AT_ONCE = 2**16
 METADATA_KEY = 'ngram_memory'
 # What the rows of the hash depend on, besides the sizes of the tables.
 HASH_FACTS = {
@@ -162,7 +161,8 @@ class FileLayout:
     with row_files.new_file(path, described, metadata) as write:
       for name, array in arrays.items():
         write(name, 0, array)
-      for start, stop in _ranges(0, sum(self.table.rows.values())):
+      row_bytes = self.table.shape[1] * table.dtype.itemsize
+      for start, stop in row_files.blocks(0, sum(self.table.rows.values()), row_bytes):
         rows = _table_rows(table, start, stop)
         for name, first, selected in self.table.between(start, stop):
           write(name, first, rows[selected])
@@ -173,7 +173,7 @@ def _check_arrays(arrays, layout):
   expected = layout.shapes()
   codes = {name: ('I32', 'I64') for name in layout.numbers}
   for name, array in arrays.items():  # before the names: 8 bits have scales, which are extra
-    choices = codes.get(name, ('F64', 'F32', 'F16', 'BF16'))
+    choices = codes.get(name, row_files.FLOATS)
     if name in expected and array.code not in choices:
       product = 'its product with its scales' if array.code.startswith('F8') else 'it'
       raise errors.BadInput(
@@ -217,12 +217,6 @@ def _check_hash(arrays, layout, metadata, made_with):
     )
 
 
-def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
-  """Yields ranges of at most ROWS_AT_ONCE rows."""
-  for first in range(start, stop, ROWS_AT_ONCE):
-    yield first, min(first + ROWS_AT_ONCE, stop)
-
-
 def _read_table(arrays, table, start, stop):
   """Returns rows of the table; zeros beyond those of the file."""
   read = lambda name, first, rows: arrays[name].read(first, first + rows.stop - rows.start)
@@ -240,7 +234,8 @@ def _fill_table(read, shape, dtype, sharding):
   for device, (row_slice, columns) in sharding.addressable_devices_indices_map(shape).items():
     start, stop, _ = row_slice.indices(shape[0])
     width = len(range(*columns.indices(shape[1])))
-    blocks = ((low - start, read(low, high)[:, columns]) for low, high in _ranges(start, stop))
+    ranges = row_files.blocks(start, stop, shape[1] * dtype.itemsize)
+    blocks = ((low - start, read(low, high)[:, columns]) for low, high in ranges)
     fill = _fill_device if _is_device_memory(sharding, device) else _fill_host
     device_sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
     shards.append(fill(blocks, (stop - start, width), dtype, device_sharding))

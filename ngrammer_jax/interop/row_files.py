@@ -21,8 +21,10 @@ from ngrammer_jax.interop import safetensors
 
 DTYPES = {
   **{'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16},
-  **{'I64': np.int64, 'I32': np.int32},
+  **{'I64': np.int64, 'I32': np.int32, 'U8': np.uint8},
 }
+BLOCK_BYTES = 2**25  # of the rows of a large array that are read or written at once
+FLOATS = ('F64', 'F32', 'F16', 'BF16')  # codes of what weights can be
 _CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 Path = str | os.PathLike[str]
 
@@ -50,6 +52,13 @@ class StoredArray(NamedTuple):
     first_byte, count = self.first_byte + start * self.row_bytes, (stop - start) * self.row_bytes
     values = np.fromfile(self.path, np.uint8, count, offset=first_byte).view(self.dtype)
     return values.reshape(stop - start, *self.shape[1:])
+
+
+def blocks(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+  """Yields ranges of rows, of at most BLOCK_BYTES: a large array is read and written so."""
+  size = max(BLOCK_BYTES // max(row_bytes, 1), 1)
+  for first in range(start, stop, size):
+    yield first, min(first + size, stop)
 
 
 def stored_arrays(paths: Path | Sequence[Path]) -> tuple[dict[str, StoredArray], dict[str, str]]:

@@ -15,8 +15,8 @@ from ngrammer_jax import errors, open_weights, sharding
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.vocabularies import published
+from ngrammer_jax.interop.huggingface import tensors
 from ngrammer_jax.runs import run
-from ngrammer_jax.system import files
 from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
 
@@ -27,18 +27,15 @@ class PublishedRun(run.Run):
 
   Attributes:
     dtype: dtype of the parameters; None: those of the file.
+    published: the files of the model.
   """
 
   dtype: str | None = None
-
-  @functools.cached_property
-  def published(self) -> open_weights.Model:
-    """The files of the model."""
-    return open_weights.open(self.workdir)
+  published: open_weights.Model = dataclasses.field(kw_only=True, repr=False, compare=False)
 
   @property
   def vocabulary_size(self) -> int:
-    return self.published.vocabulary_size  # of which a tokenizer may not use all
+    return self.published.description.vocabulary_size  # of which a tokenizer may not use all
 
   content_hash = None  # its text is not known
   results_folder = None  # nothing is added to its files
@@ -58,13 +55,22 @@ class PublishedRun(run.Run):
       raise errors.BadInput(f'--step={self.step}: {self.workdir} is published: it has no steps')
 
   @functools.cached_property
+  def _slices(self) -> tensors.Slices:
+    """Where each parameter is in the files. Raises BadInput if these have other tensors."""
+    family, params = self.published.description.family, nn.unbox(self.abstract_parameters)
+    slices = tensors.find_all(family, self.config.model, self.vocabulary_size, params)
+    tensors.check(self.published.checkpoint, family, slices)
+    return slices
+
+  @functools.cached_property
   def parameter_dtypes(self) -> dict[str, np.dtype]:
-    stored = self.published.dtypes(self.config.model, nn.unbox(self.abstract_parameters))
-    return {name: jnp.dtype(self.dtype or dtype) for name, dtype in stored.items()}
+    stored = self.published.checkpoint.tensors
+    dtype_of = lambda each: jnp.dtype(self.dtype or stored[each.name].dtype)
+    return {name: dtype_of(each) for name, each in self._slices.items()}
 
   def load(self, abstract: Any) -> dict[str, Any]:
     """Returns the parameters, in the dtypes and shards of `abstract`."""
-    return self.published.load(self.config.model, abstract)
+    return tensors.load(self.published.checkpoint, self._slices, abstract)
 
   @functools.cached_property
   def state(self) -> train_state.TrainState:
@@ -84,7 +90,7 @@ class PublishedRun(run.Run):
 
 
 def open_run(
-  path: str | pathlib.Path, step: int | str = 'newest', dtype: str | None = None
+  path: pathlib.Path, step: int | str = 'newest', dtype: str | None = None
 ) -> PublishedRun:
   """Opens a published model.
 
@@ -96,10 +102,9 @@ def open_run(
   Raises:
     BadInput: it is damaged, of another family, or has a field or value that is not known.
   """
-  path = files.path(path)
   model = open_weights.open(path)
   values = model.config_values()
   has_text = 'vocabulary_path' in values['data']
   with errors.named(model.checkpoint.config_path):
     config = conversion.resolve(values if has_text else values | {'data': {}})
-  return PublishedRun(path, config, step, dtype)
+  return PublishedRun(path, config, step, dtype, published=model)

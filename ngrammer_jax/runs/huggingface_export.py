@@ -1,5 +1,6 @@
 """A run as a folder that other libraries read."""
 
+import dataclasses
 import json
 import logging
 import pathlib
@@ -7,32 +8,48 @@ from typing import Any
 
 from ngrammer_jax import open_weights
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.vocabularies import tokenizer
-from ngrammer_jax.interop.huggingface import families
+from ngrammer_jax.data.vocabularies import published, tokenizer
+from ngrammer_jax.interop.huggingface import checkpoint, configs, families, tensors
 
 
 def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
-  """Writes a `runs.Run`, see `open_weights.save`.
+  """Writes a `runs.Run` into an empty folder, as a model of a family that has such models.
 
   It keeps the family, the number of positions and the generation settings of the published model
   that the training started from.
+
+  Args:
+    source: the run.
+    folder: the folder.
+    dtype: dtype of the tensors; None: those of the parameters.
+
+  Raises:
+    BadInput: no family has such a model.
   """
-  config, origin, V = source.config, source.origin, source.vocabulary_size
-  token_ids = dict(origin.get('token_ids', {}))
-  if source.published is not None:
-    checkpoint = source.published.checkpoint
-    text_files = dict(checkpoint.text_files)
-    if checkpoint.has_tokenizer:
-      text_files = _text_files(source.vocabulary, token_ids) | text_files
-  else:
+  model, origin, V = source.config.model, source.origin, source.vocabulary_size
+  preferred, scale = families.FAMILIES[origin.get('family', 'llama')], 1.0
+  if model.scale_embeddings and not (model.tie_embeddings or preferred.options['scale_embeddings']):
+    model, scale = dataclasses.replace(model, scale_embeddings=False), model.width**0.5
+  positions = origin.get('positions', source.config.evaluation_length())
+  family, values = configs.write(model, V, positions, preferred)
+  token_ids, text_files = dict(origin.get('token_ids', {})), {}
+  if source.published is None or published.has_tokenizer(source.workdir):
     text_files = _text_files(source.vocabulary, token_ids)
+  if source.published is None:
     token_ids |= _token_ids(source.vocabulary)
-    generation = origin.get('generation', {}) | token_ids
-    text_files[open_weights.GENERATION] = json.dumps(generation, indent=2).encode()
-  positions = origin.get('positions', config.evaluation_length())
-  family = families.FAMILIES[origin.get('family', 'llama')]
-  about = positions, token_ids, text_files, dtype, family
-  open_weights.save(lambda: source.state.params, config.model, V, folder, *about)
+  params = source.state.params
+  if scale != 1:
+    params = params | {'embedding': params['embedding'] * scale}
+  kind = tensors.save(params, family, model, V, folder / checkpoint.WEIGHTS, dtype)
+  # Families have ids of their own where there is no null.
+  values |= {'torch_dtype': kind} | dict.fromkeys(open_weights.TOKEN_IDS) | token_ids
+  generation = origin.get('generation', {}) | token_ids
+  contents = {checkpoint.CONFIG: values, open_weights.GENERATION: generation}
+  text_files |= {name: json.dumps(value, indent=2).encode() for name, value in contents.items()}
+  if source.published is not None:  # its own files, byte by byte
+    text_files |= source.published.checkpoint.text_files
+  for name, content in text_files.items():
+    (folder / name).write_bytes(content)
 
 
 def _token_ids(vocabulary: vocabularies.Vocabulary) -> dict[str, int | list[int]]:

@@ -91,14 +91,12 @@ def initial_state(
   """
   init_from = config.init_from
   source = open_run(init_from, _recorded_step(init_from, workdir))
-  new = added_memories.new_parts(source.config.model, config.model)
   hosts.on_primary(workdirs.write_origin, workdir, source.origin)
   if source.published is not None:
     logging.info('starting from %s', init_from)
-    flat = traverse_util.flatten_dict(state.params)
-    if new:
-      flat = {path: flat[path] for path in traverse_util.flatten_dict(source.abstract_parameters)}
-    params, codebook = source.load(traverse_util.unflatten_dict(flat)), {}
+    leaves = traverse_util.flatten_dict(state.params)
+    own = {path: leaves[path] for path in traverse_util.flatten_dict(source.abstract_parameters)}
+    params, codebook = source.load(traverse_util.unflatten_dict(own)), {}
   else:
     params, codebook = source.state.params, source.state.codebook
     record = {'init_from': init_from, 'step': int(source.state.step)}

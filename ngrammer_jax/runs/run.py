@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import linen as nn
 import jax
@@ -39,6 +39,8 @@ class Run:
   workdir: pathlib.Path
   config: experiment.Config = dataclasses.field(repr=False)  # long
   step: int | str = 'newest'
+  # The files of a published model; None: it was trained here.
+  published: ClassVar[open_weights.Model | None] = None
 
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
@@ -49,11 +51,6 @@ class Run:
   def vocabulary_size(self) -> int:
     """V, number of token ids of the model."""
     return self.vocabulary.size
-
-  @property
-  def published(self) -> open_weights.Model | None:
-    """The files of a published model; None: it was trained here."""
-    return None
 
   @property
   def content_hash(self) -> str | None:
@@ -147,7 +144,7 @@ class Run:
   @functools.cached_property
   def engine(self) -> inference.Engine:
     """Scores, ranks and generates; compiles every program once."""
-    return inference.Engine(self.evaluated, self.mesh)
+    return inference.Engine.shared(self.evaluated, self.mesh)
 
   @functools.cached_property
   def variables(self) -> inference.Variables:
@@ -395,10 +392,7 @@ class Run:
     """Yields the completions of `generate`, batch by batch, as soon as they are done."""
     config = self._completion_config(sampling_config, tokens, seed, context, stop, len(prompts))
     encode = conversation.encode_prompts if chat else text.encode_prompts
-    encoded = encode(self.vocabulary, prompts, config.context)
-    model = self.config.evaluation_model()
-    for i, prompt in enumerate(encoded):
-      text.check_positions(model, f'prompt {i + 1}', len(prompt.ids), tokens)
+    encoded = encode(self.vocabulary, prompts, config)
     variables = self.variables
     yield from text.complete(self.engine, variables, self.vocabulary, encoded, config, on_text)
 
@@ -422,8 +416,11 @@ class Run:
   def _completion_config(self, sampling_config, tokens, seed, context, stop, num_prompts):
     context = self.config.evaluation_context() if context is None else context
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    config = text.CompletionConfig(sampling_config, tokens, seed, context, stop)
-    config.check(self.config.evaluation_model(), num_prompts)
+    model = self.config.evaluation_model()
+    config = text.CompletionConfig(
+      sampling_config, tokens, seed, context, stop, model.num_positions
+    )
+    config.check(model, num_prompts)
     return config
 
 

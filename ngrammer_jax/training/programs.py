@@ -151,7 +151,7 @@ class Programs:
     """The inference engine for evaluation."""
     config = self._config.evaluation_model()
     model = language_model.build(config, self._vocabulary_size, jit_layers=True)
-    return inference.Engine(model, self.mesh)
+    return inference.Engine.shared(model, self.mesh)
 
   @functools.cached_property
   def flops(self) -> flops.ModelFlops:

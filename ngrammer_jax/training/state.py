@@ -48,7 +48,8 @@ class TrainState(struct.PyTreeNode):
 
 def abstract_variables(model: language_model.LanguageModel) -> dict[str, Any]:
   """Returns the shapes of the variables of a model, with their logical axis names."""
-  trace = lambda model: jax.eval_shape(functools.partial(_init_variables, model, 1, seed=0))
+  # Equal models are traced once in a process.
+  trace = lambda model: _jitted_init_variables.eval_shape(model, 1, 0)
   c = model.config
   if not isinstance(model, transformer.TransformerLM) or c.ngram is not None or c.ngram_memories:
     return trace(model)
@@ -63,6 +64,9 @@ def _init_variables(model, batch_size, seed):
   tokens = jnp.zeros((batch_size, 1), jnp.int32)
   memory = language_model.empty_memory(model.config, batch_size)
   return model.init(jax.random.key(seed), tokens, memory)
+
+
+_jitted_init_variables = jax.jit(_init_variables, static_argnums=(0, 1, 2))
 
 
 def make_initializer(

@@ -15,14 +15,14 @@ def untrained(tmp_path, cache, monkeypatch):
 
   from ngrammer_jax import config as experiment
   from ngrammer_jax import runs
-  from ngrammer_jax.data import token_cache
+  from ngrammer_jax.data import mixture
   from ngrammer_jax.models import language_model
   from ngrammer_jax.training import state as train_state
   from tests import checks
 
   def create_run(config, modify=lambda params, codebook: None):
     config.check()
-    corpus, workdir = token_cache.prepare(config.data), tmp_path / 'run'
+    corpus, workdir = mixture.prepare(config.data), tmp_path / 'run'
     workdir.mkdir()
     corpus.vocabulary.save(workdir)
     (workdir / 'corpus.json').write_text(json.dumps({'content_hash': corpus.content_hash}))

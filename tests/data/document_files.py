@@ -10,7 +10,7 @@ from pyarrow import parquet
 import zstandard
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, mixture_schedule, packing, streams
+from ngrammer_jax.data import corpora, mixture, mixture_schedule, packing, streams
 
 FRAME = 700  # bytes of text in a frame: several in a file, and most end within a line
 COMPRESS = {
@@ -53,6 +53,11 @@ def write(path, texts, field='text'):
 
 def open_corpus(corpus, path=None, **settings):
   return corpora.open_corpus(data_config.DataConfig(corpus, path and str(path), **settings))
+
+
+def prepare(config, **options):
+  """The tokens of a single corpus."""
+  return mixture.prepare(config, **options).parts['']
 
 
 def whole_batch(batch_size):

@@ -109,6 +109,9 @@ def test_rows_equal_those_of_local_files(hub, tmp_path):
   write_corpus(tmp_path / 'local')
   shutil.copytree(tmp_path / 'local', HubFileSystem.folder / 'datasets' / 'someone' / 'texts')
   assert_rows_equal_those_of_local_files(hub, tmp_path)
+  for end in ('', '/'):  # files beside subfolders are enough for a text
+    names = [file.name for file in document_files.open_corpus('text', hub + end).files]
+    assert names == ['train-0.jsonl.zst', 'train-3.arrow', 'valid.jsonl']
 
 
 @pytest.mark.slow
@@ -171,6 +174,12 @@ def test_what_is_not_there_is_one_sentence(hub):
   url = 'hf://datasets/nobody/x'
   with bad_input(f'data.path={url} has no files: expected those of a corpus'):
     document_files.open_corpus('shards', url)
+  for name in ('.hidden', 'a/dataset_info.json'):
+    document_files.write(HubFileSystem.folder / 'datasets' / 'nobody' / 'x' / name, ['no text'])
+  with bad_input(
+    f'data.path={url}: the corpus was not found; expected a text file, or a folder of them'
+  ):
+    document_files.open_corpus('text', url)
 
 
 @pytest.mark.slow

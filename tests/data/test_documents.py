@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures('cache')
 
 
 def prepare(path, vocabulary='bytes', **settings):
-  return token_cache.prepare(data_config.DataConfig('text', str(path), vocabulary, **settings))
+  return document_files.prepare(data_config.DataConfig('text', str(path), vocabulary, **settings))
 
 
 def documents(corpus, split='train'):

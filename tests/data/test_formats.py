@@ -66,14 +66,14 @@ def test_row_groups_of_every_size_are_read_from_any_row(tmp_path, monkeypatch, n
 @each('small, max_open', [(8 << 20, 0), (0, 2)])
 def test_few_of_many_files_are_open(tmp_path, monkeypatch, small, max_open):
   texts = [f'{i} ' + 'some text ' * 50 for i in range(5000)]
-  parquet.write_table(pa.table({'text': texts}), tmp_path / 'x.parquet')
+  path = tmp_path / 'x.parquet'
+  parquet.write_table(pa.table({'text': texts}), path)
   monkeypatch.setattr(formats.parquet, 'SMALL', small)
   monkeypatch.setattr(formats.parquet, 'MAX_DECODERS', max_open)
-  num_open = lambda: len(list(pathlib.Path('/proc/self/fd').iterdir()))
-  before, allocated = num_open(), pa.total_allocated_bytes()
-  readers = [open_file(tmp_path / 'x.parquet').read() for _ in range(8)]
+  allocated = pa.total_allocated_bytes()
+  readers = [open_file(path).read() for _ in range(8)]
   assert all(next(reader)[0] == texts[0].encode() for reader in readers)
-  assert num_open() - before == max_open
+  assert sum(file.resolve() == path for file in pathlib.Path('/proc/self/fd').iterdir()) == max_open
   assert (pa.total_allocated_bytes() - allocated < 1e6) == (not max_open)
   assert all(next(reader)[0] == texts[1].encode() for reader in readers)
 
@@ -325,3 +325,5 @@ def test_prompts_are_lines(tmp_path):
   path.write_bytes('a\nb\n'.encode('utf-16'))
   with bad_input(f'{path} is UTF-16: convert it to UTF-8'):
     prompts.read(path)
+  with bad_input(f'--prompts={tmp_path}/none: no such file; expected one prompt per line'):
+    prompts.read(tmp_path / 'none')

@@ -143,7 +143,7 @@ def test_content_hash_covers_parts_and_weights(data, folder):
   assert len({first, *(mixture.prepare(config).content_hash for config in changed)}) == 6
   single = dataclasses.replace(data(), corpus='text', path=str(folder / 'lower.txt'))
   prepared = mixture.prepare(single)
-  assert prepared.content_hash.split('-')[0] == token_cache.prepare(single).content_hash
+  assert prepared.content_hash.split('-')[0] == document_files.prepare(single).content_hash
   assert prepared.split_names() == ['train', 'validation', 'test']
 
 

@@ -65,12 +65,6 @@ def test_exception_is_raised_in_place_of_its_item():
       next(items)
 
 
-def test_exception_leaves_the_block():
-  with pytest.raises(ZeroDivisionError):
-    with prefetch.run_ahead(1 // i for i in (1, 0)) as items:
-      list(items)
-
-
 @pytest.mark.parametrize('num_consumed', [0, 1, 5])
 def test_leaving_early_stops_the_thread(num_consumed):
   with prefetch.run_ahead(itertools.count(), depth=2) as items:

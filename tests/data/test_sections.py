@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, text_files, token_cache
+from ngrammer_jax.data import corpora, text_files
 from tests.checks import bad_input
 from tests.data import document_files
 
@@ -71,7 +71,7 @@ def test_books_do_not_contain_their_titles(tmp_path):
 
 def prepare(folder, corpus, vocabulary):
   config = data_config.DataConfig(corpus=corpus, path=str(folder), vocabulary=vocabulary)
-  return token_cache.prepare(config)
+  return document_files.prepare(config)
 
 
 @pytest.mark.parametrize('kind', ['words', 'characters', 'bytes'])
@@ -98,6 +98,7 @@ def test_articles_change_no_token_of_wikitext(tmp_path, cache):
 
 def test_wikitext_2_has_its_published_articles_and_tokens(corpora, cache):
   corpus = prepare(corpora / 'wikitext2', 'wikitext_articles', 'words')
+  assert corpus.vocabulary.size == 33_278
   counts = {name: (len(s.tokens), len(s.starts)) for name, s in corpus.splits.items()}
   assert counts == {'train': (2_088_628, 600), 'validation': (217_646, 60), 'test': (245_569, 60)}
 

@@ -47,48 +47,9 @@ def test_shards_of_a_split_are_sorted(tmp_path):
   assert names == ['c4-train.00000-of-00002.json.gz', 'c4-train.00001-of-00002.json.gz']
 
 
-def test_splits_are_words_of_the_name(tmp_path):
-  for name in ('constrained-train.txt', 'latest.valid.txt', 'the_contest.txt', 'train-test.txt'):
-    write(tmp_path, name, 'a')
-  names = {split: shard.files[0].name for split, shard in find(tmp_path).items()}
-  assert names == {
-    'train': 'constrained-train.txt',
-    'validation': 'latest.valid.txt',
-    'test': 'train-test.txt',
-  }
-
-
-def test_words_may_end_with_a_split_if_it_has_no_other_file(tmp_path):
-  for name in (
-    'latest-train.txt',
-    'latest.valid.txt',
-    'mytesting.txt',
-    'constrain.txt',
-    'retested.txt',
-  ):
-    write(tmp_path, name, 'a')
-  names = {split: [path.name for path in s.files] for split, s in find(tmp_path).items()}
-  assert names == {
-    'train': ['latest-train.txt'],
-    'validation': ['latest.valid.txt'],
-    'test': ['mytesting.txt'],
-  }
-
-
-def test_train_and_validation_are_required(tmp_path):
-  write(tmp_path, 'train.jsonl', json_lines('a'))
-  with bad_input(
-    f'data.path={tmp_path} has no file for validation (train: train.jsonl): put one there with '
-    f'train, valid or test in its name, or set data.validation_share=0.05'
-  ):
-    find(tmp_path)
-
-
-@pytest.mark.parametrize('name', ['train.jsonl', 'train.json.gz', 'train.txt', 'train.txt.gz'])
-def test_reading_can_start_at_any_document(tmp_path, name):
+def test_reading_can_start_at_any_paragraph(tmp_path):
   documents = ['one', 'two\nlines of ü', ' three ', 'four']
-  plain = '\n\n' + '\n\n\n'.join(documents) + '\n'
-  path = write(tmp_path, name, plain if '.txt' in name else json_lines(*documents))
+  path = write(tmp_path, 'train.txt', '\n\n' + '\n\n\n'.join(documents) + '\n')
   file_shards = shards.FileShards((path,))
   assert read_texts(file_shards) == documents
   for document, (_, place) in enumerate(file_shards.read(0), 1):
@@ -138,13 +99,6 @@ def test_windows_line_ends(tmp_path):
   assert read_texts(shards.FileShards((plain,))) == ['one\r\ntwo', 'three']
   objects = write(tmp_path, 'train.jsonl', b'{"text": "a"}\r\n\r\n {"text": "b"}\r\n')
   assert read_texts(shards.FileShards((objects,))) == ['a', '', 'b']
-
-
-def test_a_truncated_shard_is_reported(tmp_path):
-  path = write(tmp_path, 'train.json.gz', json_lines(*map(str, range(10_000))))
-  path.write_bytes(path.read_bytes()[:-2000])
-  with pytest.raises(Exception, match=rf'\A{path} is damaged: Compressed'):
-    read_texts(shards.FileShards((path,)))
 
 
 # What is held out.

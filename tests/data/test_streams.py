@@ -37,18 +37,6 @@ def arrays(segment):
 
 
 @each('n, batch_size, length', SIZES)
-def test_segment_depends_on_the_step_alone(n, batch_size, length):
-  split = make_split(n)
-  steps = [0, 7, 3, 1_000_000, 3, 0]
-  first_results = {}
-  for step in steps:
-    segment = train_segment(split, step, batch_size, length)
-    expected_segment = first_results.setdefault(step, segment)
-    for actual, expected in zip(arrays(segment), arrays(expected_segment), strict=True):
-      assert actual.shape == (batch_size, length) and np.array_equal(actual, expected)
-
-
-@each('n, batch_size, length', SIZES)
 @each('hosts', [1, 2, 3, 5])
 def test_rows_of_all_hosts_are_one_batch(n, batch_size, length, hosts):
   split = make_split(n, [0, 2])
@@ -155,16 +143,6 @@ def test_a_stream_is_contiguous_and_then_padded(n, num_streams, length, rows, ma
     assert np.array_equal(targets[row][:size], row * longest + np.arange(size))
   assert valid[: evaluation.streams].sum(1).all() and not valid[evaluation.streams :].any()
   assert valid.shape[1] - length < longest
-
-
-@each('rows', [1, 3, 8])
-def test_result_does_not_depend_on_rows_at_a_time(rows):
-  evaluation = streams.EvaluationStreams(make_split(50), 8, 4)
-  whole = evaluation.segment(1, 0, 9)
-  for first_row in range(0, 9, rows):
-    part = evaluation.segment(1, first_row, min(rows, 9 - first_row))
-    for actual, expected in zip(arrays(part), arrays(whole), strict=True):
-      assert np.array_equal(actual, expected[first_row : first_row + rows])
 
 
 @each('n, num_streams, length, rows, max_tokens', CASES)

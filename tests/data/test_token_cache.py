@@ -21,10 +21,12 @@ from ngrammer_jax.data import fingerprints, mixture, shards, text_files, token_c
 from ngrammer_jax.system import files
 from tests import tokenizer_files
 from tests.checks import bad_input
+from tests.data import document_files
 
 pytestmark = pytest.mark.usefixtures('cache')
 
 SPLITS = corpus_files.SPLITS
+BYTES = vocabularies.ByteVocabulary()
 TEXT = ''.join(f'line {i % 97} of some text\n' for i in range(2000)).encode()
 
 
@@ -36,7 +38,7 @@ def text(tmp_path):
 
   def prepare(**settings):
     settings = {'corpus': 'text', 'path': str(path), 'vocabulary': 'bytes'} | settings
-    return token_cache.prepare(data_config.DataConfig(**settings))
+    return document_files.prepare(data_config.DataConfig(**settings))
 
   prepare.path = path
   return prepare
@@ -72,20 +74,9 @@ def same_tokens(a, b):
 # Published token counts.
 
 
-@pytest.mark.slow  # test_sections counts the same tokens, with articles
-def test_wikitext2_has_the_published_counts(corpora):
-  corpus = token_cache.prepare(
-    data_config.DataConfig('wikitext', str(corpora / 'wikitext2'), vocabulary='words')
-  )
-  assert corpus.vocabulary.size == 33_278
-  assert token_counts(corpus) == [2_088_628, 217_646, 245_569]
-  assert text_bytes(corpus) == [None] * 3
-  assert corpus.splits['train'].tokens.dtype == np.uint16
-
-
 @pytest.mark.slow
 def test_text8_has_the_published_counts(corpora):
-  corpus = token_cache.prepare(
+  corpus = document_files.prepare(
     data_config.DataConfig('text8', str(corpora / 'text8.zip'), vocabulary='characters')
   )
   assert corpus.vocabulary.size == 27
@@ -104,7 +95,7 @@ def test_text8_has_the_published_counts(corpora):
 )
 def test_enwik8_has_the_published_counts(corpora, newlines, symbols, tokens, is_raw):
   settings = {'vocabulary': 'characters', 'newlines': newlines}
-  corpus = token_cache.prepare(
+  corpus = document_files.prepare(
     data_config.DataConfig('enwik8', str(corpora / 'enwik8.gz'), **settings)
   )
   assert corpus.vocabulary.size == symbols
@@ -130,7 +121,9 @@ def test_documents_are_separated_by_the_document_start(tmp_path):
   folder.mkdir()
   for i in range(22):
     (folder / f'{i:02}').write_bytes(b'abc'[: i % 3 + 1])
-  corpus = token_cache.prepare(data_config.DataConfig('text', str(folder), vocabulary='characters'))
+  corpus = document_files.prepare(
+    data_config.DataConfig('text', str(folder), vocabulary='characters')
+  )
   numbers = [i for i in range(22) if i not in (9, 19)]  # of the training documents
   train = corpus.splits['train']
   assert train.document_start == train.num_characters == 3
@@ -147,21 +140,16 @@ def test_single_text_has_no_separate_document_start(text):
   assert corpus.vocabulary.decode([corpus.splits['train'].document_start]) == b'\n'
 
 
-@pytest.mark.parametrize(
-  'newlines, tokens, is_raw', [('keep', 4, True), ('drop', 2, False), ('eos', 5, False)]
-)
-def test_enwik8_newline_conventions_have_separate_caches(
-  tmp_path, monkeypatch, newlines, tokens, is_raw
-):
+def test_enwik8_newline_conventions_have_separate_caches(tmp_path, monkeypatch):
   path = tmp_path / 'enwik8'
   path.write_bytes(b'')
   monkeypatch.setattr(corpus_files, '_verify_published_file', lambda name, path: None)
   monkeypatch.setattr(text_files, 'byte_range', lambda blocks, start, stop: iter([b'a\nb\n']))
-  for value in (*data_config.NEWLINES, newlines):
-    config = data_config.DataConfig('enwik8', str(path), 'characters', newlines=value)
-    corpus = token_cache.prepare(config)
-  assert token_counts(corpus) == [tokens] * 3
-  assert text_bytes(corpus) == [tokens if is_raw else None] * 3
+  for newlines, tokens, is_raw in [('keep', 4, True), ('drop', 2, False), ('eos', 5, False)] * 2:
+    config = data_config.DataConfig('enwik8', str(path), 'characters', newlines=newlines)
+    corpus = document_files.prepare(config)
+    assert token_counts(corpus) == [tokens] * 3
+    assert text_bytes(corpus) == [tokens if is_raw else None] * 3
 
 
 def test_characters_of_enwik8_are_bytes_but_words_are_not(tmp_path, monkeypatch):
@@ -169,7 +157,7 @@ def test_characters_of_enwik8_are_bytes_but_words_are_not(tmp_path, monkeypatch)
   path.write_bytes(b'')
   monkeypatch.setattr(corpus_files, '_verify_published_file', lambda name, path: None)
   monkeypatch.setattr(text_files, 'byte_range', lambda *_: iter([text.encode()]))
-  prepare = lambda kind: token_cache.prepare(data_config.DataConfig('enwik8', str(path), kind))
+  prepare = lambda kind: document_files.prepare(data_config.DataConfig('enwik8', str(path), kind))
   assert token_counts(prepare('characters')) == [12] * 3
   words = prepare('words')
   assert token_counts(words) == [3] * 3 and words.vocabulary.decode([0]) == 'caf\u00e9'.encode()
@@ -184,13 +172,12 @@ def test_ids_have_16_bits_if_the_vocabulary_fits(text, monkeypatch, size, dtype)
 @pytest.mark.parametrize(
   'replacement, settings',
   [
-    ('  ', {'vocabulary': 'words'}),
     (' ', {'vocabulary': 'words', 'vocabulary_size': 10}),
     ('é', {'vocabulary_path': True, 'vocabulary': 'sentencepiece'}),
   ],
 )
 def test_text_bytes_of_a_lossy_tokenisation_are_none(text, request, replacement, settings):
-  """Two spaces, rare words, characters outside the T5 vocabulary."""
+  """Rare words, characters outside the T5 vocabulary."""
   text.path.write_bytes(TEXT.replace(b' ', replacement.encode()))
   if 'vocabulary_path' in settings:
     model = request.getfixturevalue('corpora') / 'vocab' / 't5_32k.model'
@@ -208,22 +195,8 @@ def test_text_bytes_are_none_if_the_tokenizer_changes_the_text(text, tmp_path):
 
 def test_text_bytes_are_none_only_for_the_lossy_split(tmp_path):
   path = write_splits(tmp_path / 'splits', b'a b\n', b'a  b\n', b'b a\n')
-  corpus = token_cache.prepare(data_config.DataConfig('wikitext', path, vocabulary='words'))
+  corpus = document_files.prepare(data_config.DataConfig('wikitext', path, vocabulary='words'))
   assert text_bytes(corpus) == [4, None, 4]
-
-
-def test_sentencepiece_is_learned_from_a_sample_of_a_large_text(text, monkeypatch):
-  learn_sentencepiece, sample = vocabularies.learn_sentencepiece, []
-
-  def recording_learn(texts, size):
-    sample.extend(texts)
-    return learn_sentencepiece(sample, size)
-
-  monkeypatch.setattr(vocabularies, 'learn_sentencepiece', recording_learn)
-  monkeypatch.setattr(text_files, 'CHUNK_SIZE', len(TEXT) // 100)
-  monkeypatch.setattr(vocabularies, 'MAX_TRAINING_BYTES', len(TEXT) // 4)
-  text(vocabulary='sentencepiece', vocabulary_size=290)
-  assert len(TEXT) // 5 < sum(map(len, sample)) <= len(TEXT) // 4
 
 
 # The cache.
@@ -232,13 +205,8 @@ def test_sentencepiece_is_learned_from_a_sample_of_a_large_text(text, monkeypatc
 @pytest.fixture
 def write_calls(monkeypatch):
   """A list with one entry for each time a corpus was tokenised."""
-  write_cache, calls = token_cache._write_cache, []
-
-  def recording_write_cache(*args):
-    calls.append(args)
-    write_cache(*args)
-
-  monkeypatch.setattr(token_cache, '_write_cache', recording_write_cache)
+  measure, calls = token_cache._measure, []
+  monkeypatch.setattr(token_cache, '_measure', lambda *args: calls.append(args) or measure(*args))
   return calls
 
 
@@ -281,19 +249,6 @@ def test_changed_file_is_tokenised_again(text, write_calls, change):
     corpus.vocabulary.decode(corpus.splits['train'].tokens)
     == text.path.read_bytes()[: len(corpus.splits['train'].tokens)]
   )
-
-
-@pytest.mark.parametrize(
-  'settings',
-  [
-    {'vocabulary': 'characters'},
-    {'vocabulary': 'words'},
-    {'vocabulary': 'words', 'vocabulary_size': 9},
-  ],
-)
-def test_each_setting_has_a_separate_cache(text, write_calls, settings):
-  text(), text(**settings), text(), text(**settings)
-  assert len(write_calls) == 2
 
 
 def test_changed_tokenizer_is_tokenised_again(text, write_calls, tokenizer):
@@ -362,17 +317,17 @@ def kill(*args, **kwargs):
 
 
 def kill_at_validation(corpus, split, *args):
-  return kill() if split == 'validation' else WRITE_SPLIT(corpus, split, *args)
+  return kill() if split == 'validation' else ENCODE(corpus, split, *args)
 
 
-WRITE_SPLIT = token_cache._write_split
+ENCODE = token_cache._encode
 
 
 @pytest.mark.parametrize(
   'owner, name, replacement',
   [
     (np, 'save', kill),
-    (token_cache, '_write_split', kill_at_validation),
+    (token_cache, '_encode', kill_at_validation),
     (pathlib.Path, 'rename', kill),
   ],
 )
@@ -387,15 +342,15 @@ def test_killed_preparation_leaves_no_cache(text, cache, monkeypatch, owner, nam
 
 def test_cache_of_a_faster_process_is_used(text, cache, monkeypatch):
   """The slower process removes its own cache."""
-  write_cache = token_cache._write_cache
+  measure = token_cache._measure
 
-  def slow_write_cache(*arguments):
-    write_cache(*arguments)
+  def slow_measure(*arguments):
     with monkeypatch.context() as patch:
-      patch.setattr(token_cache, '_write_cache', write_cache)
+      patch.setattr(token_cache, '_measure', measure)
       text()
+    return measure(*arguments)
 
-  monkeypatch.setattr(token_cache, '_write_cache', slow_write_cache)
+  monkeypatch.setattr(token_cache, '_measure', slow_measure)
   assert sum(token_counts(text())) == len(TEXT)
   assert len(list(cache.iterdir())) == 1
 
@@ -404,7 +359,7 @@ def test_published_files_are_verified_before_they_are_tokenised(tmp_path, cache,
   path = tmp_path / 'text8'
   path.write_bytes(b'too short')
   with pytest.raises(errors.BadInput, match='has 9 bytes, md5 .*, but text8 has 100,000,000, md5 '):
-    token_cache.prepare(data_config.DataConfig('text8', str(path)))
+    document_files.prepare(data_config.DataConfig('text8', str(path)))
   assert write_calls == [] and not any(cache.iterdir())
 
 
@@ -421,10 +376,11 @@ def test_content_hash_depends_on_the_text_not_on_its_path(text, tmp_path):
   assert text(path=str(other_path)).content_hash != first
 
 
-def test_content_hash_depends_on_the_vocabulary(text):
+def test_content_hash_and_cache_depend_on_the_vocabulary(text, write_calls):
   settings = [{'vocabulary': kind} for kind in ('bytes', 'characters', 'words')]
-  settings += [{'vocabulary': 'sentencepiece', 'vocabulary_size': size} for size in (290, 300)]
-  assert len({text(**kwargs).content_hash for kwargs in settings}) == 5
+  settings += [{'vocabulary': 'words', 'vocabulary_size': size} for size in (9, 10)]
+  hashes = [text(**kwargs).content_hash for kwargs in (*settings, *settings)]
+  assert len({*hashes}) == len(write_calls) == 5 and hashes[:5] == hashes[5:]
 
 
 def test_content_hash_depends_on_the_pretrained_model(text, write_calls, tmp_path):
@@ -467,7 +423,7 @@ def test_shards_of_tfds_in_a_bucket(monkeypatch, tmp_path):
   config = data_config.DataConfig('shards', 'gs://bucket/c4', vocabulary='bytes')
   for mtime in (1, 1, 2):
     times.append(mtime)
-    token_cache.prepare(config, corpus_files.from_shards('c4', by_split))
+    token_cache.prepare(config, corpus_files.from_shards('c4', by_split), BYTES, True)
   assert len(list((tmp_path / 'cache').glob('*'))) == 2
   checked = fingerprints.ShardFingerprints(files.SyncedDir(tmp_path, ''), paths)
   checked.check(0)
@@ -488,10 +444,10 @@ def test_a_damaged_shard_is_known_by_its_number(tmp_path):
   for content, sizes in (('a', {}), ('abc', {(1, '000_00000.jsonl'): 14}), ('abc', {})):
     paths[1].write_text(f'{{"text": "{content}"}}\n')
     corpus = dataclasses.replace(corpus_files.from_shards('shards', by_split), first_sizes=sizes)
-    hashes.append(token_cache.prepare(config, corpus).content_hash)
+    hashes.append(token_cache.prepare(config, corpus, BYTES, True).content_hash)
   paths[0].write_text('{"text": "abcd"}\n')
   corpus = dataclasses.replace(corpus, first_sizes={(1, '000_00000.jsonl'): 14})
-  hashes.append(token_cache.prepare(config, corpus).content_hash)
+  hashes.append(token_cache.prepare(config, corpus, BYTES, True).content_hash)
   assert hashes[0] == hashes[1] and len({*hashes}) == 3
 
 
@@ -646,7 +602,7 @@ def test_a_split_without_a_word_is_refused(tmp_path):
   path = write_splits(tmp_path / 'folder', b'a text', b'  ', b'a text')
   message = f'the validation split of text is empty: {path}/train holds too little text'
   with bad_input(message):
-    token_cache.prepare(data_config.DataConfig('text', path, vocabulary='words'))
+    document_files.prepare(data_config.DataConfig('text', path, vocabulary='words'))
 
 
 def test_unwritable_cache_folder_is_reported(text, tmp_path):
@@ -705,11 +661,11 @@ def test_a_vocabulary_that_is_there_is_not_learned_again(text, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(vocabularies, 'learn_sentencepiece', None)
     for _ in range(2):  # and from the cache
-      corpus = token_cache.prepare(config, vocabulary=model)
+      corpus = document_files.prepare(config, vocabulary=model)
       assert corpus.vocabulary.definition == model.definition
-  learned = token_cache.prepare(config)  # its cache is another one
+  learned = document_files.prepare(config)  # its cache is another one
   assert learned.vocabulary.size == 300
-  again = token_cache.prepare(config, vocabulary=learned.vocabulary)
+  again = document_files.prepare(config, vocabulary=learned.vocabulary)
   assert again.content_hash == learned.content_hash != corpus.content_hash
   assert same_tokens(again, learned)
 
@@ -746,5 +702,5 @@ def test_other_splits_of_the_same_file_are_another_text(tmp_path):
   splits = []
   for path in (tmp_path / 'train.txt', tmp_path):
     config = data_config.DataConfig(path=str(path), **options)
-    splits.append(set(token_cache.prepare(config).splits))
+    splits.append(set(document_files.prepare(config).splits))
   assert splits == [{'train', 'validation', 'test'}, {'train', 'validation'}]

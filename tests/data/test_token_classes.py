@@ -35,7 +35,7 @@ def test_classes_equal_those_of_the_engram_demo(reference, name):
   ],
 )
 def test_normalisation(text, normalised):
-  assert token_classes.normalize(text) == normalised
+  assert token_classes.normalizer().normalize_str(text) == normalised
 
 
 def classes_of(vocabulary):

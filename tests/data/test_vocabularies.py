@@ -228,13 +228,6 @@ def test_words_separated_by_single_spaces_are_lossless(text):
   assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
-def test_characters_are_sorted():
-  vocabulary = vocabularies.learn_characters(['bé\n'.encode(), 'a😀b'.encode()], 'utf-8', False)
-  assert vocabulary.size == 5
-  assert vocabulary.decode(range(5)) == '\nabé😀'.encode()
-  assert vocabulary.encode('😀\na'.encode()).tolist() == [4, 0, 1]
-
-
 @each(
   'text, separated, size, start',
   [
@@ -261,13 +254,6 @@ def test_latin_characters_are_bytes():
   assert vocabulary.encode(every_byte).tolist() == list(range(256))
   assert vocabulary.decode(range(256)) == every_byte
   assert vocabulary.document_start == ord('\n')
-
-
-@each('unknown', ['z', 'A', ' ', '😀'])
-def test_unknown_character_is_named(unknown):
-  vocabulary = vocabularies.learn_characters([b'abc'], 'utf-8', False)
-  with bad_input(f'{unknown!r} is not among the 3 known characters'):
-    vocabulary.encode(f'ab{unknown}c'.encode())
 
 
 def test_bytes_are_their_own_ids():

@@ -3,18 +3,15 @@
 import io
 import json
 import re
-import types
 
 import jax
 import numpy as np
 import pytest
 
 from ngrammer_jax import errors, generate, runs, sharding
-from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.positions import PositionalConfig
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import published
-from ngrammer_jax.inference import conversation, sampling, text
+from ngrammer_jax.inference import conversation, sampling
 from tests import gguf_files
 from tests.checks import bad_input
 
@@ -221,12 +218,3 @@ def test_an_exported_folder_has_the_same_conversation(run, tmp_path):
   exported = runs.load_run(tmp_path / 'out')
   for name in ('definition', 'document_start', 'end_tokens', 'adds_start', 'chat_template'):
     assert getattr(exported.vocabulary, name) == getattr(run.vocabulary, name)
-
-
-def test_a_conversation_ends_with_the_learned_positions(run):
-  config = model_config.ModelConfig(position='absolute', positional=PositionalConfig(max_length=64))
-  engine = types.SimpleNamespace(model=types.SimpleNamespace(config=config))  # reads nothing
-  options = text.CompletionConfig(GREEDY, tokens=60, seed=0, context=64)
-  talk = conversation.Conversation(engine, None, run.vocabulary, options)
-  with pytest.raises(errors.BadInput, match='the conversation has .* with tokens=60 new'):
-    talk.say('a few lines')

@@ -121,11 +121,12 @@ def test_a_model_that_reads_no_document_start():
   assert [len(score.tokens) for score in scores] == [3, 1, 0]
   assert scores[0].bits_per_byte == pytest.approx(2 / np.log(2) / 3) and scores[0].lossless
   assert np.isnan(scores[1].perplexity) and np.isnan(scores[1].bits_per_byte)
-  prompts = text.encode_prompts(vocabulary, ['ab', ''], context=2)
+  config = text.CompletionConfig(sampling.SamplingConfig(), tokens=1, seed=0, context=2)
+  prompts = text.encode_prompts(vocabulary, ['ab', ''], config)
   assert [prompt.ids.tolist() for prompt in prompts] == [[97, 98], [256]]
   message = 'prompt 1 is too long: 3 tokens, but 2 fill the context of 2; shorten it, or raise the '
   with pytest.raises(errors.BadInput, match=message):
-    text.encode_prompts(vocabulary, ['abc'], context=2)
+    text.encode_prompts(vocabulary, ['abc'], config)
   for end in (65, 256):
     answer = text.IncrementalDetokenizer(vocabulary, [97], max_tokens=9)
     answer.add(98)
@@ -141,8 +142,8 @@ def test_every_prompt_draws_with_its_own_seed():
     drawn.extend(seeds)
     yield np.array(seeds)  # a token of each prompt
 
-  prompts = text.encode_prompts(vocabulary, ['a'] * (inference.MAX_ROWS + 2), context=8)
   config = text.CompletionConfig(sampling.SamplingConfig(), tokens=1, seed=70, context=8)
+  prompts = text.encode_prompts(vocabulary, ['a'] * (inference.MAX_ROWS + 2), config)
   engine = types.SimpleNamespace(generate=generate)
   completions = list(text.complete(engine, None, vocabulary, prompts, config))
   assert drawn == [completion.seed for completion in completions]
@@ -151,11 +152,11 @@ def test_every_prompt_draws_with_its_own_seed():
 
 def test_learned_positions_end():
   model = model_config.ModelConfig(position='absolute', positional=PositionalConfig(max_length=9))
-  make = lambda context: text.CompletionConfig(sampling.SamplingConfig(), 5, 0, context)
-  make(9).check(model, 1)
+  make = lambda *limits: text.CompletionConfig(sampling.SamplingConfig(), 5, 0, *limits)
+  make(9, (), 9).check(model, 1)
   with pytest.raises(errors.BadInput, match='context=10 exceeds the 9 positions of the model'):
-    make(10).check(model, 1)
-  text.check_positions(model, 'prompt 1', 5, 5)  # the last token is not read
+    make(10, (), 9).check(model, 1)
+  make(9, (), 9).check_length('prompt 1', 5)  # the last token is not read
   with pytest.raises(errors.BadInput, match='prompt 2 has 6 tokens, which with tokens=5 new ones'):
-    text.check_positions(model, 'prompt 2', 6, 5)
-  text.check_positions(model_config.ModelConfig(), 'prompt 1', 10**9, 5)
+    make(9, (), 9).check_length('prompt 2', 5, starts=1)
+  make(10**9).check_length('prompt 1', 10**9)

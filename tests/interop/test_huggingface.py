@@ -47,7 +47,7 @@ def read_expected(folder):
 def model_of(run, dtype):
   """The model of a run with this dtype of activations, unrolled so that blocks can be observed."""
   c = dataclasses.replace(run.config.model, dtype=dtype, scan_layers=False)
-  return language_model.build(c, run.published.vocabulary_size)
+  return language_model.build(c, run.vocabulary_size)
 
 
 def outputs(model, params, ids):
@@ -72,7 +72,7 @@ def outputs(model, params, ids):
 
 def projections(gradient, expected, run, path):
   """The gradients of the parameters in the layout of the file, projected as in the reference."""
-  family, V = run.published.description.family, run.published.vocabulary_size
+  family, V = run.published.description.family, run.vocabulary_size
   tensors.save(gradient, family, run.config.model, V, path)
   arrays, _ = row_files.stored_arrays(path)
   for name, array in arrays.items():

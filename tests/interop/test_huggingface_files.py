@@ -7,7 +7,6 @@ import shutil
 import struct
 from unittest import mock
 
-from flax import linen as nn
 import jax
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from ngrammer_jax.config import conversion
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs
-from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
@@ -35,11 +33,16 @@ NORM = 'model.norm.weight'
 
 
 @pytest.fixture(scope='module')
-def published(tmp_path_factory):
-  """A small Llama, read-only."""
+def written(tmp_path_factory):
+  """The folder of a small Llama, read-only, and its parameters."""
   folder = tmp_path_factory.mktemp('published') / 'llama'
-  published_folders.write(folder)
-  return folder
+  return folder, published_folders.write(folder)
+
+
+@pytest.fixture
+def published(written):
+  """The folder of that Llama."""
+  return written[0]
 
 
 @pytest.fixture
@@ -54,13 +57,13 @@ def change_config(folder, **fields):
   path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def change_header(folder, **entry):
+def change_header(folder, name=NORM, **entry):
   """Changes the entry of a tensor in the header of the weights."""
   path = folder / 'model.safetensors'
   content = path.read_bytes()
   (length,) = struct.unpack('<Q', content[:8])
   header = json.loads(content[8 : 8 + length])
-  header[NORM] |= entry
+  header[name] |= entry
   text = json.dumps(header).encode()
   path.write_bytes(struct.pack('<Q', len(text)) + text + content[8 + length :])
 
@@ -93,6 +96,10 @@ DAMAGES = {
   'Python code in the folder, which is never run': lambda f: change_config(f, auto_map={'a': 'b'}),
   "quantization_config={'bits': 4} is not supported for llama: it": lambda f: change_config(
     f, quantization_config={'bits': 4}
+  ),
+  # Beside the fields of the text, in a model with images.
+  "quantization_config={'bits': 8} is not supported for llama": lambda f: change_config(
+    f, quantization_config={'bits': 8}, text_config=json.loads((f / 'config.json').read_text())
   ),
   'new_option=3 is not supported for llama: it may': lambda f: change_config(f, new_option=3),
   'mlp_bias=True is not supported for mistral (only mlp_bias=False)': lambda f: change_config(
@@ -226,9 +233,18 @@ def test_an_output_matrix_in_a_tied_model(tmp_path, one_device, is_equal):
   np.testing.assert_array_equal(run.state.params['embedding'], params['embedding'])
 
 
+def test_an_output_matrix_that_cannot_be_compared(tmp_path, one_device):
+  published_folders.write(tmp_path / 'head', tie_embeddings=False)
+  change_config(tmp_path / 'head', tie_word_embeddings=True)
+  change_header(tmp_path / 'head', 'lm_head.weight', dtype='U32')
+  with pytest.raises(errors.BadInput, match=r'lm_head\.weight in .* has the dtype U32, expected'):
+    runs.load_pretrained(tmp_path / 'head')
+
+
 @pytest.mark.parametrize('sizes', [(8, 1, 1), (1, 2, 4), (2, 4, 1)])
-def test_rows_are_read_once_into_their_shards(published, monkeypatch, sizes):
-  run, count = runs.load_pretrained(published), {}
+def test_rows_are_read_once_into_their_shards(written, monkeypatch, sizes):
+  folder, expected = written
+  run, count = runs.load_pretrained(folder), {}
   read = row_files.StoredArray.read
 
   def count_rows(self, start, stop):
@@ -238,24 +254,22 @@ def test_rows_are_read_once_into_their_shards(published, monkeypatch, sizes):
   mesh = mesh_of(*sizes)
   monkeypatch.setattr(row_files.StoredArray, 'read', count_rows)
   monkeypatch.setattr(type(run), 'mesh', mesh)
-  monkeypatch.setattr('ngrammer_jax.interop.huggingface.tensors.BLOCK_BYTES', 256)
+  monkeypatch.setattr(row_files, 'BLOCK_BYTES', 256)
   params = run.state.params
   monkeypatch.undo()
   stored = run.published.checkpoint.tensors.values()
   assert count == {tensor.first_byte: tensor.shape[0] for tensor in stored}
   boxed = train_state.abstract_variables(run.model)['params']
-  expected = write_folder_params()
   jax.tree.map(np.testing.assert_array_equal, params, expected)
   shardings = sharding.shardings(boxed, mesh)
   assert jax.tree.map(lambda leaf: leaf.sharding, params) == shardings
 
 
-def write_folder_params():
-  """The parameters of `published`."""
-  rng = np.random.default_rng(0)
-  model = language_model.build(conversion.resolve({'model': LLAMA}).model, V)
-  shapes = nn.unbox(train_state.abstract_variables(model)['params'])
-  return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype('float32'), shapes)
+def abstract_state(params, dtype=None):
+  """A new state on one device with the shapes of parameters."""
+  place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  to_struct = lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=place)
+  return train_state.TrainState(0, jax.tree.map(to_struct, params), {}, {}, {})
 
 
 def test_training_starts_from_a_published_model(tmp_path, one_device):
@@ -268,11 +282,7 @@ def test_training_starts_from_a_published_model(tmp_path, one_device):
   start = init_from.Start(config, workdir)
   start.check_vocabulary(vocabulary)
   workdir.mkdir()
-  place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  abstract = jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float32, sharding=place), params
-  )
-  state = start(train_state.TrainState(0, abstract, {}, {}, {}))
+  state = start(abstract_state(params, np.float32))
   jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype('f4')), state.params, params)
   assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype('float32')}
   other = dataclasses.replace(config, model=dataclasses.replace(config.model, norm_epsilon=1e-3))
@@ -298,9 +308,7 @@ def test_a_training_keeps_what_else_is_published(tmp_path, one_device):
   assert config.evaluation_length() == 16
   workdir.mkdir()
   workdirs.write(workdir, config, runs.load_run(folder).vocabulary, 'abc')
-  place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), params)
-  state = init_from.Start(config, workdir)(train_state.TrainState(0, abstract, {}, {}, {}))
+  state = init_from.Start(config, workdir)(abstract_state(params))
   for path in folder.glob('*config.json'):
     path.unlink()
   run = runs.load_run(workdir)

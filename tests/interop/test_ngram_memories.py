@@ -15,7 +15,7 @@ from safetensors import numpy
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.interop import conversion, layouts, ngram_memories, row_files
+from ngrammer_jax.interop import conversion, ngram_memories, row_files
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.gate import Gate
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -53,7 +53,7 @@ def outputs(layer, variables, x, tokens):
 
 @pytest.mark.parametrize('name', ['longcat_n2_k1', 'longcat_n3_k2_prime'])
 def test_longcat(reference, tmp_path, monkeypatch, name):
-  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 50)  # less than a table, and across two
+  monkeypatch.setattr(row_files, 'BLOCK_BYTES', 1000)  # less than a table, and across two
   f = reference(name)
   layer, arrays = official.longcat_layer(f), official.weights(f, 'weights/')
   path = official.save(tmp_path / 'official', arrays)
@@ -69,7 +69,7 @@ def test_longcat(reference, tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize('name', ['qwen_ple_n4_h1_hc1', 'qwen_ple_n2_h4_hc2_short'])
 def test_qwen_ple(reference, tmp_path, monkeypatch, name):
-  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 50)
+  monkeypatch.setattr(row_files, 'BLOCK_BYTES', 1000)
   f = reference(name)
   layer, arrays = official.qwen_layer(f), official.weights(f, 'weights/', official.QWEN_NUMBERS)
   path = official.save(tmp_path / 'official', arrays)
@@ -86,7 +86,7 @@ def test_qwen_ple(reference, tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize('name, block', [('engram_o23_h8', 15), ('engram_o23_h2_zero', 2)])
 def test_engram_demo(reference, tmp_path, monkeypatch, name, block):
-  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 50)
+  monkeypatch.setattr(row_files, 'BLOCK_BYTES', 1000)
   f, path = reference(name), f'layer{block}/'
   layer = official.demo_layer(f, block, row_multiple=64)  # padding that is not in the file
   arrays = official.weights(
@@ -159,7 +159,7 @@ def large_longcat():
 
 
 def test_no_table_is_whole_in_the_memory_of_the_host(tmp_path, monkeypatch):
-  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 2**12)
+  monkeypatch.setattr(row_files, 'BLOCK_BYTES', 2**18)
   layer, variables = large_longcat()
   layout, path = ngram_memories.longcat(layer), tmp_path / 'memory'
   tracemalloc.start()
@@ -178,7 +178,7 @@ def test_no_table_is_whole_in_the_memory_of_the_host(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('axes', [(('model', 'data'), None), ('model', 'data'), (None, None)])
 def test_devices_read_their_own_rows(tmp_path, monkeypatch, axes):
-  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 20)
+  monkeypatch.setattr(row_files, 'BLOCK_BYTES', 20 * 256)
   layer = v41_layer(width=64, row_multiple=8)
   path = tmp_path / 'official'
   numpy.save_file(v41_arrays(), path)

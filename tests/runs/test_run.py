@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax import analyze, evaluate, runs
 from ngrammer_jax.analysis import gates, report
 from ngrammer_jax.checkpoints import workdirs
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data import mixture
 from tests import published_folders
 from tests.checks import bad_input
 
@@ -29,7 +29,7 @@ def test_evaluate_writes_json_and_a_table(trained_copy, capsys):
   run = change(trained_copy, evaluation={'max_tokens': 40})
   evaluate.main([f'--workdir={run}', '--split=test'])
   result = json.loads((run / 'evaluation' / 'test.json').read_text())
-  tokens = runs.run.token_cache.prepare(runs.load_run(run).config.data).splits['test'].tokens
+  tokens = mixture.prepare(runs.load_run(run).config.data).split('test').tokens
   assert result['tokens'] == len(tokens) > 40
   assert result['step'] == 12
   assert {'nll_nats_per_token', 'perplexity', 'bits_per_byte', 'top1_accuracy', 'protocol'} < set(
@@ -123,14 +123,14 @@ def test_a_run_has_its_own_vocabulary(tiny, tmp_path):
   data = {'vocabulary': 'tokenizer', 'vocabulary_path': str(folder)}
   data |= {'vocabulary_size': published_folders.V}
   config = dataclasses.replace(config, data=dataclasses.replace(config.data, **data))
-  corpus = token_cache.prepare(config.data)
+  corpus = mixture.prepare(config.data)
   (workdir / 'checkpoints' / '4').mkdir(parents=True)
   workdirs.write(workdir, config, corpus.vocabulary, corpus.content_hash)
   assert runs.load_run(workdir).config == config
   shutil.rmtree(folder)
   run = runs.load_run(workdir)
   assert run.vocabulary.end_tokens == corpus.vocabulary.end_tokens
-  tokens, expected = run.split('validation').tokens, corpus.splits['validation'].tokens
+  tokens, expected = run.split('validation').tokens, corpus.split('validation').tokens
   np.testing.assert_array_equal(tokens, expected)
   (workdir / 'vocabulary.tokenizer.json').unlink()
   with bad_input(

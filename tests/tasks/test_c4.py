@@ -8,7 +8,7 @@ import pytest
 
 from ngrammer_jax import runs
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import shards, token_cache, vocabularies
+from ngrammer_jax.data import mixture, shards, vocabularies
 from ngrammer_jax.data.formats import FilePosition
 from tests.checks import bad_input
 from tests.data import document_files
@@ -67,7 +67,7 @@ def write_files(root, train_shards=3):
   ],
 )
 def test_rows_equal_those_of_files(prepared, tmp_path, cache, batch_size, steps):
-  corpus = token_cache.prepare(prepared, runs.open_corpus(prepared))
+  corpus = mixture.prepare(prepared, runs.open_corpus).parts['']
   assert list(corpus.splits) == ['validation']
   assert bytes(corpus.splits['validation'].tokens[[0, 2]].astype(np.uint8)) == b'ab'
   files = write_files(tmp_path / 'files')

@@ -58,6 +58,5 @@ class DocumentFile:
       unit = 'document' if self.format == kinds.TEXT else 'row'
       text_files.decode(record, f'{self.path}, {unit} {document + 1:,}')
     if self.format == kinds.TEXT:
-      separator = self.layout.separator
-      record = record.removesuffix(separator.encode() if separator else b'').strip(b'\r\n')
+      record = record.removesuffix((self.layout.separator or '').encode()).strip(b'\r\n')
     return record

@@ -26,18 +26,15 @@ def read(
       split = _split_paragraphs(file) if layout.has_paragraphs else iter([file.read()])
     for record in split:
       document, offset = document + 1, offset + len(record)
-      frame_start, offset_in_frame = compression.place(file, frame, offset)
-      yield record, FilePosition(document, offset_in_frame, frame_start)
+      yield record, FilePosition(document, *compression.place(file, offset))
 
 
 def parse(record: bytes, location: str, layout: Layout) -> bytes:
   """Returns the text of a line of JSON. An empty line, and null, is an empty document."""
   if not record.strip():
     return b''
-  needed = f'an object with a "{layout.fields[0]}"'
-  value = text_files.parse_json(
-    record, location, f'expected one object with a "{layout.fields[0]}" per line'
-  )
+  needed = f'object with a "{layout.fields[0]}"'
+  value = text_files.parse_json(record, location, f'expected one {needed} per line')
   texts = [_field(value, field) for field in layout.fields]
   try:
     return '\n'.join(text for text in texts if text is not None).encode()
@@ -45,16 +42,17 @@ def parse(record: bytes, location: str, layout: Layout) -> bytes:
     names = ', '.join(value) if isinstance(value, dict) else 'none'
     beginning = text_files.quote_line(record.strip())[1:-1]
     raise errors.BadInput(
-      f'{location}: expected {needed}, found {beginning}, with the fields {names}: {layout.remedy}'
+      f'{location}: expected an {needed}, found {beginning}, with the fields {names}: '
+      f'{layout.remedy}'
     ) from error
 
 
 def _field(value: Any, name: str) -> Any:
   """Returns the value of a field, text or None; something else if there is no such field."""
-  if isinstance(value, dict) and name in value:
-    return value[name]
+  if not isinstance(value, dict):
+    return ...
   outer, dot, inner = name.partition('.')
-  return _field(value[outer], inner) if dot and isinstance(value, dict) and outer in value else ...
+  return _field(value.get(outer), inner) if dot and name not in value else value.get(name, ...)
 
 
 def _split_at(file: BinaryIO, separator: bytes) -> Iterator[bytes]:

@@ -20,6 +20,8 @@ class Vocabulary(abc.ABC):
     kind: the value of `data.vocabulary`.
     file: name of a further file beside vocabulary.json, with `content`; None: there is none.
     fields: the other arguments of the class, which vocabulary.json has.
+    encoding: encoding of the text that it reads; latin-1: each byte is a character; bytes: text is
+      any bytes.
     size: number of ids.
     document_start: id between documents and before the very first token.
     document_end: id that ends a document; None if the document start also occurs inside documents.
@@ -28,6 +30,7 @@ class Vocabulary(abc.ABC):
     unknown: id of text that is not in the vocabulary; None if there is no such id.
     num_characters: number of ids that are a character each, the lowest ids; None if the tokens are
       not characters.
+    special_tokens: the spellings of the special tokens.
     definition: what determines the text of each id; equal if and only if all ids mean the same.
   """
 
@@ -35,6 +38,7 @@ class Vocabulary(abc.ABC):
   file: str | None = None
   content: bytes
   fields: dict[str, Any]
+  encoding: str = 'utf-8'
   size: int
   document_start: int
   document_end: int | None
@@ -42,17 +46,13 @@ class Vocabulary(abc.ABC):
   line_end: int | None = None
   unknown: int | None = None
   num_characters: int | None = None
+  special_tokens: Sequence[str] = ()
   definition: tuple[Any, ...]
 
   @property
   def end_tokens(self) -> tuple[int, ...]:
     """Ids at which a generated text ends."""
     return () if self.document_end is None else (self.document_end,)
-
-  @property
-  def special_tokens(self) -> tuple[str, ...]:
-    """The spellings of the special tokens."""
-    return ()
 
   def separator(self, begins: bool = False) -> list[int]:
     """Returns the ids between two documents: the document start, or end and start if it `begins`.

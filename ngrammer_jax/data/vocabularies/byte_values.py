@@ -10,7 +10,7 @@ from ngrammer_jax.data.vocabularies import base
 class ByteVocabulary(base.Vocabulary):
   """The 256 byte values as ids, and id 256 as the document start."""
 
-  kind, fields = 'bytes', {}
+  kind, fields, encoding = 'bytes', {}, 'bytes'
   size, document_start, document_end = 257, 256, 256
   definition = ('bytes',)
 

@@ -23,7 +23,7 @@ class CharacterVocabulary(base.Vocabulary):
 
   def __init__(self, characters: str, encoding: str, separated: bool):
     self.fields = {'characters': characters, 'encoding': encoding, 'separated': separated}
-    self._encoding = encoding
+    self.encoding = encoding
     codes = np.array([ord(c) for c in characters], '<u4')
     # If each character is a byte, texts are not converted to code points.
     self._are_bytes = encoding == 'latin-1' or codes.max(initial=0) < 128
@@ -39,7 +39,7 @@ class CharacterVocabulary(base.Vocabulary):
 
   def encode(self, text: bytes) -> np.ndarray:
     """Returns the ids of a text. Raises BadInput for a character outside the vocabulary."""
-    codes = code_points(text, self._encoding)
+    codes = code_points(text, self.encoding)
     ids = self._ids.take(codes, mode='clip')
     if ids.min(initial=0) < 0:
       unknown = codes[np.argmax(ids < 0)]
@@ -51,7 +51,7 @@ class CharacterVocabulary(base.Vocabulary):
   def decode(self, ids: Iterable[int]) -> bytes:
     ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int32)
     text = self._codes[ids[ids < self.num_characters]].tobytes()
-    return text if self._are_bytes else text.decode('utf-32-le').encode(self._encoding)
+    return text if self._are_bytes else text.decode('utf-32-le').encode(self.encoding)
 
 
 def code_points(text: bytes, encoding: str) -> np.ndarray:

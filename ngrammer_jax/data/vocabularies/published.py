@@ -12,6 +12,7 @@ of the model say.
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import pathlib
+import types
 from typing import Any
 
 from ngrammer_jax import errors
@@ -22,6 +23,7 @@ from ngrammer_jax.system import files
 
 # Types of tokens, the same in SentencePiece models and in GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+ADDED = CONTROL, USER_DEFINED  # types of tokens that are found before the others
 SENTENCEPIECE_IDS = (('bos', 1), ('eos', 2))
 WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"""
 WORDS += r'\s*[\r\n]+|\s+(?!\S)|\s+'
@@ -51,9 +53,12 @@ def translate_damage(path: pathlib.Path) -> Iterator[None]:
       raise
 
 
-def has_tokenizer(folder: pathlib.Path) -> bool:
-  """Whether a folder has a tokenizer."""
-  return any((folder / n).is_file() for n in ('tokenizer.json', 'tokenizer.model', 'vocab.json'))
+def has_tokenizer(path: pathlib.Path) -> bool:
+  """Whether a folder or a GGUF file has a tokenizer. Raises BadInput for a damaged file."""
+  if gguf_header.is_gguf(path):
+    with translate_damage(path):
+      return 'tokenizer.ggml.model' in gguf_header.read(path)[0]
+  return any((path / n).is_file() for n in ('tokenizer.json', 'tokenizer.model', 'vocab.json'))
 
 
 def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:
@@ -66,14 +71,12 @@ def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   Raises:
     BadInput: it has no tokenizer, a damaged one, or one with more ids.
   """
-  if gguf_header.is_gguf(path):
-    with translate_damage(path):
-      metadata, _ = gguf_header.read(path)
-      if 'tokenizer.ggml.model' in metadata:
-        return from_gguf(metadata, size)
-  elif has_tokenizer(path):
+  if not has_tokenizer(path):
+    raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
+  if path.is_dir():
     return from_folder(path, size)
-  raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
+  with translate_damage(path):
+    return from_gguf(gguf_header.read(path)[0], size)
 
 
 def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
@@ -139,7 +142,7 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabul
     content = _sentencepiece(tokens, get('scores').tolist(), kinds, is_prefixed)
   elif kind == 'gpt2':
     merges = [tuple(merge.split(' ')) for merge in get('merges')]
-    added = {t: k == CONTROL for t, k in zip(tokens, kinds, strict=True) if k in (3, 4)}
+    added = {t: k == CONTROL for t, k in zip(tokens, kinds, strict=True) if k in ADDED}
     vocabulary = {token: i for i, token in enumerate(tokens)}
     problem = f'tokenizer.ggml.pre is {pre_tokenizer!r}'
     content = _byte_level(vocabulary, merges, pre_tokenizer, added, problem)
@@ -274,7 +277,7 @@ def _sentencepiece(
   kinds: Sequence[int],
   is_prefixed: bool,
   charsmap: bytes = b'',
-  added: Mapping[str, bool] | None = None,
+  added: Mapping[str, bool] = types.MappingProxyType({}),
 ) -> bytes:
   """Returns the tokenizer.json of byte pairs of SentencePiece.
 
@@ -291,21 +294,14 @@ def _sentencepiece(
   vocabulary = {token: i for i, token in enumerate(tokens)}
   pieces = {t: s for t, s, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
   merges = [
-    (-score, (piece[:i], piece[i:]))
-    for piece, score in pieces.items()
+    (piece[:i], piece[i:])
+    for piece in sorted(pieces, key=lambda piece: -pieces[piece])
     for i in range(1, len(piece))
     if piece[:i] in pieces and piece[i:] in pieces
   ]
-  merges.sort(key=lambda merge: merge[0])
-  unknown = next((t for t, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
-  model = models.BPE(
-    vocabulary,
-    [pair for _, pair in merges],
-    unk_token=unknown,
-    fuse_unk=True,
-    byte_fallback=BYTE in kinds,
-  )
-  tokenizer = Tokenizer(model)
+  unknown = tokens[kinds.index(UNKNOWN)] if UNKNOWN in kinds else None
+  options = {'unk_token': unknown, 'fuse_unk': True, 'byte_fallback': BYTE in kinds}
+  tokenizer = Tokenizer(models.BPE(vocabulary, merges, **options))
   prefix = [normalizers.Prepend(SPACE_MARK)] * is_prefixed
   replace = normalizers.Replace(' ', SPACE_MARK)
   charsmaps = [normalizers.Precompiled(charsmap)] if charsmap else []
@@ -313,9 +309,9 @@ def _sentencepiece(
   strip = [decoders.Strip(' ', 1, 0)] * is_prefixed
   steps = [decoders.Replace(SPACE_MARK, ' '), decoders.ByteFallback(), decoders.Fuse(), *strip]
   tokenizer.decoder = decoders.Sequence(steps)
-  special = (UNKNOWN, CONTROL)
-  own = {t: k in special for t, k in zip(tokens, kinds, strict=True) if k in (*special, 4)}
-  return _finish(tokenizer, own | dict(added or {}))
+  pairs = zip(tokens, kinds, strict=True)
+  own = {token: kind != USER_DEFINED for token, kind in pairs if kind in (UNKNOWN, *ADDED)}
+  return _finish(tokenizer, own | added)
 
 
 def _finish(tokenizer, added: Mapping[str, bool]) -> bytes:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 import functools
 import json
-from typing import Any
 
 import numpy as np
 
@@ -55,8 +54,6 @@ class TokenizerVocabulary(base.Vocabulary):
     chat_template: str | None = None,
   ):
     self.content, self.adds_start, self.chat_template = content, adds_start, chat_template
-    fields: dict[str, Any] = {'document_start': document_start, 'end_tokens': end_tokens or None}
-    fields |= {'adds_start': None if adds_start else False, 'chat_template': chat_template}
     self._tokenizer = self._make_tokenizer()
     self._tokenizer.encode_special_tokens = True
     model = json.loads(content)['model']
@@ -64,10 +61,10 @@ class TokenizerVocabulary(base.Vocabulary):
     if model.get('unk_token') is not None:
       self.unknown = self._tokenizer.token_to_id(model['unk_token'])
     self.has_begin_token = document_start is not None or not end_tokens
-    if document_start is None:
-      document_start = end_tokens[0] if end_tokens else self._find_separator()
     self.document_start = document_start
-    self._ends = tuple(end_tokens or (document_start,))
+    if document_start is None:
+      self.document_start = end_tokens[0] if end_tokens else self._find_separator()
+    self._ends = tuple(end_tokens or (self.document_start,))
     self.document_end = self._ends[0]
     own_size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
     self.size = own_size if size is None else size
@@ -76,8 +73,9 @@ class TokenizerVocabulary(base.Vocabulary):
         f'the tokenizer has {own_size:,} ids, but the model {self.size:,}: it is of another model'
       )
     self.definition = (self.kind, content, self.size)
-    given_fields = {name: value for name, value in fields.items() if value is not None}
-    self.fields = {'size': self.size, **given_fields}
+    fields = {'size': self.size, 'document_start': document_start, 'end_tokens': end_tokens or None}
+    fields |= {'adds_start': None if adds_start else False, 'chat_template': chat_template}
+    self.fields = {name: value for name, value in fields.items() if value is not None}
 
   def _make_tokenizer(self):
     """Returns a tokenizer, in whose texts the spelling of a special token is that token."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.vocabularies import gguf_header, published
+from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.system import files
 
@@ -24,7 +24,6 @@ TEXT_FILES = (
   *('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json'),
   'chat_template.jinja',
 )
-DTYPES = ('F64', 'F32', 'F16', 'BF16')
 
 
 class StoredTensor(Protocol):
@@ -51,7 +50,6 @@ class Checkpoint:
     config: the content of config.json.
     tensors: its tensors by name.
     text_files: content of the files about text besides its tokenizer, by name.
-    has_tokenizer: whether it has a tokenizer.
     versions: size and time of the files when their headers were read, by path.
   """
 
@@ -59,7 +57,6 @@ class Checkpoint:
   config: dict[str, Any]
   tensors: Mapping[str, StoredTensor]
   text_files: Mapping[str, bytes]
-  has_tokenizer: bool
   versions: Mapping[pathlib.Path, tuple[int, int]]
 
   @property
@@ -105,7 +102,7 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
     if name not in tensors or pathlib.Path(tensors[name].path).name != file:
       raise errors.BadInput(f'{folder / INDEX} says that {file} has {name}, but {file} lacks it')
   texts = {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
-  return Checkpoint(folder, config, tensors, texts, published.has_tokenizer(folder), versions)
+  return Checkpoint(folder, config, tensors, texts, versions)
 
 
 def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str]]:

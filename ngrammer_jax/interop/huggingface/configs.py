@@ -11,8 +11,10 @@ import math
 import operator
 from typing import Any
 
+from flax import traverse_util
+
 from ngrammer_jax import errors
-from ngrammer_jax.config import conversion, fields
+from ngrammer_jax.config import attention, conversion, fields
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop import conversion as weights
 from ngrammer_jax.interop.huggingface import families
@@ -69,10 +71,7 @@ ACTIVATIONS = {
 }
 LAYER_TYPES = ('full_attention', 'sliding_attention')
 # Our kinds of layers, by whether they have rotary positions and a window.
-LAYER_KINDS = {
-  **{(True, False): 'full', (True, True): 'window'},
-  **{(False, False): 'unrotated', (False, True): 'unrotated_window'},
-}
+LAYER_KINDS = {('unrotated' not in name, 'window' in name): name for name in attention.LAYER_KINDS}
 # Fields of our config and of a rotary scaling, for each of its types.
 ORIGINAL_LENGTH = 'original_max_position_embeddings'
 _LENGTH = {'original_length': ORIGINAL_LENGTH}
@@ -143,15 +142,16 @@ def read(config: Mapping[str, Any]) -> Description:
   """
   family = _family(config)
   if isinstance(config.get('text_config'), Mapping):  # of a model with images
-    config = config['text_config']
+    outer = {name: config[name] for name in ('quantization_config',) if name in config}
+    config = outer | config['text_config']
   c = _normalize(config, family)
   if c['hidden_act'] not in ACTIVATIONS:
     raise errors.BadInput(f'hidden_act={c["hidden_act"]!r} is not one of: {", ".join(ACTIVATIONS)}')
   pattern, window = _layer_kinds(c, family)
-  model: dict[str, Any] = {'positional': {'max_length': c['max_position_embeddings']}}
-  if 'rope_theta' in family.fields:
-    model['positional'] = _positional(c, family, window)
   values = {key: c.get(name, absent) for name, (key, absent) in SHARED.items()}
+  values['positional'] = {'max_length': c['max_position_embeddings']}
+  if 'rope_theta' in family.fields:
+    values['positional'] = _positional(c, family, window)
   N, D = values['heads'], values['width']
   bias = values['attention.output_bias'] or family.options.get('bias', False)
   values |= {
@@ -165,9 +165,7 @@ def read(config: Mapping[str, Any]) -> Description:
     'attention.window': window,
     'attention.layer_pattern': pattern,
   }
-  for key, value in (values | family.options).items():
-    section, _, name = key.rpartition('.')
-    (model.setdefault(section, {}) if section else model)[name] = value
+  model = traverse_util.unflatten_dict(values | family.options, sep='.')
   return Description(family, model, c['vocab_size'], c['max_position_embeddings'])
 
 
@@ -188,7 +186,7 @@ def write(
   Raises:
     BadInput: no family has such a model; names what the nearest one lacks.
   """
-  problems = {}
+  problems, model = {}, comparable(model)
   for family in (preferred, *families.FAMILIES.values()):
     config = _write(model, vocabulary_size, positions, family)
     problems[family.model_type] = _differences(config, model)
@@ -336,11 +334,10 @@ def _scaling(rotary, c, family):
 
 
 def _write(model, vocabulary_size, positions, family):
-  """Returns the config.json that is nearest to a model in one family."""
-  model = comparable(model)
+  """Returns the config.json that is nearest to a `comparable` model in one family."""
   a, p = model.attention, model.positional
   rounded = round(a.scale**-2, 6)
-  scaling = _write_scaling(p.scaling, family)
+  scaling = write_scaling(p.scaling, family)
   if 'type' in (scaling or {}):  # the factor of a Phi-3 is a ratio of lengths
     positions = round(p.scaling.factor * p.scaling.original_length)
   kinds = model.layer_kinds()
@@ -367,8 +364,8 @@ def _write(model, vocabulary_size, positions, family):
   return {'architectures': [family.architecture], 'model_type': family.model_type} | own
 
 
-def _write_scaling(scaling: Any, family: families.Family) -> dict[str, Any] | None:
-  """Returns `rope_scaling`."""
+def write_scaling(scaling: Any, family: families.Family) -> dict[str, Any] | None:
+  """Returns `rope_scaling` of a `RotaryScalingConfig` or None."""
   if scaling is None:
     return None
   values = {name: getattr(scaling, ours) for ours, name in SCALINGS[scaling.kind].items()}
@@ -380,17 +377,16 @@ def _write_scaling(scaling: Any, family: families.Family) -> dict[str, Any] | No
 
 
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
-  """Returns what a model has otherwise than that of a config.json, for an error message."""
+  """Returns what a `comparable` model has otherwise than that of a config.json, for an error."""
   try:
     # The length of segments is not written.
     values = {'model': read(config).model, 'training': {'segment_length': 1}}
-    official = conversion.resolve(values).model
+    official = comparable(conversion.resolve(values).model)
   except errors.BadInput as error:
     return [str(error)]
   # The last depends on the text.
   ignored = *weights.MODEL_TRAINING_OPTIONS, 'positional.scaling.is_long'
   may_differ = lambda key: key.path.removeprefix('model.') in ignored
-  official, model = comparable(official), comparable(model)
   return [
     f'{key.path}={fields.format_value(old)} instead of {fields.format_value(new)}'
     for key, old, new in fields.differences(official, model, 'model.', may_differ)

@@ -1,7 +1,8 @@
 """What the families of models have in common and how they differ: fields, options and tensors.
 
 The fields are those of config.json by the names of Llama; a family that calls one otherwise says
-so in `names`. Tensors are listed by our parameters, as (name, axes):
+so in `names`. Tensors are listed by our modules, as (name, axes); both have a weight, and maybe a
+bias of its outputs:
 
   'NH D'     rows are the features of all heads, columns the inputs
   'NqH D'    the same, with the 3 projections q, k, v of each head after each other
@@ -11,21 +12,19 @@ D width, N heads, K key heads, H head width, F inner width, V vocabulary, P posi
 
 from collections.abc import Mapping
 import dataclasses
-import types
 from typing import Any, NamedTuple
 
 REQUIRED = object()  # a field without a default
-EMPTY: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Tensor(NamedTuple):
-  """The tensor of a parameter.
+  """The tensors of a module.
 
   Attributes:
-    name: its name; {i} is the number of the layer.
-    axes: its axes, by the letters of their sizes; q has the size 3.
-    part: which of the `parts`, or of the 3 projections of q, is the parameter.
-    parts: sizes of the rows that are joined in the tensor, by letters. (): one parameter.
+    name: their name without `.weight` or `.bias`; in a layer, also without that of the layer.
+    axes: axes of the weight, by the letters of their sizes; q has the size 3.
+    part: which of the `parts`, or of the 3 projections of q, is the module.
+    parts: sizes of the rows that are joined in the tensor, by letters. (): one module.
   """
 
   name: str
@@ -43,9 +42,10 @@ class Family:
     architecture: the class of its models.
     fields: fields of config.json that matter, with the value of an absent one.
     options: keys of `config.model` that all its models share.
-    tensors: the tensor of each parameter; those of a layer without `layer_i/`.
+    tensors: the tensors of each module; those of a layer without `layer_i/`.
     names: the name of a field in this family, where it is not that of Llama.
-    prefix: prefix of the names of all tensors but the head, which files may leave out.
+    layers: what the names of tensors of layers begin with. Files may leave out its first word,
+      before the names of all tensors but the head.
     buffers: endings of names of tensors that are no parameters.
   """
 
@@ -55,106 +55,73 @@ class Family:
   options: Mapping[str, Any]
   tensors: Mapping[str, Tensor]
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  prefix: str = 'model.'
+  layers: str = 'model.layers.'
   buffers: tuple[str, ...] = ('.rotary_emb.inv_freq',)
 
 
-def _named(prefix: str, tensors: Mapping[str, tuple]) -> dict[str, Tensor]:
-  """Returns the tensors with a prefix; a name that ends with a dot stands for weight and bias."""
-  named = {}
-  for path, (name, axes, *part) in tensors.items():
-    if not name.endswith('.'):
-      named[path] = Tensor(prefix + name, axes, *part)
-      continue
-    kernel = 'scale' if path.endswith('norm') else 'kernel'
-    outputs = axes.split()[-1 if 'c_' in name else 0]  # Conv1D of GPT-2 is [in, out]
-    named[f'{path}/{kernel}'] = Tensor(f'{prefix}{name}weight', axes, *part)
-    named[f'{path}/bias'] = Tensor(f'{prefix}{name}bias', outputs, *part)
-  return named
-
-
-_LAYER = 'layers.{i}.'
 _QKV = ('NH', 'KH', 'KH')
 _HALVES = ('F', 'F')
-_HEAD = {'softmax_weight': Tensor('lm_head.weight', 'V D')}
-_LLAMA_TENSORS = _HEAD | _named(
-  'model.',
-  {
-    'embedding': ('embed_tokens.weight', 'V D'),
-    'final_norm': ('norm.', 'D'),
-    'attention_norm': (f'{_LAYER}input_layernorm.', 'D'),
-    'feed_forward_norm': (f'{_LAYER}post_attention_layernorm.', 'D'),
-    'attention/query': (f'{_LAYER}self_attn.q_proj.', 'NH D'),
-    'attention/key': (f'{_LAYER}self_attn.k_proj.', 'KH D'),
-    'attention/value': (f'{_LAYER}self_attn.v_proj.', 'KH D'),
-    'attention/out': (f'{_LAYER}self_attn.o_proj.', 'D NH'),
-    'feed_forward/gate': (f'{_LAYER}mlp.gate_proj.', 'F D'),
-    'feed_forward/in': (f'{_LAYER}mlp.up_proj.', 'F D'),
-    'feed_forward/out': (f'{_LAYER}mlp.down_proj.', 'D F'),
-  },
-)
-_HEAD_NORMS = _named(
-  f'model.{_LAYER}self_attn.',
-  {
-    'attention/query_norm/scale': ('q_norm.weight', 'H'),
-    'attention/key_norm/scale': ('k_norm.weight', 'H'),
-  },
-)
-_FULL_NORMS = {
-  'attention/query_norm/scale': Tensor(f'model.{_LAYER}self_attn.q_norm.weight', 'NH'),
-  'attention/key_norm/scale': Tensor(f'model.{_LAYER}self_attn.k_norm.weight', 'KH'),
+_LLAMA_TENSORS = {
+  'embedding': Tensor('model.embed_tokens', 'V D'),
+  'final_norm': Tensor('model.norm', 'D'),
+  'softmax_weight': Tensor('lm_head', 'V D'),
+  'attention_norm': Tensor('input_layernorm', 'D'),
+  'feed_forward_norm': Tensor('post_attention_layernorm', 'D'),
+  'attention/query': Tensor('self_attn.q_proj', 'NH D'),
+  'attention/key': Tensor('self_attn.k_proj', 'KH D'),
+  'attention/value': Tensor('self_attn.v_proj', 'KH D'),
+  'attention/out': Tensor('self_attn.o_proj', 'D NH'),
+  'feed_forward/gate': Tensor('mlp.gate_proj', 'F D'),
+  'feed_forward/in': Tensor('mlp.up_proj', 'F D'),
+  'feed_forward/out': Tensor('mlp.down_proj', 'D F'),
 }
-_POST_NORMS = _named(
-  f'model.{_LAYER}',
-  {
-    'attention_post_norm': ('post_attention_layernorm.', 'D'),
-    'feed_forward_post_norm': ('post_feedforward_layernorm.', 'D'),
-  },
-)
-_BOTH_NORMS = _POST_NORMS | _named(
-  f'model.{_LAYER}', {'feed_forward_norm': ('pre_feedforward_layernorm.', 'D')}
-)
-_FUSED = _named(
-  f'model.{_LAYER}',
-  {
-    'attention/query': ('self_attn.qkv_proj.', 'NH D', 0, _QKV),
-    'attention/key': ('self_attn.qkv_proj.', 'KH D', 1, _QKV),
-    'attention/value': ('self_attn.qkv_proj.', 'KH D', 2, _QKV),
-    'feed_forward/gate': ('mlp.gate_up_proj.', 'F D', 0, _HALVES),
-    'feed_forward/in': ('mlp.gate_up_proj.', 'F D', 1, _HALVES),
-  },
-)
-_GPT2_TENSORS = _HEAD | _named(
-  'transformer.',
-  {
-    'embedding': ('wte.weight', 'V D'),
-    'absolute_position': ('wpe.weight', 'P D'),
-    'final_norm': ('ln_f.', 'D'),
-    'attention_norm': ('h.{i}.ln_1.', 'D'),
-    'feed_forward_norm': ('h.{i}.ln_2.', 'D'),
-    'attention/query': ('h.{i}.attn.c_attn.', 'D qNH', 0),
-    'attention/key': ('h.{i}.attn.c_attn.', 'D qKH', 1),
-    'attention/value': ('h.{i}.attn.c_attn.', 'D qKH', 2),
-    'attention/out': ('h.{i}.attn.c_proj.', 'NH D'),
-    'feed_forward/in': ('h.{i}.mlp.c_fc.', 'D F'),
-    'feed_forward/out': ('h.{i}.mlp.c_proj.', 'F D'),
-  },
-)
-_GPT_NEOX_TENSORS = _named(
-  'gpt_neox.',
-  {
-    'embedding': ('embed_in.weight', 'V D'),
-    'final_norm': ('final_layer_norm.', 'D'),
-    'attention_norm': (f'{_LAYER}input_layernorm.', 'D'),
-    'feed_forward_norm': (f'{_LAYER}post_attention_layernorm.', 'D'),
-    'attention/query': (f'{_LAYER}attention.query_key_value.', 'NqH D', 0),
-    'attention/key': (f'{_LAYER}attention.query_key_value.', 'KqH D', 1),
-    'attention/value': (f'{_LAYER}attention.query_key_value.', 'KqH D', 2),
-    'attention/out': (f'{_LAYER}attention.dense.', 'D NH'),
-    'feed_forward/in': (f'{_LAYER}mlp.dense_h_to_4h.', 'F D'),
-    'feed_forward/out': (f'{_LAYER}mlp.dense_4h_to_h.', 'D F'),
-  },
-) | {'softmax_weight': Tensor('embed_out.weight', 'V D')}
+_HEAD_NORMS = {
+  'attention/query_norm': Tensor('self_attn.q_norm', 'H'),
+  'attention/key_norm': Tensor('self_attn.k_norm', 'H'),
+}
+_FULL_NORMS = {
+  'attention/query_norm': Tensor('self_attn.q_norm', 'NH'),
+  'attention/key_norm': Tensor('self_attn.k_norm', 'KH'),
+}
+_POST_NORMS = {
+  'attention_post_norm': Tensor('post_attention_layernorm', 'D'),
+  'feed_forward_post_norm': Tensor('post_feedforward_layernorm', 'D'),
+}
+_BOTH_NORMS = _POST_NORMS | {'feed_forward_norm': Tensor('pre_feedforward_layernorm', 'D')}
+_FUSED = {
+  'attention/query': Tensor('self_attn.qkv_proj', 'NH D', 0, _QKV),
+  'attention/key': Tensor('self_attn.qkv_proj', 'KH D', 1, _QKV),
+  'attention/value': Tensor('self_attn.qkv_proj', 'KH D', 2, _QKV),
+  'feed_forward/gate': Tensor('mlp.gate_up_proj', 'F D', 0, _HALVES),
+  'feed_forward/in': Tensor('mlp.gate_up_proj', 'F D', 1, _HALVES),
+}
+_GPT2_TENSORS = {
+  'embedding': Tensor('transformer.wte', 'V D'),
+  'absolute_position': Tensor('transformer.wpe', 'P D'),
+  'final_norm': Tensor('transformer.ln_f', 'D'),
+  'softmax_weight': Tensor('lm_head', 'V D'),
+  'attention_norm': Tensor('ln_1', 'D'),
+  'feed_forward_norm': Tensor('ln_2', 'D'),
+  'attention/query': Tensor('attn.c_attn', 'D qNH', 0),  # Conv1D: inputs first
+  'attention/key': Tensor('attn.c_attn', 'D qKH', 1),
+  'attention/value': Tensor('attn.c_attn', 'D qKH', 2),
+  'attention/out': Tensor('attn.c_proj', 'NH D'),
+  'feed_forward/in': Tensor('mlp.c_fc', 'D F'),
+  'feed_forward/out': Tensor('mlp.c_proj', 'F D'),
+}
+_GPT_NEOX_TENSORS = {
+  'embedding': Tensor('gpt_neox.embed_in', 'V D'),
+  'final_norm': Tensor('gpt_neox.final_layer_norm', 'D'),
+  'softmax_weight': Tensor('embed_out', 'V D'),
+  'attention_norm': Tensor('input_layernorm', 'D'),
+  'feed_forward_norm': Tensor('post_attention_layernorm', 'D'),
+  'attention/query': Tensor('attention.query_key_value', 'NqH D', 0),
+  'attention/key': Tensor('attention.query_key_value', 'KqH D', 1),
+  'attention/value': Tensor('attention.query_key_value', 'KqH D', 2),
+  'attention/out': Tensor('attention.dense', 'D NH'),
+  'feed_forward/in': Tensor('mlp.dense_h_to_4h', 'F D'),
+  'feed_forward/out': Tensor('mlp.dense_4h_to_h', 'D F'),
+}
 
 _SIZES = {
   **dict.fromkeys(('vocab_size', 'hidden_size', 'num_hidden_layers'), REQUIRED),
@@ -188,9 +155,9 @@ _LAYER_NORM = {
 }
 
 
-def _llama(model_type, architecture, fields, options=EMPTY, tensors=EMPTY, **others):
+def _llama(model_type, architecture, fields, options=None, tensors=None, **others):
   """Returns a family that has what Llama has, but for these fields, options and tensors."""
-  parts = _LLAMA_FIELDS | fields, _RMS | options, _LLAMA_TENSORS | tensors
+  parts = _LLAMA_FIELDS | fields, _RMS | (options or {}), _LLAMA_TENSORS | (tensors or {})
   return Family(model_type, architecture, *parts, **others)
 
 
@@ -266,7 +233,7 @@ FAMILIES = {
         **{'num_attention_heads': 'n_head', 'max_position_embeddings': 'n_positions'},
         **{'rms_norm_eps': 'layer_norm_epsilon', 'hidden_act': 'activation_function'},
       },
-      'transformer.',
+      'transformer.h.',
       ('.attn.bias', '.attn.masked_bias'),
     ),
     Family(
@@ -282,7 +249,7 @@ FAMILIES = {
         **{'rms_norm_eps': 'layer_norm_eps', 'partial_rotary_factor': 'rotary_pct'},
         'rope_theta': 'rotary_emb_base',
       },
-      'gpt_neox.',
+      'gpt_neox.layers.',
       ('.attention.bias', '.attention.masked_bias', '.rotary_emb.inv_freq'),
     ),
   )

@@ -4,23 +4,23 @@ The package `gguf` dequantises. Tensors get the names and the order of rows of a
 checkpoint, and the config its keys, so that a loader of those needs to know nothing of GGUF.
 """
 
-import dataclasses
 import math
 import pathlib
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.config.positions import RotaryScalingConfig
 from ngrammer_jax.data.vocabularies import gguf_header
+from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
+from ngrammer_jax.interop.huggingface import configs, families
+from ngrammer_jax.layers.attention import rotary_scaling
 from ngrammer_jax.system import files
 
-# Types that are not quantised, by their name in the package.
-PLAIN = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
-
+PLAIN = ('F32', 'F16', 'BF16')  # types that are not quantised, by their name in the package
 TENSORS = {'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm', 'output': 'lm_head'}
 BLOCK_TENSORS = {
   **{'attn_norm': 'input_layernorm', 'ffn_norm': 'post_attention_layernorm'},
@@ -36,58 +36,42 @@ FOREIGN_KEYS = (
   *(f'rope.scaling.yarn_{name}' for name in ('log_multiplier', 'ext_factor', 'attn_factor')),
   *('rope.scaling.alpha', 'rope.scale_linear'),
 )
-# The scaling of the published Llama 3.x, of which a file holds only the factors.
-LLAMA3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'original_max_position_embeddings': 8192}
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
   """Where a tensor is, and how it is stored.
 
   Attributes:
-    path: the file.
+    stored: its rows in the file, as bytes if they are quantised.
     shape: the shape, rows first.
-    kind: the type, a `gguf.GGMLQuantizationType`.
-    first_byte: its first byte in the file.
-    row_bytes: bytes of a row; of a vector, of an element.
+    kind: the type of quantised rows, a `gguf.GGMLQuantizationType`; None: they are not quantised.
     head_width: rows of an attention head, if its rotary pairs are side by side and so have to be
       put half a head apart; None: the rows are in order.
   """
 
-  path: pathlib.Path
+  stored: row_files.StoredArray
   shape: tuple[int, ...]
   kind: Any
-  first_byte: int
-  row_bytes: int
   head_width: int | None = None
 
   @property
   def dtype(self) -> np.dtype:
     """The dtype of what `read` returns: the stored one, float32 if the tensor is quantised."""
-    return np.dtype(PLAIN.get(self.kind.name, np.float32))
+    return self.stored.dtype if self.kind is None else np.dtype(np.float32)
 
   def read(self, start: int, stop: int) -> np.ndarray:
     """Returns the rows from `start` to before `stop`, dequantised; reads no others.
 
     Of a tensor with permuted rows, it reads all rows of the heads that these belong to.
     """
-    if self.head_width is None:
-      return self._read_stored(start, stop)
-    H = self.head_width
+    H = self.head_width or 1
     first, last = start // H * H, -(-stop // H) * H
-    rows = self._read_stored(first, last)
-    rows = rows.reshape(-1, H // 2, 2, *self.shape[1:]).swapaxes(1, 2)
-    return rows.reshape(last - first, *self.shape[1:])[start - first : stop - first].copy()
-
-  def _read_stored(self, start, stop):
-    first_byte, count = self.first_byte + start * self.row_bytes, (stop - start) * self.row_bytes
-    values = np.fromfile(self.path, np.uint8, count, offset=first_byte)
-    if len(values) < count:
-      raise errors.BadInput(f'{self.path} has become shorter while it was read: load it again')
-    if self.kind.name in PLAIN:
-      return values.view(self.dtype).reshape(stop - start, *self.shape[1:])
-    dequantized = _package().dequantize(values.reshape(stop - start, -1), self.kind)
-    return dequantized.reshape(stop - start, *self.shape[1:])
+    rows = self.stored.read(first, last)
+    if self.kind is not None:
+      rows = _package().dequantize(rows, self.kind)
+    if self.head_width is not None:
+      rows = rows.reshape(-1, H // 2, 2, *self.shape[1:]).swapaxes(1, 2)
+    return rows.reshape(last - first, *self.shape[1:])[start - first : stop - first]
 
 
 def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
@@ -110,13 +94,11 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
     factors = tensors.pop('rope_freqs.weight', None)
     config = _make_config(metadata, tensors)
     if factors is not None:
-      config |= _factor_scaling(factors.read(0, factors.shape[0]), config)
+      config['rope_scaling'] = _factor_scaling(factors.read(0, factors.shape[0]), config)
     for name, tensor in tensors.items():
       if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
-        tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
-
-  has_tokenizer = 'tokenizer.ggml.model' in metadata
-  return checkpoints.Checkpoint(path, config, tensors, {}, has_tokenizer, {path: version})
+        tensors[name] = tensor._replace(head_width=config['head_dim'])
+  return checkpoints.Checkpoint(path, config, tensors, {}, {path: version})
 
 
 def _package():
@@ -150,7 +132,10 @@ def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> S
   row_bytes = math.prod(shape[1:]) // values * block_bytes
   if entry.first_byte + shape[0] * row_bytes > files.size(path):
     raise ValueError(f'{name}, of the shape {list(shape)}, ends beyond the file')
-  return StoredTensor(path, shape, kind, entry.first_byte, row_bytes)
+  is_plain = kind.name in PLAIN
+  code, stored_shape = (kind.name, shape) if is_plain else ('U8', (shape[0], row_bytes))
+  stored = row_files.StoredArray(path, code, stored_shape, entry.first_byte)
+  return StoredTensor(stored, shape, None if is_plain else kind)
 
 
 def _translate_name(name: str) -> str:
@@ -191,8 +176,7 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
   for key in ('attention.value_length', 'rope.dimension_count'):
     if get(key, head_width) != head_width:
       raise errors.BadInput(f'llama.{key} is not the width of the heads: this is not supported')
-  if head_width % 2:
-    raise ValueError(f'its heads have the width {head_width}')
+  bos, eos, eot = (metadata.get(f'tokenizer.ggml.{n}_token_id') for n in ('bos', 'eos', 'eot'))
   config = {
     'model_type': 'llama',
     'hidden_size': width,
@@ -201,7 +185,6 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
     'num_key_value_heads': get('attention.head_count_kv', heads),
     'head_dim': head_width,
     'intermediate_size': get('feed_forward_length'),
-    'hidden_act': 'silu',
     'vocab_size': tensors['model.embed_tokens.weight'].shape[0],
     'max_position_embeddings': get('context_length', 2048),
     'rms_norm_eps': get('attention.layer_norm_rms_epsilon', kind=float),
@@ -210,14 +193,12 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
     'tie_word_embeddings': 'lm_head.weight' not in tensors,
     'attention_bias': 'model.layers.0.self_attn.q_proj.bias' in tensors,
     'mlp_bias': 'model.layers.0.mlp.up_proj.bias' in tensors,
+    'bos_token_id': bos,
+    'eos_token_id': eos if None in (eos, eot) else list(dict.fromkeys([eos, eot])),
   }
   for name, count in (('q', heads), ('k', config['num_key_value_heads'])):
     if rows[name] != count * head_width:
       raise ValueError(f'attn_{name} has {rows[name]} rows, not {count} x {head_width}')
-  ids = {name: metadata.get(f'tokenizer.ggml.{name}_token_id') for name in ('bos', 'eos', 'eot')}
-  config |= {f'{name}_token_id': ids[name] for name in ('bos', 'eos') if ids[name] is not None}
-  if None not in (ids['eos'], ids['eot']):
-    config['eos_token_id'] = list(dict.fromkeys([ids['eos'], ids['eot']]))
   if window := metadata.get('llama.attention.sliding_window'):
     config |= {'model_type': 'mistral', 'sliding_window': window}
   return config
@@ -254,15 +235,10 @@ def _factor_scaling(factors: np.ndarray, config) -> dict[str, Any]:
     raise ValueError(f'rope_freqs.weight has the shape {list(factors.shape)}, or a second scaling')
   if not (np.isfinite(factors).all() and (factors > 0).all()):
     raise ValueError('rope_freqs.weight has values that are not positive')
-  factor = float(factors.max())
-  exponents = np.arange(len(factors)) / len(factors)
-  low, high, length = LLAMA3.values()
-  turns = length * config['rope_theta'] ** -exponents / (2 * np.pi)
-  smooth = np.clip((turns - low) / (high - low), 0, 1)
-  if np.allclose(factors, 1 / (smooth + (1 - smooth) / factor), rtol=1e-5, atol=0):
-    return {'rope_scaling': {'rope_type': 'llama3', 'factor': factor, **LLAMA3}}
-  explicit = factors.astype(float).tolist()
+  frequencies = 1 / rotary_scaling.timescales(config['head_dim'], 1.0, config['rope_theta'])
+  llama3 = RotaryScalingConfig('llama3', float(factors.max()))  # all else is as in Llama 3.x
+  scaled, _ = rotary_scaling.scale(frequencies, llama3, config['rope_theta'])
+  if np.allclose(factors, frequencies / scaled, rtol=1e-5, atol=0):
+    return configs.write_scaling(llama3, families.LLAMA)
   scaling = {'rope_type': 'longrope', 'factor': 1.0, 'attention_factor': 1.0}
-  scaling |= {'short_factor': explicit, 'long_factor': explicit}
-  length = config['max_position_embeddings']
-  return {'rope_scaling': scaling, 'original_max_position_embeddings': length}
+  return scaling | dict.fromkeys(('short_factor', 'long_factor'), factors.astype(float).tolist())
