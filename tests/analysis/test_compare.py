@@ -74,7 +74,6 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
 
 def test_losses_are_those_of_evaluate(one_device, trained, capsys, tmp_path):
   later, earlier = (runs.load_run(trained, step) for step in (12, 4))
-  vars(earlier)['engine'] = later.engine  # of its model, too
   result = compare.analyze([later], [earlier], ['later', 'earlier'])
   (pair,) = result['pairs']
   for run, key in ((later, 'loss'), (earlier, 'baseline_loss')):
