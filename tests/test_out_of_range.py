@@ -107,14 +107,6 @@ def test_a_schedule_that_does_not_fit_the_steps(section, warning):
   assert (warning in warnings) if warning else not warnings
 
 
-def test_a_learning_rate_of_0_is_refused():
-  for key in ('learning_rate', 'table.learning_rate'):
-    section = {'learning_rate': 0.0}
-    section = section if '.' not in key else {'table': optimizer_config.TableConfig(0.0)}
-    with pytest.raises(errors.BadInput, match=f'optimizer.{key}=0.0 must be above 0'):
-      experiment.Config(optimizer=experiment.OptimizerConfig(**section)).check()
-
-
 def test_training_says_its_warnings(tiny, tmp_path, caplog):
   """Before devices are touched; and a step that is larger than the text."""
   config = tiny(optimizer={'warmup_steps': 30}, training={'batch_size': 2_000})

@@ -13,9 +13,8 @@ import pytest
 
 from ngrammer_jax import analyze, errors, evaluate, flags, generate, runs
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import language_modeling
+from ngrammer_jax.inference import language_modeling, text
 from ngrammer_jax.system import files
-from tests import test_generate
 
 
 class Scored(Exception):
@@ -85,8 +84,20 @@ def test_what_finds_the_disk_full_is_printed(trained_copy, tmp_path, monkeypatch
   assert capsys.readouterr().out.endswith('{"é": 1}\n')
 
 
+@pytest.fixture
+def no_model(monkeypatch):
+  """Every prompt is continued by one token."""
+
+  def completions(run, prompts, config, tokens, seed, context, on_text, *rest):
+    for row, prompt in enumerate(prompts):
+      on_text(row, '!')
+      yield text.Completion(prompt, '!', [33], ended=False, seed=seed + row)
+
+  monkeypatch.setattr(runs.Run, 'completions', completions)
+
+
 def test_completions_that_find_the_disk_full_are_printed(
-  trained_copy, tmp_path, monkeypatch, capsys
+  trained, tmp_path, monkeypatch, capsys, no_model
 ):
   (tmp_path / 'prompts.txt').write_text('a\nb\nc\n')
   opened, path = [], tmp_path / 'out.jsonl'
@@ -103,7 +114,7 @@ def test_completions_that_find_the_disk_full_are_printed(
   with monkeypatch.context() as patch:
     patch.setattr(pathlib.Path, 'open', open_or_fail)
     with refused(f'--output={path} cannot be written: No space left on device; the results that'):
-      generate.main([f'--workdir={trained_copy}', *arguments])
+      generate.main([f'--workdir={trained}', *arguments])
   lines = path.read_text().splitlines() + capsys.readouterr().out.splitlines()
   assert [json.loads(line)['prompt'] for line in lines] == ['a', 'b', 'c'] and len(opened) == 3
 
@@ -165,17 +176,14 @@ def test_the_result_of_another_step_is_kept(tmp_path, caplog, monkeypatch):
   assert f'the previous {path} is now test.1.json' in caplog.messages
 
 
-def test_characters_that_a_terminal_lacks_are_escaped(trained, tmp_path, monkeypatch):
-  run = test_generate.open_run(trained)
-  monkeypatch.setattr(runs, 'load_run', lambda workdir, step: run)
+def test_characters_that_a_terminal_lacks_are_escaped(trained, tmp_path, monkeypatch, no_model):
   prompts = ['1 €', 'é', '🙂', 'a']
   (tmp_path / 'prompts.txt').write_text('\n'.join(prompts), encoding='utf-8')
   sources = f'--prompt={"".join(prompts)}', f'--prompts={tmp_path}/prompts.txt'
   for encoding, source in itertools.product(('latin-1', 'ascii', 'utf-8'), sources):
     out = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr(sys, 'stdout', out)
-    command = ['generate', f'--workdir={trained}', '--tokens=2', '--temperature=0', source]
-    monkeypatch.setattr(sys, 'argv', command)
+    monkeypatch.setattr(sys, 'argv', ['generate', f'--workdir={trained}', source])
     with pytest.raises(SystemExit) as stopped:
       flags.run(generate.main)
     assert stopped.value.code == 0

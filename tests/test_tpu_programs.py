@@ -1,6 +1,8 @@
-"""Small programs of the package, compiled for a TPU without one."""
+"""Small programs of the package, compiled for a TPU without one, in one process."""
 
 import json
+
+import pytest
 
 from tests import test_compile
 
@@ -26,12 +28,6 @@ for K in (64, 8192):
   times[K] = max(work.times for work in hlo.Program(text, dict(mesh.shape)).work)
 print(json.dumps(times))
 """
-
-
-def test_sums_of_clusters_are_no_loop_over_tokens():
-  process = test_compile.run('-c', SETUP + CODEBOOK, script=())
-  assert process.returncode == 0, process.stderr
-  assert json.loads(process.stdout.splitlines()[-1]) == {'64': 1, '8192': 1}
 
 
 # Prints how often each Pallas kernel runs in a step of a Transformer of two layers.
@@ -66,14 +62,6 @@ print(json.dumps(kernels))
 """
 
 
-def test_attention_runs_once_in_each_direction():
-  """What its backward pass needs is kept, not computed again."""
-  process = test_compile.run('-c', SETUP + BLOCKS, script=())
-  assert process.returncode == 0, process.stderr
-  kernels = json.loads(process.stdout.splitlines()[-1])
-  assert kernels == {'splash_mha_fwd': 2, 'splash_mha_dq': 2, 'splash_mha_dkv': 2}
-
-
 # Prints how a step stores the table of an n-gram memory, and whether an instruction copies it.
 TABLE = """
 import re
@@ -102,9 +90,24 @@ print(json.dumps([sorted(layouts), 'f32[8256,32]' in text, copies]))
 """
 
 
-def test_narrow_tables_lie_along_the_lanes():
-  """Rows of 32 values: a step looks up, and changes, four of them side by side."""
-  process = test_compile.run('-c', SETUP + TABLE, script=())
+@pytest.fixture(scope='module')
+def printed():
+  """What each program printed."""
+  process = test_compile.run('-c', SETUP + CODEBOOK + BLOCKS + TABLE, script=())
   assert process.returncode == 0, process.stderr
-  layouts, is_unpacked, copies = json.loads(process.stdout.splitlines()[-1])
+  return [json.loads(line) for line in process.stdout.splitlines()[-3:]]
+
+
+def test_sums_of_clusters_are_no_loop_over_tokens(printed):
+  assert printed[0] == {'64': 1, '8192': 1}
+
+
+def test_attention_runs_once_in_each_direction(printed):
+  """What its backward pass needs is kept, not computed again."""
+  assert printed[1] == {'splash_mha_fwd': 2, 'splash_mha_dq': 2, 'splash_mha_dkv': 2}
+
+
+def test_narrow_tables_lie_along_the_lanes(printed):
+  """Rows of 32 values: a step looks up, and changes, four of them side by side."""
+  layouts, is_unpacked, copies = printed[2]
   assert (layouts, is_unpacked, copies) == (['1,0:T(8,128)'], False, [])

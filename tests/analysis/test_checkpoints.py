@@ -1,7 +1,10 @@
 """Table of checkpoints."""
 
+import shutil
+
 import pytest
 
+from ngrammer_jax import analyze
 from ngrammer_jax import config as experiment
 from ngrammer_jax.analysis import checkpoints
 from ngrammer_jax.checkpoints import manifest
@@ -13,7 +16,7 @@ from tests.checks import bad_input
 def workdir(tmp_path, monkeypatch):
   """A run directory with the manifests of three checkpoints; the arrays of step 8 are corrupt."""
   experiment.save(experiment.Config(), tmp_path / 'config.json')
-  for step, loss in ((4, 2.5), (8, 2.25), (12, None)):
+  for step, loss in ((4, 2.25), (8, 2.5), (12, None)):
     folder = tmp_path / 'checkpoints' / str(step)
     folder.mkdir(parents=True)
     leaves = {'params/embedding': ('float32', [257, 16], f'{step:016}')}
@@ -30,18 +33,23 @@ def workdir(tmp_path, monkeypatch):
   return tmp_path
 
 
-def test_every_checkpoint_is_verified(workdir):
+def test_every_checkpoint_is_verified(workdir, capsys):
   checksum = manifest.read(workdir / 'checkpoints' / '4').checksum
-  _, first, second, third = checkpoints.format_table(workdir).splitlines()
-  assert first.split() == ['4', '1.5', '2026-01-04T10:00:00', '2.5000', checksum, 'good']
+  analyze.main(['checkpoint', f'--workdir={workdir}'])
+  _, first, second, third = capsys.readouterr().out.splitlines()
+  assert first.split() == ['4', '1.5', '2026-01-04T10:00:00', '2.2500', checksum, 'good,', 'best']
   assert second.split(maxsplit=1) == ['8', 'damaged: array has 3 bytes, expected 1,500,000']
   assert third.split()[:3] == ['12', '1.5', '2026-01-12T10:00:00'] and third.endswith('good')
+  shutil.rmtree(workdir / 'checkpoints')
+  with bad_input(f'--workdir={workdir} has no checkpoint'):
+    checkpoints.format_table(workdir)
 
 
-def test_arrays_of_a_checkpoint(workdir):
+def test_arrays_of_a_checkpoint(workdir, capsys):
   suffix = '  params/embedding float32[257, 16]'
-  for step, name in ((4, 4), (12, 'newest'), (8, 'best')):
-    lines = checkpoints.format_table(workdir, name, 'params/emb').splitlines()
+  for step, name in ((8, 8), (12, 'newest'), (4, 'best')):
+    analyze.main(['checkpoint', f'--workdir={workdir}', f'--step={name}', '--arrays=params/emb'])
+    lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and lines[-1] == f'{step:016}{suffix}'
   with bad_input('--arrays=parms: no array begins so; parts: params/embedding'):
     checkpoints.format_table(workdir, 4, 'parms')

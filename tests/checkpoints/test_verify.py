@@ -1,19 +1,13 @@
 """All of a checkpoint is read without its model, and what is found is told."""
 
-import dataclasses
-import shutil
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import analyze, runs
 from ngrammer_jax.checkpoints import checksums, manifest, reader
 from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from tests.checkpoints.test_checkpoints import abstract, same, save, state, workdir
-from tests.checks import bad_input
-from tests.training.helpers import cut, flip
 
 __all__ = ['workdir']  # a fixture
 
@@ -37,36 +31,6 @@ def test_an_array_that_reads_otherwise_than_it_was_in_memory(workdir):
   manifest.write(folder, saved)
   with pytest.raises(manifest.CorruptError, match=r'\Aparams/kernel was changed: wrong checksum\Z'):
     reader.verify(workdir, 8)
-
-
-def test_the_table_says_which_are_good(trained_copy, capsys):
-  run = trained_copy
-  shutil.rmtree(run / 'checkpoints' / '4')
-  saved = manifest.read(run / 'checkpoints' / '8')
-  manifest.write(run / 'checkpoints' / '8', dataclasses.replace(saved, validation=9.5))
-  analyze.main(['checkpoint', f'--workdir={run}', '--step=12', '--arrays='])
-  lines = capsys.readouterr().out.splitlines()
-  losses = [manifest.read(run / 'checkpoints' / step).validation for step in ('8', '12')]
-  best = losses.index(min(losses))
-  for row, (line, loss) in enumerate(zip(lines[1:3], losses, strict=True)):
-    assert line.split()[0] == ('8', '12')[row] and f'{loss:.4f}' in line
-    assert line.endswith('good, best' if row == best else 'good')
-  saved = manifest.read(run / 'checkpoints' / '12')
-  assert saved.checksum in lines[2]
-  assert len(lines) == 3 + len(saved.leaves)
-  assert f'{saved.leaves["params/embedding"][2]}  params/embedding float32[257, 16]' in lines
-
-  cut(run / 'checkpoints' / '12' / '_METADATA')
-  analyze.main(['checkpoint', f'--workdir={run}'])
-  assert 'damaged: _METADATA has ' in capsys.readouterr().out.splitlines()[2]
-  flip(run / 'checkpoints' / '12' / 'manifest.json')
-  with pytest.raises(runs.run.errors.BadInput, match='--step=12: checkpoint 12: manifest.json '):
-    analyze.main(['checkpoint', f'--workdir={run}', '--step=12'])
-  with bad_input(f'--workdir={run} has no checkpoint of --step=7'):
-    analyze.main(['checkpoint', f'--workdir={run}', '--step=7'])
-  shutil.rmtree(run / 'checkpoints')
-  with bad_input(f'--workdir={run} has no checkpoint'):
-    analyze.main(['checkpoint', f'--workdir={run}'])
 
 
 def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path):

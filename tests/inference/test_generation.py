@@ -206,17 +206,6 @@ def test_rows_do_not_depend_on_the_batch(x64, context):
   check_answers([answer[:n] for answer, n in zip(greedy, fit_lengths, strict=True)], most_likely)
 
 
-@pytest.mark.slow
-def test_rows_do_not_depend_on_the_batch_size(x64):
-  generate_all = functools.partial(
-    generate, shared_engine(CONFIG), model_and_variables(CONFIG)[1], tokens=20
-  )
-  batched = generate_all(PROMPTS, [5, 6, 7], RANDOM, 12)
-  for row in range(3):
-    single = generate_all([PROMPTS[row]], [5 + row], RANDOM, 12, rows=1)
-    assert [batched[row]] == single
-
-
 @pytest.mark.parametrize('context', [1, pytest.param(2, marks=pytest.mark.slow), 5])
 def test_tokens_depend_on_the_context_alone(x64, deterministic_tokens, context):
   """With one layer and rotary positions, the last tokens alone give the same result."""

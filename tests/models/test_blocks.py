@@ -323,15 +323,6 @@ def test_a_config_of_the_removed_kernel_is_read(tmp_path, caplog, span, kernel):
   assert caplog.messages == [expected]
 
 
-def test_spans_of_the_removed_kernel_are_computed_alike(x64):
-  """Over full scores, spans this short count other keys in their epsilon: `pallas` did not."""
-  config = dataclasses.replace(PLAIN, layers=1, kernel='pallas')
-  variables = variables_of(config)
-  span = dataclasses.replace(config.span, epsilon_keys='span')
-  expected, _ = program(dataclasses.replace(config, span=span), 'xla', variables)
-  assert_close(program(config, config.kernel, variables)[0], expected, 1e-12)
-
-
 @pytest.mark.parametrize('slots', [0, 128])
 def test_no_program_has_an_array_of_all_scores(slots):
   """Neither training nor evaluation, with a KV cache, keeps the scores of all heads and rows."""

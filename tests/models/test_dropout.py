@@ -5,20 +5,17 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import dropout
 from ngrammer_jax.layers.attention import relative
 from ngrammer_jax.layers.context import Context, Keys, Positions
 from ngrammer_jax.models import language_model
-from tests.checks import assert_close
 from tests.models.test_transformer import (
   SMALL,
   B,
   T,
   count,
-  loss_and_gradient,
   random_tokens,
   small_model,
   variables_of,
@@ -48,37 +45,6 @@ def test_where_dropout_draws():
   model = small_model(**dict.fromkeys(KINDS, 0.5), final_norm=False, **fields)
   assert draws(model, variables) == 2 + 4 * layers
   assert draws(model, variables, train=False) == 0
-
-
-def test_dropout_draws_per_key():
-  rates = dict.fromkeys(KINDS, 0.5)
-  model = small_model(layers=1, ngram=None, **rates)
-  variables, tokens = variables_of(model), random_tokens()
-  memory = language_model.empty_memory(model.config, B)
-
-  @jax.jit
-  def train(key):
-    return model.apply(variables, tokens, memory, train=True, rngs={'dropout': key})[0]
-
-  first, repeated, second = (train(jax.random.key(seed)) for seed in (0, 0, 1))
-  np.testing.assert_array_equal(first, repeated)
-  assert (np.asarray(first) != np.asarray(second)).any(axis=-1).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('position', ['rope', 'relative', 'shaw'])
-def test_gradients_agree_under_dropout_however_layers_are_compiled(position):
-  """The quick tier holds those of drawn models (tests/goldens)."""
-  rates = dict.fromkeys(KINDS, 0.3)
-  variables = variables_of(small_model(ngram=None, position=position))
-
-  def result(**fields):
-    model = small_model(ngram=None, position=position, **rates, **fields)
-    return jax.jit(loss_and_gradient(model, variables))(variables['params'])
-
-  expected = result(scan_layers=False)
-  for fields in ({}, {'remat': 'full'}, {'scan_layers': False, 'remat': 'minimal'}):
-    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), result(**fields), expected)
 
 
 def test_layers_drop_for_themselves_and_share_the_encodings_of_distances(monkeypatch):

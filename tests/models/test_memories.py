@@ -129,54 +129,6 @@ def test_rows_looked_up_ahead_segment_by_segment_are_those_of_one_pass():
   jax.tree.map(np.testing.assert_array_equal, rows(slice(0, 4), slice(4, 8)), whole)
 
 
-@pytest.mark.parametrize(
-  'fields',
-  [
-    {'layer': 'begin', 'orders': (2, 3), 'distinct_start': True, 'dim': 1},
-    {'layer': 'end', 'clusters': None, 'combine': 'add', 'dim': 4},
-    {'layer': 'attention', 'pairing': ('attended',), 'padding_trains': True},
-  ],
-)
-def test_an_ngrammer_is_an_ngram_memory(fields):
-  """A memory with the options of `model.ngram` gives the same in two segments, to the bit."""
-  ngram = model_config.NGramConfig(**{'clusters': 4, 'vocabulary_size': 32, 'dim': 2} | fields)
-  config = dataclasses.replace(CONFIG, width=8, heads=2, ngram=ngram)
-  places = ngram.places(config.layers)
-  options = dataclasses.replace(
-    ngram.as_memory(config, places[0]), layers=tuple(place.block for place in places)
-  )
-  other = dataclasses.replace(config, ngram=None, ngram_memories=(options,))
-  other.check()
-  tokens = np.random.default_rng(0).integers(0, 11, (2, 2, 5)).astype(np.int32)
-  valid = np.ones((2, 5), np.int32)
-  valid[1, 3:] = 0
-  results, variables = [], None
-  for each, name in ((config, 'ngrammer'), (other, 'ngram_memory_0')):
-    model = transformer.TransformerLM(each, 11)
-    memory = model.empty_memory(2)
-    variables = variables or random_variables(model, tokens[0], memory)
-    renamed = {
-      collection: flax.traverse_util.unflatten_dict(
-        {
-          tuple(name if key == 'ngrammer' else key for key in path): leaf
-          for path, leaf in flax.traverse_util.flatten_dict(dict(tree)).items()
-        }
-      )
-      for collection, tree in variables.items()
-    }
-
-    @jax.jit
-    def run(variables, memory, model=model):
-      hidden = []
-      for segment in tokens:
-        y, memory, _ = model.apply(variables, segment, memory, valid_BxT=valid)
-        hidden.append(y)
-      return hidden
-
-    results.append(run(renamed, memory))
-  jax.tree.map(np.testing.assert_array_equal, *results)
-
-
 def test_one_block_in_the_middle_starts_from_uniform_centroids():
   """Although its place is the input, it is not `layer="input"`."""
   ngram = model_config.NGramConfig(layer='middle', clusters=4)

@@ -13,7 +13,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.models import language_model
 from tests import equation_names
-from tests.checks import assert_close, bad_input, data_root, random_variables
+from tests.checks import assert_close, bad_input, random_variables
 from tests.models import attention_lstm_loop as loop
 
 V, W, B, T = 11, 4, 2, 9
@@ -160,50 +160,6 @@ def test_what_is_looked_back_at_is_not_carried(x64, name):
     expected, _ = looped(config, arrays, row % B, SPLITS[row])
     for actual, reference in zip(outputs, expected, strict=False):
       assert_close(actual[row], reference, 1e-12)
-
-
-def test_the_loop_is_that_of_the_reference(reference):
-  data_root('reference')
-  f = reference('daniluk_kvp')
-  arrays = {k[6:]: v for k, v in f.items() if k.startswith('param/')}
-  k, L = int(f['cfg/k']), int(f['cfg/L'])
-  for row in range(int(f['cfg/B'])):
-    state = ((np.zeros(k), np.zeros(k)), [])
-    for j in range(int(f['cfg/nchunk'])):
-      args = 'key_value_predict', f['x'][j][row], f['first'][j][row], state, L
-      (h, weights, star, logs), state = loop.run(arrays, *args)
-      for name, actual in (('att', weights), ('hstar', star), ('logprob', logs)):
-        assert_close(actual, f[f'{name}/1/{j}'][row], 1e-12)
-      assert_close(h, f[f'h/{j}'][row], 1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', NAMES)
-def test_causal_and_no_further_than_the_window(x64, name):
-  """By gradients: of h* at t, by the inputs of every token, within a document and across."""
-  config = config_of(name)
-  r = config.recurrent
-  model, variables, memory = model_of(config)
-  bound = model.bind(variables)
-  tokens, starts = text()
-  documents = np.cumsum(starts, axis=1)
-  h_BxTxK = jnp.asarray(np.random.default_rng(2).normal(size=(B, T, r.hidden)))
-
-  def run_readout(h_BxTxK):
-    return bound._read(h_BxTxK, tokens, jnp.asarray(documents), memory, None)[0]
-
-  if r.readout == 'none':
-    assert run_readout(h_BxTxK) is h_BxTxK
-    return
-  jacobian = jax.jit(jax.jacobian(lambda h: run_readout(h).sum(axis=-1)))(h_BxTxK)
-  reach = np.abs(jacobian).max(axis=(0, 2, 4)) > 0
-  same = (documents[:, :, None] == documents[:, None]).any(axis=0)
-  distance = np.arange(T)[:, None] - np.arange(T)[None]
-  slots = 0 if r.readout == 'recurrent_memory' else r.slots
-  allowed = (distance >= 0) & (distance <= slots)
-  assert not (reach & ~(allowed & same)).any()
-  if slots:
-    assert reach[(distance == 1) & allowed & (documents[0][:, None] == documents[0][None])].any()
 
 
 @pytest.mark.parametrize(

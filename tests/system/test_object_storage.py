@@ -13,7 +13,7 @@ import pytest
 from ngrammer_jax import analyze, evaluate, generate, runs
 from ngrammer_jax.checkpoints import manifest, reader
 from ngrammer_jax.system import files
-from ngrammer_jax.training import loop, recorder
+from ngrammer_jax.training import loop
 from tests import fake_gcs
 from tests.checkpoints import test_checkpoints as small
 from tests.checks import bad_input
@@ -47,21 +47,6 @@ def arrays(workdir):
   return reader.verify(workdir, reader.steps(workdir)[-1]).leaves
 
 
-def train_until_killed(monkeypatch, config, workdir, step):
-  """What is still in this process is lost, as by SIGKILL."""
-  add = recorder.Recorder.add
-
-  def stop(self, done, metrics):
-    add(self, done, metrics)
-    if done == step:
-      raise small.Killed
-
-  with monkeypatch.context() as patch, pytest.raises(small.Killed):
-    patch.setattr(recorder.Recorder, 'add', stop)
-    patch.setattr(files.SyncedDir, '_try_sync', lambda self: None)
-    loop.train(config, workdir)
-
-
 def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
   local_run, run = trained, files.path(f'{bucket}/run')
   for path in files.iter_files(local_run):
@@ -73,27 +58,6 @@ def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
   # It is restored, each bit of it compared, and there is nothing left to do.
   assert not loop.train(runs.load_run(run).config, run)
   assert reader.steps(run) == [12] and records(run) == records(local_run)
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_bit_identically(tiny, bucket, tmp_path, monkeypatch):
-  local_run, run = tmp_path / 'whole', files.path(f'{bucket}/run')
-  loop.train(tiny(), local_run)
-  train_until_killed(monkeypatch, tiny(), run, 10)
-  assert reader.steps(run) == [4, 8] and records(run)[-1]['step'] == 8
-  (run / 'checkpoints' / '12' / '_METADATA').write_text('half of a checkpoint')
-  assert runs.load_run(run).state.step == 8
-  assert loop.train(tiny(), run)
-  assert not loop.train(tiny(), run)
-  assert arrays(run) == arrays(local_run) and records(run) == records(local_run)
-  assert reader.steps(run) == reader.steps(local_run)
-  assert len(list((run / 'tensorboard').iterdir())) == 2
-  assert not evaluate.main([f'--workdir={run}', '--split=validation'])
-  assert json.loads((run / 'evaluation' / 'validation.json').read_text())['step'] == 12
-  assert {path.name for path in run.iterdir()} == {
-    *('checkpoints', 'evaluation', 'logs', 'tensorboard', 'metrics.jsonl', 'goodput.json'),
-    *('config.json', 'corpus.json', 'vocabulary.json'),
-  }
 
 
 @pytest.mark.slow
@@ -209,6 +173,13 @@ def test_a_killed_process_goes_on_bit_identically_and_commands_read_it(bucket, t
   log = (run / 'logs' / 'process_0.log').read_text()
   assert 'restoring step' in log and 'step 60/60' in log
   assert len({line.split()[2] for line in log.splitlines()} - {'INFO'}) == 0, log
+  assert len(list((run / 'tensorboard').iterdir())) == 2
+  assert not evaluate.main([f'--workdir={run}', '--split=validation'])
+  assert json.loads((run / 'evaluation' / 'validation.json').read_text())['step'] == 60
+  assert {path.name for path in run.iterdir()} == {
+    *('checkpoints', 'evaluation', 'logs', 'tensorboard', 'metrics.jsonl', 'goodput.json'),
+    *('config.json', 'corpus.json', 'vocabulary.json'),
+  }
   assert not generate.main([f'--workdir={run}', '--prompt=the union', '--tokens=5'])
   for analysis in ('checkpoint', 'report', 'clusters'):
     assert not analyze.main([analysis, f'--workdir={run}'])

@@ -125,31 +125,6 @@ def test_resume_is_exact(folder, change):
   assert any(has_changed) == is_learning
 
 
-@pytest.mark.slow
-def test_repeated_start_uses_the_same_checkpoint(folder, tiny):
-  other, run = folder / 'other' / 'checkpoints', folder / 'run'
-  assert loop.train(tiny(training={'steps': 4, 'checkpoint_every': 2}), folder / 'other')
-  (other / '4').rename(folder / 'later')
-  finetune.main(arguments(folder, 'run', init_from=folder / 'other'))
-  leaves = manifest.verify(run / 'checkpoints' / '8').leaves
-  (folder / 'later').rename(other / '4')
-  shutil.rmtree(run / 'checkpoints')
-  finetune.main(arguments(folder, 'run', init_from=folder / 'other'))
-  assert manifest.verify(run / 'checkpoints' / '8').leaves == leaves
-  assert json.loads((run / 'begun_with.json').read_text())['step'] == 2
-
-
-@pytest.mark.slow
-def test_record_answers_are_generated_or_ranked(folder):
-  finetune.main(arguments(folder, 'record', 'record', training__segment_length=128))
-  scores = result(folder / 'record')
-  assert scores['protocol']['choosing'] == 'greedy' and scores['n'] == 9
-  choosing = ['--split=validation', '--config.finetune.choosing=rank']
-  evaluate.main([f'--workdir={folder / "record"}', *choosing])
-  scores = result(folder / 'record')
-  assert scores['protocol']['choosing'] == 'rank' and scores['f1'] == scores['exact_match']
-
-
 def test_dry_run_prepares_every_task_and_trains_none(folder, monkeypatch, capsys):
   prepared = []
 

@@ -139,13 +139,6 @@ def test_rows_in_parts_on_eight_devices_train_as_all_on_one():
 
 
 @pytest.mark.slow
-def test_a_model_with_many_options_trains_alike_on_eight_devices():
-  program, *eight = run((2, 2, 2), RICH, first=first_state())
-  assert_alike(eight, list(single_device_run()[1:]))
-  check_lookups(program, shards=4)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('shape', [(2, 1, 1), (1, 1, 4), (8, 1, 1), (2, 2, 2), (1, 4, 2)])
 def test_an_ngrammer_trains_alike_on_every_mesh(shape):
   _, *one = run((1, 1, 1))

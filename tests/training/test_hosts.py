@@ -122,21 +122,6 @@ def test_what_the_first_process_finds_out_the_others_learn(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_two_processes_of_a_real_model_train_as_one_and_one_goes_on(tmp_path, cache):
-  """The same losses; what two have saved one restores, and the other way round."""
-  output = train(2, tmp_path / 'two', **SHORT)
-  assert output.count('step 20/20') == 1 and output.count('finished: 20 steps') == 1
-  train(1, tmp_path / 'one', devices=2, **SHORT)
-  expected = losses(tmp_path / 'one')
-  assert len(expected) == 6 and losses(tmp_path / 'two') == pytest.approx(expected, rel=1e-5)
-  assert (tmp_path / 'two' / 'logs' / 'process_1.log').exists()
-  assert reader.verify(tmp_path / 'two', 20).step == 20
-  evaluate = start(2, '-m', 'ngrammer_jax.evaluate', f'--workdir={tmp_path}/one', '--split=test')
-  output, _ = evaluate.communicate(timeout=300)
-  assert evaluate.returncode == 0 and output.count('wrote ') == 1, output
-
-
-@pytest.mark.slow
 def test_two_processes_with_ngram_memories_train_as_one(tmp_path, cache):
   """Compressed tokens, whose classes each process computes, and clusters of hidden states."""
   sizes = {'heads': 2, 'rows': 509, 'width': 8}
@@ -156,6 +141,9 @@ def test_two_processes_with_ngram_memories_train_as_one(tmp_path, cache):
   same = [name for name in one if name.endswith(('token_classes', 'multipliers'))]
   assert two.keys() == one.keys() and len(same) == 2
   assert [two[name] for name in same] == [one[name] for name in same]
+  evaluate = start(2, '-m', 'ngrammer_jax.evaluate', f'--workdir={tmp_path}/one', '--split=test')
+  output, _ = evaluate.communicate(timeout=300)
+  assert evaluate.returncode == 0 and output.count('wrote ') == 1, output
   # Either continues the run of the other one.
   for name, processes, devices in (('two', 1, 2), ('one', 2, 1)):
     shutil.rmtree(tmp_path / name / 'checkpoints' / '20')

@@ -131,28 +131,3 @@ def test_a_full_disk_costs_nothing_but_time(disk, tmp_path, cache):
   for step in range(5, 65, 5):
     assert arrays(disk / 'run', step) == arrays(tmp_path / 'reference', step)
   assert records(disk / 'run') == records(tmp_path / 'reference')
-
-
-def test_a_disk_too_full_for_the_record_is_named(disk, tmp_path, cache):
-  training = {'steps': 600, 'checkpoint_every': 600, 'evaluate_every': 0}
-  process = start(disk / 'run', **training)
-  record = disk / 'run' / 'metrics.jsonl'
-  while not record.exists() or '"step": 10,' not in record.read_text():
-    assert process.poll() is None and time.sleep(0.005) is None
-  with pytest.raises(OSError), (disk / 'filler').open('wb', buffering=0) as filler:
-    while True:
-      filler.write(bytes(4096))
-  _, output = process.communicate()
-  assert process.returncode == 2, output
-  assert (
-    f'\nerror: {record} cannot be written: No space left on device. '
-    'Free some space, then rerun the same command to resume from the last checkpoint\n'
-  ) in output
-
-  (disk / 'filler').unlink()
-  for workdir in (disk / 'run', tmp_path / 'reference'):
-    process = start(workdir, **training)
-    _, output = process.communicate()
-    assert process.returncode == 0, output
-  assert arrays(disk / 'run', 600) == arrays(tmp_path / 'reference', 600)
-  assert records(disk / 'run') == records(tmp_path / 'reference')

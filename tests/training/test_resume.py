@@ -31,18 +31,6 @@ def shared_config(trained):
   return tiny_run.config(trained.parent / 'text.txt')
 
 
-@pytest.mark.slow
-def test_a_damaged_checkpoint_costs_some_steps_and_no_bit(
-  one_device, trained, trained_copy, caplog
-):
-  run, reference_run = trained_copy, trained
-  name, content = damage(run / 'checkpoints' / '12')
-  assert loop.train(shared_config(trained), run)
-  assert arrays(run) == arrays(reference_run) and records(run) == records(reference_run)
-  assert (run / 'checkpoints' / '12.damaged' / name).read_bytes() == content
-  assert f'12 is corrupt: {name} was changed: wrong checksum; falling back' in caplog.text
-
-
 def test_training_never_starts_again_from_scratch_by_itself(trained, trained_copy, caplog):
   run = trained_copy
   before = (run / 'metrics.jsonl').read_bytes()

@@ -139,13 +139,16 @@ def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatc
 def test_the_first_signal_counts_and_only_the_third_interrupt_ends(number, capfd):
   with signals.SignalHandler() as stop:
     stop.check()
-    for sent in (number, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-      os.kill(os.getpid(), sent)
-      with pytest.raises(errors.Interrupted) as caught:
-        stop.check()
-      assert caught.value.signal == number
-    if number != signal.SIGINT:
-      os.kill(os.getpid(), signal.SIGINT)
+    try:  # terminals and launchers send two interrupts
+      for sent in (number, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(os.getpid(), sent)
+        with pytest.raises(errors.Interrupted) as caught:
+          stop.check()
+        assert caught.value.signal == number
+      if number != signal.SIGINT:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+      pytest.fail('the second interrupt ended it')  # pytest itself would stop
     with pytest.raises(KeyboardInterrupt):
       os.kill(os.getpid(), signal.SIGINT)
   assert capfd.readouterr().err == f'{number.name}: saving a checkpoint, then stopping\n'

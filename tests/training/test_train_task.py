@@ -118,17 +118,3 @@ def test_a_resume_on_other_shards(config, tmp_path, toy_model):
     file.write(json.dumps({'text': 'more'}))
   with pytest.raises(errors.BadInput, match='was started on another text'):
     train(config, tmp_path / 'run')
-
-
-@pytest.mark.slow
-def test_a_real_model_evaluates_alike_on_other_devices(config, tmp_path):
-  """Trained to the end on all of them, and half of the way on others."""
-  reference, run = tmp_path / 'reference', tmp_path / 'run'
-  assert train(config, reference)
-  shutil.copytree(reference, run)
-  shutil.rmtree(run / 'checkpoints' / '12')
-  assert train(dataclasses.replace(config, mesh=mesh_config.MeshConfig(data=2, model=4)), run)
-  nats = [
-    runs.load_run(path).evaluate('validation')['nll_nats_per_token'] for path in (reference, run)
-  ]
-  assert nats[0] == pytest.approx(nats[1], abs=1e-5)

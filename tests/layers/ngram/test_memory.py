@@ -19,26 +19,32 @@ from tests import official_memories as official
 from tests.checks import assert_close, random_variables
 
 
-def run(layer, variables, x, tokens, **context):
-  return layer.apply(variables, x, Context(tokens_BxT=jnp.asarray(tokens, jnp.int32), **context))
-
-
 def gradients(layer, variables, x, tokens, cotangent):
-  """Output, and gradients of its product with the cotangent by parameters and x."""
+  """Output, gradients of its product with the cotangent by parameters and x, and intermediates."""
+  context = Context(tokens_BxT=jnp.asarray(tokens, jnp.int32))
 
   @jax.jit
   def function(params, x):
     def loss(params, x):
-      y, _ = run(layer, {**variables, 'params': params}, x, tokens)
-      return (y * cotangent).sum(), y
+      all_variables = {**variables, 'params': params}
+      (y, _), seen = layer.apply(all_variables, x, context, mutable=['intermediates'])
+      return (y * cotangent).sum(), (y, seen)
 
     return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
 
-  (d_params, d_x), y = function(variables['params'], x)
-  return y, d_params, d_x
+  (d_params, d_x), (y, seen) = function(variables['params'], x)
+  return y, d_params, d_x, seen.get('intermediates')
 
 
-@pytest.mark.parametrize('name', ['engram_o2_h1', 'engram_o23_h8', 'engram_short'])
+def assert_gradient(d_params, layout, path, arrays):
+  """Every parameter has its official gradient, which a layout reads as it reads weights."""
+  expected = layout.load(official.save(path, arrays))['params']
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-9), d_params, expected)
+
+
+@pytest.mark.parametrize(
+  'name', ['engram_o2_h1', 'engram_o23_h8', 'engram_short', 'engram_o23_h2_zero']
+)
 def test_equals_engram_from_the_ids_on(reference, tmp_path, name):
   f = reference(name)
   with jax.enable_x64(True):
@@ -50,20 +56,13 @@ def test_equals_engram_from_the_ids_on(reference, tmp_path, name):
       layout = ngram_memories.engram_demo(layer, f['lookup_table'], f'{path}/weights/', f'{path}/')
       variables = layout.load(official.save(tmp_path / 'file', arrays))
       h, cotangent = f['hidden_states'], f[f'{path}/cotangent']
-      y, d_params, d_h = gradients(layer, variables, h, f['input_ids'], cotangent)
+      y, d_params, d_h, seen = gradients(layer, variables, h, f['input_ids'], cotangent)
       assert_close(y, h + f[f'{path}/output'], 1e-9)
       assert_close(d_h, cotangent + f[f'{path}/grad/hidden_states'], 1e-9)
-      weight = f[f'{path}/grad/multi_head_embedding.embedding.weight']
-      assert_close(d_params['table'], weight, 1e-9)
-
-
-def test_the_multipliers_of_the_classes_are_those_of_engram(reference):
-  f = reference('engram_o23_h8')
-  count = int(f['lookup_table'].max()) + 1
-  for layer in (1, 15):
-    expected = f[f'layer{layer}/multipliers']
-    ngram_hash = hashing.NGramHash('engram', (2, 3), ((97,), (211,)), count, layer=layer)
-    np.testing.assert_array_equal(ngram_hash.multipliers(), expected.astype(np.uint64))
+      of_weights = {name.replace('/weights/', '/grad/'): name for name in arrays}
+      arrays |= {name: f[gradient] for gradient, name in of_weights.items() if gradient in f}
+      assert_gradient(d_params, layout, tmp_path / 'gradient', arrays)
+      assert_close(seen['gate']['gate'][0], f[f'{path}/gates'], 1e-9)
 
 
 @pytest.mark.parametrize('name', ['longcat_n2_k1', 'longcat_n3_k2_prime'])
@@ -74,11 +73,14 @@ def test_equals_longcat_from_the_ids_on(reference, tmp_path, name):
     path = official.save(tmp_path / 'file', official.weights(f, 'weights/'))
     variables = ngram_memories.longcat(layer, 'weights/').load(path)
     words = f['weights/word_embeddings.weight'][f['input_ids']]
-    y, d_params, _ = gradients(layer, variables, words, f['input_ids'], f['cotangent'])
+    y, d_params, d_x, _ = gradients(layer, variables, words, f['input_ids'], f['cotangent'])
     assert_close(y, f['output'], 1e-12)
-    number = range(layer.options.heads * len(layer.options.orders))
-    table = np.concatenate([f[f'grad/embedders.{i}.weight'] for i in number])
-    assert_close(d_params['table'], table, 1e-12)
+    arrays = official.weights(f, 'grad/')
+    assert_gradient(d_params, ngram_memories.longcat(layer, 'grad/'), tmp_path / 'gradient', arrays)
+    d_words = np.zeros_like(f['grad/word_embeddings.weight'])
+    np.add.at(d_words, f['input_ids'], d_x)
+    d_words[layer.options.untrained_row] = 0  # the official code does not train this embedding
+    assert_close(d_words, f['grad/word_embeddings.weight'], 1e-12)
     apply, state, parts = jax.jit(layer.apply), layer.empty_state(len(words)), []
     for part in (slice(0, 7), slice(7, 8), slice(8, None)):
       context = Context(tokens_BxT=jnp.asarray(f['input_ids'][:, part], jnp.int32))
@@ -96,11 +98,13 @@ def test_equals_qwen_from_the_ids_on(reference, tmp_path, name):
     variables = ngram_memories.qwen_ple(layer, 'weights/', '').load(path)
     branches = lambda array: array.reshape(*array.shape[:-1], layer.branches, layer.width)
     h, cotangent = branches(f['hidden_states']), branches(f['cotangent'])
-    y, d_params, d_h = gradients(layer, variables, h, f['input_ids'], cotangent)
+    y, d_params, d_h, _ = gradients(layer, variables, h, f['input_ids'], cotangent)
     assert_close(y, h + branches(f['output']), 1e-9)
     assert_close(d_h, cotangent + branches(f['grad/hidden_states']), 1e-9)
-    table = f['grad/ple_embedding.ngram_embedding.weight']
-    assert_close(d_params['table'], table, 1e-9)
+    arrays = official.weights(f, 'grad/', official.QWEN_NUMBERS)
+    del arrays['grad/hidden_states']
+    layout = ngram_memories.qwen_ple(layer, 'grad/', '')
+    assert_gradient(d_params, layout, tmp_path / 'gradient', arrays)
 
 
 @pytest.mark.parametrize('name', ['blt_hash_2to5_short', 'blt_hash_4x3'])
@@ -118,7 +122,7 @@ def test_equals_blt_from_the_bytes_on(reference, name):
     layer = NGramMemory(options, 257, c['dim'], dtype=jnp.dtype('float64'))
     variables = {'params': {'table': jnp.asarray(tables_of('weights'))}}
     x = f['weights/tok_embeddings.weight'][f['input_ids']]
-    y, d_params, _ = gradients(layer, variables, x, f['input_ids'] - 4, f['cotangent'])
+    y, d_params, *_ = gradients(layer, variables, x, f['input_ids'] - 4, f['cotangent'])
     assert_close(y, f['output'], 1e-12)
     assert_close(d_params['table'], tables_of('grad'), 1e-12)
 
@@ -143,7 +147,8 @@ def test_padding_has_no_gradient_and_no_key():
   @jax.jit
   @functools.partial(jax.value_and_grad, has_aux=True)
   def loss_and_gradient(params, tokens):
-    y, state = run(layer, {'params': params}, x, tokens, valid_BxT=jnp.asarray(valid))
+    context = Context(tokens_BxT=jnp.asarray(tokens), valid_BxT=jnp.asarray(valid))
+    y, state = layer.apply({'params': params}, x, context)
     return y.sum(), state  # also where padding is
 
   results = [
