@@ -134,3 +134,5 @@ def test_drawn_wrong_input_is_refused(trained, tmp_path):
     for seed in range(3):
       result = hostile.try_input(lab, draw_case(lab, random.Random(seed)))
       assert result[0] in hostile.GOOD, (name, seed, result)
+  result = hostile.try_checkpoint(lab, random.Random(0))
+  assert result[0] in hostile.GOOD, result

@@ -1,6 +1,7 @@
 """A small part of the trial in `tests/campaigns/surroundings.py`."""
 
 import json
+import random
 
 from ngrammer_jax.checkpoints import reader
 from tests import tiny_run
@@ -14,8 +15,8 @@ def test_training_and_evaluation_in_all_harsh_surroundings(tmp_path):
   """At once, in a folder with brackets, a space and characters that the locale lacks."""
   lab = surroundings.Lab(tmp_path)
   text = tiny_run.write_text(tmp_path / 'text.txt')
-  training = {'steps': 3, 'evaluate_every': 0}
-  config = tiny_run.config(text, {'layers': 1, 'ngram': None}, training=training)
+  training = {'steps': 3, 'evaluate_every': 3}
+  config = tiny_run.config(text, {'layers': 1}, training=training)
   config = write_config(tmp_path / 'tiny.py', config)
   variables = {'JAX_NUM_CPU_DEVICES': '1'}
   for kind in HARSH:
@@ -28,3 +29,9 @@ def test_training_and_evaluation_in_all_harsh_surroundings(tmp_path):
   assert reader.steps(workdir) == [3]
   result = json.loads((workdir / 'evaluation' / 'validation.json').read_bytes())
   assert result['step'] == 3 and result['tokens'] > 500
+
+
+def test_trials_are_drawn_again_alike():
+  """Else a campaign could not be resumed."""
+  draws = [random.Random('0 5').choices(list(surroundings.KINDS), k=3) for _ in range(2)]
+  assert draws[0] == draws[1]

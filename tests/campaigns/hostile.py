@@ -1,10 +1,15 @@
-"""Tries wrong input on every command, and lists all failures.
+"""Tries wrong input on every command, kills and stops runs, and lists all failures.
 
-  python -m tests.campaigns.hostile --folder=/tmp/hostile --inputs=1000
+  python -m tests.campaigns.hostile --folder=/tmp/hostile --inputs=1000 --kills=102 --sigterms=54
 
-from the top of a checkout. Wrong values, flags, files and texts are drawn with --seed and tried in
-this process. Each must be refused: status 2, one sentence that names the thing, nothing new on
-disk, no device. A bit that turns a valid file into another valid one is harmless.
+from the top of a checkout. Wrong values, flags, files, checkpoints and texts are drawn with
+--seed and tried in this process. Each must be refused: status 2, one sentence that names the thing,
+nothing new on disk, no device. A damaged checkpoint must give the state of the previous one, bit by
+bit; a bit that turns a valid file into another valid one is harmless.
+
+Then runs of six families, their evaluation, and with --superglue=DIR a fine-tuning, are ended by
+SIGKILL or SIGTERM at random times and started again: the result must equal that of an undisturbed
+run, bit by bit.
 
 Results are appended to <folder>/results.jsonl: the same command continues where it was stopped. The
 exit status is 1 if any test failed.
@@ -12,31 +17,75 @@ exit status is 1 if any test failed.
 
 import argparse
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import json
 import pathlib
 import random
 import shutil
+import signal
 import sys
 import time
 import types
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import sharding
+from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.config import fields
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.system import text_tables
 from tests import gguf_files, published_folders, tiny_run
-from tests.campaigns import damages
+from tests.campaigns import damages, kill_campaign
 from tests.training.helpers import write_config
+
+MAX_TOKENS = '--config.evaluation.max_tokens=2048'
+TINY = (
+  *('--config=configs/quickstart.py', '--config.training.steps=40', '--config.model.layers=2'),
+  *('--config.model.width=48', '--config.model.feed_forward_width=64', '--config.model.heads=4'),
+  *('--config.training.batch_size=4', '--config.training.segment_length=32'),
+  *('--config.training.checkpoint_every=10', '--config.training.evaluate_every=20'),
+  *(MAX_TOKENS, '--config.model.dropout=0.1'),
+)
+FINETUNING = (
+  *('--config=configs/superglue.py:copa', '--config.training.steps=20'),
+  *('--config.training.batch_size=4', '--config.training.checkpoint_every=5'),
+  *('--config.training.evaluate_every=10', '--config.evaluation.max_examples=8'),
+)
+SPAN = (
+  *('--config.model.ngram=None', '--config.model.position=shaw'),
+  *('--config.model.memory.length=64', '--config.model.memory.same_length=memory_alone'),
+  *('--config.model.span.limit=64', '--config.model.span.ramp=8'),
+)
+UNUSED_BY_RECURRENT = 'layers=4', 'feed_forward_width=688', 'position=rope'  # the defaults
+FAMILIES = {
+  'N-Grammer': ('--config.model.ngram.clusters=32',),
+  'Transformer-XL': (
+    *('--config.model.ngram=None', '--config.model.position=relative'),
+    '--config.model.memory.length=32',
+  ),
+  'adaptive spans': SPAN,
+  'all-attention': (
+    *('--config.model.ngram=None', '--config.model.persistent.vectors=16'),
+    '--config.model.feed_forward_width=0',
+  ),
+  'key-value-predict': (
+    *('--config.model.ngram=None', '--config.model.recurrent.readout=key_value_predict'),
+    *('--config.model.tie_embeddings=False', '--config.model.recurrent.hidden=48'),
+    *(f'--config.model.{key}' for key in UNUSED_BY_RECURRENT),
+  ),
+  'Engram': (
+    *('--config.model.ngram=None', '--config.model.ngram_memories.0.preset=engram'),
+    *('--config.model.ngram_memories.0.layers=1', '--config.model.ngram_memories.0.rows=500'),
+  ),
+}
 
 
 class DevicesUsed(Exception):
@@ -84,6 +133,11 @@ class Lab:
   @property
   def config(self) -> pathlib.Path:
     return self.folder / 'tiny.py'
+
+  @functools.cached_property
+  def states(self) -> dict[int, list[np.ndarray]]:
+    """The arrays of every checkpoint of the intact run, by step."""
+    return {step: _leaves(runs.load_run(self.intact, step)) for step in (4, 8, 12)}
 
   def prepare(self) -> None:
     """Trains the intact run, if it is not there."""
@@ -356,7 +410,88 @@ def try_input(lab: Lab, case: Case) -> tuple[str, str]:
   return (f'changed {", ".join(new)}' if new else 'refused'), last
 
 
-GOOD = ('refused', 'harmless')
+def try_checkpoint(lab: Lab, draw: random.Random) -> tuple[str, str]:
+  """Damages the newest checkpoint; returns `previous`, `harmless` or what failed."""
+  lab.restore()
+  folder = lab.run / 'checkpoints' / '12'
+  files = sorted(path for path in folder.rglob('*') if path.is_file())
+  path, kind = draw.choice(files), draw.choice(('flip', 'cut', 'delete', 'folder'))
+  if kind == 'flip' and path.stat().st_size:
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+  elif kind == 'cut':
+    path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size + 1)])
+  else:
+    path.unlink()
+    if kind == 'folder':
+      path.mkdir()
+  try:
+    run = runs.load_run(lab.run)
+    step, leaves = int(run.state.step), _leaves(run)
+  except errors.BadInput as error:
+    return 'refused, although the previous one is intact', str(error)
+  except Exception as error:
+    return f'{type(error).__name__}', str(error)
+  same = all(map(np.array_equal, leaves, lab.states[step]))
+  result = {12: 'harmless', 8: 'previous'}.get(step, f'step {step}')
+  return (result if same else 'other arrays'), f'{kind} {path.relative_to(folder)}'
+
+
+def _leaves(run: runs.Run) -> list[np.ndarray]:
+  as_data = lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf
+  return [np.asarray(as_data(leaf)) for leaf in jax.tree.leaves(run.state)]
+
+
+def _is_key(leaf: Any) -> bool:
+  return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def end_runs(
+  lab: Lab, family: str, number: signal.Signals, count: int
+) -> Iterator[tuple[str, str]]:
+  """Ends trainings of a family, and one evaluation; yields result and moment of each signal."""
+  folder = lab.folder / f'{family} {number.name}'.replace(' ', '_')
+  cache = f'--compilation_cache={lab.folder / "programs"}'  # processes start faster
+  yield from _end(folder, [*TINY, *FAMILIES[family], cache], number, count - 1, 'train')
+  yield _end_evaluation(folder / 'reference', number)
+
+
+def end_finetuning(
+  lab: Lab, superglue: str, number: signal.Signals, count: int
+) -> Iterator[tuple[str, str]]:
+  """Ends fine-tunings of a small N-Grammer; yields result and moment of each signal."""
+  pretrained = lab.folder / 'pretrained'
+  kill_campaign.wait(kill_campaign.start('train', pretrained, list(TINY)), pretrained)
+  places = f'--config.init_from={pretrained}', f'--config.data.superglue_dir={superglue}'
+  folder = lab.folder / f'finetune_{number.name}'
+  yield from _end(folder, [*FINETUNING, *places], number, count, 'finetune')
+
+
+def _end(folder, arguments, number, count, subcommand):
+  for moments, names in kill_campaign.campaign(folder, arguments, count, number, subcommand):
+    for moment in moments:
+      yield ', '.join(names) or 'equal', moment
+
+
+def _end_evaluation(workdir: pathlib.Path, number: signal.Signals) -> tuple[str, str]:
+  """Ends an evaluation by a signal, and repeats it."""
+  evaluate = lambda: kill_campaign.start('evaluate', workdir, ['--split=test', MAX_TOKENS])
+  start_time = time.monotonic()
+  kill_campaign.wait(evaluate(), workdir)
+  seconds = random.uniform(0, time.monotonic() - start_time)
+  path = workdir / 'evaluation' / 'test.json'
+  expected = path.read_bytes()
+  path.unlink()
+  process = evaluate()
+  time.sleep(seconds)
+  process.send_signal(number)
+  process.wait()
+  kill_campaign.wait(evaluate(), workdir)
+  return 'equal' if path.read_bytes() == expected else 'test.json', f'after {seconds:.1f} s'
+
+
+GOOD = ('refused', 'harmless', 'previous', 'equal')
 
 
 def main() -> None:
@@ -366,25 +501,46 @@ def main() -> None:
   )
   parser.add_argument('--folder', type=pathlib.Path, required=True, help='folder of the trial')
   parser.add_argument('--inputs', type=int, default=1000, help='number of wrong inputs')
+  parser.add_argument('--kills', type=int, default=102, help='number of SIGKILLs')
+  parser.add_argument('--sigterms', type=int, default=54, help='number of SIGTERMs')
+  parser.add_argument('--superglue', help='folder of SuperGLUE, for the fine-tuning')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--minutes', type=float, default=600, help='time after which it stops')
   options = parser.parse_args()
   deadline = time.monotonic() + 60 * options.minutes
   lab = Lab(options.folder.resolve())
   lab.prepare()
+  random.seed(options.seed)  # of the moments of signals
   results = _read(lab.folder)
-  done = {result['number'] for result in results}
-  for number in range(options.inputs):
-    if number in done or time.monotonic() > deadline:
-      continue
-    draw = random.Random(f'{options.seed} {number}')
-    (kind,) = draw.choices(list(INPUTS), WEIGHTS)
-    result, detail = try_input(lab, INPUTS[kind](lab, draw))
+  done = {(result['kind'], result['number']) for result in results}
+
+  def record(kind, number, result, detail):
     results.append({'kind': kind, 'number': number, 'result': result, 'detail': detail[:500]})
     with (lab.folder / 'results.jsonl').open('a', encoding='utf-8') as file:
       file.write(json.dumps(results[-1]) + '\n')
     if result not in GOOD:
       print(f'{kind} {number}: {result}\n  {detail[:500]}', flush=True)
+
+  for number in range(options.inputs):
+    draw = random.Random(f'{options.seed} {number}')
+    if draw.random() < 0.1:
+      kind, attempt = 'checkpoints', lambda draw=draw: try_checkpoint(lab, draw)
+    else:
+      (kind,) = draw.choices(list(INPUTS), WEIGHTS)
+      attempt = lambda draw=draw, kind=kind: try_input(lab, INPUTS[kind](lab, draw))
+    if (kind, number) in done or time.monotonic() > deadline:
+      continue
+    record(kind, number, *attempt())
+  for name, count in (('SIGKILL', options.kills), ('SIGTERM', options.sigterms)):
+    each, number = -(-count // len(FAMILIES)), signal.Signals[name]
+    trials = {family: end_runs(lab, family, number, each) for family in FAMILIES}
+    if options.superglue is not None:
+      trials['fine-tuning'] = end_finetuning(lab, options.superglue, number, each)
+    for what, signals in trials.items():
+      kind = f'{name}, {what}'
+      if count and time.monotonic() < deadline and kind not in {r['kind'] for r in results}:
+        for i, (result, moment) in enumerate(list(signals)):
+          record(kind, i, result, moment)
   print(format_table(results))
   sys.exit(any(result['result'] not in GOOD for result in results))
 

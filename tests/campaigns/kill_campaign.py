@@ -138,15 +138,11 @@ def main() -> None:
     help='folder for the workdirs; its content is deleted',
   )
   parser.add_argument('--kills', type=int, default=20)
-  parser.add_argument('--signal', default='SIGKILL', choices=('SIGKILL', 'SIGTERM'))
-  parser.add_argument('--subcommand', default='train', choices=('train', 'finetune'))
   parser.add_argument('--seed', type=int, default=0, help='random seed of the times')
   options, arguments = parser.parse_known_args()
   random.seed(options.seed)
   kills, rounds, num_differences = 0, 0, 0
-  number = signal.Signals[options.signal]
-  rest = options.kills, number, options.subcommand
-  for moments, names in campaign(options.folder, arguments, *rest):
+  for moments, names in campaign(options.folder, arguments, options.kills):
     for moment in moments:
       kills += 1
       print(f'kill {kills}: {moment}', flush=True)
