@@ -166,7 +166,7 @@ def test_a_call_makes_as_many_steps_as_it_is_told_and_skips_the_rest():
 
 def test_the_first_state_is_that_of_its_seed_on_any_mesh(monkeypatch):
   """And of nothing else; a model of one array."""
-  model = types.SimpleNamespace(config=Table.config)
+  model = type('Model', (), {'config': Table.config})()
   model.clone = lambda **kwargs: model
   normal = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('ngram_vocab', 'ngram_embed'))
   model.init = lambda key, *args: {'params': {'embedding': normal(key, (8, 4))}}
