@@ -30,6 +30,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import tempfile
@@ -246,7 +247,11 @@ def main() -> None:
   context, rates = multiprocessing.get_context('spawn'), {}
   peers = [f'{peer} {kind}' for kind in KINDS for peer in ('datasets', 'grain') if options.peers]
   try:
-    write_shards(texts * COPIES, root)
+    copies = texts * COPIES
+    # In order, a file would hold an eighth of the texts, and a pipeline that reads one file at a
+    # time would find their words in the cache of its tokenizer.
+    random.Random(0).shuffle(copies)
+    write_shards(copies, root)
     learn_bpe(texts, root / 'bpe.json')
     for _ in range(options.rounds):
       for vocabulary in (options.vocabulary, root / 'bpe.json'):

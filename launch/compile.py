@@ -63,11 +63,11 @@ PARTS = {
   'rotary': r'rotary|attention\._make_heads',
   'other attention': 'attention/',
   'norms': r'\w*norm/',
-  'cross-entropy': r'head\.(?:scores|logits)',
+  'cross-entropy': r'\.(?:scores|logits)\b',
   'optimizer': 'optimizer',
   'codebook': 'quantizer|codebook',
   'table': r'ngrammer|ngram_memory',
-  'embedding': r'head\.embed',
+  'embedding': r'\.embed\b',
 }
 SCOPES = re.compile('|'.join(f'({pattern})' for pattern in PARTS.values()))
 METRICS = {  # of a program, with the unit to print

@@ -344,8 +344,8 @@ SCOPES = {  # of instructions, and the part of the model
   'jit(call)/ngrammer/ngrammer._ids/quantizer/scatter-add': 'codebook',
   'jit(call)/ngrammer/ngrammer._look_up/gather': 'table',
   'jit(call)/ngrammer/unigram_norm/mul': 'norms',
-  'jit(call)/transpose(jvp(TransformerLM.scores))/head.scores/while/body/add': 'cross-entropy',
-  'jit(call)/head.embed/gather': 'embedding',
+  'jit(call)/transpose(jvp(TransformerLM.scores))/dot_general': 'cross-entropy',
+  'jit(call)/jvp(TransformerLM)/TransformerLM.embed/gather': 'embedding',
   'jit(call)/optimizer/mul': 'optimizer',
   'jit(call)/cumsum': 'other',
 }  # fmt: skip

@@ -86,7 +86,8 @@ copies = [
   for work in hlo.Program(text, dict(mesh.shape)).work
   if work.opcode in ('copy', 'transpose', 'reshape') and work.bytes > 4 * V * E
 ]
-print(json.dumps([sorted(layouts), 'f32[8256,32]' in text, copies]))
+scopes = {*re.findall(r'TransformerLM\\.(\\w+)', text)}
+print(json.dumps([sorted(layouts), 'f32[8256,32]' in text, copies, sorted(scopes)]))
 """
 
 
@@ -109,5 +110,10 @@ def test_attention_runs_once_in_each_direction(printed):
 
 def test_narrow_tables_lie_along_the_lanes(printed):
   """Rows of 32 values: a step looks up, and changes, four of them side by side."""
-  layouts, is_unpacked, copies = printed[2]
+  layouts, is_unpacked, copies, _ = printed[2]
   assert (layouts, is_unpacked, copies) == (['1,0:T(8,128)'], False, [])
+
+
+def test_parts_of_the_step_have_the_names_that_are_counted(printed):
+  """See `PARTS` of launch/compile.py."""
+  assert {'scores', 'embed'} <= set(printed[2][3])
