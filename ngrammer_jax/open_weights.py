@@ -71,9 +71,8 @@ def open(path: pathlib.Path) -> Model:
     description = configs.read(checkpoint.config)
   family, model = description.family, description.model
   stored = tensors.canonical(checkpoint.tensors, family)
-  tensors.check_dtypes(path, stored)
   with files.translate_damage(path):
-    is_tied = model['tie_embeddings'] and not tensors.has_own_head(stored, family)
+    is_tied = model['tie_embeddings'] and not tensors.has_own_head(path, stored, family)
   if is_tied != model['tie_embeddings']:
     logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
     model['tie_embeddings'] = is_tied

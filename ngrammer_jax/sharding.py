@@ -206,7 +206,9 @@ def abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
 def global_rows(
   mesh: jax.sharding.Mesh, batch_size: int, load: Callable[[slice], Any], axis: int = 0
 ) -> Any:
-  """Returns the global arrays of a batch; each host loads only the rows of its devices, at once.
+  """Returns the global arrays of a batch; each host loads the rows of its devices alone.
+
+  Rows that follow each other are loaded at once, whatever devices they are for.
 
   Args:
     mesh: device mesh.

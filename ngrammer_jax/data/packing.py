@@ -34,7 +34,7 @@ PREFETCH_BYTES = 4  # bytes of text to tokenise per missing token, an estimate
 BLOCK_DOCUMENTS, BLOCK_BYTES = 128, 256 << 10
 SHARED_BYTES = 256 << 20  # of documents that wait for other rows, and number of their blocks
 MAX_BLOCKS = 1 << 14
-MAX_BEHIND = 16  # open files of rows that are further behind
+MAX_ROW_FILES = 64  # open files of rows that are further behind
 NEAR = 1 << 15  # documents that are read on the way to a block, rather than opening its file again
 
 
@@ -93,7 +93,7 @@ class _Source:
 
   Args:
     shards: the shards.
-    checked: their fingerprints.
+    shard_fingerprints: their fingerprints.
     has_blank: whether white space is a document.
     rows: the rows of the reader; the documents of others are not kept.
   """
@@ -101,58 +101,60 @@ class _Source:
   def __init__(
     self,
     shards: shard_files.Shards,
-    checked: fingerprints.ShardFingerprints,
+    shard_fingerprints: fingerprints.ShardFingerprints,
     has_blank: bool,
     rows: Sequence[int],
   ):
     self.files, self._shards, self._rows = shards.files, shards, rows
-    self._fingerprints, self._has_blank = checked, has_blank
+    self._fingerprints, self._has_blank = shard_fingerprints, has_blank
     self._num_empty = 0
     self._blocks: dict[tuple[int, int, FilePosition], Block] = {}  # by epoch, shard and place
-    # Epoch and place of the newest block of each shard.
-    self._lead: dict[int, tuple[int, FilePosition]] = {}
-    # Of each shard, and of each row that reads for itself: shard and place of what is read next.
-    self._open: dict[tuple[str, int], tuple[tuple[int, FilePosition], Iterator]] = {}
+    # Place of the newest block, by epoch and shard.
+    self._lead: dict[tuple[int, int], FilePosition] = {}
+    # Of each epoch of a shard, and of each row that reads for itself: shard and place of what is
+    # read next.
+    self._open: dict[tuple[int, ...], tuple[tuple[int, FilePosition], Iterator]] = {}
 
   def block(
     self, shard: int, place: FilePosition, epoch: int, row: int, sharers: Sequence[int]
   ) -> Block:
     """Returns the block at a place, for which each of the rows that share the shard asks once."""
+    epoch_shard = epoch, shard
     if len(sharers) == 1:
-      return self._read_block(shard, place, ('shard', shard))
-    key = epoch, shard, place
-    if (block := self._blocks.get(key)) is None:
-      if (epoch, place) < self._lead.get(shard, (0, FilePosition())):
-        return collections.deque(self._read_up_to(shard, place, ('row', row)), 1).pop()
-      here = [sharers.index(row) for row in self._rows if row in sharers]
-      for block in self._read_up_to(shard, place, ('shard', shard)):
+      return self._read_block(shard, place, epoch_shard)
+    if (block := self._blocks.get((*epoch_shard, place))) is None:
+      if place < self._lead.get(epoch_shard, FilePosition()):
+        return collections.deque(self._read_up_to(shard, place, (row,)), 1).pop()
+      local_turns = {sharers.index(row) for row in self._rows if row in sharers}
+      for block in self._read_up_to(shard, place, epoch_shard):
         for number in range(len(block.records)):
-          if (block.place.document + number) % len(sharers) not in here:
+          if (block.place.document + number) % len(sharers) not in local_turns:
             block.take(number)
-        block.num_waiting = len(here)
-        self._blocks[epoch, shard, block.place] = block
-      self._lead[shard] = epoch, place
-      excess = sum(block.size for block in self._blocks.values()) - SHARED_BYTES
-      while excess > 0 or len(self._blocks) > MAX_BLOCKS:
-        excess -= self._blocks.pop(next(iter(self._blocks))).size
+        block.num_waiting = len(local_turns)
+        self._blocks[*epoch_shard, block.place] = block
+        excess = sum(block.size for block in self._blocks.values()) - SHARED_BYTES
+        while excess > 0 or len(self._blocks) > MAX_BLOCKS:
+          excess -= self._blocks.pop(next(iter(self._blocks))).size
+      self._lead[epoch_shard] = place
     block.num_waiting -= 1
-    if not block.num_waiting:
-      self._blocks.pop(key, None)
+    if not block.num_waiting:  # nor does a row wait for an earlier one
+      for key in [key for key in self._blocks if key[:2] == epoch_shard and key[2] <= place]:
+        del self._blocks[key]
     return block
 
-  def _read_up_to(self, shard, place, key):
-    """Yields blocks from where a file is open, if that is near, up to the one at a place."""
-    (open_shard, begin), _ = self._open.get(key, ((shard, place), None))
+  def _read_up_to(self, shard, place, reader):
+    """Yields blocks from where a reader (see `_open`) is, if that is near, up to a place."""
+    (open_shard, begin), _ = self._open.get(reader, ((shard, place), None))
     is_near = open_shard == shard and 0 <= place.document - begin.document < NEAR
     begin, block = begin if is_near else place, None
     while block is None or block.place != place:
-      yield (block := self._read_block(shard, begin, key))
+      yield (block := self._read_block(shard, begin, reader))
       # A place of an earlier version may be within a block.
       begin = place if block.next is None or block.next > place else block.next
 
-  def _read_block(self, shard, place, key):
+  def _read_block(self, shard, place, reader):
     records, size, end = [], 0, None
-    begin, documents = self._open.pop(key, (None, None))
+    begin, documents = self._open.pop(reader, (None, None))
     if begin != (shard, place):
       documents = None  # closes the file
       self._fingerprints.check(shard)
@@ -162,10 +164,10 @@ class _Source:
         records.append(record)
         size += len(record)
         if len(records) == BLOCK_DOCUMENTS or size >= BLOCK_BYTES:
-          self._open[key] = (shard, end), documents
-          behind = [key for key in self._open if key[0] == 'row']
-          if len(behind) > MAX_BEHIND:
-            del self._open[behind[0]]
+          self._open[reader] = (shard, end), documents
+          of_rows = [opened for opened in self._open if len(opened) == 1]
+          if len(of_rows) > MAX_ROW_FILES:
+            del self._open[of_rows[0]]
           break
       else:
         end = None

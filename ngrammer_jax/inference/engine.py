@@ -54,7 +54,10 @@ class Engine:
   @classmethod
   @functools.lru_cache(maxsize=8)
   def shared(cls, model: language_model.LanguageModel, mesh: jax.sharding.Mesh) -> 'Engine':
-    """Returns the engine of a model on a mesh: runs of equal models share compiled programs."""
+    """Returns the engine of a model on a mesh: equal models share their compiled programs.
+
+    The last eight engines stay in memory.
+    """
     return cls(model, mesh)
 
   def __init__(self, model: language_model.LanguageModel, mesh: jax.sharding.Mesh):

@@ -379,6 +379,7 @@ def test_a_shard_is_checked_each_time_that_it_begins(tmp_path):
 def test_files_that_rows_read_for_themselves_are_closed(tmp_path, monkeypatch):
   monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 3)
   monkeypatch.setattr(packing, 'SHARED_BYTES', 0)
+  monkeypatch.setattr(packing, 'MAX_ROW_FILES', 2)
   texts = [f'{i} ' + 'some text ' * (1, 1, 1, 5, 1, 3, 1, 2)[i % 8] for i in range(60)]
   for name in ('train-0.jsonl', 'train-1.jsonl', 'valid.jsonl'):
     document_files.write(tmp_path / name, texts)
@@ -393,10 +394,30 @@ def test_files_that_rows_read_for_themselves_are_closed(tmp_path, monkeypatch):
       open_readers.remove(number)
 
   monkeypatch.setattr(shards.FileShards, 'read', recording_read)
-  dataset = packed(tmp_path, shards.find(tmp_path)[0]['train'], 6, shuffle=0)
+  dataset, most = packed(tmp_path, shards.find(tmp_path)[0]['train'], 6, shuffle=0), 0
   for step in range(400):
     dataset.rows(step, range(6))
-    assert len(open_readers) <= 2 + 6  # one of each shard and of each row
+    most = max(len(open_readers), most)
+  assert 2 < most <= 2 + 2 + 1  # two of shards, two of rows, and one that is just opened
+
+
+def test_rows_in_another_epoch_of_a_file_do_not_open_it_each(tmp_path, monkeypatch):
+  """Rows that have finished their file begin one that others still read."""
+  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 3)
+  for number, count in enumerate((30, 300)):
+    texts = [f'{number} {i} some text' for i in range(count)]
+    document_files.write(tmp_path / f'train-{number}.jsonl.gz', texts)
+  document_files.write(tmp_path / 'valid.jsonl', ['x'])
+  reads, read = [], shards.FileShards.read
+  monkeypatch.setattr(
+    shards.FileShards, 'read', lambda *arguments: reads.append(arguments) or read(*arguments)
+  )
+  dataset = packed(tmp_path, shards.find(tmp_path)[0]['train'], 8, shuffle=0)
+  for step in range(300):
+    dataset.rows(step, range(8))
+  (reader,) = dataset._readers.values()
+  epochs = [state.epoch for state in reader.states()]
+  assert 2 <= max(epochs) and len(reads) <= 2 * (1 + max(epochs))
 
 
 def test_documents_of_the_other_split_are_not_counted_as_empty(tmp_path, caplog):

@@ -120,13 +120,18 @@ def canonical(tensors: Stored, family: families.Family) -> Stored:
   return {new: tensors[old] for old, new in names.items()}
 
 
-def has_own_head(tensors: Stored, family: families.Family) -> bool:
-  """Whether a file has an output matrix that differs from the embedding."""
-  head, embedding = (tensors.get(_weight(family, each)) for each in (HEAD, 'embedding'))
+def has_own_head(path: pathlib.Path, tensors: Stored, family: families.Family) -> bool:
+  """Whether a file has an output matrix that differs from the embedding.
+
+  Raises BadInput for one of a dtype that is not supported.
+  """
+  names = [_weight(family, each) for each in (HEAD, 'embedding')]
+  head, embedding = map(tensors.get, names)
   if head is None or embedding is None:
     return head is not None
   if head.shape != embedding.shape or not head.shape:
     return True
+  _check_dtypes(path, tensors, names)
   blocks = row_files.blocks(0, head.shape[0], math.prod(head.shape[1:]) * 8)
   return any(not np.array_equal(head.read(*b), embedding.read(*b)) for b in blocks)
 
@@ -197,16 +202,6 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   return array.block_until_ready()  # or tensors would queue up in the memory of the host
 
 
-def check_dtypes(path: pathlib.Path, tensors: Stored) -> None:
-  """Raises BadInput for tensors of a dtype that is not supported."""
-  for name, tensor in tensors.items():
-    code = getattr(tensor, 'code', 'F32')  # those of GGUF are converted
-    if code not in row_files.FLOATS:
-      raise errors.BadInput(
-        f'{name} in {path} has the dtype {code}, expected one of {", ".join(row_files.FLOATS)}'
-      )
-
-
 def check(checkpoint: checkpoints.Checkpoint, family: families.Family, slices: Slices) -> None:
   """Raises BadInput for tensors of the wrong name or shape, by the headers of the files."""
   path, stored = checkpoint.path, checkpoint.tensors
@@ -219,6 +214,16 @@ def check(checkpoint: checkpoints.Checkpoint, family: families.Family, slices: S
   shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
   # An output matrix that equals the embedding is tied, see `has_own_head`.
   conversion.check_shapes(expected, shapes, f'{family.model_type} in {path}', (head,))
+  _check_dtypes(path, stored, expected)
+
+
+def _check_dtypes(path, tensors, names):
+  for name in names:
+    code = getattr(tensors[name], 'code', 'F32')  # those of GGUF are converted
+    if code not in row_files.FLOATS:
+      raise errors.BadInput(
+        f'{name} in {path} has the dtype {code}, expected one of {", ".join(row_files.FLOATS)}'
+      )
 
 
 def save(
