@@ -62,6 +62,7 @@ PARTS = {
   'kernels': 'pallas_call|splash',
   'rotary': r'rotary|attention\._make_heads',
   'other attention': 'attention/',
+  'residual': r'\._residual/',
   'norms': r'\w*norm/',
   'cross-entropy': r'\.(?:scores|logits)\b',
   'optimizer': 'optimizer',

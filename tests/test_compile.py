@@ -341,6 +341,7 @@ SCOPES = {  # of instructions, and the part of the model
   f'{LAYERS}/while/body/closed_call/Block/feed_forward/out/dot_general': 'feed-forward',
   f'{LAYERS}/while/body/jit(dynamic_update_index_in_dim)/dynamic_update_slice':
     'saves of the scan',
+  f'{LAYERS}/while/body/closed_call/Block/Block._residual/add': 'residual',
   'jit(call)/ngrammer/ngrammer._ids/quantizer/scatter-add': 'codebook',
   'jit(call)/ngrammer/ngrammer._look_up/gather': 'table',
   'jit(call)/ngrammer/unigram_norm/mul': 'norms',
