@@ -5,6 +5,7 @@ has the outputs of a text that is made of the sinks, of the last tokens and of t
 """
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -84,12 +85,12 @@ def test_blocks_read_sinks_before_the_cache_is_full(window):
   config = config_of(memory=MemoryConfig(slots, sinks=S), attention=attention)
   tokens, starts = documents_of(rng, 5 * T)
   starts[2 * T + 50] = True
-  hidden = []
+  hidden, variables = [], None
   with jax.enable_x64(True):
     for kernel in ('xla', 'blocks'):
       model = language_model.build(dataclasses.replace(config, kernel=kernel), V)
       memory = model.empty_memory(1, slots)
-      variables = jax.jit(model.init)(jax.random.key(0), tokens[None, :1], memory)
+      variables = variables or jax.jit(model.init)(jax.random.key(0), tokens[None, :1], memory)
       apply = jax.jit(lambda *a, m=model, v=variables, **k: m.apply(v, *a, **k)[:2])
       parts = []
       for first in range(0, len(tokens), T):
@@ -124,17 +125,18 @@ def test_sinks_that_cannot_be(changes, message):
     config.check()
 
 
+@pytest.mark.slow
 def test_windows_of_layers_do_not_see_the_sinks():
   attention = AttentionConfig(window=4)
   plain = config_of(attention=attention, memory=MemoryConfig(M))
   plain = dataclasses.replace(plain, dtype='float32')
   cached = dataclasses.replace(plain, memory=MemoryConfig(M, sinks=S))
-  tokens, hidden = np.arange(2 * M)[None] % V, []
+  tokens, hidden, variables = np.arange(2 * M)[None] % V, [], None
   for config in (plain, cached):
     model = language_model.build(config, V)
     memory = model.empty_memory(1, M)
-    variables = jax.jit(model.init)(jax.random.key(0), tokens[:, :1], memory)
-    apply = jax.jit(lambda *args, model=model, variables=variables: model.apply(variables, *args))
+    variables = variables or jax.jit(model.init)(jax.random.key(0), tokens[:, :1], memory)
+    apply = jax.jit(functools.partial(model.apply, variables))
     for first in (0, M):
       part, memory, _ = apply(tokens[:, first : first + M], memory)
     hidden.append(part[:, -3:])
