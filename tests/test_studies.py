@@ -68,6 +68,7 @@ def memory_of(variant):
   return memory
 
 
+@pytest.mark.slow
 def test_all_memories_have_equal_parameters():
   expected = count('ngram_memories.py:ngrammer')
   methods = 'wide', *ngram_memories.ROWS

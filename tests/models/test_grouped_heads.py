@@ -85,7 +85,7 @@ def without_norms(params):
     ('blocks', MEMORY, 0),
     pytest.param('blocks', MEMORY, M, marks=pytest.mark.slow),
     pytest.param('xla', MEMORY, M, marks=pytest.mark.slow),
-    ('splash', None, 0),
+    pytest.param('splash', None, 0, marks=pytest.mark.slow),
   ],
 )
 def test_two_key_heads_on_four_devices_along_model(monkeypatch, kernel, memory, slots):

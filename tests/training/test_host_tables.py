@@ -70,6 +70,7 @@ def config_of(tiny, memory, **fields):
   return tiny(model=model, training=training, optimizer={'schedule': 'constant'})
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_the_device_and_validates_with_rows_looked_up_ahead(
   tiny, tmp_path, one_device
 ):
