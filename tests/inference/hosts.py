@@ -35,6 +35,7 @@ def evaluate() -> dict[str, Any]:
   params = jax.tree.map(random_array, shapes['params'])
   examples = [
     types.SimpleNamespace(
+      text='',
       inputs=random.integers(0, 256, random.integers(3, 20)),
       label=int(random.integers(2)),
       key=(number,),
