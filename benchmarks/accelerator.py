@@ -37,8 +37,10 @@ CASES = {
   'llama': ('configs/transformer.py:llama_c4', {}, 16),
   'transformer_xl': (XL, {'data.vocabulary_size': 267_735}, 8),
   'transformer, plain attention': (f'{C4}:transformer', {'model.kernel': 'xla'}, 16),
+  'transformer, cudnn': (f'{C4}:transformer', {'model.kernel': 'cudnn'}, 16),
   'transformer, not deterministic': (f'{C4}:transformer', {}, 16),
   'n-grammer, not deterministic': (f'{C4}:393k_8k_50', {}, 16),
+  'transformer, cudnn, not deterministic': (f'{C4}:transformer', {'model.kernel': 'cudnn'}, 16),
 }
 TINY = {'model.layers': 2, 'model.width': 64, 'model.heads': 4, 'model.feed_forward_width': 96}
 TINY |= {'training.segment_length': 32, 'model.vocabulary_chunk': None}
@@ -139,7 +141,11 @@ def main() -> int:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('--cases', nargs='*', choices=CASES, default=[*CASES], metavar='CASE')
+  others = [case for case in CASES if 'cudnn' not in case]
+  help_ = 'default: all but those of cudnn, for GPUs alone'
+  parser.add_argument(
+    '--cases', nargs='*', choices=CASES, default=others, metavar='CASE', help=help_
+  )
   parser.add_argument('--steps', type=int, default=20, help='steps that are timed')
   parser.add_argument('--warmup', type=int, default=5, help='steps before them')
   parser.add_argument('--predicted', nargs='*', default=[], metavar='CASE=REPORT')

@@ -165,8 +165,9 @@ def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:
   """Yields all runs, those of the first seed before the other seeds of controls and memory."""
-  main, memory = ngram_memories.METHODS, TUNING['context'].methods
-  rates = {method: tuned_rates(results, method) for method in (*main, *memory)}
+  main, memory = ngram_memories.MAIN, TUNING['context'].methods
+  methods = *ngram_memories.METHODS, *memory
+  rates = {method: tuned_rates(results, method) for method in methods}
 
   def tuned_cells(table: str, models: Iterable[str], seed: int = 0) -> Iterator[Cell]:
     """Yields a run of each model, if the learning rates of its method are known."""

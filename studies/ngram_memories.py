@@ -5,8 +5,9 @@
 
 The methods are those of configs/ngram_memories.py, in a Transformer of 3 blocks of width 128: 8
 million tokens, the budget of a run, are too few for a larger one. `untied` is the Transformer whose
-output layer does not share the embedding. All but `plain` have the parameters of `ngrammer` within
-0.1 %. METHOD_CONTROL changes a memory:
+output layer does not share the embedding, `llama` the same in the style of Llama, with 2 key heads
+(see configs/transformer.py). All but `plain` have the parameters of `ngrammer` within 0.1 %.
+METHOD_CONTROL changes a memory:
 
   few_rows       tables of one row, or of 24 for the N-Grammer: the memory without its contents
   frozen         random tables that are not trained
@@ -30,6 +31,7 @@ output layer does not share the embedding. All but `plain` have the parameters o
   learned_spans  segment_memory, and every head learns its span, of at most the 256 tokens before a
                  token, without itself
   span_64        a segment memory of 64 tokens: every token sees the 64 before it, not itself
+  llama          Engram in the Transformer of `llama`, with a tied output layer
 """
 
 from typing import Any
@@ -37,11 +39,14 @@ from typing import Any
 from configs import ngram_memories as base
 from ngrammer_jax import config
 
-TRANSFORMERS = ('plain', 'wide', 'untied')
+LLAMA = 'llama'
+TRANSFORMERS = ('plain', 'wide', 'untied', LLAMA)
 # Base rows of a head and width of the feed-forward that match the N-Grammer's parameters.
 ROWS = {'ngrammer': 32_768, 'over_encoding': 16_256, 'engram': 16_097, 'latent_engram': 32_467}
 WIDE = 1254
 METHODS = (*TRANSFORMERS, *ROWS)
+ENGRAM_LLAMA = f'engram_{LLAMA}'
+MAIN = (*METHODS, ENGRAM_LLAMA)  # of the main table
 # Tuned on seed 0, see docs/results.md.
 LEARNING_RATE = 8e-3
 TABLE_LEARNING_RATES = {'ngrammer': 0.03, 'over_encoding': 0.3, 'engram': 1.0, 'latent_engram': 0.3}
@@ -83,6 +88,7 @@ def controls(method: str) -> dict[str, dict[str, Any]]:
 
 VARIANTS = {
   **{method: (method, '') for method in METHODS},
+  ENGRAM_LLAMA: ('engram', LLAMA),
   **{f'wide_{control}': ('wide', control) for control in MEMORY_LENGTHS},
   **{
     f'{method}_{control}': (method, control)
@@ -96,11 +102,16 @@ def get_config(variant: str = 'engram'):
   """Returns the config of METHOD or METHOD_CONTROL."""
   config.check_variant(variant, VARIANTS)
   method, control = VARIANTS[variant]
-  c = base.get_config('quickstart_plain' if method == 'untied' else f'quickstart_{method}')
+  is_untied = method in ('untied', LLAMA)
+  c = base.get_config('quickstart_plain' if is_untied else f'quickstart_{method}')
   c.data.corpus = 'enwik8'
   c.data.vocabulary_size = 8192
   c.model.width, c.model.heads, c.model.feed_forward_width = 128, 4, 344
-  c.model.tie_embeddings = method != 'untied'
+  c.model.tie_embeddings = not is_untied
+  if LLAMA in (method, control):
+    c.model.key_value_heads, c.model.feed_forward_width = 2, 394
+    c.model.activation, c.model.softmax_bias = 'silu', False
+    c.model.norm_kind, c.model.norm_epsilon = 'rms', 1e-5
   if control in MEMORY_LENGTHS:
     c.model.position = 'relative'
     c.model.memory = config.block('model.memory', length=MEMORY_LENGTHS[control])

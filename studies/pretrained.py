@@ -13,8 +13,9 @@ options and the exit statuses are those of studies.run. Models:
   latent_engram  n-grams of clusters of hidden states
   unigrams       n-grams of one token, with as many rows: a control
 
-The learning rate of fine-tuning is the better of two on CB, seed 0, for each model. That of
-continued training is not tuned, and neither is that of the memories: ten times that of the weights.
+The learning rate of fine-tuning is the better of two on CB, seed 0, for each model; for `rte_long`,
+RTE with three epochs instead of half of one, on the task itself. That of continued training is not
+tuned, and neither is that of the memories: ten times that of the weights.
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,10 +41,11 @@ MODELS = {
   'unigrams': ENGRAM | {f'{MEMORY}.orders': '(1,)', f'{MEMORY}.heads': 16},
 }
 TASKS = ('cb', 'copa', 'rte')
+LONG = 'rte_long'
 TUNING_TASK = 'cb'
 TASK_RATES = (2e-5, 1e-4)
-TASK_TOKENS = 150_000
-ROW_LENGTHS = {'cb': 384, 'copa': 256, 'rte': 384}  # those of configs/superglue.py
+TASK_TOKENS = dict.fromkeys(TASKS, 150_000) | {LONG: 792_576}
+ROW_LENGTHS = {'cb': 384, 'copa': 256, 'rte': 384, LONG: 384}  # those of configs/superglue.py
 TASK_SEEDS = (0, 1, 2)
 CONTINUED = 'continued'
 TEXT_RATE = 3e-5
@@ -83,7 +85,7 @@ class Cell:
   @property
   def is_task(self) -> bool:
     """Whether the run is a fine-tuning."""
-    return self.table in TASKS
+    return self.table in TASK_TOKENS
 
   @property
   def changes(self) -> dict[str, Any]:
@@ -92,8 +94,8 @@ class Cell:
     if self.has_memory:
       changes |= {'optimizer.rates.0.part': 'ngram_memory_0', 'optimizer.rates.0.factor': FACTOR}
     if self.is_task:
-      length, rows = ROW_LENGTHS[self.table], 8
-      changes |= {'finetune.format': 'question', 'training.steps': TASK_TOKENS // (rows * length)}
+      length, rows, tokens = ROW_LENGTHS[self.table], 8, TASK_TOKENS[self.table]
+      changes |= {'finetune.format': 'question', 'training.steps': tokens // (rows * length)}
       changes |= {'evaluation.max_examples': 8}  # during training; all of them afterwards
     else:
       length, rows = 512, 4
@@ -124,7 +126,8 @@ class Cell:
     """The command that trains, without the data."""
     verb, config = 'train', f'pretrained:{MODEL}'
     if self.is_task:
-      verb, config = 'finetune', f'configs/superglue.py:{self.table}'
+      task = self.table.removesuffix('_long')
+      verb, config = 'finetune', f'configs/superglue.py:{task}'
     flags = (f'--config.{key}={value}' for key, value in self.changes.items())
     return [f'ngrammer_jax.{verb}', f'--config={config}', *flags]
 
@@ -148,12 +151,12 @@ def describe(cell: Cell, workdir: pathlib.Path) -> dict[str, Any]:
   }
 
 
-def best_rate(lines: Iterable[results.Result], model: str) -> float | None:
-  """Returns the better rate of a model on TUNING_TASK, the lower of equals; None before both."""
+def best_rate(lines: Iterable[results.Result], model: str, task: str = TUNING_TASK) -> float | None:
+  """Returns the better rate of a model on a task, the lower of equals; None before both."""
   accuracies = {
     line['learning_rate']: line['accuracy']
     for line in lines
-    if (line['table'], line['model'], line['seed']) == (TUNING_TASK, model, 0)
+    if (line['table'], line['model'], line['seed']) == (task, model, 0)
   }
   if not accuracies.keys() >= set(TASK_RATES):
     return None
@@ -174,6 +177,11 @@ def _all_cells(lines: list[results.Result]) -> Iterator[Cell]:
   for seed, task, model in itertools.product(TASK_SEEDS, TASKS, models):
     if (rate := best_rate(lines, model)) is not None:
       yield Cell(task, model, seed, rate)
+  for model, rate in itertools.product(models, TASK_RATES):
+    yield Cell(LONG, model, 0, rate)
+  for seed, model in itertools.product(TASK_SEEDS[1:], models):
+    if (rate := best_rate(lines, model, LONG)) is not None:
+      yield Cell(LONG, model, seed, rate)
   yield Cell(CONTINUED, 'untrained', 0, NO_RATE)
   others = [model for model in MODELS if model not in ('untrained', *FIRST_MODELS)]
   for group in (FIRST_MODELS, others):

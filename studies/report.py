@@ -291,14 +291,15 @@ def finetuning_table(results: Sequence[Result], zero_shot: Sequence[Result]) -> 
   columns = 'task', 'model', 'learning rate', 'seeds', 'accuracy', 'over seeds', 'over examples'
   rows = [(*columns, 'untrained', 'majority class', 'seconds')]
   untrained = {r['task']: f'{r["accuracy"]:.1f}' for r in zero_shot}
-  for task, model in itertools.product(pretrained.TASKS, pretrained.MODELS):
+  for task, model in itertools.product(pretrained.TASK_TOKENS, pretrained.MODELS):
     own = [r for r in results if (r['table'], r['model']) == (task, model)]
     for rate in sorted({r['learning_rate'] for r in own}):
       runs = [r for r in own if r['learning_rate'] == rate]
       mean, error = study_results.mean_and_error([r['accuracy'] for r in runs])
       seconds = statistics.fmean(r['training_seconds'] for r in runs)
       values = f'{rate:g}', str(len(runs)), f'{mean:.1f}', '' if error is None else f'{error:.1f}'
-      errors = f'{metrics.standard_error(mean, runs[0]["n"]):.1f}', untrained.get(task, '')
+      before = untrained.get(task.removesuffix('_long'), '')
+      errors = f'{metrics.standard_error(mean, runs[0]["n"]):.1f}', before
       majority = f'{runs[0]["majority_percent"]:.1f}'
       rows.append((task, f'`{model}`', *values, *errors, majority, f'{seconds:.0f}'))
   return markdown(rows)
@@ -358,7 +359,7 @@ def format_tables(
     'accumulator alone': accumulator_alone_table(select('tuning'), select('accumulator_tuning')),
     'noise': noise(main + select('rates'), select('accumulator')),
     'noise of short runs': noise(baselines + controls, loss=validation_nats, unit='nats per token'),
-    'main': model_table(main, ngram_memories.METHODS, *ngram_memories.TRANSFORMERS),
+    'main': model_table(main, ngram_memories.MAIN, *ngram_memories.TRANSFORMERS),
     'frequency': frequency_table(frequencies),
     'zero shot': zero_shot_table(zero_shot),
     'fine-tuning': finetuning_table(of_pretrained, zero_shot),
