@@ -46,8 +46,9 @@ class Tuning(NamedTuple):
   steps: int  # a quarter of those of a run
 
 
+_TRANSFORMERS = (*ngram_memories.TRANSFORMERS, ngram_memories.LLAMA)
 TUNING = {
-  'ngram_memories': Tuning(ngram_memories.TRANSFORMERS, (4e-3, 8e-3, 1.6e-2), 500),
+  'ngram_memories': Tuning(_TRANSFORMERS, (4e-3, 8e-3, 1.6e-2), 500),
   'context': Tuning(('none', *context.MEMORIES), (2e-3, 4e-3, 8e-3), 1000),
 }
 # Tables of runs with as many steps as the tuning.
@@ -165,8 +166,8 @@ def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:
   """Yields all runs, those of the first seed before the other seeds of controls and memory."""
-  main, memory = ngram_memories.MAIN, TUNING['context'].methods
-  methods = *ngram_memories.METHODS, *memory
+  main, memory = ngram_memories.METHODS, TUNING['context'].methods
+  methods = *main, ngram_memories.LLAMA, *memory
   rates = {method: tuned_rates(results, method) for method in methods}
 
   def tuned_cells(table: str, models: Iterable[str], seed: int = 0) -> Iterator[Cell]:
@@ -220,6 +221,9 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
     for seed in SEEDS:
       models = _controls((best, 'wide'), *ngram_memories.MEMORY_LENGTHS)
       yield from tuned_cells('combined', models, seed)
+  yield from tuned_cells('present_day', ngram_memories.PRESENT_DAY)
+  for seed in SEEDS[1:]:
+    yield from tuned_cells('present_day', ngram_memories.PRESENT_DAY[2:], seed)
   for model in recurrent.VARIANTS:
     yield Cell('recurrent', model, 0, Rates(recurrent.LEARNING_RATE), config='recurrent')
   yield from _rate_cells(rates)

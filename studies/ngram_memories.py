@@ -39,14 +39,14 @@ from typing import Any
 from configs import ngram_memories as base
 from ngrammer_jax import config
 
+TRANSFORMERS = ('plain', 'wide', 'untied')
 LLAMA = 'llama'
-TRANSFORMERS = ('plain', 'wide', 'untied', LLAMA)
 # Base rows of a head and width of the feed-forward that match the N-Grammer's parameters.
 ROWS = {'ngrammer': 32_768, 'over_encoding': 16_256, 'engram': 16_097, 'latent_engram': 32_467}
 WIDE = 1254
 METHODS = (*TRANSFORMERS, *ROWS)
 ENGRAM_LLAMA = f'engram_{LLAMA}'
-MAIN = (*METHODS, ENGRAM_LLAMA)  # of the main table
+PRESENT_DAY = ('untied', 'engram', LLAMA, ENGRAM_LLAMA)
 # Tuned on seed 0, see docs/results.md.
 LEARNING_RATE = 8e-3
 TABLE_LEARNING_RATES = {'ngrammer': 0.03, 'over_encoding': 0.3, 'engram': 1.0, 'latent_engram': 0.3}
@@ -87,7 +87,7 @@ def controls(method: str) -> dict[str, dict[str, Any]]:
 
 
 VARIANTS = {
-  **{method: (method, '') for method in METHODS},
+  **{method: (method, '') for method in (*METHODS, LLAMA)},
   ENGRAM_LLAMA: ('engram', LLAMA),
   **{f'wide_{control}': ('wide', control) for control in MEMORY_LENGTHS},
   **{

@@ -12,11 +12,9 @@ NAMES = {
   'plain': 'Transformer',
   'wide': 'wider Transformer',
   'untied': 'untied Transformer',
-  'llama': 'Llama',
   'ngrammer': 'N-Grammer',
   'over_encoding': 'Over-Encoding',
   'engram': 'Engram',
-  'engram_llama': 'Engram in Llama',
   'latent_engram': 'Engram over\nlatent n-grams',
 }
 SIZES_MB = (1, 4, 16)  # of the smallest, the normal and the largest tables
@@ -59,7 +57,7 @@ def draw_longer(results: Sequence[Result], axis: Any) -> None:
 
 def draw_methods(results: Sequence[Result], axis: Any) -> None:
   """Draws the test loss of each n-gram memory, and of the Transformers without one."""
-  methods = [m for m in ngram_memories.MAIN if any(r['model'] == m for r in results)]
+  methods = [m for m in ngram_memories.METHODS if any(r['model'] == m for r in results)]
   for i, method in enumerate(methods):
     mean, error = mean_and_error(_bits(results, method))
     color = 'black' if method in ngram_memories.TRANSFORMERS else 'C0'

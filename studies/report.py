@@ -359,7 +359,10 @@ def format_tables(
     'accumulator alone': accumulator_alone_table(select('tuning'), select('accumulator_tuning')),
     'noise': noise(main + select('rates'), select('accumulator')),
     'noise of short runs': noise(baselines + controls, loss=validation_nats, unit='nats per token'),
-    'main': model_table(main, ngram_memories.MAIN, *ngram_memories.TRANSFORMERS),
+    'main': model_table(main, ngram_memories.METHODS, *ngram_memories.TRANSFORMERS),
+    'present day': model_table(
+      select('present_day'), ngram_memories.PRESENT_DAY, 'untied', ngram_memories.LLAMA
+    ),
     'frequency': frequency_table(frequencies),
     'zero shot': zero_shot_table(zero_shot),
     'fine-tuning': finetuning_table(of_pretrained, zero_shot),
