@@ -24,9 +24,12 @@ SLICES = ('slice', 'dynamic-slice', 'gather')
 UPDATES = {'dynamic-update-slice': 1, 'scatter': 2}  # the operand that has the updates
 PRODUCTS = ('dot', 'convolution')
 ASYNC_START, ASYNC_DONE = 'AsyncCollectiveStart', 'AsyncCollectiveDone'  # markers in fusions
+ASYNC_FUSION = 'async_collective_fusion'  # its collectives may go on from one fusion to the next
+ASYNC_UPDATE = 'async-update'  # a collective that was started in another fusion
+ASYNC = (ASYNC_START, ASYNC_UPDATE, ASYNC_DONE)
 # Aliases, bookkeeping, and calls whose bodies are counted.
 NO_TRAFFIC = {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'call'}
-NO_TRAFFIC |= {'while', 'conditional', 'async', 'async-update', 'partition-id', 'replica-id'}
+NO_TRAFFIC |= {'while', 'conditional', 'async', ASYNC_UPDATE, 'partition-id', 'replica-id'}
 NO_TRAFFIC |= {'send', 'recv', 'opt-barrier', 'AllocateBuffer', 'ConcatBitcast'}
 SCOPE_STEPS = 6  # to the instruction whose scope stands for a missing one
 
@@ -265,7 +268,7 @@ class Program:
       array = i.operands[0].arrays[0]
       return Collective(BETWEEN_SLICES, (), 1, array.text, array.size)
     found = [each for each in (i, *i.fused) if each.opcode in COLLECTIVES]
-    if not found or any(each.opcode == ASYNC_DONE for each in i.fused):
+    if not found:
       return None
     is_scattered = i.find(r'calls=%?(all-reduce-scatter)')
     kind = 'reduce-scatter' if is_scattered else found[0].opcode
@@ -280,8 +283,9 @@ class Program:
 
 def _async_keys(i: Instruction, marker: str) -> list[str]:
   """Returns keys of the asynchronous collectives that an instruction starts or waits for."""
-  if any(each.opcode == marker for each in i.fused):
-    return [each.find(r'channel_id=(\d+)') for each in i.fused if each.opcode in COLLECTIVES]
+  marked = [value for each in i.fused if each.opcode == marker for value in each.operands]
+  if marked:
+    return [each.find(r'channel_id=(\d+)') for each in marked if 'channel_id' in each.text]
   if i.opcode.endswith('-done'):
     return [i.operands[0].name] if marker == ASYNC_DONE else []
   return [i.name] if i.is_start and marker == ASYNC_START else []
@@ -327,7 +331,7 @@ def _source(i: Instruction) -> Instruction:
 
 def _written(maker: Instruction) -> float:
   """Returns the share of an array that is written: only the updates of an array in place."""
-  if maker.opcode in (ASYNC_START, ASYNC_DONE):
+  if maker.opcode in (*ASYNC, 'parameter'):  # a parameter is passed on
     return 0.0
   if not _is_in_place(maker):
     return 1.0
@@ -347,7 +351,7 @@ def _demand(user: Instruction, value: Instruction) -> float:
   if user.fused:
     read = [i for i in user.fused if i.opcode == 'parameter' and i.text.split(')')[0] in positions]
     return min(1.0, sum(map(_total_demand, read)))
-  if user.opcode in (ASYNC_START, ASYNC_DONE):
+  if user.opcode in ASYNC or (user.opcode == 'tuple' and value.opcode == 'parameter'):
     return 0.0
   if positions == ['0'] and _is_in_place(user):
     return 0.0 if user.opcode == 'dynamic-update-slice' else _written(user)
@@ -410,8 +414,13 @@ def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
       body[-1].text += line
   for fusion in (i for body in computations.values() for i in body if i.opcode == 'fusion'):
     fusion.fused = computations[fusion.called('calls')[0]]
+    is_async = fusion.called('calls')[0].startswith(ASYNC_FUSION)
+    is_async |= any(i.opcode in (ASYNC_START, ASYNC_DONE) for i in fusion.fused)
     for i in fusion.fused:
       i.in_fusion = True
+      is_started = any(user.opcode == ASYNC_START for user in i.users)
+      if is_async and i.opcode in COLLECTIVES and not is_started:
+        i.opcode = ASYNC_UPDATE
   return computations, entry
 
 

@@ -226,6 +226,15 @@ ASYNC = """
   ROOT %s = (s32[2000]{0:T(1024)}, s32[4000]{0:T(1024)}) custom-call(%all-gather.5), custom_call_target="AsyncCollectiveStart"
 }
 
+%async_collective_fusion.1 (x: s32[2000], y: s32[4000], h: f32[512]) -> (f32[512], s32[2000], s32[4000], s32[4000]) {
+  %x = s32[2000]{0:T(1024)} parameter(0)
+  %y = s32[4000]{0:T(1024)} parameter(1)
+  %h = f32[512]{0:T(512)} parameter(2)
+  %negative = f32[512]{0:T(512)} negate(%h)
+  %all-gather.7 = s32[4000]{0:T(1024)} all-gather(%x), channel_id=42, replica_groups={{0,1}}, dimensions={0}
+  ROOT %both = (f32[512]{0:T(512)}, s32[2000]{0:T(1024)}, s32[4000]{0:T(1024)}, s32[4000]{0:T(1024)}) tuple(%negative, %x, %y, %all-gather.7)
+}
+
 %done (x: s32[2000], y: s32[4000]) -> s32[4000] {
   %x = s32[2000]{0:T(1024)} parameter(0)
   %y = s32[4000]{0:T(1024)} parameter(1)
@@ -243,22 +252,29 @@ ASYNC = """
 
 
 def test_collectives_in_fusions_and_between_slices():
-  """An asynchronous one is in the fusions of its start and of its end; it counts once."""
+  """An asynchronous one is in the fusions of its start, its end and beside it; it counts once."""
   lines = """\
   %x = s32[2000]{0:T(1024)} parameter(0)
   %started = (s32[2000]{0:T(1024)}, s32[4000]{0:T(1024)}) fusion(%x), kind=kCustom, calls=%start
   %a = s32[2000]{0:T(1024)} get-tuple-element(%started), index=0
   %b = s32[4000]{0:T(1024)} get-tuple-element(%started), index=1
+  %h = f32[512]{0:T(512)} parameter(2)
+  %beside = (f32[512]{0:T(512)}, s32[2000]{0:T(1024)}, s32[4000]{0:T(1024)}, s32[4000]{0:T(1024)}) fusion(%a, %b, %h), kind=kCustom, calls=%async_collective_fusion.1
   %gathered = s32[4000]{0:T(1024)} fusion(%a, %b), kind=kCustom, calls=%done
   %g = f32[4096]{0:T(1024)} parameter(1)
   %own = f32[2048]{0:T(1024)} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.1
   %token = token[] after-all()
   %send = (f32[2048]{0:T(1024)}, u32[], token[]) send(%own, %token), channel_id=2, is_host_transfer=true
   %sent = token[] send-done(%send), channel_id=2, is_host_transfer=true"""  # noqa: E501
-  found = {c.kind: c.bytes_sent for c in count(lines, ASYNC, data=2).collectives()}
+  program = count(lines, ASYNC, data=2)
+  found = {c.kind: c.bytes_sent for c in program.collectives()}
   assert found == {
     'all-gather': 4000 * 4 / 2, 'reduce-scatter': 4096 * 4 / 2, hlo.BETWEEN_SLICES: 2048 * 4,
   }  # fmt: skip
+  (beside,) = (work for work in program.work if work.name == 'beside')
+  assert beside.bytes == 2 * 512 * 4  # what it passes on stays where it is
+  (gather,) = (work for work in program.work if work.name == 'started')
+  assert gather.exposed == pytest.approx(4000 * 4 / 2 / 1e9 - beside.seconds)
 
 
 LOOPS = """\
