@@ -13,6 +13,9 @@ class MeshConfig:
   data: int = field(-1, 'devices that split the batch', at_least=1, also=(-1,))
   fsdp: int = field(1, 'devices that split batch, parameters and optimizer', at_least=1, also=(-1,))
   model: int = field(1, 'devices that split heads, features, vocabulary', at_least=1, also=(-1,))
+  zero: int = field(
+    0, '1: `data` splits optimizer state too (not of tables)', at_least=0, at_most=1
+  )
 
   @classmethod
   def from_preset(cls, name: str) -> 'MeshConfig':
@@ -25,7 +28,7 @@ class MeshConfig:
 
   def check(self) -> None:
     """Raises BadInput if more than one axis is -1."""
-    if list(dataclasses.asdict(self).values()).count(-1) > 1:
+    if [self.data, self.fsdp, self.model].count(-1) > 1:
       raise errors.BadInput('mesh: only one of data, fsdp and model may be -1')
 
 

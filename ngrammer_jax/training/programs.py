@@ -17,7 +17,7 @@ from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.inference import programs as inference_programs
 from ngrammer_jax.models import heads, language_model, parameter_groups
-from ngrammer_jax.optimizers import partition
+from ngrammer_jax.optimizers import partition, zero
 from ngrammer_jax.system import progress
 from ngrammer_jax.training import accumulation, capacity, flops, metrics
 from ngrammer_jax.training import state as train_state
@@ -69,13 +69,17 @@ class Programs:
     self.labels = partition.labels(variables['params'], memories, self.frozen)
     trained_labels = parameter_groups.without(self.labels, self.frozen)
     optimizer = partition.make(config.optimizer, t.steps, trained_labels, memories)
+    split = config.mesh.zero == 1
     self.create, self.abstract = train_state.make_initializer(
-      model, variables, optimizer, t.batch_size, config.seed, mesh, self.frozen, source or ()
+      model, variables, optimizer, t.batch_size, config.seed, mesh, self.frozen, source or (), split
     )
     self.packed = self.abstract
     if mesh.devices.flat[0].platform in train_state.PACKED_PLATFORMS:
       optimizers = partition.table_optimizers(memories)
       self.packed = train_state.pack_tables(self.abstract, trained_labels, optimizers)
+    whole = jax.tree.map(lambda leaf: leaf.sharding, self.abstract.params)
+    placements = whole, zero.split(variables['params'], whole)
+    shards = zero.Shards(*(parameter_groups.without(each, self.frozen) for each in placements))
     by_microbatches = accumulation.GradientAccumulation(t.microbatches, mesh)
     self._step = train_step.TrainStep(
       model,
@@ -86,6 +90,7 @@ class Programs:
       frozen_codebook=finetune is not None and finetune.codebook == 'frozen',
       microbatches=by_microbatches if t.microbatches > 1 else None,
       frozen=tuple(self.frozen),
+      shards=shards if split else None,
     )
     self.is_compiled = False
 

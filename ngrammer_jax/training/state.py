@@ -15,6 +15,7 @@ import optax
 from ngrammer_jax import sharding
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import initialization, language_model, parameter_groups, transformer
+from ngrammer_jax.optimizers import zero
 
 # All random parameters in one kernel would take minutes to compile.
 GPU_OPTIONS = {'xla_disable_hlo_passes': 'multi_output_fusion'}
@@ -78,6 +79,7 @@ def make_initializer(
   mesh: jax.sharding.Mesh,
   frozen: Mapping[str, np.dtype] | None = None,
   replaced: Collection[str] = (),
+  is_split: bool = False,
 ) -> tuple[Callable[[], TrainState], TrainState]:
   """Returns a function that creates the initial state, and the abstract state.
 
@@ -92,6 +94,7 @@ def make_initializer(
     mesh: device mesh.
     frozen: dtype of every parameter that is not trained, by name. They have no optimizer state.
     replaced: names of parameters that another run replaces: they are 0.
+    is_split: whether the optimizer state is split over `data`, see `optimizers.zero`.
   """
   frozen = frozen or {}
 
@@ -119,6 +122,8 @@ def make_initializer(
   shardings = sharding.shardings(shapes, mesh)
   rows = sharding.rows_sharding(mesh)
   shardings = shardings.replace(memory=jax.tree.map(lambda _: rows, shardings.memory))
+  if is_split:
+    shardings = shardings.replace(opt_state=zero.split(shapes.opt_state, shardings.opt_state))
   with_sharding = lambda leaf, leaf_sharding: leaf.update(sharding=leaf_sharding)
   abstract = jax.tree.map(with_sharding, nn.unbox(shapes), shardings)
 

@@ -17,7 +17,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import language_model, memories, parameter_groups, spans
-from ngrammer_jax.optimizers import partition, row_gradient
+from ngrammer_jax.optimizers import partition, row_gradient, zero
 from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import metrics as step_metrics
 from ngrammer_jax.training import state as train_state
@@ -44,6 +44,7 @@ class TrainStep:
     frozen_codebook: whether the codebook stays unchanged.
     microbatches: computes the gradient by microbatches. None: for all rows at once.
     frozen: names of the parameters that are not trained; the codebooks of their memories stay.
+    shards: splits the update over `data`. None: each of these devices makes it all.
   """
 
   model: language_model.LanguageModel
@@ -54,22 +55,30 @@ class TrainStep:
   frozen_codebook: bool = False
   microbatches: accumulation.GradientAccumulation | None = None
   frozen: Collection[str] = ()
+  shards: zero.Shards | None = None
 
   def __call__(
     self, state: train_state.TrainState, segment: streams.Segment
   ) -> tuple[train_state.TrainState, step_metrics.Metrics]:
     """Returns the state after the segment, and the metrics of the step."""
     config = self.model.config
+    if self.shards is not None:
+      trained = self.shards.keep(parameter_groups.without(state.params, self.frozen))
+      state = state.replace(params=parameter_groups.merge(state.params, trained))
     gradient, memory, nll, codebook = self._gradient(state, segment)
     codebook = self._with_frozen_codebooks(codebook, state.codebook)
     with jax.named_scope('optimizer'):
       trained = parameter_groups.without(state.params, self.frozen)
+      if self.shards is not None:
+        gradient, trained = self.shards.scatter(gradient), self.shards.scatter(trained)
       updates, opt_state = self.optimizer.update(gradient, state.opt_state, trained)
       metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
       for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
         metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
       key = jax.random.fold_in(jax.random.key(self.seed), state.step)
       trained = row_gradient.apply_updates(trained, updates, key)
+      if self.shards is not None:
+        trained = self.shards.gather(trained)
       params = parameter_groups.merge(state.params, trained)
     metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.microbatches is None)
     if config.span is not None:

@@ -199,6 +199,7 @@ def test_possible_config_passes(fields):
     ({'mesh': {'data': 0}}, 'mesh.data=0 must be at least 1, or -1'),
     ({'mesh': {'fsdp': -2}}, 'mesh.fsdp=-2 must be at least 1, or -1'),
     ({'mesh': {'model': 0}}, 'mesh.model=0 must be at least 1, or -1'),
+    ({'mesh': {'zero': 2}}, 'mesh.zero=2 must be from 0 to 1'),
     (
       {'evaluation': {'max_examples': 9}},
       'evaluation.max_examples=9 is not for finetune=None, but for a value: use None',

@@ -1,0 +1,74 @@
+"""ZeRO-1, `mesh.zero=1`: devices along `data` also split the optimizer state and the update.
+
+Gradients are summed over these devices as without it. Each device then updates its share of the
+parameters, and the new parameters are gathered once. Tables keep their place: their rows are
+updated where they are.
+"""
+
+import dataclasses
+from typing import Any
+
+from flax import linen as nn
+import jax
+
+from ngrammer_jax.optimizers import row_gradient
+
+
+def split(boxed: Any, shardings: Any) -> Any:
+  """Returns shardings that also split arrays over `data`, but tables and vectors.
+
+  An array is split along the first axis whose size on a device the devices of `data` divide.
+
+  Args:
+    boxed: arrays in their `nn.LogicallyPartitioned` boxes, abstract or not.
+    shardings: shardings of the arrays.
+  """
+  is_box = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
+
+  def split_one(leaf, sharding):
+    if not is_box(leaf) or 'ngram_vocab' in leaf.names or nn.unbox(leaf).ndim < 2:
+      return sharding
+    spec = [*sharding.spec]
+    for axis, size in enumerate(sharding.shard_shape(nn.unbox(leaf).shape)):
+      if size % sharding.mesh.shape['data'] == 0:
+        axes = (spec[axis],) if isinstance(spec[axis], str) else spec[axis] or ()
+        spec[axis] = (*axes, 'data')
+        break
+    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
+
+  return jax.tree.map(split_one, boxed, shardings, is_leaf=is_box)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shards:
+  """Where trained parameters and their gradients are.
+
+  Both have the structure of the parameters.
+
+  Attributes:
+    whole: shardings in the model.
+    split: shardings in the update.
+  """
+
+  whole: Any
+  split: Any
+
+  def keep(self, tree: Any) -> Any:
+    """Returns parameters or gradients as they are in the model.
+
+    Without this, XLA shards parameters and products of the model as the update is split.
+    """
+    return self._place(tree, self.whole)
+
+  def scatter(self, tree: Any) -> Any:
+    """Returns parameters or gradients of the model, split for the update."""
+    return self._place(self.keep(tree), self.split)
+
+  def gather(self, tree: Any) -> Any:
+    """Returns updated parameters, whole for the model."""
+    return self.keep(self._place(tree, self.split))
+
+  def _place(self, tree, places):
+    constrain = jax.lax.with_sharding_constraint
+    place = lambda leaf, to, whole, split: leaf if whole == split else constrain(leaf, to)
+    return row_gradient.map_leaves(place, tree, places, self.whole, self.split)
