@@ -73,8 +73,8 @@ class Block:
 
   place: FilePosition
   records: list[bytes]
-  size: int
-  next: FilePosition | None
+  size: int = 0
+  next: FilePosition | None = None
   num_waiting: int = 0
 
   def take(self, number: int) -> bytes:
@@ -153,7 +153,7 @@ class _Source:
       begin = place if block.next is None or block.next > place else block.next
 
   def _read_block(self, shard, place, reader):
-    records, size, end = [], 0, None
+    block = Block(place, [])
     begin, documents = self._open.pop(reader, (None, None))
     if begin != (shard, place):
       documents = None  # closes the file
@@ -161,17 +161,16 @@ class _Source:
     with self._fingerprints.record_damage(shard):
       documents = documents or self._shards.read(shard, place)
       for record, end in documents:
-        records.append(record)
-        size += len(record)
-        if len(records) == BLOCK_DOCUMENTS or size >= BLOCK_BYTES:
+        block.records.append(record)
+        block.size += len(record)
+        if len(block.records) == BLOCK_DOCUMENTS or block.size >= BLOCK_BYTES:
+          block.next = end
           self._open[reader] = (shard, end), documents
           of_rows = [opened for opened in self._open if len(opened) == 1]
           if len(of_rows) > MAX_ROW_FILES:
             del self._open[of_rows[0]]
           break
-      else:
-        end = None
-    return Block(place, records, size, end)
+    return block
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
     """Returns the text of a document, b'' for one to be left out; empty ones are counted."""
@@ -218,7 +217,9 @@ class PackedDataset:
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
     shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
-    has_blank = self._takes_blank_documents()
+    # The run may have begun with a version that took white space for a document.
+    oldest = (next(self._saved_states(path), None) for path in self._folder.glob('[0-9]*.jsonl'))
+    has_blank = any(saved is not None and saved[2] == 5 for saved in oldest)
     self._make_source = functools.partial(_Source, shards, shard_fingerprints, has_blank)
     self._row_options = schedule.batch_size, shuffle, separator
     self._readers: dict[range, _BatchReader] = {}
@@ -233,7 +234,9 @@ class PackedDataset:
     if reader is None or reader.step != step:
       reader = self._readers[rows] = self._open_reader(step, rows)
     if step % SAVE_INTERVAL == 0:
-      self._save_states(reader)
+      path = self._folder / f'{rows[0]}-{rows[-1]}.{step // FILE_STEPS}.jsonl'
+      line = {'step': step, 'first': rows[0], 'places': reader.states(), 'order': self._order}
+      files.append_json(path, line)
     segments = reader.next_segments()
     self.epochs = min(state.epoch for r in self._readers.values() for state in r.states())
     return segments
@@ -251,17 +254,13 @@ class PackedDataset:
         if line.get('order', self._order) == self._order:
           yield step, dict(enumerate(states, first)), len(places[0])
 
-  def _takes_blank_documents(self) -> bool:
-    """Whether the run began with a version that took white space for a document."""
-    oldest = (next(self._saved_states(path), None) for path in self._folder.glob('[0-9]*.jsonl'))
-    return any(saved is not None and saved[2] == 5 for saved in oldest)
-
   def _open_reader(self, step, rows):
     """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
     saved_step, states = self._load_states(step, rows)
-    # Of this reader alone: what a row has taken is gone.
-    make_row = functools.partial(_RowReader, self._make_source(rows), *self._row_options)
-    reader = _BatchReader(make_row, *self._options, saved_step, states)
+    source = self._make_source(rows)  # of this reader alone: what a row has taken is gone
+    make_row = functools.partial(_RowReader, source, *self._row_options)
+    row_readers = {row: make_row(row, state) for row, state in states.items()}
+    reader = _BatchReader(row_readers, *self._options, saved_step)
     while reader.step < step:
       reader.next_segments()
     return reader
@@ -282,20 +281,13 @@ class PackedDataset:
     newest = max(saved for saved, states in states_by_step.items() if set(rows) <= set(states))
     return newest, {row: states_by_step[newest][row] for row in rows}
 
-  def _save_states(self, reader):
-    path = self._folder / f'{reader.rows[0]}-{reader.rows[-1]}.{reader.step // FILE_STEPS}.jsonl'
-    line = {'step': reader.step, 'first': reader.rows[0], 'places': reader.states()}
-    files.append_json(path, line | {'order': self._order})
-
 
 class _BatchReader:
   """Reads a range of batch rows, segment by segment."""
 
-  def __init__(self, make_row, vocabulary, length, schedule, step, states):
-    self.step = step
-    self.rows = list(states)
+  def __init__(self, row_readers, vocabulary, length, schedule, step):
+    self._row_readers, self.step = row_readers, step
     self._vocabulary, self._length, self._schedule = vocabulary, length, schedule
-    self._row_readers = {row: make_row(row, state) for row, state in states.items()}
 
   def states(self) -> list[ReaderState]:
     """Returns the states of all rows, before the next segment."""
@@ -335,13 +327,13 @@ class _RowReader:
 
   def __init__(self, source, batch_size, shuffle, separator, row, state):
     self._source, self._shuffle = source, shuffle
-    self._separator, self._document_start = separator, separator[-1]
+    self._separator = separator
     num_shards = len(source.files)
     self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
     # With fewer shards than rows, several rows share a shard: each takes every n-th document.
     self._row, self._sharers = row, range(row % num_shards, batch_size, num_shards)
     self.documents = self._read_documents(state)
-    # Documents with the position of their next token.
+    # Documents after a document start, with the position of their next token.
     self._buffer: collections.deque[tuple[ReaderState, np.ndarray]] = collections.deque()
     self._state_if_empty = state
     self.num_buffered = 0
@@ -387,10 +379,9 @@ class _RowReader:
     """Appends the tokens of a document, and those that separate it, to the buffer."""
     if not len(ids):
       return
-    tokens = np.empty(len(ids) + len(self._separator), np.int32)
-    tokens[: len(ids)], tokens[len(ids) :] = ids, self._separator
+    tokens = np.concatenate([self._separator[-1:], ids, self._separator], dtype=np.int32)
     self._buffer.append((state, tokens))
-    self.num_buffered += len(tokens) - state.tokens
+    self.num_buffered += len(tokens) - 1 - state.tokens
 
   def state(self) -> ReaderState:
     """Returns the position of the next token."""
@@ -398,20 +389,15 @@ class _RowReader:
 
   def take(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Removes the next tokens from the buffer. Returns their inputs, targets and starts, [T]."""
-    targets, starts = np.empty(length, np.int32), np.zeros(length, bool)
-    first_input, num_filled = None, 0
-    while num_filled < length:
-      state, ids = self._buffer.popleft()
-      if first_input is None:
-        first_input = ids[state.tokens - 1] if state.tokens else self._document_start
-      part = ids[state.tokens : state.tokens + length - num_filled]
-      targets[num_filled : num_filled + len(part)] = part
-      starts[num_filled] = state.tokens == 0
-      num_filled += len(part)
-      state = state._replace(tokens=state.tokens + len(part))
-      if state.tokens < len(ids):
-        self._buffer.appendleft((state, ids))
-      self._state_if_empty = state
     self.num_buffered -= length
-    inputs = np.concatenate([[first_input], targets[:-1]], dtype=np.int32)
+    parts = []
+    while length:
+      state, tokens = self._buffer.popleft()
+      begin, end = state.tokens, min(state.tokens + length, len(tokens) - 1)
+      parts.append((tokens[begin:end], tokens[begin + 1 : end + 1], np.arange(begin, end) == 0))
+      length -= end - begin
+      self._state_if_empty = state = state._replace(tokens=end)
+      if end < len(tokens) - 1:
+        self._buffer.appendleft((state, tokens))
+    inputs, targets, starts = map(np.concatenate, zip(*parts, strict=True))
     return inputs, targets, starts
