@@ -235,27 +235,17 @@ def _load_or_write(config, name, load, write, may_delete):
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if may_delete:
       _remove_abandoned(root)
-    _create_folder(folder, write)
+    options = {'prefix': 'preparing-', 'ignore_cleanup_errors': True}
+    with tempfile.TemporaryDirectory(dir=root, **options) as scratch:
+      write(pathlib.Path(scratch))
+      pathlib.Path(scratch).rename(folder)
   except OSError as error:
-    raise errors.BadInput(
-      f'data.cache_dir={root} cannot be written: {error.strerror}; no incomplete cache is left'
-      f'{"" if config.cache_dir else "; name another folder with NGRAMMER_JAX_CACHE"}'
-    ) from error
+    if not folder.exists():  # else another process was faster
+      raise errors.BadInput(
+        f'data.cache_dir={root} cannot be written: {error.strerror}; no incomplete cache is left'
+        f'{"" if config.cache_dir else "; name another folder with NGRAMMER_JAX_CACHE"}'
+      ) from error
   return load(folder)
-
-
-def _create_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-  """Writes a folder of the cache, unless another process is faster."""
-  with tempfile.TemporaryDirectory(
-    prefix='preparing-', dir=folder.parent, ignore_cleanup_errors=True
-  ) as name:
-    scratch = pathlib.Path(name)
-    write(scratch)
-    try:
-      scratch.rename(folder)
-    except OSError:
-      if not folder.exists():
-        raise
 
 
 def _remove_abandoned(root: pathlib.Path) -> None:
