@@ -332,24 +332,15 @@ def _learn_vocabulary(
     return vocabularies.learn_words(texts, config.vocabulary_size)
   samples = []
   for corpus, weight in zip(all_corpora, config.weights(), strict=True):
-    limit, chunks = vocabularies.MAX_TRAINING_BYTES * weight, read_train(corpus)
+    limit, train = vocabularies.MAX_TRAINING_BYTES * weight, corpus.splits['train']
     if limit and corpus.train_shards is not None:
-      samples.append(_take_bytes(chunks, limit))
+      samples.append(_read_chunks(dataclasses.replace(train, max_bytes=limit), 'utf-8'))
     elif limit:
       size = sum(map(len, read_train(corpus)))
       if not size:
         raise _too_little_text(corpus, 'train')
-      samples.append(itertools.islice(chunks, 0, None, math.ceil(size / limit)))
+      samples.append(itertools.islice(read_train(corpus), 0, None, math.ceil(size / limit)))
   return vocabularies.learn_sentencepiece(itertools.chain(*samples), config.vocabulary_size)
-
-
-def _take_bytes(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-  """Yields chunks until they hold at least `size` bytes."""
-  for chunk in chunks:
-    yield chunk
-    size -= len(chunk)
-    if size <= 0:
-      return
 
 
 def _read_chunks(documents, encoding: str, remedy: str = REMEDY) -> Iterator[bytes]:
