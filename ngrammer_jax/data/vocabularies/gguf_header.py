@@ -104,19 +104,15 @@ class _Header:
 
   def value(self, kind: int) -> Any:
     """Returns the next value of a type: a number, a string, a list of strings or an array."""
-    if kind == STRING:
-      return self.text()
-    if kind in NUMBERS:
-      return self._numbers(kind, 1)[0].item()
-    if kind != ARRAY:
-      raise ValueError(f'a value has the unknown type {kind}')
-    element, count = self.number(4), self.number(8)
-    if element in NUMBERS:
-      return self._numbers(element, count)
-    if element != STRING:
-      raise ValueError(f'an array has elements of the unknown type {element}')
-    return [self.text() for _ in range(count)]
+    if kind == ARRAY:
+      return self._array(self.number(4), self.number(8))
+    (value,) = self._array(kind, 1)
+    return value if kind == STRING else value.item()
 
-  def _numbers(self, kind, count):
+  def _array(self, kind, count):
+    if kind == STRING:
+      return [self.text() for _ in range(count)]
+    if kind not in NUMBERS:
+      raise ValueError(f'a value has the unknown type {kind}')
     dtype = np.dtype(NUMBERS[kind])
     return np.frombuffer(self.take(count * dtype.itemsize), dtype)
