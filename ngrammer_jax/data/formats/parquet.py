@@ -27,15 +27,13 @@ def read_batches(
   Large row groups are decoded once, page by page, by the first MAX_DECODERS files, and huge ones
   always. In a bucket each row group is read once.
   """
-  while True:
-    batches, row = _read_part(path, fields, row)
-    if batches is None:
-      return
+  while part := _read_part(path, fields, row):
+    batches, row = part
     yield from batches
 
 
 def _read_part(path, fields, row):
-  """Returns batches from a row on, None at the end, and the row after them."""
+  """Returns batches from a row on, and the row after them; None at the end."""
   import pyarrow as pa  # only for such files
   from pyarrow import parquet
 
@@ -46,7 +44,7 @@ def _read_part(path, fields, row):
   groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
   ends = list(itertools.accumulate((group.num_rows for group in groups), initial=0))
   if row >= ends[-1]:
-    return None, row
+    return None
   first = bisect.bisect_right(ends, row) - 1
   size = max(groups[first].total_byte_size, 1)
   part = PART if is_local else max(PART, size)
