@@ -333,9 +333,8 @@ def _find_boundary(chunks: Iterable[bytes], target: int, size: int) -> int:
       stop = start + max(size // 40, 1)  # a later boundary could leave the next split empty
       line = chunk.find(b'\n', max(start - 1, 0), stop) + 1
       word = chunk.find(b' ', max(start - 1, 0), stop) + 1
-      character = start
-      while not (line or word) and character < len(chunk) and chunk[character] & 0xC0 == 0x80:
-        character += 1
+      indices = range(start, len(chunk))
+      character = next((i for i in indices if chunk[i] & 0xC0 != 0x80), len(chunk))
       return offset + (line or word or character)
     offset += len(chunk)
   return size
