@@ -179,8 +179,7 @@ def open_vocabulary(
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
     path = files.user_path('data.vocabulary_path', config.vocabulary_path)
-    size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
-    return vocabularies.read(config.vocabulary, path, size)
+    return vocabularies.read(config.vocabulary, path, config.vocabulary_size)
   parts = [*zip(config.parts().values(), all_corpora, strict=True)]
   # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
   as_read = all_corpora if len(parts) > 1 else [documents.drop_duplicates(*parts[0])]
