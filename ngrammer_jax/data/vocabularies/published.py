@@ -73,10 +73,8 @@ def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   """
   if not has_tokenizer(path):
     raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
-  if path.is_dir():
-    return from_folder(path, size)
   with translate_damage(path):
-    return from_gguf(gguf_header.read(path)[0], size)
+    return from_folder(path, size) if path.is_dir() else from_gguf(gguf_header.read(path)[0], size)
 
 
 def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
@@ -87,37 +85,37 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
     size: number of ids, see `TokenizerVocabulary`.
 
   Raises:
-    BadInput: a file is damaged, or the tokenizer is of a kind that is not supported.
+    BadInput: the tokenizer is of a kind that is not supported.
+    Exception: a file is damaged, see `translate_damage`.
   """
-  with translate_damage(folder):
-    config, generation, settings, special_tokens, added = (
-      files.read_json(folder / name) if (folder / name).exists() else {}
-      for name in ('config.json', 'generation_config.json', 'tokenizer_config.json')
-      + ('special_tokens_map.json', 'added_tokens.json')
-    )
-    settings = special_tokens | {k: v for k, v in settings.items() if v is not None}
-    content = _folder_content(folder, settings, added, config.get('model_type'))
-    tokenizer = _parse(content)
-    start = _token_id(tokenizer, settings.get('bos_token'))
-    encoding = tokenizer.encode('a')
-    adds_start = bool(encoding.special_tokens_mask and encoding.special_tokens_mask[0])
-    if adds_start:
-      start = encoding.ids[0]
-    elif not (folder / 'tokenizer.json').exists():
-      adds_start = (folder / 'tokenizer.model').exists()  # as Llama, Mistral and Gemma
-    # As in the official library, the setting wins over what the tokenizer does by itself.
-    adds_start = settings.get('add_bos_token', adds_start)
-    ends = [_token_id(tokenizer, settings.get('eos_token'))]
-    for source in (generation, config):
-      start = source.get('bos_token_id') if start is None else start
-      end = source.get('eos_token_id')
-      ends += end if isinstance(end, list) else [end]
-    template = settings.get('chat_template')
-    if isinstance(template, list):
-      template = next((t['template'] for t in template if t['name'] == 'default'), None)
-    if (path := folder / 'chat_template.jinja').exists():
-      template = path.read_text(encoding='utf-8')
-    return _vocabulary(content, size, tokenizer, start, ends, adds_start, template)
+  config, generation, settings, special_tokens, added = (
+    files.read_json(folder / name) if (folder / name).exists() else {}
+    for name in ('config.json', 'generation_config.json', 'tokenizer_config.json')
+    + ('special_tokens_map.json', 'added_tokens.json')
+  )
+  settings = special_tokens | {k: v for k, v in settings.items() if v is not None}
+  content = _folder_content(folder, settings, added, config.get('model_type'))
+  tokenizer = _parse(content)
+  start = _token_id(tokenizer, settings.get('bos_token'))
+  encoding = tokenizer.encode('a')
+  adds_start = bool(encoding.special_tokens_mask and encoding.special_tokens_mask[0])
+  if adds_start:
+    start = encoding.ids[0]
+  elif not (folder / 'tokenizer.json').exists():
+    adds_start = (folder / 'tokenizer.model').exists()  # as Llama, Mistral and Gemma
+  # As in the official library, the setting wins over what the tokenizer does by itself.
+  adds_start = settings.get('add_bos_token', adds_start)
+  ends = [_token_id(tokenizer, settings.get('eos_token'))]
+  for source in (generation, config):
+    start = source.get('bos_token_id') if start is None else start
+    end = source.get('eos_token_id')
+    ends += end if isinstance(end, list) else [end]
+  template = settings.get('chat_template')
+  if isinstance(template, list):
+    template = next((t['template'] for t in template if t['name'] == 'default'), None)
+  if (path := folder / 'chat_template.jinja').exists():
+    template = path.read_text(encoding='utf-8')
+  return _vocabulary(content, size, tokenizer, start, ends, adds_start, template)
 
 
 def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabulary:
