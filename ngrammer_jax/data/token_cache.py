@@ -211,10 +211,8 @@ def _load_or_write(config, name, load, write, may_delete):
     write: writes an empty folder.
     may_delete: see `prepare`.
   """
-  if config.cache_dir:
-    root = files.user_path('data.cache_dir', config.cache_dir)
-  else:
-    root = files.user_cache('data.cache_dir')
+  key, named = 'data.cache_dir', config.cache_dir
+  root = files.user_path(key, named) if named else files.user_cache(key)
   folder = root / name
   if folder.exists():
     try:
