@@ -255,21 +255,10 @@ class PackedDataset:
           yield step, dict(enumerate(states, first)), len(places[0])
 
   def _open_reader(self, step, rows):
-    """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
-    saved_step, states = self._load_states(step, rows)
-    source = self._make_source(rows)  # of this reader alone: what a row has taken is gone
-    make_row = functools.partial(_RowReader, source, *self._row_options)
-    row_readers = {row: make_row(row, state) for row, state in states.items()}
-    reader = _BatchReader(row_readers, *self._options, saved_step)
-    while reader.step < step:
-      reader.next_segments()
-    return reader
+    """Returns a reader at a step; it starts from the newest saved states and reads up to there.
 
-  def _load_states(self, step, rows):
-    """Returns the newest saved step up to `step` that has all rows, and their states.
-
-    Several steps are searched, because one host may be a few steps behind another. The documents of
-    damaged lines are read again.
+    Several saved steps are searched for one that has all rows, because one host may be a few steps
+    behind another. The documents of damaged lines are read again.
     """
     states_by_step = {0: {row: ReaderState() for row in rows}}
     for path in self._folder.glob('[0-9]*.jsonl'):
@@ -279,7 +268,13 @@ class PackedDataset:
         if len(states_by_step) > HISTORY:
           del states_by_step[sorted(states_by_step)[1]]  # the oldest one but the beginning
     newest = max(saved for saved, states in states_by_step.items() if set(rows) <= set(states))
-    return newest, {row: states_by_step[newest][row] for row in rows}
+    source = self._make_source(rows)  # of this reader alone: what a row has taken is gone
+    make_row = functools.partial(_RowReader, source, *self._row_options)
+    row_readers = {row: make_row(row, states_by_step[newest][row]) for row in rows}
+    reader = _BatchReader(row_readers, *self._options, newest)
+    while reader.step < step:
+      reader.next_segments()
+    return reader
 
 
 class _BatchReader:
