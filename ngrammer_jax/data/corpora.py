@@ -307,8 +307,7 @@ def _hold_out(documents, share=0.05, splits=SPLITS):
   held_out = {period * (i + 1) // (len(splits) - 1) - 1: s for i, s in enumerate(splits[1:])}
   is_of = lambda split, number: held_out.get(number % period, 'train') == split
   if isinstance(documents, ShardDocuments):
-    keep = lambda split: functools.partial(is_of, split)
-    return {split: dataclasses.replace(documents, keep=keep(split)) for split in splits}
+    return {s: dataclasses.replace(documents, keep=functools.partial(is_of, s)) for s in splits}
   if len(documents) >= period:
     return {split: [d for i, d in enumerate(documents) if is_of(split, i)] for split in splits}
 
