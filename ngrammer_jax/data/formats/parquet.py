@@ -1,7 +1,6 @@
 """Parquet files: only the columns of the text are read."""
 
 import bisect
-import collections
 from collections.abc import Iterator, Sequence
 import itertools
 import pathlib
@@ -55,11 +54,11 @@ def _read_part(path, fields, row):
       last += 1
     table = file.read_row_groups(range(first, last), **options).slice(row - ends[first], rows)
     row += len(table)
-    return _release(collections.deque([(table, names)])), row
+    return _release([(table, names)]), row
   batches = columns.skip(file.iter_batches(BATCH, [first], **options), row - ends[first])
   batches = ((batch, names) for batch in batches)
   if size <= HUGE and is_local and len(_decoders) >= MAX_DECODERS:
-    part = collections.deque(itertools.islice(batches, max(rows // BATCH, 1)))
+    part = [*itertools.islice(batches, max(rows // BATCH, 1))]
     return _release(part), row + sum(len(batch) for batch, _ in part)
   _decoders.add(batches)
   return batches, ends[first + 1]
@@ -68,4 +67,4 @@ def _read_part(path, fields, row):
 def _release(batches):
   """Yields each batch without keeping it."""
   while batches:
-    yield batches.popleft()
+    yield batches.pop(0)
