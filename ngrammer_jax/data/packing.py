@@ -156,10 +156,9 @@ class _Source:
     block = Block(place, [])
     begin, documents = self._open.pop(reader, (None, None))
     if begin != (shard, place):
-      documents = None  # closes the file
       self._fingerprints.check(shard)
+      documents = self._shards.read(shard, place)
     with self._fingerprints.record_damage(shard):
-      documents = documents or self._shards.read(shard, place)
       for record, end in documents:
         block.records.append(record)
         block.size += len(record)
