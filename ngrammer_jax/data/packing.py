@@ -211,8 +211,7 @@ class PackedDataset:
     shuffle: int | None,
     begin_of_text: bool,
   ):
-    self._options, self.epochs = (vocabulary, length, schedule), 0
-    separator, self._order = vocabulary.separator(begin_of_text), [shuffle, begin_of_text]
+    self.epochs, self._order = 0, [shuffle, begin_of_text]
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
     shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
@@ -220,7 +219,9 @@ class PackedDataset:
     oldest = (next(self._saved_states(path), None) for path in self._folder.glob('[0-9]*.jsonl'))
     has_blank = any(saved is not None and saved[2] == 5 for saved in oldest)
     self._make_source = functools.partial(_Source, shards, shard_fingerprints, has_blank)
-    self._row_options = schedule.batch_size, shuffle, separator
+    options = schedule.batch_size, shuffle, vocabulary.separator(begin_of_text)
+    self._make_row = functools.partial(_RowReader, *options)
+    self._make_reader = functools.partial(_BatchReader, vocabulary, length, schedule)
     self._readers: dict[range, _BatchReader] = {}
 
   def rows(self, step: int, rows: range) -> dict[int, streams.Row]:
@@ -268,9 +269,8 @@ class PackedDataset:
           del states_by_step[sorted(states_by_step)[1]]  # the oldest one but the beginning
     newest = max(saved for saved, states in states_by_step.items() if set(rows) <= set(states))
     source = self._make_source(rows)  # of this reader alone: what a row has taken is gone
-    make_row = functools.partial(_RowReader, source, *self._row_options)
-    row_readers = {row: make_row(row, states_by_step[newest][row]) for row in rows}
-    reader = _BatchReader(row_readers, *self._options, newest)
+    make_row = lambda row: self._make_row(source, row, states_by_step[newest][row])
+    reader = self._make_reader({row: make_row(row) for row in rows}, newest)
     while reader.step < step:
       reader.next_segments()
     return reader
@@ -279,9 +279,9 @@ class PackedDataset:
 class _BatchReader:
   """Reads a range of batch rows, segment by segment."""
 
-  def __init__(self, row_readers, vocabulary, length, schedule, step):
-    self._row_readers, self.step = row_readers, step
+  def __init__(self, vocabulary, length, schedule, row_readers, step):
     self._vocabulary, self._length, self._schedule = vocabulary, length, schedule
+    self._row_readers, self.step = row_readers, step
 
   def states(self) -> list[ReaderState]:
     """Returns the states of all rows, before the next segment."""
@@ -319,9 +319,8 @@ class _BatchReader:
 class _RowReader:
   """Reads the documents of one batch row and buffers their tokens."""
 
-  def __init__(self, source, batch_size, shuffle, separator, row, state):
-    self._source, self._shuffle = source, shuffle
-    self._separator = separator
+  def __init__(self, batch_size, shuffle, separator, source, row, state):
+    self._shuffle, self._separator, self._source = shuffle, separator, source
     num_shards = len(source.files)
     self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
     # With fewer shards than rows, several rows share a shard: each takes every n-th document.

@@ -12,7 +12,6 @@ of the model say.
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import pathlib
-import types
 from typing import Any
 
 from ngrammer_jax import errors
@@ -137,7 +136,7 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabul
     raise ValueError('tokenizer.ggml.tokens are not distinct, or not as many as their types')
   if kind == 'llama':
     is_prefixed = bool(get('add_space_prefix', True))
-    content = _sentencepiece(tokens, get('scores').tolist(), kinds, is_prefixed)
+    content = _sentencepiece(tokens, get('scores').tolist(), kinds, is_prefixed, b'', {})
   elif kind == 'gpt2':
     merges = [tuple(merge.split(' ')) for merge in get('merges')]
     added = {t: k == CONTROL for t, k in zip(tokens, kinds, strict=True) if k in ADDED}
@@ -274,8 +273,8 @@ def _sentencepiece(
   scores: Sequence[float],
   kinds: Sequence[int],
   is_prefixed: bool,
-  charsmap: bytes = b'',
-  added: Mapping[str, bool] = types.MappingProxyType({}),
+  charsmap: bytes,
+  added: Mapping[str, bool],
 ) -> bytes:
   """Returns the tokenizer.json of byte pairs of SentencePiece.
 
