@@ -320,7 +320,7 @@ class _RowReader:
   """Reads the documents of one batch row and buffers their tokens."""
 
   def __init__(self, batch_size, shuffle, separator, source, row, state):
-    self._shuffle, self._separator, self._source = shuffle, separator, source
+    self._shuffle, self._separator, self._source = shuffle, np.int32(separator), source
     num_shards = len(source.files)
     self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
     # With fewer shards than rows, several rows share a shard: each takes every n-th document.
@@ -383,14 +383,14 @@ class _RowReader:
   def take(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Removes the next tokens from the buffer. Returns their inputs, targets and starts, [T]."""
     self.num_buffered -= length
-    parts = []
-    while length:
+    parts, starts, missing = [], np.zeros(length, bool), length
+    while missing:
       state, tokens = self._buffer.popleft()
-      begin, end = state.tokens, min(state.tokens + length, len(tokens) - 1)
-      parts.append((tokens[begin:end], tokens[begin + 1 : end + 1], np.arange(begin, end) == 0))
-      length -= end - begin
+      begin, end = state.tokens, min(state.tokens + missing, len(tokens) - 1)
+      parts.append((tokens[begin:end], tokens[begin + 1 : end + 1]))
+      starts[length - missing] = begin == 0
+      missing -= end - begin
       self._state_if_empty = state = state._replace(tokens=end)
       if end < len(tokens) - 1:
         self._buffer.appendleft((state, tokens))
-    inputs, targets, starts = map(np.concatenate, zip(*parts, strict=True))
-    return inputs, targets, starts
+    return *map(np.concatenate, zip(*parts, strict=True)), starts
