@@ -129,7 +129,7 @@ def loss_of(model, size):
 
 
 def first_steps(config, size, params, dtype):
-  """The loss of the first step of an optimiser, and the gradients of the first two."""
+  """The loss of the first step of an optimizer, and the gradients of the first two."""
   model = language_model.build(dataclasses.replace(config, dtype=dtype), size)
   loss = loss_of(model, size)
 
