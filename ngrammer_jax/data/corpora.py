@@ -273,7 +273,7 @@ class ShardDocuments:
           read = functools.partial(text_files.split_long, text)
           yield Document(f'{file}, document {document + 1:,}', read)
           if num_bytes >= self.max_bytes:
-            logging.info('only the first %s bytes up to %s are read', f'{num_bytes:,}', file)
+            logging.info('only the first %s bytes are read, the last of %s', f'{num_bytes:,}', file)
             return
         number += 1
 
