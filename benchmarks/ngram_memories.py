@@ -8,7 +8,7 @@
 project; its tokenizer is replaced by the identity on 99,092 ids. Both layers have orders 2 and 3
 with 8 heads of 64 values and the same rows, and are measured in turn: the forward pass from token
 ids on, and a training step with gradients of all parameters, Adam for the dense ones, and the
-optimiser of each side for the table (torch: Adam, as in the paper; here Adagrad). The best of all
+optimizer of each side for the table (torch: Adam, as in the paper; here Adagrad). The best of all
 rounds counts; a ratio is the time of the demo over that of ngrammer_jax. Below stand `jnp.take` of
 the same rows alone, the products of the layer alone at the speed of this machine, and the
 temporaries of the compiled programs.

@@ -76,7 +76,8 @@ def test_all_memories_have_equal_parameters():
   pairs = zip(itertools.cycle(methods), ngram_memories.MEMORY_LENGTHS, strict=False)
   combined = [f'{method}_{control}' for method, control in pairs]
   wider = [f'{method}_{ngram_memories.WIDER_ROWS}' for method in ngram_memories.LATENT]
-  for method in (*ngram_memories.METHODS[1:], *combined, *wider, 'engram_with_unigrams'):
+  others = *ngram_memories.PRESENT_DAY, 'engram_with_unigrams'
+  for method in (*ngram_memories.METHODS[1:], *combined, *wider, *others):
     assert count(f'ngram_memories.py:{method}') == pytest.approx(expected, rel=1e-3), method
   assert count('ngram_memories.py:plain') < 0.7 * expected
 
@@ -122,7 +123,7 @@ def test_persistent_vectors_replace_the_feed_forward_at_equal_parameters():
 
 def test_configs_have_the_tuned_rates():
   results = study_results.read(study_results.RUNS)
-  for method in ngram_memories.METHODS:
+  for method in (*ngram_memories.METHODS, ngram_memories.LLAMA):
     c = ngram_memories.get_config(method)
     tables = c.optimizer.table.learning_rate if method in ngram_memories.ROWS else None
     assert cells.tuned_rates(results, method) == (c.optimizer.learning_rate, tables), method
@@ -361,8 +362,8 @@ def test_figures_show_the_means_of_the_results(tmp_path):
 def test_progress_counts_finished_and_missing_runs():
   results = [*tuned_results(), *(result('main', 'plain', seed, 2.0) for seed in range(2))]
   rows = report.progress_table(results).splitlines()
-  assert rows[2] == '| tuning | 41 | 41 | 20.5 |' and '| main | 2 | 21 | 1.0 |' in rows
-  assert '| spans | 0 | 9 | 0.0 |' in rows and rows[-1].startswith('| all | 43 |')
+  assert rows[2] == '| tuning | 44 | 44 | 22.0 |' and '| main | 2 | 21 | 1.0 |' in rows
+  assert '| spans | 0 | 9 | 0.0 |' in rows and rows[-1].startswith('| all | 46 |')
 
 
 def test_commands_of_results_train_with_the_rates_of_their_lines():
@@ -424,9 +425,10 @@ def test_the_runs_of_a_pretrained_model_are_tuned_first():
     accuracy = 50.0 + 9 * (line['model'] == 'engram' and line['learning_rate'] == 1e-4)
     lines.append(line | {'accuracy': accuracy})
     names.append(todo[0].name)
-  assert len(set(names)) == len(names) == 20 + 1 + 12
+  assert len(set(names)) == len(names) == 20 + 8 + 1 + 12
   assert names[:2] == ['cb.bare.lr2e-05.seed0', 'cb.bare.lr0.0001.seed0']
   assert {'rte.bare.lr2e-05.seed2', 'rte.engram.lr0.0001.seed2'} < set(names)
+  assert 'rte_long.bare.lr2e-05.seed2' in names  # the lower of equals, whatever CB says
   assert names[-1] == 'continued.unigrams.lr3e-05.seed1'
 
 
@@ -445,6 +447,9 @@ def test_tables_of_a_pretrained_model():
   runs = [run | {'seed': seed, 'accuracy': 60.0 + 20 * seed} for seed in range(2)]
   row = report.finetuning_table(runs, [{'task': 'cb', 'accuracy': 50.0}]).splitlines()[-1]
   assert row == '| cb | `bare` | 2e-05 | 2 | 70.0 | 10.0 | 4.6 | 50.0 | 40.0 | 9 |'
+  long = [r | {'table': 'rte_long'} for r in runs[:1]]
+  row = report.finetuning_table(long, [{'task': 'rte', 'accuracy': 47.0}]).splitlines()[-1]
+  assert row == '| rte_long | `bare` | 2e-05 | 1 | 60.0 |  | 4.9 | 47.0 | 40.0 | 9 |'
 
   run |= {'table': 'continued', 'bits_per_byte': 1.5}
   runs = [run | {'seed': seed, 'nll_nats_per_token': 3.0 + seed} for seed in range(2)]

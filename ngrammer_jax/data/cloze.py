@@ -74,11 +74,6 @@ def find_files(path: pathlib.Path, split: str) -> dict[str, pathlib.Path]:
   return file_by_kind
 
 
-def is_official(path: pathlib.Path) -> bool:
-  """Returns whether a file has the name of a published one."""
-  return FILE_NAME.fullmatch(path.name) is not None
-
-
 def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
   """Yields the questions of a file.
 

@@ -273,7 +273,7 @@ class ShardDocuments:
           read = functools.partial(text_files.split_long, text)
           yield Document(f'{file}, document {document + 1:,}', read)
           if num_bytes >= self.max_bytes:
-            logging.info('only the first %s bytes of what is held out are read', f'{num_bytes:,}')
+            logging.info('only the first %s bytes are read, the last of %s', f'{num_bytes:,}', file)
             return
         number += 1
 
@@ -307,8 +307,7 @@ def _hold_out(documents, share=0.05, splits=SPLITS):
   held_out = {period * (i + 1) // (len(splits) - 1) - 1: s for i, s in enumerate(splits[1:])}
   is_of = lambda split, number: held_out.get(number % period, 'train') == split
   if isinstance(documents, ShardDocuments):
-    keep = lambda split: functools.partial(is_of, split)
-    return {split: dataclasses.replace(documents, keep=keep(split)) for split in splits}
+    return {s: dataclasses.replace(documents, keep=functools.partial(is_of, s)) for s in splits}
   if len(documents) >= period:
     return {split: [d for i, d in enumerate(documents) if is_of(split, i)] for split in splits}
 
@@ -333,9 +332,8 @@ def _find_boundary(chunks: Iterable[bytes], target: int, size: int) -> int:
       stop = start + max(size // 40, 1)  # a later boundary could leave the next split empty
       line = chunk.find(b'\n', max(start - 1, 0), stop) + 1
       word = chunk.find(b' ', max(start - 1, 0), stop) + 1
-      character = start
-      while not (line or word) and character < len(chunk) and chunk[character] & 0xC0 == 0x80:
-        character += 1
+      indices = range(start, len(chunk))
+      character = next((i for i in indices if chunk[i] & 0xC0 != 0x80), len(chunk))
       return offset + (line or word or character)
     offset += len(chunk)
   return size

@@ -73,8 +73,8 @@ class Block:
 
   place: FilePosition
   records: list[bytes]
-  size: int
-  next: FilePosition | None
+  size: int = 0
+  next: FilePosition | None = None
   num_waiting: int = 0
 
   def take(self, number: int) -> bytes:
@@ -153,25 +153,23 @@ class _Source:
       begin = place if block.next is None or block.next > place else block.next
 
   def _read_block(self, shard, place, reader):
-    records, size, end = [], 0, None
+    block = Block(place, [])
     begin, documents = self._open.pop(reader, (None, None))
     if begin != (shard, place):
-      documents = None  # closes the file
       self._fingerprints.check(shard)
+      documents = self._shards.read(shard, place)
     with self._fingerprints.record_damage(shard):
-      documents = documents or self._shards.read(shard, place)
       for record, end in documents:
-        records.append(record)
-        size += len(record)
-        if len(records) == BLOCK_DOCUMENTS or size >= BLOCK_BYTES:
+        block.records.append(record)
+        block.size += len(record)
+        if len(block.records) == BLOCK_DOCUMENTS or block.size >= BLOCK_BYTES:
+          block.next = end
           self._open[reader] = (shard, end), documents
           of_rows = [opened for opened in self._open if len(opened) == 1]
           if len(of_rows) > MAX_ROW_FILES:
             del self._open[of_rows[0]]
           break
-      else:
-        end = None
-    return Block(place, records, size, end)
+    return block
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
     """Returns the text of a document, b'' for one to be left out; empty ones are counted."""
@@ -213,14 +211,17 @@ class PackedDataset:
     shuffle: int | None,
     begin_of_text: bool,
   ):
-    self._options, self.epochs = (vocabulary, length, schedule), 0
-    separator, self._order = vocabulary.separator(begin_of_text), [shuffle, begin_of_text]
+    self.epochs, self._order = 0, [shuffle, begin_of_text]
     synced = files.SyncedDir(folder, '*.jsonl')
     self._folder = synced.folder
     shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
-    has_blank = self._takes_blank_documents()
+    # The run may have begun with a version that took white space for a document.
+    oldest = (next(self._saved_states(path), None) for path in self._folder.glob('[0-9]*.jsonl'))
+    has_blank = any(saved is not None and saved[2] == 5 for saved in oldest)
     self._make_source = functools.partial(_Source, shards, shard_fingerprints, has_blank)
-    self._row_options = schedule.batch_size, shuffle, separator
+    options = schedule.batch_size, shuffle, vocabulary.separator(begin_of_text)
+    self._make_row = functools.partial(_RowReader, *options)
+    self._make_reader = functools.partial(_BatchReader, vocabulary, length, schedule)
     self._readers: dict[range, _BatchReader] = {}
 
   def rows(self, step: int, rows: range) -> dict[int, streams.Row]:
@@ -233,7 +234,9 @@ class PackedDataset:
     if reader is None or reader.step != step:
       reader = self._readers[rows] = self._open_reader(step, rows)
     if step % SAVE_INTERVAL == 0:
-      self._save_states(reader)
+      path = self._folder / f'{rows[0]}-{rows[-1]}.{step // FILE_STEPS}.jsonl'
+      line = {'step': step, 'first': rows[0], 'places': reader.states(), 'order': self._order}
+      files.append_json(path, line)
     segments = reader.next_segments()
     self.epochs = min(state.epoch for r in self._readers.values() for state in r.states())
     return segments
@@ -251,26 +254,11 @@ class PackedDataset:
         if line.get('order', self._order) == self._order:
           yield step, dict(enumerate(states, first)), len(places[0])
 
-  def _takes_blank_documents(self) -> bool:
-    """Whether the run began with a version that took white space for a document."""
-    oldest = (next(self._saved_states(path), None) for path in self._folder.glob('[0-9]*.jsonl'))
-    return any(saved is not None and saved[2] == 5 for saved in oldest)
-
   def _open_reader(self, step, rows):
-    """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
-    saved_step, states = self._load_states(step, rows)
-    # Of this reader alone: what a row has taken is gone.
-    make_row = functools.partial(_RowReader, self._make_source(rows), *self._row_options)
-    reader = _BatchReader(make_row, *self._options, saved_step, states)
-    while reader.step < step:
-      reader.next_segments()
-    return reader
+    """Returns a reader at a step; it starts from the newest saved states and reads up to there.
 
-  def _load_states(self, step, rows):
-    """Returns the newest saved step up to `step` that has all rows, and their states.
-
-    Several steps are searched, because one host may be a few steps behind another. The documents of
-    damaged lines are read again.
+    Several saved steps are searched for one that has all rows, because one host may be a few steps
+    behind another. The documents of damaged lines are read again.
     """
     states_by_step = {0: {row: ReaderState() for row in rows}}
     for path in self._folder.glob('[0-9]*.jsonl'):
@@ -280,22 +268,20 @@ class PackedDataset:
         if len(states_by_step) > HISTORY:
           del states_by_step[sorted(states_by_step)[1]]  # the oldest one but the beginning
     newest = max(saved for saved, states in states_by_step.items() if set(rows) <= set(states))
-    return newest, {row: states_by_step[newest][row] for row in rows}
-
-  def _save_states(self, reader):
-    path = self._folder / f'{reader.rows[0]}-{reader.rows[-1]}.{reader.step // FILE_STEPS}.jsonl'
-    line = {'step': reader.step, 'first': reader.rows[0], 'places': reader.states()}
-    files.append_json(path, line | {'order': self._order})
+    source = self._make_source(rows)  # of this reader alone: what a row has taken is gone
+    make_row = lambda row: self._make_row(source, row, states_by_step[newest][row])
+    reader = self._make_reader({row: make_row(row) for row in rows}, newest)
+    while reader.step < step:
+      reader.next_segments()
+    return reader
 
 
 class _BatchReader:
   """Reads a range of batch rows, segment by segment."""
 
-  def __init__(self, make_row, vocabulary, length, schedule, step, states):
-    self.step = step
-    self.rows = list(states)
+  def __init__(self, vocabulary, length, schedule, row_readers, step):
     self._vocabulary, self._length, self._schedule = vocabulary, length, schedule
-    self._row_readers = {row: make_row(row, state) for row, state in states.items()}
+    self._row_readers, self.step = row_readers, step
 
   def states(self) -> list[ReaderState]:
     """Returns the states of all rows, before the next segment."""
@@ -333,15 +319,14 @@ class _BatchReader:
 class _RowReader:
   """Reads the documents of one batch row and buffers their tokens."""
 
-  def __init__(self, source, batch_size, shuffle, separator, row, state):
-    self._source, self._shuffle = source, shuffle
-    self._separator, self._document_start = separator, separator[-1]
+  def __init__(self, batch_size, shuffle, separator, source, row, state):
+    self._shuffle, self._separator, self._source = shuffle, np.int32(separator), source
     num_shards = len(source.files)
     self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
     # With fewer shards than rows, several rows share a shard: each takes every n-th document.
     self._row, self._sharers = row, range(row % num_shards, batch_size, num_shards)
     self.documents = self._read_documents(state)
-    # Documents with the position of their next token.
+    # Documents after a document start, with the position of their next token.
     self._buffer: collections.deque[tuple[ReaderState, np.ndarray]] = collections.deque()
     self._state_if_empty = state
     self.num_buffered = 0
@@ -387,10 +372,9 @@ class _RowReader:
     """Appends the tokens of a document, and those that separate it, to the buffer."""
     if not len(ids):
       return
-    tokens = np.empty(len(ids) + len(self._separator), np.int32)
-    tokens[: len(ids)], tokens[len(ids) :] = ids, self._separator
+    tokens = np.concatenate([self._separator[-1:], ids, self._separator], dtype=np.int32)
     self._buffer.append((state, tokens))
-    self.num_buffered += len(tokens) - state.tokens
+    self.num_buffered += len(tokens) - 1 - state.tokens
 
   def state(self) -> ReaderState:
     """Returns the position of the next token."""
@@ -398,20 +382,15 @@ class _RowReader:
 
   def take(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Removes the next tokens from the buffer. Returns their inputs, targets and starts, [T]."""
-    targets, starts = np.empty(length, np.int32), np.zeros(length, bool)
-    first_input, num_filled = None, 0
-    while num_filled < length:
-      state, ids = self._buffer.popleft()
-      if first_input is None:
-        first_input = ids[state.tokens - 1] if state.tokens else self._document_start
-      part = ids[state.tokens : state.tokens + length - num_filled]
-      targets[num_filled : num_filled + len(part)] = part
-      starts[num_filled] = state.tokens == 0
-      num_filled += len(part)
-      state = state._replace(tokens=state.tokens + len(part))
-      if state.tokens < len(ids):
-        self._buffer.appendleft((state, ids))
-      self._state_if_empty = state
     self.num_buffered -= length
-    inputs = np.concatenate([[first_input], targets[:-1]], dtype=np.int32)
-    return inputs, targets, starts
+    parts, starts, missing = [], np.zeros(length, bool), length
+    while missing:
+      state, tokens = self._buffer.popleft()
+      begin, end = state.tokens, min(state.tokens + missing, len(tokens) - 1)
+      parts.append((tokens[begin:end], tokens[begin + 1 : end + 1]))
+      starts[length - missing] = begin == 0
+      missing -= end - begin
+      self._state_if_empty = state = state._replace(tokens=end)
+      if end < len(tokens) - 1:
+        self._buffer.appendleft((state, tokens))
+    return *map(np.concatenate, zip(*parts, strict=True)), starts

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 
@@ -37,22 +38,19 @@ def split_books(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
   Raises:
     BadInput: the first line is not a title.
   """
-  title, book = None, []
-  for line in text_files.read_lines(path):
-    if line.startswith(BOOK_MARKER):
-      if book:
-        yield title, b''.join(book)
+  title, is_title = None, lambda line: line.startswith(BOOK_MARKER)
+  for are_titles, lines in itertools.groupby(text_files.read_lines(path), is_title):
+    if are_titles:
+      *_, line = lines  # that of an empty book comes before another one
       title = line.decode(errors='replace').partition(':')[2].strip().removesuffix('.txt.out')
-      book = []
     elif title is None:
       raise errors.BadInput(
         f'{path}, line 1: expected a title, as in "_BOOK_TITLE_ : Author___Title.txt.out", found '
-        f"{text_files.quote_line(line)}: this is not a raw text file of the Children's Book Test"
+        f"{text_files.quote_line(next(lines))}: this is not a raw text file of the Children's Book "
+        f'Test'
       )
     else:
-      book.append(line)
-  if book:
-    yield title, b''.join(book)
+      yield title, b''.join(lines)
 
 
 def split_articles(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
@@ -65,18 +63,17 @@ def split_articles(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
   Raises:
     BadInput: there is no heading.
   """
-  name, article = None, []
-  candidate = None  # name of the last line, if it may be a heading
-  for line in text_files.read_lines(path):
-    if candidate is not None and not line.strip():
+  name, article, before = None, [], b''
+  lines = itertools.chain(text_files.read_lines(path), [b'end'])  # no heading is the last line
+  for line, after in itertools.pairwise(lines):
+    match = HEADING.match(line.rstrip(b'\r\n'))
+    if match and not before.strip() and not after.strip():
       if name is not None:
-        yield name, b''.join(article[:-1])
-        article = article[-1:]
-      name = candidate
-    is_after_blank = not article or not article[-1].strip()
-    match = HEADING.match(line.rstrip(b'\r\n')) if is_after_blank else None
-    candidate = None if match is None else match[1].decode(errors='replace')
+        yield name, b''.join(article)
+        article = []
+      name = match[1].decode(errors='replace')
     article.append(line)
+    before = line
   if article and name is None:
     raise errors.BadInput(
       f'{path} has no article headings, which are lines " = Title = " between blank lines; '

@@ -62,7 +62,7 @@ class FileShards:
 
   def read(self, shard: int, place: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
     """See `Shards`."""
-    return self._file(shard).read(place)
+    yield from self._file(shard).read(place)
 
   def text(self, shard: int, document: int, record: bytes) -> bytes | None:
     """See `Shards`."""

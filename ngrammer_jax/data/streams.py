@@ -38,8 +38,7 @@ class Segment(NamedTuple):
   @property
   def marks(self) -> dict[str, np.ndarray | None]:
     """The arguments of a model beside the tokens and the memory."""
-    names = 'starts_BxT', 'valid_BxT', 'prefix_BxT'
-    return {name: getattr(self, name) for name in names}
+    return {name: getattr(self, name) for name in ('starts_BxT', 'valid_BxT', 'prefix_BxT')}
 
 
 # Inputs, targets and document starts of one row, [T].

@@ -90,18 +90,15 @@ def split_long(text: bytes) -> Iterator[bytes]:
 
 def _last_character_start(text: bytes, limit: int) -> int:
   """Returns the last index up to `limit` (but at least 1) that starts a UTF-8 character."""
-  for index in range(min(limit, len(text) - 1), max(limit - 4, 0), -1):
-    if text[index] & 0xC0 != 0x80:
-      return index
-  return limit
+  indices = range(min(limit, len(text) - 1), max(limit - 4, 0), -1)
+  return next((index for index in indices if text[index] & 0xC0 != 0x80), limit)
 
 
 def byte_range(blocks: Iterable[bytes], start: int, stop: int) -> Iterator[bytes]:
   """Yields bytes [start, stop) of the concatenated blocks."""
   offset = 0
   for block in blocks:
-    part = block[max(start - offset, 0) : max(stop - offset, 0)]
-    if part:
+    if part := block[max(start - offset, 0) : max(stop - offset, 0)]:
       yield part
     offset += len(block)
 

@@ -179,8 +179,7 @@ def open_vocabulary(
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
     path = files.user_path('data.vocabulary_path', config.vocabulary_path)
-    size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
-    return vocabularies.read(config.vocabulary, path, size)
+    return vocabularies.read(config.vocabulary, path, config.vocabulary_size)
   parts = [*zip(config.parts().values(), all_corpora, strict=True)]
   # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
   as_read = all_corpora if len(parts) > 1 else [documents.drop_duplicates(*parts[0])]
@@ -212,10 +211,8 @@ def _load_or_write(config, name, load, write, may_delete):
     write: writes an empty folder.
     may_delete: see `prepare`.
   """
-  if config.cache_dir:
-    root = files.user_path('data.cache_dir', config.cache_dir)
-  else:
-    root = files.user_cache('data.cache_dir')
+  key, named = 'data.cache_dir', config.cache_dir
+  root = files.user_path(key, named) if named else files.user_cache(key)
   folder = root / name
   if folder.exists():
     try:
@@ -235,27 +232,17 @@ def _load_or_write(config, name, load, write, may_delete):
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if may_delete:
       _remove_abandoned(root)
-    _create_folder(folder, write)
+    options = {'prefix': 'preparing-', 'ignore_cleanup_errors': True}
+    with tempfile.TemporaryDirectory(dir=root, **options) as scratch:
+      write(pathlib.Path(scratch))
+      pathlib.Path(scratch).rename(folder)
   except OSError as error:
-    raise errors.BadInput(
-      f'data.cache_dir={root} cannot be written: {error.strerror}; no incomplete cache is left'
-      f'{"" if config.cache_dir else "; name another folder with NGRAMMER_JAX_CACHE"}'
-    ) from error
+    if not folder.exists():  # else another process was faster
+      raise errors.BadInput(
+        f'data.cache_dir={root} cannot be written: {error.strerror}; no incomplete cache is left'
+        f'{"" if config.cache_dir else "; name another folder with NGRAMMER_JAX_CACHE"}'
+      ) from error
   return load(folder)
-
-
-def _create_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-  """Writes a folder of the cache, unless another process is faster."""
-  with tempfile.TemporaryDirectory(
-    prefix='preparing-', dir=folder.parent, ignore_cleanup_errors=True
-  ) as name:
-    scratch = pathlib.Path(name)
-    write(scratch)
-    try:
-      scratch.rename(folder)
-    except OSError:
-      if not folder.exists():
-        raise
 
 
 def _remove_abandoned(root: pathlib.Path) -> None:
@@ -342,24 +329,15 @@ def _learn_vocabulary(
     return vocabularies.learn_words(texts, config.vocabulary_size)
   samples = []
   for corpus, weight in zip(all_corpora, config.weights(), strict=True):
-    limit, chunks = vocabularies.MAX_TRAINING_BYTES * weight, read_train(corpus)
+    limit, train = vocabularies.MAX_TRAINING_BYTES * weight, corpus.splits['train']
     if limit and corpus.train_shards is not None:
-      samples.append(_take_bytes(chunks, limit))
+      samples.append(_read_chunks(dataclasses.replace(train, max_bytes=limit), 'utf-8'))
     elif limit:
       size = sum(map(len, read_train(corpus)))
       if not size:
         raise _too_little_text(corpus, 'train')
-      samples.append(itertools.islice(chunks, 0, None, math.ceil(size / limit)))
+      samples.append(itertools.islice(read_train(corpus), 0, None, math.ceil(size / limit)))
   return vocabularies.learn_sentencepiece(itertools.chain(*samples), config.vocabulary_size)
-
-
-def _take_bytes(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-  """Yields chunks until they hold at least `size` bytes."""
-  for chunk in chunks:
-    yield chunk
-    size -= len(chunk)
-    if size <= 0:
-      return
 
 
 def _read_chunks(documents, encoding: str, remedy: str = REMEDY) -> Iterator[bytes]:

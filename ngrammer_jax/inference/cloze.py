@@ -49,7 +49,7 @@ class QuestionSource:
   @property
   def is_official(self) -> bool:
     """Whether the files have the names of the Children's Book Test."""
-    return all(map(cloze.is_official, self.file_by_kind.values()))
+    return all(cloze.FILE_NAME.fullmatch(file.name) for file in self.file_by_kind.values())
 
   def read(self) -> Iterator[cloze.Question]:
     """Yields the questions. Raises BadInput for a malformed one."""

@@ -126,7 +126,7 @@ class Conversation:
 
   def _forget(self):
     """Lets the next message be read with all earlier ones."""
-    self._read, self._shown, self._ids, self._unread = None, '', [], []
+    self._read, self._shown, self._ids, self._num_read = None, '', [], 0
 
   def say(self, message: str, on_text: Callable[[int, str], None] | None = None) -> text.Completion:
     """Returns the answer of the model to a message.
@@ -144,8 +144,8 @@ class Conversation:
     rendered = render(self._vocabulary, messages)
     if not rendered.startswith(self._shown):
       self._forget()
-    new_ids = [*self._unread, *encode(self._vocabulary, rendered[len(self._shown) :]).tolist()]
-    config, ids = self._config, [*self._ids, *new_ids]
+    ids = [*self._ids, *encode(self._vocabulary, rendered[len(self._shown) :]).tolist()]
+    config, new_ids = self._config, ids[self._num_read :]
     config.check_length('the conversation', len(ids))
     read = self._read or self._start()
     self._forget()  # until the answer is complete
@@ -160,11 +160,8 @@ class Conversation:
     # The tokens of a stop string were read, but are no part of the answer.
     is_whole = answer.tokens[-1:] != new_ids or not answer.has_ended
     if is_whole:
-      self._read, self._shown, self._unread = read, rendered + answer.text, []
-      self._ids = [*ids, *answer.tokens]
-      if not answer.has_ended:  # the last token
-        self._ids.pop()
-        self._unread = new_ids
+      self._read, self._shown, self._ids = read, rendered + answer.text, [*ids, *answer.tokens]
+      self._num_read = len(self._ids) - (not answer.has_ended)  # else the last token is not read
     return text.Completion(message, answer.text, answer.tokens, answer.has_ended, config.seed)
 
 

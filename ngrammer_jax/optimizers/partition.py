@@ -1,4 +1,4 @@
-"""One optimiser for each parameter label; all share the shape of the schedule."""
+"""One optimizer for each parameter label; all share the shape of the schedule."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def labels(params: Any, memories: Memories = (), frozen: Collection[str] = ()) -
   """Returns the label of every parameter.
 
   `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
-  memory (see `models.memories`) if it has an optimiser of its own. `frozen` if it is not
+  memory (see `models.memories`) if it has an optimizer of its own. `frozen` if it is not
   trained.
 
   Args:
@@ -51,13 +51,13 @@ def labels(params: Any, memories: Memories = (), frozen: Collection[str] = ()) -
 
 
 def table_optimizers(memories: Sequence[NGramMemoryConfig]) -> dict[str, str]:
-  """Returns the name of the optimiser of each label of tables."""
+  """Returns the name of the optimizer of each label of tables."""
   own = {ngram_memory.name(i): m.optimizer for i, m in enumerate(memories) if has_own_optimizer(m)}
   return {'ngram_table': 'adagrad'} | own
 
 
 def has_own_optimizer(memory: NGramMemoryConfig) -> bool:
-  """Whether a memory has another optimiser than the tables of label `ngram_table`."""
+  """Whether a memory has another optimizer than the tables of label `ngram_table`."""
   return (memory.optimizer, memory.learning_rate_factor) != ('adagrad', None)
 
 
@@ -95,17 +95,17 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
 def make(
   config: experiment.OptimizerConfig, steps: int, labels: Any, memories: Memories = ()
 ) -> optax.GradientTransformation:
-  """Returns the optimiser: clipped gradients for dense weights, Adagrad for most n-gram tables.
+  """Returns the optimizer: clipped gradients for dense weights, Adagrad for most n-gram tables.
 
   The gradients of the tables are not part of the clipped norm: the layer norm of tiny table rows
   multiplies them by hundreds, so that they would scale the dense gradients to almost 0. Spans are
   clipped to [0, 1], and do not decay: they have their own penalty.
 
   Args:
-    config: the optimiser config.
+    config: the optimizer config.
     steps: number of steps of the run, for the schedule.
     labels: label of every parameter that is trained.
-    memories: the n-gram memories of the model; each may have its own optimiser.
+    memories: the n-gram memories of the model; each may have its own optimizer.
   """
   fraction = schedule(config, steps)
   decays = jax.tree_util.tree_map_with_path(lambda path, _: not spans.is_span(path), labels)

@@ -1,4 +1,4 @@
-"""The optimisers of n-gram tables.
+"""The optimizers of n-gram tables.
 
 Their gradients are arrays or `RowGradient`s, and give the same result. A visited row is one whose
 gradient is not 0.
@@ -9,7 +9,7 @@ gradient is not 0.
   sinkhorn    changes every row in every step
   frozen      changes nothing
 
-No table decays. An optimiser that changes every row reads and writes the whole table and its
+No table decays. An optimizer that changes every row reads and writes the whole table and its
 moments in every step, and makes a gradient and an update as large as the table.
 
 V rows, E width.
@@ -37,11 +37,11 @@ def make(
   fraction: Callable[[jax.Array], jax.Array],
   learning_rate_factor: float | None = None,
 ) -> optax.GradientTransformation:
-  """Returns an optimiser of tables.
+  """Returns an optimizer of tables.
 
   Args:
     name: see above.
-    config: the optimiser config; Adam has the decay rates and epsilon of the dense weights.
+    config: the optimizer config; Adam has the decay rates and epsilon of the dense weights.
     fraction: the fraction of the learning rate at a step.
     learning_rate_factor: of `optimizer.table.learning_rate` for adagrad, 1 by default; of
       `optimizer.learning_rate` for the others, 5 by default.

@@ -38,7 +38,7 @@ class Programs:
   Attributes:
     mesh: device mesh.
     frozen: dtype of every parameter that is not trained, by name.
-    labels: optimiser label of every parameter.
+    labels: optimizer label of every parameter.
     create: function that returns the initial state.
     abstract: shapes, dtypes and shardings of the state, as in checkpoints.
     packed: the same in training, with packed tables (see `layers.ngram.table`).

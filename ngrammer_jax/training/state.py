@@ -31,7 +31,7 @@ class TrainState(struct.PyTreeNode):
     step: number of updates so far, int32.
     params: parameters, trained by gradient.
     codebook: centroids and their statistics, trained by k-means.
-    opt_state: state of the optimiser.
+    opt_state: state of the optimizer.
     memory: memory of the model, carried from segment to segment, one row per stream.
   """
 
@@ -87,7 +87,7 @@ def make_initializer(
   shardings, for restoring a checkpoint.
 
   Args:
-    model, optimizer: model and optimiser of the run.
+    model, optimizer: model and optimizer of the run.
     variables: see `abstract_variables`.
     batch_size: rows of the memory.
     seed: seed of the parameters.

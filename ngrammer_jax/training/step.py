@@ -1,6 +1,6 @@
 """A training step, and a jitted call of many steps.
 
-A step is one segment of every row, one optimiser update and one codebook update.
+A step is one segment of every row, one optimizer update and one codebook update.
 """
 
 from collections.abc import Callable, Collection
@@ -37,7 +37,7 @@ class TrainStep:
 
   Attributes:
     model: the model.
-    optimizer: optimiser of the parameters.
+    optimizer: optimizer of the parameters.
     labels: label of every parameter that is trained; gradient norms are reported for each.
     seed: seed of the dropout.
     half_loss: whether only the later half of every segment counts (Transformer-XL's ablation).

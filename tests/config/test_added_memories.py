@@ -48,23 +48,19 @@ def base(resolve):
 
 
 @each(
-  'overrides, least',
+  'overrides',
   [
-    ([f'{MEMORY}.preset=engram'], 0.15),
-    ([f'{MEMORY}.preset=engram_v41'], 0.15),
-    ([f'{MEMORY}.preset=over_encoding'], 0.15),
-    ([f'{MEMORY}.key=clusters', f'{MEMORY}.layers=1', f'{MEMORY}.join=concat'], 0.15),
-    (['model.ngram.layer=attention'], 0.15),
-    (['model.persistent.vectors=1'], 0.0),
-    (['model.persistent.kind=single_head'], 0.15),
-    ([f'{MEMORY}.preset=engram', 'model.ngram.dim=2', 'model.persistent.start=neutral'], 0.15),
+    [f'{MEMORY}.preset=engram'],
+    [f'{MEMORY}.key=clusters', f'{MEMORY}.layers=1', f'{MEMORY}.join=concat'],
+    ['model.ngram.layer=attention'],
+    [f'{MEMORY}.preset=engram', 'model.ngram.dim=2', 'model.persistent.start=neutral'],
   ],
 )
-def test_sizes_that_nobody_sets_follow_the_trained_model(resolve, base, overrides, least):
+def test_sizes_that_nobody_sets_follow_the_trained_model(resolve, base, overrides):
   """Together they are at most a fifth of it; the published Engram has 1.3 billion parameters."""
   config = resolve(*overrides)
   share = count_parameters(config) / base - 1
-  assert least < share <= 1 / added_memories.SHARE, share
+  assert 0.15 < share <= 1 / added_memories.SHARE, share
   assert all(m.layers in ((), (1,), (1, 2)) for m in config.model.ngram_memories)
 
 

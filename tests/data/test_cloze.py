@@ -61,7 +61,7 @@ def test_official_questions(corpora, split):
     assert question.answer in question.candidates
     assert list(question.candidates) == sorted(question.candidates)
     assert format_questions(questions).split() == path.read_text(encoding='utf-8').split()
-    assert cloze.is_official(path)
+    assert cloze.FILE_NAME.fullmatch(path.name)
 
 
 def test_official_questions_occur_in_the_raw_books(corpora):
@@ -141,7 +141,9 @@ def test_files_are_found_in_subfolders(tmp_path):
   assert files == paths and list(files) == ['NE', 'V']
   assert cloze.find_files(paths['V'], 'test') == {'V': paths['V']}  # the split is ignored
   other = write(tmp_path, text, 'other.txt')
-  assert cloze.find_files(other, 'test') == {'other': other} and not cloze.is_official(other)
+  assert cloze.find_files(other, 'test') == {'other': other} and not cloze.FILE_NAME.fullmatch(
+    other.name
+  )
   for folder in (tmp_path, tmp_path / 'none'):
     with bad_input(
       f'--cloze={folder} is not a file of questions, and not a folder with '

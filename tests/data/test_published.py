@@ -26,7 +26,7 @@ def write(folder, **contents):
 
 
 def read(folder):
-  return published.from_folder(folder, None)
+  return published.read(folder, None)
 
 
 def words(vocabulary, text):

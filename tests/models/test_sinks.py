@@ -18,6 +18,7 @@ from ngrammer_jax.config.evaluation import EvaluationMemory
 from ngrammer_jax.config.positions import PositionalConfig, RotaryScalingConfig
 from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.models import language_model
+from tests import checks
 
 B, M, S, V = 2, 11, 3, 13
 YARN = PositionalConfig(scaling=RotaryScalingConfig('yarn', factor=4.0, original_length=16))
@@ -56,7 +57,7 @@ def test_sinks_stand_before_the_last_tokens(kernel, positional, T):
   with jax.enable_x64(True):
     model, alone = (language_model.build(c, V) for c in (cached, plain))
     tokens, starts = np.stack([documents_of(rng, L)[0] for _ in range(B)]), documents_of(rng, L)[1]
-    variables = jax.jit(model.init)(jax.random.key(0), tokens[:, :1], model.empty_memory(B, M))
+    variables = checks.random_variables(model, tokens[:, :1], model.empty_memory(B, M))
     apply = jax.jit(lambda *a, **k: model.apply(variables, *a, **k)[:2])
     alone_apply = jax.jit(lambda t: alone.apply(variables, t, alone.empty_memory(1))[0])
     memory = model.empty_memory(B, M)
@@ -90,7 +91,7 @@ def test_blocks_read_sinks_before_the_cache_is_full(window):
     for kernel in ('xla', 'blocks'):
       model = language_model.build(dataclasses.replace(config, kernel=kernel), V)
       memory = model.empty_memory(1, slots)
-      variables = variables or jax.jit(model.init)(jax.random.key(0), tokens[None, :1], memory)
+      variables = variables or checks.random_variables(model, tokens[None, :1], memory)
       apply = jax.jit(lambda *a, m=model, v=variables, **k: m.apply(v, *a, **k)[:2])
       parts = []
       for first in range(0, len(tokens), T):
@@ -135,7 +136,7 @@ def test_windows_of_layers_do_not_see_the_sinks():
   for config in (plain, cached):
     model = language_model.build(config, V)
     memory = model.empty_memory(1, M)
-    variables = variables or jax.jit(model.init)(jax.random.key(0), tokens[:, :1], memory)
+    variables = variables or checks.random_variables(model, tokens[:, :1], memory)
     apply = jax.jit(functools.partial(model.apply, variables))
     for first in (0, M):
       part, memory, _ = apply(tokens[:, first : first + M], memory)

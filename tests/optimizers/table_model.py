@@ -60,7 +60,7 @@ class Model(nn.Module):
 
 
 class MemoryConfig:
-  """The optimiser of a memory."""
+  """The optimizer of a memory."""
 
   def __init__(self, optimizer='adagrad', learning_rate_factor=None):
     self.optimizer, self.learning_rate_factor = optimizer, learning_rate_factor

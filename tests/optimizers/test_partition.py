@@ -1,4 +1,4 @@
-"""The optimisers equal their formulas, each on its own parameters."""
+"""The optimizers equal their formulas, each on its own parameters."""
 
 import flax
 from flax import linen as nn
@@ -40,7 +40,7 @@ def test_labels_follow_the_logical_axis_names():
 
 
 def test_a_memory_with_another_optimizer_has_its_own_label():
-  """A label for its tables in all layers; the state of other optimisers is as without memories."""
+  """A label for its tables in all layers; the state of other optimizers is as without memories."""
   table = lambda: nn.LogicallyPartitioned(np.ones((2**17, 2), np.float32), ('ngram_vocab', None))
   params = {f'ngram_memory_{i}': {'table': table()} for i in range(4)}
   params['layer_1'] = {'ngram_memory_2': {'table': table()}}

@@ -141,7 +141,7 @@ def test_a_run_by_rows_equals_a_dense_one_on_any_mesh_and_in_parts(x64, optimize
 
 
 def test_rows_that_were_never_visited_do_not_decay(x64):
-  """With weight decay of the dense weights, and every optimiser; frozen tables keep all rows."""
+  """With weight decay of the dense weights, and every optimizer; frozen tables keep all rows."""
   _, create, _ = table_model.make_step(mesh_of(1, 1, 1))
   first = np.asarray(create().params['ngram_memory_0']['table'])
   segments = table_model.segments()

@@ -1,4 +1,4 @@
-"""The optimisers of tables equal their formulas, with gradients as rows and as arrays."""
+"""The optimizers of tables equal their formulas, with gradients as rows and as arrays."""
 
 import json
 

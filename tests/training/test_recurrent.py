@@ -186,7 +186,7 @@ def test_evaluation_may_hand_on_what_training_does_not(tiny):
     config_of(tiny, evaluation=evaluation_config.EvaluationConfig(streams=4, memory=wrong))
 
 
-def test_every_parameter_has_an_optimiser():
+def test_every_parameter_has_an_optimizer():
   for name in models.NAMES:
     config = models.config_of(name, dtype='float32')
     variables = train_state.abstract_variables(language_model.build(config, 11))

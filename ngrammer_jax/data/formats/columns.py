@@ -1,6 +1,7 @@
 """The columns of Parquet and Arrow that hold the text of documents."""
 
 from collections.abc import Callable, Iterable, Iterator
+import functools
 import pathlib
 from typing import Any
 
@@ -44,28 +45,19 @@ def skip(batches: Iterable[Any], rows: int) -> Iterator[Any]:
 def _texts(path, batch, field, names, layout):
   """Returns the texts of a column, bytes or None."""
   import pyarrow as pa
+  from pyarrow import compute
 
+  outer, *inner = [field] if field in batch.schema.names else field.split('.')
   try:
-    return _column(batch, field).cast(pa.large_binary()).to_pylist()
-  except KeyError as error:
+    column = functools.reduce(compute.struct_field, inner, batch.column(outer))
+  except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
     raise errors.BadInput(
       f'{path} has no column {field!r}, but {", ".join(names)}: {layout.remedy}'
     ) from error
+  try:
+    return column.cast(pa.large_binary()).to_pylist()
   except pa.ArrowNotImplementedError as error:
     raise errors.BadInput(
-      f'{path}: column {field!r} of {", ".join(names)} holds {_column(batch, field).type}, not '
-      f'text: {layout.remedy}'
+      f'{path}: column {field!r} of {", ".join(names)} holds {column.type}, not text: '
+      f'{layout.remedy}'
     ) from error
-
-
-def _column(batch: Any, name: str) -> Any:
-  """Returns a column, or a field within one. Raises KeyError if there is none."""
-  from pyarrow import compute
-
-  outer, *inner = [name] if name in batch.schema.names else name.split('.')
-  column = batch.column(outer)
-  for part in inner:
-    if not hasattr(column.type, 'get_field_index') or column.type.get_field_index(part) < 0:
-      raise KeyError(name)
-    column = compute.struct_field(column, part)
-  return column

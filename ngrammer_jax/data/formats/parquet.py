@@ -1,7 +1,6 @@
 """Parquet files: only the columns of the text are read."""
 
 import bisect
-import collections
 from collections.abc import Iterator, Sequence
 import itertools
 import pathlib
@@ -27,15 +26,13 @@ def read_batches(
   Large row groups are decoded once, page by page, by the first MAX_DECODERS files, and huge ones
   always. In a bucket each row group is read once.
   """
-  while True:
-    batches, row = _read_part(path, fields, row)
-    if batches is None:
-      return
+  while part := _read_part(path, fields, row):
+    batches, row = part
     yield from batches
 
 
 def _read_part(path, fields, row):
-  """Returns batches from a row on, None at the end, and the row after them."""
+  """Returns batches from a row on, and the row after them; None at the end."""
   import pyarrow as pa  # only for such files
   from pyarrow import parquet
 
@@ -46,7 +43,7 @@ def _read_part(path, fields, row):
   groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
   ends = list(itertools.accumulate((group.num_rows for group in groups), initial=0))
   if row >= ends[-1]:
-    return None, row
+    return None
   first = bisect.bisect_right(ends, row) - 1
   size = max(groups[first].total_byte_size, 1)
   part = PART if is_local else max(PART, size)
@@ -57,11 +54,11 @@ def _read_part(path, fields, row):
       last += 1
     table = file.read_row_groups(range(first, last), **options).slice(row - ends[first], rows)
     row += len(table)
-    return _release(collections.deque([(table, names)])), row
+    return _release([(table, names)]), row
   batches = columns.skip(file.iter_batches(BATCH, [first], **options), row - ends[first])
   batches = ((batch, names) for batch in batches)
   if size <= HUGE and is_local and len(_decoders) >= MAX_DECODERS:
-    part = collections.deque(itertools.islice(batches, max(rows // BATCH, 1)))
+    part = [*itertools.islice(batches, max(rows // BATCH, 1))]
     return _release(part), row + sum(len(batch) for batch, _ in part)
   _decoders.add(batches)
   return batches, ends[first + 1]
@@ -70,4 +67,4 @@ def _read_part(path, fields, row):
 def _release(batches):
   """Yields each batch without keeping it."""
   while batches:
-    yield batches.popleft()
+    yield batches.pop(0)

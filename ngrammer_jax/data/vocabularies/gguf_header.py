@@ -13,7 +13,6 @@ import numpy as np
 from ngrammer_jax.system import files
 
 MAX_HEADER = 1 << 26  # bytes; the largest vocabularies of today need a tenth
-VERSIONS = 2, 3
 DEFAULT_ALIGNMENT = 32
 NUMBERS = {0: 'u1', 1: 'i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4', 7: '?'}
 NUMBERS |= {10: '<u8', 11: '<i8', 12: '<f8'}
@@ -53,7 +52,7 @@ def _read(path: pathlib.Path, size: int, time: int) -> tuple[dict[str, Any], dic
     header = _Header(file, size)
     if header.take(4) != b'GGUF':
       raise ValueError('it does not begin with GGUF')
-    if (version := header.number(4)) not in VERSIONS:
+    if (version := header.number(4)) not in (2, 3):
       raise ValueError(f'it has version {version} of the format, expected 2 or 3')
     num_tensors, num_keys = header.number(8), header.number(8)
     metadata: dict[str, Any] = {}
@@ -104,19 +103,15 @@ class _Header:
 
   def value(self, kind: int) -> Any:
     """Returns the next value of a type: a number, a string, a list of strings or an array."""
-    if kind == STRING:
-      return self.text()
-    if kind in NUMBERS:
-      return self._numbers(kind, 1)[0].item()
-    if kind != ARRAY:
-      raise ValueError(f'a value has the unknown type {kind}')
-    element, count = self.number(4), self.number(8)
-    if element in NUMBERS:
-      return self._numbers(element, count)
-    if element != STRING:
-      raise ValueError(f'an array has elements of the unknown type {element}')
-    return [self.text() for _ in range(count)]
+    if kind == ARRAY:
+      return self._array(self.number(4), self.number(8))
+    (value,) = self._array(kind, 1)
+    return value if kind == STRING else value.item()
 
-  def _numbers(self, kind, count):
+  def _array(self, kind, count):
+    if kind == STRING:
+      return [self.text() for _ in range(count)]
+    if kind not in NUMBERS:
+      raise ValueError(f'a value has the unknown type {kind}')
     dtype = np.dtype(NUMBERS[kind])
     return np.frombuffer(self.take(count * dtype.itemsize), dtype)

@@ -12,7 +12,6 @@ of the model say.
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import pathlib
-import types
 from typing import Any
 
 from ngrammer_jax import errors
@@ -73,10 +72,8 @@ def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   """
   if not has_tokenizer(path):
     raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
-  if path.is_dir():
-    return from_folder(path, size)
   with translate_damage(path):
-    return from_gguf(gguf_header.read(path)[0], size)
+    return from_folder(path, size) if path.is_dir() else from_gguf(gguf_header.read(path)[0], size)
 
 
 def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
@@ -87,37 +84,37 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
     size: number of ids, see `TokenizerVocabulary`.
 
   Raises:
-    BadInput: a file is damaged, or the tokenizer is of a kind that is not supported.
+    BadInput: the tokenizer is of a kind that is not supported.
+    Exception: a file is damaged, see `translate_damage`.
   """
-  with translate_damage(folder):
-    config, generation, settings, special_tokens, added = (
-      files.read_json(folder / name) if (folder / name).exists() else {}
-      for name in ('config.json', 'generation_config.json', 'tokenizer_config.json')
-      + ('special_tokens_map.json', 'added_tokens.json')
-    )
-    settings = special_tokens | {k: v for k, v in settings.items() if v is not None}
-    content = _folder_content(folder, settings, added, config.get('model_type'))
-    tokenizer = _parse(content)
-    start = _token_id(tokenizer, settings.get('bos_token'))
-    encoding = tokenizer.encode('a')
-    adds_start = bool(encoding.special_tokens_mask and encoding.special_tokens_mask[0])
-    if adds_start:
-      start = encoding.ids[0]
-    elif not (folder / 'tokenizer.json').exists():
-      adds_start = (folder / 'tokenizer.model').exists()  # as Llama, Mistral and Gemma
-    # As in the official library, the setting wins over what the tokenizer does by itself.
-    adds_start = settings.get('add_bos_token', adds_start)
-    ends = [_token_id(tokenizer, settings.get('eos_token'))]
-    for source in (generation, config):
-      start = source.get('bos_token_id') if start is None else start
-      end = source.get('eos_token_id')
-      ends += end if isinstance(end, list) else [end]
-    template = settings.get('chat_template')
-    if isinstance(template, list):
-      template = next((t['template'] for t in template if t['name'] == 'default'), None)
-    if (path := folder / 'chat_template.jinja').exists():
-      template = path.read_text(encoding='utf-8')
-    return _vocabulary(content, size, tokenizer, start, ends, adds_start, template)
+  config, generation, settings, special_tokens, added = (
+    files.read_json(folder / name) if (folder / name).exists() else {}
+    for name in ('config.json', 'generation_config.json', 'tokenizer_config.json')
+    + ('special_tokens_map.json', 'added_tokens.json')
+  )
+  settings = special_tokens | {k: v for k, v in settings.items() if v is not None}
+  content = _folder_content(folder, settings, added, config.get('model_type'))
+  tokenizer = _parse(content)
+  start = _token_id(tokenizer, settings.get('bos_token'))
+  encoding = tokenizer.encode('a')
+  adds_start = bool(encoding.special_tokens_mask and encoding.special_tokens_mask[0])
+  if adds_start:
+    start = encoding.ids[0]
+  elif not (folder / 'tokenizer.json').exists():
+    adds_start = (folder / 'tokenizer.model').exists()  # as Llama, Mistral and Gemma
+  # As in the official library, the setting wins over what the tokenizer does by itself.
+  adds_start = settings.get('add_bos_token', adds_start)
+  ends = [_token_id(tokenizer, settings.get('eos_token'))]
+  for source in (generation, config):
+    start = source.get('bos_token_id') if start is None else start
+    end = source.get('eos_token_id')
+    ends += end if isinstance(end, list) else [end]
+  template = settings.get('chat_template')
+  if isinstance(template, list):
+    template = next((t['template'] for t in template if t['name'] == 'default'), None)
+  if (path := folder / 'chat_template.jinja').exists():
+    template = path.read_text(encoding='utf-8')
+  return _vocabulary(content, size, tokenizer, start, ends, adds_start, template)
 
 
 def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabulary:
@@ -139,7 +136,7 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabul
     raise ValueError('tokenizer.ggml.tokens are not distinct, or not as many as their types')
   if kind == 'llama':
     is_prefixed = bool(get('add_space_prefix', True))
-    content = _sentencepiece(tokens, get('scores').tolist(), kinds, is_prefixed)
+    content = _sentencepiece(tokens, get('scores').tolist(), kinds, is_prefixed, b'', {})
   elif kind == 'gpt2':
     merges = [tuple(merge.split(' ')) for merge in get('merges')]
     added = {t: k == CONTROL for t, k in zip(tokens, kinds, strict=True) if k in ADDED}
@@ -276,8 +273,8 @@ def _sentencepiece(
   scores: Sequence[float],
   kinds: Sequence[int],
   is_prefixed: bool,
-  charsmap: bytes = b'',
-  added: Mapping[str, bool] = types.MappingProxyType({}),
+  charsmap: bytes,
+  added: Mapping[str, bool],
 ) -> bytes:
   """Returns the tokenizer.json of byte pairs of SentencePiece.
 

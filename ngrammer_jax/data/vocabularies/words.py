@@ -49,8 +49,7 @@ def learn_words(texts: Iterable[bytes], size: int | None) -> WordVocabulary:
   counts: collections.Counter[str] = collections.Counter()
   for text in texts:
     counts.update(split_words(text))
-  for symbol in (UNKNOWN, LINE_END):
-    counts.setdefault(symbol, 0)
+  counts.update({UNKNOWN: 0, LINE_END: 0})
   words = [word for word, _ in counts.most_common()]
   if size is not None and size < len(words):
     frequent = [w for w in words if w not in (UNKNOWN, LINE_END)][: size - 2]

@@ -279,9 +279,8 @@ def _layer_kinds(c, family):
   has_window = [windowed and bool(window) for windowed in is_windowed]
   kinds = tuple(map(LAYER_KINDS.get, zip(is_rotated, has_window, strict=True)))
   # The first kinds of which all others are repetitions.
-  is_period = lambda p: all(kind == kinds[i % p] for i, kind in enumerate(kinds))
-  pattern = kinds[: next(p for p in range(1, len(kinds) + 1) if is_period(p))]
-  return pattern, window if any(has_window) else None
+  period = next(p for p in range(1, len(kinds) + 1) if all(map(operator.eq, kinds, kinds[p:])))
+  return kinds[:period], window if any(has_window) else None
 
 
 def _positional(c, family, window):

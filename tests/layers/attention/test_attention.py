@@ -208,8 +208,11 @@ def test_bfloat16_scores_are_not_rounded():
   assert probs[0, 0, 1, 1] > probs[0, 0, 1, 0]
 
 
-def test_shared_key_heads_equal_slow_loop(x64):
+@pytest.mark.parametrize('platform', ['default', 'tpu'])
+def test_shared_key_heads_equal_slow_loop(x64, monkeypatch, platform):
   """Query heads 0 and 1 attend to key head 0, and 2 and 3 to key head 1, also in a KV cache."""
+  chosen = lambda *args, **by_platform: by_platform[platform](*args)
+  monkeypatch.setattr(jax.lax, 'platform_dependent', chosen)
   rng = np.random.default_rng(0)
   query, (key, value) = rng.normal(size=(1, 3, 4, H)), rng.normal(size=(2, 1, 3, 2, H))
   cached = rng.normal(size=(2, 1, 2, 5, H))  # keys and values [B, C, M, H]
