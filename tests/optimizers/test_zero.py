@@ -20,7 +20,8 @@ def losses(workdir):
   return [line['loss'] for line in records(workdir) if 'loss' in line]
 
 
-def test_a_run_goes_on_with_it_and_without_it_again(tiny, tmp_path):
+@pytest.mark.slow
+def test_a_run_resumes_with_it_and_without_it_again(tiny, tmp_path):
   """In each direction from a checkpoint, with the same losses."""
   not_split = tiny(mesh=MeshConfig(data=4, model=2))
   loop.train(not_split, tmp_path / 'not_split')
