@@ -256,10 +256,10 @@ def test_tables_in_host_memory_use_no_memory_of_devices(tmp_path, width, padded)
     '--config.model.ngram_memories.0.row_multiple=4',
     programs=('train', 'evaluate', 'decode', 'look_up'),
   )  # fmt: skip
-  programs = result['programs']
-  table = programs['look_up']['host']
-  assert table >= 1_200_000 // 4 * padded * 4
-  assert [programs[name]['host'] // table for name in programs] == [2, 0, 1, 1]
+  programs, table = result['programs'], 1_200_000 // 4 * padded * 4
+  # The table and its accumulator; some rows on their way to the device.
+  tables = [program['host'] / table for program in programs.values()]
+  assert tables == pytest.approx([2, 0, 1, 1], abs=0.1), tables
   assert all(program['peak'] < table / 2 for program in programs.values())
   assert 'memory of its host' in output
 
@@ -278,7 +278,7 @@ def test_the_tables_of_deepseek_v4_1_are_in_host_memory(tmp_path):
   )  # fmt: skip
   decode = result['programs']['decode']
   assert decode['fits'] and decode['peak'] < 2 * 2**30
-  assert decode['host'] // 2**20 == 384_006_176 * 256 * 2 // 16 // 2**20
+  assert decode['host'] == pytest.approx(384_006_176 * 256 * 2 / 16, rel=1e-3)
 
 
 @pytest.mark.slow
