@@ -42,7 +42,7 @@ def make_mesh(
   """Returns a mesh of devices; the size of one axis may be -1, which selects the remaining devices.
 
   If there are several TPU slices, connected by a slower network, `data` is the axis that spans
-  them: only sums over `data` travel between slices.
+  them: only sums over `data`, and what `mesh.zero=1` gathers, travel between slices.
 
   Args:
     data, fsdp, model: sizes of the axes.

@@ -221,9 +221,9 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
     for seed in SEEDS:
       models = _controls((best, 'wide'), *ngram_memories.MEMORY_LENGTHS)
       yield from tuned_cells('combined', models, seed)
-  yield from tuned_cells('present_day', ngram_memories.PRESENT_DAY)
-  for seed in SEEDS[1:]:
-    yield from tuned_cells('present_day', ngram_memories.PRESENT_DAY[2:], seed)
+  yield from tuned_cells('present_day', ('untied', 'engram'))
+  for seed in SEEDS:
+    yield from tuned_cells('present_day', ngram_memories.PRESENT_DAY, seed)
   for model in recurrent.VARIANTS:
     yield Cell('recurrent', model, 0, Rates(recurrent.LEARNING_RATE), config='recurrent')
   yield from _rate_cells(rates)

@@ -41,7 +41,8 @@ MODELS = {
   'unigrams': ENGRAM | {f'{MEMORY}.orders': '(1,)', f'{MEMORY}.heads': 16},
 }
 TASKS = ('cb', 'copa', 'rte')
-LONG = 'rte_long'
+LONG = 'rte_long'  # three epochs of RTE
+TASK_OF = dict(zip(TASKS, TASKS, strict=True)) | {LONG: 'rte'}
 TUNING_TASK = 'cb'
 TASK_RATES = (2e-5, 1e-4)
 TASK_TOKENS = dict.fromkeys(TASKS, 150_000) | {LONG: 792_576}
@@ -126,8 +127,7 @@ class Cell:
     """The command that trains, without the data."""
     verb, config = 'train', f'pretrained:{MODEL}'
     if self.is_task:
-      task = self.table.removesuffix('_long')
-      verb, config = 'finetune', f'configs/superglue.py:{task}'
+      verb, config = 'finetune', f'configs/superglue.py:{TASK_OF[self.table]}'
     flags = (f'--config.{key}={value}' for key, value in self.changes.items())
     return [f'ngrammer_jax.{verb}', f'--config={config}', *flags]
 

@@ -298,7 +298,7 @@ def finetuning_table(results: Sequence[Result], zero_shot: Sequence[Result]) -> 
       mean, error = study_results.mean_and_error([r['accuracy'] for r in runs])
       seconds = statistics.fmean(r['training_seconds'] for r in runs)
       values = f'{rate:g}', str(len(runs)), f'{mean:.1f}', '' if error is None else f'{error:.1f}'
-      before = untrained.get(task.removesuffix('_long'), '')
+      before = untrained.get(pretrained.TASK_OF[task], '')
       errors = f'{metrics.standard_error(mean, runs[0]["n"]):.1f}', before
       majority = f'{runs[0]["majority_percent"]:.1f}'
       rows.append((task, f'`{model}`', *values, *errors, majority, f'{seconds:.0f}'))
@@ -361,7 +361,8 @@ def format_tables(
     'noise of short runs': noise(baselines + controls, loss=validation_nats, unit='nats per token'),
     'main': model_table(main, ngram_memories.METHODS, *ngram_memories.TRANSFORMERS),
     'present day': model_table(
-      select('present_day'), ngram_memories.PRESENT_DAY, 'untied', ngram_memories.LLAMA
+      *(select('present_day'), ('untied', 'engram', *ngram_memories.PRESENT_DAY)),
+      *('untied', ngram_memories.LLAMA),
     ),
     'frequency': frequency_table(frequencies),
     'zero shot': zero_shot_table(zero_shot),

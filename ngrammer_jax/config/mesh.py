@@ -14,7 +14,7 @@ class MeshConfig:
   fsdp: int = field(1, 'devices that split batch, parameters and optimizer', at_least=1, also=(-1,))
   model: int = field(1, 'devices that split heads, features, vocabulary', at_least=1, also=(-1,))
   zero: int = field(
-    0, '1: `data` splits optimizer state too (not of tables)', at_least=0, at_most=1
+    0, '1: `data` splits optimizer state and update, not of tables', at_least=0, at_most=1
   )
 
   @classmethod

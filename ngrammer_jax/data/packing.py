@@ -269,8 +269,9 @@ class PackedDataset:
           del states_by_step[sorted(states_by_step)[1]]  # the oldest one but the beginning
     newest = max(saved for saved, states in states_by_step.items() if set(rows) <= set(states))
     source = self._make_source(rows)  # of this reader alone: what a row has taken is gone
-    make_row = lambda row: self._make_row(source, row, states_by_step[newest][row])
-    reader = self._make_reader({row: make_row(row) for row in rows}, newest)
+    states = states_by_step[newest]
+    row_readers = {row: self._make_row(source, row, states[row]) for row in rows}
+    reader = self._make_reader(row_readers, newest)
     while reader.step < step:
       reader.next_segments()
     return reader
@@ -369,10 +370,19 @@ class _RowReader:
     return np.random.RandomState([self._shuffle, *position]).permutation(count).tolist()
 
   def add_tokens(self, state: ReaderState, ids: np.ndarray) -> None:
-    """Appends the tokens of a document, and those that separate it, to the buffer."""
+    """Appends the tokens of a document, and those that separate it, to the buffer.
+
+    Raises:
+      BadInput: a row was further in the document than its tokens.
+    """
     if not len(ids):
       return
     tokens = np.concatenate([self._separator[-1:], ids, self._separator], dtype=np.int32)
+    if state.tokens >= len(tokens):
+      raise errors.BadInput(
+        f'a row was at token {state.tokens:,} of a document that has {len(tokens) - 1:,} now: the '
+        f'tokenizer was changed since; use the version that the run began with'
+      )
     self._buffer.append((state, tokens))
     self.num_buffered += len(tokens) - 1 - state.tokens
 

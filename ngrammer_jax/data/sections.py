@@ -41,7 +41,7 @@ def split_books(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
   title, is_title = None, lambda line: line.startswith(BOOK_MARKER)
   for are_titles, lines in itertools.groupby(text_files.read_lines(path), is_title):
     if are_titles:
-      *_, line = lines  # that of an empty book comes before another one
+      *_, line = lines  # a title right before another one is that of an empty book
       title = line.decode(errors='replace').partition(':')[2].strip().removesuffix('.txt.out')
     elif title is None:
       raise errors.BadInput(

@@ -6,18 +6,21 @@ updated where they are.
 """
 
 import dataclasses
+import logging
 from typing import Any
 
 from flax import linen as nn
 import jax
 
+from ngrammer_jax import sharding
 from ngrammer_jax.optimizers import row_gradient
 
 
 def split(boxed: Any, shardings: Any) -> Any:
-  """Returns shardings that also split arrays over `data`, but tables and vectors.
+  """Returns shardings that also split arrays over `data`, except tables and vectors.
 
-  An array is split along the first axis whose size on a device the devices of `data` divide.
+  An array is split along the first axis whose size on a device the devices of `data` divide. One
+  without such an axis stays whole, and is logged.
 
   Args:
     boxed: arrays in their `nn.LogicallyPartitioned` boxes, abstract or not.
@@ -25,18 +28,20 @@ def split(boxed: Any, shardings: Any) -> Any:
   """
   is_box = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
 
-  def split_one(leaf, sharding):
+  def split_one(path, leaf, place):
     if not is_box(leaf) or 'ngram_vocab' in leaf.names or nn.unbox(leaf).ndim < 2:
-      return sharding
-    spec = [*sharding.spec]
-    for axis, size in enumerate(sharding.shard_shape(nn.unbox(leaf).shape)):
-      if size % sharding.mesh.shape['data'] == 0:
+      return place
+    spec, devices = [*place.spec], place.mesh.shape['data']
+    for axis, size in enumerate(place.shard_shape(nn.unbox(leaf).shape)):
+      if size % devices == 0:
         axes = (spec[axis],) if isinstance(spec[axis], str) else spec[axis] or ()
         spec[axis] = (*axes, 'data')
-        break
-    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
+        return jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec(*spec))
+    message = '%s: no axis is divisible by the %d devices of data, left whole by mesh.zero=1'
+    logging.info(message, sharding.leaf_name(path), devices)
+    return place
 
-  return jax.tree.map(split_one, boxed, shardings, is_leaf=is_box)
+  return jax.tree_util.tree_map_with_path(split_one, boxed, shardings, is_leaf=is_box)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,7 +59,7 @@ class Shards:
   split: Any
 
   def keep(self, tree: Any) -> Any:
-    """Returns parameters or gradients as they are in the model.
+    """Returns parameters or gradients, constrained to their shardings in the model.
 
     Without this, XLA shards parameters and products of the model as the update is split.
     """

@@ -69,17 +69,19 @@ class Programs:
     self.labels = partition.labels(variables['params'], memories, self.frozen)
     trained_labels = parameter_groups.without(self.labels, self.frozen)
     optimizer = partition.make(config.optimizer, t.steps, trained_labels, memories)
-    split = config.mesh.zero == 1
+    frozen, is_split = self.frozen, config.mesh.zero == 1
     self.create, self.abstract = train_state.make_initializer(
-      model, variables, optimizer, t.batch_size, config.seed, mesh, self.frozen, source or (), split
+      model, variables, optimizer, t.batch_size, config.seed, mesh, frozen, source or (), is_split
     )
     self.packed = self.abstract
     if mesh.devices.flat[0].platform in train_state.PACKED_PLATFORMS:
       optimizers = partition.table_optimizers(memories)
       self.packed = train_state.pack_tables(self.abstract, trained_labels, optimizers)
-    whole = jax.tree.map(lambda leaf: leaf.sharding, self.abstract.params)
-    placements = whole, zero.split(variables['params'], whole)
-    shards = zero.Shards(*(parameter_groups.without(each, self.frozen) for each in placements))
+    shards = None
+    if is_split:
+      whole = jax.tree.map(lambda leaf: leaf.sharding, self.abstract.params)
+      places = whole, zero.split(variables['params'], whole)
+      shards = zero.Shards(*(parameter_groups.without(place, self.frozen) for place in places))
     by_microbatches = accumulation.GradientAccumulation(t.microbatches, mesh)
     self._step = train_step.TrainStep(
       model,
@@ -90,7 +92,7 @@ class Programs:
       frozen_codebook=finetune is not None and finetune.codebook == 'frozen',
       microbatches=by_microbatches if t.microbatches > 1 else None,
       frozen=tuple(self.frozen),
-      shards=shards if split else None,
+      shards=shards,
     )
     self.is_compiled = False
 

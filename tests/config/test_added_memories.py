@@ -47,6 +47,14 @@ def base(resolve):
   return count_parameters(resolve(**sizes))
 
 
+def check_share(resolve, base, overrides, least=0.15):
+  """What is added is at most a fifth; the published Engram has 1.3 billion parameters."""
+  config = resolve(*overrides)
+  share = count_parameters(config) / base - 1
+  assert least < share <= 1 / added_memories.SHARE, share
+  assert all(m.layers in ((), (1,), (1, 2)) for m in config.model.ngram_memories)
+
+
 @each(
   'overrides',
   [
@@ -57,11 +65,21 @@ def base(resolve):
   ],
 )
 def test_sizes_that_nobody_sets_follow_the_trained_model(resolve, base, overrides):
-  """Together they are at most a fifth of it; the published Engram has 1.3 billion parameters."""
-  config = resolve(*overrides)
-  share = count_parameters(config) / base - 1
-  assert 0.15 < share <= 1 / added_memories.SHARE, share
-  assert all(m.layers in ((), (1,), (1, 2)) for m in config.model.ngram_memories)
+  check_share(resolve, base, overrides)
+
+
+@pytest.mark.slow
+@each(
+  'overrides, least',
+  [
+    ([f'{MEMORY}.preset=engram_v41'], 0.15),
+    ([f'{MEMORY}.preset=over_encoding'], 0.15),
+    (['model.persistent.vectors=1'], 0.0),
+    (['model.persistent.kind=single_head'], 0.15),
+  ],
+)
+def test_other_sizes_follow_it_too(resolve, base, overrides, least):
+  check_share(resolve, base, overrides, least)
 
 
 def test_the_command_line_and_the_trained_model_win(resolve, tmp_path):

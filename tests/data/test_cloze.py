@@ -141,9 +141,8 @@ def test_files_are_found_in_subfolders(tmp_path):
   assert files == paths and list(files) == ['NE', 'V']
   assert cloze.find_files(paths['V'], 'test') == {'V': paths['V']}  # the split is ignored
   other = write(tmp_path, text, 'other.txt')
-  assert cloze.find_files(other, 'test') == {'other': other} and not cloze.FILE_NAME.fullmatch(
-    other.name
-  )
+  assert cloze.find_files(other, 'test') == {'other': other}
+  assert not cloze.FILE_NAME.fullmatch(other.name)
   for folder in (tmp_path, tmp_path / 'none'):
     with bad_input(
       f'--cloze={folder} is not a file of questions, and not a folder with '

@@ -125,6 +125,18 @@ def test_damaged_states_are_ignored(tmp_path, damage):
   np.testing.assert_array_equal(actual.tokens_BxT, expected.tokens_BxT)
 
 
+def test_a_tokenizer_that_gives_fewer_tokens_than_before_is_named(tmp_path):
+  open_dataset(tmp_path, 2).segment(0)
+  (path,) = (tmp_path / 'places').glob('0-1.*.jsonl')
+  line = json.loads(path.read_text())
+  line['places'][0][packing.ReaderState._fields.index('tokens')] = 99
+  path.write_text(f'{json.dumps(line)}\n')
+  with pytest.raises(
+    errors.BadInput, match='^a row was at token 99 of a document that has [0-9]+ now'
+  ):
+    open_dataset(tmp_path, 2).segment(0)
+
+
 def test_more_rows_than_documents(tmp_path):
   dataset = open_dataset(tmp_path, 4, counts=(3,))
   with bad_input(
