@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import kernels
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.place import Place
 from ngrammer_jax.layers import axis_names, documents, dropout, mesh_axes
 from ngrammer_jax.layers import context as contexts
@@ -45,6 +46,11 @@ def _as_zero_tokens(tokens, count):
   if isinstance(tokens, cache.CacheSlots):
     tokens = tokens.replace(index=tokens.index + index_M)
   return tokens
+
+
+def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
+  """Returns `TransformerLM.empty_memory`; scripts for version 0.2 call it so."""
+  return TransformerLM(config, None).empty_memory(batch, cache_slots)
 
 
 class TransformerLM(heads.VocabularyModel):

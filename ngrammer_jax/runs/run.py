@@ -152,6 +152,11 @@ class Run:
     state = self.state  # first: it finds out whether there is a checkpoint before devices are used
     return self.engine.prepare(state.variables)
 
+  @property
+  def token_clusters(self) -> np.ndarray:
+    """The cluster of every token and head, int32 [V, N], in the first of `token_memories`."""
+    return self.token_clusters_of(next(iter(self.token_memories())))
+
   def token_clusters_of(self, memory: str) -> np.ndarray:
     """Returns the cluster of every token and head, int32 [V, N], in one of `token_memories`."""
     codebook = functools.reduce(dict.__getitem__, memory.split('/'), self.variables['codebook'])

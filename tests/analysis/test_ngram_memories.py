@@ -97,7 +97,7 @@ def test_ngrams_of_three_memories(one_device, tiny, untrained, texts, capsys):
 
   heads = iter(found['ngrammer']['heads'])
   for n, prime in enumerate((67, 71)):  # those above the 64 rows
-    clusters = run.token_clusters_of('ngrammer')[:, n].tolist()
+    clusters = run.token_clusters[:, n].tolist()
     grams = [
       tuple(0 if x is None else clusters[x] for x in window) for window in windows(text, 2, None)
     ]

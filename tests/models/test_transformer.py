@@ -250,6 +250,14 @@ def test_memory_keeps_its_shape(ngram, length):
   assert aux == {}
 
 
+def test_scripts_for_version_0_2_find_the_empty_memory():
+  config = model_config.ModelConfig(layers=1, width=8, heads=2, feed_forward_width=8)
+  empty = transformer.TransformerLM(config, 5).empty_memory(2)
+  assert jax.tree.map(jnp.shape, transformer.empty_memory(config, 2)) == jax.tree.map(
+    jnp.shape, empty
+  )
+
+
 def test_without_a_memory_what_is_before_a_segment_is_the_seam_of_n_grams():
   """A stream split at document starts equals one pass; within one a bi-gram straddles the seam."""
   model = small_model(layers=1)
