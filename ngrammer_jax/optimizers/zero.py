@@ -51,29 +51,29 @@ class Shards:
   Both have the structure of the parameters.
 
   Attributes:
-    whole: shardings in the model.
-    split: shardings in the update.
+    model: shardings in the model.
+    update: shardings in the update.
   """
 
-  whole: Any
-  split: Any
+  model: Any
+  update: Any
 
   def keep(self, tree: Any) -> Any:
     """Returns parameters or gradients, constrained to their shardings in the model.
 
     Without this, XLA shards parameters and products of the model as the update is split.
     """
-    return self._place(tree, self.whole)
+    return self._place(tree, self.model)
 
   def scatter(self, tree: Any) -> Any:
     """Returns parameters or gradients of the model, split for the update."""
-    return self._place(self.keep(tree), self.split)
+    return self._place(self.keep(tree), self.update)
 
   def gather(self, tree: Any) -> Any:
     """Returns updated parameters, whole for the model."""
-    return self.keep(self._place(tree, self.split))
+    return self.keep(self._place(tree, self.update))
 
   def _place(self, tree, places):
     constrain = jax.lax.with_sharding_constraint
-    place = lambda leaf, to, whole, split: leaf if whole == split else constrain(leaf, to)
-    return row_gradient.map_leaves(place, tree, places, self.whole, self.split)
+    place = lambda leaf, to, model, update: leaf if model == update else constrain(leaf, to)
+    return row_gradient.map_leaves(place, tree, places, self.model, self.update)

@@ -79,8 +79,8 @@ class Programs:
       self.packed = train_state.pack_tables(self.abstract, trained_labels, optimizers)
     shards = None
     if is_split:
-      whole = jax.tree.map(lambda leaf: leaf.sharding, self.abstract.params)
-      places = whole, zero.split(variables['params'], whole)
+      placed = jax.tree.map(lambda leaf: leaf.sharding, self.abstract.params)
+      places = placed, zero.split(variables['params'], placed)
       shards = zero.Shards(*(parameter_groups.without(place, self.frozen) for place in places))
     by_microbatches = accumulation.GradientAccumulation(t.microbatches, mesh)
     self._step = train_step.TrainStep(
