@@ -29,18 +29,19 @@ ENGRAM = {
   'model.ngram_memories.0.width': 32,  # 2 orders of 8 heads: 512 values a token
 }
 C4, XL = 'configs/ngrammer_c4.py', 'configs/transformer_xl.py:wt103_large'
+LLAMA = 'configs/transformer.py:llama_c4'
 # Config, changes, and rows of a device. The first is the one that the others are compared with.
 CASES = {
   'transformer': (f'{C4}:transformer', {}, 16),
   'n-grammer': (f'{C4}:393k_8k_50', {}, 16),
   'engram': (f'{C4}:transformer', ENGRAM, 16),
-  'llama': ('configs/transformer.py:llama_c4', {}, 16),
+  'llama': (LLAMA, {}, 16),
   'transformer_xl': (XL, {'data.vocabulary_size': 267_735}, 8),
   'transformer, plain attention': (f'{C4}:transformer', {'model.kernel': 'xla'}, 16),
-  'transformer, cudnn': (f'{C4}:transformer', {'model.kernel': 'cudnn'}, 16),
   'transformer, not deterministic': (f'{C4}:transformer', {}, 16),
   'n-grammer, not deterministic': (f'{C4}:393k_8k_50', {}, 16),
   'transformer, cudnn, not deterministic': (f'{C4}:transformer', {'model.kernel': 'cudnn'}, 16),
+  'llama, cudnn, not deterministic': (LLAMA, {'model.kernel': 'cudnn'}, 16),
 }
 TINY = {'model.layers': 2, 'model.width': 64, 'model.heads': 4, 'model.feed_forward_width': 96}
 TINY |= {'training.segment_length': 32, 'model.vocabulary_chunk': None}

@@ -51,6 +51,7 @@ class Workload(NamedTuple):
     platform, device: `tpu`, `gpu` or `cpu`, and the kind of the devices.
     is_divisible: whether the mesh divides rows and heads.
     generator: of the random numbers, as in `jax_default_prng_impl`.
+    is_deterministic: whether XLA is asked for the deterministic operations of GPUs.
   """
 
   T: int
@@ -61,6 +62,7 @@ class Workload(NamedTuple):
   device: str
   is_divisible: bool
   generator: str = GENERATOR
+  is_deterministic: bool = False
 
 
 def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -> str | None:
@@ -76,6 +78,12 @@ def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -
   if kernel == 'cudnn' and (w.platform != 'gpu' or w.dtype not in HALF_PRECISION or w.H % 8):
     actual = f'{w.platform}, {w.dtype} and {w.H}'
     return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {actual}'
+  if kernel == 'cudnn' and w.is_deterministic:
+    return (
+      'ends in an IndexError inside XLA with deterministic operations (jax 0.11.2): '
+      'XLA_FLAGS=--xla_gpu_deterministic_ops=false trains without them, but no longer resumes bit '
+      'for bit'
+    )
   if kernel == 'splash':
     if w.device in UNSUPPORTED_TPUS or w.platform == 'gpu':
       return f'is for TPUs from v4 on, not for {w.device}'

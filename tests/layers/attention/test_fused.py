@@ -141,6 +141,13 @@ def test_what_a_kernel_cannot_do_is_left_to_the_scores(kernel, shape, dtype, why
   assert kernels.select(kernel, NOTHING, workload(shape, dtype)) == ('xla' if why else kernel)
 
 
+def test_the_last_flag_says_whether_operations_are_deterministic(monkeypatch):
+  flag = '--xla_gpu_deterministic_ops='
+  for flags, expected in ((f'{flag}true', True), (f'{flag}true {flag}false', False), ('', False)):
+    monkeypatch.setenv('XLA_FLAGS', flags)
+    assert workload((1, 256, 4, 64), 'bfloat16').is_deterministic == expected
+
+
 @pytest.mark.parametrize(
   'kind, kernel', [('TPU v3', 'xla'), ('TPU v4', 'splash'), ('TPU v5 lite', 'splash')]
 )
