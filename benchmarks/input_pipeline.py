@@ -16,13 +16,16 @@ and with the SentencePiece vocabulary alone
   bare tf.data    the same records, parsed, tokenised by tensorflow-text, joined and cut
   seqio           a seqio task, trimmed and packed by its converter for language models
 
-Each runs in its own process, and they take turns; the result is the median over rounds, of tokens
-per CPU second, which other processes of the machine change little. `floor` is
-only the tokenizer, on texts in memory. A training step of S seconds needs batch * length / S / rate
-cores.
+Pipelines that are compared run at the same time on the same core, each in its own process, so that
+a machine that gets slower is as slow for all of them. Each makes the batches of one pass over the
+files, from opening the first: one that tokenises far ahead would else do so before or after it is
+measured. The result is the median over rounds of the tokens per CPU second, and of their ratio to
+those of this library. `floor` is only the tokenizer, on texts in memory. A training step of S
+seconds needs batch * length / S / rate cores.
 """
 
 import argparse
+from concurrent import futures
 import functools
 import gzip
 import itertools
@@ -54,7 +57,7 @@ try:
 except errors.BadInput:
   tf = None
 
-B, T, SHARDS, COPIES = 32, 1024, 32, 32
+B, T, SHARDS, COPIES = 32, 1024, 32, 8
 KINDS = 'jsonl', 'json.gz', 'jsonl.zst', 'parquet'
 TENSORFLOW = 'tfds', 'bare tf.data', 'seqio'
 
@@ -172,8 +175,8 @@ def seqio_task(root, path):
   return lambda: int((next(batches)['decoder_target_tokens'] != 0).sum())
 
 
-def measure(name, root, path, seconds):
-  """Returns the tokens per second of a pipeline, after as many seconds to warm up."""
+def measure(name, root, path, batches):
+  """Returns the tokens per CPU second of the first batches of a pipeline."""
   os.sched_setaffinity(0, {0})
   os.cpu_count = lambda: 1
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'
@@ -192,20 +195,30 @@ def measure(name, root, path, seconds):
   for folder in KINDS:
     make[folder] = lambda folder=folder: packed(find(root / folder), vocabulary, root)
   next_batch = make[name]()
-  for _ in range(2):
-    start, tokens = time.process_time(), 0
-    while time.process_time() - start < seconds:
-      tokens += next_batch()
+  start = time.process_time()
+  tokens = sum(next_batch() for _ in range(batches))
   return tokens / (time.process_time() - start)
 
 
-def measure_peer(python, name, root, path, seconds):
-  """Returns the tokens per second of another pipeline, such as `grain parquet`."""
+def measure_peer(python, name, root, path, batches):
+  """The same of another pipeline, such as `grain parquet`."""
   peer, kind = name.split()
   script = pathlib.Path(__file__).with_name('input_pipeline_peers.py')
-  command = [python, script, peer, kind, root / kind, path, str(seconds), '1']
+  command = [python, script, peer, kind, root / kind, path, str(batches)]
   process = subprocess.run(command, capture_output=True, text=True, check=True)
-  return json.loads(process.stdout.splitlines()[-1])[0]
+  return float(process.stdout.splitlines()[-1])
+
+
+def measure_group(names, python, root, path, batches):
+  """Returns the rates of pipelines that run at the same time."""
+  peers = [name for name in names if name.startswith(('datasets', 'grain'))]
+  own = [name for name in names if name not in peers]
+  context = multiprocessing.get_context('spawn')
+  with context.Pool(len(own)) as processes, futures.ThreadPoolExecutor() as threads:
+    run_peer = lambda name: threads.submit(measure_peer, python, name, root, path, batches).result
+    run = lambda name: processes.apply_async(measure, (name, root, path, batches)).get
+    results = {name: run(name) for name in own} | {name: run_peer(name) for name in peers}
+    return {name: result() for name, result in results.items()}
 
 
 def find(folder):
@@ -224,12 +237,13 @@ def read_texts(split_shards):
 
 def tokenizer_only(root, vocabulary):
   """The same for tokenisation of texts in memory."""
-  texts = read_texts(find(root / 'jsonl'))[:2000]
-  return lambda: sum(map(len, (vocabulary.encode(text) for text in texts)))
+  texts = read_texts(find(root / 'jsonl'))
+  sizes = (sum(map(len, vocabulary.encode_all(texts[i : i + B]))) for i in itertools.count(0, B))
+  return lambda: next(sizes)
 
 
 def main() -> None:
-  """Prints a table; with --json also writes it."""
+  """Prints a table; with --json also writes the results of all rounds."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -238,14 +252,13 @@ def main() -> None:
   )
   parser.add_argument('--vocabulary', type=pathlib.Path, required=True, help='SentencePiece model')
   parser.add_argument('--rounds', type=int, default=5)
-  parser.add_argument('--seconds', type=float, default=3.0, help='seconds per round')
   parser.add_argument('--json', type=pathlib.Path, help='output file')
   parser.add_argument('--peers', help='Python with datasets, grain, tokenizers and sentencepiece')
   options = parser.parse_args()
   texts = [text.decode() for text in read_texts(find(options.path))]
-  root = pathlib.Path(tempfile.mkdtemp())
-  context, rates = multiprocessing.get_context('spawn'), {}
-  peers = [f'{peer} {kind}' for kind in KINDS for peer in ('datasets', 'grain') if options.peers]
+  root, rates = pathlib.Path(tempfile.mkdtemp()), {}
+  peers = ('datasets', 'grain') if options.peers else ()
+  groups = [('floor',), *((kind, *(f'{peer} {kind}' for peer in peers)) for kind in KINDS)]
   try:
     copies = texts * COPIES
     # In order, a file would hold an eighth of the texts, and a pipeline that reads one file at a
@@ -254,22 +267,24 @@ def main() -> None:
     write_shards(copies, root)
     learn_bpe(texts, root / 'bpe.json')
     for _ in range(options.rounds):
-      for vocabulary in (options.vocabulary, root / 'bpe.json'):
-        others = TENSORFLOW if vocabulary == options.vocabulary and tf is not None else ()
-        for name in ('floor', *KINDS, *others, *peers):
-          if name in peers:
-            rate = measure_peer(options.peers, name, root, vocabulary, options.seconds)
-          else:
-            with context.Pool(1) as process:
-              rate = process.apply(measure, (name, root, vocabulary, options.seconds))
-          rates.setdefault(f'{name}, {vocabulary.name}', []).append(rate)
+      for path in (options.vocabulary, root / 'bpe.json'):
+        is_bpe = path.suffix == '.json'
+        vocabulary = vocabularies.read('tokenizer' if is_bpe else 'sentencepiece', path)
+        tokens = COPIES * sum(len(vocabulary.encode(text.encode())) + 1 for text in texts)
+        for names in groups if is_bpe or tf is None else (*groups, TENSORFLOW):
+          batches = len(copies) // B if names == ('floor',) else tokens // (B * T)
+          results = measure_group(names, options.peers, root, path, batches)
+          rates.setdefault((names, path.name), []).append(results)
   finally:
     shutil.rmtree(root)
-  result = {name: float(np.median(values)) for name, values in rates.items()}
-  for name, tokens in result.items():
-    print(f'{name:<40}{tokens:12,.0f} tokens/s')
+  for (names, vocabulary), rounds in rates.items():
+    for name in names:
+      rate = np.median([results[name] for results in rounds])
+      ratio = np.median([results[name] / results[names[0]] for results in rounds])
+      print(f'{vocabulary:<16}{name:<20}{rate:12,.0f} tokens/s{ratio:8.3f}')
   if options.json:
-    options.json.write_text(json.dumps(result, indent=2) + '\n')
+    rounds_by_vocabulary = [[vocabulary, rounds] for (_, vocabulary), rounds in rates.items()]
+    options.json.write_text(json.dumps(rounds_by_vocabulary, indent=2) + '\n')
 
 
 if __name__ == '__main__':

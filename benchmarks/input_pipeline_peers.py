@@ -1,14 +1,16 @@
 """Other input pipelines on the files of `input_pipeline.py`, in an environment of their own.
 
   pip install datasets grain tokenizers sentencepiece zstandard
-  python benchmarks/input_pipeline_peers.py NAME FORMAT FOLDER VOCABULARY SECONDS ROUNDS
+  python benchmarks/input_pipeline_peers.py NAME FORMAT FOLDER VOCABULARY BATCHES
 
-It prints the tokens per second of each round on one core. NAME is `datasets` or `grain`, FORMAT
-`jsonl`, `json.gz`, `jsonl.zst` or `parquet`, VOCABULARY a SentencePiece model or a tokenizer.json.
+It prints the tokens per CPU second of so many batches, on one core. NAME is `datasets` or `grain`,
+FORMAT `jsonl`, `json.gz`, `jsonl.zst` or `parquet`, VOCABULARY a SentencePiece model or a
+tokenizer.json.
 """
 
 import builtins
 import gzip
+import importlib
 import json
 import os
 import pathlib
@@ -73,19 +75,17 @@ def with_grain(files, kind, encode):
     yield from (batch['ids'] for batch in data.batch(B, drop_remainder=True))
 
 
-def main(name, kind, folder, vocabulary, seconds, rounds):
-  """Prints the rate of each round; the first one is a warm-up."""
+def main(name, kind, folder, vocabulary, batches):
+  """Prints the tokens per CPU second of the first batches."""
   os.sched_setaffinity(0, {0})
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'
   files = sorted(map(str, pathlib.Path(folder).glob('train-*')))
+  importlib.import_module(name)  # is not measured
   make = {'datasets': with_datasets, 'grain': with_grain}[name]
-  batches, rates = make(files, kind, encoder(pathlib.Path(vocabulary))), []
-  for _ in range(int(rounds) + 1):
-    start, tokens = time.process_time(), 0
-    while time.process_time() - start < float(seconds):
-      tokens += next(batches).size
-    rates.append(tokens / (time.process_time() - start))
-  print(json.dumps(rates[1:]))
+  stream = make(files, kind, encoder(pathlib.Path(vocabulary)))
+  start = time.process_time()
+  tokens = sum(next(stream).size for _ in range(int(batches)))
+  print(tokens / (time.process_time() - start))
 
 
 if __name__ == '__main__':

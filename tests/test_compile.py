@@ -106,11 +106,7 @@ def test_the_best_n_grammer_of_the_paper_on_a_v3_slice(tmp_path):
   'config, arguments, table_rows',
   [
     ('transformer_xl.py:enwik8_large', ['--vocabulary_size=204'], None),
-    (
-      'adaptive_span.py:enwik8_pers',
-      ['--vocabulary_size=204', '--config.model.scan_layers=True'],
-      None,
-    ),
+    ('adaptive_span.py:enwik8_pers', ['--vocabulary_size=204'], None),
     (  # 1.1 billion parameters
       'ngrammer_c4.py:393k_8k_50',
       [

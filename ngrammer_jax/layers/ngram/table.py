@@ -58,8 +58,8 @@ class Lookup(struct.PyTreeNode):
 class TableSharding(NamedTuple):
   """Rows of a table, and the mesh axes that the table and the batch are sharded over.
 
-  `exchange` is what is exchanged over the axes of the batch for the gradient: `rows`, `table`, or
-  `auto`, see `prefers_rows`.
+  `exchange` is what is exchanged over the axes of the batch for the gradient: `rows`, `table`,
+  `table_bfloat16` (rounded to bfloat16 where devices sum), or `auto`, see `prefers_rows`.
   """
 
   V: int
@@ -121,7 +121,7 @@ def lookup(table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto') -> 
   Args:
     table_VxE: sharded by the logical AXES under a mesh.
     rows_Bx: int32 [B, ...], from 0 to V - 1, sharded by `batch`.
-    exchange: `auto`, `rows` or `table`, see `TableSharding`.
+    exchange: see `TableSharding`.
   """
   sharding = make_sharding(len(table_VxE), len(rows_Bx), exchange)
   if sharding is None:
@@ -192,7 +192,7 @@ def prefers_rows(V: int, B: int, lookups: int, exchange: str = 'auto') -> bool:
     V: rows of the table.
     B: size of the batch axis of the lookups.
     lookups: number of lookups of all devices.
-    exchange: `rows`, `table`, or `auto`, which compares the lookups with the rows of a device.
+    exchange: see `TableSharding`; `auto` compares the lookups with the rows of a device.
   """
   if mesh_axes.axes('batch', B) is None:
     return False
@@ -265,7 +265,10 @@ def _backward(sharding, rows_Bx, gradient_BxE):
     gradient_PxCxE = _split(gradient_BxE.reshape(-1, E), parts, 0)
     zeros_VxE = jnp.zeros((sharding.shard_rows, E), gradient_BxE.dtype)
     gradient_VxE, _ = jax.lax.scan(add_part, zeros_VxE, (rows_PxC, gradient_PxCxE))
-    return jax.lax.psum(gradient_VxE, rest) if rest else gradient_VxE
+    if not rest:
+      return gradient_VxE
+    dtype = jnp.bfloat16 if sharding.exchange == 'table_bfloat16' else gradient_VxE.dtype
+    return jax.lax.psum(gradient_VxE.astype(dtype), rest).astype(gradient_VxE.dtype)
 
   return sharding.shard_map(add_shard, ('batch', 'batch'), 'table')(gradient_BxE, rows_Bx), None
 
