@@ -40,8 +40,9 @@ CASES = {
   'transformer, plain attention': (f'{C4}:transformer', {'model.kernel': 'xla'}, 16),
   'transformer, not deterministic': (f'{C4}:transformer', {}, 16),
   'n-grammer, not deterministic': (f'{C4}:393k_8k_50', {}, 16),
-  'transformer, cudnn, not deterministic': (f'{C4}:transformer', {'model.kernel': 'cudnn'}, 16),
-  'llama, cudnn, not deterministic': (LLAMA, {'model.kernel': 'cudnn'}, 16),
+  'llama, not deterministic': (LLAMA, {}, 16),
+  'transformer, not deterministic, cudnn': (f'{C4}:transformer', {'model.kernel': 'cudnn'}, 16),
+  'llama, not deterministic, cudnn': (LLAMA, {'model.kernel': 'cudnn'}, 16),
 }
 TINY = {'model.layers': 2, 'model.width': 64, 'model.heads': 4, 'model.feed_forward_width': 96}
 TINY |= {'training.segment_length': 32, 'model.vocabulary_chunk': None}
@@ -128,7 +129,7 @@ def format_line(result: dict[str, Any], results: dict[str, Any], predicted: dict
   if result['floor']:
     line += f'  floor {1e3 * result["floor"]:8.2f} ms  MFU {result["floor"] / seconds:6.1%}'
   line += f'  {result["tokens"] / seconds:11,.0f} tokens/s  {result["peak_bytes"] / 2**30:6.2f} GiB'
-  other = case.partition(',')[0] if ',' in case else next(iter(CASES))
+  other = case.rpartition(',')[0] if ',' in case else next(iter(CASES))
   if other != case and other in results:
     line += f'  {seconds / results[other]["seconds"]:.3f} of {other}'
   if report := predicted.get(case):

@@ -16,12 +16,12 @@ and with the SentencePiece vocabulary alone
   bare tf.data    the same records, parsed, tokenised by tensorflow-text, joined and cut
   seqio           a seqio task, trimmed and packed by its converter for language models
 
-Pipelines that are compared run at the same time on the same core, each in its own process, so that
-a machine that gets slower is as slow for all of them. Each makes the batches of one pass over the
-files, from opening the first: one that tokenises far ahead would else do so before or after it is
-measured. The result is the median over rounds of the tokens per CPU second, and of their ratio to
-those of this library. `floor` is only the tokenizer, on texts in memory. A training step of S
-seconds needs batch * length / S / rate cores.
+Pipelines that are compared are started together, on the same core, each in its own process: a
+machine that gets slower is as slow for all of them. Each makes about as many batches as whole
+passes over the files have, from opening the first; otherwise one that tokenises far ahead would do
+part of its work outside of the measurement. The results are medians over rounds: of the tokens per
+CPU second, and of their ratio to those of this library. `floor` is only the tokenizer, on texts in
+memory. A training step of S seconds needs batch * length / S / rate cores.
 """
 
 import argparse
@@ -58,6 +58,7 @@ except errors.BadInput:
   tf = None
 
 B, T, SHARDS, COPIES = 32, 1024, 32, 8
+PASSES = {'.model': 10, '.json': 1}  # so that each takes many seconds beside the others
 KINDS = 'jsonl', 'json.gz', 'jsonl.zst', 'parquet'
 TENSORFLOW = 'tfds', 'bare tf.data', 'seqio'
 
@@ -180,8 +181,7 @@ def measure(name, root, path, batches):
   os.sched_setaffinity(0, {0})
   os.cpu_count = lambda: 1
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'
-  kind = 'tokenizer' if path.suffix == '.json' else 'sentencepiece'
-  vocabulary = vocabularies.read(kind, path)
+  vocabulary = read_vocabulary(path)
   make = {
     'floor': lambda: tokenizer_only(root, vocabulary),
     'tfds': lambda: packed(
@@ -194,8 +194,8 @@ def measure(name, root, path, batches):
   }
   for folder in KINDS:
     make[folder] = lambda folder=folder: packed(find(root / folder), vocabulary, root)
-  next_batch = make[name]()
   start = time.process_time()
+  next_batch = make[name]()
   tokens = sum(next_batch() for _ in range(batches))
   return tokens / (time.process_time() - start)
 
@@ -217,8 +217,13 @@ def measure_group(names, python, root, path, batches):
   with context.Pool(len(own)) as processes, futures.ThreadPoolExecutor() as threads:
     run_peer = lambda name: threads.submit(measure_peer, python, name, root, path, batches).result
     run = lambda name: processes.apply_async(measure, (name, root, path, batches)).get
-    results = {name: run(name) for name in own} | {name: run_peer(name) for name in peers}
-    return {name: result() for name, result in results.items()}
+    waiting = {name: run(name) for name in own} | {name: run_peer(name) for name in peers}
+    return {name: wait() for name, wait in waiting.items()}
+
+
+def read_vocabulary(path):
+  """Returns the vocabulary of a file."""
+  return vocabularies.read('tokenizer' if path.suffix == '.json' else 'sentencepiece', path)
 
 
 def find(folder):
@@ -268,11 +273,11 @@ def main() -> None:
     learn_bpe(texts, root / 'bpe.json')
     for _ in range(options.rounds):
       for path in (options.vocabulary, root / 'bpe.json'):
-        is_bpe = path.suffix == '.json'
-        vocabulary = vocabularies.read('tokenizer' if is_bpe else 'sentencepiece', path)
+        vocabulary, has_others = read_vocabulary(path), tf is not None and path.suffix != '.json'
         tokens = COPIES * sum(len(vocabulary.encode(text.encode())) + 1 for text in texts)
-        for names in groups if is_bpe or tf is None else (*groups, TENSORFLOW):
-          batches = len(copies) // B if names == ('floor',) else tokens // (B * T)
+        for names in (*groups, TENSORFLOW) if has_others else groups:
+          is_floor = names == ('floor',)
+          batches = len(copies) // B if is_floor else PASSES[path.suffix] * tokens // (B * T)
           results = measure_group(names, options.peers, root, path, batches)
           rates.setdefault((names, path.name), []).append(results)
   finally:
@@ -283,8 +288,8 @@ def main() -> None:
       ratio = np.median([results[name] / results[names[0]] for results in rounds])
       print(f'{vocabulary:<16}{name:<20}{rate:12,.0f} tokens/s{ratio:8.3f}')
   if options.json:
-    rounds_by_vocabulary = [[vocabulary, rounds] for (_, vocabulary), rounds in rates.items()]
-    options.json.write_text(json.dumps(rounds_by_vocabulary, indent=2) + '\n')
+    groups = [{'vocabulary': name, 'rounds': rounds} for (_, name), rounds in rates.items()]
+    options.json.write_text(json.dumps(groups, indent=2) + '\n')
 
 
 if __name__ == '__main__':

@@ -31,6 +31,7 @@ ASYNC = (ASYNC_START, ASYNC_UPDATE, ASYNC_DONE)
 NO_TRAFFIC = {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'call'}
 NO_TRAFFIC |= {'while', 'conditional', 'async', ASYNC_UPDATE, 'partition-id', 'replica-id'}
 NO_TRAFFIC |= {'send', 'recv', 'opt-barrier', 'AllocateBuffer', 'ConcatBitcast'}
+UNKNOWN_CYCLES = 2**62  # and more: the compiler's numbers for what it cannot estimate
 SCOPE_STEPS = 6  # to the instruction whose scope stands for a missing one
 
 
@@ -247,6 +248,7 @@ class Program:
       return None
     size, padded = _moved(i, 'size'), _moved(i, 'padded')
     flops, cycles = self._flops(i), int(i.find(r'"estimated_cycles":"(\d+)"') or 0)
+    cycles = cycles if cycles < UNKNOWN_CYCLES else 0
     if not (padded or flops or cycles or collective):
       return None
     seconds = max(flops / self._rates.flops, padded / self._rates.memory)

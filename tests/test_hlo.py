@@ -95,6 +95,11 @@ def test_a_slice_in_a_nested_fusion_counts_as_the_slice():
   assert work.scope == 'jit(f)/Block/feed_forward/in/dot_general'
 
 
+def test_what_the_compiler_cannot_estimate_has_no_cycles():
+  unknown = NESTED.replace('"1000"', f'"{2**64 - 1}"')
+  assert hlo.Program(unknown, {'data': 1}).work[0].cycles == 0
+
+
 def entry(lines, fused=''):
   """Returns a program of some instructions, after computations that they call."""
   return f'{fused}\nENTRY %main (x: f32[8]) -> f32[8] {{\n{lines}\n}}\n'

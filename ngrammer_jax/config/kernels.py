@@ -80,9 +80,8 @@ def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -
     return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {actual}'
   if kernel == 'cudnn' and w.is_deterministic:
     return (
-      'ends in an IndexError inside XLA with deterministic operations (jax 0.11.2): '
-      'XLA_FLAGS=--xla_gpu_deterministic_ops=false trains without them, but no longer resumes bit '
-      'for bit'
+      'fails inside XLA with deterministic operations (IndexError, jax 0.11.2), which XLA_FLAGS='
+      '--xla_gpu_deterministic_ops=false turns off; a run then does not resume bit for bit'
     )
   if kernel == 'splash':
     if w.device in UNSUPPORTED_TPUS or w.platform == 'gpu':

@@ -63,9 +63,9 @@ def block_mask(
   """
   wide = lambda values: uint64.UInt64(jnp.uint32(0), values.astype(jnp.uint32))
   first = uint64.multiply(wide(rows_BxQ[..., None]), wide(jnp.uint32(columns)))
-  count_BxQxK = uint64.add(first, wide(columns_K))
-  # Not flat as in threefry_2x32, which XLA had not compiled for a TPU after half an hour.
-  high, low = jax.extend.random.threefry2x32_p.bind(*jax.random.key_data(key), *count_BxQxK)
+  counts_BxQxK = uint64.add(first, wide(columns_K))
+  # threefry_2x32 flattens the counts; XLA did not compile that for a TPU within half an hour.
+  high, low = jax.extend.random.threefry2x32_p.bind(*jax.random.key_data(key), *counts_BxQxK)
   keep = 1 - rate
   dtype = jnp.asarray(keep).dtype
   if dtype == jnp.float64:

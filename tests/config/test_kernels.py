@@ -36,7 +36,8 @@ def test_kernels_are_for_their_devices():
   assert reason('splash', is_divisible=False) == 'needs rows and heads that the mesh divides'
   assert reason('splash', platform='tpu', device='TPU v3').startswith('is for TPUs from v4 on')
   assert reason('cudnn', platform='gpu') is None
-  assert 'XLA_FLAGS=--xla_' in reason('cudnn', platform='gpu', is_deterministic=True)
+  deterministic = reason('cudnn', platform='gpu', is_deterministic=True)
+  assert 'XLA_FLAGS=--xla_gpu_deterministic_ops=false' in deterministic
   assert 'not for cpu, float32 and 64' in reason('cudnn', dtype='float32')
 
 

@@ -35,7 +35,7 @@ def packs(monkeypatch):
 
 
 def test_a_run_continues_with_packed_tables(tiny, tmp_path, packs, one_device):
-  """Bit by bit as with those that are not packed, in its checkpoints and records."""
+  """Bit by bit as with those that are not packed; only norms add their squares in another order."""
   config = config_of(tiny, MEMORIES[:2])
   packs(False)
   loop.train(config, tmp_path / 'plain')
@@ -44,7 +44,8 @@ def test_a_run_continues_with_packed_tables(tiny, tmp_path, packs, one_device):
   packs(True)
   loop.train(config, packed)
   assert arrays(packed) == arrays(tmp_path / 'plain')
-  assert records(packed) == records(tmp_path / 'plain')
+  rounded = [pytest.approx(record, rel=1e-6) for record in records(tmp_path / 'plain')]
+  assert records(packed) == rounded
 
 
 def test_narrow_tables_are_packed_with_their_optimizer_state(tiny, packs):

@@ -48,7 +48,7 @@ _CLUSTERS = {'key': CLUSTER_KEYS}
 
 def exchange_field() -> Any:
   """Declares the field `exchange` of an n-gram memory."""
-  comment = 'how devices exchange table gradients; auto selects by size'
+  comment = 'how devices exchange table gradients; auto: rows or table, by size'
   return field('auto', comment, choices=EXCHANGE, free_on_resume=True)
 
 

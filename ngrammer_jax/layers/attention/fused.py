@@ -36,12 +36,12 @@ def workload(
   B, T, N, H = query.shape
   axes = mesh_axes.axes('batch', B), *mesh_axes.head_axes(N, key_heads or N)
   platform, device = mesh_axes.device()
-  deterministic = re.findall(r'--xla_gpu_deterministic_ops=(\w+)', os.environ.get('XLA_FLAGS', ''))
+  flags = re.findall(r'--xla_gpu_deterministic_ops=(\w+)', os.environ.get('XLA_FLAGS', ''))
   return Workload(
     *(T, M, H, query.dtype.name, platform, device),
     is_divisible=None not in axes,
     generator=jax.config.jax_default_prng_impl,
-    is_deterministic=deterministic[-1:] in (['true'], ['True'], ['1']),
+    is_deterministic=bool(flags) and flags[-1].lower() in ('true', '1'),
   )
 
 

@@ -143,7 +143,9 @@ def test_what_a_kernel_cannot_do_is_left_to_the_scores(kernel, shape, dtype, why
 
 def test_the_last_flag_says_whether_operations_are_deterministic(monkeypatch):
   flag = '--xla_gpu_deterministic_ops='
-  for flags, expected in ((f'{flag}true', True), (f'{flag}true {flag}false', False), ('', False)):
+  examples = {f'{flag}{value}': True for value in ('true', 'True', '1')} | {'': False}
+  examples |= {f'{flag}true {flag}false': False, f'{flag}0 {flag}true': True}
+  for flags, expected in examples.items():
     monkeypatch.setenv('XLA_FLAGS', flags)
     assert workload((1, 256, 4, 64), 'bfloat16').is_deterministic == expected
 
