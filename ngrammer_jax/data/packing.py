@@ -173,8 +173,11 @@ class _Source:
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
     """Returns the text of a document, b'' for one to be left out; empty ones are counted."""
-    with self._fingerprints.record_damage(shard):
+    try:
       text = self._shards.text(shard, document, record)
+    except errors.BadInput:
+      with self._fingerprints.record_damage(shard):  # too slow for every document
+        raise
     if text is None or text.strip() or (text and self._has_blank):
       return text or b''
     self._num_empty += 1
@@ -400,7 +403,7 @@ class _RowReader:
       parts.append((tokens[begin:end], tokens[begin + 1 : end + 1]))
       starts[length - missing] = begin == 0
       missing -= end - begin
-      self._state_if_empty = state = state._replace(tokens=end)
-      if end < len(tokens) - 1:
-        self._buffer.appendleft((state, tokens))
+    self._state_if_empty = state._replace(tokens=end)
+    if end < len(tokens) - 1:
+      self._buffer.appendleft((self._state_if_empty, tokens))
     return *map(np.concatenate, zip(*parts, strict=True)), starts
