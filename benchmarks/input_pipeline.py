@@ -58,7 +58,7 @@ except errors.BadInput:
   tf = None
 
 B, T, SHARDS, COPIES = 32, 1024, 32, 8
-PASSES = {'.model': 10, '.json': 1}  # so that each takes many seconds beside the others
+SENTENCEPIECE_PASSES = 10  # so that they take as long as one of byte pairs
 KINDS = 'jsonl', 'json.gz', 'jsonl.zst', 'parquet'
 TENSORFLOW = 'tfds', 'bare tf.data', 'seqio'
 
@@ -273,11 +273,14 @@ def main() -> None:
     learn_bpe(texts, root / 'bpe.json')
     for _ in range(options.rounds):
       for path in (options.vocabulary, root / 'bpe.json'):
-        vocabulary, has_others = read_vocabulary(path), tf is not None and path.suffix != '.json'
+        vocabulary = read_vocabulary(path)
+        is_sentencepiece = vocabulary.kind == 'sentencepiece'
         tokens = COPIES * sum(len(vocabulary.encode(text.encode())) + 1 for text in texts)
+        passes = SENTENCEPIECE_PASSES if is_sentencepiece else 1
+        has_others = is_sentencepiece and tf is not None
         for names in (*groups, TENSORFLOW) if has_others else groups:
           is_floor = names == ('floor',)
-          batches = len(copies) // B if is_floor else PASSES[path.suffix] * tokens // (B * T)
+          batches = len(copies) // B if is_floor else passes * tokens // (B * T)
           results = measure_group(names, options.peers, root, path, batches)
           rates.setdefault((names, path.name), []).append(results)
   finally:
