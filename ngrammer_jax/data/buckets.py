@@ -66,9 +66,9 @@ class BucketFile:
     """Returns itself, which has `st_size`."""
     return self
 
-  def open(self, mode: str = 'rb') -> io.BufferedReader:
+  def open(self, mode: str = 'rb', buffering: int = BLOCK) -> io.BufferedReader:
     """Opens it for reading."""
-    return io.BufferedReader(_Stream(self), BLOCK)
+    return io.BufferedReader(_Stream(self), buffering)
 
 
 def find(url: str) -> list[BucketFile]:

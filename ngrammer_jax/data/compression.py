@@ -16,7 +16,7 @@ import zlib
 
 from ngrammer_jax import errors
 
-BLOCK = 1 << 16  # compressed bytes that are read at a time
+BLOCK = 1 << 16  # bytes of a file that are read at a time
 SUFFIXES = {'.gz': 'gzip', '.bz2': 'bzip2', '.xz': 'xz', '.zst': 'zstandard', '.zip': 'zip'}
 MAGIC = {
   b'\x1f\x8b': 'gzip',
@@ -70,7 +70,7 @@ def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.Buffe
   Raises:
     BadInput: the file is not compressed as its name says, or an archive of several files.
   """
-  file = path.open('rb')
+  file = path.open('rb', buffering=BLOCK)
   kind = find(path, file.peek(8)[:8])
   if kind is None:
     file.seek(offset)

@@ -396,14 +396,17 @@ class _RowReader:
   def take(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Removes the next tokens from the buffer. Returns their inputs, targets and starts, [T]."""
     self.num_buffered -= length
-    parts, starts, missing = [], np.zeros(length, bool), length
-    while missing:
+    inputs, targets = np.empty((2, length), np.int32)
+    starts = np.zeros(length, bool)
+    position = 0
+    while position < length:
       state, tokens = self._buffer.popleft()
-      begin, end = state.tokens, min(state.tokens + missing, len(tokens) - 1)
-      parts.append((tokens[begin:end], tokens[begin + 1 : end + 1]))
-      starts[length - missing] = begin == 0
-      missing -= end - begin
+      begin, end = state.tokens, min(state.tokens + length - position, len(tokens) - 1)
+      part = slice(position, position + end - begin)
+      inputs[part], targets[part] = tokens[begin:end], tokens[begin + 1 : end + 1]
+      starts[position] = begin == 0
+      position = part.stop
     self._state_if_empty = state._replace(tokens=end)
     if end < len(tokens) - 1:
       self._buffer.appendleft((self._state_if_empty, tokens))
-    return *map(np.concatenate, zip(*parts, strict=True)), starts
+    return inputs, targets, starts

@@ -66,10 +66,11 @@ class FileShards:
 
   def text(self, shard: int, document: int, record: bytes) -> bytes | None:
     """See `Shards`."""
-    # Multiples of the golden ratio are spread evenly, also among the rows that share a file.
-    is_held_out = document * 0.6180339887498949 % 1 > 1 - self.held_out
-    if self.held_out and is_held_out != self.is_held_out:
-      return None
+    if self.held_out:
+      # Multiples of the golden ratio are spread evenly, also among the rows that share a file.
+      is_held_out = document * 0.6180339887498949 % 1 > 1 - self.held_out
+      if is_held_out != self.is_held_out:
+        return None
     return self._file(shard).text(document, record)
 
 

@@ -26,13 +26,14 @@ def read_batches(
   Large row groups are decoded once, page by page, by the first MAX_DECODERS files, and huge ones
   always. In a bucket each row group is read once.
   """
-  while part := _read_part(path, fields, row):
-    batches, row = part
+  num_rows = row + 1
+  while row < num_rows:
+    batches, row, num_rows = _read_part(path, fields, row)
     yield from batches
 
 
 def _read_part(path, fields, row):
-  """Returns batches from a row on, and the row after them; None at the end."""
+  """Returns batches from a row on, the row after them, and the number of rows of the file."""
   import pyarrow as pa  # only for such files
   from pyarrow import parquet
 
@@ -43,7 +44,7 @@ def _read_part(path, fields, row):
   groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
   ends = list(itertools.accumulate((group.num_rows for group in groups), initial=0))
   if row >= ends[-1]:
-    return None
+    return (), row, ends[-1]
   first = bisect.bisect_right(ends, row) - 1
   size = max(groups[first].total_byte_size, 1)
   part = PART if is_local else max(PART, size)
@@ -54,14 +55,14 @@ def _read_part(path, fields, row):
       last += 1
     table = file.read_row_groups(range(first, last), **options).slice(row - ends[first], rows)
     row += len(table)
-    return _release([(table, names)]), row
+    return _release([(table, names)]), row, ends[-1]
   batches = columns.skip(file.iter_batches(BATCH, [first], **options), row - ends[first])
   batches = ((batch, names) for batch in batches)
   if size <= HUGE and is_local and len(_decoders) >= MAX_DECODERS:
     part = [*itertools.islice(batches, max(rows // BATCH, 1))]
-    return _release(part), row + sum(len(batch) for batch, _ in part)
+    return _release(part), row + sum(len(batch) for batch, _ in part), ends[-1]
   _decoders.add(batches)
-  return batches, ends[first + 1]
+  return batches, ends[first + 1], ends[-1]
 
 
 def _release(batches):

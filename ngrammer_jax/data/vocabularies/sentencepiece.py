@@ -56,7 +56,7 @@ class SentencePieceVocabulary(base.Vocabulary):
   def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
     if self._learned and any(SPACE_MARK.encode() in text for text in texts):
       return [self.encode(text) for text in texts]
-    return self._processor.encode([text.decode() for text in texts], return_type='numpy')
+    return self._processor.encode(list(texts), return_type='numpy')
 
   def decode(self, ids: Iterable[int]) -> bytes:
     return self._processor.decode([int(i) for i in ids]).encode()
