@@ -248,7 +248,7 @@ def test_rows_that_share_a_shard_read_it_once(tmp_path, monkeypatch, name):
   document_files.write(tmp_path / f'valid{name[1:]}', ['x'])
   source = shards.find(tmp_path / f'train{name[1:]}')[0]['train']
   segments, num_reads = [], []
-  for shared_bytes, steps in ((1 << 20, range(60)), (1 << 20, range(40, 60)), (1000, range(60))):
+  for shared_bytes, steps in ((1 << 20, range(60)), (1 << 20, range(40, 60)), (1500, range(60))):
     monkeypatch.setattr(packing, 'SHARED_BYTES', shared_bytes)
     dataset = packed(tmp_path, source, 8, places=f'{name}-{shared_bytes}')
     segments.append([dataset.segment(step) for step in steps])
