@@ -4,8 +4,8 @@ A gzip, bzip2, xz or zstandard file is one frame or several, one after another. 
 each of them, so a place in a long file of many frames is reached without reading what is before it.
 """
 
-import bisect
 import bz2
+import collections
 from collections.abc import Callable
 import io
 import lzma
@@ -17,6 +17,7 @@ import zlib
 from ngrammer_jax import errors
 
 BLOCK = 1 << 16  # bytes of a file that are read at a time
+INPUT = 1 << 14  # compressed bytes whose text is made at a time: with more, zstandard is slower
 SUFFIXES = {'.gz': 'gzip', '.bz2': 'bzip2', '.xz': 'xz', '.zst': 'zstandard', '.zip': 'zip'}
 MAGIC = {
   b'\x1f\x8b': 'gzip',
@@ -111,7 +112,8 @@ class Frames(io.RawIOBase):
   def __init__(self, file: BinaryIO, kind: str, start: int = 0):
     self._file, self._make = file, DECOMPRESSORS[kind]
     self._decompressor, self._input, self._text = None, b'', memoryview(b'')
-    self._offset, self._frames = 0, []  # text before, and place of each frame
+    self._offset = 0
+    self._frames = collections.deque()  # text before, and place of each frame
     file.seek(start)
 
   def readable(self) -> bool:
@@ -127,10 +129,10 @@ class Frames(io.RawIOBase):
 
   def _fill(self) -> bool:
     """Decompresses a block; False at the end of the file."""
-    data, self._input = self._input or self._file.read(BLOCK), b''
+    data, self._input = self._input or self._file.read(INPUT), b''
     if self._decompressor is None or self._decompressor.eof:
       while data and not (data := data.lstrip(b'\0')):  # some writers pad their files
-        data = self._file.read(BLOCK)
+        data = self._file.read(INPUT)
       if not data:
         return False
       self._frames.append((self._offset, self._file.tell() - len(data)))
@@ -147,7 +149,7 @@ class Frames(io.RawIOBase):
 
   def place(self, offset: int) -> tuple[int, int]:
     """Returns the offset in the last frame that begins at `offset` or before, and its place."""
-    index = bisect.bisect_right(self._frames, (offset, float('inf'))) - 1
-    del self._frames[:index]  # earlier places are not asked for again
+    while len(self._frames) > 1 and self._frames[1][0] <= offset:
+      self._frames.popleft()  # earlier places are not asked for again
     before, begin = self._frames[0]
     return offset - before, begin
