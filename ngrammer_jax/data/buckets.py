@@ -67,7 +67,7 @@ class BucketFile:
     return self
 
   def open(self, mode: str = 'rb', buffering: int = BLOCK) -> io.BufferedReader:
-    """Opens it for reading."""
+    """Opens it for reading, with a buffer of so many bytes."""
     return io.BufferedReader(_Stream(self), buffering)
 
 

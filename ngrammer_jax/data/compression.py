@@ -17,7 +17,6 @@ import zlib
 from ngrammer_jax import errors
 
 BLOCK = 1 << 16  # bytes of a file that are read at a time
-INPUT = 1 << 14  # compressed bytes whose text is made at a time: with more, zstandard is slower
 SUFFIXES = {'.gz': 'gzip', '.bz2': 'bzip2', '.xz': 'xz', '.zst': 'zstandard', '.zip': 'zip'}
 MAGIC = {
   b'\x1f\x8b': 'gzip',
@@ -129,10 +128,10 @@ class Frames(io.RawIOBase):
 
   def _fill(self) -> bool:
     """Decompresses a block; False at the end of the file."""
-    data, self._input = self._input or self._file.read(INPUT), b''
+    data, self._input = self._input or self._file.read(BLOCK), b''
     if self._decompressor is None or self._decompressor.eof:
       while data and not (data := data.lstrip(b'\0')):  # some writers pad their files
-        data = self._file.read(INPUT)
+        data = self._file.read(BLOCK)
       if not data:
         return False
       self._frames.append((self._offset, self._file.tell() - len(data)))

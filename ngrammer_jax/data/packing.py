@@ -30,7 +30,7 @@ from ngrammer_jax.system import files
 SAVE_INTERVAL = 100  # steps between saved reader states
 FILE_STEPS = 5_000  # after which states are saved to another file: a bucket gets whole files
 HISTORY = 8  # saved states that are searched for a step that all rows have
-PREFETCH_BYTES = 6  # of text for each missing token: more than one has, so that one call is enough
+PREFETCH_BYTES = 6  # of text for each missing token: more than most have
 BLOCK_DOCUMENTS, BLOCK_BYTES = 128, 256 << 10
 SHARED_BYTES = 256 << 20  # of documents that wait for other rows, and number of their blocks
 MAX_BLOCKS = 1 << 14

@@ -63,6 +63,14 @@ def test_row_groups_of_every_size_are_read_from_any_row(tmp_path, monkeypatch, n
     assert [text for text, _ in documents] == TEXTS[first:]
 
 
+def test_a_parquet_file_is_opened_once_for_each_part(tmp_path, monkeypatch):
+  opened, open_os_file = [], pa.OSFile
+  monkeypatch.setattr(pa, 'OSFile', lambda *args: opened.append(args) or open_os_file(*args))
+  path = tmp_path / 'x.parquet'
+  parquet.write_table(pa.table({'text': TEXTS}), path)
+  assert len(read_all(open_file(path))) == len(TEXTS) and len(opened) == 1
+
+
 @each('small, max_open', [(8 << 20, 0), (0, 2)])
 def test_few_of_many_files_are_open(tmp_path, monkeypatch, small, max_open):
   texts = [f'{i} ' + 'some text ' * 50 for i in range(5000)]

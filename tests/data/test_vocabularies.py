@@ -62,6 +62,15 @@ def test_learned_sentencepiece_distinguishes_the_space_mark_from_a_space(sentenc
   assert sentencepiece.decode(sentencepiece.encode(text)) == text
 
 
+@each('learned', [True, False])
+def test_texts_have_the_same_ids_together_as_alone(sentencepiece, learned):
+  vocabulary = vocabularies.SentencePieceVocabulary(sentencepiece.content, learned)
+  texts = [text.encode() for text in DIFFICULT_TEXTS.values()]
+  for some in (texts, [*texts, 'a\u2581b'.encode()]):
+    for text, ids in zip(some, vocabulary.encode_all(some), strict=True):
+      np.testing.assert_array_equal(ids, vocabulary.encode(text))
+
+
 def test_pieces_are_longer_than_characters(sentencepiece):
   assert sentencepiece.size == 340
   assert len(sentencepiece.encode(TEXT)) < len(TEXT) / 2

@@ -3,6 +3,7 @@
 import bisect
 from collections.abc import Iterator, Sequence
 import itertools
+import math
 import pathlib
 from typing import Any
 import weakref
@@ -26,7 +27,7 @@ def read_batches(
   Large row groups are decoded once, page by page, by the first MAX_DECODERS files, and huge ones
   always. In a bucket each row group is read once.
   """
-  num_rows = row + 1
+  num_rows = math.inf  # until the file is opened
   while row < num_rows:
     batches, row, num_rows = _read_part(path, fields, row)
     yield from batches

@@ -98,7 +98,10 @@ class Vocabulary(abc.ABC):
       files.write(folder / name, content)
 
   def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-    """Returns the ids of each text, with a thread for each core if the vocabulary supports it."""
+    """Returns the ids of each text, with a thread for each core if the vocabulary supports it.
+
+    The texts are valid in the encoding of the vocabulary.
+    """
     return [self.encode(text) for text in texts]
 
   def token_texts(self) -> tuple[list[str], list[str]]:
