@@ -37,7 +37,13 @@ def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
   if key is None or rate == 0:
     return x
   keep = 1 - rate
-  return jnp.where(jax.random.bernoulli(key, keep, x.shape), x / keep, 0)
+  # A TPU would draw the numbers again for every use, and its compiler takes minutes for each.
+  mask = jax.lax.platform_dependent(
+    jax.random.bernoulli(key, keep, x.shape),
+    tpu=jax.lax.optimization_barrier,
+    default=lambda mask: mask,
+  )
+  return jnp.where(mask, x / keep, 0)
 
 
 def check_key(key: jax.Array) -> None:

@@ -13,6 +13,14 @@ def test_the_mean_is_kept():
   assert abs(counts[0] / 10_000 - 0.25) < 0.02
 
 
+def test_only_a_tpu_keeps_the_mask_apart():
+  """XLA fuses the numbers into each of their uses otherwise, and takes minutes for one."""
+  traced = jax.jit(lambda x: dropout.drop(x, 0.25, jax.random.key(0))).trace(np.ones(8, 'float32'))
+  programs = {name: traced.lower(lowering_platforms=(name,)).as_text() for name in ('tpu', 'cpu')}
+  assert 'optimization_barrier' in programs['tpu']
+  assert 'optimization_barrier' not in programs['cpu']
+
+
 @pytest.mark.parametrize('x64', [False, True])
 def test_a_block_of_what_is_kept_is_that_of_the_whole(x64):
   with jax.enable_x64(x64):
