@@ -76,6 +76,7 @@ def get_config(variant: str = 'enwik8_base'):
   m.norm = 'post_skip'
   m.norm_epsilon = 1e-5
   m.final_norm = False
+  m.scan_layers = False  # a scan takes more time and memory, see docs/compile.md
   is_official = size != 'small'
   if is_official:
     m.initial = config.block('model.initial', recipe='transformer_xl')
@@ -114,7 +115,6 @@ def get_config(variant: str = 'enwik8_base'):
     c.optimizer.learning_rate = 2e-3
     c.optimizer.schedule = 'cosine'
     c.optimizer.final_fraction = 0.1
-    m.scan_layers = False  # a scan is slower than unrolled layers on CPU
     e.max_tokens = 65_536
     t.evaluate_every = t.checkpoint_every = 240
   else:
