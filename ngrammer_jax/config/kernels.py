@@ -81,7 +81,8 @@ def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -
   if kernel == 'cudnn' and w.is_deterministic:
     return (
       'fails inside XLA with deterministic operations (IndexError, jax 0.11.2), which XLA_FLAGS='
-      '--xla_gpu_deterministic_ops=false turns off; a run then does not resume bit for bit'
+      '--xla_gpu_deterministic_ops=false turns off; a run then does not resume bit for bit, unless '
+      'docs/compile.md has other flags for its model'
     )
   if kernel == 'splash':
     if w.device in UNSUPPORTED_TPUS or w.platform == 'gpu':
