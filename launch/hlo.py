@@ -446,14 +446,21 @@ def _device_group(text: str, devices: int) -> list[int]:
   if match := re.search(r'(?:source_target_pairs|replica_groups)=\{\{([\d,{}]*)\}\}', text):
     groups = map(_integers, match[1].split('},{'))
     return next((group for group in groups if len(set(group)) > 1), [0])
-  if match := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', text):
-    shape, tiles, order = (_integers(each or '') for each in match.groups())
-    return np.arange(devices).reshape(tiles).transpose(order or None).reshape(shape)[0].tolist()
+  iota = r'\[([\d,]+)\](?:T\(([\d,]+)\))?'
+  if match := re.search(rf'replica_groups=\[([\d,]+)\]<={iota}', text):
+    shape, *order = map(_integers, match.groups(''))
+    return _transposed_iota(*order).reshape(shape)[0].tolist()
   if match := re.search(r'replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}', text):
     sizes = re.findall(r"('\w+')=(\d+)", match[1])
     index = tuple(slice(None) if name in match[2] else 0 for name, _ in sizes)
-    return np.arange(devices).reshape([int(size) for _, size in sizes])[index].ravel().tolist()
+    order = re.search(rf'device_ids=\({iota}\)', text)
+    ids = _transposed_iota(*map(_integers, order.groups(''))) if order else np.arange(devices)
+    return ids.reshape([int(size) for _, size in sizes])[index].ravel().tolist()
   return list(range(devices))
+
+
+def _transposed_iota(shape: list[int], axes: list[int]) -> np.ndarray:
+  return np.arange(math.prod(shape)).reshape(shape).transpose(axes or None)
 
 
 def _integers(text: str) -> list[int]:

@@ -336,6 +336,10 @@ def test_trip_counts_of_nested_loops_multiply():
     ('replica_groups=[2,2]<=[4], x', [[0, 1], [2, 3]]),
     ('replica_groups=[2,2]<=[2,2]T(1,0), x', [[0, 2], [1, 3]]),
     ("replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_0'}, x", [[0, 2], [1, 3]]),
+    (
+      "replica_groups=mesh['axis_0'=2,'axis_1'=1,'axis_2'=2], device_ids=([2,2]T(1,0)) {'axis_0'}",
+      [[0, 1], [2, 3]],
+    ),
     ('source_target_pairs={{0,0},{1,3}}, x', [[1, 3]]),
     ('replica_groups={}, x', [[0, 1, 2, 3]]),
   ],
