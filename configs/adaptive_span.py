@@ -63,6 +63,7 @@ def get_config(variant: str = 'enwik8_small'):
   m.norm = 'post_skip'
   m.norm_epsilon = 1e-5
   m.final_norm = False
+  m.scan_layers = False  # a scan takes more time and memory, see docs/compile.md
   m.tie_embeddings = False
   m.scale_embeddings = False
   return _official(c, variant) if variant in OFFICIAL else _small(c, variant)
@@ -117,7 +118,6 @@ def _small(c, variant):
   m, t = c.model, c.training
   m.layers, m.width, m.heads, m.feed_forward_width = 3, 192, 6, 768
   m.tie_embeddings = m.scale_embeddings = True
-  m.scan_layers = False  # a scan is slower than unrolled layers on CPU
   m.position = 'relative'
   m.memory = config.block('model.memory', length=256, same_length='memory_and_self')
   if variant not in ('small_xl', 'small_span'):

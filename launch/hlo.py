@@ -238,7 +238,9 @@ class Program:
     bounds = {loop.find(r'known_trip_count\W+n\W+(\d+)')} - {''} or bounds
     if len(bounds) == 1:
       return int(*bounds)
-    self.not_counted.append(f'the trips of {loop.name} ({_scope(loop)}), which counts once')
+    # By scope, since layers in a row have many such loops.
+    loops = _scope(loop) or loop.name
+    self.not_counted.append(f'the trips of the loops of {loops}, which count once')
     return 1
 
   def _work(self, i: Instruction) -> Work | None:

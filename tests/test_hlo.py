@@ -326,7 +326,7 @@ def test_trip_counts_of_nested_loops_multiply():
   unknown = LOOPS.replace('s32[] constant(3)', 's32[] get-tuple-element(%x), index=0')
   program = hlo.Program(unknown, {'data': 2})
   assert program.collectives()[0].times == 5
-  assert program.not_counted == ['the trips of loop (), which counts once']
+  assert program.not_counted == ['the trips of the loops of loop, which count once']
 
 
 @pytest.mark.parametrize(
