@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import re
-import resource
 import sys
 
 import pytest
@@ -51,13 +50,9 @@ def test_notebook_runs_from_clean(path, monkeypatch, tmp_path):
     monkeypatch.delenv(name)
   notebook = nbformat.read(path, as_version=4)
   before = output_kinds(notebook.cells)
-  start = resource.getrusage(resource.RUSAGE_CHILDREN)
   settings = {'metadata': {'path': str(tmp_path)}}
   nbclient.NotebookClient(notebook, timeout=1200, resources=settings).execute()
   assert output_kinds(notebook.cells) == before
-  used = resource.getrusage(resource.RUSAGE_CHILDREN)
-  cpu_seconds = used.ru_utime + used.ru_stime - start.ru_utime - start.ru_stime
-  assert 0 < cpu_seconds < 2 * 180  # three minutes on two cores
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
