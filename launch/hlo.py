@@ -24,7 +24,7 @@ SLICES = ('slice', 'dynamic-slice', 'gather')
 UPDATES = {'dynamic-update-slice': 1, 'scatter': 2}  # the operand that has the updates
 PRODUCTS = ('dot', 'convolution')
 ASYNC_START, ASYNC_DONE = 'AsyncCollectiveStart', 'AsyncCollectiveDone'  # markers in fusions
-ASYNC_FUSION = 'async_collective_fusion'  # its collectives may go on from one fusion to the next
+ASYNC_FUSION = 'async_collective_fusion'  # its collectives may continue in the next fusion
 ASYNC_UPDATE = 'async-update'  # a collective that was started in another fusion
 ASYNC = (ASYNC_START, ASYNC_UPDATE, ASYNC_DONE)
 # Aliases, bookkeeping, and calls whose bodies are counted.
