@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import difflib
+import gc
 import io
 import logging
 import os
@@ -28,6 +29,8 @@ if typing.TYPE_CHECKING:
 # After an error that may come from a lost process, until JAX names it and ends this one.
 LOST_PROCESS_SECONDS = hosts.HEARTBEAT_TIMEOUT + 15
 LAST_SECONDS = 5  # for the other processes with the same error to end
+# Imports and tracing make objects that stay, through which Python would search all the time.
+OBJECTS_PER_COLLECTION = 100_000
 MAX_MESSAGE = 1000  # characters of an error message
 
 
@@ -74,6 +77,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 def run(main: Callable[[list[str]], int | None]) -> None:
   """Runs a command, logs to standard error, and exits with its status or that of its error."""
+  gc.set_threshold(OBJECTS_PER_COLLECTION)
   _use_utf8_names()
   line_format = '%(process_prefix)s%(message)s'
   logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
@@ -124,6 +128,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
       print(f'{hosts.prefix()}{_one_line(message)}', file=sys.stderr)
   if status in (1, 2) and hosts.is_multiprocess():
     _exit_alone(status)
+  gc.freeze()  # or Python would search through all objects once more
   sys.exit(status or 0)
 
 

@@ -87,6 +87,8 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
     BadInput: the tokenizer is of a kind that is not supported.
     Exception: a file is damaged, see `translate_damage`.
   """
+  import tokenizers  # other vocabularies do not need it
+
   config, generation, settings, special_tokens, added = (
     files.read_json(folder / name) if (folder / name).exists() else {}
     for name in ('config.json', 'generation_config.json', 'tokenizer_config.json')
@@ -94,7 +96,7 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   )
   settings = special_tokens | {k: v for k, v in settings.items() if v is not None}
   content = _folder_content(folder, settings, added, config.get('model_type'))
-  tokenizer = _parse(content)
+  tokenizer = tokenizers.Tokenizer.from_buffer(content)
   start = _token_id(tokenizer, settings.get('bos_token'))
   encoding = tokenizer.encode('a')
   adds_start = bool(encoding.special_tokens_mask and encoding.special_tokens_mask[0])
@@ -114,7 +116,8 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
     template = next((t['template'] for t in template if t['name'] == 'default'), None)
   if (path := folder / 'chat_template.jinja').exists():
     template = path.read_text(encoding='utf-8')
-  return _vocabulary(content, size, tokenizer, start, ends, adds_start, template)
+  ids = tokenizer.get_vocab().values()
+  return _vocabulary(content, size, ids, start, ends, adds_start, template)
 
 
 def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabulary:
@@ -149,23 +152,16 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabul
   adds_start = get('add_bos_token', kind == 'llama' or pre_tokenizer == 'llama-bpe')
   start, end = (get(f'{n}_token_id', i if kind == 'llama' else None) for n, i in SENTENCEPIECE_IDS)
   ends, template = [end, get('eot_token_id')], metadata.get('tokenizer.chat_template')
-  return _vocabulary(content, size, _parse(content), start, ends, adds_start, template)
+  return _vocabulary(content, size, range(len(tokens)), start, ends, adds_start, template)
 
 
-def _vocabulary(content, size, tokenizer, start, ends, adds_start, chat_template):
-  """Returns the vocabulary; ids that are not tokens are left out."""
-  exists = lambda i: type(i) is int and 0 <= i < 2**31 and tokenizer.id_to_token(i) is not None
+def _vocabulary(content, size, ids, start, ends, adds_start, chat_template):
+  """Returns the vocabulary; a start or end that is not one of the ids is left out."""
+  exists = lambda i: type(i) is int and i in ids
   ends = list(dict.fromkeys(filter(exists, ends)))
   if not exists(start):
     start, adds_start = None, adds_start and not ends
   return TokenizerVocabulary(content, size, start, ends, bool(adds_start), chat_template)
-
-
-def _parse(content: bytes):
-  """Returns the tokenizer of a tokenizer.json. Raises ValueError if it is none."""
-  import tokenizers
-
-  return tokenizers.Tokenizer.from_buffer(content)
 
 
 def _text(token: Any) -> str | None:

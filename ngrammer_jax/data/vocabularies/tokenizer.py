@@ -56,10 +56,6 @@ class TokenizerVocabulary(base.Vocabulary):
     self.content, self.adds_start, self.chat_template = content, adds_start, chat_template
     self._tokenizer = self._make_tokenizer()
     self._tokenizer.encode_special_tokens = True
-    model = json.loads(content)['model']
-    self.unknown = model.get('unk_id')
-    if model.get('unk_token') is not None:
-      self.unknown = self._tokenizer.token_to_id(model['unk_token'])
     self.has_begin_token = document_start is not None or not end_tokens
     self.document_start = document_start
     if document_start is None:
@@ -88,6 +84,13 @@ class TokenizerVocabulary(base.Vocabulary):
     return tokenizer
 
   _special_tokenizer = functools.cached_property(_make_tokenizer)
+
+  @functools.cached_property
+  def unknown(self) -> int | None:
+    """Id of text that is not in the vocabulary; None if there is no such id."""
+    model = json.loads(self.content)['model']
+    token = model.get('unk_token')
+    return model.get('unk_id') if token is None else self._tokenizer.token_to_id(token)
 
   @property
   def end_tokens(self) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from ngrammer_jax.interop.huggingface import configs, families
 from ngrammer_jax.layers.attention import rotary_scaling
 from ngrammer_jax.system import files
 
+PIECE_VALUES = 2**17  # that are dequantised at once: they and what they come from fit in a cache
 PLAIN = ('F32', 'F16', 'BF16')  # types that are not quantised, by their name in the package
 TENSORS = {'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm', 'output': 'lm_head'}
 BLOCK_TENSORS = {
@@ -68,7 +69,7 @@ class StoredTensor(NamedTuple):
     first, last = start // H * H, -(-stop // H) * H
     rows = self.stored.read(first, last)
     if self.kind is not None:
-      rows = _package().dequantize(rows, self.kind)
+      rows = _dequantize(rows, self.kind)
     if self.head_width is not None:
       rows = rows.reshape(-1, H // 2, 2, *self.shape[1:]).swapaxes(1, 2)
     return rows.reshape(last - first, *self.shape[1:])[start - first : stop - first]
@@ -110,6 +111,21 @@ def _package():
       'GGUF files need the package gguf: pip install --no-deps gguf (or ngrammer_jax[gguf])'
     ) from error
   return gguf
+
+
+def _dequantize(rows: np.ndarray, kind: Any) -> np.ndarray:
+  """Returns the values of rows of bytes, in one axis.
+
+  The package takes 16 rows at a time, which is slow for short ones: it gets long pieces as a row.
+  """
+  package = _package()
+  block_values, block_bytes = package.GGML_QUANT_SIZES[kind]
+  blocks = rows.reshape(-1, block_bytes)
+  values, size = np.empty((len(blocks), block_values), np.float32), PIECE_VALUES // block_values
+  for i in range(0, len(blocks), size):
+    piece = blocks[i : i + size].reshape(1, -1)
+    values[i : i + size] = package.dequantize(piece, kind).reshape(-1, block_values)
+  return values
 
 
 def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> StoredTensor:

@@ -32,7 +32,7 @@ KERNELS = {
   'feed_forward/out': 'FD',
 }
 HEAD = 'softmax_weight'
-
+ALIGNMENT = 64  # bytes: JAX uses arrays of NumPy that begin there as they are
 
 Stored = Mapping[str, checkpoints.StoredTensor]  # by name
 
@@ -179,7 +179,7 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   range_of = lambda index: tuple(s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True))
   indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
   shape_of = lambda key: [stop - start for start, stop in key]
-  shards = {key: np.empty(shape_of(key), leaf.dtype) for key in map(range_of, indices)}
+  shards = {key: _empty_aligned(shape_of(key), leaf.dtype) for key in map(range_of, indices)}
   axis = selected.order.index(0)  # the one of ours that the rows of the file run along
   row_bytes = math.prod(selected.view[1:]) * tensor.dtype.itemsize
   for first, last in sorted({key[axis] for key in shards}):
@@ -200,6 +200,14 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   shard_of = lambda index: shards[range_of(index)]
   array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard_of)
   return array.block_until_ready()  # or tensors would queue up in the memory of the host
+
+
+def _empty_aligned(shape, dtype):
+  """Returns an empty array that a CPU device uses as it is; another one would be copied."""
+  size = math.prod(shape) * np.dtype(dtype).itemsize
+  memory = np.empty(size + ALIGNMENT, np.uint8)
+  start = -memory.ctypes.data % ALIGNMENT
+  return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def check(checkpoint: checkpoints.Checkpoint, family: families.Family, slices: Slices) -> None:
