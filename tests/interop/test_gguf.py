@@ -73,8 +73,10 @@ def test_rows_of_heads_are_put_in_order(tmp_path):
         assert rows.flags.writeable
 
 
-def test_every_type_is_dequantised_as_by_the_package(tmp_path):
-  """Row by row, bit for bit."""
+@pytest.mark.parametrize('piece', [256, 768, 2**17])
+def test_every_type_is_dequantised_as_by_the_package(tmp_path, monkeypatch, piece):
+  """Row by row, bit for bit, in pieces of any length."""
+  monkeypatch.setattr(gguf, 'PIECE_VALUES', piece)
   rng, seen = np.random.default_rng(0), []
   for kind, (values, size) in package.GGML_QUANT_SIZES.items():
     try:
