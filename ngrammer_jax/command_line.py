@@ -16,6 +16,7 @@ import inspect
 import itertools
 import logging
 import pathlib
+import runpy
 from typing import Any
 
 from ngrammer_jax import errors, pretrained_models
@@ -164,8 +165,7 @@ def _run_file(path: pathlib.Path, name: str, variant: str) -> dict[str, Any]:
   if path.suffix != '.py':
     raise errors.BadInput(f'{name} is not a Python file, FILE.py')
   try:
-    module = catalog.load_module(path)
-    get_config = getattr(module, 'get_config', None)
+    get_config = runpy.run_path(str(path)).get('get_config')
     if get_config is None:
       raise errors.BadInput(f'{name} has no get_config()')
     if variant and not inspect.signature(get_config).parameters:

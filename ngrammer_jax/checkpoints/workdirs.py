@@ -171,8 +171,7 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
       f'wait for it, stop it, or use another workdir'
     ) from error
   except OSError as error:
-    message = '%s cannot be locked: %s; do not start a second process'
-    logging.warning(message, workdir, error.strerror)
+    logging.warning(f'{workdir} cannot be locked: {error.strerror}; do not start a second process')
   file.seek(0)
   file.truncate()
   file.write(f'process {os.getpid()} on {socket.gethostname()}\n')

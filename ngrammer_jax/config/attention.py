@@ -7,7 +7,6 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
 LAYER_KINDS = ('full', 'window', 'unrotated', 'unrotated_window')
-QUERY_KEY_NORMS = ('head', 'full')
 
 
 class LayerKind(NamedTuple):
@@ -38,7 +37,7 @@ class AttentionConfig:
   query_key_norm: str | None = field(
     None,
     'RMS norm of queries and keys before they are rotated, of each head or of all heads together',
-    choices=QUERY_KEY_NORMS,
+    choices=('head', 'full'),
     only_for={'shared_query_key': (False,)},
   )
   query_key_value_bias: bool | None = field(None, 'biases of queries, keys, values; None: `bias`')

@@ -1,23 +1,14 @@
-"""Config files: how a file is loaded, and those that come with the package, by name.
+"""The config files that come with the package, by name.
 
 The files of the folder `configs` are installed as `ngrammer_jax.configs`.
 """
 
-import importlib.util
 import inspect
 import pathlib
+import runpy
 import textwrap
-import types
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
-
-
-def load_module(path: pathlib.Path) -> types.ModuleType:
-  """Runs a config file, and returns it as a module."""
-  spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
 
 
 def files() -> dict[str, pathlib.Path]:
@@ -31,9 +22,9 @@ def format_list() -> str:
   """Formats all configs of the package, each with its variants, the default first."""
   lines = ['configs, for --config=NAME or --config=NAME:VARIANT']
   for name, path in files().items():
-    module = load_module(path)
-    lines.append(f'{name}: {module.__doc__.splitlines()[0]}')
-    for parameter in inspect.signature(module.get_config).parameters.values():
-      variants = ', '.join(dict.fromkeys((parameter.default, *module.VARIANTS)))
+    module = runpy.run_path(str(path))
+    lines.append(f'{name}: {module["__doc__"].splitlines()[0]}')
+    for parameter in inspect.signature(module['get_config']).parameters.values():
+      variants = ', '.join(dict.fromkeys((parameter.default, *module['VARIANTS'])))
       lines += textwrap.wrap(variants, 100, initial_indent='  ', subsequent_indent='  ')
   return '\n'.join(lines)

@@ -127,8 +127,7 @@ def _preset_values(kind: type, values: Mapping[str, Any], path: str) -> dict[str
   if key is None or name is None:
     return {}
   key.check(name)
-  preset = kind.from_preset(name)
-  return {field.name: getattr(preset, field.name) for field in dataclasses.fields(preset)}
+  return dict(vars(kind.from_preset(name)))
 
 
 def is_index(name: str) -> bool:

@@ -12,7 +12,6 @@ from ngrammer_jax.config.fields import field
 from ngrammer_jax.system import files
 
 VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece', 'tokenizer')
-NEWLINES = ('keep', 'drop', 'eos')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ class DataConfig:
   newlines: str = field(
     'keep',
     'newlines of enwik8: keep, drop (Transformer-XL), eos (adaptive span)',
-    choices=NEWLINES,
+    choices=('keep', 'drop', 'eos'),
     only_for={'corpus': ('enwik8',)},
   )
   text_field: tuple[str, ...] = field(

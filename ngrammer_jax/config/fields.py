@@ -120,9 +120,7 @@ class Key:
     return value
 
   def allow(self, value: Any) -> bool:
-    """Whether the rules allow a value, or an entry of a tuple."""
-    if value in self.also:
-      return True
+    """Whether choices or bounds allow a value, or an entry of a tuple."""
     if self.choices is not None:
       return value in self.choices
     limits = (
@@ -130,14 +128,8 @@ class Key:
       self.above is None or value > self.above,
       self.at_most is None or value <= self.at_most,
       self.below is None or value < self.below,
-      not isinstance(value, float) or math.isfinite(value),
-      not self.exceeds_max_int(value),
     )
     return all(limits)
-
-  def exceeds_max_int(self, value: Any) -> bool:
-    """Whether a value is an int above MAX_INT, and no other upper bound is declared."""
-    return isinstance(value, int) and value > MAX_INT and self.at_most is None
 
   def describe(self) -> str:
     """Formats the rules as the predicate of an error message."""
@@ -150,24 +142,27 @@ class Key:
     parts = [f'{words} {bound}' for words, bound in bounds.items() if bound is not None]
     return f'must be {" and ".join(parts)}'
 
+  def problem(self, value: Any) -> str | None:
+    """Returns what is wrong with a value, or an entry of a tuple, as a predicate; None: nothing."""
+    if value is None or value in self.also:
+      return None
+    if isinstance(value, float) and not math.isfinite(value):
+      return 'must be finite'
+    if isinstance(value, int) and value > MAX_INT and self.at_most is None:
+      return f'must be at most {MAX_INT:,}'
+    if self.allow(value):
+      return None
+    alternatives = (*self.also, None) if self.is_optional else self.also
+    suffix = ''.join(f', or {other}' for other in alternatives)
+    is_of_value = self.reason and not (self.only_for or self.needs)
+    return f'{self.describe()}{suffix}{f": {self.reason}" if is_of_value else ""}'
+
   def check(self, value: Any) -> None:
     """Raises BadInput for a value that the rules do not allow."""
     for item in value if isinstance(value, tuple) else (value,):
-      if item is None or self.allow(item):
-        continue
-      text = format_value(item)
-      is_one_of_several = isinstance(value, tuple) and len(value) > 1
-      shown = f'{format_value(value)}: {text}' if is_one_of_several else text
-      subject = f'{self.path}={shown}'
-      if isinstance(item, float) and not math.isfinite(item):
-        raise errors.BadInput(f'{subject} must be finite')
-      if self.exceeds_max_int(item):
-        raise errors.BadInput(f'{subject} must be at most {MAX_INT:,}')
-      alternatives = (*self.also, None) if self.is_optional else self.also
-      suffix = ''.join(f', or {other}' for other in alternatives)
-      is_of_value = self.reason and not (self.only_for or self.needs)
-      reason = f': {self.reason}' if is_of_value else ''
-      raise errors.BadInput(f'{subject} {self.describe()}{suffix}{reason}')
+      if problem := self.problem(item):
+        prefix = f'{format_value(value)}: ' if isinstance(value, tuple) and len(value) > 1 else ''
+        raise errors.BadInput(f'{self.path}={prefix}{format_value(item)} {problem}')
 
   def check_needs(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
     """Raises BadInput for a value that other keys exclude: see `only_for` and `needs`.
@@ -219,7 +214,8 @@ def format_value(value: Any) -> str:
 @functools.cache
 def keys(kind: type, path: str = '') -> dict[str, Key]:
   """Returns the keys of a config dataclass by name, without those inside its blocks."""
-  own = lambda f: {'path': path + f.name, 'types': _union_members(f.type)}
+  members = lambda kind: typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+  own = lambda f: {'path': path + f.name, 'types': members(f.type)}
   fields = dataclasses.fields(kind)
   return {f.name: dataclasses.replace(f.metadata['key'], **own(f)) for f in fields}
 
@@ -290,9 +286,3 @@ def differences(
         yield from differences(old, new, f'{entry.path}.', may_differ)
       elif old != new:
         yield entry, old, new
-
-
-def _union_members(annotation: Any) -> tuple[Any, ...]:
-  """Returns the members of a union type, or the type itself."""
-  is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-  return typing.get_args(annotation) if is_union else (annotation,)

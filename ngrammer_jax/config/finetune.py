@@ -5,7 +5,6 @@ import dataclasses
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
-PREFIXES = ('causal', 'bidirectional')
 CODEBOOKS = ('frozen', 'learning')
 CHOOSING = ('rank', 'greedy')
 FORMATS = ('t5', 'question')
@@ -21,7 +20,7 @@ class FinetuneConfig:
   targets_length: int = field(32, 'maximum tokens of a target, including its end', at_least=2)
   packed: bool = field(True, 'pack several examples into a row; they do not attend to each other')
   truncate: bool = field(True, 'truncate long inputs on the side without the question')
-  prefix: str = field('causal', 'attention within the inputs', choices=PREFIXES)
+  prefix: str = field('causal', 'attention within the inputs', choices=('causal', 'bidirectional'))
   codebook: str = field('frozen', 'whether the centroids are trained', choices=CODEBOOKS)
   dropout: float | None = field(None, 'dropout; None: as in pre-training', at_least=0, below=1)
   choosing: str | None = field(

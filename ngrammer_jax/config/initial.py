@@ -6,7 +6,6 @@ from typing import Any
 from ngrammer_jax.config.fields import field
 
 RECIPES = ('transformer_xl', 'adaptive_span')
-STARTS = ('published', 'neutral')
 _NORMAL = {'recipe': ('transformer_xl',)}
 
 
@@ -15,7 +14,7 @@ def start_field(**rules: Any) -> Any:
   return field(
     None,
     'initial values; neutral: of no effect, for a memory that init_from lacks; None: published',
-    choices=STARTS,
+    choices=('published', 'neutral'),
     **rules,
   )
 

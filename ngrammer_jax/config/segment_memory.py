@@ -6,7 +6,6 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
-FIRST = ('empty', 'zeros')
 # The keys that a token attends to, with a memory of M slots. no: all in the memory and the segment;
 # memory: the last M, including itself (PyTorch code of Transformer-XL); memory_and_self: the last
 # M + 1 (its TensorFlow code); memory_alone: the M before itself (adaptive span).
@@ -25,7 +24,7 @@ class MemoryConfig:
   first: str = field(
     'empty',
     'initial slots: masked, or zeros that are attended to',
-    choices=FIRST,
+    choices=('empty', 'zeros'),
     needs={
       'zeros': {'bias': (False,), 'norm': ('post', 'post_skip')}
       | {'attention.query_key_value_bias': (None, False)}

@@ -79,7 +79,6 @@ def log_separators(name: str, counts: Mapping[str, int]) -> None:
   for token, count in counts.items():
     if count:
       logging.warning(
-        '%s: %s occurs %s times, as ordinary text: if it separates documents, set '
-        "data.document_separator='%s'",
-        *(name, token, f'{count:,}', token),
+        f'{name}: {token} occurs {count:,} times, as ordinary text: if it separates documents, set '
+        f"data.document_separator='{token}'"
       )

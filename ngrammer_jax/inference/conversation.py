@@ -85,18 +85,15 @@ def render(vocabulary: vocabularies.TokenizerVocabulary, messages: Sequence[Mess
     ) from error
 
 
-def encode_prompts(
-  vocabulary: vocabularies.Vocabulary, prompts: Sequence[str], config: text.CompletionConfig
-) -> list[text.EncodedText]:
-  """Encodes each prompt as the first message of a conversation; see `text.encode_prompts`."""
+def encode_prompt(
+  vocabulary: vocabularies.Vocabulary, prompt: str, name: str, config: text.CompletionConfig
+) -> text.EncodedText:
+  """Encodes a prompt as the first message of a conversation; see `text.encode_prompt`."""
   check(vocabulary)
-  encoded = []
-  for i, prompt in enumerate(prompts):
-    text.to_bytes(prompt, f'prompt {i + 1}')
-    ids = encode(vocabulary, render(vocabulary, [{'role': 'user', 'content': prompt}]))
-    config.check_length(f'prompt {i + 1}', len(ids))
-    encoded.append(text.EncodedText(prompt, ids))
-  return encoded
+  text.to_bytes(prompt, name)
+  ids = encode(vocabulary, render(vocabulary, [{'role': 'user', 'content': prompt}]))
+  config.check_length(name, len(ids))
+  return text.EncodedText(prompt, ids)
 
 
 class Conversation:

@@ -177,20 +177,17 @@ class CompletionConfig:
       )
 
 
-def encode_prompts(
-  vocabulary: vocabularies.Vocabulary, prompts: Sequence[str], config: CompletionConfig
-) -> list[EncodedText]:
-  """Encodes prompts, after the document start if the model reads one.
+def encode_prompt(
+  vocabulary: vocabularies.Vocabulary, prompt: str, name: str, config: CompletionConfig
+) -> EncodedText:
+  """Encodes a prompt, after the document start if the model reads one.
 
-  Raises BadInput if one is too long.
+  Raises BadInput, with its name, if it is too long.
   """
-  encoded = []
-  for i, text in enumerate(prompts):
-    ids = encode(vocabulary, text, f'prompt {i + 1}').ids
-    with_start = vocabulary.add_start(ids)
-    config.check_length(f'prompt {i + 1}', len(ids), len(with_start) - len(ids))
-    encoded.append(EncodedText(text, with_start))
-  return encoded
+  ids = encode(vocabulary, prompt, name).ids
+  with_start = vocabulary.add_start(ids)
+  config.check_length(name, len(ids), len(with_start) - len(ids))
+  return EncodedText(prompt, with_start)
 
 
 def complete(
@@ -208,7 +205,7 @@ def complete(
   Args:
     engine, variables: the engine and its variables.
     vocabulary: vocabulary of the model.
-    prompts: see `encode_prompts`.
+    prompts: see `encode_prompt`.
     config: options.
     on_text: called with the index of a prompt and its new text, for each token.
     rows: maximum batch size.

@@ -396,8 +396,10 @@ class Run:
   ) -> Iterator[text.Completion]:
     """Yields the completions of `generate`, batch by batch, as soon as they are done."""
     config = self._completion_config(sampling_config, tokens, seed, context, stop, len(prompts))
-    encode = conversation.encode_prompts if chat else text.encode_prompts
-    encoded = encode(self.vocabulary, prompts, config)
+    encode = conversation.encode_prompt if chat else text.encode_prompt
+    encoded = [
+      encode(self.vocabulary, prompt, f'prompt {i + 1}', config) for i, prompt in enumerate(prompts)
+    ]
     variables = self.variables
     yield from text.complete(self.engine, variables, self.vocabulary, encoded, config, on_text)
 

@@ -83,11 +83,8 @@ def join(options: argparse.Namespace) -> None:
   jax.devices()  # now, while all processes are in step: this can take a different time in each
   _process.update(index=jax.process_index(), count=jax.process_count())
   if is_multiprocess():
-    logging.info(
-      'if a process is lost, JAX ends all others after %d s with status 134: then %s',
-      HEARTBEAT_TIMEOUT,
-      errors.RERUN_ALL,
-    )
+    message = 'if a process is lost, JAX ends all others after %d s with status 134: then %s'
+    logging.info(message, HEARTBEAT_TIMEOUT, errors.RERUN_ALL)
 
 
 def is_multiprocess() -> bool:

@@ -126,9 +126,7 @@ class _Trainer:
   state: train_state.TrainState | None = None
 
   def __post_init__(self):
-    self.history = recorder.ValidationHistory(
-      self.workdir, self.task.best_metric, self.task.patience
-    )
+    self.history = recorder.ValidationHistory(self.workdir, self.task)
 
   def restore(self) -> bool:
     """Restores the newest checkpoint, or creates the state. Returns whether to train further."""
@@ -180,8 +178,7 @@ class _Trainer:
       self.state, metrics = self.run.call(self.state, segments, end - start)
       record.add(end, metrics)
       if self._end_call(end, record):
-        message = 'step %s  stopped early: no better validation in %s'
-        logging.info(message, f'{end:,}', self.task.patience)
+        logging.info(f'step {end:,}  stopped early: no better validation in {self.task.patience}')
         break
     return True
 
@@ -224,13 +221,9 @@ def _make_mesh(config) -> jax.sharding.Mesh:
   mesh = sharding.make_mesh(m.data, m.fsdp, m.model)
   sharding.check_batch('training.batch_size', t.batch_size, mesh, t.microbatches)
   _check_kernel(config, mesh)
-  logging.info(
-    'ngrammer_jax %s on %d %s, mesh %s',
-    ngrammer_jax.__version__,
-    jax.device_count(),
-    jax.devices()[0].device_kind,
-    ' x '.join(f'{k} {v}' for k, v in mesh.shape.items()),
-  )
+  devices = f'{jax.device_count()} {jax.devices()[0].device_kind}'
+  sizes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
+  logging.info(f'ngrammer_jax {ngrammer_jax.__version__} on {devices}, mesh {sizes}')
   return mesh
 
 

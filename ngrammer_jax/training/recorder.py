@@ -15,7 +15,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import streams
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import hosts, progress
-from ngrammer_jax.training import flops, metrics, programs
+from ngrammer_jax.training import flops, metrics, programs, train_task
 from ngrammer_jax.training.records import goodput, writers
 
 
@@ -162,11 +162,12 @@ class ValidationHistory:
 
   Args:
     workdir: run directory.
-    best_metric, patience: see `train_task.TrainTask`.
+    task: its `best_metric` and `patience` count.
   """
 
-  def __init__(self, workdir: pathlib.Path, best_metric: str, patience: int | None):
-    self._workdir, self._name, self._patience = workdir, f'validation/{best_metric}', patience
+  def __init__(self, workdir: pathlib.Path, task: train_task.TrainTask):
+    self._workdir, self._patience = workdir, task.patience
+    self._name = f'validation/{task.best_metric}'
 
   def value_at(self, step: int) -> float | None:
     """Returns the metric at a step, None if it is not recorded."""

@@ -150,13 +150,8 @@ class CorpusTask:
             'of %s tokens more than once: lower one of them',
             *(f'{number:,}' for number in (t.batch_size, t.segment_length, tokens)),
           )
+      of_part = f', of which {weight:.2%}' if name else ''
       logging.info(
-        'data: %s, %s, vocabulary %s; %s steps of %s tokens%s%s',
-        name or data.corpus,
-        size,
-        f'{self.vocabulary.size:,}',
-        f'{t.steps:,}',
-        f'{t.tokens_per_step:,}',
-        f', of which {weight:.2%}' * bool(name),
-        epochs,
+        f'data: {name or data.corpus}, {size}, vocabulary {self.vocabulary.size:,}; {t.steps:,} '
+        f'steps of {t.tokens_per_step:,} tokens{of_part}{epochs}'
       )

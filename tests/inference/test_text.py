@@ -122,11 +122,11 @@ def test_a_model_that_reads_no_document_start():
   assert scores[0].bits_per_byte == pytest.approx(2 / np.log(2) / 3) and scores[0].lossless
   assert np.isnan(scores[1].perplexity) and np.isnan(scores[1].bits_per_byte)
   config = text.CompletionConfig(sampling.SamplingConfig(), tokens=1, seed=0, context=2)
-  prompts = text.encode_prompts(vocabulary, ['ab', ''], config)
+  prompts = [text.encode_prompt(vocabulary, prompt, 'prompt 1', config) for prompt in ('ab', '')]
   assert [prompt.ids.tolist() for prompt in prompts] == [[97, 98], [256]]
   message = 'prompt 1 is too long: 3 tokens, but 2 fill the context of 2; shorten it, or raise the '
   with pytest.raises(errors.BadInput, match=message):
-    text.encode_prompts(vocabulary, ['abc'], config)
+    text.encode_prompt(vocabulary, 'abc', 'prompt 1', config)
   for end in (65, 256):
     answer = text.IncrementalDetokenizer(vocabulary, [97], max_tokens=9)
     answer.add(98)
@@ -143,7 +143,7 @@ def test_every_prompt_draws_with_its_own_seed():
     yield np.array(seeds)  # a token of each prompt
 
   config = text.CompletionConfig(sampling.SamplingConfig(), tokens=1, seed=70, context=8)
-  prompts = text.encode_prompts(vocabulary, ['a'] * (inference.MAX_ROWS + 2), config)
+  prompts = [text.encode_prompt(vocabulary, 'a', 'prompt', config)] * (inference.MAX_ROWS + 2)
   engine = types.SimpleNamespace(generate=generate)
   completions = list(text.complete(engine, None, vocabulary, prompts, config))
   assert drawn == [completion.seed for completion in completions]

@@ -32,12 +32,9 @@ ZERO_SCORES = ('half', 'positive')
 AMPLIFICATIONS = ('none', 'sqrt_width', 'norm')
 OPTIMIZERS = ('adagrad', 'lazy_adam', 'adam', 'sinkhorn', 'frozen')
 TABLE_MEMORIES = ('device', 'host')
-TABLE_DTYPES = ('float32', 'bfloat16')
 HOST_OPTIMIZERS = ('adagrad', 'frozen')  # those that touch only visited rows, and keep one value
 BYTE_IDS = 260  # 4 special ids, then the bytes
 
-PAIRINGS = ('previous', 'attended')
-TABLE_INITIALS = ('normal', 'xavier')
 POINTS_IN_MODEL = ('before_attention', 'after_attention', 'after_block')
 PREFIX = 'ngram_memory_'  # of the name of a memory
 
@@ -88,7 +85,7 @@ class NGramMemoryConfig:
   table_initial: str = field(
     'normal',
     'initial tables: normal with `deviation`, or Xavier-uniform for the rows of a head (praxis)',
-    choices=TABLE_INITIALS,
+    choices=('normal', 'xavier'),
     free_on_init=True,
   )
   untrained_row: int | None = field(None, 'row of each head that is not trained', at_least=0)
@@ -118,7 +115,7 @@ class NGramMemoryConfig:
   pairing: str = field(
     'previous',
     'token that each token is paired with: the previous one, or that with the most attention',
-    choices=PAIRINGS,
+    choices=('previous', 'attended'),
     only_for={'point': ('after_attention',)},
   )
 
@@ -164,7 +161,7 @@ class NGramMemoryConfig:
     only_for={'key': (*TOKEN_KEYS, 'bytes'), 'optimizer': HOST_OPTIMIZERS},
     reason='rows are looked up before the step, and only those are updated',
   )
-  table_dtype: str = field('float32', 'dtype of the tables', choices=TABLE_DTYPES)
+  table_dtype: str = field('float32', 'dtype of the tables', choices=('float32', 'bfloat16'))
 
   @classmethod
   def from_preset(cls, name: str) -> 'NGramMemoryConfig':

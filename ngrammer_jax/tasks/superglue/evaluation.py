@@ -107,10 +107,6 @@ class Evaluator:
     }
     return result, answers
 
-  @property
-  def _is_bidirectional(self):
-    return self.config.finetune.prefix == 'bidirectional'
-
   def _prompt(self, example):
     return self.vocabulary.add_start(example.inputs).astype(np.int32)
 
@@ -131,7 +127,7 @@ class Evaluator:
     answers: list[Answer | None] = [None] * len(examples)
     prompts = [self._prompt(example) for example in examples]
     rows = self.config.training.batch_size
-    ranked = self.engine.rank(variables, prompts, choices, rows, self._is_bidirectional)
+    ranked = self.engine.rank(variables, prompts, choices, rows, f.prefix == 'bidirectional')
     for i, scores, _ in ranked:
       best = int(scores.argmax())
       text = choice_texts[i][best].strip()
@@ -140,14 +136,13 @@ class Evaluator:
     return answers
 
   def _generate_answers(self, variables, name, examples, report):
-    labels, t = formats.find_task(name).labels, self.config.training
+    labels, t, f = formats.find_task(name).labels, self.config.training, self.config.finetune
     greedy = sampling.SamplingConfig(temperature=0.0)
-    tokens = self.config.finetune.targets_length
-    config = texts.CompletionConfig(greedy, tokens, seed=0, context=t.segment_length)
+    config = texts.CompletionConfig(greedy, f.targets_length, seed=0, context=t.segment_length)
     prompts = [texts.EncodedText(example.text, self._prompt(example)) for example in examples]
     args = self.engine, variables, self.vocabulary, prompts, config
     completions = texts.complete(
-      *args, rows=t.batch_size, is_prefix_bidirectional=self._is_bidirectional
+      *args, rows=t.batch_size, is_prefix_bidirectional=f.prefix == 'bidirectional'
     )
     answers = []
     for example, completion in zip(examples, completions, strict=True):
