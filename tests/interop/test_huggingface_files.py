@@ -113,9 +113,9 @@ DAMAGES = {
     f, rope_scaling={'rope_type': 'llama3'}
   ),
   "hidden_act='mish' is not one of": lambda f: change_config(f, hidden_act='mish'),
-  "hidden_act=['silu'] must be str": lambda f: change_config(f, hidden_act=['silu']),
-  'rope_scaling=[1] must be dict': lambda f: change_config(f, rope_scaling=[1]),
-  "rope_theta='x' must be int or float": lambda f: change_config(f, rope_theta='x'),
+  "hidden_act=['silu'] is not of type str": lambda f: change_config(f, hidden_act=['silu']),
+  'rope_scaling=[1] is not of type dict': lambda f: change_config(f, rope_scaling=[1]),
+  "rope_theta='x' is not of type int or float": lambda f: change_config(f, rope_theta='x'),
   "model_type=['llama'] is not one of": lambda f: change_config(f, model_type=['llama']),
   "rope_type=['linear'] is not one of": lambda f: change_config(
     f, rope_scaling={'type': ['linear']}
@@ -123,12 +123,12 @@ DAMAGES = {
   "rope_type=['linear', 'yarn'] is not one of": lambda f: change_config(
     f, rope_scaling={'type': 'linear', 'rope_type': 'yarn'}
   ),
-  'head_dim=0 must be an integer from 1': lambda f: change_config(f, head_dim=0),
+  'head_dim=0 must be at least 1': lambda f: change_config(f, head_dim=0),
   'there is no hidden_size': lambda f: change_config(f, hidden_size=None),
-  'num_hidden_layers=1000000000000 must be an integer from 1 to 1,000': lambda f: change_config(
+  'num_hidden_layers=1000000000000 must be from 1 to 1000': lambda f: change_config(
     f, num_hidden_layers=10**12
   ),
-  'max_position_embeddings={} must be an integer from 1 to 2,147,483,647': lambda f: change_config(
+  'max_position_embeddings={} is not of type int': lambda f: change_config(
     f, max_position_embeddings={}
   ),
   'model.key_value_heads=3 must divide model.heads=4': lambda f: change_config(

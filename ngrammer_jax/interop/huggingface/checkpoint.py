@@ -116,13 +116,9 @@ def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, s
       if foreign := [name for name in names if pathlib.Path(name).name != name]:
         raise ValueError(f'{foreign[0]!r} is not a file of the folder')
       return [folder / name for name in names], weight_map
-  pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
-  if pickles:
-    raise errors.BadInput(
-      f'{folder} has weights only as pickles ({pickles[0]}), which can run code and are never '
-      f'read: convert them to {WEIGHTS}'
-    )
-  raise errors.BadInput(f'{folder} has neither {WEIGHTS} nor {INDEX}')
+  pickle = next((path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))), None)
+  reason = f', only pickles ({pickle}), which can run code and are never read: convert them'
+  raise errors.BadInput(f'{folder} has neither {WEIGHTS} nor {INDEX}{reason if pickle else ""}')
 
 
 def version(path: pathlib.Path) -> tuple[int, int]:

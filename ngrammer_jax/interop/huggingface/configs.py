@@ -19,7 +19,8 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop import conversion as weights
 from ngrammer_jax.interop.huggingface import families
 
-# Names and descriptions, training, generation, and heads for other tasks.
+# Names and descriptions, training, generation, heads for other tasks; the last three only where a
+# family does not read them.
 HARMLESS = frozenset(
   """
   architectures model_type transformers_version transformers.js_config _name_or_path name_or_path
@@ -37,7 +38,7 @@ HARMLESS = frozenset(
   repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
   num_return_sequences output_scores return_dict_in_generate forced_bos_token_id
   forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
-  begin_suppress_tokens
+  begin_suppress_tokens hidden_act layer_types max_window_layers
   """.split()
 )
 # Fields that a family does not read, with the value of models that are as we compute them.
@@ -48,13 +49,6 @@ NEUTRAL = {
   **dict.fromkeys(('full_attn_mod', 'interpolate_factor', 'partial_rotary_factor'), 1),
   'pruned_heads': {},
 }
-# Fields that a family has, but does not read.
-UNREAD = {
-  **dict.fromkeys(('gemma2', 'gemma3_text'), ('hidden_act',)),
-  **dict.fromkeys(('mistral', 'phi3', 'llama', 'olmo2'), ('layer_types',)),
-  'smollm3': ('max_window_layers',),
-}
-UNREAD['gemma3_text'] += ('attn_logit_softcapping',)
 # Fields for which null is a value of its own; elsewhere it is an absent field.
 NULLABLE = (
   *('num_key_value_heads', 'head_dim', 'intermediate_size', 'sliding_window'),
@@ -87,32 +81,32 @@ SCALINGS = {
   | {'beta_fast': 'beta_fast', 'beta_slow': 'beta_slow', 'truncate': 'truncate'},
   'longrope': _LENGTH | _FACTORS | {'short_factors': 'short_factor', 'long_factors': 'long_factor'},
 }
-# The largest value of integers above 0.
-LIMITS = {'num_hidden_layers': 1000} | dict.fromkeys(
+# Rules of integers above 0, see `fields.Key`.
+COUNTS = {'num_hidden_layers': {'types': (int,), 'at_least': 1, 'at_most': 1000}} | dict.fromkeys(
   """
   vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim
   max_position_embeddings original_max_position_embeddings sliding_window_pattern
   no_rope_layer_interval
   """.split(),
-  fields.MAX_INT,
+  {'types': (int,), 'at_least': 1},
 )
-# Fields with the same meaning as a key of `config.model`, and the value in families without one.
+# Fields with the same meaning as a key of `config.model`.
 SHARED = {
-  'num_hidden_layers': ('layers', None),
-  'hidden_size': ('width', None),
-  'num_attention_heads': ('heads', None),
-  'num_key_value_heads': ('key_value_heads', None),
-  'head_dim': ('head_width', None),
-  'intermediate_size': ('feed_forward_width', None),
-  'rms_norm_eps': ('norm_epsilon', None),
-  'tie_word_embeddings': ('tie_embeddings', None),
-  'use_parallel_residual': ('parallel_residual', False),
-  'final_logit_softcapping': ('final_logit_cap', None),
-  'mlp_bias': ('feed_forward_bias', False),
-  'attn_logit_softcapping': ('attention.logit_cap', None),
-  'scale_attn_by_inverse_layer_idx': ('attention.inverse_layer_scale', False),
-  'attention_bias': ('attention.output_bias', False),
-  'sliding_window': ('attention.window', None),
+  'num_hidden_layers': 'layers',
+  'hidden_size': 'width',
+  'num_attention_heads': 'heads',
+  'num_key_value_heads': 'key_value_heads',
+  'head_dim': 'head_width',
+  'intermediate_size': 'feed_forward_width',
+  'rms_norm_eps': 'norm_epsilon',
+  'tie_word_embeddings': 'tie_embeddings',
+  'use_parallel_residual': 'parallel_residual',
+  'final_logit_softcapping': 'final_logit_cap',
+  'mlp_bias': 'feed_forward_bias',
+  'attn_logit_softcapping': 'attention.logit_cap',
+  'scale_attn_by_inverse_layer_idx': 'attention.inverse_layer_scale',
+  'attention_bias': 'attention.output_bias',
+  'sliding_window': 'attention.window',
 }
 DEFAULT_LENGTH = 2048  # tokens of a segment in evaluation, if the model has that many positions
 
@@ -142,24 +136,25 @@ def read(config: Mapping[str, Any]) -> Description:
   """
   family = _family(config)
   if isinstance(config.get('text_config'), Mapping):  # of a model with images
-    outer = {name: config[name] for name in ('quantization_config',) if name in config}
-    config = outer | config['text_config']
+    config = {'quantization_config': config.get('quantization_config')} | config['text_config']
   c = _normalize(config, family)
   if c['hidden_act'] not in ACTIVATIONS:
     raise errors.BadInput(f'hidden_act={c["hidden_act"]!r} is not one of: {", ".join(ACTIVATIONS)}')
   pattern, window = _layer_kinds(c, family)
-  values = {key: c.get(name, absent) for name, (key, absent) in SHARED.items()}
+  values = {key: c[name] for name, key in SHARED.items() if name in c}
   values['positional'] = {'max_length': c['max_position_embeddings']}
   if 'rope_theta' in family.fields:
     values['positional'] = _positional(c, family, window)
   N, D = values['heads'], values['width']
-  bias = values['attention.output_bias'] or family.options.get('bias', False)
+  bias = c.get('attention_bias') or family.options.get('bias', False)
+  scale = c['query_pre_attn_scalar'] ** -0.5 if 'query_pre_attn_scalar' in c else None
   values |= {
-    'key_value_heads': values['key_value_heads'] or N,
-    'head_width': values['head_width'] or D // N,
+    'key_value_heads': c.get('num_key_value_heads') or N,
+    'head_width': c.get('head_dim') or D // N,
+    'feed_forward_bias': c.get('mlp_bias', False),
     'feed_forward_width': 4 * D if c['intermediate_size'] is None else c['intermediate_size'],
     'activation': ACTIVATIONS[c['hidden_act']],
-    'attention.scale': _attention_scale(c),
+    'attention.scale': scale if c.get('scale_attn_weights', True) else 1.0,
     'attention.query_key_value_bias': bias,
     'attention.output_bias': bias,
     'attention.window': window,
@@ -217,7 +212,7 @@ def _family(config: Mapping[str, Any]) -> families.Family:
 def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, Any]:
   """Returns all fields of the family by the names of Llama, with defaults for absent ones."""
   own = {name: family.names.get(name, name) for name in family.fields}
-  ignored = {*own.values(), *UNREAD.get(family.model_type, ())} | HARMLESS
+  ignored = {*own.values()} | HARMLESS
   for name, value in config.items():
     if name in ignored or value is None or (name in NEUTRAL and value == NEUTRAL[name]):
       continue
@@ -234,22 +229,11 @@ def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, 
   for name, value in values.items():
     default = family.fields[name]
     types = (int, float) if type(default) in (int, float) else (type(default),)
-    is_valid, expected = type(value) in types, ' or '.join(t.__name__ for t in types)
-    if most := LIMITS.get(name):
-      is_valid = type(value) is int and 1 <= value <= most
-      expected = f'an integer from 1 to {most:,}'
-    elif default is None:
-      continue
-    if value is not None and not is_valid:
-      raise errors.BadInput(f'{own[name]}={fields.format_value(value)} must be {expected}')
+    rules = COUNTS.get(name, {} if default is None else {'types': types})
+    if value is not None and rules:
+      key = fields.Key(default, '', own[name], **rules)
+      key.check(key.convert(value))
   return values
-
-
-def _attention_scale(c: Mapping[str, Any]) -> float | None:
-  """Returns the scale of the scores; None: that of the head width."""
-  if not c.get('scale_attn_weights', True):
-    return 1.0
-  return c['query_pre_attn_scalar'] ** -0.5 if 'query_pre_attn_scalar' in c else None
 
 
 def _layer_kinds(c, family):
@@ -264,10 +248,9 @@ def _layer_kinds(c, family):
         f'{name}={fields.format_value(values)} must be a list of {choices[0]} or {choices[1]} for '
         f'each of the {len(layers)} layers'
       )
-  is_rotated = c.get('no_rope_layers')  # named the wrong way round: 1 is rotary
-  if is_rotated is None:
-    interval = c.get('no_rope_layer_interval')
-    is_rotated = [interval is None or (i + 1) % interval != 0 for i in layers]
+  interval = c.get('no_rope_layer_interval')
+  # The first is named the wrong way round: 1 is rotary.
+  is_rotated = c.get('no_rope_layers') or [not interval or (i + 1) % interval != 0 for i in layers]
   if c.get('layer_types') is not None:
     is_windowed = [name == LAYER_TYPES[1] for name in c['layer_types']]
   elif 'max_window_layers' in c:
@@ -341,7 +324,7 @@ def _write(model, vocabulary_size, positions, family):
     positions = round(p.scaling.factor * p.scaling.original_length)
   kinds = model.layer_kinds()
   is_windowed = [kind.has_window for kind in kinds]
-  values = {name: operator.attrgetter(key)(model) for name, (key, _) in SHARED.items()} | {
+  values = {name: operator.attrgetter(key)(model) for name, key in SHARED.items()} | {
     'vocab_size': vocabulary_size,
     'hidden_act': next((n for n, own in ACTIVATIONS.items() if own == model.activation), 'silu'),
     'max_position_embeddings': p.max_length if model.position == 'absolute' else positions,

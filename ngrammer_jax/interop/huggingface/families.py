@@ -15,6 +15,11 @@ import dataclasses
 from typing import Any, NamedTuple
 
 REQUIRED = object()  # a field without a default
+# Endings of names of tensors that are no parameters, of any family.
+BUFFERS = (
+  *('.rotary_emb.inv_freq', '.attn.bias', '.attn.masked_bias'),
+  *('.attention.bias', '.attention.masked_bias'),
+)
 
 
 class Tensor(NamedTuple):
@@ -46,7 +51,6 @@ class Family:
     names: the name of a field in this family, where it is not that of Llama.
     layers: what the names of tensors of layers begin with. Files may leave out its first word,
       before the names of all tensors but the head.
-    buffers: endings of names of tensors that are no parameters.
   """
 
   model_type: str
@@ -56,7 +60,6 @@ class Family:
   tensors: Mapping[str, Tensor]
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   layers: str = 'model.layers.'
-  buffers: tuple[str, ...] = ('.rotary_emb.inv_freq',)
 
 
 _QKV = ('NH', 'KH', 'KH')
@@ -79,15 +82,16 @@ _HEAD_NORMS = {
   'attention/query_norm': Tensor('self_attn.q_norm', 'H'),
   'attention/key_norm': Tensor('self_attn.k_norm', 'H'),
 }
-_FULL_NORMS = {
-  'attention/query_norm': Tensor('self_attn.q_norm', 'NH'),
-  'attention/key_norm': Tensor('self_attn.k_norm', 'KH'),
-}
 _POST_NORMS = {
   'attention_post_norm': Tensor('post_attention_layernorm', 'D'),
   'feed_forward_post_norm': Tensor('post_feedforward_layernorm', 'D'),
 }
-_BOTH_NORMS = _POST_NORMS | {'feed_forward_norm': Tensor('pre_feedforward_layernorm', 'D')}
+_OLMO2_NORMS = _POST_NORMS | {
+  'attention/query_norm': Tensor('self_attn.q_norm', 'NH'),
+  'attention/key_norm': Tensor('self_attn.k_norm', 'KH'),
+}
+_GEMMA2_NORMS = _POST_NORMS | {'feed_forward_norm': Tensor('pre_feedforward_layernorm', 'D')}
+_GEMMA3_NORMS = _GEMMA2_NORMS | _HEAD_NORMS
 _FUSED = {
   'attention/query': Tensor('self_attn.qkv_proj', 'NH D', 0, _QKV),
   'attention/key': Tensor('self_attn.qkv_proj', 'KH D', 1, _QKV),
@@ -109,7 +113,7 @@ _GPT2_TENSORS = {
   'feed_forward/in': Tensor('mlp.c_fc', 'D F'),
   'feed_forward/out': Tensor('mlp.c_proj', 'F D'),
 }
-_GPT_NEOX_TENSORS = {
+_NEOX_TENSORS = {
   'embedding': Tensor('gpt_neox.embed_in', 'V D'),
   'final_norm': Tensor('gpt_neox.final_layer_norm', 'D'),
   'softmax_weight': Tensor('embed_out', 'V D'),
@@ -138,120 +142,92 @@ _LLAMA_FIELDS = (
   | {'max_position_embeddings': 2048}
 )
 _BIASES = {'attention_bias': False, 'mlp_bias': False}
+_MISTRAL = {'num_key_value_heads': 8, 'sliding_window': 4096, 'max_position_embeddings': 131_072}
 _QWEN = {
   **{'num_key_value_heads': 32, 'sliding_window': 4096, 'use_sliding_window': False},
   **{'max_window_layers': 28, 'layer_types': None, 'max_position_embeddings': 32_768},
 }
+_QWEN3 = _QWEN | {'head_dim': 128, 'attention_bias': False}
 _GEMMA = {
   **{'attention_bias': False, 'num_key_value_heads': 4, 'head_dim': 256},
   **{'hidden_act': 'gelu_pytorch_tanh', 'tie_word_embeddings': True, 'sliding_window': 4096},
   **{'query_pre_attn_scalar': 256, 'layer_types': None, 'max_position_embeddings': 8192},
 }
+_GEMMA2 = _GEMMA | {'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0}
+_GEMMA3 = _GEMMA | {
+  **{'final_logit_softcapping': None, 'rope_theta': 1_000_000.0, 'rope_local_base_freq': 10_000.0},
+  **{'sliding_window_pattern': 6, 'max_position_embeddings': 131_072},
+}
+_SMOLLM3 = _BIASES | {
+  **{'num_key_value_heads': 4, 'tie_word_embeddings': True, 'rope_theta': 2_000_000.0},
+  **{'no_rope_layers': None, 'no_rope_layer_interval': 4, 'layer_types': None},
+  **{'sliding_window': None, 'use_sliding_window': False, 'max_position_embeddings': 32_768},
+}
+_OLMO2 = {'attention_bias': False, 'rms_norm_eps': 1e-5}
+_PHI3 = {
+  **{'rms_norm_eps': 1e-5, 'sliding_window': None, 'max_position_embeddings': 4096},
+  **{'original_max_position_embeddings': 4096, 'partial_rotary_factor': 1.0},
+}
+_GPT2 = _SIZES | {
+  **{'intermediate_size': None, 'hidden_act': 'gelu_new', 'rms_norm_eps': 1e-5},
+  **{'tie_word_embeddings': True, 'max_position_embeddings': 1024},
+  **{'scale_attn_weights': True, 'scale_attn_by_inverse_layer_idx': False},
+}
+_NEOX = {
+  **(_SIZES | _ROPE),
+  **{'hidden_act': 'gelu', 'rms_norm_eps': 1e-5, 'max_position_embeddings': 2048},
+  **{'partial_rotary_factor': 0.25, 'attention_bias': True, 'use_parallel_residual': True},
+}
+_GEMMA_NAMES = {'hidden_act': 'hidden_activation'}
+_GPT2_NAMES = {
+  **{'hidden_size': 'n_embd', 'num_hidden_layers': 'n_layer', 'intermediate_size': 'n_inner'},
+  **{'num_attention_heads': 'n_head', 'max_position_embeddings': 'n_positions'},
+  **{'rms_norm_eps': 'layer_norm_epsilon', 'hidden_act': 'activation_function'},
+}
+_NEOX_NAMES = {
+  **{'rms_norm_eps': 'layer_norm_eps', 'partial_rotary_factor': 'rotary_pct'},
+  'rope_theta': 'rotary_emb_base',
+}
 _RMS = {'norm_kind': 'rms', 'gated': True, 'softmax_bias': False, 'scale_embeddings': False}
-_GEMMA_OPTIONS = {'norm': 'hybrid', 'norm_offset': True, 'scale_embeddings': True}
+_HEAD_NORM = {'attention.query_key_norm': 'head'}
+_FULL_NORM = {'norm': 'post', 'attention.query_key_norm': 'full'}
+_GEMMA2_OPTIONS = {'norm': 'hybrid', 'norm_offset': True, 'scale_embeddings': True}
+_GEMMA3_OPTIONS = _GEMMA2_OPTIONS | _HEAD_NORM
 _LAYER_NORM = {
   **{'norm_kind': 'layer', 'gated': False, 'softmax_bias': False, 'scale_embeddings': False},
   'feed_forward_bias': True,
 }
+_GPT2_OPTIONS = _LAYER_NORM | {'bias': True, 'position': 'absolute'}
 
 
-def _llama(model_type, architecture, fields, options=None, tensors=None, **others):
+def _llama(model_type, architecture, fields, options=None, tensors=None, names=None):
   """Returns a family that has what Llama has, but for these fields, options and tensors."""
   parts = _LLAMA_FIELDS | fields, _RMS | (options or {}), _LLAMA_TENSORS | (tensors or {})
-  return Family(model_type, architecture, *parts, **others)
+  return Family(model_type, architecture, *parts, names or {})
 
 
-FAMILIES = {
-  family.model_type: family
-  for family in (
-    _llama('llama', 'LlamaForCausalLM', _BIASES),
-    _llama(
-      'mistral',
-      'MistralForCausalLM',
-      {'num_key_value_heads': 8, 'sliding_window': 4096, 'max_position_embeddings': 131_072},
-    ),
-    _llama('qwen2', 'Qwen2ForCausalLM', _QWEN, {'attention.query_key_value_bias': True}),
-    _llama(
-      'qwen3',
-      'Qwen3ForCausalLM',
-      _QWEN | {'head_dim': 128, 'attention_bias': False},
-      {'attention.query_key_norm': 'head'},
-      _HEAD_NORMS,
-    ),
-    _llama(
-      'gemma2',
-      'Gemma2ForCausalLM',
-      _GEMMA | {'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0},
-      _GEMMA_OPTIONS,
-      _BOTH_NORMS,
-      names={'hidden_act': 'hidden_activation'},
-    ),
-    _llama(
-      'gemma3_text',
-      'Gemma3ForCausalLM',
-      _GEMMA
-      | {'final_logit_softcapping': None, 'rope_theta': 1_000_000.0}
-      | {'rope_local_base_freq': 10_000.0, 'sliding_window_pattern': 6}
-      | {'max_position_embeddings': 131_072},
-      _GEMMA_OPTIONS | {'attention.query_key_norm': 'head'},
-      _BOTH_NORMS | _HEAD_NORMS,
-      names={'hidden_act': 'hidden_activation'},
-    ),
-    _llama(
-      'smollm3',
-      'SmolLM3ForCausalLM',
-      _BIASES
-      | {'num_key_value_heads': 4, 'tie_word_embeddings': True, 'rope_theta': 2_000_000.0}
-      | {'no_rope_layers': None, 'no_rope_layer_interval': 4, 'layer_types': None}
-      | {'sliding_window': None, 'use_sliding_window': False, 'max_position_embeddings': 32_768},
-    ),
-    _llama(
-      'olmo2',
-      'Olmo2ForCausalLM',
-      {'attention_bias': False, 'rms_norm_eps': 1e-5},
-      {'norm': 'post', 'attention.query_key_norm': 'full'},
-      _POST_NORMS | _FULL_NORMS,
-    ),
-    _llama(
-      'phi3',
-      'Phi3ForCausalLM',
-      {'rms_norm_eps': 1e-5, 'sliding_window': None, 'max_position_embeddings': 4096}
-      | {'original_max_position_embeddings': 4096, 'partial_rotary_factor': 1.0},
-      tensors=_FUSED,
-    ),
-    Family(
-      'gpt2',
-      'GPT2LMHeadModel',
-      _SIZES
-      | {'intermediate_size': None, 'hidden_act': 'gelu_new', 'rms_norm_eps': 1e-5}
-      | {'tie_word_embeddings': True, 'max_position_embeddings': 1024}
-      | {'scale_attn_weights': True, 'scale_attn_by_inverse_layer_idx': False},
-      _LAYER_NORM | {'bias': True, 'position': 'absolute'},
-      _GPT2_TENSORS,
-      {
-        **{'hidden_size': 'n_embd', 'num_hidden_layers': 'n_layer', 'intermediate_size': 'n_inner'},
-        **{'num_attention_heads': 'n_head', 'max_position_embeddings': 'n_positions'},
-        **{'rms_norm_eps': 'layer_norm_epsilon', 'hidden_act': 'activation_function'},
-      },
-      'transformer.h.',
-      ('.attn.bias', '.attn.masked_bias'),
-    ),
-    Family(
-      'gpt_neox',
-      'GPTNeoXForCausalLM',
-      _SIZES
-      | _ROPE
-      | {'hidden_act': 'gelu', 'rms_norm_eps': 1e-5, 'max_position_embeddings': 2048}
-      | {'partial_rotary_factor': 0.25, 'attention_bias': True, 'use_parallel_residual': True},
-      _LAYER_NORM,
-      _GPT_NEOX_TENSORS,
-      {
-        **{'rms_norm_eps': 'layer_norm_eps', 'partial_rotary_factor': 'rotary_pct'},
-        'rope_theta': 'rotary_emb_base',
-      },
-      'gpt_neox.layers.',
-      ('.attention.bias', '.attention.masked_bias', '.rotary_emb.inv_freq'),
-    ),
-  )
-}
+_ALL = (
+  _llama('llama', 'LlamaForCausalLM', _BIASES),
+  _llama('mistral', 'MistralForCausalLM', _MISTRAL),
+  _llama('qwen2', 'Qwen2ForCausalLM', _QWEN, {'attention.query_key_value_bias': True}),
+  _llama('qwen3', 'Qwen3ForCausalLM', _QWEN3, _HEAD_NORM, _HEAD_NORMS),
+  _llama('gemma2', 'Gemma2ForCausalLM', _GEMMA2, _GEMMA2_OPTIONS, _GEMMA2_NORMS, _GEMMA_NAMES),
+  _llama('gemma3_text', 'Gemma3ForCausalLM', _GEMMA3, _GEMMA3_OPTIONS, _GEMMA3_NORMS, _GEMMA_NAMES),
+  _llama('smollm3', 'SmolLM3ForCausalLM', _SMOLLM3),
+  _llama('olmo2', 'Olmo2ForCausalLM', _OLMO2, _FULL_NORM, _OLMO2_NORMS),
+  _llama('phi3', 'Phi3ForCausalLM', _PHI3, tensors=_FUSED),
+  Family(
+    'gpt2', 'GPT2LMHeadModel', _GPT2, _GPT2_OPTIONS, _GPT2_TENSORS, _GPT2_NAMES, 'transformer.h.'
+  ),
+  Family(
+    'gpt_neox',
+    'GPTNeoXForCausalLM',
+    _NEOX,
+    _LAYER_NORM,
+    _NEOX_TENSORS,
+    _NEOX_NAMES,
+    'gpt_neox.layers.',
+  ),
+)
+FAMILIES = {family.model_type: family for family in _ALL}
 LLAMA = FAMILIES['llama']

@@ -107,7 +107,7 @@ def _weight(family: families.Family, module: str) -> str:
 def canonical(tensors: Stored, family: families.Family) -> Stored:
   """Returns the tensors by the names of the family, without buffers and the parts for images."""
   wrappers = re.compile(f'^({"|".join(map(re.escape, conversion.WRAPPERS))})+')
-  names = {name: wrappers.sub('', name) for name in tensors if not name.endswith(family.buffers)}
+  names = {name: wrappers.sub('', name) for name in tensors if not name.endswith(families.BUFFERS)}
   if family.model_type == 'gemma3_text':
     names = {
       name: new.removeprefix('language_model.').replace('model.language_model.', 'model.', 1)
