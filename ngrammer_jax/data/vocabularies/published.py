@@ -9,7 +9,7 @@ Which tokens begin and end a text, and whether the first is added to every text,
 of the model say.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 import contextlib
 import pathlib
 from typing import Any
@@ -46,10 +46,10 @@ def translate_damage(path: pathlib.Path) -> Iterator[None]:
   with files.translate_damage(name, 'download it again'), errors.named(path):
     try:
       yield
-    except Exception as error:
-      if type(error) is Exception:  # those of the library
-        raise ValueError(error) from error
+    except (*files.DAMAGE_ERRORS, MemoryError):
       raise
+    except Exception as error:  # those of the libraries
+      raise ValueError(error) from error
 
 
 def has_tokenizer(path: pathlib.Path) -> bool:
@@ -195,13 +195,7 @@ def _folder_content(folder, settings, added_ids, model_type) -> bytes:
   return _byte_level(vocabulary | ids, merges, pre_tokenizer, added, problem)
 
 
-def _byte_level(
-  vocabulary: dict[str, int],
-  merges: Sequence[tuple[str, ...]],
-  pre_tokenizer: str | None,
-  added: Mapping[str, bool],
-  problem: str,
-) -> bytes:
+def _byte_level(vocabulary, merges, pre_tokenizer, added, problem) -> bytes:
   """Returns the tokenizer.json of byte pairs over the bytes of words.
 
   Args:
@@ -234,14 +228,9 @@ def _byte_level(
 
 def _sentencepiece_file(data: bytes, ids: Mapping[str, int], added: Mapping[str, bool]) -> bytes:
   """Returns the tokenizer.json of a SentencePiece model and of tokens beside it."""
-  from google.protobuf import message
   from sentencepiece import sentencepiece_model_pb2 as schema
 
-  model = schema.ModelProto()
-  try:
-    model.ParseFromString(data)
-  except message.DecodeError as error:
-    raise ValueError(f'tokenizer.model is no SentencePiece model: {error}') from error
+  model = schema.ModelProto.FromString(data)
   options, is_bpe = model.normalizer_spec, model.trainer_spec.model_type == schema.TrainerSpec.BPE
   if not is_bpe or options.remove_extra_whitespaces:
     problem = 'removes white space' if is_bpe else 'is not of byte pairs'
@@ -256,14 +245,7 @@ def _sentencepiece_file(data: bytes, ids: Mapping[str, int], added: Mapping[str,
   return _sentencepiece(tokens, scores, kinds, options.add_dummy_prefix, charsmap, added)
 
 
-def _sentencepiece(
-  tokens: Sequence[str],
-  scores: Sequence[float],
-  kinds: Sequence[int],
-  is_prefixed: bool,
-  charsmap: bytes,
-  added: Mapping[str, bool],
-) -> bytes:
+def _sentencepiece(tokens, scores, kinds, is_prefixed, charsmap, added) -> bytes:
   """Returns the tokenizer.json of byte pairs of SentencePiece.
 
   Args:

@@ -19,18 +19,9 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop import conversion, row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import families
+from ngrammer_jax.system import files
 
 PARAMETER = re.compile(r'(?:layer_(\d+)/)?(.+?)(?:/(kernel|scale|bias))?')
-# Axes of our kernels, inputs first; other parameters have those of the file.
-KERNELS = {
-  'attention/query': 'DNH',
-  'attention/key': 'DKH',
-  'attention/value': 'DKH',
-  'attention/out': 'NHD',
-  'feed_forward/in': 'DF',
-  'feed_forward/gate': 'DF',
-  'feed_forward/out': 'FD',
-}
 HEAD = 'softmax_weight'
 ALIGNMENT = 64  # bytes: JAX uses arrays of NumPy that begin there as they are
 
@@ -77,10 +68,12 @@ Slices = Mapping[str, TensorSlice]  # by the path of the parameter
 def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> TensorSlice:
   """Returns where a parameter is in a file, such as `layer_0/attention/out/bias`."""
   layer, module, kind = PARAMETER.fullmatch(path).groups()
-  tensor, axes = family.tensors[module], KERNELS.get(module, '')
-  groups = tensor.axes.split()
-  if kind == 'bias':  # of the outputs: a Conv1D of GPT-2 has its inputs first
-    groups, axes = [groups[axes.startswith(groups[0])]], ''
+  tensor, groups = family.tensors[module], family.tensors[module].axes.split()
+  # Our kernels have the inputs first: the width, but for the last maps, which lead to it.
+  inputs_first = sorted(groups, key=lambda group: (group == 'D') == module.endswith('/out'))
+  if kind == 'bias':  # of the outputs
+    groups = inputs_first[-1:]
+  axes = ''.join(inputs_first if kind == 'kernel' else groups).replace('q', '')
   count = lambda axes: math.prod(sizes[letter] for letter in axes)
   joined = [count(part) for part in tensor.parts]
   if groups[0][0] == 'q':  # then the parts of a vector are rows that are joined, too
@@ -95,7 +88,7 @@ def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Tensor
     first_row=sum(joined[: tensor.part]),
     view=tuple(sizes[letter] for letter in letters),
     index=(slice(None),) * len(before) + (tensor.part,) if has_parts else (),
-    order=tuple(map((before + after).index, axes or before + after)),
+    order=tuple(map((before + after).index, axes)),
   )
 
 
@@ -163,8 +156,10 @@ def load(checkpoint: checkpoints.Checkpoint, slices: Slices, abstract: Any) -> d
   """
   broken: collections.Counter[str] = collections.Counter()
   leaves = traverse_util.flatten_dict(abstract, sep='/').items()
-  loaded = {path: _load(checkpoint, slices[path], leaf, broken) for path, leaf in leaves}
-  checkpoint.check_unchanged()
+  try:
+    loaded = {path: _load(checkpoint, slices[path], leaf, broken) for path, leaf in leaves}
+  finally:  # an error may be that of a file that changes meanwhile
+    checkpoint.check_unchanged()
   conversion.check_finite(str(checkpoint.path), broken)
   return traverse_util.unflatten_dict(loaded, sep='/')
 
@@ -184,13 +179,8 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   row_bytes = math.prod(selected.view[1:]) * tensor.dtype.itemsize
   for first, last in sorted({key[axis] for key in shards}):
     for start, stop in row_files.blocks(first, last, row_bytes):
-      try:
+      with files.translate_damage(f'{checkpoint.path}: {selected.name}'):
         block = selected.read(tensor, start, stop)
-      except (OSError, ValueError) as error:
-        checkpoint.check_unchanged()
-        raise errors.BadInput(
-          f'{checkpoint.path}: {selected.name} cannot be read: {error}'
-        ) from error
       broken[selected.name] += conversion.count_not_finite(block)
       for key, shard in shards.items():
         if key[axis] == (first, last):
