@@ -165,7 +165,7 @@ def _run_file(path: pathlib.Path, name: str, variant: str) -> dict[str, Any]:
   if path.suffix != '.py':
     raise errors.BadInput(f'{name} is not a Python file, FILE.py')
   try:
-    get_config = runpy.run_path(str(path)).get('get_config')
+    get_config = runpy.run_path(str(path.absolute())).get('get_config')
     if get_config is None:
       raise errors.BadInput(f'{name} has no get_config()')
     if variant and not inspect.signature(get_config).parameters:

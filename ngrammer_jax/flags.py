@@ -1,6 +1,7 @@
 """Exit statuses, logging and flags of all commands."""
 
 import argparse
+import atexit
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
@@ -78,6 +79,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 def run(main: Callable[[list[str]], int | None]) -> None:
   """Runs a command, logs to standard error, and exits with its status or that of its error."""
   gc.set_threshold(OBJECTS_PER_COLLECTION)
+  atexit.register(gc.freeze)  # or Python would search through all objects once more
   _use_utf8_names()
   line_format = '%(process_prefix)s%(message)s'
   logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
@@ -128,7 +130,6 @@ def run(main: Callable[[list[str]], int | None]) -> None:
       print(f'{hosts.prefix()}{_one_line(message)}', file=sys.stderr)
   if status in (1, 2) and hosts.is_multiprocess():
     _exit_alone(status)
-  gc.freeze()  # or Python would search through all objects once more
   sys.exit(status or 0)
 
 

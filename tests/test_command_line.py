@@ -65,6 +65,14 @@ def test_file_is_the_config(parse):
   assert parse() == config.Config(seed=7)
 
 
+def test_file_knows_its_folder_from_anywhere(folder, monkeypatch):
+  text = PLAIN.replace('c.seed = 7', "c.data.path = __file__.replace('own.py', 'corpus.txt')")
+  (folder / 'own.py').write_text(text)
+  monkeypatch.chdir(folder)
+  _, parsed = command_line.parse(argparse.ArgumentParser(), ['--config=own.py'])
+  assert parsed.data.path == str(folder / 'corpus.txt')
+
+
 @each('variant, width', [('', 64), (':small', 64), (':large', 512)])
 def test_variant_is_the_argument_of_the_file(parse, variant, width):
   assert parse(file=f'variants.py{variant}').model.width == width

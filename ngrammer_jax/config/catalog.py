@@ -22,9 +22,9 @@ def format_list() -> str:
   """Formats all configs of the package, each with its variants, the default first."""
   lines = ['configs, for --config=NAME or --config=NAME:VARIANT']
   for name, path in files().items():
-    module = runpy.run_path(str(path))
-    lines.append(f'{name}: {module["__doc__"].splitlines()[0]}')
-    for parameter in inspect.signature(module['get_config']).parameters.values():
-      variants = ', '.join(dict.fromkeys((parameter.default, *module['VARIANTS'])))
+    names = runpy.run_path(str(path))
+    lines.append(f'{name}: {names["__doc__"].splitlines()[0]}')
+    for parameter in inspect.signature(names['get_config']).parameters.values():
+      variants = ', '.join(dict.fromkeys((parameter.default, *names['VARIANTS'])))
       lines += textwrap.wrap(variants, 100, initial_indent='  ', subsequent_indent='  ')
   return '\n'.join(lines)

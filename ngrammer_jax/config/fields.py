@@ -214,7 +214,7 @@ def format_value(value: Any) -> str:
 @functools.cache
 def keys(kind: type, path: str = '') -> dict[str, Key]:
   """Returns the keys of a config dataclass by name, without those inside its blocks."""
-  members = lambda kind: typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+  members = lambda hint: typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
   own = lambda f: {'path': path + f.name, 'types': members(f.type)}
   fields = dataclasses.fields(kind)
   return {f.name: dataclasses.replace(f.metadata['key'], **own(f)) for f in fields}

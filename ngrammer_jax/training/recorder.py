@@ -162,7 +162,7 @@ class ValidationHistory:
 
   Args:
     workdir: run directory.
-    task: its `best_metric` and `patience` count.
+    task: the task, for its `best_metric` and `patience`.
   """
 
   def __init__(self, workdir: pathlib.Path, task: train_task.TrainTask):

@@ -148,7 +148,7 @@ def test_pairs_and_merges_in_two_files(tmp_path):
   def folder(name, **settings):
     parts = write(tmp_path / name, vocab_json=model['vocab'], tokenizer_config_json=settings)
     lines = ['#version: 0.2', *map(' '.join, model['merges'])]
-    (parts / 'merges.txt').write_text('\n'.join(lines) + '\n')
+    (parts / 'merges.txt').write_text('\n'.join(lines) + '\n\n')  # blank lines are skipped
     return parts
 
   names = {'bos_token': '<|endoftext|>', 'eos_token': '<|endoftext|>'}
@@ -166,6 +166,9 @@ def test_pairs_and_merges_in_two_files(tmp_path):
     read(folder('bloom', tokenizer_class='BloomTokenizer', **names))
   with pytest.raises(errors.BadInput, match='the class of the tokenizer is None'):
     read(folder('none', **names))
+  (tmp_path / 'gpt2' / 'merges.txt').write_text('')
+  with pytest.raises(errors.BadInput, match='is damaged'):
+    read(tmp_path / 'gpt2')
 
 
 def test_a_damaged_folder_is_one_sentence(tmp_path):
@@ -174,7 +177,7 @@ def test_a_damaged_folder_is_one_sentence(tmp_path):
       read(write(tmp_path / str(i), tokenizer_json=content))
   (tmp_path / '0' / 'tokenizer.json').unlink()
   (tmp_path / '0' / 'tokenizer.model').write_bytes(b'\xff\xff\xff')
-  with pytest.raises(errors.BadInput, match='is damaged: Error parsing message'):
+  with pytest.raises(errors.BadInput, match='is damaged: tokenizer.model is no SentencePiece'):
     read(tmp_path / '0')
   assert not published.has_tokenizer(tmp_path)
   metadata = gguf_files.tokenizer(merges=['a \u2603'])

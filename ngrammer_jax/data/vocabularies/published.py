@@ -46,10 +46,10 @@ def translate_damage(path: pathlib.Path) -> Iterator[None]:
   with files.translate_damage(name, 'download it again'), errors.named(path):
     try:
       yield
-    except (*files.DAMAGE_ERRORS, MemoryError):
+    except Exception as error:
+      if type(error) is Exception:  # those of the library
+        raise ValueError(error) from error
       raise
-    except Exception as error:  # those of the libraries
-      raise ValueError(error) from error
 
 
 def has_tokenizer(path: pathlib.Path) -> bool:
@@ -141,7 +141,7 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabul
     is_prefixed = bool(get('add_space_prefix', True))
     content = _sentencepiece(tokens, get('scores').tolist(), kinds, is_prefixed, b'', {})
   elif kind == 'gpt2':
-    merges = [merge.partition(' ')[::2] for merge in get('merges')]
+    merges = [tuple(merge.split(' ')) for merge in get('merges')]
     added = {t: k == CONTROL for t, k in zip(tokens, kinds, strict=True) if k in ADDED}
     vocabulary = {token: i for i, token in enumerate(tokens)}
     problem = f'tokenizer.ggml.pre is {pre_tokenizer!r}'
@@ -175,8 +175,6 @@ def _token_id(tokenizer, token) -> int | None:
 
 def _folder_content(folder, settings, added_ids, model_type) -> bytes:
   """Returns the content of the tokenizer.json of a folder, or makes it."""
-  from tokenizers import models
-
   if (path := folder / 'tokenizer.json').exists():
     return path.read_bytes()
   names = [settings.get(f'{name}_token') for name in ('bos', 'eos', 'unk', 'pad')]
@@ -188,11 +186,14 @@ def _folder_content(folder, settings, added_ids, model_type) -> bytes:
   added |= {_text(name): True for name in names if name is not None}
   if (path := folder / 'tokenizer.model').exists():
     return _sentencepiece_file(path.read_bytes(), ids, added)
-  vocabulary, merges = models.BPE.read_file(str(folder / 'vocab.json'), str(folder / 'merges.txt'))
+  lines = (folder / 'merges.txt').read_text(encoding='utf-8').splitlines()
+  lines = lines[lines[0].startswith('#version') :]
+  merges = [tuple(line.split(' ')) for line in lines if line]
   name = settings.get('tokenizer_class', '').removesuffix('Fast')
   pre_tokenizer = PRE_TOKENIZER_NAMES.get(name or model_type)
   problem = f'there is no tokenizer.json, and the class of the tokenizer is {name or None!r}'
-  return _byte_level(vocabulary | ids, merges, pre_tokenizer, added, problem)
+  vocabulary = files.read_json(folder / 'vocab.json') | ids
+  return _byte_level(vocabulary, merges, pre_tokenizer, added, problem)
 
 
 def _byte_level(vocabulary, merges, pre_tokenizer, added, problem) -> bytes:
@@ -211,6 +212,8 @@ def _byte_level(vocabulary, merges, pre_tokenizer, added, problem) -> bytes:
     raise errors.BadInput(
       f'{problem}: its pre-tokenizer is not supported; expected one of: {", ".join(PRE_TOKENIZERS)}'
     )
+  if any(len(merge) != 2 for merge in merges):
+    raise ValueError('a merge is not a pair of tokens')
   # All of Llama 3's words that are a token are that token, even if no merges lead to it.
   model = models.BPE(vocabulary, list(merges), ignore_merges=pre_tokenizer == 'llama-bpe')
   tokenizer, pattern = Tokenizer(model), PRE_TOKENIZERS[pre_tokenizer]
@@ -228,9 +231,14 @@ def _byte_level(vocabulary, merges, pre_tokenizer, added, problem) -> bytes:
 
 def _sentencepiece_file(data: bytes, ids: Mapping[str, int], added: Mapping[str, bool]) -> bytes:
   """Returns the tokenizer.json of a SentencePiece model and of tokens beside it."""
+  from google.protobuf import message
   from sentencepiece import sentencepiece_model_pb2 as schema
 
-  model = schema.ModelProto.FromString(data)
+  model = schema.ModelProto()
+  try:
+    model.ParseFromString(data)
+  except message.DecodeError as error:
+    raise ValueError(f'tokenizer.model is no SentencePiece model: {error}') from error
   options, is_bpe = model.normalizer_spec, model.trainer_spec.model_type == schema.TrainerSpec.BPE
   if not is_bpe or options.remove_extra_whitespaces:
     problem = 'removes white space' if is_bpe else 'is not of byte pairs'

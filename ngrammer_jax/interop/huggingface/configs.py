@@ -19,8 +19,7 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop import conversion as weights
 from ngrammer_jax.interop.huggingface import families
 
-# Names and descriptions, training, generation, heads for other tasks; the last three only where a
-# family does not read them.
+# Names and descriptions, training, generation, and heads for other tasks.
 HARMLESS = frozenset(
   """
   architectures model_type transformers_version transformers.js_config _name_or_path name_or_path
@@ -38,7 +37,7 @@ HARMLESS = frozenset(
   repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
   num_return_sequences output_scores return_dict_in_generate forced_bos_token_id
   forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
-  begin_suppress_tokens hidden_act layer_types max_window_layers
+  begin_suppress_tokens
   """.split()
 )
 # Fields that a family does not read, with the value of models that are as we compute them.
@@ -49,6 +48,13 @@ NEUTRAL = {
   **dict.fromkeys(('full_attn_mod', 'interpolate_factor', 'partial_rotary_factor'), 1),
   'pruned_heads': {},
 }
+# Fields that a family has, but does not read.
+UNREAD = {
+  **dict.fromkeys(('gemma2', 'gemma3_text'), ('hidden_act',)),
+  **dict.fromkeys(('mistral', 'phi3', 'llama', 'olmo2'), ('layer_types',)),
+  'smollm3': ('max_window_layers',),
+}
+UNREAD['gemma3_text'] += ('attn_logit_softcapping',)
 # Fields for which null is a value of its own; elsewhere it is an absent field.
 NULLABLE = (
   *('num_key_value_heads', 'head_dim', 'intermediate_size', 'sliding_window'),
@@ -212,7 +218,7 @@ def _family(config: Mapping[str, Any]) -> families.Family:
 def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, Any]:
   """Returns all fields of the family by the names of Llama, with defaults for absent ones."""
   own = {name: family.names.get(name, name) for name in family.fields}
-  ignored = {*own.values()} | HARMLESS
+  ignored = {*own.values(), *UNREAD.get(family.model_type, ())} | HARMLESS
   for name, value in config.items():
     if name in ignored or value is None or (name in NEUTRAL and value == NEUTRAL[name]):
       continue
@@ -249,7 +255,7 @@ def _layer_kinds(c, family):
         f'each of the {len(layers)} layers'
       )
   interval = c.get('no_rope_layer_interval')
-  # The first is named the wrong way round: 1 is rotary.
+  # `no_rope_layers` is named the wrong way round: 1 is rotary.
   is_rotated = c.get('no_rope_layers') or [not interval or (i + 1) % interval != 0 for i in layers]
   if c.get('layer_types') is not None:
     is_windowed = [name == LAYER_TYPES[1] for name in c['layer_types']]

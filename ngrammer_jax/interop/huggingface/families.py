@@ -189,10 +189,10 @@ _NEOX_NAMES = {
   'rope_theta': 'rotary_emb_base',
 }
 _RMS = {'norm_kind': 'rms', 'gated': True, 'softmax_bias': False, 'scale_embeddings': False}
-_HEAD_NORM = {'attention.query_key_norm': 'head'}
-_FULL_NORM = {'norm': 'post', 'attention.query_key_norm': 'full'}
+_QWEN3_OPTIONS = {'attention.query_key_norm': 'head'}
+_OLMO2_OPTIONS = {'norm': 'post', 'attention.query_key_norm': 'full'}
 _GEMMA2_OPTIONS = {'norm': 'hybrid', 'norm_offset': True, 'scale_embeddings': True}
-_GEMMA3_OPTIONS = _GEMMA2_OPTIONS | _HEAD_NORM
+_GEMMA3_OPTIONS = _GEMMA2_OPTIONS | _QWEN3_OPTIONS
 _LAYER_NORM = {
   **{'norm_kind': 'layer', 'gated': False, 'softmax_bias': False, 'scale_embeddings': False},
   'feed_forward_bias': True,
@@ -210,11 +210,11 @@ _ALL = (
   _llama('llama', 'LlamaForCausalLM', _BIASES),
   _llama('mistral', 'MistralForCausalLM', _MISTRAL),
   _llama('qwen2', 'Qwen2ForCausalLM', _QWEN, {'attention.query_key_value_bias': True}),
-  _llama('qwen3', 'Qwen3ForCausalLM', _QWEN3, _HEAD_NORM, _HEAD_NORMS),
+  _llama('qwen3', 'Qwen3ForCausalLM', _QWEN3, _QWEN3_OPTIONS, _HEAD_NORMS),
   _llama('gemma2', 'Gemma2ForCausalLM', _GEMMA2, _GEMMA2_OPTIONS, _GEMMA2_NORMS, _GEMMA_NAMES),
   _llama('gemma3_text', 'Gemma3ForCausalLM', _GEMMA3, _GEMMA3_OPTIONS, _GEMMA3_NORMS, _GEMMA_NAMES),
   _llama('smollm3', 'SmolLM3ForCausalLM', _SMOLLM3),
-  _llama('olmo2', 'Olmo2ForCausalLM', _OLMO2, _FULL_NORM, _OLMO2_NORMS),
+  _llama('olmo2', 'Olmo2ForCausalLM', _OLMO2, _OLMO2_OPTIONS, _OLMO2_NORMS),
   _llama('phi3', 'Phi3ForCausalLM', _PHI3, tensors=_FUSED),
   Family(
     'gpt2', 'GPT2LMHeadModel', _GPT2, _GPT2_OPTIONS, _GPT2_TENSORS, _GPT2_NAMES, 'transformer.h.'

@@ -114,7 +114,7 @@ def _package():
 
 
 def _dequantize(rows: np.ndarray, kind: Any) -> np.ndarray:
-  """Returns the values of rows of bytes, in one axis.
+  """Returns the values of rows of bytes, with a row for each block.
 
   The package takes 16 rows at a time, which is slow for short ones: it gets long pieces as a row.
   """

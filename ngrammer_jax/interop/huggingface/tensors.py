@@ -19,11 +19,9 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop import conversion, row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import families
-from ngrammer_jax.system import files
 
 PARAMETER = re.compile(r'(?:layer_(\d+)/)?(.+?)(?:/(kernel|scale|bias))?')
 HEAD = 'softmax_weight'
-ALIGNMENT = 64  # bytes: JAX uses arrays of NumPy that begin there as they are
 
 Stored = Mapping[str, checkpoints.StoredTensor]  # by name
 
@@ -68,9 +66,11 @@ Slices = Mapping[str, TensorSlice]  # by the path of the parameter
 def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> TensorSlice:
   """Returns where a parameter is in a file, such as `layer_0/attention/out/bias`."""
   layer, module, kind = PARAMETER.fullmatch(path).groups()
-  tensor, groups = family.tensors[module], family.tensors[module].axes.split()
-  # Our kernels have the inputs first: the width, but for the last maps, which lead to it.
-  inputs_first = sorted(groups, key=lambda group: (group == 'D') == module.endswith('/out'))
+  tensor = family.tensors[module]
+  groups = tensor.axes.split()
+  # The width is the input of all maps but `out`, of which it is the output.
+  is_input = lambda group: (group == 'D') != module.endswith('/out')
+  inputs_first = sorted(groups, key=is_input, reverse=True)  # as in our kernels
   if kind == 'bias':  # of the outputs
     groups = inputs_first[-1:]
   axes = ''.join(inputs_first if kind == 'kernel' else groups).replace('q', '')
@@ -156,10 +156,8 @@ def load(checkpoint: checkpoints.Checkpoint, slices: Slices, abstract: Any) -> d
   """
   broken: collections.Counter[str] = collections.Counter()
   leaves = traverse_util.flatten_dict(abstract, sep='/').items()
-  try:
-    loaded = {path: _load(checkpoint, slices[path], leaf, broken) for path, leaf in leaves}
-  finally:  # an error may be that of a file that changes meanwhile
-    checkpoint.check_unchanged()
+  loaded = {path: _load(checkpoint, slices[path], leaf, broken) for path, leaf in leaves}
+  checkpoint.check_unchanged()
   conversion.check_finite(str(checkpoint.path), broken)
   return traverse_util.unflatten_dict(loaded, sep='/')
 
@@ -174,13 +172,18 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   range_of = lambda index: tuple(s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True))
   indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
   shape_of = lambda key: [stop - start for start, stop in key]
-  shards = {key: _empty_aligned(shape_of(key), leaf.dtype) for key in map(range_of, indices)}
+  shards = {key: np.empty(shape_of(key), leaf.dtype) for key in map(range_of, indices)}
   axis = selected.order.index(0)  # the one of ours that the rows of the file run along
   row_bytes = math.prod(selected.view[1:]) * tensor.dtype.itemsize
   for first, last in sorted({key[axis] for key in shards}):
     for start, stop in row_files.blocks(first, last, row_bytes):
-      with files.translate_damage(f'{checkpoint.path}: {selected.name}'):
+      try:
         block = selected.read(tensor, start, stop)
+      except (OSError, ValueError) as error:
+        checkpoint.check_unchanged()
+        raise errors.BadInput(
+          f'{checkpoint.path}: {selected.name} cannot be read: {error}'
+        ) from error
       broken[selected.name] += conversion.count_not_finite(block)
       for key, shard in shards.items():
         if key[axis] == (first, last):
@@ -190,14 +193,6 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   shard_of = lambda index: shards[range_of(index)]
   array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard_of)
   return array.block_until_ready()  # or tensors would queue up in the memory of the host
-
-
-def _empty_aligned(shape, dtype):
-  """Returns an empty array that a CPU device uses as it is; another one would be copied."""
-  size = math.prod(shape) * np.dtype(dtype).itemsize
-  memory = np.empty(size + ALIGNMENT, np.uint8)
-  start = -memory.ctypes.data % ALIGNMENT
-  return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def check(checkpoint: checkpoints.Checkpoint, family: families.Family, slices: Slices) -> None:
