@@ -76,7 +76,7 @@ def build(kind: type, values: Any, path: str = '') -> Any:
   keys, converted = fields.keys(kind, path), {}
   for name, value in values.items():
     if name not in keys:
-      raise errors.BadInput(unknown_key(f'{path}{name}'))
+      raise errors.BadInput(unknown_key(f'{path}{name}', isinstance(value, Mapping)))
     converted[name] = _convert(keys[name], value)
   return kind(**_preset_values(kind, converted, path) | converted)
 
@@ -146,13 +146,13 @@ def find_key(path: str) -> fields.Key:
     else:
       keys = fields.keys(kind, parent)
     if name not in keys:
-      raise errors.BadInput(unknown_key(f'{parent}{name}'))
+      raise errors.BadInput(unknown_key(f'{parent}{name}', not path.endswith(name)))
     key = keys[name]
     kind, parent = key.block, f'{key.path}.'
   return key
 
 
-def unknown_key(path: str) -> str:
+def unknown_key(path: str, is_section: bool = False) -> str:
   """Returns the message for a dotted key that does not exist, with the nearest one that does."""
   paths = []
   for key in fields.walk(Config):
@@ -162,6 +162,8 @@ def unknown_key(path: str) -> str:
     elif path.startswith(parent):  # a key in a block of the tuple, maybe without the block's number
       index = path.removeprefix(f'{parent}.').split('.')[0]
       paths.append(f'{parent}.{index if is_index(index) else 0}.{name}')
+  if is_section:
+    paths = sorted({p.rpartition('.')[0] for p in paths} - {''})
   name = path.split('.')[-1]
   same_name = [p for p in paths if p.split('.')[-1] == name]
   longer = [p for p in paths if p.startswith(path)]

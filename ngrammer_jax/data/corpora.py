@@ -140,6 +140,9 @@ def _wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   if [len(paths) for paths in by_split.values()] != [1] * len(SPLITS):
     raise _not_found('wikitext', root)
   path_by_split = {split: path for split, (path,) in by_split.items()}
+  for path in path_by_split.values():
+    if (file_format := kinds.identify(path, any_bytes=True)) != kinds.TEXT:
+      raise errors.BadInput(f'{path} is {file_format}, not WikiText: use data.corpus=text')
   if config.corpus == 'wikitext_articles':
     return _sectioned(config.corpus, path_by_split, sections.split_articles)
   splits = {split: (text_files.whole_file(path),) for split, path in path_by_split.items()}

@@ -27,10 +27,12 @@ REFUSED = {
   b'PARE': 'an encrypted Parquet file',
   **dict.fromkeys((b'7z\xbc\xaf', b'Rar!', b'\x04"M\x18'), 'an archive'),
   **dict.fromkeys((b'\xd0\xcf\x11\xe0', b'{\\rtf'), 'a document of an office program'),
+  **dict.fromkeys((b'\x1f\x9d', b']\0\0'), 'compressed by compress or lzma'),
   **{b'%PDF': 'a PDF', b'\x93NUMPY': 'a NumPy array', b'ORC': 'ORC', b'Obj\x01': 'Avro'},
   b'SQLite format 3': 'a database',
 }
 MARKS = {codecs.BOM_UTF32_LE: 32, codecs.BOM_UTF32_BE: 32, b'\xff\xfe': 16, b'\xfe\xff': 16}
+COMPRESSED = '.br', '.lz4', '.lzma', '.z'  # and not read
 REMEDY = 'write its text as .txt, .jsonl or .parquet'
 
 
@@ -51,6 +53,9 @@ def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
   Raises:
     BadInput: it is none of them, or is damaged.
   """
+  if path.suffix.lower() in COMPRESSED:
+    known = ', '.join(compression.SUFFIXES)
+    raise errors.BadInput(f'{path} is compressed in a way that is not read: use one of {known}')
   with files.translate_damage(path), compression.open_binary(path) as file:
     head = file.read(HEAD)
   suffix_format = FORMAT_SUFFIXES.get(name := suffix(path), TEXT)

@@ -49,6 +49,7 @@ def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path) -> SplitFi
 
 
 def _find_split(name: str, words: dict[str, str], pattern: str) -> str | None:
+  name = re.sub('(?<=[a-z])(?=[A-Z])', '-', name)  # trainA.txt, wikiTrain.txt
   search = lambda word: re.search(pattern.format(word=word), name, re.IGNORECASE)
   return next((split for word, split in words.items() if search(word)), None)
 

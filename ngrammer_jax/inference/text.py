@@ -35,7 +35,9 @@ def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> Encoded
 
 
 def to_bytes(text: str, name: str) -> bytes:
-  """Returns a text as UTF-8. Raises BadInput, with its name, for half of a surrogate pair."""
+  """Returns a text as UTF-8. Raises BadInput, with its name, for anything else."""
+  if not isinstance(text, str):
+    raise errors.BadInput(f'{name} is of type {type(text).__name__}, expected a text')
   try:
     return text.encode()
   except UnicodeEncodeError as error:

@@ -115,7 +115,7 @@ class FileLayout:
 
     Raises:
       BadInput: an array is missing, extra or of the wrong shape or dtype; the file has rows of
-        another vocabulary, seed or layer, or does not state them.
+        another vocabulary, seed or layer, or does not state them; values are not finite.
     """
     arrays, metadata = row_files.stored_arrays(paths)
     arrays = conversion.without_wrappers(arrays, self.shapes(), self.origin)
@@ -128,8 +128,15 @@ class FileLayout:
     variables = jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), variables)
     stored = arrays[next(iter(self.table.rows))].dtype
     dtype = jax.dtypes.canonicalize_dtype(dtype or jnp.promote_types(stored, jnp.float32))
-    read = lambda start, stop: _read_table(arrays, self.table, start, stop).astype(dtype)
+    broken: dict[int, int] = {}  # devices may have the same rows
+
+    def read(start, stop):
+      rows = _read_table(arrays, self.table, start, stop)
+      broken[start] = conversion.count_not_finite(rows)
+      return rows.astype(dtype)
+
     variables['params']['table'] = _fill_table(read, self.table.shape, dtype, sharding)
+    conversion.check_finite(self.origin, {'the table': sum(broken.values())})
     if self.codebook:
       variables['codebook'] = jax.tree.map(jnp.asarray, dict(self.codebook))
     return variables

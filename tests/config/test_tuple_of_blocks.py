@@ -133,7 +133,7 @@ def test_blocks_of_a_file_are_changed(tmp_path, arguments, change):
     ),
     (
       '.01.rows=9',
-      'unknown config key model.ngram_memories.01: did you mean model.ngram_memories?',
+      'unknown config key model.ngram_memories.01: did you mean model.ngram_memories.0?',
     ),
     (
       '.1=3',

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import corpora, text_files
+from ngrammer_jax.data import corpora, kinds, text_files
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -254,6 +254,35 @@ def test_error_for_a_missing_corpus_names_the_expected_files(tmp_path, arguments
     document_files.open_corpus(*(a and a.format(tmp=tmp_path) for a in arguments))
 
 
+@each(
+  'suffix, content, message',
+  [
+    (
+      'jsonl',
+      b'{"text": "a"}\n{"text": "b"}\n',
+      'is JSON lines, not WikiText: use data.corpus=text',
+    ),
+    ('parquet', b'PAR1' + bytes(20), 'is Parquet, not WikiText: use data.corpus=text'),
+    ('tokens', b'\xff\xfea\0', 'is UTF-16: convert it to UTF-8'),
+  ],
+)
+def test_wikitext_is_text(tmp_path_factory, suffix, content, message):
+  folder = tmp_path_factory.mktemp('wikitext')
+  for split in ('train', 'validation', 'test'):
+    write(folder / f'{split}.{suffix}', content)
+  with pytest.raises(errors.BadInput, match=message):
+    document_files.open_corpus('wikitext', str(folder))
+
+
+@each(
+  'name, content', [('a.br', b'x'), ('a.lzma', b'x'), ('a', b']\0\0\x80'), ('a.Z', b'\x1f\x9d')]
+)
+def test_compressions_that_are_not_read_are_refused(tmp_path, name, content):
+  write(tmp_path / name, content)
+  with pytest.raises(errors.BadInput, match='compressed'):
+    kinds.identify(tmp_path / name, any_bytes=True)
+
+
 def test_incomplete_wikitext_is_refused(tmp_path):
   for name in ('wiki.train.tokens', 'wiki.test.tokens'):
     write(tmp_path / name, LINES)
@@ -384,6 +413,8 @@ def test_a_share_of_documents_and_of_a_text_is_held_out(tmp_path):
     (('training_set.txt', 'dev_set.txt'), {'train': 0, 'validation': 1}),
     (('c4-train.00.txt', 'c4-validation.00.txt'), {'train': 0, 'validation': 1}),
     (('mytrain.txt', 'myvalid.txt', 'mytest.txt'), {'train': 0, 'validation': 1, 'test': 2}),
+    (('trainA.txt', 'valA.txt', 'testA.txt'), {'train': 0, 'validation': 1, 'test': 2}),
+    (('wikiTrain.txt', 'wikiVal.txt'), {'train': 0, 'validation': 1}),
     (
       ('constrained-train.txt', 'latest.valid.txt', 'the_contest.txt', 'train-test.txt'),
       {'train': 0, 'validation': 1, 'test': 3},

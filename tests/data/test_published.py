@@ -166,6 +166,10 @@ def test_pairs_and_merges_in_two_files(tmp_path):
     read(folder('bloom', tokenizer_class='BloomTokenizer', **names))
   with pytest.raises(errors.BadInput, match='the class of the tokenizer is None'):
     read(folder('none', **names))
+  (tmp_path / 'bloom' / 'vocab.json').write_text(json.dumps(model['vocab'] | {'far': 2**31}))
+  (tmp_path / 'bloom' / 'tokenizer_config.json').write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+  with pytest.raises(errors.BadInput, match='a token has the id 2,147,483,648'):
+    read(tmp_path / 'bloom')
   (tmp_path / 'gpt2' / 'merges.txt').write_text('')
   with pytest.raises(errors.BadInput, match='is damaged'):
     read(tmp_path / 'gpt2')

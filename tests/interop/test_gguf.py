@@ -225,6 +225,7 @@ def with_number(after, code, number, skip=0):
     (lambda: with_number(b'token_embd.weight', 'I', 24, 20), 'token_embd.weight has the type I8'),
     (lambda: with_number(b'token_embd.weight', 'I', 12, 20), 'has no whole blocks of 256 values'),
     (lambda: with_number(b'token_embd.weight', 'Q', 2**62, 24), 'ends beyond the file'),
+    (lambda: with_number(b'blk.0.attn_output.weight', 'Q', 0, 24), 'two tensors overlap'),
     (lambda: WHOLE.replace(b'output_norm.weight', b'output_nor\xff.weight'), 'codec'),
     (lambda: WHOLE.replace(b'blk.0.ffn_up', b'blk.0.ffn_uq'), 'blk.0.ffn_uq.weight is not one'),
     (lambda: WHOLE.replace(b'blk.0.attn_q', b'blk.0.attn_k'), 'blk.0.attn_k.weight twice'),

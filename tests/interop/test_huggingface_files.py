@@ -405,6 +405,10 @@ DEFAULTS = {
   },
   'qwen2': {'key_value_heads': 32, 'attention.window': None, 'attention.output_bias': False},
   'qwen3': {'head_width': 128, 'attention.query_key_norm': 'head'},
+  'gemma': {
+    **{'head_width': 256, 'key_value_heads': 16, 'tie_embeddings': True, 'activation': 'gelu'},
+    **{'norm_offset': True, 'scale_embeddings': True, 'attention.scale': None},
+  },
   'gemma2': {
     **{'head_width': 256, 'key_value_heads': 4, 'tie_embeddings': True, 'final_logit_cap': 30.0},
     **{'attention.logit_cap': 50.0, 'attention.scale': 1 / 16, 'activation': 'gelu'},
@@ -442,6 +446,43 @@ def test_absent_fields(family):
     for name in key.split('.'):
       value = value[name]
     assert value == expected, key
+
+
+def test_absent_fields_of_a_gemma3_with_images():
+  text = {'model_type': 'gemma3_text', 'hidden_size': 3840, 'num_hidden_layers': 48}
+  images = {'vision_config': {'hidden_size': 1152}, 'mm_tokens_per_image': 256}
+  outer = {'model_type': 'gemma3', 'image_token_index': 262144, **images}
+  model = configs.read(outer | {'text_config': text}).model
+  assert (model['layers'], model['heads'], model['feed_forward_width']) == (48, 8, 9216)
+  for extra in ({'new_option': 3}, {'text_config': {'model_type': 'llama', **SIZES}}):
+    with pytest.raises(errors.BadInput, match='new_option=3|text_config is of model_type=.llama'):
+      configs.read(outer | {'text_config': text} | extra)
+  with pytest.raises(errors.BadInput, match='text_config'):  # of another family
+    configs.read({'model_type': 'llama', **SIZES, 'text_config': text})
+
+
+@pytest.mark.parametrize(
+  ('family', 'options', 'name'),
+  [
+    ('gpt_neox', {'rotary_pct': 0.5, 'partial_rotary_factor': 0.5}, 'partial_rotary_factor'),
+    ('gpt_neox', {'rotary_emb_base': 2000, 'rope_theta': 2000}, 'rope_theta'),
+    ('gemma2', {'sliding_window': 32, 'sliding_window_size': 32}, 'sliding_window_size'),
+  ],
+)
+def test_a_value_that_is_said_twice(family, options, name):
+  config = {'model_type': family, **SIZES, **options}
+  assert configs.read(config) == configs.read({k: v for k, v in config.items() if k != name})
+  with pytest.raises(errors.BadInput, match=f'{name}=7 is not supported'):
+    configs.read(config | {name: 7})
+
+
+def test_rotation_of_windows_alone_is_refused():
+  rotary = {
+    FULL: {'rope_theta': 1e4},
+    WINDOW: {'rope_theta': 1e4, 'rope_type': 'yarn', 'factor': 4},
+  }
+  with pytest.raises(errors.BadInput, match='sliding_attention with other rotary positions'):
+    configs.read({'model_type': 'qwen3', **SIZES, 'rope_parameters': rotary})
 
 
 def test_absent_fields_of_gpt2():

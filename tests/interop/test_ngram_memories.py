@@ -224,6 +224,16 @@ def test_tables_in_host_memory_and_of_other_dtypes(tmp_path):
   np.testing.assert_array_equal(again['table'], expected.astype(np.float32))
 
 
+def test_values_of_a_table_that_are_not_finite_are_counted(tmp_path):
+  arrays = v41_arrays()
+  arrays['embed'] = arrays['embed'].copy()
+  arrays['embed'][1:3, :2] = np.nan
+  numpy.save_file(arrays, tmp_path / 'official')
+  layout = ngram_memories.engram_v41(v41_layer(width=64), np.arange(11))
+  with pytest.raises(errors.BadInput, match='nan or infinite, 4 in all, in the table'):
+    layout.load(tmp_path / 'official', made_with=MADE_WITH)
+
+
 def test_another_vocabulary_seed_or_layer_is_refused(reference, tmp_path):
   f = reference('engram_o23_h8')
   classes = f['lookup_table']

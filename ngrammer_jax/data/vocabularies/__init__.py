@@ -37,6 +37,8 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
   if kind == 'tokenizer' and (path.is_dir() or gguf_header.is_gguf(path)):
     return published.read(path, size)
   options = {} if size is None else {'size': size}
+  if not path.exists():
+    raise errors.BadInput(f'data.vocabulary_path={path} does not exist')
   try:
     with files.translate_damage(path), compression.open_binary(path) as file:
       content = file.read()

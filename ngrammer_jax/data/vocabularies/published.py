@@ -23,6 +23,7 @@ from ngrammer_jax.system import files
 # Types of tokens, the same in SentencePiece models and in GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 ADDED = CONTROL, USER_DEFINED  # types of tokens that are found before the others
+MAX_IDS = 2**24
 SENTENCEPIECE_IDS = (('bos', 1), ('eos', 2))
 WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"""
 WORDS += r'\s*[\r\n]+|\s+(?!\S)|\s+'
@@ -212,6 +213,8 @@ def _byte_level(vocabulary, merges, pre_tokenizer, added, problem) -> bytes:
     raise errors.BadInput(
       f'{problem}: its pre-tokenizer is not supported; expected one of: {", ".join(PRE_TOKENIZERS)}'
     )
+  if (largest := max(vocabulary.values(), default=0)) >= MAX_IDS:  # the library makes so many
+    raise ValueError(f'a token has the id {largest:,}')
   if any(len(merge) != 2 for merge in merges):
     raise ValueError('a merge is not a pair of tokens')
   # All of Llama 3's words that are a token are that token, even if no merges lead to it.

@@ -30,7 +30,7 @@ HARMLESS = frozenset(
   finetuning_task task_specific_params attn_implementation _attn_implementation
   _attn_implementation_autoset cache_implementation gradient_checkpointing custom_pipelines
   attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout classifier_dropout
-  attention_probs_dropout_prob summary_type summary_use_proj summary_activation
+  attention_probs_dropout_prob hidden_dropout_prob summary_type summary_use_proj summary_activation
   summary_proj_to_labels summary_first_dropout reorder_and_upcast_attn pretraining_tp n_ctx
   is_decoder is_llama_config _sliding_window_pattern temperature top_k top_p typical_p max_length
   min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
@@ -50,11 +50,16 @@ NEUTRAL = {
 }
 # Fields that a family has, but does not read.
 UNREAD = {
-  **dict.fromkeys(('gemma2', 'gemma3_text'), ('hidden_act',)),
+  **dict.fromkeys(('gemma', 'gemma2', 'gemma3_text'), ('hidden_act',)),
   **dict.fromkeys(('mistral', 'phi3', 'llama', 'olmo2'), ('layer_types',)),
   'smollm3': ('max_window_layers',),
 }
 UNREAD['gemma3_text'] += ('attn_logit_softcapping',)
+# Fields of a model with images that say nothing of its text; `text_config` says which head it has.
+IMAGE_FIELDS = (
+  *('text_config', 'vision_config', 'tie_word_embeddings', 'mm_tokens_per_image'),
+  *(f'{name}_token_index' for name in ('boi', 'eoi', 'image')),
+)
 # Fields for which null is a value of its own; elsewhere it is an absent field.
 NULLABLE = (
   *('num_key_value_heads', 'head_dim', 'intermediate_size', 'sliding_window'),
@@ -66,6 +71,7 @@ ACTIVATIONS = {
   'swish': 'silu',
   'gelu_pytorch_tanh': 'gelu',
   'gelu_new': 'gelu',
+  'gelu_fast': 'gelu',
   'gelu': 'gelu_erf',
   'relu': 'relu',
 }
@@ -141,8 +147,11 @@ def read(config: Mapping[str, Any]) -> Description:
     BadInput: it is of another family, or has a field or a value that is not known.
   """
   family = _family(config)
-  if isinstance(config.get('text_config'), Mapping):  # of a model with images
-    config = {'quantization_config': config.get('quantization_config')} | config['text_config']
+  if config['model_type'] == 'gemma3' and isinstance(config.get('text_config'), Mapping):
+    outer = {name: value for name, value in config.items() if name not in IMAGE_FIELDS}
+    config = outer | {'model_type': family.model_type} | config['text_config']
+    if _family(config) != family:
+      raise errors.BadInput(f'text_config is of model_type={config["model_type"]!r}')
   c = _normalize(config, family)
   if c['hidden_act'] not in ACTIVATIONS:
     raise errors.BadInput(f'hidden_act={c["hidden_act"]!r} is not one of: {", ".join(ACTIVATIONS)}')
@@ -222,6 +231,10 @@ def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, 
   for name, value in config.items():
     if name in ignored or value is None or (name in NEUTRAL and value == NEUTRAL[name]):
       continue
+    # Some files say a value twice, also by the name of Llama or that of an earlier version.
+    same = own.get({'sliding_window_size': 'sliding_window'}.get(name, name))
+    if same is not None and value == config.get(same):
+      continue
     supported = f' (only {name}={NEUTRAL[name]!r})' if name in NEUTRAL else ''
     raise errors.BadInput(
       f'{name}={fields.format_value(value)} is not supported for {family.model_type}{supported}: '
@@ -277,6 +290,8 @@ def _positional(c, family, window):
   rotary, fraction = c['rope_scaling'] | c['rope_parameters'], c.get('partial_rotary_factor', 1.0)
   local = dict(rotary.pop('sliding_attention', None) or {})
   rotary |= rotary.pop('full_attention', None) or {}
+  if 'rope_local_base_freq' not in c and local not in ({}, rotary):
+    raise errors.BadInput('sliding_attention with other rotary positions is not supported')
   if 'partial_rotary_factor' in c or rotary.get('partial_rotary_factor') == 1:
     fraction = rotary.pop('partial_rotary_factor', fraction)
   positional = {

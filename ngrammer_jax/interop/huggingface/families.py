@@ -149,12 +149,18 @@ _QWEN = {
 }
 _QWEN3 = _QWEN | {'head_dim': 128, 'attention_bias': False}
 _GEMMA = {
-  **{'attention_bias': False, 'num_key_value_heads': 4, 'head_dim': 256},
-  **{'hidden_act': 'gelu_pytorch_tanh', 'tie_word_embeddings': True, 'sliding_window': 4096},
-  **{'query_pre_attn_scalar': 256, 'layer_types': None, 'max_position_embeddings': 8192},
+  **{'attention_bias': False, 'num_key_value_heads': 16, 'head_dim': 256},
+  **{'hidden_act': 'gelu_pytorch_tanh', 'tie_word_embeddings': True},
+  'max_position_embeddings': 8192,
 }
-_GEMMA2 = _GEMMA | {'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0}
-_GEMMA3 = _GEMMA | {
+_WINDOWED_GEMMA = _GEMMA | {
+  **{'num_key_value_heads': 4, 'sliding_window': 4096, 'layer_types': None},
+  'query_pre_attn_scalar': 256,
+}
+_GEMMA2 = _WINDOWED_GEMMA | {'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0}
+_GEMMA3 = _WINDOWED_GEMMA | {
+  **{'vocab_size': 262_208, 'hidden_size': 2304, 'intermediate_size': 9216},
+  **{'num_hidden_layers': 26, 'num_attention_heads': 8},
   **{'final_logit_softcapping': None, 'rope_theta': 1_000_000.0, 'rope_local_base_freq': 10_000.0},
   **{'sliding_window_pattern': 6, 'max_position_embeddings': 131_072},
 }
@@ -191,7 +197,8 @@ _NEOX_NAMES = {
 _RMS = {'norm_kind': 'rms', 'gated': True, 'softmax_bias': False, 'scale_embeddings': False}
 _QWEN3_OPTIONS = {'attention.query_key_norm': 'head'}
 _OLMO2_OPTIONS = {'norm': 'post', 'attention.query_key_norm': 'full'}
-_GEMMA2_OPTIONS = {'norm': 'hybrid', 'norm_offset': True, 'scale_embeddings': True}
+_GEMMA_OPTIONS = {'norm_offset': True, 'scale_embeddings': True}
+_GEMMA2_OPTIONS = _GEMMA_OPTIONS | {'norm': 'hybrid'}
 _GEMMA3_OPTIONS = _GEMMA2_OPTIONS | _QWEN3_OPTIONS
 _LAYER_NORM = {
   **{'norm_kind': 'layer', 'gated': False, 'softmax_bias': False, 'scale_embeddings': False},
@@ -211,6 +218,7 @@ _ALL = (
   _llama('mistral', 'MistralForCausalLM', _MISTRAL),
   _llama('qwen2', 'Qwen2ForCausalLM', _QWEN, {'attention.query_key_value_bias': True}),
   _llama('qwen3', 'Qwen3ForCausalLM', _QWEN3, _QWEN3_OPTIONS, _HEAD_NORMS),
+  _llama('gemma', 'GemmaForCausalLM', _GEMMA, _GEMMA_OPTIONS, names=_GEMMA_NAMES),
   _llama('gemma2', 'Gemma2ForCausalLM', _GEMMA2, _GEMMA2_OPTIONS, _GEMMA2_NORMS, _GEMMA_NAMES),
   _llama('gemma3_text', 'Gemma3ForCausalLM', _GEMMA3, _GEMMA3_OPTIONS, _GEMMA3_NORMS, _GEMMA_NAMES),
   _llama('smollm3', 'SmolLM3ForCausalLM', _SMOLLM3),

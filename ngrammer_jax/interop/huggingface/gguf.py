@@ -4,6 +4,7 @@ The package `gguf` dequantises. Tensors get the names and the order of rows of a
 checkpoint, and the config its keys, so that a loader of those needs to know nothing of GGUF.
 """
 
+import itertools
 import math
 import pathlib
 import re
@@ -92,6 +93,10 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
         f'(Llama, Mistral, SmolLM2): use the safetensors files of this model'
       )
     tensors = {_translate_name(n): _stored_tensor(path, n, each) for n, each in entries.items()}
+    stored = sorted((tensor.stored for tensor in tensors.values()), key=lambda s: s.first_byte)
+    for one, other in itertools.pairwise(stored):
+      if one.first_byte + one.shape[0] * one.row_bytes > other.first_byte:
+        raise ValueError('two tensors overlap')
     factors = tensors.pop('rope_freqs.weight', None)
     config = _make_config(metadata, tensors)
     if factors is not None:
