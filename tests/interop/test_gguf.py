@@ -276,10 +276,10 @@ def test_real_model(one_device):
     run = runs.load_pretrained('smollm2_135m_instruct')
   except errors.BadInput as error:
     pytest.skip(str(error))
-  for name in ('english', 'python'):
+  for name, length in (('english', 160), ('python', 160), ('enwik8', 768)):
     ids = run.vocabulary.encode(str(expected[f'text/{name}']).encode())
     assert ids.tolist() == expected[f'ids/{name}'].tolist()
-    (nats,) = run.engine.score_documents(run.variables, [ids], None, 160)
+    (nats,) = run.engine.score_documents(run.variables, [ids], None, length)
     np.testing.assert_allclose(-nats, expected[f'logprob/{name}'], atol=5e-4)
   prompts = [str(expected[f'prompt/{name}']) for name in ('capital', 'code')]
   completions = run.generate(prompts, tokens=24, temperature=0, context=64)

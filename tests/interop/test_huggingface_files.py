@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
 from unittest import mock
 
 import jax
@@ -619,3 +621,57 @@ def test_an_embedding_that_is_scaled_is_written_as_it_is_read(tmp_path, one_devi
   )
   with pytest.raises(errors.BadInput, match='scale_embeddings=False instead of True'):
     published_folders.write(tmp_path / 'tied', **options | {'tie_embeddings': True})
+
+
+LOAD = """
+import dataclasses, pathlib, sys, threading, time
+import jax
+from ngrammer_jax import runs
+from ngrammer_jax.config.mesh import MeshConfig
+
+def host_bytes():
+  lines = pathlib.Path('/proc/self/status').read_text().splitlines()
+  return next(int(line.split()[1]) for line in lines if line.startswith('RssAnon')) * 1024
+
+def watch():
+  while not is_done:
+    peaks.append(host_bytes())
+    time.sleep(0.005)
+
+run = runs.load_run(sys.argv[1])
+mesh = MeshConfig(data=1, fsdp=8)
+run = dataclasses.replace(run, config=dataclasses.replace(run.config, mesh=mesh))
+jax.block_until_ready(jax.numpy.zeros(1))
+run.abstract_parameters, run.mesh
+before, is_done, peaks = host_bytes(), False, []
+thread = threading.Thread(target=watch)
+thread.start()
+params = run.state.params
+is_done = True
+thread.join()
+leaves = jax.tree.leaves(params)
+print(sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards), max(peaks) - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_large_model_streams_into_its_shards(tmp_path):
+  """Memory above that of the arrays stays below two of the largest tensors, here 2 x 250 MiB."""
+  V, D, F, layers = 32_000, 2048, 5632, 7
+  config = {'model_type': 'llama', 'vocab_size': V, 'hidden_size': D, 'intermediate_size': F}
+  config |= {'num_hidden_layers': layers, 'num_attention_heads': 16}
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  shapes = {'model.embed_tokens': (V, D), 'lm_head': (V, D), NORM.removesuffix('.weight'): (D,)}
+  of_layer = {f'self_attn.{name}_proj': (D, D) for name in 'qkvo'}
+  of_layer |= {'mlp.gate_proj': (F, D), 'mlp.up_proj': (F, D), 'mlp.down_proj': (D, F)}
+  of_layer |= {'input_layernorm': (D,), 'post_attention_layernorm': (D,)}
+  shapes |= {f'model.layers.{i}.{n}': shape for i in range(layers) for n, shape in of_layer.items()}
+  described = {f'{name}.weight': (shape, np.float32) for name, shape in shapes.items()}
+  with row_files.new_file(tmp_path / 'model.safetensors', described, {}):
+    pass  # zeros, which take no blocks on the disk
+  environment = {**os.environ, 'JAX_NUM_CPU_DEVICES': '8', 'XLA_FLAGS': ''}
+  command = [sys.executable, '-c', LOAD, str(tmp_path)]
+  result = subprocess.run(command, env=environment, capture_output=True, text=True)
+  assert result.returncode == 0, result.stderr
+  arrays, peak = map(int, result.stdout.split())
+  assert arrays > 1.9e9 and peak - arrays < 2 * V * D * 4, (arrays, peak)
