@@ -203,6 +203,7 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
     ),
     ('--config.trianing.steps=1', 'unknown config key trianing: did you mean training?'),
     ('--config.train.steps=1', 'unknown config key train: did you mean training?'),
+    ('--config.train.train=1', 'unknown config key train: did you mean training?'),
     (
       '--config.model.ngram.clusers',
       'unknown config key model.ngram.clusers: did you mean model.ngram.clusters?',

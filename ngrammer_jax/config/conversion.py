@@ -146,7 +146,7 @@ def find_key(path: str) -> fields.Key:
     else:
       keys = fields.keys(kind, parent)
     if name not in keys:
-      raise errors.BadInput(unknown_key(f'{parent}{name}', not path.endswith(name)))
+      raise errors.BadInput(unknown_key(f'{parent}{name}', f'{parent}{name}' != path))
     key = keys[name]
     kind, parent = key.block, f'{key.path}.'
   return key

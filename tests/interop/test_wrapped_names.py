@@ -85,7 +85,7 @@ def test_a_wrapper_is_left_where_the_names_then_do_not_fit():
     assert len(others) == 5
 
 
-@pytest.mark.parametrize('prefix', ['net.', 'encoder.decoder.', 'modules.'])
+@pytest.mark.parametrize('prefix', ['net.', 'encoder.decoder.', 'modules.', 'params/lm/'])
 def test_an_unknown_prefix_is_named_first(prefix):
   for load, shapes in loaders():
     with pytest.raises(errors.BadInput) as error:

@@ -213,7 +213,7 @@ def _byte_level(vocabulary, merges, pre_tokenizer, added, problem) -> bytes:
     raise errors.BadInput(
       f'{problem}: its pre-tokenizer is not supported; expected one of: {", ".join(PRE_TOKENIZERS)}'
     )
-  if (largest := max(vocabulary.values(), default=0)) >= MAX_IDS:  # the library makes so many
+  if (largest := max(vocabulary.values(), default=0)) >= MAX_IDS:  # the library allocates them
     raise ValueError(f'a token has the id {largest:,}')
   if any(len(merge) != 2 for merge in merges):
     raise ValueError('a merge is not a pair of tokens')
