@@ -70,7 +70,7 @@ def open(path: pathlib.Path) -> Model:
   with files.translate_damage(name), errors.named(name):
     description = configs.read(checkpoint.config)
   family, model = description.family, description.model
-  stored = tensors.canonical(checkpoint.tensors, family)
+  stored = tensors.canonical(checkpoint.tensors, family, str(path))
   with files.translate_damage(path):
     is_tied = model['tie_embeddings'] and not tensors.has_own_head(path, stored, family)
   if is_tied != model['tie_embeddings']:

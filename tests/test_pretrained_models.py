@@ -1,5 +1,6 @@
 """The models of the package: names, checksums and commands, with none and with a tiny one."""
 
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -230,6 +231,11 @@ def test_a_short_text_is_one_stream(weights, tmp_path):
   assert run.config.evaluation.streams > 1
   result, (score,) = run.evaluate_file(text), run.score(text.read_text())
   assert result['protocol']['streams'] == 1
+  long = dataclasses.replace(run.config.evaluation, segment_length=2048)
+  run = dataclasses.replace(run, config=dataclasses.replace(run.config, evaluation=long))
+  again = run.evaluate_file(text)
+  assert again['protocol']['segment_length'] == 128  # not 2048
+  assert again['nll_nats_per_token'] == pytest.approx(result['nll_nats_per_token'])
   assert result['bits_per_byte'] == pytest.approx(score.bits_per_byte)
 
 

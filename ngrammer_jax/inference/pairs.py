@@ -57,8 +57,10 @@ def encode(
     name: name of the pair in errors.
 
   Raises:
-    BadInput: the vocabulary lacks a character or an id.
+    BadInput: it is no pair, or the vocabulary lacks a character or an id.
   """
+  if isinstance(pair, str) or len(pair) != 2:
+    raise errors.BadInput(f'{name} is {pair!r}, expected a context and its continuation')
   if isinstance(pair[0], str) and isinstance(pair[1], str):
     context, joined = (text.encode(vocabulary, t, name).ids for t in (pair[0], ''.join(pair)))
     shared = count_shared(context, joined)

@@ -109,6 +109,7 @@ def load_language_model(
   config: model_config.ModelConfig,
   vocabulary_size: int,
   args: settings.Settings | None = None,
+  dtype: Any = None,
 ) -> dict[str, Any]:
   """Converts a `TransformerSeq` of adaptive-span to variables of `TransformerLM`.
 
@@ -131,6 +132,7 @@ def load_language_model(
     config: config of the target model.
     vocabulary_size: V.
     args: arguments of the source model. If given, a config of another model is an error.
+    dtype: dtype of the parameters, see `conversion.convert`.
 
   Returns:
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
@@ -146,7 +148,7 @@ def load_language_model(
   # With persistent vectors, the state_dict lists each span twice.
   ending = 'persistent_memory.adaptive_span._mask.current_val'
   duplicates = [name for name in arrays if name.endswith(ending)]
-  return conversion.convert(arrays, sources, ORIGIN, duplicates)
+  return conversion.convert(arrays, sources, ORIGIN, duplicates, dtype)
 
 
 def export_language_model(

@@ -87,18 +87,23 @@ def names(sources: Sources) -> dict[str, tuple[int, ...]]:
 
 
 def convert(
-  arrays: Mapping[str, Any], sources: Sources, origin: str, ignored: Collection[str] = ()
+  arrays: Mapping[str, Any],
+  sources: Sources,
+  origin: str,
+  ignored: Collection[str] = (),
+  dtype: Any = None,
 ) -> dict[str, Any]:
   """Converts source arrays to variables, a nested dict.
 
-  Numbers are float32, which trains, also of arrays in half precision; float64 stays float64 in
-  64-bit mode. Codebooks get a uniform cluster usage.
+  Codebooks get a uniform cluster usage.
 
   Args:
     arrays: the source arrays by name.
     sources: the source of each variable by its path, such as `params/layer_0/attention/bias`.
     origin: description of the source model, for the error message.
     ignored: names of arrays that may be present and are not used.
+    dtype: dtype of the parameters, such as 'bfloat16'. None: float32, which trains, also of arrays
+      in half precision; float64 stays float64 in 64-bit mode.
 
   Raises:
     BadInput: see `check_shapes`; or names the arrays with values that are not finite.
@@ -111,7 +116,8 @@ def convert(
   for path, source in sources.items():
     values = [_in_float32(np.asarray(arrays[name])) for name in source.names]
     value = source.convert(values[0] if isinstance(source.name, str) else np.stack(values))
-    variables[path] = jnp.asarray(value + source.added if source.added else value)
+    value = value + source.added if source.added else value
+    variables[path] = jnp.asarray(value, dtype if path.startswith('params/') else None)
     if path.startswith('codebook/'):  # other frameworks do not store the cluster usage
       quantizer, (N, K, _) = path.removesuffix('centroids'), value.shape
       variables[f'{quantizer}usage'] = jnp.full((N, K), 1 / K, variables[path].dtype)

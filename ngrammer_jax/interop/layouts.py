@@ -124,8 +124,7 @@ class FileLayout:
     _check_hash(arrays, self, stated, made_with)
     names = conversion.names(self.sources)
     others = {name: arrays[name].read(0, arrays[name].shape[0]) for name in names}
-    variables = conversion.convert(others, self.sources, self.origin)
-    variables = jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), variables)
+    variables = conversion.convert(others, self.sources, self.origin, dtype=dtype)
     stored = arrays[next(iter(self.table.rows))].dtype
     dtype = jax.dtypes.canonicalize_dtype(dtype or jnp.promote_types(stored, jnp.float32))
     broken: dict[int, int] = {}  # devices may have the same rows

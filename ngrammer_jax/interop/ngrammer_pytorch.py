@@ -19,7 +19,7 @@ ORIGIN = 'a VQNgrammer of n-grammer-pytorch'
 
 
 def load_ngrammer(
-  arrays: Mapping[str, Any], layer: ngrammer.NGrammer, width: int
+  arrays: Mapping[str, Any], layer: ngrammer.NGrammer, width: int, dtype: Any = None
 ) -> dict[str, Any]:
   """Converts a VQNgrammer of n-grammer-pytorch to variables of `layer`.
 
@@ -32,6 +32,7 @@ def load_ngrammer(
     arrays: the source arrays by name.
     layer: the target layer, with the sizes and options of the source layer.
     width: D, number of input features.
+    dtype: dtype of the parameters, see `conversion.convert`.
 
   Returns:
     {'params': ..., 'codebook': ...} for `layer.apply`.
@@ -41,7 +42,7 @@ def load_ngrammer(
   """
   sources = _sources(layer, width)
   arrays = conversion.without_wrappers(arrays, conversion.names(sources), ORIGIN)
-  return conversion.convert(arrays, sources, ORIGIN)
+  return conversion.convert(arrays, sources, ORIGIN, dtype=dtype)
 
 
 def export_ngrammer(

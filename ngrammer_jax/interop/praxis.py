@@ -54,7 +54,7 @@ _CACHE = 'input_id_to_cluster_id_cache'  # computed from the codebook, so never 
 
 
 def load_ngrammer(
-  arrays: Mapping[str, Any], layer: ngrammer.NGrammer, width: int
+  arrays: Mapping[str, Any], layer: ngrammer.NGrammer, width: int, dtype: Any = None
 ) -> dict[str, Any]:
   """Converts a praxis VQNgrammer, or an Ngrammer without clusters, to variables of `layer`.
 
@@ -67,6 +67,7 @@ def load_ngrammer(
     arrays: praxis arrays by name.
     layer: the target layer, with the sizes and options of the praxis layer.
     width: D, number of input features.
+    dtype: dtype of the parameters, see `conversion.convert`.
 
   Returns:
     {'params': ..., 'codebook': ...} for `layer.apply`.
@@ -77,7 +78,7 @@ def load_ngrammer(
   sources = _layer_ngrammer_sources(layer, width)
   arrays = _without_collection_prefixes(arrays)
   arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
-  return conversion.convert(arrays, sources, NGRAMMER, ignored=(_CACHE,))
+  return conversion.convert(arrays, sources, NGRAMMER, (_CACHE,), dtype)
 
 
 def export_ngrammer(
@@ -102,7 +103,7 @@ def _layer_ngrammer_sources(layer, width, ngram_prefix=''):
 
 
 def load_attention(
-  arrays: Mapping[str, Any], layer: attention.Attention, width: int
+  arrays: Mapping[str, Any], layer: attention.Attention, width: int, dtype: Any = None
 ) -> dict[str, Any]:
   """Converts a praxis DotProductAttention to variables of `layer`.
 
@@ -116,6 +117,7 @@ def load_attention(
     arrays: praxis arrays by name.
     layer: the target layer, with the options of the praxis layer.
     width: D, number of input features.
+    dtype: dtype of the parameters, see `conversion.convert`.
 
   Returns:
     {'params': ...} for `layer.apply`.
@@ -124,7 +126,8 @@ def load_attention(
     BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   sources = _layer_attention_sources(layer, width)
-  return conversion.convert(_without_collection_prefixes(arrays), sources, ATTENTION)
+  arrays = _without_collection_prefixes(arrays)
+  return conversion.convert(arrays, sources, ATTENTION, dtype=dtype)
 
 
 def export_attention(
@@ -148,7 +151,10 @@ def _layer_attention_sources(layer, width):
 
 
 def load_language_model(
-  arrays: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
+  arrays: Mapping[str, Any],
+  config: model_config.ModelConfig,
+  vocabulary_size: int,
+  dtype: Any = None,
 ) -> dict[str, Any]:
   """Converts a praxis TransformerLm to variables of `TransformerLM`.
 
@@ -167,6 +173,7 @@ def load_language_model(
     arrays: praxis arrays by name.
     config: config of the target model.
     vocabulary_size: V.
+    dtype: dtype of the parameters, see `conversion.convert`.
 
   Returns:
     {'params': ..., 'codebook': ...} for `TransformerLM(config, vocabulary_size).apply`.
@@ -177,7 +184,7 @@ def load_language_model(
   sources = _language_model_sources(config, vocabulary_size)
   caches = [prefix + _CACHE for prefix in _ngrammer_prefixes(config).values()]
   arrays = _without_collection_prefixes(arrays)
-  return conversion.convert(arrays, sources, LANGUAGE_MODEL, caches)
+  return conversion.convert(arrays, sources, LANGUAGE_MODEL, caches, dtype)
 
 
 def export_language_model(

@@ -134,6 +134,7 @@ def load_language_model(
   config: model_config.ModelConfig,
   vocabulary_size: int,
   args: settings.Settings | None = None,
+  dtype: Any = None,
 ) -> dict[str, Any]:
   """Converts a MemTransformerLM to variables of `TransformerLM`.
 
@@ -157,6 +158,7 @@ def load_language_model(
     config: config of the target model.
     vocabulary_size: V.
     args: arguments of the source model. If given, a config of another model is an error.
+    dtype: dtype of the parameters, see `conversion.convert`.
 
   Returns:
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
@@ -171,7 +173,7 @@ def load_language_model(
   arrays = conversion.without_wrappers(arrays, conversion.names(sources), ORIGIN)
   # A state_dict may list tied arrays under both of their names.
   ignored = ['pos_emb.inv_freq', *(name for name in arrays if _is_tied_copy(name, arrays))]
-  return conversion.convert(arrays, sources, ORIGIN, ignored)
+  return conversion.convert(arrays, sources, ORIGIN, ignored, dtype)
 
 
 def export_language_model(

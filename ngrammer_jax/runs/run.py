@@ -278,7 +278,13 @@ class Run:
     streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
     if streams < self.config.evaluation.streams:
       logging.info('%s: %s tokens, divided into evaluation.streams=%s', path, f'{count:,}', streams)
-    options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens, streams=streams)
+    # A short text needs no long segment.
+    length = min(
+      self.config.evaluation_length(), inference.bucket(count, inference.MIN_TEXT_LENGTH)
+    )
+    options = dataclasses.replace(
+      self.config.evaluation, max_tokens=max_tokens, streams=streams, segment_length=length
+    )
     return {'text': str(path), **self._evaluate(tokens, str(path), options)}
 
   def _evaluate(self, tokens, name, options):

@@ -82,6 +82,9 @@ def test_token_ids_are_taken_as_they_are():
       f'{vocabulary.size - 1}'
     ):
       encode(*pair)
+  for pair in [('a', 'b', 'c'), 'ab']:
+    with bad_input(f'pair 1 is {pair!r}, expected a context and its continuation'):
+      pairs.encode(vocabulary, pair, 'pair 1')
 
 
 @pytest.mark.slow

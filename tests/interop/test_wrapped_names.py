@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.interop import adaptive_span, conversion, ngrammer_pytorch, transformer_xl
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.interop import adaptive_span, conversion, ngrammer_pytorch, praxis, transformer_xl
 from ngrammer_jax.interop.huggingface import families, tensors
 from ngrammer_jax.layers import NGrammer
+from ngrammer_jax.layers.attention.attention import Attention
 
 ARGS = {'n_layer': 2, 'n_head': 2, 'd_head': 8, 'd_model': 16, 'd_inner': 32, 'tgt_len': 8}
 ADAPTIVE_ARGS = {'hidden_size': 16, 'nb_heads': 2, 'nb_layers': 2, 'attn_span': 8} | {
@@ -52,6 +54,30 @@ def test_what_trains_is_float32(dtype):
     assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {jnp.dtype('float32')}
     expected = load({name: array.astype(np.float32) for name, array in arrays.items()})
     jax.tree.map(np.testing.assert_array_equal, loaded, expected)
+
+
+def praxis_loaders():
+  """A loader of each module of praxis, and shapes of its arrays."""
+  config = model_config.ModelConfig(layers=2, width=16, heads=2, feed_forward_width=32)
+  yield (
+    functools.partial(praxis.load_language_model, config=config, vocabulary_size=23),
+    conversion.names(praxis._language_model_sources(config, 23)),
+  )
+  for load, find, layer in (
+    (praxis.load_ngrammer, praxis._layer_ngrammer_sources, LAYER),
+    (praxis.load_attention, praxis._layer_attention_sources, Attention(heads=2)),
+  ):
+    yield functools.partial(load, layer=layer, width=16), conversion.names(find(layer, 16))
+
+
+def test_dtype_is_that_of_the_parameters():
+  for load, shapes in [*loaders(), *praxis_loaders()]:
+    params, expected = (
+      load(draw(shapes, np.float32), dtype=d)['params'] for d in ('bfloat16', None)
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('bfloat16')}
+    compare = lambda a, b: np.testing.assert_array_equal(a, b.astype('bfloat16'))
+    jax.tree.map(compare, params, expected)
 
 
 def test_float64_stays_in_64_bit_mode(x64):
@@ -113,8 +139,27 @@ def test_names_that_fit_stay_as_they_are():
   assert conversion.without_wrappers(arrays, ('module.a',), 'x') is arrays
 
 
-def test_tensors_of_published_models_may_be_wrapped():
-  family = families.FAMILIES['llama']
-  names = 'model.embed_tokens.weight', 'lm_head.weight', 'model.layers.0.mlp.module.weight'
-  for prefix in ('', 'module.', '_orig_mod.', 'module._orig_mod.'):
-    assert tuple(tensors.canonical({prefix + name: 0 for name in names}, family)) == names
+@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.', 'model.'])
+@pytest.mark.parametrize('family', ['llama', 'gpt2', 'gemma3_text'])
+def test_tensors_of_published_models_may_be_wrapped(caplog, family, prefix):
+  caplog.set_level('INFO')
+  family = families.FAMILIES[family]
+  first = family.layers.partition('.')[0]
+  names = [
+    tensors._weight(family, 'embedding'),
+    'lm_head.weight',
+    f'{family.layers}0.module.weight',
+  ]
+  bare = [name.removeprefix(f'{first}.') for name in names]
+  for written in (names, bare):
+    wrapped = {prefix + name: 0 for name in written}
+    if not {*wrapped} & {*names}:  # the bare names with `model.` are those of the family
+      assert [*tensors.canonical(wrapped, family, 'x')] == names
+      assert f'x: reading the arrays without {prefix!r} before their names' in caplog.messages
+    assert [*tensors.canonical(dict.fromkeys(written, 0), family, 'x')] == names
+
+
+def test_other_names_of_published_models_stay():
+  """Then the error about names says what they begin with."""
+  for name in ('net.model.embed_tokens.weight', 'net.embed_tokens.weight'):
+    assert [*tensors.canonical({name: 0}, families.FAMILIES['llama'], 'x')] == [name]

@@ -97,20 +97,29 @@ def _weight(family: families.Family, module: str) -> str:
   return f'{family.tensors[module].name}.weight'
 
 
-def canonical(tensors: Stored, family: families.Family) -> Stored:
-  """Returns the tensors by the names of the family, without buffers and the parts for images."""
-  wrappers = re.compile(f'^({"|".join(map(re.escape, conversion.WRAPPERS))})+')
-  names = {name: wrappers.sub('', name) for name in tensors if not name.endswith(families.BUFFERS)}
+def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
+  """Returns the tensors by the names of the family, without buffers and the parts for images.
+
+  Args:
+    tensors: the tensors by the names of the file, which may have wrappers such as `module.`.
+    family: the family.
+    origin: the file, for the log.
+  """
+  tensors = {n: tensor for n, tensor in tensors.items() if not n.endswith(families.BUFFERS)}
   if family.model_type == 'gemma3_text':
-    names = {
-      name: new.removeprefix('language_model.').replace('model.language_model.', 'model.', 1)
-      for name, new in names.items()
-      if not re.match(r'(model\.)?(vision|multi_modal)_', new)
+    is_of_images = re.compile(r'(.*\.)?(vision|multi_modal)_').match
+    tensors = {
+      n.replace('language_model.', '', 1): tensors[n] for n in tensors if not is_of_images(n)
     }
-  head, prefix = _weight(family, HEAD), f'{family.layers.partition(".")[0]}.'
-  if not any(name.startswith(prefix) for name in names.values()):
-    names = {old: new if new == head else prefix + new for old, new in names.items()}
-  return {new: tensors[old] for old, new in names.items()}
+  embedding, head = (_weight(family, module) for module in ('embedding', HEAD))
+  tensors = conversion.without_wrappers(tensors, (embedding,), origin)
+  prefix = f'{family.layers.partition(".")[0]}.'
+  if embedding not in tensors:  # a model without its head may be saved without this prefix
+    bare = embedding.removeprefix(prefix)
+    tensors = conversion.without_wrappers(tensors, (bare,), origin)
+    if bare in tensors:
+      tensors = {n if n == head else prefix + n: tensor for n, tensor in tensors.items()}
+  return tensors
 
 
 def has_own_head(path: pathlib.Path, tensors: Stored, family: families.Family) -> bool:
