@@ -127,7 +127,7 @@ def _compare(options: argparse.Namespace) -> None:
   result = compare.analyze(all_runs[:pairs], all_runs[pairs:], *arguments)
   print(compare.format_table(result))
   if options.output:
-    files.write_output(options.output, _format_json(result))
+    files.write_results({options.output: _format_json(result)})
     print(f'wrote {options.output}')
 
 
@@ -150,15 +150,16 @@ def _report(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import figures, report
 
   files.check_output_file('--output', options.output, 'report.html')
-  samples = report.Samples(options.prompt, options.samples, options.tokens)
+  samples, contents = report.Samples(options.prompt, options.samples, options.tokens), {}
   with contextlib.ExitStack() as stack:
     if options.figure:
-      panels = stack.enter_context(figures.saved_figure(options.figure, len(report.CURVES), 11.0))
+      figure = figures.drawn_figure(contents, options.figure, len(report.CURVES), 11.0)
+      panels = stack.enter_context(figure)
     reports = report.collect(*_open(options), options.split, samples)
-    files.write_output(options.output, report.format_page(reports))
+    contents[options.output] = report.format_page(reports)
     if options.figure:
       report.plot_curves(reports, panels)
-  print(f'wrote {" and ".join(str(path) for path in (options.output, options.figure) if path)}')
+  _write(contents)
 
 
 def _draw(options: argparse.Namespace) -> None:
@@ -173,20 +174,23 @@ def _draw(options: argparse.Namespace) -> None:
     all_runs[0].split(options.split)  # reports a wrong name before the checkpoint is loaded
     others = [getattr(options, name) for name in ('memory', 'text') if name in options]
     arguments = all_runs[0], options.split, *others
-  with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
+  contents = {}
+  with figures.drawn_figure(contents, figure, *analysis.FIGURE_SIZE) as axes:
     result = analysis.analyze(*arguments)
-    content = _format_json(result)
+    contents[figure.with_suffix('.json')] = _format_json(result)
     analysis.plot(result, axes)
     if 'step' in result:
       title = f'{names[0]}, step {result["step"]:,}, {options.split}'
     figures.set_title(axes, title)
     print(f'{title}\n{parts.format_tables(analysis.parts(result))}')
-  files.write_output(figure.with_suffix('.json'), content)
-  print(f'wrote {figure.with_suffix(".json")} and {figure}')
   if options.analysis == 'gates':
-    page = figure.with_suffix('.html')
-    files.write_output(page, report.format_gates(result))
-    print(f'wrote {page}')
+    contents[figure.with_suffix('.html')] = report.format_gates(result)
+  _write(contents)
+
+
+def _write(contents):
+  files.write_results(contents)
+  print(f'wrote {" and ".join(map(str, contents))}')
 
 
 def _format_json(result):

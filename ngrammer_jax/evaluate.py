@@ -143,13 +143,15 @@ def _evaluate_task(run, overrides, split, folder):
   is_limited = any(key == 'evaluation.max_examples' for key, _ in overrides)
   limit = config.evaluation.max_examples if is_limited else None
   run = dataclasses.replace(run, config=config)
-  result, answers = finetuning.evaluate(run, split, folder, limit)
+  result, answers, submissions = finetuning.evaluate(run, split, limit)
   if path is not None:
-    evaluation.save(result, answers, path)
+    evaluation.save(result, answers, submissions, path)
   if hosts.is_primary():
     print(f'{evaluation.format_table(result)}\nstep {result["step"]:,}')
     if path is not None:
       print(f'wrote {path} and all answers to {evaluation.answers_path(path)}')
+    for name in submissions:
+      print(f'wrote the submission file {path.with_name(name)}')
   return 0
 
 

@@ -3,6 +3,7 @@
 --config.init_from=DIR is the pre-trained run, --config.data.superglue_dir=DIR the folder of tasks.
 """
 
+import contextlib
 import dataclasses
 import functools
 import shlex
@@ -45,12 +46,13 @@ def main(argv: list[str]) -> int:
       results.setdefault(step, {}).update(evaluation.results_by_task(result))
   if options.dry_run or not hosts.is_primary():
     return 0
-  for step, task_results in results.items():
-    if task == 'all':
-      path = options.workdir / 'evaluation' / f'{step}.json'
-      language_modeling.save(evaluation.combine_results(task_results), path)
-    print(f'{step} checkpoint, validation')
-    print(evaluation.format_table({'task': task, 'tasks': task_results}))
+  with contextlib.ExitStack() as stack:  # each is written, also if another cannot be
+    for step, task_results in results.items():
+      print(f'{step} checkpoint, validation')
+      print(evaluation.format_table({'task': task, 'tasks': task_results}))
+      if task == 'all':
+        path = options.workdir / 'evaluation' / f'{step}.json'
+        stack.callback(language_modeling.save, evaluation.combine_results(task_results), path)
   print(f'finished, in {options.workdir}')
   for workdir in workdirs.values():
     print(f'  python -m ngrammer_jax.evaluate --workdir={shlex.quote(str(workdir))} --split=test')
@@ -91,8 +93,9 @@ def _evaluate_checkpoints(workdir):
   best = newest
   if best_step != newest[0]['step']:
     best = finetuning.evaluate(runs.load_run(workdir, 'best'), 'validation')
-  evaluation.save(*newest, workdir / 'evaluation' / 'validation.json')
-  evaluation.save(*best, workdir / 'evaluation' / 'validation_best.json')
+  with contextlib.ExitStack() as stack:  # each is written, also if another cannot be
+    stack.callback(evaluation.save, *newest, workdir / 'evaluation' / 'validation.json')
+    stack.callback(evaluation.save, *best, workdir / 'evaluation' / 'validation_best.json')
   return {'best': best[0], 'newest': newest[0]}
 
 

@@ -4,7 +4,7 @@
 --config.data.superglue_dir=DIR replaces the folder of tasks of the fine-tuning.
 """
 
-from ngrammer_jax import command_line, flags
+from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, files, hosts
 
 
@@ -30,10 +30,23 @@ def main(argv: list[str]) -> int:
     with_task = lambda task: leaderboard.with_task(run_by_task[task], task, overrides)
     run_by_task = {task: with_task(task) for task in leaderboard.TASKS}
     files.make_output_folder(options.output)
+  written, unwritten = [], []
   for run in run_by_task.values():
     if not overrides:
       run.log_paths('superglue_dir')
-    finetuning.evaluate(run, 'test', options.output)
+    *_, submissions = finetuning.evaluate(run, 'test')
+    for name, text in submissions.items() if hosts.is_primary() else ():
+      try:
+        files.write_results({options.output / name: text})
+        written.append(name)
+      except errors.BadInput as error:  # the other tasks are answered all the same
+        unwritten.append(name)
+        failure = error
+  if unwritten:
+    raise errors.BadInput(
+      f'{failure}. {", ".join(unwritten)} are on standard output, in this order; {options.output} '
+      f'has {", ".join(written) or "none"}'
+    )
   if hosts.is_primary():
     print(f'wrote {len(run_by_task)} files to {leaderboard.write_zip(options.output)}')
   return 0

@@ -5,6 +5,7 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax.analysis import figures
+from ngrammer_jax.system import files
 from studies import cells, context, ngram_memories
 from studies.results import Result, bits_per_byte, mean_and_error, validation_nats
 
@@ -23,17 +24,20 @@ SIZES_MB = (1, 4, 16)  # of the smallest, the normal and the largest tables
 def save_all(results: Sequence[Result], longer: Sequence[Result], folder: pathlib.Path) -> None:
   """Draws the figures; those whose results are missing are left as they are."""
   by_table = {name: [r for r in results if r['table'] == name] for name in ('main', 'memory')}
+  contents = {}
   if all(by_table.values()):
-    with figures.saved_figure(folder / 'results_main.png', panels=2, width=9.6) as axes:
+    with figures.drawn_figure(contents, folder / 'results_main.png', panels=2, width=9.6) as axes:
       draw_methods(by_table['main'], axes[0])
       draw_memories(by_table['memory'], axes[1])
   if any(r['table'] == 'sizes' for r in results):
-    with figures.saved_figure(folder / 'results_sizes.png') as axis:
+    with figures.drawn_figure(contents, folder / 'results_sizes.png') as axis:
       draw_sizes(cells.baselines(results) + [r for r in results if r['table'] == 'sizes'], axis)
 
   if longer:
-    with figures.saved_figure(folder / 'results_longer.png') as axis:
+    with figures.drawn_figure(contents, folder / 'results_longer.png') as axis:
       draw_longer(longer, axis)
+  for path, image in contents.items():
+    files.write_output(path, image)
 
 
 def draw_longer(results: Sequence[Result], axis: Any) -> None:

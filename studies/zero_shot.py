@@ -35,7 +35,7 @@ def measure(run: runs.Run, task: str, max_examples: int | None) -> results.Resul
   run = dataclasses.replace(run, config=config)
   start = time.monotonic()
   cpu = time.process_time()
-  result, _ = finetuning.evaluate(run, 'validation', max_examples=max_examples)
+  result, *_ = finetuning.evaluate(run, 'validation', max_examples=max_examples)
   times = {'seconds': time.monotonic() - start, 'cpu_seconds': time.process_time() - cpu}
   names = 'n', 'accuracy', 'f1', 'majority_percent'
   scores = {name: round(result[name], 2) for name in names if name in result}

@@ -10,8 +10,9 @@ import types
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import evaluate, finetune, runs
+from ngrammer_jax import errors, evaluate, finetune, runs
 from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.system import files
 from ngrammer_jax.tasks import superglue
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
 from ngrammer_jax.training import loop
@@ -31,6 +32,10 @@ def finetuning(monkeypatch):
   return module
 
 
+def no_space(path, content):
+  raise errors.BadInput(f'{path}: No space left on device')
+
+
 def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypatch, capsys):
   """Checks the tables of one task, and of all tasks one after the other."""
   trained, lengths = [], {}
@@ -45,7 +50,7 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
   best_steps, evaluated = {'newest': 8, 'best': 4}, []
   monkeypatch.setattr(reader, 'best_step', lambda workdir: best_steps['best'])
 
-  def fake_evaluate(run, split, folder=None, limit=None):
+  def fake_evaluate(run, split):
     name, step = run
     evaluated.append(step)
     task = name if name in formats.SUPERGLUE_TASKS else 'rte'
@@ -53,7 +58,7 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
     score = {'best': 60.0, 'newest': 50.0}[step]
     scores = dict.fromkeys(names, score)
     result = {'task': task, 'n': 4, **scores, 'error_percent': 100 - score}
-    return result | {'step': best_steps[step]}, [{'answer': step}]
+    return result | {'step': best_steps[step]}, [{'answer': step}], {}
 
   finetuning.evaluate = fake_evaluate
   for row, workdirs in (
@@ -88,6 +93,20 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
   combined = json.loads((tmp_path / 'all' / 'evaluation' / 'best.json').read_text())
   assert combined['average'] == 60 and len(combined['tasks']) == 8
 
+  # What finds the disk full is printed, also what comes after it.
+  with monkeypatch.context() as patch:
+    patch.setattr(files, 'write_output', no_space)
+    with pytest.raises(errors.BadInput, match='validation.json: No space left'):
+      finetune.main([f'--config={CONFIG}:rte', f'--workdir={tmp_path / "full"}'])
+    out = capsys.readouterr().out
+    assert all(f'"step": {step}' in out for step in best_steps.values())
+    patch.setattr(evaluation, 'save', lambda *args: None)
+    with pytest.raises(errors.BadInput, match='best.json: No space left'):
+      finetune.main([f'--config={CONFIG}:all', f'--workdir={tmp_path / "full"}'])
+  out = capsys.readouterr().out
+  tables = out.index('best checkpoint'), out.index('newest checkpoint')
+  assert max(tables) < out.index('"average": 50.0') < out.index('"average": 60.0')
+
   # The best checkpoint is the newest one: it is evaluated once.
   evaluated.clear()
   best_steps['best'] = 8
@@ -100,13 +119,14 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
   assert out[out.index('best') :].count('50.00') == 2
 
 
-def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatch):
+def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatch, capsys):
   """Evaluates a model that was trained on RTE on AX-b too."""
   calls = []
 
-  def fake_evaluate(run, split, folder=None, limit=None):
+  def fake_evaluate(run, split, limit):
     calls.append((run.config.finetune.task, run.config.data.superglue_dir, split))
-    return {'task': run.config.finetune.task, 'n': 1, 'accuracy': 50.0, 'step': 3}, [{'idx': 0}]
+    result = {'task': run.config.finetune.task, 'n': 1, 'accuracy': 50.0, 'step': 3}
+    return result, [{'idx': 0}], {'AX-b.jsonl': '{}\n'} if split == 'test' else {}
 
   finetuning.evaluate = fake_evaluate
   monkeypatch.setattr(evaluation, 'format_table', lambda result: result['task'])
@@ -126,3 +146,11 @@ def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatc
     'axb_test.json': 'axb',
   }
   assert (tmp_path / 'evaluation' / 'axb_test_answers.jsonl').read_text() == '{"idx": 0}\n'
+  assert (tmp_path / 'evaluation' / 'AX-b.jsonl').read_text() == '{}\n'
+  # What finds the disk full is printed: the result, all answers, and the submission file.
+  capsys.readouterr()
+  monkeypatch.setattr(files, 'write_output', no_space)
+  with pytest.raises(errors.BadInput, match='test.json: No space left'):
+    evaluate.main([f'--workdir={tmp_path}', '--split=test'])
+  printed = capsys.readouterr().out
+  assert '"accuracy": 50.0' in printed and printed.endswith('}\n{"idx": 0}\n{}\n')

@@ -8,13 +8,18 @@ import os
 import pathlib
 import re
 import sys
+import types
 
 import pytest
 
-from ngrammer_jax import analyze, errors, evaluate, flags, generate, runs
+from ngrammer_jax import analyze, errors, evaluate, export, flags, generate, runs
+from ngrammer_jax.analysis import compare, gates, report, spans
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, text
+from ngrammer_jax.interop import safetensors
+from ngrammer_jax.interop.huggingface import configs, tensors
 from ngrammer_jax.system import files
+from ngrammer_jax.training import loop
 
 
 class Scored(Exception):
@@ -128,9 +133,8 @@ def test_any_command_says_which_place_is_unusable(number, capsys):
     flags.run(fail)
   assert stopped.value.code == 2
   reason = os.strerror(number)
-  assert (
-    capsys.readouterr().err == f'error: /some/file cannot be used: {reason}; use another path\n'
-  )
+  remedy = 'free some space, or use another path' if number in files.FULL else 'use another path'
+  assert capsys.readouterr().err == f'error: /some/file cannot be used: {reason}; {remedy}\n'
 
 
 def test_results_of_different_inputs_have_different_names(trained_copy, tmp_path, monkeypatch):
@@ -174,6 +178,109 @@ def test_the_result_of_another_step_is_kept(tmp_path, caplog, monkeypatch):
   assert read('test.json') == {'step': 12} and read('test_answers.jsonl') == {'of': 12}
   assert len(list(tmp_path.iterdir())) == 6
   assert f'the previous {path} is now test.1.json' in caplog.messages
+
+
+@pytest.mark.parametrize(
+  'first, second, kept',
+  [
+    ({'a.json': '1', 'a.png': b'1'}, {'a.json': '2', 'a.png': b'1'}, ['a.1.json', 'a.1.png']),
+    ({'a.json': '1', 'a.png': b'1'}, {'a.json': '1', 'a.png': b'2'}, []),  # the date of an image
+    ({'a.png': b'1'}, {'a.json': '1', 'a.png': b'2'}, ['a.1.png']),
+    ({'a.zip': b'1'}, {'a.zip': b'2'}, ['a.1.zip']),
+    ({'a.zip': b'1'}, {'a.zip': b'1'}, []),
+  ],
+)
+def test_the_texts_of_a_result_tell_it_from_another(tmp_path, first, second, kept):
+  for contents in (first, second):
+    files.write_results({tmp_path / name: content for name, content in contents.items()})
+  assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*second, *kept])
+  read = lambda name: (tmp_path / name).read_bytes()
+  assert all(read(name.replace('.1.', '.')) != read(name) for name in kept if '.json' in name)
+
+
+@pytest.mark.parametrize('method', ['read_bytes', 'rename'])
+def test_a_previous_result_that_cannot_be_kept_loses_no_new_one(
+  tmp_path, monkeypatch, capsys, method
+):
+  paths = tmp_path / 'a.json', tmp_path / 'b.json'
+  files.write_results(dict.fromkeys(paths, 'old'))
+  original = getattr(pathlib.Path, method)
+
+  def fail(self, *args):
+    if self == paths[1]:
+      raise PermissionError(errno.EACCES, 'Permission denied', str(self))
+    return original(self, *args)
+
+  message = f'{paths[1]}, which is another result, cannot be renamed: Permission denied'
+  with monkeypatch.context() as patch, refused(message):
+    patch.setattr(pathlib.Path, method, fail)
+    files.write_results(dict.fromkeys(paths, 'new') | {paths[0]: 'old'})
+  assert capsys.readouterr().out == 'oldnew'
+  assert {path: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(paths, 'old')
+
+
+ANALYSES = {  # their arguments, the file that finds the disk full, and all files
+  'spans': (['spans'], 'spans.json', {'spans.json', 'spans.png'}),
+  'gates': (['gates'], 'gates.html', {'gates.json', 'gates.png', 'gates.html'}),
+  'figure': (['spans', '--figure={}/a.svg'], 'a.svg', {'a.json', 'a.svg'}),
+  'report': (['report', '--figure={}/a.png'], 'report.html', {'report.html', 'a.png'}),
+  'compare': (['compare', '--baseline={}', '--output={}/a.json'], 'a.json', {'a.json'}),
+}
+
+
+@pytest.mark.parametrize('arguments, full, names', ANALYSES.values(), ids=ANALYSES)
+def test_an_analysis_loses_and_replaces_nothing(
+  tmp_path, monkeypatch, capsys, arguments, full, names
+):
+  opened = types.SimpleNamespace(split=lambda name: None, published=None)
+  monkeypatch.setattr(runs, 'load_run', lambda *args: opened)
+  result = {'step': 1}
+  for analysis in (spans, gates, compare):
+    monkeypatch.setattr(analysis, 'analyze', lambda *args: dict(result))
+  for analysis in (spans, gates):
+    monkeypatch.setattr(analysis, 'plot', lambda *args: None)
+    monkeypatch.setattr(analysis, 'parts', lambda *args: [])
+  monkeypatch.setattr(compare, 'format_table', str)
+  monkeypatch.setattr(report, 'collect', lambda *args: [])
+  monkeypatch.setattr(report, 'plot_curves', lambda *args: None)
+  for format in ('format_page', 'format_gates'):
+    monkeypatch.setattr(report, format, lambda *args: f'page {result["step"]}')
+  arguments = [argument.format(tmp_path) for argument in arguments]
+  run = lambda: analyze.main([*arguments, f'--workdir={tmp_path}'])
+  with monkeypatch.context() as patch:
+    fill(patch, full)
+    with refused(f'{tmp_path / full} cannot be written: No space left on device'):
+      run()
+  printed = capsys.readouterr().out
+  assert ('page 1' if 'html' in full else '"step": 1') in printed and 'wrote' not in printed
+  for step in (1, 1, 2):
+    result['step'] = step
+    run()
+  assert f'wrote {tmp_path}/' in capsys.readouterr().out
+  numbered = {name.replace('.', '.1.') for name in names}
+  assert {path.name for path in tmp_path.iterdir()} == names | numbered
+
+
+def test_an_export_and_a_start_on_a_full_disk_name_the_folder(trained, tiny, tmp_path, monkeypatch):
+  def full(*args):
+    raise OSError(errno.ENOSPC, 'No space left on device')  # without a name
+
+  for module, name, format in (
+    (os, 'fsync', 'run'),
+    (safetensors, 'save', 'run'),
+    (tensors, 'save', 'huggingface'),
+  ):
+    folder = tmp_path / f'{module.__name__}'
+    with monkeypatch.context() as patch:
+      patch.setattr(module, name, full)
+      patch.setattr(configs, 'write', lambda *args: (None, {}))
+      with refused(f'--output={folder}: the disk is full, and what is there is incomplete: delete'):
+        export.main([f'--workdir={trained}', f'--output={folder}', f'--format={format}'])
+  config, workdir = tiny(), tmp_path / 'run'
+  with monkeypatch.context() as patch:
+    patch.setattr(os, 'write', full)
+    with refused(f'--workdir={workdir} cannot be written: No space left on device; free some'):
+      loop.train(config, workdir)
 
 
 def test_characters_that_a_terminal_lacks_are_escaped(trained, tmp_path, monkeypatch, no_model):

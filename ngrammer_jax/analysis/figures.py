@@ -17,11 +17,14 @@ PANEL_SIZE = 4.1, 2.8  # of a panel of a web page, in inches
 
 
 @contextlib.contextmanager
-def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[Any]:
-  """Yields the axes of a figure and saves the figure on exit; after an error it writes nothing.
+def drawn_figure(
+  contents: dict[pathlib.Path, str | bytes], path: pathlib.Path, panels: int = 1, width: float = 6.4
+) -> Iterator[Any]:
+  """Yields the axes of a figure, and adds its image to the contents on exit.
 
   Args:
-    path: image file; its suffix selects the format.
+    contents: contents of the files of a result, for `files.write_results`.
+    path: image file, which can be written; its suffix selects the format.
     panels: number of axes, side by side. For more than one, an array of axes is yielded. Those
       without data are not drawn.
     width: width in inches.
@@ -39,7 +42,7 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
   _drop_empty_panels(figure)
   image = io.BytesIO()
   figure.savefig(image, dpi=150, format=path.suffix[1:])
-  files.write_output(path, image.getvalue())
+  contents[path] = image.getvalue()
 
 
 def inline_svgs(name: str, plot: Callable[[Any], None], panels: int) -> list[str]:

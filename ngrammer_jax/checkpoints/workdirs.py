@@ -158,7 +158,9 @@ def _initialize(workdir, config, vocabulary, content_hash, stack) -> None:
     write(workdir, config, vocabulary, content_hash)
   except OSError as error:
     reason = error.strerror or error
-    raise errors.BadInput(f'--workdir={workdir} cannot be written: {reason}') from error
+    raise errors.BadInput(
+      f'--workdir={workdir} cannot be written: {reason}; free some space, or use another workdir'
+    ) from error
 
 
 def _lock(workdir: pathlib.Path, file: TextIO) -> None:
@@ -172,10 +174,9 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
     ) from error
   except OSError as error:
     logging.warning(f'{workdir} cannot be locked: {error.strerror}; do not start a second process')
-  file.seek(0)
-  file.truncate()
-  file.write(f'process {os.getpid()} on {socket.gethostname()}\n')
-  file.flush()
+  os.truncate(file.fileno(), 0)
+  # Without a buffer: on a full disk, closing the file would raise once more.
+  os.write(file.fileno(), f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
 
 
 def load_config(workdir: pathlib.Path) -> experiment.Config:

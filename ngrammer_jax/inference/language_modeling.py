@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import programs
@@ -174,11 +173,19 @@ def save(
   path: pathlib.Path,
   answers: Iterable[dict[str, Any]] = (),
   answers_path: pathlib.Path | None = None,
+  others: Mapping[pathlib.Path, str] | None = None,
 ) -> None:
   """Writes a result as JSON, and answers as JSON lines if they have a path.
 
   Only the first process writes. What cannot be written is printed. Files of another result keep
   another name, see `files.write_results`.
+
+  Args:
+    result: the result.
+    path: its file.
+    answers: answers to the questions that it is of.
+    answers_path: their file.
+    others: contents of other files of the result.
 
   Raises:
     BadInput: a file cannot be written.
@@ -189,8 +196,4 @@ def save(
   if answers_path is not None:
     lines = (json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
     contents[answers_path] = ''.join(lines)
-  try:
-    files.write_results(contents)
-  except errors.BadInput:
-    print(*contents.values(), sep='', end='')
-    raise
+  files.write_results(contents | dict(others or {}))

@@ -195,16 +195,21 @@ class Run:
         models is such a model.
     """
     folder = files.path(folder)
-    if format == 'huggingface':
-      exported.make_folder(folder)  # before the checkpoint is loaded
-      huggingface_export.save(self, folder, dtype)
-      return
-    settings, origin = (self.config, self.vocabulary, self.content_hash), self.origin
-    exported.make_folder(folder)  # once it is known that they can be read
-    state = self.state  # before anything is written
-    workdirs.write(folder, *settings)
-    workdirs.write_origin(folder, origin)
-    exported.save(state, folder, dtype)
+    message = (
+      f'--output={folder}: the disk is full, and what is there is incomplete: delete it, and '
+      f'export to a folder with more space'
+    )
+    with files.translate_disk_full(lambda: message):
+      if format == 'huggingface':
+        exported.make_folder(folder)  # before the checkpoint is loaded
+        huggingface_export.save(self, folder, dtype)
+        return
+      settings, origin = (self.config, self.vocabulary, self.content_hash), self.origin
+      exported.make_folder(folder)  # once it is known that they can be read
+      state = self.state  # before anything is written
+      workdirs.write(folder, *settings)
+      workdirs.write_origin(folder, origin)
+      exported.save(state, folder, dtype)
 
   def split(self, name: str) -> token_cache.TokenSplit:
     """Returns a split of the corpus, or of a part of a mixture, such as 'validation/PART'.

@@ -27,6 +27,7 @@ import zlib
 from ngrammer_jax import errors
 
 REMOTE = 'gs://'
+FULL = errno.ENOSPC, errno.EDQUOT  # errors of a full disk
 SYNC_INTERVAL = 30.0  # seconds between uploads of appended files
 os.environ.setdefault('EPATH_USE_TF', 'false')  # or etils uses TensorFlow where it is installed
 
@@ -67,9 +68,9 @@ def is_busy(error: Exception) -> bool:
 
 def is_of_place(error: Exception) -> bool:
   """Whether an error says that a disk is full, or that a path may not be used."""
-  numbers = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
+  numbers = *FULL, errno.EROFS, errno.EACCES, errno.EPERM
   is_known = isinstance(error, OSError) and error.errno in numbers
-  return is_known and (error.filename is not None or error.errno in numbers[:2])
+  return is_known and (error.filename is not None or error.errno in FULL)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -281,7 +282,7 @@ def remove(path: pathlib.Path) -> None:
 
 def write(path: pathlib.Path, content: str | bytes) -> None:
   """Writes a file atomically: a process that is killed leaves the old file or the new one."""
-  data = content.encode() if isinstance(content, str) else content
+  data = _encode(content)
   if is_remote(path):
     path.write_bytes(data)
     return
@@ -292,8 +293,15 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
       file.flush()
       os.fsync(file.fileno())
     scratch.replace(path)
+  except OSError as error:
+    error.filename = str(path)  # a full disk names no file
+    raise
   finally:
     scratch.unlink(missing_ok=True)
+
+
+def _encode(content):
+  return content.encode() if isinstance(content, str) else content
 
 
 def write_output(path: pathlib.Path, content: str | bytes) -> None:
@@ -305,23 +313,33 @@ def write_output(path: pathlib.Path, content: str | bytes) -> None:
     raise errors.BadInput(f'{path} cannot be written: {error.strerror or error}') from error
 
 
-def write_results(contents: Mapping[pathlib.Path, str]) -> None:
+def write_results(contents: Mapping[pathlib.Path, str | bytes]) -> None:
   """Writes the files of a result; those of another one are renamed, such as to test.1.json.
 
-  Raises BadInput if they cannot be written; then those of the other one have their names again.
+  The texts tell results apart: the bytes of an image may differ without a reason.
+
+  Raises BadInput if they cannot be written; then those of the other one have their names again, and
+  the texts are printed.
   """
   numbered = lambda path, n: path.with_name(f'{path.stem}.{n}{path.suffix}')
-  previous, renamed = [path for path in contents if path.exists()], {}
-  if any(path.read_bytes() != contents[path].encode() for path in previous):
-    is_free = lambda n: not any(numbered(path, n).exists() for path in contents)
-    number = next(filter(is_free, itertools.count(1)))
-    renamed = {path: path.rename(numbered(path, number)) for path in previous}
+  texts = {path: content for path, content in contents.items() if isinstance(content, str)}
+  previous, renamed = [path for path in contents if path.is_file()], {}
   try:
+    compared = [path for path in previous if path in texts] or previous
+    if any(path.read_bytes() != _encode(contents[path]) for path in compared):
+      is_free = lambda n: not any(numbered(path, n).exists() for path in contents)
+      number = next(filter(is_free, itertools.count(1)))
+      for path in previous:
+        renamed[path] = path.rename(numbered(path, number))
     for path, content in contents.items():
       write_output(path, content)
-  except errors.BadInput:
+  except Exception as error:
     for path, other in renamed.items():
       other.replace(path)
+    print(*texts.values(), sep='', end='')
+    if isinstance(error, OSError):
+      name = f'{error.filename}, which is another result,'
+      raise errors.BadInput(f'{name} cannot be renamed: {error.strerror}') from error
     raise
   for path, other in renamed.items():
     logging.info('the previous %s is now %s', path, other.name)
@@ -385,7 +403,7 @@ def translate_disk_full(message: Callable[[], str]) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    is_full = getattr(error, 'errno', None) in (errno.ENOSPC, errno.EDQUOT)
+    is_full = getattr(error, 'errno', None) in FULL
     if not is_full and not any(s in str(error) for s in ('No space left', 'Disk quota exceeded')):
       raise
     raise errors.BadInput(message()) from error

@@ -14,22 +14,22 @@ from ngrammer_jax.analysis import clusters, figures, spans
 from tests.checks import bad_input
 
 
-def test_failed_analysis_leaves_no_figure(tmp_path):
-  path = tmp_path / 'folder' / 'figure.png'
-  with pytest.raises(ZeroDivisionError), figures.saved_figure(path):
+def test_a_figure_is_an_image_beside_its_result(tmp_path):
+  path, contents = tmp_path / 'folder' / 'figure.png', {}
+  with pytest.raises(ZeroDivisionError), figures.drawn_figure(contents, path):
     _ = 1 / 0
-  assert not list(tmp_path.iterdir())
-  with figures.saved_figure(path) as axes:
+  assert not contents
+  with figures.drawn_figure(contents, path) as axes:
     axes.plot([1, 2])
-  assert path.read_bytes().startswith(b'\x89PNG')
+  assert contents[path].startswith(b'\x89PNG') and not list(tmp_path.iterdir())
 
 
 def test_panels_without_data_are_not_drawn(tmp_path):
-  with figures.saved_figure(tmp_path / 'spans.png', panels=2) as (left, right):
+  with figures.drawn_figure({}, tmp_path / 'spans.png', panels=2) as (left, right):
     figure = left.figure
     right.plot([1, 2])
   assert figure.axes == [right] and right.get_position().width > 0.6
-  with figures.saved_figure(tmp_path / 'both.png', panels=2) as axes:
+  with figures.drawn_figure({}, tmp_path / 'both.png', panels=2) as axes:
     for panel in axes:
       panel.plot([1, 2])
   assert len(axes[0].figure.axes) == 2
@@ -43,14 +43,8 @@ def test_unwritable_path_is_reported_before_the_analysis(tmp_path):
     ('figure.txt', 'figure.txt has no suffix of an image: use .png, .svg or .pdf'),
     ('file/figure.png', f'file/figure.png: {tmp_path}/file is a file, expected a folder'),
   ):
-    with bad_input(f'--figure={tmp_path}/{message}'), figures.saved_figure(tmp_path / name):
+    with bad_input(f'--figure={tmp_path}/{message}'), figures.drawn_figure({}, tmp_path / name):
       pytest.fail('the analysis ran')
-
-
-def test_a_figure_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path):
-  path = tmp_path / 'folder' / 'figure.png'
-  with bad_input(f'{path} cannot be written: File exists'), figures.saved_figure(path):
-    (tmp_path / 'folder').write_text('made meanwhile')
 
 
 def test_labels_of_tokens_show_spaces_and_line_breaks():

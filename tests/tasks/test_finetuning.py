@@ -343,7 +343,7 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   )
   run = {'config': config, 'vocabulary': task.vocabulary, 'engine': 'engine'}
   run = types.SimpleNamespace(**run, state=state(3), workdir=folder / 'run')
-  evaluated, lines = finetuning.evaluate(run, 'validation')
+  evaluated, lines, _ = finetuning.evaluate(run, 'validation')
   assert evaluated == {'split': 'validation', 'step': 3, **result}
   assert len(lines) == 12 and lines[1] == {
     'task': 'rte',
@@ -353,11 +353,10 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
     'answer': 'not_entailment',
     'score': -1.0,
   }
-  assert not (folder / 'run' / 'evaluation').exists()
-  unlabelled, lines = finetuning.evaluate(run, 'test')
+  unlabelled, lines, submissions = finetuning.evaluate(run, 'test')
   assert [line['label'] for line in lines] == [None] * 6
   assert unlabelled == {'split': 'test', 'step': 3, 'task': 'rte', 'n': 6}
-  answers = [json.loads(line) for line in (folder / 'run' / 'evaluation' / 'RTE.jsonl').open()]
+  answers = [json.loads(line) for line in submissions['RTE.jsonl'].splitlines()]
   assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
   assert evaluation.format_table(unlabelled) == 'task  n  percent\nrte   6  without labels'
 

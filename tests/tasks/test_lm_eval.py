@@ -83,7 +83,7 @@ def test_evaluate_ranks_as_the_harness(harness, tmp_path, monkeypatch, capsys):
     data=dataclasses.replace(run.config.data, superglue_dir=str(folder)),
     finetune=FinetuneConfig(task='rte', format='question'),
   )
-  result, lines = finetuning.evaluate(dataclasses.replace(run, config=config), 'validation')
+  result, lines, _ = finetuning.evaluate(dataclasses.replace(run, config=config), 'validation')
   assert result['n'] == 12
   for sample, line in zip(samples, lines, strict=True):
     scores = [float(score) for (score, _), *_ in sample['resps']]

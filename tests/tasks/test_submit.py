@@ -1,6 +1,8 @@
 """The submission to the SuperGLUE leaderboard, with a fake evaluation."""
 
+import errno
 import json
+import shutil
 import zipfile
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import submit
 from ngrammer_jax.checkpoints import reader
-from ngrammer_jax.tasks.superglue import formats, submission
+from ngrammer_jax.system import files
+from ngrammer_jax.tasks.superglue import formats, leaderboard, submission
 from tests.checks import bad_input
 from tests.tasks import superglue_examples
 
@@ -22,7 +25,7 @@ FILES = {
 def folder(tmp_path, finetuning, monkeypatch):
   """Returns a folder with the examples, and runs of all tasks without arrays.
 
-  A fake evaluation writes files with the name of the run and of the task.
+  A fake evaluation answers with the name of the run and of the task.
   """
   superglue_examples.write_folders(tmp_path / 'superglue')
   for task in formats.SUPERGLUE_TASKS:
@@ -30,10 +33,10 @@ def folder(tmp_path, finetuning, monkeypatch):
   (tmp_path / 'all' / 'evaluation').mkdir()
   monkeypatch.setattr(reader, 'steps', lambda workdir: [4])
 
-  def evaluate(run, split, output):
+  def evaluate(run, split):
     assert split == 'test' and run.config.data.superglue_dir == str(tmp_path / 'superglue')
     task = run.config.finetune.task
-    (output / submission.file_name(task)).write_text(f'{run.workdir.name} {task} {run.step}')
+    return {}, [], {submission.file_name(task): f'{run.workdir.name} {task} {run.step}'}
 
   monkeypatch.setattr(finetuning, 'evaluate', evaluate)
   return tmp_path
@@ -79,11 +82,39 @@ def test_runs_of_single_tasks_and_of_the_mixture(folder):
   assert run(folder, 'joint') == 0
   assert written(folder)['CB.jsonl'] == 'joint cb newest'
   assert written(folder)['AX-b.jsonl'] == 'joint axb newest'
+  shutil.rmtree(folder / 'out')
   # Runs of single tasks, one of them in the format of T5.
   (folder / 'all' / 'wsc').rename(folder / 'old')
   write_run(folder / 'referents', 'wsc_simple', 'moved')
   assert run(folder, 'all', 'referents') == 0
   assert written(folder)['WSC.jsonl'] == 'referents wsc_simple newest'
+
+
+def test_a_full_disk_and_other_answers_lose_nothing(folder, monkeypatch, capsys):
+  write = files.write
+
+  def write_or_fail(path, content):
+    if path.name in full:
+      raise OSError(errno.ENOSPC, 'No space left on device')
+    write(path, content)
+
+  monkeypatch.setattr(files, 'write', write_or_fail)
+  out, full = folder / 'out', ('CB.jsonl', 'AX-b.jsonl')
+  others = [name for name in map(submission.file_name, leaderboard.TASKS) if name not in full]
+  with bad_input(
+    f'{out}/AX-b.jsonl cannot be written: No space left on device. CB.jsonl, AX-b.jsonl are on '
+    f'standard output, in this order; {out} has {", ".join(others)}'
+  ):
+    run(folder, 'all')
+  assert capsys.readouterr().out == 'cb cb newestrte axb newest'
+  assert {path.name for path in out.iterdir()} == {*others}
+  full = ()
+  run(folder, 'all', step='best')
+  written = {path.name: path.read_text() for path in out.glob('*.jsonl')}
+  assert written['WiC.1.jsonl'] == 'wic wic newest' and written['WiC.jsonl'] == 'wic wic best'
+  assert {*written} == FILES | {name.replace('.', '.1.') for name in others}
+  run(folder, 'all')
+  assert (out / 'submission.1.zip').exists()
 
 
 def test_errors_are_found_before_any_task_is_answered(folder, monkeypatch):

@@ -174,12 +174,18 @@ def describe_answer(name: str, example: Any, answer: Answer) -> dict[str, Any]:
   }
 
 
-def save(result: dict[str, Any], answers: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Writes a result as JSON, and all answers as JSON lines to <name>_answers.jsonl next to it.
+def save(
+  result: dict[str, Any],
+  answers: Sequence[Mapping[str, Any]],
+  submissions: Mapping[str, str],
+  path: pathlib.Path,
+) -> None:
+  """Writes a result as JSON; next to it all answers, as JSON lines, and submission files by name.
 
   Only the first process writes.
   """
-  language_modeling.save(result, path, answers, answers_path(path))
+  others = {path.with_name(name): text for name, text in submissions.items()}
+  language_modeling.save(result, path, answers, answers_path(path), others)
 
 
 def answers_path(path: pathlib.Path) -> pathlib.Path:

@@ -19,7 +19,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import init_from
-from ngrammer_jax.system import files, hosts, progress
+from ngrammer_jax.system import files, progress
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
 from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
@@ -246,35 +246,31 @@ def load_examples(config: experiment.Config, name: str, split: str) -> list[feat
 
 
 def evaluate(
-  run: runs.Run,
-  split: str,
-  submission_dir: pathlib.Path | None = None,
-  max_examples: int | None = None,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-  """Evaluates a run on its task. For the test split, it also writes the submission files.
+  run: runs.Run, split: str, max_examples: int | None = None
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, str]]:
+  """Evaluates a run on its task.
 
   Args:
     run: the run.
     split: train, validation or test.
-    submission_dir: folder of the submission files. None: `evaluation` in the workdir.
     max_examples: maximum number of examples of a task, the first ones. None: all.
 
   Returns:
-    The result, and the answers to all examples, see `evaluation.describe_answer`.
+    The result; the answers to all examples, see `evaluation.describe_answer`; and of the test split
+    the texts of the submission files by name.
   """
   config, f = run.config, run.config.finetune
   registration.register(example_source(config), run.vocabulary, f.wsc_spans, f.format)
   evaluator = evaluation.Evaluator(run.engine, run.vocabulary, config)
-  results, lines = {}, []
+  results, lines, submissions = {}, [], {}
   for name in task_names(config):
     examples = load_examples(config, name, split)[:max_examples]
     with progress.Progress(f'evaluating {name}, {split}', len(examples), 'examples') as bar:
       params, codebook = run.state.params, run.state.codebook
       results[name], answers = evaluator(params, codebook, name, examples, bar.advance)
     lines += map(functools.partial(evaluation.describe_answer, name), examples, answers)
-    if split == 'test' and hosts.is_primary():
+    if split == 'test':
       values = [answer.value for answer in answers]
-      folder = submission_dir or run.workdir / 'evaluation'
-      logging.info('submission file: %s', submission.write(name, examples, values, folder))
+      submissions[submission.file_name(name)] = submission.format_answers(name, examples, values)
   result = {'split': split, 'step': int(run.state.step), **evaluation.combine_results(results)}
-  return result, lines
+  return result, lines, submissions

@@ -88,5 +88,5 @@ def write_zip(folder: pathlib.Path) -> pathlib.Path:
       name = submission.file_name(task)
       # ZipInfo has a fixed time, so equal answers are equal files.
       archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes(), zipfile.ZIP_DEFLATED)
-  files.write_output(path, content.getvalue())
+  files.write_results({path: content.getvalue()})
   return path

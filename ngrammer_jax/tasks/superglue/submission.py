@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 import json
-import pathlib
 from typing import Any
 
-from ngrammer_jax.system import files
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
 
 
-def write(
-  name: str, examples: Sequence[Any], answers: Sequence[Any], folder: pathlib.Path
-) -> pathlib.Path:
-  """Writes the answers in the submission format of SuperGLUE, and returns the path."""
+def format_answers(name: str, examples: Sequence[Any], answers: Sequence[Any]) -> str:
+  """Formats the answers to a task as its file in the submission format of SuperGLUE."""
   if name == 'multirc':
     lines = _multirc_lines(examples, answers)
   elif name == 'record':
@@ -23,9 +19,7 @@ def write(
       {'idx': example.key[0], 'label': _label(name, example, answer)}
       for example, answer in zip(examples, answers, strict=True)
     ]
-  path = folder / file_name(name)
-  files.write_output(path, ''.join(json.dumps(line) + '\n' for line in lines))
-  return path
+  return ''.join(json.dumps(line) + '\n' for line in lines)
 
 
 def file_name(name: str) -> str:
