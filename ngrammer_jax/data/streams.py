@@ -157,9 +157,7 @@ class EvaluationStreams:
       )
     self.segments = math.ceil(self._targets_per_stream / length)
     if length > tokens:
-      hosts.warn_once(
-        f'evaluation.segment_length={length:,} is more than {tokens:,} tokens: lower it'
-      )
+      hosts.warn_once(f'evaluation.segment_length={length:,} is above {tokens:,} tokens: lower it')
 
   def segment(self, index: int, first_row: int, rows: int) -> Segment:
     """Returns segment number `index` of the streams [first_row, first_row + rows).

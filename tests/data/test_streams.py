@@ -131,7 +131,7 @@ def test_a_segment_that_is_longer_than_the_text_is_a_warning(caplog):
   hosts.warn_once.cache_clear()
   for n, max_tokens in ((50, 0), (60, 48), (60, 48), (60, 0)):
     streams.EvaluationStreams(make_split(n), 1, 49, max_tokens)
-  assert caplog.messages == ['evaluation.segment_length=49 is more than 48 tokens: lower it']
+  assert caplog.messages == ['evaluation.segment_length=49 is above 48 tokens: lower it']
 
 
 @each('n, num_streams, length, rows, max_tokens', CASES)
