@@ -116,9 +116,9 @@ def test_training_says_its_warnings(tiny, tmp_path, caplog):
     train_task.CorpusTask,
   )
   assert any('optimizer.warmup_steps=30 do not end before' in text for text in caplog.messages)
-  train_task.CorpusTask(config).log_summary()
-  message = 'a step of training.batch_size=2,000 x training.segment_length=16 reads the training '
-  assert any(text.startswith(message) for text in caplog.messages)
+  train_task.CorpusTask(config).segment(0, slice(1))
+  message = 'a step of training.batch_size=2,000 x training.segment_length=16 reads the whole '
+  assert message + 'training text: lower one of them' in caplog.messages
 
 
 ESCAPES = {

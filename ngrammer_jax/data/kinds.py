@@ -1,11 +1,13 @@
 """What a file is: decided here, by its suffix and by its first bytes, for every command.
 
 A file is text, JSON lines, Parquet or Arrow, maybe compressed. Any other that is recognised is
-refused by name, with what to do about it.
+refused by name, with what to do about it. What each file was taken for is logged.
 """
 
 import codecs
+from collections.abc import Mapping, Sequence
 import json
+import logging
 import pathlib
 from typing import Any
 
@@ -29,11 +31,13 @@ REFUSED = {
   **dict.fromkeys((b'\xd0\xcf\x11\xe0', b'{\\rtf'), 'a document of an office program'),
   **dict.fromkeys((b'\x1f\x9d', b']\0\0'), 'compressed by compress or lzma'),
   **{b'%PDF': 'a PDF', b'\x93NUMPY': 'a NumPy array', b'ORC': 'ORC', b'Obj\x01': 'Avro'},
-  b'SQLite format 3': 'a database',
+  **{b'SQLite format 3': 'a database', b'GGUF': 'a GGUF model'},
 }
 MARKS = {codecs.BOM_UTF32_LE: 32, codecs.BOM_UTF32_BE: 32, b'\xff\xfe': 16, b'\xfe\xff': 16}
 COMPRESSED = '.br', '.lz4', '.lzma', '.z'  # and not read
 REMEDY = 'write its text as .txt, .jsonl or .parquet'
+UTF8_REMEDY = 'convert it to UTF-8'
+Formats = Mapping[pathlib.Path, str]  # of files
 
 
 def suffix(path: pathlib.Path) -> str:
@@ -76,22 +80,52 @@ def identify_bytes(
     named: the format that the suffix of its name says.
     any_bytes: see `identify`.
   """
-  for magic, file_format in COLUMNS.items():
-    if head.startswith(magic):
-      return file_format
-  what = next((what for magic, what in REFUSED.items() if head.startswith(magic)), None)
-  what = 'a tar archive' if head[257:262] == b'ustar' else what
+  what = recognize(head)
+  if what in COLUMNS.values():
+    return what
   if what is not None:
-    raise errors.BadInput(f'{name} is {what}, not text: {REMEDY}')
+    remedy = UTF8_REMEDY if what.startswith('UTF') else REMEDY
+    raise errors.BadInput(f'{name} is {what}{", not text" * (remedy == REMEDY)}: {remedy}')
+  if b'\0' in head and not any_bytes:
+    raise errors.BadInput(f'{name} is binary, not text: {REMEDY}, or use data.vocabulary=bytes')
+  return LINES if _is_json_lines(name, head, named) else TEXT
+
+
+def recognize(head: bytes) -> str | None:
+  """Returns what content is that is neither text nor unknown, by its first bytes; else None."""
+  if head[257:262] == b'ustar':
+    return 'a tar archive'
+  for magic, what in (COLUMNS | REFUSED).items():
+    if head.startswith(magic):
+      return what
   encoding = next((bits for mark, bits in MARKS.items() if head.startswith(mark)), None)
   if encoding is None and b'\0' in head:
     halves = [half.count(0) / max(len(half), 1) for half in (head[::2], head[1::2])]
     encoding = 16 if max(halves) > 0.4 and min(halves) < 0.1 else None
-  if encoding is not None:
-    raise errors.BadInput(f'{name} is UTF-{encoding}: convert it to UTF-8')
-  if b'\0' in head and not any_bytes:
-    raise errors.BadInput(f'{name} is binary, not text: {REMEDY}, or use data.vocabulary=bytes')
-  return LINES if _is_json_lines(name, head, named) else TEXT
+  return encoding and f'UTF-{encoding}'
+
+
+def log_files(
+  name: str, splits: Mapping[str, Formats], left_out: Sequence[pathlib.Path] = (), counts: str = ''
+) -> None:
+  """Logs in one line which files were taken for what.
+
+  Args:
+    name: what they were read for.
+    splits: the files of each split with their formats; none: it is a part of train. '' is no split.
+    left_out: files that are not read.
+    counts: what they hold, such as a number of documents, if it is known.
+  """
+  parts = []
+  for split, formats in splits.items():
+    packed = {compression.SUFFIXES[p.suffix] for p in formats if p.suffix in compression.SUFFIXES}
+    names, count = ', '.join(sorted({*formats.values()}) + sorted(packed)), len(formats)
+    what = f'{count:,} file{"s" * (count != 1)} ({names}), {sum(map(files.size, formats)):,} bytes'
+    parts.append(f'{split}{": " * bool(split)}{what if formats else "held out of train"}')
+  if left_out:
+    more = f' and {len(left_out) - 5:,} more' * (len(left_out) > 5)
+    parts.append(f'left out: {", ".join(path.name for path in left_out[:5])}{more}')
+  logging.info('%s: %s%s', name, '; '.join(parts), counts and f': {counts}')
 
 
 def _is_json_lines(name: pathlib.Path | str, head: bytes, named: str) -> bool:
@@ -99,17 +133,27 @@ def _is_json_lines(name: pathlib.Path | str, head: bytes, named: str) -> bool:
   *lines, last = head.removeprefix(codecs.BOM_UTF8).split(b'\n')
   lines += [] if len(head) == HEAD else [last]  # else it may be a part of a line
   lines = [line.strip() for line in lines if line.strip()][:2]
-  if named != LINES:
-    return bool(lines) and all(isinstance(_parse(line), dict) for line in lines)
-  if lines and (lines[0] in (b'{', b'[', b'[{') or isinstance(_parse(lines[0]), list)):
+  is_value = lines and (lines[0] in (b'{', b'[', b'[{') or isinstance(_parse(lines[0]), list))
+  if (is_value and named == LINES) or _is_array_of_objects(head):
     raise errors.BadInput(
       f"{name} is one JSON value, not one object per line: write it so, as jq -c '.[]' does"
     )
-  return True
+  return named == LINES or (bool(lines) and all(isinstance(_parse(line), dict) for line in lines))
 
 
-def _parse(line: bytes) -> Any:
+def _is_array_of_objects(head: bytes) -> bool:
+  """Whether content is a JSON array of objects; of more than HEAD bytes, the first one counts."""
+  text = head.removeprefix(codecs.BOM_UTF8).strip()
+  is_cut = len(head) == HEAD and text.startswith(b'[')
+  value = [_parse(text[1:], is_whole=False)] if is_cut else _parse(text)
+  return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
+
+
+def _parse(data: bytes, is_whole: bool = True) -> Any:
+  """Returns the JSON value that content is, or else begins with; None: there is none."""
+  text = data.decode(errors='replace').lstrip()
   try:
-    return json.loads(line)
+    value, end = json.JSONDecoder().raw_decode(text)
   except (ValueError, RecursionError):
     return None
+  return None if is_whole and text[end:].strip() else value

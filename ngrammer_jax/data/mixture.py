@@ -21,6 +21,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import (
   corpora,
+  documents,
   fingerprints,
   mixture_schedule,
   packing,
@@ -28,6 +29,9 @@ from ngrammer_jax.data import (
   token_cache,
   vocabularies,
 )
+from ngrammer_jax.system import hosts
+
+WARN_SHARE = 0.01  # of held-out documents that are in the training text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +95,8 @@ def prepare(
   for index, part in enumerate(config.parts().values()):
     with config.errors_of_part(index):
       prepared.append(token_cache.prepare(part, opened[index], vocabulary, may_delete))
+  if hosts.is_primary():
+    _log_counts(config, prepared)
   content_hash, weights = prepared[0].content_hash, config.weights()
   if config.mixture:
     hashes = [corpus.content_hash for corpus in prepared]
@@ -101,6 +107,19 @@ def prepare(
   content_hash += f'-{hashlib.sha256(b"".join(starts)).hexdigest()[:16]}'
   parts = dict(zip(config.parts(), prepared, strict=True))
   return Mixture(parts, weights, vocabulary, content_hash)
+
+
+def _log_counts(config: data_config.DataConfig, prepared: list[token_cache.TokenCorpus]) -> None:
+  """Logs what each part holds, and how many held-out documents are in the training text of any."""
+  train = np.concatenate([corpus.document_keys['train'] for corpus in prepared])
+  first = f' (of shards, the first {documents.COMPARED_BYTES >> 20} MB)' * config.is_streamed
+  for name, corpus in zip(config.parts(), prepared, strict=True):
+    keys = {f'{s} documents': k for s, k in corpus.document_keys.items() if s != 'train'}
+    copies = {what: np.isin(of_split, train) for what, of_split in keys.items()}
+    shares = (f'{c.sum():,} of {c.size:,} {what} ({c.mean():.1%})' for what, c in copies.items())
+    is_clean = all(is_copy.mean() <= WARN_SHARE for is_copy in copies.values())
+    counts = f'{name or config.corpus}: {corpus.counts}; in the training text{first} too: '
+    logging.log(logging.INFO if is_clean else logging.WARNING, counts + ', '.join(shares))
 
 
 class TrainSegments:
@@ -119,6 +138,7 @@ class TrainSegments:
     B, T = config.training.batch_size, config.training.segment_length
     self._schedule = mixture_schedule.MixtureSchedule(mixture.weights, B, config.data.mixture_block)
     self._batch_size, self._vocabulary = B, mixture.vocabulary
+    self._size = f'training.batch_size={B:,} x training.segment_length={T:,}'
     self.readers, self._epochs = {}, {}
     for index, (name, corpus) in enumerate(mixture.parts.items()):
       schedule = mixture_schedule.PartSchedule(self._schedule, index)
@@ -139,6 +159,9 @@ class TrainSegments:
     row_range, segments = range(self._batch_size)[rows], {}
     for name, reader in self.readers.items():
       segments |= reader.rows(step, row_range)
+      if reader.epochs > step:
+        text = f'the whole training text{f" of {name}" * bool(name)}'
+        hosts.warn_once(f'a step of {self._size} reads {text}: lower one of them')
       if reader.epochs > self._epochs.get(name, reader.epochs):
         logging.info('%s: epoch %s ends at step %s', name or 'data', reader.epochs, f'{step:,}')
       self._epochs[name] = reader.epochs

@@ -1,12 +1,12 @@
 """Cache of tokenised corpora: tokenised once, then memory-mapped.
 
 A cache folder holds a learned vocabulary, or `meta.json` and, for each split, `<split>.tokens` (raw
-unsigned integers) and `<split>.starts.npy`. It is written to a temporary folder and renamed when
-complete, so a killed process never leaves an incomplete cache. Only the user can read it.
+unsigned integers), `<split>.starts.npy` and `<split>.keys.npy`. It is written to a temporary folder
+and renamed when complete, so a killed process never leaves an incomplete cache. Only the user can
+read it.
 """
 
 import array
-import collections
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
@@ -26,8 +26,9 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, documents, shards, split_files, text_files, vocabularies
+from ngrammer_jax.data import corpora, documents, kinds, split_files, text_files, vocabularies
 from ngrammer_jax.data.formats import ANY, Layout
+from ngrammer_jax.data.shards import Shards
 from ngrammer_jax.system import files, progress
 
 # The keys of a config that decide on its text, beside the files.
@@ -36,7 +37,7 @@ KEYS = (
   'drop_duplicates',
 )
 REMEDY = 'convert it, or use data.vocabulary=bytes'  # for text that is not UTF-8
-FORMAT_VERSION = 2  # increase it when the cache files or the reading of a corpus change
+FORMAT_VERSION = 3  # increase it when the cache files or the reading of a corpus change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +94,9 @@ class TokenCorpus:
     splits: tokens of each split.
     vocabulary: the vocabulary.
     content_hash: hash of the text and the vocabulary.
+    document_keys: a hash of each document of each split, uint64; of `train_shards` those of the
+      first documents.
+    counts: numbers of tokens, bytes and documents of each split, for the log.
     train_shards: shards of the training split, if it is tokenised during training. It is not in
       `splits` then.
   """
@@ -100,7 +104,9 @@ class TokenCorpus:
   splits: dict[str, TokenSplit]
   vocabulary: vocabularies.Vocabulary
   content_hash: str
-  train_shards: shards.Shards | None = None
+  document_keys: dict[str, np.ndarray]
+  counts: str
+  train_shards: Shards | None = None
 
 
 def prepare(
@@ -128,20 +134,18 @@ def prepare(
     logging.info('preparing %s into %s', corpus.name, folder.parent)
     corpus.verify()
     as_read, splits_meta = documents.drop_duplicates(config, corpus), {}
-    sizes, digest = _measure(as_read, vocabulary.encoding)
+    sizes, keys_by_split, digest = _measure(as_read, vocabulary.encoding)
+    for split, keys in keys_by_split.items():
+      np.save(folder / f'{split}.keys.npy', np.frombuffer(keys, np.uint64))
     with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
       for split in sizes:
         separator = vocabulary.separator(config.begin_of_text)
         with (folder / f'{split}.tokens').open('wb') as file:
           starts, meta = _encode(as_read, split, vocabulary, separator, file, bar.advance)
         np.save(folder / f'{split}.starts.npy', starts)
-        splits_meta[split] = meta
+        splits_meta[split] = meta | {'empty': getattr(corpus.splits[split], 'num_empty', 0)}
         if not meta['tokens']:
           raise _too_little_text(corpus, split)
-        counts = (f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents'))
-        empty = getattr(corpus.splits[split], 'num_empty', 0)
-        skipped = f'; {empty:,} empty ones skipped' if empty else ''
-        logging.info('%s: %s tokens, %s bytes, %s documents%s', split, *counts, skipped)
     digest.update(vocabulary.digest.encode())
     meta = {'corpus': corpus.name, 'content_hash': digest.hexdigest(), 'splits': splits_meta}
     (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
@@ -154,7 +158,11 @@ def prepare(
         raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')
       starts = np.load(folder / f'{split}.starts.npy')
       splits[split] = _split(tokens, starts, fields, vocabulary)
-    return TokenCorpus(splits, vocabulary, meta['content_hash'], corpus.train_shards)
+    keys_file = lambda split: np.load(folder / f'{split}.keys.npy', mmap_mode='r')
+    keys = {split: keys_file(split) for split in {'train': None, **splits}}
+    counts = (f'{split}: {_format_counts(fields)}' for split, fields in meta['splits'].items())
+    about_text = meta['content_hash'], keys, '; '.join(counts)
+    return TokenCorpus(splits, vocabulary, *about_text, corpus.train_shards)
 
   return _load_or_write(config, name, load, write, may_delete)
 
@@ -265,13 +273,14 @@ def _hash(value: Any) -> str:
   return hashlib.sha256(json.dumps([FORMAT_VERSION, value]).encode()).hexdigest()[:16]
 
 
-def _measure(corpus: corpora.Corpus, encoding: str) -> tuple[dict[str, int], Any]:
-  """Returns the bytes of each split that is tokenised in advance, and the hash of all text."""
-  splits, sizes, digest = dict(corpus.splits), {}, hashlib.sha256()
+def _measure(corpus: corpora.Corpus, encoding: str) -> tuple[dict[str, int], dict, Any]:
+  """Returns the bytes of each split that is tokenised in advance, and the hash of all text.
+
+  Between them are the keys of the documents of each split, one after another.
+  """
+  splits, sizes, keys, digest = dict(corpus.splits), {}, {}, hashlib.sha256()
   if corpus.train_shards is not None:
-    del splits['train']
-  test = [documents.key(d.read_chunks()) for d in splits.get('test', ()) if 'train' in splits]
-  copies, num_copied = collections.Counter(test), 0
+    keys['train'] = documents.sample_keys(splits.pop('train'))
 
   def measure(split, document):
     for chunk in _read_chunks([document], encoding):
@@ -280,21 +289,18 @@ def _measure(corpus: corpora.Corpus, encoding: str) -> tuple[dict[str, int], Any
       yield chunk
 
   for split, split_documents in splits.items():
-    sizes[split] = 0
+    sizes[split], keys[split] = 0, bytearray()
     digest.update(split.encode())
     for document in split_documents:
-      key = documents.key(measure(split, document))
-      if split == 'train':
-        num_copied += copies.pop(key, 0)
+      keys[split] += documents.key(measure(split, document))
     digest.update(str(sizes[split]).encode())
     if not sizes[split]:
       raise _too_little_text(corpus, split)
-  documents.log_overlap(num_copied, len(test))
   if corpus.train_shards is not None:  # too large to hash their contents
     for number, file in enumerate(corpus.files):
       size = corpus.first_sizes.get((number, file.name), files.size(file))
       digest.update(f'{file.name} {size}'.encode())
-  return sizes, digest
+  return sizes, keys, digest
 
 
 def _too_little_text(corpus: corpora.Corpus, split: str) -> errors.BadInput:
@@ -402,17 +408,26 @@ def encode_file(
   """
   if not path.is_file():
     raise errors.BadInput(f'{path}: no such file; expected a text file')
-  text = corpora.open_documents([path], layout)
+  formats = {path: kinds.identify(path, layout.any_bytes)}
+  text = corpora.open_documents([path], layout, formats.values())
   corpus = corpora.Corpus(str(path), (path,), {'the text': text})
   file = io.BytesIO()
   starts, meta = _encode(corpus, 'the text', vocabulary, vocabulary.separator(), file)
   if not meta['bytes']:
     raise errors.BadInput(f'{path} is empty; expected text')
+  kinds.log_files(str(path), {'': formats}, counts=_format_counts(meta))
   split = _split(np.frombuffer(file.getbuffer(), meta['dtype']), starts, meta, vocabulary)
   if vocabulary.adds_start or len(split.tokens) < 2:
     return split
   start, starts = int(split.tokens[0]), np.maximum(starts - 1, 0)
   return dataclasses.replace(split, tokens=split.tokens[1:], starts=starts, document_start=start)
+
+
+def _format_counts(fields: dict[str, Any]) -> str:
+  """Formats the entry of a split in meta.json."""
+  empty = f' ({fields["empty"]:,} empty ones skipped)' if fields.get('empty') else ''
+  tokens, size, count = (f'{fields[key]:,}' for key in ('tokens', 'bytes', 'documents'))
+  return f'{tokens} tokens, {size} bytes of text, {count} documents{empty}'
 
 
 def _split(tokens, starts, meta, vocabulary):

@@ -22,7 +22,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.data import cloze, vocabularies
+from ngrammer_jax.data import cloze, kinds, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, pairs
 from ngrammer_jax.system import text_tables
@@ -69,7 +69,10 @@ def open_questions(path: pathlib.Path, split: str) -> tuple[QuestionSource, int]
   """
   name = path.stem if path.is_file() else split
   source = QuestionSource(name, cloze.find_files(path, split))
-  return source, sum(1 for _ in source.read())
+  formats = {file: kinds.identify(file) for file in source.file_by_kind.values()}
+  count = sum(1 for _ in source.read())
+  kinds.log_files(f'--cloze={path}', {name: formats}, counts=f'{count:,} questions')
+  return source, count
 
 
 @dataclasses.dataclass(frozen=True)

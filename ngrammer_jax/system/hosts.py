@@ -8,6 +8,7 @@ while another thread compiles or holds the lock of the interpreter.
 import argparse
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -105,6 +106,13 @@ def is_primary() -> bool:
 def prefix() -> str:
   """Returns what a message of this process begins with: its index, of the primary nothing."""
   return '' if is_primary() else f'process {process_index()}: '
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+  """Logs a warning in the primary process, the first time that it is called with it."""
+  if is_primary():
+    logging.warning(message)
 
 
 def all_gather(value: Any) -> list[Any]:

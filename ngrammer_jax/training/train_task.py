@@ -11,7 +11,6 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, mixture, streams, vocabularies
 from ngrammer_jax.inference import language_modeling
-from ngrammer_jax.system import hosts
 from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
 
@@ -144,12 +143,6 @@ class CorpusTask:
         tokens = len(corpus.splits['train'].tokens)
         size = f'{tokens:,} training tokens'
         epochs = f' are {weight * t.steps * t.tokens_per_step / tokens:.2f} epochs'
-        if t.tokens_per_step > tokens and hosts.is_primary():
-          logging.warning(
-            'a step of training.batch_size=%s x training.segment_length=%s reads the training text '
-            'of %s tokens more than once: lower one of them',
-            *(f'{number:,}' for number in (t.batch_size, t.segment_length, tokens)),
-          )
       of_part = f', of which {weight:.2%}' if name else ''
       logging.info(
         f'data: {name or data.corpus}, {size}, vocabulary {self.vocabulary.size:,}; {t.steps:,} '

@@ -494,6 +494,38 @@ def test_what_was_taken_for_what_is_logged(tmp_path, caplog):
   ]
 
 
+@each(
+  'corpus, names',
+  [
+    ('text8', ('text8.zip',)),
+    ('enwik8', ('enwik8',)),
+    ('wikitext', ('wiki.train.tokens', 'wiki.valid.tokens', 'wiki.test.tokens')),
+    ('wikitext_articles', ('wiki.train.tokens', 'wiki.valid.tokens', 'wiki.test.tokens')),
+    ('cbt', ('cbt_train.txt', 'cbt_valid.txt', 'cbt_test.txt')),
+    ('sotu', ()),
+  ],
+)
+def test_files_of_every_corpus_are_logged(tmp_path_factory, caplog, corpus, names):
+  caplog.set_level('INFO')
+  caplog.clear()
+  folder = tmp_path_factory.mktemp('corpus')
+  for name in names:
+    write(folder / name, LINES)
+  document_files.open_corpus(corpus, str(folder) if names else None)
+  (message,) = caplog.messages
+  if len(names) > 1:
+    files = [f'{split}: 1 file (text), {len(LINES):,} bytes' for split in SPLITS]
+  else:
+    files = ['validation: held out of train', 'test: held out of train']
+    first, *others = message.split('; ')
+    packed = 'text, zip' if corpus == 'text8' else 'text'
+    kind = f'data.path={folder}: train: 1 file' if names else 'data.corpus=sotu: train: 249 files'
+    assert first.startswith(f'{kind} ({packed}), ')
+    assert others == files
+    return
+  assert message == f'data.path={folder}: {"; ".join(files)}'
+
+
 def test_a_folder_of_save_to_disk(tmp_path):
   for split in ('train', 'test', 'validation'):
     document_files.write(tmp_path / split / 'data-00000-of-00001.stream.arrow', texts(split))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data import documents as data_documents
+from ngrammer_jax.data import kinds, token_cache
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.data import document_files
@@ -30,13 +31,47 @@ def write_splits(folder, **texts_by_split):
 
 
 @pytest.mark.parametrize('copies, level', [(0, logging.INFO), (1, logging.WARNING)])
-def test_test_documents_in_the_training_split_are_counted(tmp_path, caplog, copies, level):
+@pytest.mark.parametrize('corpus', ['text', 'shards'])
+def test_held_out_documents_in_the_training_text_are_counted(
+  tmp_path, caplog, copies, level, corpus
+):
+  """In the line of what the corpus holds, also if its tokens are in the cache."""
   caplog.set_level('INFO')
   test = [f'test {i}' for i in range(40)]
-  train = [f'train {i}' for i in range(50)] + [f'{text}\n' for text in test[:copies]]
-  prepare(write_splits(tmp_path / 'text', train=train, validation=['v'], test=test))
-  message = f'{copies} of 40 test documents ({copies / 0.4:.1f} %) are in train too'
-  assert (message, level) in [(record.getMessage(), record.levelno) for record in caplog.records]
+  train = [f'train {i}' for i in range(10)] + [f'{text}\n' for text in test[:copies]]
+  folder = write_splits(tmp_path / 'text', train=train, validation=['v'], test=test)
+  first = ' (of shards, the first 16 MB)' * (corpus == 'shards')
+  size, share = sum(map(len, train)), copies / 40
+  counts = f'train: {size + 9 + copies} tokens, {size} bytes of text, {10 + copies} documents; '
+  message = (
+    f'{corpus}: {counts * (corpus == "text")}validation: 1 tokens, 1 bytes of text, 1 '
+    f'documents; test: 309 tokens, 270 bytes of text, 40 documents; in the training text{first} '
+    f'too: 0 of 1 validation documents (0.0%), {copies} of 40 test documents ({share:.1%})'
+  )
+  for _ in range(2):
+    caplog.clear()
+    document_files.prepare(data_config.DataConfig(corpus, str(folder), 'bytes'))
+    logged = [(record.getMessage(), record.levelno) for record in caplog.records]
+    assert logged.count((message, level)) == 1
+
+
+def test_only_the_first_shards_are_compared(tmp_path, caplog, monkeypatch):
+  """A damaged document among them is reported by the training, which may see another file then."""
+  caplog.set_level('INFO')
+  folder = write_splits(tmp_path / 'text', train=['a', 'b', 'v'], validation=['v'])
+  for size, copies in ((2, 0), (3, 1)):
+    monkeypatch.setattr(data_documents, 'COMPARED_BYTES', size)
+    (folder / 'cache').mkdir(exist_ok=True)
+    config = data_config.DataConfig(
+      'shards', str(folder), 'bytes', cache_dir=str(tmp_path / str(size))
+    )
+    document_files.prepare(config)
+    assert f'{copies} of 1 validation documents' in caplog.messages[-1]
+  with (folder / 'train.jsonl').open('a') as file:
+    file.write('{}\n')
+  monkeypatch.setattr(data_documents, 'COMPARED_BYTES', 1 << 20)
+  document_files.prepare(config)
+  assert '1 of 1 validation documents' in caplog.messages[-1]
 
 
 def test_duplicates_are_dropped(tmp_path, caplog):
@@ -61,7 +96,9 @@ def test_empty_documents_are_skipped_and_counted(tmp_path, caplog):
   folder = write_splits(tmp_path / 'text', train=['a', '', ' \n', 'b'], val=['v'])
   corpus = prepare(folder)
   assert documents(corpus) == [b'a', b'b'] and corpus.splits['train'].starts.tolist() == [0, 2]
-  assert 'train: 3 tokens, 2 bytes, 2 documents; 2 empty ones skipped' in caplog.messages
+  assert (
+    'train: 3 tokens, 2 bytes of text, 2 documents (2 empty ones skipped); ' in caplog.messages[-1]
+  )
 
 
 def test_spelled_separators_are_counted(tmp_path, caplog):
@@ -89,7 +126,8 @@ def test_another_reading_of_the_same_files_has_its_own_cache(tmp_path):
   assert sizes[0] > sizes[1]
 
 
-def test_files_of_documents_are_scored_as_documents(tmp_path):
+def test_files_of_documents_are_scored_as_documents(tmp_path, caplog):
+  caplog.set_level('INFO')
   texts = ['one', 'two\nlines', 'three']
   for name in document_files.NAMES:
     if '.txt' not in name:
@@ -98,3 +136,8 @@ def test_files_of_documents_are_scored_as_documents(tmp_path):
       split = token_cache.encode_file(path, vocabulary)
       assert split.text_bytes == sum(map(len, texts)) and split.starts.tolist() == [0, 4, 14]
       assert split.tokens.tolist() == [*b'one', 256, *b'two\nlines', 256, *b'three']
+      assert caplog.messages[-1].startswith(f'{path}: 1 file ({kinds.identify(path)}')
+      size = path.stat().st_size
+      assert caplog.messages[-1].endswith(
+        f', {size:,} bytes: 19 tokens, 17 bytes of text, 3 documents'
+      )

@@ -248,6 +248,18 @@ def test_what_is_no_text_is_refused_by_name(tmp_path):
       b'[\n{"text": "a"}\n]',
       "is one JSON value, not one object per line: write it so, as jq -c '.[]' does",
     ),
+    **dict.fromkeys(
+      ('l.txt', 'l'),
+      (
+        codecs.BOM_UTF8 + b'[\n {"text": "a",\n "id": 1},\n {"text": "b"}]\n',
+        "is one JSON value, not one object per line: write it so, as jq -c '.[]' does",
+      ),
+    ),
+    'long.txt': (
+      b'[{"text": "a"}, {"text": "' + b'b' * kinds.HEAD,
+      "is one JSON value, not one object per line: write it so, as jq -c '.[]' does",
+    ),
+    'l.gguf': (b'GGUF\3\0\0\0', f'is a GGUF model, not text: {remedy}'),
     'm.json': (
       b'[{"text": "a"}, {"text": "b"}]',
       "is one JSON value, not one object per line: write it so, as jq -c '.[]' does",
@@ -277,6 +289,10 @@ def test_what_a_file_is_does_not_depend_on_its_suffix_alone(tmp_path):
     'c.data': (zstandard.compress(lines), kinds.LINES),
     'd.txt': (b'{"a": 1}\nand so on\n', kinds.TEXT),
     'e.txt': (b'{ begins so\n', kinds.TEXT),
+    'l.txt': (b'[{"a": 1}] begins so\n', kinds.TEXT),
+    'm.txt': (b'[1] begins so\n', kinds.TEXT),
+    'n.txt': (b'[1, 2]', kinds.TEXT),
+    'o.txt': (b'[{"a" and so on\n' * kinds.HEAD, kinds.TEXT),
     'f.jsonl': (b'not JSON\n', kinds.LINES),
     'g.txt': ('\u0641 text'.encode(), kinds.TEXT),
     'h.txt': (b'', kinds.TEXT),
@@ -314,16 +330,20 @@ def test_prompts_are_a_field(tmp_path, name):
     prompts.read(path)
 
 
-def test_prompts_are_lines(tmp_path):
+def test_prompts_are_lines(tmp_path, caplog):
+  caplog.set_level('INFO')
   path = tmp_path / 'x.txt'
-  for content, expected in (
-    ('a\n\nb\n', ['a', '', 'b']),
-    ('{"prompt": "a\\nb"}\n', ['a\nb']),
-    ('{"prompt": "a"}\n{"prompt": ""}\n', ['a', '']),
-    ('{"x": 1}\n{"x": 2}\n', ['{"x": 1}', '{"x": 2}']),
+  for content, kind, expected in (
+    ('a\n\nb\n', 'text', ['a', '', 'b']),
+    ('{"prompt": "a\\nb"}\n', 'JSON lines', ['a\nb']),
+    ('{"prompt": "a"}\n{"prompt": ""}\n', 'JSON lines', ['a', '']),
+    ('{"x": 1}\n{"x": 2}\n', 'text', ['{"x": 1}', '{"x": 2}']),
   ):
     path.write_text(content)
     assert prompts.read(path) == expected
+    assert caplog.messages[-1] == (
+      f'--prompts={path}: 1 file ({kind}), {len(content)} bytes: {len(expected)} prompts'
+    )
   with zipfile.ZipFile(tmp_path / 'x.zip', 'w') as file:
     file.writestr('prompts.jsonl', '{"prompt": "a"}\n')
   assert prompts.read(tmp_path / 'x.zip') == ['a']

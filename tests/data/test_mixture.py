@@ -19,6 +19,7 @@ from ngrammer_jax.data import (
   token_cache,
   vocabularies,
 )
+from ngrammer_jax.system import hosts
 from tests.checks import bad_input
 from tests.data import document_files
 
@@ -111,6 +112,40 @@ def test_a_segment_depends_on_the_step_alone(data, tmp_path, monkeypatch):
         actual = resumed.segment(step, rows)
         for own, other in zip(actual[:4], expected[step][:4], strict=True):
           np.testing.assert_array_equal(own, other[rows])
+
+
+def test_held_out_documents_in_another_part_are_counted(data, folder, caplog):
+  validation = mixture.prepare(data(('digits', 1))).split('validation').tokens
+  with (folder / 'web' / 'train-0.jsonl').open('a') as file:
+    file.write('\n' + json.dumps({'text': bytes(validation.tolist()).decode()}))
+  caplog.set_level(logging.INFO)
+  caplog.clear()
+  mixture.prepare(data(('lower', 1), ('web', 1), ('digits', 1)))
+  text = 'in the training text (of shards, the first 16 MB) too: '
+  shares = [r.getMessage().split(text) + [r.levelname] for r in caplog.records]
+  none = '0 of 1 validation documents (0.0%), 0 of 1 test documents (0.0%)'
+  assert [share[1:] for share in shares if len(share) == 3] == [
+    [none, 'INFO'],
+    ['0 of 2 validation documents (0.0%)', 'INFO'],
+    [none.replace('0 of 1 validation documents (', '1 of 1 validation documents (10'), 'WARNING'],
+  ]
+
+
+def test_a_step_that_reads_a_whole_part_is_a_warning(data, tmp_path, caplog):
+  hosts.warn_once.cache_clear()
+  config = experiment.Config(data=data(('web', 2), ('lower', 1)))
+  for length, parts in ((T, []), (200, ['web']), (400, ['lower', 'web'])):
+    caplog.clear()
+    training = experiment.TrainingConfig(batch_size=B, segment_length=length)
+    config = dataclasses.replace(config, training=training)
+    segments = mixture.TrainSegments(mixture.prepare(config.data), config, tmp_path)
+    for step in range(3):
+      segments.segment(step)
+    assert sorted(r.message for r in caplog.records if r.levelno == logging.WARNING) == [
+      f'a step of training.batch_size=5 x training.segment_length={length} reads the whole '
+      f'training text of {part}: lower one of them'
+      for part in parts
+    ]
 
 
 def test_completed_epochs_are_logged(data, tmp_path, caplog):

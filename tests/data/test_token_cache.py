@@ -1,5 +1,6 @@
 """Token cache: token counts, when a corpus is tokenised again, windows of a split, errors."""
 
+import codecs
 import dataclasses
 import errno
 import io
@@ -558,6 +559,51 @@ def test_other_files_are_refused_as_tokenizers(text, tokenizer):
   message = f'data.vocabulary_path={path}: the tokenizer has no special token that separates'
   with pytest.raises(errors.BadInput, match=f'^{re.escape(message)}'):
     text(**tokenizer)
+
+
+@pytest.mark.parametrize(
+  'kind, make, message',
+  [
+    (
+      'sentencepiece',
+      lambda model, json: json,
+      '{json}, not {model}: use data.vocabulary=tokenizer',
+    ),
+    (
+      'tokenizer',
+      lambda model, json: model,
+      '{model}, not {json}: use data.vocabulary=sentencepiece',
+    ),
+    (
+      'tokenizer',
+      lambda model, json: json.decode().encode('utf-16'),
+      'UTF-16, not {json}: convert it to UTF-8',
+    ),
+    ('sentencepiece', lambda model, json: b'PAR1' + model, 'Parquet, not {model}: name that file'),
+    (
+      'sentencepiece',
+      lambda model, json: b'GGUF' + model,
+      'a GGUF model, not {model}: name that file',
+    ),
+  ],
+)
+def test_what_is_no_vocabulary_is_named(text, tmp_path, kind, make, message):
+  model = vocabularies.learn_sentencepiece([TEXT[:3000]], 290).content
+  path = tmp_path / 'vocabulary'
+  path.write_bytes(make(model, tokenizer_files.byte_level()))
+  names = {
+    'model': 'a SentencePiece model',
+    'json': 'the tokenizer.json of a Hugging Face tokenizer',
+  }
+  with bad_input(f'data.vocabulary_path={path} is {message.format(**names)}'):
+    text(vocabulary=kind, vocabulary_path=str(path))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_tokenizer(text, tokenizer):
+  path = pathlib.Path(tokenizer['vocabulary_path'])
+  expected = text(**tokenizer).vocabulary.definition
+  path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+  assert text(**tokenizer).vocabulary.definition == expected
 
 
 @pytest.mark.parametrize('name, magic', [('x.json.gz', b'\x1f\x8b'), ('x.zip', b'PK\x03\x04')])

@@ -248,8 +248,12 @@ def read_results(folder, name):
   return result, [json.loads(line) for line in lines]
 
 
-def test_evaluate_writes_every_answer(workspace, capsys):
+def test_evaluate_writes_every_answer(workspace, capsys, caplog):
+  caplog.set_level('INFO')
   evaluate.main([f'--workdir={workspace}/run', f'--cloze={workspace}'])
+  size = sum(path.stat().st_size for path in workspace.glob('*.txt'))
+  taken_for = f'--cloze={workspace}: test: 2 files (text), {size:,} bytes: 4 questions'
+  assert caplog.messages.count(taken_for) == 1
   result, answers = read_results(workspace, 'cloze_test')
   assert result['official'] and result['step'] == 7
   assert list(result['kinds']) == ['NE', 'V']

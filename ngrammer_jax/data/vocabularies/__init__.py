@@ -1,9 +1,11 @@
 """Vocabularies: text to token ids and back. One file for each kind of token."""
 
+import codecs
+import contextlib
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression
+from ngrammer_jax.data import compression, kinds
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
@@ -22,6 +24,9 @@ CLASSES = (
   *(SentencePieceVocabulary, TokenizerVocabulary),
 )
 KINDS = {vocabulary.kind: vocabulary for vocabulary in CLASSES}
+# What `data.vocabulary_path` is.
+FILES = {'sentencepiece': 'a SentencePiece model'}
+FILES['tokenizer'] = 'the tokenizer.json of a Hugging Face tokenizer'
 
 
 def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
@@ -41,15 +46,18 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
     raise errors.BadInput(f'data.vocabulary_path={path} does not exist')
   try:
     with files.translate_damage(path), compression.open_binary(path) as file:
-      content = file.read()
+      content = file.read().removeprefix(codecs.BOM_UTF8)
     return KINDS[kind](content, **options)
   except errors.BadInput as error:
     raise errors.BadInput(f'data.vocabulary_path={path}: {error}') from error
   except (ValueError, RuntimeError) as error:
-    expected = {'tokenizer': 'the tokenizer.json of a Hugging Face tokenizer'}
-    raise errors.BadInput(
-      f'data.vocabulary_path={path} is not {expected.get(kind, "a SentencePiece model")}: {error}'
-    ) from error
+    what = kinds.recognize(content[: kinds.HEAD])
+    remedy = kinds.UTF8_REMEDY if 'UTF' in str(what) else 'name that file'
+    (other,) = FILES.keys() - {kind}
+    with contextlib.suppress(ValueError, RuntimeError):
+      what, remedy = KINDS[other](content) and FILES[other], f'use data.vocabulary={other}'
+    reason = f'{what}, not {FILES[kind]}: {remedy}' if what else f'not {FILES[kind]}: {error}'
+    raise errors.BadInput(f'data.vocabulary_path={path} is {reason}') from error
 
 
 def check_path(kind: str, path: str, vocabulary: Vocabulary, workdir: pathlib.Path) -> None:
