@@ -14,7 +14,6 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import mixture_schedule, token_cache
-from ngrammer_jax.system import hosts
 
 
 class Segment(NamedTuple):
@@ -156,8 +155,6 @@ class EvaluationStreams:
         f'segment of {length}'
       )
     self.segments = math.ceil(self._targets_per_stream / length)
-    if length > tokens:
-      hosts.warn_once(f'evaluation.segment_length={length:,} is above {tokens:,} tokens: lower it')
 
   def segment(self, index: int, first_row: int, rows: int) -> Segment:
     """Returns segment number `index` of the streams [first_row, first_row + rows).

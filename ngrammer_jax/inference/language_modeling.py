@@ -46,6 +46,10 @@ def evaluate(
   """
   e, length = config.evaluation, config.evaluation_length()
   text = streams.EvaluationStreams(split, e.streams, length, e.max_tokens or 0, e.protocol)
+  if length > inference.bucket(text.tokens, inference.MIN_TEXT_LENGTH):
+    hosts.warn_once(
+      f'evaluation.segment_length={length:,} is above {text.tokens:,} tokens: lower it'
+    )
   if engine.model.vocabulary_size < text.tokens:
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
     variables = engine.prepare(variables)

@@ -5,7 +5,6 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import streams, token_cache
-from ngrammer_jax.system import hosts
 from tests.data import document_files
 from tests.loops import each
 
@@ -125,13 +124,6 @@ def test_evaluation_has_every_token_once(n, num_streams, length, rows, max_token
       assert np.array_equal(segment.tokens_BxT[valid], previous_tokens(targets))
       assert np.array_equal(segment.starts_BxT[valid], np.isin(targets, [0, n // 2]))
   assert sorted(all_targets) == list(range(tokens))
-
-
-def test_a_segment_that_is_longer_than_the_text_is_a_warning(caplog):
-  hosts.warn_once.cache_clear()
-  for n, max_tokens in ((50, 0), (60, 48), (60, 48), (60, 0)):
-    streams.EvaluationStreams(make_split(n), 1, 49, max_tokens)
-  assert caplog.messages == ['evaluation.segment_length=49 is above 48 tokens: lower it']
 
 
 @each('n, num_streams, length, rows, max_tokens', CASES)

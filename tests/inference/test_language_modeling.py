@@ -16,6 +16,7 @@ from ngrammer_jax.data import streams as streams_module
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
+from ngrammer_jax.system import hosts
 from tests.checks import bad_input, mesh_of
 from tests.inference import reference
 
@@ -48,12 +49,13 @@ def evaluate(
   line_end=None,
   report=None,
   train_length=128,
+  length=LENGTH,
   **options,
 ):
   variables = make_reader().variables | ({'params': params} if params else {})
   config = experiment.Config(
     training=experiment.TrainingConfig(batch_size=rows, segment_length=train_length),
-    evaluation=evaluation_config.EvaluationConfig(streams, LENGTH, **options),
+    evaluation=evaluation_config.EvaluationConfig(streams, length, **options),
   )
   report = {'report': report} if report else {}
   return language_modeling.evaluate(make_engine(mesh), variables, split, config, line_end, **report)
@@ -149,6 +151,13 @@ def test_tables_of_a_result():
   columns, row = language_modeling.format_protocol(result).splitlines()
   assert columns.split() == 'step streams whole split protocol'.split()
   assert row.split() == ['1,000', '16', 'False', 'streams']
+
+
+def test_a_segment_that_is_longer_than_the_text_is_a_warning(caplog):
+  hosts.warn_once.cache_clear()
+  for length, max_tokens in ((128, 48), (129, 48), (129, 48), (129, 130)):
+    evaluate(make_split(131), streams=1, length=length, max_tokens=max_tokens)
+  assert caplog.messages == ['evaluation.segment_length=129 is above 48 tokens: lower it']
 
 
 def test_perplexity_of_a_uniform_model_is_the_vocabulary_size():
