@@ -193,6 +193,10 @@ def test_a_window_makes_a_mistral(tmp_path):
 
 
 WHOLE = gguf_files.content(gguf_files.metadata(), gguf_files.tensors())
+# A list of one text, and one that makes too many.
+LISTS = gguf_files.content({'a': ['x'], 'b': ['y']}, {}).replace(
+  struct.pack('<QQ', 1, 1) + b'y', struct.pack('<QQ', 2**20, 1) + b'y'
+)
 
 
 def with_number(after, code, number, skip=0):
@@ -209,8 +213,11 @@ def with_number(after, code, number, skip=0):
     (lambda: b'GGUE' + WHOLE[4:], 'it does not begin with GGUF'),
     (lambda: with_number(b'GGUF', 'I', 1), 'it has version 1 of the format'),
     (lambda: with_number(b'GGUF', 'I', 3 << 24), 'it has version 50331648 of the format'),
-    (lambda: with_number(b'GGUF', 'Q', 2**60, 4), 'has 0 dimensions'),
-    (lambda: with_number(b'GGUF', 'Q', 2**60, 12), 'ends inside its header|unknown type|codec'),
+    (lambda: with_number(b'GGUF', 'Q', 2**14 + 1, 4), '16,385 tensors and 9 keys, expected'),
+    (lambda: with_number(b'GGUF', 'Q', 2**60, 12), 'it has 11 tensors and 1,152,921,504,606,84'),
+    (lambda: with_number(b'GGUF', 'Q', 2**14, 4), 'has 0 dimensions'),
+    (lambda: with_number(b'GGUF', 'Q', 2**14, 12), 'ends inside its header|unknown type|codec'),
+    (lambda: LISTS, 'it has more than 1,048,576 strings'),
     (lambda: with_number(b'GGUF', 'Q', 2**63, 20), 'the file ends inside its header'),
     (lambda: with_number(b'general.architecture', 'I', 77), 'a value has the unknown type 77'),
     (lambda: WHOLE[:100], 'the file ends inside its header'),
@@ -226,6 +233,10 @@ def with_number(after, code, number, skip=0):
     (lambda: with_number(b'token_embd.weight', 'I', 12, 20), 'has no whole blocks of 256 values'),
     (lambda: with_number(b'token_embd.weight', 'Q', 2**62, 24), 'ends beyond the file'),
     (lambda: with_number(b'blk.0.attn_output.weight', 'Q', 0, 24), 'two tensors overlap'),
+    (
+      lambda: with_number(b'token_embd.weight', 'Q', 16, 24),
+      'token_embd.weight does not begin at a multiple of 32 bytes',
+    ),
     (lambda: WHOLE.replace(b'output_norm.weight', b'output_nor\xff.weight'), 'codec'),
     (lambda: WHOLE.replace(b'blk.0.ffn_up', b'blk.0.ffn_uq'), 'blk.0.ffn_uq.weight is not one'),
     (lambda: WHOLE.replace(b'blk.0.attn_q', b'blk.0.attn_k'), 'blk.0.attn_k.weight twice'),
