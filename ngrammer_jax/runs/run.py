@@ -195,8 +195,8 @@ class Run:
         models is such a model.
     """
     folder = files.path(folder)
+    self.find_checkpoint()  # before anything is created
     if format == 'huggingface':
-      exported.make_folder(folder)  # before the checkpoint is loaded
       huggingface_export.save(self, folder, dtype)
       return
     settings, origin = (self.config, self.vocabulary, self.content_hash), self.origin
