@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, runs
+from ngrammer_jax import errors, open_weights, runs
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.inference import sampling
@@ -153,18 +153,20 @@ def test_scaling_of_the_metadata(tmp_path):
     ({'llama.rope.scaling.yarn_log_multiplier': 0.1}, 'yarn_log_multiplier is set'),
     ({'llama.attention.key_length': 8, 'llama.attention.value_length': 4}, 'value_length is not'),
     ({'llama.rope.dimension_count': 4}, 'rope.dimension_count is not the width of the heads'),
-    ({'llama.block_count': 2**31 - 1}, 'llama.block_count is 2147483647, but it has tensors of 1'),
+    ({'llama.block_count': 2**31 - 1}, 'num_hidden_layers=2147483647 must be from 1 to 1000'),
+    ({'llama.block_count': 2}, '9 missing.*model.layers.1.self_attn.k_proj.weight'),
+    ({'llama.attention.head_count': 64}, 'head_dim=0|llama.attention.key_length is 0'),
     ({'llama.block_count': 'two'}, 'llama.block_count is two'),
     ({'llama.attention.head_count': 0}, 'llama.attention.head_count is 0'),
-    ({'llama.attention.head_count_kv': 4}, 'attn_k has 16 rows, not 4 x 8'),
+    ({'llama.attention.head_count_kv': 4}, r'k_proj.weight is \(16, 32\), expected \(32, 32\)'),
     ({'llama.attention.head_count': [4, 2]}, 'llama.attention.head_count is'),
     ({'llama.attention.layer_norm_rms_epsilon': None}, 'layer_norm_rms_epsilon is None'),
     ({'general.alignment': 0}, 'general.alignment is 0'),
   ],
 )
 def test_models_that_are_not_supported(tmp_path, changes, problem):
-  with pytest.raises(errors.BadInput, match=rf'model\.gguf.*{problem}'):
-    gguf.open_file(write(tmp_path, gguf_files.metadata(**changes)))
+  with pytest.raises(errors.BadInput, match=rf'(?s)model\.gguf.*{problem}'):
+    open_weights.open(write(tmp_path, gguf_files.metadata(**changes)))
 
 
 def test_heads_that_do_not_fit_the_width(tmp_path):
