@@ -13,7 +13,7 @@ import numpy as np
 from ngrammer_jax.system import files
 
 MAX_HEADER = 1 << 26  # bytes; the largest vocabularies of today need a tenth
-MAX_ENTRIES = 1 << 14  # keys, and tensors; the largest Llama has 1,138 tensors
+MAX_ENTRIES = 1 << 12  # keys, and tensors; the largest Llama has 1,138 tensors
 MAX_TEXTS = 1 << 20  # of all lists; the largest vocabularies and their merges are 800,000
 DEFAULT_ALIGNMENT = 32
 NUMBERS = {0: 'u1', 1: 'i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4', 7: '?'}
