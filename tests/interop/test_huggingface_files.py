@@ -9,6 +9,7 @@ import subprocess
 import sys
 from unittest import mock
 
+from flax import traverse_util
 import jax
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
-from ngrammer_jax.interop.huggingface import configs
+from ngrammer_jax.interop.huggingface import configs, families, tensors
+from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
@@ -462,6 +464,20 @@ def test_absent_fields(family):
     for name in key.split('.'):
       value = value[name]
     assert value == expected, key
+
+
+@pytest.mark.parametrize('family', [*DEFAULTS, 'gpt2'])
+def test_paths_are_those_of_the_model(family):
+  """What the tensors are compared with is known without the model, and is what it has."""
+  fields, names = families.FAMILIES[family].fields, families.FAMILIES[family].names
+  options = SIZES | {'num_hidden_layers': 1, 'num_key_value_heads': 2, 'hidden_size': 32}
+  options |= {'attention_bias': True, 'mlp_bias': True}
+  options = {names.get(name, name): x for name, x in options.items() if name in fields}
+  config = configs.read({'model_type': family} | options).config()
+  params = train_state.abstract_variables(language_model.build(config, 50))['params']
+  paths = {*tensors.parameter_paths(families.FAMILIES[family], config)}
+  tied = {'softmax_weight'} if config.tie_embeddings else set()
+  assert paths - tied == traverse_util.flatten_dict(params, sep='/').keys()
 
 
 def test_absent_fields_of_a_gemma3_with_images():
