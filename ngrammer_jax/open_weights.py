@@ -27,10 +27,12 @@ class Model:
   Attributes:
     checkpoint: its files; the tensors have the names of the family, see `tensors.canonical`.
     description: what its config.json says; heads are untied if the file has another one.
+    slices: where each parameter is in the tensors, by its path.
   """
 
   checkpoint: checkpoints.Checkpoint
   description: configs.Description
+  slices: tensors.Slices
 
   @property
   def origin(self) -> dict[str, Any]:
@@ -62,18 +64,26 @@ def open(path: pathlib.Path) -> Model:
   """Opens a published model, of which only headers are read.
 
   Raises:
-    BadInput: it is damaged, of another family, or has a field or value that is not known.
+    BadInput: it is damaged, of another family, has a field or value that is not known, or other
+      tensors than its config says.
   """
   open_checkpoint = gguf.open_file if gguf_header.is_gguf(path) else checkpoints.open_folder
   checkpoint = open_checkpoint(path)
   name = checkpoint.config_path
   with files.translate_damage(name), errors.named(name):
     description = configs.read(checkpoint.config)
-  family, model = description.family, description.model
+    config = description.config()
+  family, V = description.family, description.vocabulary_size
   stored = tensors.canonical(checkpoint.tensors, family, str(path))
-  with files.translate_damage(path):
-    is_tied = model['tie_embeddings'] and not tensors.has_own_head(path, stored, family)
-  if is_tied != model['tie_embeddings']:
-    logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
-    model['tie_embeddings'] = is_tied
-  return Model(dataclasses.replace(checkpoint, tensors=stored), description)
+  checkpoint = dataclasses.replace(checkpoint, tensors=stored)
+  slices = tensors.find_all(family, config, V, tensors.parameter_paths(family, config))
+  tensors.check(checkpoint, family, slices, config.tie_embeddings)
+  if config.tie_embeddings:
+    with files.translate_damage(path):
+      has_own_head = tensors.has_own_head(stored, slices)
+    if has_own_head:
+      logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
+      description.model['tie_embeddings'] = False
+    else:
+      del slices[tensors.HEAD]
+  return Model(checkpoint, description, slices)

@@ -1,10 +1,13 @@
 """Damage of a workdir is refused in one sentence, before anything is written."""
 
+import dataclasses
 import itertools
 import logging
+import math
 import os
 import random
 import shutil
+import struct
 
 import pytest
 
@@ -12,6 +15,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.data import mixture
+from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.training import loop
 from tests.campaigns import damages, hostile
 from tests.training.helpers import write_config
@@ -125,7 +129,7 @@ def test_a_refused_value_does_not_poison_a_workdir(tiny, one_device, tmp_path):
     workdirs.check(run, tiny(model={'dtype': 'float64'}))
 
 
-def test_drawn_wrong_input_is_refused(trained, tmp_path):
+def test_drawn_wrong_input_is_refused(trained, tmp_path, monkeypatch):
   """A small part of the trial in `tests/campaigns/hostile.py`."""
   shutil.copytree(trained, tmp_path / 'intact')
   lab = hostile.Lab(tmp_path)
@@ -134,5 +138,15 @@ def test_drawn_wrong_input_is_refused(trained, tmp_path):
     for seed in range(3):
       result = hostile.try_input(lab, draw_case(lab, random.Random(seed)))
       assert result[0] in hostile.GOOD, (name, seed, result)
+  model = lab.run.parent / 'published' / 'whole'
+  config, weights = (model / name for name in ('config.json', 'model.safetensors'))
+  nan = lambda: weights.write_bytes(weights.read_bytes()[:-4] + struct.pack('<f', math.nan))
+  arguments, reached = ('--prompt=a', f'--workdir={model}'), (inference.Engine, 'prepare')
+  case = hostile.Case('generate', arguments, ('whole',), nan, reached=reached)
+  assert hostile.try_input(lab, case)[0] == 'refused'
+  monkeypatch.setattr(hostile, 'ARRAYS_READ', 'no other reason')
+  assert hostile.try_input(lab, case)[0] == 'refused after devices were used'
+  layers = lambda: damages.Change('num_hidden_layers', 3).apply(config)
+  assert hostile.try_input(lab, dataclasses.replace(case, damage=layers))[0] == 'refused'
   result = hostile.try_checkpoint(lab, random.Random(0))
   assert result[0] in hostile.GOOD, result

@@ -227,9 +227,8 @@ def check_shapes(
     lines = [[f'\n  {kind}: {text}' for text in each] for kind, each in kinds.items()]
     shown = ''.join([line for row in itertools.zip_longest(*lines) for line in row if line][:SHOWN])
     counts = ', '.join(f'{len(each)} {kind}' for kind, each in kinds.items() if each)
-    ends = lambda name, end: name.endswith((f'.{end}', f'/{end}'))
-    endings = ((name, end) for name in shapes for end in expected if ends(name, end))
-    prefixes = collections.Counter(name.removesuffix(end) for name, end in endings)
+    places = ((name, match.end()) for name in shapes for match in re.finditer('[./]', name))
+    prefixes = collections.Counter(name[:at] for name, at in places if name[at:] in expected)
     (prefix, count), *_ = [*prefixes.most_common(1), ('', 0)]
     is_unknown = 2 * count > len(shapes)
     raise errors.BadInput(

@@ -23,6 +23,7 @@ DTYPES = {
   **{'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16},
   **{'I64': np.int64, 'I32': np.int32, 'U8': np.uint8},
 }
+MAX_HEADER = 2**22  # bytes; it has 35,000 arrays, many more than a file of today
 BLOCK_BYTES = 2**25  # of the rows of a large array that are read or written at once
 FLOATS = ('F64', 'F32', 'F16', 'BF16')  # codes of what weights can be
 _CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
@@ -73,6 +74,8 @@ def stored_arrays(paths: Path | Sequence[Path]) -> tuple[dict[str, StoredArray],
     safetensors.check_file(path)
     with open(path, 'rb') as file:
       (length,) = struct.unpack('<Q', file.read(8))
+      if length > MAX_HEADER:
+        raise errors.BadInput(f'{path} is damaged: its header has more than {MAX_HEADER:,} bytes')
       header = json.loads(file.read(length))
     metadata |= header.pop('__metadata__', {})
     for name, entry in header.items():

@@ -55,22 +55,14 @@ class PublishedRun(run.Run):
       raise errors.BadInput(f'--step={self.step}: {self.workdir} is published: it has no steps')
 
   @functools.cached_property
-  def _slices(self) -> tensors.Slices:
-    """Where each parameter is in the files. Raises BadInput if these have other tensors."""
-    family, params = self.published.description.family, nn.unbox(self.abstract_parameters)
-    slices = tensors.find_all(family, self.config.model, self.vocabulary_size, params)
-    tensors.check(self.published.checkpoint, family, slices)
-    return slices
-
-  @functools.cached_property
   def parameter_dtypes(self) -> dict[str, np.dtype]:
     stored = self.published.checkpoint.tensors
     dtype_of = lambda each: jnp.dtype(self.dtype or stored[each.name].dtype)
-    return {name: dtype_of(each) for name, each in self._slices.items()}
+    return {name: dtype_of(each) for name, each in self.published.slices.items()}
 
   def load(self, abstract: Any) -> dict[str, Any]:
     """Returns the parameters, in the dtypes and shards of `abstract`."""
-    return tensors.load(self.published.checkpoint, self._slices, abstract)
+    return tensors.load(self.published.checkpoint, self.published.slices, abstract)
 
   @functools.cached_property
   def state(self) -> train_state.TrainState:
@@ -100,7 +92,7 @@ def open_run(
     dtype: dtype of the parameters; None: those of the file.
 
   Raises:
-    BadInput: it is damaged, of another family, or has a field or value that is not known.
+    BadInput: see `open_weights.open`.
   """
   model = open_weights.open(path)
   values = model.config_values()

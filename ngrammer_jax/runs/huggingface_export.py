@@ -10,10 +10,11 @@ from ngrammer_jax import open_weights
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import published, tokenizer
 from ngrammer_jax.interop.huggingface import checkpoint, configs, families, tensors
+from ngrammer_jax.runs import exported
 
 
 def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
-  """Writes a `runs.Run` into an empty folder, as a model of a family that has such models.
+  """Writes a `runs.Run` into a new or empty folder, as a model of a family that has such models.
 
   It keeps the family, the number of positions and the generation settings of the published model
   that the training started from.
@@ -24,7 +25,7 @@ def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
     dtype: dtype of the tensors; None: those of the parameters.
 
   Raises:
-    BadInput: no family has such a model.
+    BadInput: no family has such a model, or the folder is not empty; nothing is created.
   """
   model, origin, V = source.config.model, source.origin, source.vocabulary_size
   preferred, scale = families.FAMILIES[origin.get('family', 'llama')], 1.0
@@ -37,6 +38,7 @@ def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
     text_files = _text_files(source.vocabulary, token_ids)
   if source.published is None:
     token_ids |= _token_ids(source.vocabulary)
+  exported.make_folder(folder)  # once it is known that there is such a model
   params = source.state.params
   if scale != 1:
     params = params | {'embedding': params['embedding'] * scale}

@@ -195,13 +195,13 @@ class Run:
         models is such a model.
     """
     folder = files.path(folder)
+    self.find_checkpoint()  # before anything is created
     message = (
       f'--output={folder}: the disk is full, and what is there is incomplete: delete it, and '
       f'export to a folder with more space'
     )
     with files.translate_disk_full(lambda: message):
       if format == 'huggingface':
-        exported.make_folder(folder)  # before the checkpoint is loaded
         huggingface_export.save(self, folder, dtype)
         return
       settings, origin = (self.config, self.vocabulary, self.content_hash), self.origin

@@ -88,6 +88,9 @@ FAMILIES = {
 }
 
 
+ARRAYS_READ = 'values that are nan or infinite'  # a refusal for which arrays have to be read
+
+
 class DevicesUsed(Exception):
   """A command reached for devices: its input was accepted."""
 
@@ -395,7 +398,9 @@ def try_input(lab: Lab, case: Case) -> tuple[str, str]:
   """Runs a case; returns `refused`, `harmless` or what failed, and what was printed last."""
   lab.restore()
   case.damage()
-  with mock.patch.object(*case.reached, side_effect=DevicesUsed):
+  make_mesh = mock.patch.object(sharding, 'make_mesh', wraps=sharding.make_mesh)
+  # The second may replace the first.
+  with make_mesh as mesh, mock.patch.object(*case.reached, side_effect=DevicesUsed):
     outcome = damages.run(case.subcommand, list(case.arguments), (lab.run.parent,))
   last = (outcome.error.splitlines() or [''])[-1]
   if isinstance(outcome.status, DevicesUsed) or outcome.status in (0, None):
@@ -406,6 +411,8 @@ def try_input(lab: Lab, case: Case) -> tuple[str, str]:
     return 'no sentence', last
   if not any(name in last for name in case.names):
     return f'does not name {case.names[0]}', last
+  if mesh.called and ARRAYS_READ not in last:
+    return 'refused after devices were used', last
   new = [path for path in outcome.changes if '/cache' not in path]
   return (f'changed {", ".join(new)}' if new else 'refused'), last
 
@@ -501,6 +508,7 @@ def main() -> None:
   )
   parser.add_argument('--folder', type=pathlib.Path, required=True, help='folder of the trial')
   parser.add_argument('--inputs', type=int, default=1000, help='number of wrong inputs')
+  parser.add_argument('--kind', choices=[*INPUTS, 'checkpoints'], help='of these, one kind only')
   parser.add_argument('--kills', type=int, default=102, help='number of SIGKILLs')
   parser.add_argument('--sigterms', type=int, default=54, help='number of SIGTERMs')
   parser.add_argument('--superglue', help='folder of SuperGLUE, for the fine-tuning')
@@ -528,7 +536,8 @@ def main() -> None:
     else:
       (kind,) = draw.choices(list(INPUTS), WEIGHTS)
       attempt = lambda draw=draw, kind=kind: try_input(lab, INPUTS[kind](lab, draw))
-    if (kind, number) in done or time.monotonic() > deadline:
+    is_other = options.kind not in (None, kind)
+    if is_other or (kind, number) in done or time.monotonic() > deadline:
       continue
     record(kind, number, *attempt())
   for name, count in (('SIGKILL', options.kills), ('SIGTERM', options.sigterms)):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, runs
+from ngrammer_jax import errors, open_weights, runs
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.inference import sampling
@@ -153,18 +153,20 @@ def test_scaling_of_the_metadata(tmp_path):
     ({'llama.rope.scaling.yarn_log_multiplier': 0.1}, 'yarn_log_multiplier is set'),
     ({'llama.attention.key_length': 8, 'llama.attention.value_length': 4}, 'value_length is not'),
     ({'llama.rope.dimension_count': 4}, 'rope.dimension_count is not the width of the heads'),
-    ({'llama.block_count': 2**31 - 1}, 'llama.block_count is 2147483647, but it has tensors of 1'),
+    ({'llama.block_count': 2**31 - 1}, 'num_hidden_layers=2147483647 must be from 1 to 1000'),
+    ({'llama.block_count': 2}, '9 missing.*model.layers.1.self_attn.k_proj.weight'),
+    ({'llama.attention.head_count': 64}, 'head_dim=0|llama.attention.key_length is 0'),
     ({'llama.block_count': 'two'}, 'llama.block_count is two'),
     ({'llama.attention.head_count': 0}, 'llama.attention.head_count is 0'),
-    ({'llama.attention.head_count_kv': 4}, 'attn_k has 16 rows, not 4 x 8'),
+    ({'llama.attention.head_count_kv': 4}, r'k_proj.weight is \(16, 32\), expected \(32, 32\)'),
     ({'llama.attention.head_count': [4, 2]}, 'llama.attention.head_count is'),
     ({'llama.attention.layer_norm_rms_epsilon': None}, 'layer_norm_rms_epsilon is None'),
     ({'general.alignment': 0}, 'general.alignment is 0'),
   ],
 )
 def test_models_that_are_not_supported(tmp_path, changes, problem):
-  with pytest.raises(errors.BadInput, match=rf'model\.gguf.*{problem}'):
-    gguf.open_file(write(tmp_path, gguf_files.metadata(**changes)))
+  with pytest.raises(errors.BadInput, match=rf'(?s)model\.gguf.*{problem}'):
+    open_weights.open(write(tmp_path, gguf_files.metadata(**changes)))
 
 
 def test_heads_that_do_not_fit_the_width(tmp_path):
@@ -193,6 +195,10 @@ def test_a_window_makes_a_mistral(tmp_path):
 
 
 WHOLE = gguf_files.content(gguf_files.metadata(), gguf_files.tensors())
+# A list of one text, and one that makes too many.
+LISTS = gguf_files.content({'a': ['x'], 'b': ['y']}, {}).replace(
+  struct.pack('<QQ', 1, 1) + b'y', struct.pack('<QQ', 2**20, 1) + b'y'
+)
 
 
 def with_number(after, code, number, skip=0):
@@ -209,8 +215,11 @@ def with_number(after, code, number, skip=0):
     (lambda: b'GGUE' + WHOLE[4:], 'it does not begin with GGUF'),
     (lambda: with_number(b'GGUF', 'I', 1), 'it has version 1 of the format'),
     (lambda: with_number(b'GGUF', 'I', 3 << 24), 'it has version 50331648 of the format'),
-    (lambda: with_number(b'GGUF', 'Q', 2**60, 4), 'has 0 dimensions'),
-    (lambda: with_number(b'GGUF', 'Q', 2**60, 12), 'ends inside its header|unknown type|codec'),
+    (lambda: with_number(b'GGUF', 'Q', 2**12 + 1, 4), '4,097 tensors and 9 keys, expected'),
+    (lambda: with_number(b'GGUF', 'Q', 2**60, 12), 'it has 11 tensors and 1,152,921,504,606,84'),
+    (lambda: with_number(b'GGUF', 'Q', 2**12, 4), 'has 0 dimensions'),
+    (lambda: with_number(b'GGUF', 'Q', 2**12, 12), 'ends inside its header|unknown type|codec'),
+    (lambda: LISTS, 'it has more than 1,048,576 strings'),
     (lambda: with_number(b'GGUF', 'Q', 2**63, 20), 'the file ends inside its header'),
     (lambda: with_number(b'general.architecture', 'I', 77), 'a value has the unknown type 77'),
     (lambda: WHOLE[:100], 'the file ends inside its header'),
@@ -226,6 +235,10 @@ def with_number(after, code, number, skip=0):
     (lambda: with_number(b'token_embd.weight', 'I', 12, 20), 'has no whole blocks of 256 values'),
     (lambda: with_number(b'token_embd.weight', 'Q', 2**62, 24), 'ends beyond the file'),
     (lambda: with_number(b'blk.0.attn_output.weight', 'Q', 0, 24), 'two tensors overlap'),
+    (
+      lambda: with_number(b'token_embd.weight', 'Q', 16, 24),
+      'token_embd.weight does not begin at a multiple of 32 bytes',
+    ),
     (lambda: WHOLE.replace(b'output_norm.weight', b'output_nor\xff.weight'), 'codec'),
     (lambda: WHOLE.replace(b'blk.0.ffn_up', b'blk.0.ffn_uq'), 'blk.0.ffn_uq.weight is not one'),
     (lambda: WHOLE.replace(b'blk.0.attn_q', b'blk.0.attn_k'), 'blk.0.attn_k.weight twice'),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from unittest import mock
 
+from flax import traverse_util
 import jax
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
-from ngrammer_jax.interop.huggingface import configs
+from ngrammer_jax.interop.huggingface import configs, families, tensors
+from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
@@ -153,6 +155,9 @@ DAMAGES = {
     or os.truncate(f / 'model.safetensors', os.path.getsize(f / 'model.safetensors') - 4)
   ),
   'header too large': lambda f: replace_bytes(f, 0, struct.pack('<Q', 2**63)),
+  'its header has more than 4,194,304 bytes': lambda f: change_header(
+    f, '__metadata__', x=' ' * 2**22
+  ),
   'invalid offset for tensor': lambda f: change_header(f, data_offsets=[0, 2**45]),
   'expected usize': lambda f: change_header(f, shape=[-16]),
   'invalid shape, data type, or offset': lambda f: change_header(f, shape=[2**40]),
@@ -168,18 +173,24 @@ DAMAGES = {
 
 @pytest.mark.parametrize('message', DAMAGES)
 def test_damage_is_named(copied, message, one_device):
+  """When the model is opened, before devices and texts are used; nan while tensors stream."""
   DAMAGES[message](copied)
   with pytest.raises(errors.BadInput) as error:
-    runs.load_pretrained(copied).state  # noqa: B018
+    run = runs.load_pretrained(copied)
+    assert message.startswith('nan')
+    run.state  # noqa: B018
   assert message in str(error.value)
   assert str(copied) in str(error.value)
 
 
-def test_nothing_is_read_before_all_headers_are_right(copied, one_device, monkeypatch):
-  change_config(copied, num_hidden_layers=3)
+@pytest.mark.parametrize('options', [{'num_hidden_layers': 3}, {'tie_word_embeddings': True}])
+def test_nothing_is_read_before_all_headers_are_right(tmp_path, options, monkeypatch):
+  published_folders.write(tmp_path / 'head', tie_embeddings=False)
+  change_header(tmp_path / 'head', 'lm_head.weight', shape=[V // 2, 32])
+  change_config(tmp_path / 'head', **options)
   monkeypatch.setattr(row_files.StoredArray, 'read', None)
-  with pytest.raises(errors.BadInput, match='missing: '):
-    runs.load_pretrained(copied).state  # noqa: B018
+  with pytest.raises(errors.BadInput, match='missing: |wrong shape: lm_head'):
+    runs.load_pretrained(tmp_path / 'head')
 
 
 def test_a_file_that_changes_meanwhile(copied, one_device, monkeypatch):
@@ -314,7 +325,7 @@ def test_a_training_keeps_what_else_is_published(tmp_path, one_device):
   for path in folder.glob('*config.json'):
     path.unlink()
   run = runs.load_run(workdir)
-  run.__dict__['state'] = state
+  run.__dict__.update(state=state, find_checkpoint=lambda: None)
   run.export(tmp_path / 'exported')
   exported = runs.load_run(tmp_path / 'exported')
   exported.__dict__['state'] = state
@@ -348,6 +359,11 @@ def test_a_published_model_becomes_an_exported_run(tmp_path, one_device, dtype):
   with pytest.raises(errors.BadInput, match='has no tokenizer'):
     runs.load_run(folder).export(tmp_path / 'none')
   assert not (tmp_path / 'none').exists()
+  for format in ('run', 'huggingface'):
+    unread = runs.load_run(out)
+    unread.__dict__['mesh'] = None  # it cannot be loaded
+    with bad_input(f'--output={out} is not an empty folder; use another one'):
+      unread.export(out, format=format)
 
 
 def test_nothing_is_added_to_a_published_model(copied, tmp_path, one_device, capsys):
@@ -448,6 +464,20 @@ def test_absent_fields(family):
     for name in key.split('.'):
       value = value[name]
     assert value == expected, key
+
+
+@pytest.mark.parametrize('family', [*DEFAULTS, 'gpt2'])
+def test_paths_are_those_of_the_model(family):
+  """What the tensors are compared with is known without the model, and is what it has."""
+  fields, names = families.FAMILIES[family].fields, families.FAMILIES[family].names
+  options = SIZES | {'num_hidden_layers': 1, 'num_key_value_heads': 2, 'hidden_size': 32}
+  options |= {'attention_bias': True, 'mlp_bias': True}
+  options = {names.get(name, name): x for name, x in options.items() if name in fields}
+  config = configs.read({'model_type': family} | options).config()
+  params = train_state.abstract_variables(language_model.build(config, 50))['params']
+  paths = {*tensors.parameter_paths(families.FAMILIES[family], config)}
+  tied = {'softmax_weight'} if config.tie_embeddings else set()
+  assert paths - tied == traverse_util.flatten_dict(params, sep='/').keys()
 
 
 def test_absent_fields_of_a_gemma3_with_images():

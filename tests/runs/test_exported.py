@@ -30,9 +30,14 @@ def test_an_exported_run_has_the_variables_of_the_run(trained, one_device, tmp_p
   abstract = run.state.replace(params=jax.tree.map(half, run.state.params))
   params = runs.exported.restore(folder, 8, abstract).params  # of tables that are stored in it
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype('bfloat16')}
-  with pytest.raises(errors.BadInput, match='no such checkpoint'):
-    ngrammer_jax.load_run(trained, 5).export(tmp_path / 'none')
-  assert not [*(tmp_path / 'none').iterdir()]
+  for step, format, message in (
+    (5, 'run', 'no such checkpoint'),
+    (5, 'huggingface', 'no such checkpoint'),
+    (8, 'huggingface', 'no family of Hugging Face has such a model'),
+  ):
+    with pytest.raises(errors.BadInput, match=message):
+      ngrammer_jax.load_run(trained, step).export(tmp_path / 'none', format=format)
+    assert not (tmp_path / 'none').exists()
   with bad_input(f'--step=12: {folder} has only step 8'):
     _ = ngrammer_jax.load_run(folder, 12).state
   with bad_input(f'--output={folder} is not an empty folder; use another one'):

@@ -13,6 +13,8 @@ import numpy as np
 from ngrammer_jax.system import files
 
 MAX_HEADER = 1 << 26  # bytes; the largest vocabularies of today need a tenth
+MAX_ENTRIES = 1 << 12  # keys, and tensors; the largest Llama has 1,138 tensors
+MAX_TEXTS = 1 << 20  # of all lists; the largest vocabularies and their merges are 800,000
 DEFAULT_ALIGNMENT = 32
 NUMBERS = {0: 'u1', 1: 'i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4', 7: '?'}
 NUMBERS |= {10: '<u8', 11: '<i8', 12: '<f8'}
@@ -55,6 +57,9 @@ def _read(path: pathlib.Path, size: int, time: int) -> tuple[dict[str, Any], dic
     if (version := header.number(4)) not in (2, 3):
       raise ValueError(f'it has version {version} of the format, expected 2 or 3')
     num_tensors, num_keys = header.number(8), header.number(8)
+    if max(num_tensors, num_keys) > MAX_ENTRIES:
+      counts = f'{num_tensors:,} tensors and {num_keys:,} keys'
+      raise ValueError(f'it has {counts}, expected at most {MAX_ENTRIES:,}')
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
       key = header.text()
@@ -74,15 +79,18 @@ def _read(path: pathlib.Path, size: int, time: int) -> tuple[dict[str, Any], dic
   if not isinstance(alignment, int) or not 1 <= alignment <= MAX_HEADER:
     raise ValueError(f'general.alignment is {alignment}')
   start = -(-header.position // alignment) * alignment
-  move = lambda entry: entry._replace(first_byte=start + entry.first_byte)
-  return metadata, {name: move(entry) for name, entry in entries.items()}
+  for name, entry in entries.items():
+    if entry.first_byte % alignment:
+      raise ValueError(f'{name} does not begin at a multiple of {alignment} bytes')
+    entries[name] = entry._replace(first_byte=start + entry.first_byte)
+  return metadata, entries
 
 
 class _Header:
   """Reads values one after another; none is read that the file is too short for."""
 
   def __init__(self, file: BinaryIO, size: int):
-    self._file, self._size, self.position = file, size, 0
+    self._file, self._size, self.position, self._num_texts = file, size, 0, 0
 
   def take(self, count: int) -> bytes:
     """Returns the next bytes. Raises ValueError if there are not so many."""
@@ -110,6 +118,9 @@ class _Header:
 
   def _array(self, kind, count):
     if kind == STRING:
+      self._num_texts += count
+      if self._num_texts > MAX_TEXTS:
+        raise ValueError(f'it has more than {MAX_TEXTS:,} strings')
       return [self.text() for _ in range(count)]
     if kind not in NUMBERS:
       raise ValueError(f'a value has the unknown type {kind}')

@@ -139,6 +139,11 @@ class Description:
   vocabulary_size: int
   positions: int
 
+  def config(self) -> ModelConfig:
+    """Returns the checked config of the model. Raises BadInput for values that do not fit."""
+    # The length of segments is not written.
+    return conversion.resolve({'model': self.model, 'training': {'segment_length': 1}}).model
+
 
 def read(config: Mapping[str, Any]) -> Description:
   """Returns the description of a model.
@@ -382,9 +387,7 @@ def write_scaling(scaling: Any, family: families.Family) -> dict[str, Any] | Non
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
   """Returns what a `comparable` model has otherwise than that of a config.json, for an error."""
   try:
-    # The length of segments is not written.
-    values = {'model': read(config).model, 'training': {'segment_length': 1}}
-    official = comparable(conversion.resolve(values).model)
+    official = comparable(read(config).config())
   except errors.BadInput as error:
     return [str(error)]
   # The last depends on the text.

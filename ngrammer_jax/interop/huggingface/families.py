@@ -87,6 +87,7 @@ _POST_NORMS = {
   'feed_forward_post_norm': Tensor('post_feedforward_layernorm', 'D'),
 }
 _OLMO2_NORMS = _POST_NORMS | {
+  **dict.fromkeys(('attention_norm', 'feed_forward_norm')),  # it has none
   'attention/query_norm': Tensor('self_attn.q_norm', 'NH'),
   'attention/key_norm': Tensor('self_attn.k_norm', 'KH'),
 }
@@ -209,7 +210,8 @@ _GPT2_OPTIONS = _LAYER_NORM | {'bias': True, 'position': 'absolute'}
 
 def _llama(model_type, architecture, fields, options=None, tensors=None, names=None):
   """Returns a family that has what Llama has, but for these fields, options and tensors."""
-  parts = _LLAMA_FIELDS | fields, _RMS | (options or {}), _LLAMA_TENSORS | (tensors or {})
+  tensors = {name: t for name, t in (_LLAMA_TENSORS | (tensors or {})).items() if t is not None}
+  parts = _LLAMA_FIELDS | fields, _RMS | (options or {}), tensors
   return Family(model_type, architecture, *parts, names or {})
 
 

@@ -189,11 +189,8 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
     if metadata.get(f'llama.{key}'):
       raise errors.BadInput(f'llama.{key} is set: such a model is not a Llama, and not supported')
   layers, width, heads = get('block_count'), get('embedding_length'), get('attention.head_count')
-  numbers = {int(name.split('.')[2]) for name in tensors if name.startswith('model.layers.')}
-  if numbers != set(range(min(layers, len(tensors) + 1))):
-    raise ValueError(f'llama.block_count is {layers}, but it has tensors of {len(numbers)} layers')
-  rows = {name: tensors[f'model.layers.0.self_attn.{name}_proj.weight'].shape[0] for name in 'qk'}
-  head_width = get('attention.key_length', rows['q'] // heads)  # not always width / heads
+  query = tensors['model.layers.0.self_attn.q_proj.weight']
+  head_width = get('attention.key_length', query.shape[0] // heads)  # not always width / heads
   for key in ('attention.value_length', 'rope.dimension_count'):
     if get(key, head_width) != head_width:
       raise errors.BadInput(f'llama.{key} is not the width of the heads: this is not supported')
@@ -217,9 +214,6 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
     'bos_token_id': bos,
     'eos_token_id': eos if None in (eos, eot) else list(dict.fromkeys([eos, eot])),
   }
-  for name, count in (('q', heads), ('k', config['num_key_value_heads'])):
-    if rows[name] != count * head_width:
-      raise ValueError(f'attn_{name} has {rows[name]} rows, not {count} x {head_width}')
   if window := metadata.get('llama.attention.sliding_window'):
     config |= {'model_type': 'mistral', 'sliding_window': window}
   return config

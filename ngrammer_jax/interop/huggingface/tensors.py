@@ -4,7 +4,7 @@ Only rows that a shard needs are read, in `row_files.blocks`, and copied into th
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import math
 import pathlib
 import re
@@ -22,6 +22,7 @@ from ngrammer_jax.interop.huggingface import families
 
 PARAMETER = re.compile(r'(?:layer_(\d+)/)?(.+?)(?:/(kernel|scale|bias))?')
 HEAD = 'softmax_weight'
+PLAIN = 'embedding', 'absolute_position', HEAD  # modules that are an array
 
 Stored = Mapping[str, checkpoints.StoredTensor]  # by name
 
@@ -92,11 +93,6 @@ def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Tensor
   )
 
 
-def _weight(family: families.Family, module: str) -> str:
-  """Returns the name of the weight of a module that is in no layer."""
-  return f'{family.tensors[module].name}.weight'
-
-
 def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
   """Returns the tensors by the names of the family, without buffers and the parts for images.
 
@@ -111,7 +107,7 @@ def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
     tensors = {
       n.replace('language_model.', '', 1): tensors[n] for n in tensors if not is_of_images(n)
     }
-  embedding, head = (_weight(family, module) for module in ('embedding', HEAD))
+  embedding, head = (f'{family.tensors[each].name}.weight' for each in ('embedding', HEAD))
   tensors = conversion.without_wrappers(tensors, (embedding,), origin)
   prefix = f'{family.layers.partition(".")[0]}.'
   if embedding not in tensors:  # a model without its head may be saved without this prefix
@@ -122,32 +118,47 @@ def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
   return tensors
 
 
-def has_own_head(path: pathlib.Path, tensors: Stored, family: families.Family) -> bool:
-  """Whether a file has an output matrix that differs from the embedding.
-
-  Raises BadInput for one of a dtype that is not supported.
-  """
-  names = [_weight(family, each) for each in (HEAD, 'embedding')]
-  head, embedding = map(tensors.get, names)
-  if head is None or embedding is None:
-    return head is not None
-  if head.shape != embedding.shape or not head.shape:
-    return True
-  _check_dtypes(path, tensors, names)
+def has_own_head(tensors: Stored, slices: Slices) -> bool:
+  """Whether a file has an output matrix that differs from the embedding."""
+  if slices[HEAD].name not in tensors:
+    return False
+  head, embedding = (tensors[slices[each].name] for each in (HEAD, 'embedding'))
   blocks = row_files.blocks(0, head.shape[0], math.prod(head.shape[1:]) * 8)
   return any(not np.array_equal(head.read(*b), embedding.read(*b)) for b in blocks)
 
 
+def parameter_paths(family: families.Family, config: ModelConfig) -> Iterator[str]:
+  """Yields the paths of the parameters of a published model, which is not built.
+
+  The output matrix is one of them, also if it is the embedding. The biases of `config` are not
+  None, see `configs.read`.
+  """
+  for module in family.tensors:
+    if module in PLAIN:
+      yield module
+      continue
+    kind, has_bias = 'kernel', config.attention.query_key_value_bias
+    if module.endswith('norm'):
+      kind, has_bias = 'scale', config.norm_kind == 'layer'
+    elif module.startswith('feed_forward'):
+      has_bias = config.feed_forward_bias
+    elif module == 'attention/out':
+      has_bias = config.attention.output_bias
+    layers = [f'layer_{i}/' for i in range(config.layers)] if module != 'final_norm' else ['']
+    kinds = [kind, 'bias'] if has_bias else [kind]
+    yield from (f'{layer}{module}/{kind}' for layer in layers for kind in kinds)
+
+
 def find_all(
-  family: families.Family, config: ModelConfig, vocabulary_size: int, params: Any
+  family: families.Family, config: ModelConfig, vocabulary_size: int, paths: Iterable[str]
 ) -> dict[str, TensorSlice]:
-  """Returns where each parameter is in a file, by its path; the parameters may be abstract."""
+  """Returns where each parameter is in a file, by its path."""
   sizes = {
     **{'D': config.width, 'N': config.heads, 'K': config.context_key_heads, 'V': vocabulary_size},
     **{'H': config.head_features, 'F': config.feed_forward_width, 'q': 3},
     'P': config.positions().max_length,
   }
-  return {path: find(family, path, sizes) for path in traverse_util.flatten_dict(params, sep='/')}
+  return {path: find(family, path, sizes) for path in paths}
 
 
 def load(checkpoint: checkpoints.Checkpoint, slices: Slices, abstract: Any) -> dict[str, Any]:
@@ -204,24 +215,29 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   return array.block_until_ready()  # or tensors would queue up in the memory of the host
 
 
-def check(checkpoint: checkpoints.Checkpoint, family: families.Family, slices: Slices) -> None:
-  """Raises BadInput for tensors of the wrong name or shape, by the headers of the files."""
+def check(
+  checkpoint: checkpoints.Checkpoint, family: families.Family, slices: Slices, is_tied: bool
+) -> None:
+  """Raises BadInput for tensors of the wrong name, shape or dtype, by the headers of the files.
+
+  Args:
+    checkpoint: the model, with the `canonical` names of its tensors.
+    family: its family.
+    slices: see `find_all`.
+    is_tied: whether the output matrix may be absent.
+  """
   path, stored = checkpoint.path, checkpoint.tensors
   expected = {each.name: each.shape for each in slices.values()}
-  head = _weight(family, HEAD)
-  if head in expected and head not in stored:
-    raise errors.BadInput(
-      f'{path} has no {head}, but tie_word_embeddings=false: the file is incomplete'
-    )
+  if (head := slices[HEAD].name) not in stored:
+    if not is_tied:
+      raise errors.BadInput(
+        f'{path} has no {head}, but tie_word_embeddings=false: the file is incomplete'
+      )
+    del expected[head]
   shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-  # An output matrix that equals the embedding is tied, see `has_own_head`.
-  conversion.check_shapes(expected, shapes, f'{family.model_type} in {path}', (head,))
-  _check_dtypes(path, stored, expected)
-
-
-def _check_dtypes(path, tensors, names):
-  for name in names:
-    code = getattr(tensors[name], 'code', 'F32')  # those of GGUF are converted
+  conversion.check_shapes(expected, shapes, f'{family.model_type} in {path}')
+  for name in expected:
+    code = getattr(stored[name], 'code', 'F32')  # those of GGUF are converted
     if code not in row_files.FLOATS:
       raise errors.BadInput(
         f'{name} in {path} has the dtype {code}, expected one of {", ".join(row_files.FLOATS)}'
@@ -247,7 +263,7 @@ def save(
     dtype: dtype of the tensors; None: those of the parameters.
   """
   leaves = traverse_util.flatten_dict(params, sep='/')
-  slices = find_all(family, config, vocabulary_size, params)
+  slices = find_all(family, config, vocabulary_size, leaves)
   described = {each.name: (each.shape, dtype or leaves[p].dtype) for p, each in slices.items()}
   with row_files.new_file(path, described, {'format': 'pt'}) as write:
     for name, (shape, kind) in described.items():
