@@ -144,7 +144,7 @@ def test_names_that_fit_stay_as_they_are():
 def test_tensors_of_published_models_may_be_wrapped(caplog, family, prefix):
   caplog.set_level('INFO')
   family = families.FAMILIES[family]
-  first = family.layers.partition('.')[0]
+  first, embedding = family.layers.partition('.')[0], f'{family.tensors["embedding"].name}.weight'
   names = [
     tensors._weight(family, 'embedding'),
     'lm_head.weight',
