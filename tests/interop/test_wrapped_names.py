@@ -145,11 +145,7 @@ def test_tensors_of_published_models_may_be_wrapped(caplog, family, prefix):
   caplog.set_level('INFO')
   family = families.FAMILIES[family]
   first, embedding = family.layers.partition('.')[0], f'{family.tensors["embedding"].name}.weight'
-  names = [
-    tensors._weight(family, 'embedding'),
-    'lm_head.weight',
-    f'{family.layers}0.module.weight',
-  ]
+  names = [embedding, 'lm_head.weight', f'{family.layers}0.module.weight']
   bare = [name.removeprefix(f'{first}.') for name in names]
   for written in (names, bare):
     wrapped = {prefix + name: 0 for name in written}
