@@ -293,6 +293,7 @@ def surroundings(lab: Lab, draw: random.Random) -> tuple[str, str | None]:
   """A command in strange surroundings, with the result of plain ones."""
   kinds = draw.sample([*ENVIRONMENTS, *SHELLS, 'cache of another user'], draw.randint(1, 4))
   workdir, is_relative = lab.copy(draw.choice(NAMES)), draw.random() < 0.5
+  is_relative &= not workdir.name.startswith('~')  # that would be the folder of a user
   names = lab.drawn or tuple(lab.commands(workdir))
   (name,) = draw.choices(names, [1 if name in SLOW else 5 for name in names])
   path = pathlib.Path(workdir.name) if is_relative else workdir
