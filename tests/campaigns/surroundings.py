@@ -283,7 +283,7 @@ def without_names(value: Any) -> Any:
   """Returns a JSON value without the entries that hold paths and names of runs."""
   if isinstance(value, list):
     return [without_names(item) for item in value]
-  names = 'name', 'run', 'baseline', 'text', 'path'
+  names = 'name', 'run', 'baseline', 'text', 'path', 'files'
   if isinstance(value, dict):
     return {key: without_names(item) for key, item in value.items() if key not in names}
   return value
