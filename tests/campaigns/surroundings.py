@@ -6,7 +6,7 @@ from the top of a checkout. Each trial draws a command, and one of four kinds:
 
   surroundings  one to four of: no /dev/shm, no HOME, one that cannot be written to, umask 077, no
                 TMPDIR, locales, `python -O`, the cache of another user, nohup, closed standard
-                input; and a run in a folder with an unusual name
+                input; with unusual names of all files, below absolute or relative paths
   results       a place that is full, read-only or taken
   signals       one or several signals to a training, which is then started again
   numbers       values of flags and keys that are out of range together
@@ -15,12 +15,18 @@ A command must give what it gives in plain surroundings, or must be refused: sta
 sentence. A traceback is a difference, and so is a result that is lost. As root, places are
 read-only or full by mounts. Results are appended to <folder>/results.jsonl: the same command
 continues where it was stopped. The exit status is 1 if anything differs.
+
+Every command is drawn; those that need TensorFlow or the harness of EleutherAI are drawn rarely,
+and only if it is installed. Not covered: several processes, accelerators, gs:// and s3://,
+downloads, published models, other models and corpora than the ones of `Lab`. Full and taken places,
+signals and numbers are tried with a few commands only: see the functions.
 """
 
 import argparse
 import collections
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -32,8 +38,13 @@ import sys
 import time
 from typing import Any
 
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.segment_memory import MemoryConfig
+from ngrammer_jax.config.span import SpanConfig
 from tests import tiny_run
 from tests.campaigns import damages
+from tests.data import test_cloze
+from tests.tasks import superglue_examples
 from tests.training.helpers import arrays, write_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -43,6 +54,26 @@ NAMES = (
   *('#', '{a}', 'a;b', 'a.b.c', 'x' * 120),
 )
 PROMPTS = 'the union', '1 €', 'é\\n', '🙂 of'
+# An idea for each analysis: clusters, gates and spans.
+MODEL = {
+  'layers': 1,
+  'ngram_memories': (
+    NGramMemoryConfig(key='tokens', layers=(0,), orders=(2,), heads=1, rows=(31,), width=4),
+  ),
+  'memory': MemoryConfig(length=16, same_length='memory_alone'),
+  'span': SpanConfig(limit=16, ramp=4),
+}
+ANALYSES = {
+  **dict.fromkeys(('clusters', 'ngrams', 'gates', 'retention', 'spans', 'attention'), ()),
+  'recl': ('--context_step=16', '--max_context=48'),
+}
+# Commands that take minutes, and the package that each needs.
+SLOW = {'finetune': 'seqio', 'submit': 'seqio', 'lm_eval': 'lm_eval'}
+FINETUNING = (
+  *('training.steps=2', 'training.batch_size=4', 'training.segment_length=96'),
+  *('training.checkpoint_every=2', 'training.evaluate_every=0', 'optimizer.warmup_steps=1'),
+  'finetune.targets_length=20',
+)
 # Environment variables (None: removed), and what a shell does before the command.
 ENVIRONMENTS: dict[str, dict[str, str | None]] = {
   'no HOME': {'HOME': None},
@@ -106,25 +137,33 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Lab:
-  """A folder with a text, a config and a trained run, which commands are tried on copies of."""
+  """A folder with inputs, a trained and a fine-tuned run, which commands are tried on copies of."""
 
   folder: pathlib.Path
-
-  @property
-  def intact(self) -> pathlib.Path:
-    return self.folder / 'intact'
+  drawn: tuple[str, ...] = ()  # the commands of `surroundings`, or all
 
   def prepare(self) -> None:
-    """Trains the run, if it is not there."""
-    self.folder.mkdir(parents=True, exist_ok=True)
-    text = tiny_run.write_text(self.folder / 'text.txt')
-    config = tiny_run.config(text, training={'steps': 4, 'evaluate_every': 4})
-    write_config(self.folder / 'tiny.py', config)
-    (self.folder / 'prompts.txt').write_text('\n'.join(PROMPTS), encoding='utf-8')
-    if not (self.intact / 'checkpoints' / '4').exists():
-      shutil.rmtree(self.intact, ignore_errors=True)
-      outcome = self.run(['train', f'--config={self.folder}/tiny.py', f'--workdir={self.intact}'])
-      assert outcome.status == 0, outcome
+    """Writes the inputs and trains the runs, if they are not there."""
+    inputs = self.folder / 'intact inputs'
+    inputs.mkdir(parents=True, exist_ok=True)
+    text = tiny_run.write_text(inputs / 'text.txt')
+    config = tiny_run.config(text, MODEL, training={'steps': 4, 'evaluate_every': 4})
+    write_config(inputs / 'tiny.py', config)
+    (inputs / 'prompts.txt').write_text('\n'.join(PROMPTS), encoding='utf-8')
+    test_cloze.write(inputs, test_cloze.format_questions([test_cloze.QUESTION]), 'cloze.txt')
+    superglue_examples.write_folders(inputs / 'superglue')
+    intact, commands = self.folder / 'intact', self.commands(self.folder / 'intact')
+    runs = {'train': intact}
+    if 'submit' in commands:
+      runs['finetune'] = self.folder / 'intact tuned'
+    for name, workdir in runs.items():
+      if not (workdir / 'checkpoints').exists():
+        command = [a.replace(':rte', ':mixture') for a in commands[name]]
+        outcome = self.run([*command, f'--workdir={workdir}'])
+        assert outcome.status == 0, outcome
+    answer = {'kind': 'CN', 'file': 'file', 'line': 21, 'point': 1}
+    (intact / 'evaluation').mkdir(exist_ok=True)
+    (intact / 'evaluation' / 'answers.jsonl').write_text(json.dumps(answer))
 
   def run(self, command: list[str], shell: str = '', **variables: str | None) -> Outcome:
     """Runs a command of the package, after some shell commands and with environment variables."""
@@ -133,6 +172,7 @@ class Lab:
     return Outcome(process.returncode, out, err.decode('utf-8', 'replace'))
 
   def start(self, command: list[str], shell: str = '', **variables: str | None):
+    """Starts a command in the folder of the copies, to which relative paths are relative."""
     environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
       'NGRAMMER_JAX_CACHE': str(self.folder / 'cache'),
@@ -141,74 +181,129 @@ class Lab:
     }
     prefix = ['unshare', '-m'] if IS_ROOT and 'mount' in shell else []
     subcommand, *arguments = command
+    cwd = self.folder / 'lab'
+    cwd.mkdir(exist_ok=True)
     return subprocess.Popen(
       [*prefix, 'bash', '-c', f'{shell}exec "$@"', '-', sys.executable]
       + ['-m', f'ngrammer_jax.{subcommand}', *arguments],
       env={name: value for name, value in environment.items() if value is not None},
-      cwd=self.folder,
+      cwd=cwd,
       stdin=subprocess.DEVNULL,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
     )
 
   def copy(self, name: str) -> pathlib.Path:
-    """Returns a copy of the run with this name; the one before is removed."""
+    """Returns a copy of the run, with others beside it; those before are removed."""
     damages.remove(self.folder / 'lab')
-    return pathlib.Path(shutil.copytree(self.intact, self.folder / 'lab' / name, symlinks=True))
+    for source in self.folder.glob('intact*'):
+      copied = self.folder / 'lab' / source.name.replace('intact', name)
+      shutil.copytree(source, copied, symlinks=True)
+    return self.folder / 'lab' / name
 
   def commands(self, workdir: pathlib.Path) -> dict[str, list[str]]:
-    """Returns the commands that are tried."""
-    on, beside = f'--workdir={workdir}', workdir.parent
-    config, new = f'--config={self.folder}/tiny.py', f'--workdir={beside}/new {workdir.name}'
-    text = f'--text={self.folder}/text.txt', '--config.evaluation.max_tokens=99'
-    return {
-      'train': ['train', config, new],
+    """Returns the commands that are tried; their files are beside the workdir."""
+    on, new, inputs = f'--workdir={workdir}', f'--workdir={workdir} new', f'{workdir} inputs'
+    text = f'--text={inputs}/text.txt', '--config.evaluation.max_tokens=99'
+    superglue = f'--config.data.superglue_dir={inputs}/superglue'
+    commands = {
+      'train': [
+        'train',
+        f'--config={inputs}/tiny.py',
+        new,
+        f'--config.data.path={inputs}/text.txt',
+      ],
       'evaluate': ['evaluate', on],
       'text': ['evaluate', on, *text],
+      'cloze': ['evaluate', on, f'--cloze={inputs}/cloze.txt'],
       'generate': ['generate', on, '--prompt=1 €', '--tokens=3', '--temperature=0'],
-      'prompts': ['generate', on, f'--prompts={self.folder}/prompts.txt', '--tokens=2'],
-      'clusters': ['analyze', 'clusters', on],
+      'prompts': ['generate', on, f'--prompts={inputs}/prompts.txt', '--tokens=2'],
       'checkpoint': ['analyze', 'checkpoint', on],
-      'export': ['export', on, f'--output={beside}/exported'],
+      'report': ['analyze', 'report', on, f'--output={workdir} report.html', '--tokens=2'],
+      'compare': ['analyze', 'compare', on, f'--baseline={workdir}', '--max_tokens=99'],
+      'answers': ['analyze', 'cloze', on, on, '--results=answers'],
+      'export': ['export', on, f'--output={workdir} exported'],
+      'finetune': [
+        *('finetune', f'--config={ROOT}/configs/superglue.py:rte', new, superglue),
+        *(f'--config.init_from={workdir}', *(f'--config.{key}' for key in FINETUNING)),
+      ],
+      'submit': ['submit', f'--workdir={workdir} tuned', superglue, f'--output={workdir} answers'],
+      'lm_eval': [
+        *('tasks.lm_eval', f'--model_args=workdir={workdir}', '--tasks=ngrammer_rte'),
+        *(f'--include_path={ROOT}/studies/lm_eval', f'--output_path={workdir} harness'),
+        f'--metadata={json.dumps({"superglue_dir": f"{inputs}/superglue"})}',
+      ],
     }
+    commands['compare'] += [f'--output={workdir} compare.json']
+    commands |= {name: ['analyze', name, on, *flags] for name, flags in ANALYSES.items()}
+    is_missing = lambda name: name in SLOW and importlib.util.find_spec(SLOW[name]) is None
+    return {name: command for name, command in commands.items() if not is_missing(name)}
 
   def result(self, name: str, workdir: pathlib.Path, outcome: Outcome) -> Any:
     """Returns what a command gave, in a form that does not depend on the surroundings."""
-    read = lambda file: json.loads((workdir / file).read_bytes())
-    if name == 'train':
-      return arrays(workdir.with_name(f'new {workdir.name}'))
-    if name in ('evaluate', 'text'):
-      file = 'test' if name == 'evaluate' else 'text_text'
-      return read(f'evaluation/{file}.json')
+    beside = lambda suffix: workdir.with_name(f'{workdir.name} {suffix}')
+    if name in ('train', 'finetune'):
+      return arrays(beside('new'))
     if name == 'prompts':
       return [json.loads(line) for line in outcome.out.splitlines()]
-    if name == 'clusters':
-      return read('clusters.json')
     if name == 'export':
-      return (workdir.parent / 'exported' / 'model.safetensors').read_bytes()
-    return bool(outcome.out)  # its encoding differs
+      return (beside('exported') / 'model.safetensors').read_bytes()
+    if name == 'submit':
+      return (beside('answers') / 'submission.zip').read_bytes()
+    if name == 'report':
+      return b'</html>' in beside('report.html').read_bytes()
+    if name in ('generate', 'checkpoint', 'answers'):
+      return bool(outcome.out)  # its encoding differs
+    files = {
+      **{'evaluate': workdir / 'evaluation/test.json', 'compare': beside('compare.json')},
+      **{'text': workdir / 'evaluation/text_text.json'},
+      **{'cloze': workdir / 'evaluation/cloze_cloze.json'},
+      'lm_eval': next(beside('harness').rglob('results*.json'), None),
+    }
+    result = json.loads(files.get(name, workdir / f'{name}.json').read_bytes())
+    if name == 'lm_eval':  # beside times and versions
+      return result['results']
+    return without_names(result)
 
   @functools.cached_property
-  def references(self) -> dict[str, Any]:
-    """The results in plain surroundings."""
-    results = {}
-    for name in self.commands(self.intact):
+  def _references(self) -> dict[str, Any]:
+    return {}
+
+  def reference(self, name: str) -> Any:
+    """Returns the result of a command in plain surroundings; removes the copy of the run."""
+    if name not in self._references:
       workdir = self.copy('run')
       outcome = self.run(self.commands(workdir)[name])
       assert outcome.status == 0, outcome
-      results[name] = self.result(name, workdir, outcome)
-    return results
+      self._references[name] = self.result(name, workdir, outcome)
+    return self._references[name]
+
+
+def without_names(value: Any) -> Any:
+  """Returns a JSON value without the entries that hold paths and names of runs."""
+  if isinstance(value, list):
+    return [without_names(item) for item in value]
+  names = 'name', 'run', 'baseline', 'text', 'path', 'files'
+  if isinstance(value, dict):
+    return {key: without_names(item) for key, item in value.items() if key not in names}
+  return value
 
 
 def surroundings(lab: Lab, draw: random.Random) -> tuple[str, str | None]:
   """A command in strange surroundings, with the result of plain ones."""
   kinds = draw.sample([*ENVIRONMENTS, *SHELLS, 'cache of another user'], draw.randint(1, 4))
-  workdir = lab.copy(draw.choice(NAMES))
-  name = draw.choice(list(lab.commands(workdir)))
-  return f'{name} in {workdir.name!r}: {", ".join(kinds)}', compare(lab, name, workdir, kinds)
+  workdir, is_relative = lab.copy(draw.choice(NAMES)), draw.random() < 0.5
+  is_relative &= not workdir.name.startswith('~')  # that would be the folder of a user
+  names = lab.drawn or tuple(lab.commands(workdir))
+  (name,) = draw.choices(names, [1 if name in SLOW else 5 for name in names])
+  path = pathlib.Path(workdir.name) if is_relative else workdir
+  difference = compare(lab, name, lab.commands(path)[name], workdir, kinds)
+  return f'{name} in {str(path)!r}: {", ".join(kinds)}', difference
 
 
-def compare(lab: Lab, name: str, workdir: pathlib.Path, kinds: list[str]) -> str | None:
+def compare(
+  lab: Lab, name: str, command: list[str], workdir: pathlib.Path, kinds: list[str]
+) -> str | None:
   """Runs a command in some surroundings; returns what differs, if anything."""
   variables: dict[str, str | None] = {}
   for kind in kinds:
@@ -219,12 +314,10 @@ def compare(lab: Lab, name: str, workdir: pathlib.Path, kinds: list[str]) -> str
     if IS_ROOT:
       os.chown(cache, 12_345, 12_345)
     variables['NGRAMMER_JAX_CACHE'] = str(cache)
-  outcome = lab.run(
-    lab.commands(workdir)[name], ''.join(SHELLS.get(kind, '') for kind in kinds), **variables
-  )
+  outcome = lab.run(command, ''.join(SHELLS.get(kind, '') for kind in kinds), **variables)
   if (reason := outcome.shortcoming()) or outcome.status:
     return reason or outcome.err[-500:]
-  same = lab.result(name, workdir, outcome) == lab.references[name]
+  same = lab.result(name, workdir, outcome) == lab.reference(name)
   return None if same else f'another result: {outcome.err[-300:]}'
 
 
@@ -297,13 +390,13 @@ def signals(lab: Lab, draw: random.Random) -> tuple[str, str | None]:
   is_early = b'data.path=' not in err  # Python may not have loaded the program
   if not is_early and (b'Traceback' in err or process.returncode not in ended):
     return case, f'status {process.returncode}: {err[-300:]!r}'
-  saved = workdir.with_name(f'new {workdir.name}') / 'checkpoints'
+  saved = workdir.with_name(f'{workdir.name} new') / 'checkpoints'
   if delay is None and process.returncode and not any(saved.glob('[0-9]*')):
     return case, 'no checkpoint'
   outcome = lab.run(command)
   if reason := outcome.shortcoming():
     return case, reason
-  same = lab.result('train', workdir, outcome) == lab.references['train']
+  same = lab.result('train', workdir, outcome) == lab.reference('train')
   return case, None if same else 'another result after it was started again'
 
 
@@ -340,9 +433,12 @@ def main() -> None:
   parser.add_argument('--count', type=int, default=400, help='number of trials')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--minutes', type=float, default=600, help='time after which it stops')
+  text = 'only these commands, by the names in the results, in surroundings'
+  parser.add_argument('--commands', nargs='+', default=(), help=text)
   options = parser.parse_args()
   deadline = time.monotonic() + 60 * options.minutes
-  lab = Lab(options.folder.resolve())
+  lab = Lab(options.folder.resolve(), tuple(options.commands))
+  kinds = {surroundings: 1} if lab.drawn else KINDS
   lab.prepare()
   path = lab.folder / 'results.jsonl'
   lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
@@ -351,7 +447,7 @@ def main() -> None:
     if number in found or time.monotonic() > deadline:
       continue
     draw = random.Random(f'{options.seed} {number}')
-    (kind,) = draw.choices(list(KINDS), KINDS.values())
+    (kind,) = draw.choices(list(kinds), kinds.values())
     case, reason = kind(lab, draw)
     found[number] = {'number': number, 'kind': kind.__name__, 'case': case, 'difference': reason}
     with path.open('a', encoding='utf-8') as file:

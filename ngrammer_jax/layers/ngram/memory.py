@@ -29,6 +29,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
+from ngrammer_jax import errors
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
 from ngrammer_jax.layers import axis_names, dense, documents, token_ids
 from ngrammer_jax.layers.attention import cache
@@ -108,6 +109,7 @@ class NGramMemory(nn.Module):
 
     Raises:
       ValueError: x does not have D features or G branches, or there are no tokens.
+      BadInput: the mesh has explicit axes.
     """
     y, next_state, _ = self.join_with_ids(x, context, state)
     return y, next_state
@@ -148,6 +150,12 @@ class NGramMemory(nn.Module):
     return y, next_state or None, ids_BxTxK
 
   def _check(self, x, context):
+    if axes := jax.typeof(x).sharding.mesh.explicit_axes:
+      raise errors.BadInput(
+        f'an n-gram memory cannot be sharded over the explicit mesh axes {", ".join(axes)}: it '
+        f'leaves the sharding of look-ups to XLA; make the mesh with axis_types=(AxisType.Auto,), '
+        f'or call the layer in jax.sharding.auto_axes'
+      )
     shapes = {(self.width,)} if self.branches == 1 else set()
     shapes |= {(self.branches, self.width)} if self.options.join == 'gate' else set()
     if x.shape[2:] not in shapes:

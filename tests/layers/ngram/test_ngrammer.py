@@ -1,3 +1,4 @@
+import contextlib
 import functools
 
 from flax import linen as nn
@@ -6,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.layers import FeedForward, LayerNorm, NGrammer, ProductQuantizer
 from ngrammer_jax.layers.attention import full
 from ngrammer_jax.layers.ngram.pairs import paired_ids
@@ -449,3 +451,20 @@ def test_an_input_without_a_batch_axis_or_tokens_is_refused():
     latent().init(jax.random.key(0), random_inputs(2, 6)[0])
   with pytest.raises(ValueError, match=r'not of shape \(2, 0, 8\)'):
     latent().init(jax.random.key(0), random_inputs(2, 6)[:, :0])
+
+
+@pytest.mark.parametrize('in_context', [True, False])
+def test_explicit_axes_are_refused_unless_in_auto_axes(in_context):
+  layer, x = latent(dtype=jnp.float32, return_memory=False), jnp.ones((8, 3, D))
+  variables = random_variables(layer, x)
+  expected = layer.apply(variables, x)
+  mesh = jax.make_mesh((8,), ('data',))
+  spread = jax.device_put(x, jax.NamedSharding(mesh, jax.P('data')))
+  with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+    with pytest.raises(
+      errors.BadInput, match=r'explicit mesh axes data: .* in jax\.sharding\.auto_axes'
+    ):
+      layer.apply(variables, spread)
+    if in_context:
+      automatic = jax.sharding.auto_axes(layer.apply, out_sharding=jax.P('data'))
+      assert_close(jax.jit(automatic)(variables, spread), expected, 1e-6)
