@@ -258,7 +258,7 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
     resolved = resolve(path).data
     assert (resolved.vocabulary, resolved.vocabulary_path) == ('tokenizer', None)
   for path in (paths[1], same):
-    with pytest.raises(ValueError, match='is of another model|is not the token'):
+    with pytest.raises(ValueError, match='is of another model|is a SentencePiece model'):
       resolve(path)
 
 
