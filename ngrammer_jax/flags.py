@@ -118,8 +118,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
       message, status = f'error: out of memory ({reason}): {errors.LESS_MEMORY}', 2
     elif files.is_of_place(error):
       name = f'{error.filename} cannot be used: ' if error.filename else ''
-      space = 'free some space, or ' * (error.errno in files.FULL)
-      message, status = f'error: {name}{error.strerror}; {space}use another path', 2
+      message, status = f'error: {name}{error.strerror}; {files.remedy(error)}', 2
     elif not hosts.is_multiprocess():
       raise
     else:

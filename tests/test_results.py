@@ -194,13 +194,14 @@ def test_the_texts_of_a_result_tell_it_from_another(tmp_path, first, second, kep
   for contents in (first, second):
     files.write_results({tmp_path / name: content for name, content in contents.items()})
   assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*second, *kept])
-  read = lambda name: (tmp_path / name).read_bytes()
-  assert all(read(name.replace('.1.', '.')) != read(name) for name in kept if '.json' in name)
+  for name in kept:
+    assert (tmp_path / name).read_bytes() == files._encode(first[name.replace('.1.', '.')])
 
 
 @pytest.mark.parametrize('method', ['read_bytes', 'rename'])
+@pytest.mark.parametrize('is_named', [True, False])  # errors of remote storage name no file
 def test_a_previous_result_that_cannot_be_kept_loses_no_new_one(
-  tmp_path, monkeypatch, capsys, method
+  tmp_path, monkeypatch, capsys, method, is_named
 ):
   paths = tmp_path / 'a.json', tmp_path / 'b.json'
   files.write_results(dict.fromkeys(paths, 'old'))
@@ -208,10 +209,13 @@ def test_a_previous_result_that_cannot_be_kept_loses_no_new_one(
 
   def fail(self, *args):
     if self == paths[1]:
-      raise PermissionError(errno.EACCES, 'Permission denied', str(self))
+      arguments = (errno.EACCES, 'Permission denied', str(self)) if is_named else ('Forbidden',)
+      raise PermissionError(*arguments)
     return original(self, *args)
 
-  message = f'{paths[1]}, which is another result, cannot be renamed: Permission denied'
+  name = f'{paths[1]}' if is_named else f'{paths[0]}, {paths[1]}'
+  reason = 'Permission denied' if is_named else 'Forbidden'
+  message = f'{name}, which is another result, cannot be kept: {reason}'
   with monkeypatch.context() as patch, refused(message):
     patch.setattr(pathlib.Path, method, fail)
     files.write_results(dict.fromkeys(paths, 'new') | {paths[0]: 'old'})

@@ -159,7 +159,7 @@ def _initialize(workdir, config, vocabulary, content_hash, stack) -> None:
   except OSError as error:
     reason = error.strerror or error
     raise errors.BadInput(
-      f'--workdir={workdir} cannot be written: {reason}; free some space, or use another workdir'
+      f'--workdir={workdir} cannot be written: {reason}; {files.remedy(error)}'
     ) from error
 
 

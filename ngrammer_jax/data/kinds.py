@@ -23,6 +23,7 @@ FORMAT_SUFFIXES = {
   '.parquet': PARQUET,
   '.arrow': ARROW,
 }
+GGUF = 'a GGUF model'
 COLUMNS = {b'PAR1': PARQUET, b'ARROW1': ARROW, b'\xff\xff\xff\xff': ARROW}
 # What other files are, by their first bytes.
 REFUSED = {
@@ -31,7 +32,7 @@ REFUSED = {
   **dict.fromkeys((b'\xd0\xcf\x11\xe0', b'{\\rtf'), 'a document of an office program'),
   **dict.fromkeys((b'\x1f\x9d', b']\0\0'), 'compressed by compress or lzma'),
   **{b'%PDF': 'a PDF', b'\x93NUMPY': 'a NumPy array', b'ORC': 'ORC', b'Obj\x01': 'Avro'},
-  **{b'SQLite format 3': 'a database', b'GGUF': 'a GGUF model'},
+  **{b'SQLite format 3': 'a database', b'GGUF': GGUF},
 }
 MARKS = {codecs.BOM_UTF32_LE: 32, codecs.BOM_UTF32_BE: 32, b'\xff\xfe': 16, b'\xfe\xff': 16}
 COMPRESSED = '.br', '.lz4', '.lzma', '.z'  # and not read
@@ -92,11 +93,11 @@ def identify_bytes(
 
 
 def recognize(head: bytes) -> str | None:
-  """Returns what content is that is neither text nor unknown, by its first bytes; else None."""
+  """Returns the name of a known format other than text, by the first bytes; else None."""
   if head[257:262] == b'ustar':
     return 'a tar archive'
   for magic, what in (COLUMNS | REFUSED).items():
-    if head.startswith(magic):
+    if head.startswith(magic) and (b'\0' in head or not magic.isalpha()):  # a text may begin so
       return what
   encoding = next((bits for mark, bits in MARKS.items() if head.startswith(mark)), None)
   if encoding is None and b'\0' in head:
@@ -112,7 +113,8 @@ def log_files(
 
   Args:
     name: what they were read for.
-    splits: the files of each split with their formats; none: it is a part of train. '' is no split.
+    splits: the files of each split with their formats; without files, it is held out of train. The
+      name '' is not printed.
     left_out: files that are not read.
     counts: what they hold, such as a number of documents, if it is known.
   """
@@ -142,9 +144,9 @@ def _is_json_lines(name: pathlib.Path | str, head: bytes, named: str) -> bool:
 
 
 def _is_array_of_objects(head: bytes) -> bool:
-  """Whether content is a JSON array of objects; of more than HEAD bytes, the first one counts."""
+  """Whether content is a JSON array of objects; if its end is not seen, the first one counts."""
   text = head.removeprefix(codecs.BOM_UTF8).strip()
-  is_cut = len(head) == HEAD and text.startswith(b'[')
+  is_cut = len(head) == HEAD and text.startswith(b'[') and _parse(text, is_whole=False) is None
   value = [_parse(text[1:], is_whole=False)] if is_cut else _parse(text)
   return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
 

@@ -111,15 +111,24 @@ def prepare(
 
 def _log_counts(config: data_config.DataConfig, prepared: list[token_cache.TokenCorpus]) -> None:
   """Logs what each part holds, and how many held-out documents are in the training text of any."""
-  train = np.concatenate([corpus.document_keys['train'] for corpus in prepared])
-  first = f' (of shards, the first {documents.COMPARED_BYTES >> 20} MB)' * config.is_streamed
+  train = [corpus.document_keys['train'] for corpus in prepared]
+  is_in = lambda keys, part: np.searchsorted(part, keys, 'right') > np.searchsorted(part, keys)
+  sampled = f' (of shards, the first {documents.COMPARED_BYTES >> 20} MB)' * config.is_streamed
   for name, corpus in zip(config.parts(), prepared, strict=True):
-    keys = {f'{s} documents': k for s, k in corpus.document_keys.items() if s != 'train'}
-    copies = {what: np.isin(of_split, train) for what, of_split in keys.items()}
-    shares = (f'{c.sum():,} of {c.size:,} {what} ({c.mean():.1%})' for what, c in copies.items())
-    is_clean = all(is_copy.mean() <= WARN_SHARE for is_copy in copies.values())
-    counts = f'{name or config.corpus}: {corpus.counts}; in the training text{first} too: '
-    logging.log(logging.INFO if is_clean else logging.WARNING, counts + ', '.join(shares))
+    copies = {
+      split: np.any([is_in(keys, part) for part in train], axis=0)
+      for split, keys in corpus.document_keys.items()
+      if split != 'train'
+    }
+    shares = [
+      f'{c.sum():,} of {c.size:,} {s} documents ({c.mean():.1%})' for s, c in copies.items()
+    ]
+    should_warn = any(is_copy.mean() > WARN_SHARE for is_copy in copies.values())
+    logging.log(
+      logging.WARNING if should_warn else logging.INFO,
+      f'{name or config.corpus}: {corpus.counts}; {", ".join(shares)} are also in the training '
+      f'text{sampled}',
+    )
 
 
 class TrainSegments:
@@ -147,6 +156,8 @@ class TrainSegments:
           source = f'training tokens of {name}' if name else 'training tokens'
           raise errors.BadInput(f'training.batch_size={B} is more than the {tokens} {source}')
         self.readers[name] = streams.TrainStreams(corpus.splits['train'], T, schedule)
+        if self.readers[name].epochs_before(1) > 1:
+          self._warn_of_epochs(name)
         continue
       folder = workdir / 'places' / f'{mixture.content_hash[:12]}-{B}x{T}{f"-{index}" * bool(name)}'
       options = T, folder, config.data.shuffle, config.data.begin_of_text
@@ -160,8 +171,7 @@ class TrainSegments:
     for name, reader in self.readers.items():
       segments |= reader.rows(step, row_range)
       if reader.epochs > step:
-        text = f'the whole training text{f" of {name}" * bool(name)}'
-        hosts.warn_once(f'a step of {self._size} reads {text}: lower one of them')
+        self._warn_of_epochs(name)
       if reader.epochs > self._epochs.get(name, reader.epochs):
         logging.info('%s: epoch %s ends at step %s', name or 'data', reader.epochs, f'{step:,}')
       self._epochs[name] = reader.epochs
@@ -171,3 +181,7 @@ class TrainSegments:
         inputs, _, starts = segments[row]
         inputs[0], starts[0] = self._vocabulary.document_start, True
     return streams.stack_rows(segments[row] for row in row_range)
+
+  def _warn_of_epochs(self, name):
+    text = f'the whole training text{f" of {name}" * bool(name)}'
+    hosts.warn_once(f'a step of {self._size} reads {text}: lower one of them')

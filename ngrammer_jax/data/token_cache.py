@@ -94,8 +94,8 @@ class TokenCorpus:
     splits: tokens of each split.
     vocabulary: the vocabulary.
     content_hash: hash of the text and the vocabulary.
-    document_keys: a hash of each document of each split, uint64; of `train_shards` those of the
-      first documents.
+    document_keys: a hash of each document of each split, sorted, uint64; of `train_shards` those
+      of the first documents.
     counts: numbers of tokens, bytes and documents of each split, for the log.
     train_shards: shards of the training split, if it is tokenised during training. It is not in
       `splits` then.
@@ -136,7 +136,7 @@ def prepare(
     as_read, splits_meta = documents.drop_duplicates(config, corpus), {}
     sizes, keys_by_split, digest = _measure(as_read, vocabulary.encoding)
     for split, keys in keys_by_split.items():
-      np.save(folder / f'{split}.keys.npy', np.frombuffer(keys, np.uint64))
+      np.save(folder / f'{split}.keys.npy', np.sort(np.frombuffer(keys, np.uint64)))
     with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
       for split in sizes:
         separator = vocabulary.separator(config.begin_of_text)
@@ -158,11 +158,13 @@ def prepare(
         raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')
       starts = np.load(folder / f'{split}.starts.npy')
       splits[split] = _split(tokens, starts, fields, vocabulary)
-    keys_file = lambda split: np.load(folder / f'{split}.keys.npy', mmap_mode='r')
-    keys = {split: keys_file(split) for split in {'train': None, **splits}}
-    counts = (f'{split}: {_format_counts(fields)}' for split, fields in meta['splits'].items())
-    about_text = meta['content_hash'], keys, '; '.join(counts)
-    return TokenCorpus(splits, vocabulary, *about_text, corpus.train_shards)
+    keys = {
+      split: np.load(folder / f'{split}.keys.npy', mmap_mode='r')
+      for split in dict.fromkeys(['train', *splits])
+    }
+    counts = [f'{split}: {_format_counts(fields)}' for split, fields in meta['splits'].items()]
+    text_hash = meta['content_hash']
+    return TokenCorpus(splits, vocabulary, text_hash, keys, '; '.join(counts), corpus.train_shards)
 
   return _load_or_write(config, name, load, write, may_delete)
 
@@ -274,9 +276,10 @@ def _hash(value: Any) -> str:
 
 
 def _measure(corpus: corpora.Corpus, encoding: str) -> tuple[dict[str, int], dict, Any]:
-  """Returns the bytes of each split that is tokenised in advance, and the hash of all text.
+  """Measures the splits that are tokenised in advance.
 
-  Between them are the keys of the documents of each split, one after another.
+  Returns the bytes of each, the keys of the documents of each split, one after another, and the
+  hash of all text.
   """
   splits, sizes, keys, digest = dict(corpus.splits), {}, {}, hashlib.sha256()
   if corpus.train_shards is not None:

@@ -46,9 +46,11 @@ def evaluate(
   """
   e, length = config.evaluation, config.evaluation_length()
   text = streams.EvaluationStreams(split, e.streams, length, e.max_tokens or 0, e.protocol)
-  if length > inference.bucket(text.tokens, inference.MIN_TEXT_LENGTH):
+  count = min(e.max_tokens or len(split.tokens), len(split.tokens))
+  if length > inference.bucket(count, inference.MIN_TEXT_LENGTH):
     hosts.warn_once(
-      f'evaluation.segment_length={length:,} is above {text.tokens:,} tokens: lower it'
+      f'a segment of {length:,} tokens is longer than the text of {count:,}: lower '
+      f'evaluation.segment_length'
     )
   if engine.model.vocabulary_size < text.tokens:
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.

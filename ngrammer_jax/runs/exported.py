@@ -21,12 +21,12 @@ from ngrammer_jax.system import files
 from ngrammer_jax.training import state as train_state
 
 
-def make_folder(folder: pathlib.Path) -> None:
-  """Creates the folder of an export. Raises BadInput if it is remote or not empty."""
+def check_folder(folder: pathlib.Path) -> None:
+  """Raises BadInput if the folder of an export is remote, not empty or cannot be written to."""
   if files.is_remote(folder):
     raise errors.BadInput(f'--output={folder} is remote: export to a local folder, and copy it')
-  files.make_output_folder(folder)
-  if any(folder.iterdir()):
+  files.check_writable(f'--output={folder}', folder)
+  if folder.exists() and any(folder.iterdir()):
     raise errors.BadInput(f'--output={folder} is not an empty folder; use another one')
 
 

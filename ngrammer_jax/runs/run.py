@@ -195,18 +195,18 @@ class Run:
         models is such a model.
     """
     folder = files.path(folder)
-    self.find_checkpoint()  # before anything is created
+    exported.check_folder(folder)
     message = (
       f'--output={folder}: the disk is full, and what is there is incomplete: delete it, and '
-      f'export to a folder with more space'
+      'export to a folder with more space'
     )
     with files.translate_disk_full(lambda: message):
       if format == 'huggingface':
         huggingface_export.save(self, folder, dtype)
         return
       settings, origin = (self.config, self.vocabulary, self.content_hash), self.origin
-      exported.make_folder(folder)  # once it is known that they can be read
-      state = self.state  # before anything is written
+      state = self.state
+      files.make_folder(folder)  # once it is known that all can be read
       workdirs.write(folder, *settings)
       workdirs.write_origin(folder, origin)
       exported.save(state, folder, dtype)
@@ -271,7 +271,8 @@ class Run:
   ) -> dict[str, Any]:
     """Scores a text file as one document, or its first tokens; see `evaluate`.
 
-    A short text is divided into fewer streams, so that each has at least one segment.
+    A short text is divided into fewer streams, so that each has at least one segment; a text
+    shorter than a segment is read in one of 128 tokens, or of the next power of two.
 
     Raises:
       BadInput: the file cannot be read, or the vocabulary lacks a character of it.
@@ -283,7 +284,6 @@ class Run:
     streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
     if streams < self.config.evaluation.streams:
       logging.info('%s: %s tokens, divided into evaluation.streams=%s', path, f'{count:,}', streams)
-    # A short text needs no long segment.
     length = min(
       self.config.evaluation_length(), inference.bucket(count, inference.MIN_TEXT_LENGTH)
     )

@@ -73,6 +73,11 @@ def is_of_place(error: Exception) -> bool:
   return is_known and (error.filename is not None or error.errno in FULL)
 
 
+def remedy(error: OSError) -> str:
+  """Returns what a user can do about an error of writing."""
+  return 'free some space, or use another path' if error.errno in FULL else 'use another path'
+
+
 def read_json(path: pathlib.Path) -> dict[str, Any]:
   """Returns the JSON object of a file. Raises one of DAMAGE_ERRORS."""
   value = json.loads(path.read_bytes())
@@ -309,8 +314,9 @@ def write_output(path: pathlib.Path, content: str | bytes) -> None:
   try:
     make_folder(path.parent)
     write(path, content)
-  except OSError as error:
-    raise errors.BadInput(f'{path} cannot be written: {error.strerror or error}') from error
+  except Exception as error:  # the client library raises many classes
+    reason = getattr(error, 'strerror', None) or error
+    raise errors.BadInput(f'{path} cannot be written: {reason}') from error
 
 
 def write_results(contents: Mapping[pathlib.Path, str | bytes]) -> None:
@@ -337,10 +343,11 @@ def write_results(contents: Mapping[pathlib.Path, str | bytes]) -> None:
     for path, other in renamed.items():
       other.replace(path)
     print(*texts.values(), sep='', end='')
-    if isinstance(error, OSError):
-      name = f'{error.filename}, which is another result,'
-      raise errors.BadInput(f'{name} cannot be renamed: {error.strerror}') from error
-    raise
+    if isinstance(error, errors.BadInput):
+      raise
+    name = getattr(error, 'filename', None) or ', '.join(map(str, previous))
+    reason = getattr(error, 'strerror', None) or error
+    raise errors.BadInput(f'{name}, which is another result, cannot be kept: {reason}') from error
   for path, other in renamed.items():
     logging.info('the previous %s is now %s', path, other.name)
 

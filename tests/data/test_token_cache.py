@@ -579,11 +579,15 @@ def test_other_files_are_refused_as_tokenizers(text, tokenizer):
       lambda model, json: json.decode().encode('utf-16'),
       'UTF-16, not {json}: convert it to UTF-8',
     ),
-    ('sentencepiece', lambda model, json: b'PAR1' + model, 'Parquet, not {model}: name that file'),
     (
       'sentencepiece',
-      lambda model, json: b'GGUF' + model,
-      'a GGUF model, not {model}: name that file',
+      lambda model, json: b'PAR1\0' + model,
+      'Parquet, not {model}: name that file',
+    ),
+    (
+      'sentencepiece',
+      lambda model, json: b'GGUF\3\0\0\0' + model,
+      'a GGUF model, not {model}: use data.vocabulary=tokenizer',
     ),
   ],
 )

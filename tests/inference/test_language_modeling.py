@@ -157,7 +157,9 @@ def test_a_segment_that_is_longer_than_the_text_is_a_warning(caplog):
   hosts.warn_once.cache_clear()
   for length, max_tokens in ((128, 48), (129, 48), (129, 48), (129, 130)):
     evaluate(make_split(131), streams=1, length=length, max_tokens=max_tokens)
-  assert caplog.messages == ['evaluation.segment_length=129 is above 48 tokens: lower it']
+  assert caplog.messages == [
+    'a segment of 129 tokens is longer than the text of 48: lower evaluation.segment_length'
+  ]
 
 
 def test_perplexity_of_a_uniform_model_is_the_vocabulary_size():

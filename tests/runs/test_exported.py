@@ -32,14 +32,14 @@ def test_an_exported_run_has_the_variables_of_the_run(trained, one_device, tmp_p
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype('bfloat16')}
   for step, format, message in (
     (5, 'run', 'no such checkpoint'),
-    (5, 'huggingface', 'no such checkpoint'),
     (8, 'huggingface', 'no family of Hugging Face has such a model'),
   ):
     with pytest.raises(errors.BadInput, match=message):
       ngrammer_jax.load_run(trained, step).export(tmp_path / 'none', format=format)
     assert not (tmp_path / 'none').exists()
   with bad_input(f'--step=12: {folder} has only step 8'):
-    _ = ngrammer_jax.load_run(folder, 12).state
+    ngrammer_jax.load_run(folder, 12).export(tmp_path / 'none')
+  assert not (tmp_path / 'none').exists()
   with bad_input(f'--output={folder} is not an empty folder; use another one'):
     exported.export(folder)
   with pytest.raises(errors.BadInput, match='was started on another text'):

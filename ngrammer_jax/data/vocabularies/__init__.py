@@ -25,8 +25,10 @@ CLASSES = (
 )
 KINDS = {vocabulary.kind: vocabulary for vocabulary in CLASSES}
 # What `data.vocabulary_path` is.
-FILES = {'sentencepiece': 'a SentencePiece model'}
-FILES['tokenizer'] = 'the tokenizer.json of a Hugging Face tokenizer'
+FILES = {
+  'sentencepiece': 'a SentencePiece model',
+  'tokenizer': 'the tokenizer.json of a Hugging Face tokenizer',
+}
 
 
 def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
@@ -55,7 +57,9 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
     remedy = kinds.UTF8_REMEDY if 'UTF' in str(what) else 'name that file'
     (other,) = FILES.keys() - {kind}
     with contextlib.suppress(ValueError, RuntimeError):
-      what, remedy = KINDS[other](content) and FILES[other], f'use data.vocabulary={other}'
+      if what != kinds.GGUF:  # it has a tokenizer
+        what = KINDS[other](content) and FILES[other]
+      remedy = f'use data.vocabulary={other}'
     reason = f'{what}, not {FILES[kind]}: {remedy}' if what else f'not {FILES[kind]}: {error}'
     raise errors.BadInput(f'data.vocabulary_path={path} is {reason}') from error
 
