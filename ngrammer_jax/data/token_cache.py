@@ -418,7 +418,7 @@ def encode_file(
   starts, meta = _encode(corpus, 'the text', vocabulary, vocabulary.separator(), file)
   if not meta['bytes']:
     raise errors.BadInput(f'{path} is empty; expected text')
-  kinds.log_files(str(path), {'': formats}, counts=_format_counts(meta))
+  kinds.log_files(str(path), {'': [path]}, counts=_format_counts(meta), formats=formats)
   split = _split(np.frombuffer(file.getbuffer(), meta['dtype']), starts, meta, vocabulary)
   if vocabulary.adds_start or len(split.tokens) < 2:
     return split

@@ -71,7 +71,8 @@ def open_questions(path: pathlib.Path, split: str) -> tuple[QuestionSource, int]
   source = QuestionSource(name, cloze.find_files(path, split))
   formats = {file: kinds.identify(file) for file in source.file_by_kind.values()}
   count = sum(1 for _ in source.read())
-  kinds.log_files(f'--cloze={path}', {name: formats}, counts=f'{count:,} questions')
+  counts = f'{count:,} questions'
+  kinds.log_files(f'--cloze={path}', {name: [*formats]}, counts=counts, formats=formats)
   return source, count
 
 

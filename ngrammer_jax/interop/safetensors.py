@@ -27,4 +27,4 @@ def check_file(path: str | os.PathLike[str]) -> None:
     with library.safe_open(path, 'numpy'):
       pass
   except Exception as error:  # the class depends on the version of the library
-    raise errors.BadInput(f'{path} cannot be read as safetensors: {error}') from error
+    raise errors.BadInput(f'{path} cannot be read as safetensors: {error}; get it again') from error

@@ -52,7 +52,7 @@ class PublishedRun(run.Run):
   def find_checkpoint(self) -> None:
     """Returns None: there are no checkpoints. Raises BadInput for another step than 0."""
     if self.step not in ('newest', 'best', 0):
-      raise errors.BadInput(f'--step={self.step}: {self.workdir} is published: it has no steps')
+      raise errors.BadInput(f'--step={self.step}: {self.workdir} has no steps: omit it')
 
   @functools.cached_property
   def parameter_dtypes(self) -> dict[str, np.dtype]:

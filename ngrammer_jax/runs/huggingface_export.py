@@ -39,7 +39,7 @@ def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
   if source.published is None:
     token_ids |= _token_ids(source.vocabulary)
   params = source.state.params
-  files.make_folder(folder)  # once it is known that there is such a model
+  files.make_output_folder(folder)  # once it is known that there is such a model
   if scale != 1:
     params = params | {'embedding': params['embedding'] * scale}
   kind = tensors.save(params, family, model, V, folder / checkpoint.WEIGHTS, dtype)

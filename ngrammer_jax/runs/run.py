@@ -196,17 +196,14 @@ class Run:
     """
     folder = files.path(folder)
     exported.check_folder(folder)
-    message = (
-      f'--output={folder}: the disk is full, and what is there is incomplete: delete it, and '
-      'export to a folder with more space'
-    )
+    message = f'--output={folder}: the disk is full: delete what is there, and use another folder'
     with files.translate_disk_full(lambda: message):
       if format == 'huggingface':
         huggingface_export.save(self, folder, dtype)
         return
       settings, origin = (self.config, self.vocabulary, self.content_hash), self.origin
       state = self.state
-      files.make_folder(folder)  # once it is known that all can be read
+      files.make_output_folder(folder)  # once it is known that all can be read
       workdirs.write(folder, *settings)
       workdirs.write_origin(folder, origin)
       exported.save(state, folder, dtype)

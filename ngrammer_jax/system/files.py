@@ -223,7 +223,12 @@ def make_folder(folder: pathlib.Path) -> None:
 def make_output_folder(folder: pathlib.Path) -> None:
   """Creates the folder of results. Raises BadInput if it cannot be written to."""
   check_writable(f'--output={folder}', folder)
-  make_folder(folder)
+  try:
+    make_folder(folder)
+  except OSError as error:  # a link to nothing, or a folder of the system
+    raise errors.BadInput(
+      f'--output={folder} cannot be created: {error.strerror}; {remedy(error)}'
+    ) from error
 
 
 def check_output_file(flag: str, path: pathlib.Path, example: str) -> None:
@@ -322,17 +327,13 @@ def write_output(path: pathlib.Path, content: str | bytes) -> None:
 def write_results(contents: Mapping[pathlib.Path, str | bytes]) -> None:
   """Writes the files of a result; those of another one are renamed, such as to test.1.json.
 
-  The texts tell results apart: the bytes of an image may differ without a reason.
-
   Raises BadInput if they cannot be written; then those of the other one have their names again, and
   the texts are printed.
   """
   numbered = lambda path, n: path.with_name(f'{path.stem}.{n}{path.suffix}')
-  texts = {path: content for path, content in contents.items() if isinstance(content, str)}
   previous, renamed = [path for path in contents if path.is_file()], {}
   try:
-    compared = [path for path in previous if path in texts] or previous
-    if any(path.read_bytes() != _encode(contents[path]) for path in compared):
+    if any(path.read_bytes() != _encode(contents[path]) for path in previous):
       is_free = lambda n: not any(numbered(path, n).exists() for path in contents)
       number = next(filter(is_free, itertools.count(1)))
       for path in previous:
@@ -342,7 +343,7 @@ def write_results(contents: Mapping[pathlib.Path, str | bytes]) -> None:
   except Exception as error:
     for path, other in renamed.items():
       other.replace(path)
-    print(*texts.values(), sep='', end='')
+    print(*(text for text in contents.values() if isinstance(text, str)), sep='', end='')
     if isinstance(error, errors.BadInput):
       raise
     name = getattr(error, 'filename', None) or ', '.join(map(str, previous))

@@ -168,7 +168,8 @@ def on_primary(function: Callable[..., Any], *args: Any) -> None:
 def prefix_record(record: logging.LogRecord) -> bool:
   """Filters log records: drops those below WARNING in all processes but the primary.
 
-  It sets `process_prefix`, for the format of the handler: empty, or the index of the process.
+  It sets `prefix`, for the format of the handler: the index of the process, if there are several,
+  and whether it is a warning.
   """
-  record.process_prefix = prefix()
+  record.prefix = prefix() + 'warning: ' * (record.levelno == logging.WARNING)
   return is_primary() or record.levelno >= logging.WARNING

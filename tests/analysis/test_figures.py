@@ -24,6 +24,18 @@ def test_a_figure_is_an_image_beside_its_result(tmp_path):
   assert contents[path].startswith(b'\x89PNG') and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize('image_format', ['png', 'svg', 'pdf'])
+def test_a_figure_is_the_same_bytes_when_it_is_drawn_again(tmp_path, monkeypatch, image_format):
+  path, images = tmp_path / f'figure.{image_format}', []
+  for start in ('1', '1000000000'):  # of the date in the file
+    monkeypatch.setenv('SOURCE_DATE_EPOCH', start)
+    with figures.drawn_figure(contents := {}, path) as axes:
+      axes.plot([1, 2], label='a')
+      axes.legend()
+    images.append(contents[path])
+  assert images[0] == images[1]
+
+
 def test_panels_without_data_are_not_drawn(tmp_path):
   with figures.drawn_figure({}, tmp_path / 'spans.png', panels=2) as (left, right):
     figure = left.figure

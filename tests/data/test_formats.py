@@ -228,6 +228,9 @@ def array():
 
 def test_what_is_no_text_is_refused_by_name(tmp_path):
   text = 'some text\n' * 20
+  one_value = (
+    'is one JSON value, not lines such as {"text": "..."}: of objects, jq -c \'.[]\' writes them'
+  )
   convert, remedy = 'convert it to UTF-8', 'write its text as .txt, .jsonl or .parquet'
   cases = {
     'a.txt': (text.encode('utf-16'), f'is UTF-16: {convert}'),
@@ -244,26 +247,14 @@ def test_what_is_no_text_is_refused_by_name(tmp_path):
       b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR',
       f'is binary, not text: {remedy}, or use data.vocabulary=bytes',
     ),
-    'l.json': (
-      b'[\n{"text": "a"}\n]',
-      "is one JSON value, not one object per line: write it so, as jq -c '.[]' does",
-    ),
+    'l.json': (b'[\n{"text": "a"}\n]', one_value),
     **dict.fromkeys(
       ('l.txt', 'l'),
-      (
-        codecs.BOM_UTF8 + b'[\n {"text": "a",\n "id": 1},\n {"text": "b"}]\n',
-        "is one JSON value, not one object per line: write it so, as jq -c '.[]' does",
-      ),
+      (codecs.BOM_UTF8 + b'[\n {"text": "a",\n "id": 1},\n {"text": "b"}]\n', one_value),
     ),
-    'long.txt': (
-      b'[{"text": "a"}, {"text": "' + b'b' * kinds.HEAD,
-      "is one JSON value, not one object per line: write it so, as jq -c '.[]' does",
-    ),
+    'long.txt': (b'[{"text": "a"}, {"text": "' + b'b' * kinds.HEAD, one_value),
     'l.gguf': (b'GGUF\3\0\0\0', f'is a GGUF model, not text: {remedy}'),
-    'm.json': (
-      b'[{"text": "a"}, {"text": "b"}]',
-      "is one JSON value, not one object per line: write it so, as jq -c '.[]' does",
-    ),
+    'm.json': (b'[{"text": "a"}, {"text": "b"}]', one_value),
     'n.parquet': (b'text', 'is damaged: it is named .parquet, but is not Parquet'),
     'o.jsonl.zst': (
       b'{"text": "a"}\n',

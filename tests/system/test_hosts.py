@@ -64,8 +64,8 @@ def test_a_log_record_is_prefixed_for_its_handler_alone(others, monkeypatch):
   def record(level):
     return logging.LogRecord('x', level, 'x.py', 1, 'step %s', (4,), None)
 
-  form = logging.Formatter('%(process_prefix)s%(message)s')
-  for index, shown in (0, ['step 4', 'step 4']), (2, [None, 'process 2: step 4']):
+  form = logging.Formatter('%(prefix)s%(message)s')
+  for index, shown in (0, ['step 4', 'warning: step 4']), (2, [None, 'process 2: warning: step 4']):
     monkeypatch.setitem(hosts._process, 'index', index)
     records = [record(logging.INFO), record(logging.WARNING)]
     kept = [hosts.prefix_record(each) for each in records]

@@ -117,8 +117,10 @@ def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, s
         raise ValueError(f'{foreign[0]!r} is not a file of the folder')
       return [folder / name for name in names], weight_map
   pickle = next((path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))), None)
-  reason = f', only pickles ({pickle}), which can run code and are never read: convert them'
-  raise errors.BadInput(f'{folder} has neither {WEIGHTS} nor {INDEX}{reason if pickle else ""}')
+  reason = ': get the files of the weights too'
+  if pickle:
+    reason = f', only pickles ({pickle}), which can run code and are never read: convert them'
+  raise errors.BadInput(f'{folder} has neither {WEIGHTS} nor {INDEX}{reason}')
 
 
 def version(path: pathlib.Path) -> tuple[int, int]:
