@@ -11,6 +11,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, vocabularies
 from ngrammer_jax.data.vocabularies import tokenizer
 
+SHORT_KEY = 8  # bytes of a key that are kept to count copies; to drop one, the whole key decides
 COMPARED_BYTES = 16 << 20  # of a training text that is tokenised during training
 # Written between documents by many who make corpora, whatever the tokenizer.
 SEPARATORS = ('<|endoftext|>', '<|end_of_text|>')
@@ -18,18 +19,18 @@ SEPARATORS = ('<|endoftext|>', '<|end_of_text|>')
 
 def key(chunks: Iterable[bytes]) -> bytes:
   """Returns a hash of the text of a document, without the white space around it."""
-  digest = hashlib.blake2b(digest_size=8)
+  digest = hashlib.blake2b(digest_size=16)
   for chunk in chunks:
     digest.update(chunk.strip())
   return digest.digest()
 
 
 def sample_keys(documents: Iterable[text_files.Document]) -> bytes:
-  """Returns the keys of the documents in the first COMPARED_BYTES, one after another."""
+  """Returns short keys of the documents in the first COMPARED_BYTES, one after another."""
   keys, size = bytearray(), 0
   with contextlib.suppress(errors.BadInput):  # the training reports what is damaged
     for document in documents:
-      keys += key(chunks := [*document.read_chunks()])
+      keys += key(chunks := [*document.read_chunks()])[:SHORT_KEY]
       size += sum(map(len, chunks))
       if size >= COMPARED_BYTES:
         break

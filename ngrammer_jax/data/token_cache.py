@@ -295,7 +295,7 @@ def _measure(corpus: corpora.Corpus, encoding: str) -> tuple[dict[str, int], dic
     sizes[split], keys[split] = 0, bytearray()
     digest.update(split.encode())
     for document in split_documents:
-      keys[split] += documents.key(measure(split, document))
+      keys[split] += documents.key(measure(split, document))[: documents.SHORT_KEY]
     digest.update(str(sizes[split]).encode())
     if not sizes[split]:
       raise _too_little_text(corpus, split)
