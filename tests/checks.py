@@ -1,8 +1,10 @@
 """What tests assert with, and the variables that they run models with."""
 
+from collections.abc import Container, Iterable
 import os
 import pathlib
 import re
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -70,6 +72,11 @@ def random_variables(module, *inputs, dtype='float32', **given):
     return jnp.asarray(0.5 * rng.normal(size=leaf.shape), dtype)
 
   return jax.tree.map(random, shapes)
+
+
+def quick(values: Iterable[Any], chosen: Container[Any]) -> list[Any]:
+  """Parameters of a test, of which only the chosen ones are in the quick tier."""
+  return [v if v in chosen else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
 def mesh_of(data: int, fsdp: int = 1, model: int = 1) -> jax.sharding.Mesh:

@@ -278,6 +278,7 @@ def test_published_tables_of_ngram_memories():
     assert f'{billions:.2f}B' in path.read_text()
 
 
+@pytest.mark.slow
 def test_small_ngram_memories_have_equal_parameters():
   for text, words in {'quickstart': 4096, 'text8': 27}.items():
     total = lambda method, words=words, text=text: counts(

@@ -74,6 +74,7 @@ def test_scores_do_not_depend_on_other_texts(run):
   assert batched[2].bits_per_byte == pytest.approx(bits / len(TEXTS[2].encode()))
 
 
+@pytest.mark.slow
 def test_completions_do_not_depend_on_other_prompts(run, main, capfd, caplog):
   prompts = TEXTS[:2] * 8
   streamed = {row: '' for row in range(16)}

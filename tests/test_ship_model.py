@@ -83,6 +83,7 @@ def check_card(folder):
   return model
 
 
+@pytest.mark.slow
 def test_a_run_is_shipped(run, ship, capsys):
   assert ship(baseline_of(run)) == 0
   folder = pretrained_models.FOLDER / 'tiny'

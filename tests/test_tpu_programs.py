@@ -91,6 +91,9 @@ print(json.dumps([sorted(layouts), 'f32[8256,32]' in text, copies, sorted(scopes
 """
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope='module')
 def printed():
   """What each program printed."""

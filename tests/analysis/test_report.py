@@ -198,9 +198,11 @@ def test_runs_with_one_label_are_their_mean_in_the_curves(pair):
   assert one.get_xydata().tolist() == [[6 * 128, 1.5]] and one.get_color() == 'C2'
 
 
-def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
+@pytest.fixture
+def spans_and_gates(one_device, tiny, untrained):
+  """The workdir of a model with learned spans, persistent vectors and gates."""
   gated = NGramMemoryConfig(key='tokens', layers=(0,), orders=(2,), heads=1, rows=(31,), width=4)
-  workdir = untrained(
+  return untrained(
     tiny(
       {
         **{'ngram': None, 'ngram_memories': (gated,), 'feed_forward_width': 0},
@@ -210,6 +212,18 @@ def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
       }
     )
   )
+
+
+def test_flops_are_those_of_the_recorded_spans(spans_and_gates):
+  run = runs.load_run(spans_and_gates)
+  assert not [name for name in report._metrics(run, []) if 'FLOPs' in name]
+  recorded = report._metrics(run, [{'step': 4, 'flops_per_token': 5000.0}])
+  assert recorded['FLOPs per token'].text == '5,000'
+
+
+@pytest.mark.slow
+def test_a_run_with_spans_and_gates(spans_and_gates, collected):
+  workdir = spans_and_gates
   (workdir / 'metrics.jsonl').write_text('{"step": 4, "loss": 2.5}\n')
   write_report(f'--workdir={workdir}', '--prompt=the <i>', '--label=spans')
   page = Page((workdir / 'report.html').read_text())
@@ -218,8 +232,6 @@ def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
   assert page.texts['samples'].count('the <i>') == 2
   (found,) = collected
   assert not [name for name in found.metrics if 'FLOPs' in name]  # its spans were not recorded
-  recorded = report._metrics(runs.load_run(workdir), [{'step': 4, 'flops_per_token': 5000.0}])
-  assert recorded['FLOPs per token'].text == '5,000'
   result = found.results['spans']
   rows = spans.table_rows(result['spans'], ',.0f') + spans.table_rows(result['persistent'], '.1%')
   assert page.tables['spans'] == rows

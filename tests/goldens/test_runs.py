@@ -6,10 +6,11 @@ import shutil
 
 import pytest
 
+from tests.checks import quick
 from tests.goldens import runs
 
 FOLDER = pathlib.Path(__file__).parent / 'checkpoints'
-QUICK = 'ngrammer', 'key_value_predict'  # with a codebook, and without a Transformer
+QUICK = ('ngrammer',)  # with a codebook
 
 
 def forget_later_steps(path):
@@ -18,9 +19,7 @@ def forget_later_steps(path):
   path.write_text(''.join(line for line in lines if json.loads(line)['step'] <= runs.RESTORED))
 
 
-@pytest.mark.parametrize(
-  'row', [row if row in QUICK else pytest.param(row, marks=pytest.mark.slow) for row in runs.ROWS]
-)
+@pytest.mark.parametrize('row', quick(runs.ROWS, QUICK))
 def test_a_checkpoint_resumes_with_the_recorded_losses(
   row, one_device, cache, tmp_path, monkeypatch
 ):

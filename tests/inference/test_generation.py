@@ -223,6 +223,7 @@ def test_tokens_depend_on_the_context_alone(x64, deterministic_tokens, context):
   assert len(set(next_tokens)) > (2 if context == 1 else 4)
 
 
+@pytest.mark.slow
 def test_the_cache_has_as_many_slots_as_the_longest_span_needs(x64, monkeypatch):
   """It generates what a cache of the whole context does, also after a prompt that does not fit."""
   config = dataclasses.replace(

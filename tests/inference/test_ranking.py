@@ -49,7 +49,7 @@ CHANGES = {
 SLOW = pytest.mark.slow
 CASES = [
   # Change of the config, bidirectional prefixes, layers, length of the longest prefix.
-  pytest.param('primer, scanned', True, 2, 16),
+  pytest.param('primer, scanned', True, 2, 16, marks=SLOW),
   pytest.param('zeros before a stream', False, 1, 16),
   *(pytest.param(change, False, 2, 40, marks=SLOW) for change in CHANGES),
   *(

@@ -45,6 +45,7 @@ def test_packed_sequences_of_praxis(reference, tmp_path, monkeypatch):
   assert_close(np.asarray(names['logits'])[is_valid], f['packed/logits'][is_valid], 2e-5)
 
 
+@pytest.mark.slow
 def test_a_layer_of_praxis(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   layer = NGrammer(heads=2, clusters=4, vocabulary_size=50, dim=4, return_memory=False)

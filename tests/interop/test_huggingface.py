@@ -17,6 +17,7 @@ from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs, tensors
 from ngrammer_jax.models import block, language_model
 from tests import checks
+from tests.checks import quick
 
 FOLDERS = (
   *('llama_gqa', 'llama_rope_llama3', 'llama_rope_linear', 'llama_rope_yarn', 'mistral_window'),
@@ -25,11 +26,6 @@ FOLDERS = (
 )
 # Gradients of all others are in the slow tier: they have no parameters of other kinds.
 GRADIENTS = ('qwen2_window', 'gemma3_text', 'gpt2', 'gpt_neox', 'olmo2', 'phi3_window')
-
-
-def quick(*chosen):
-  """All folders, of which only these are in the quick tier."""
-  return [n if n in chosen else pytest.param(n, marks=pytest.mark.slow) for n in FOLDERS]
 
 
 @pytest.fixture
@@ -99,7 +95,7 @@ def test_equals_the_official_model(folder, name, one_device, x64):
   check_outputs(run, expected, loss, logits, hidden)
 
 
-@pytest.mark.parametrize('name', quick(*GRADIENTS))
+@pytest.mark.parametrize('name', quick(FOLDERS, GRADIENTS))
 def test_equals_the_official_model_and_its_gradient(folder, name, one_device, x64, tmp_path):
   run, expected = runs.load_pretrained(folder(name), 'float64'), read_expected(folder(name))
   model, ids = model_of(run, 'float64'), jnp.asarray(expected['input_ids'], jnp.int32)
@@ -114,7 +110,7 @@ def test_equals_the_official_model_and_its_gradient(folder, name, one_device, x6
     assert (np.abs(values - expected[f'grad/{tensor}']) <= limit).all(), tensor
 
 
-@pytest.mark.parametrize('name', quick('qwen2_window'))
+@pytest.mark.parametrize('name', quick(FOLDERS, ['qwen2_window']))
 def test_float32(folder, name, one_device):
   run = runs.load_pretrained(folder(name))
   dtypes = {leaf.dtype for leaf in jax.tree.leaves(run.state.params)}

@@ -84,6 +84,7 @@ def test_logits_with_a_cache_in_pieces_of_any_size(reference_model, name, one_de
     np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=1e-9, err_msg=str(sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', quick('gemma2'))
 def test_greedy_continuation_in_a_batch(reference_model, name, one_device):
   """The first row is continued beside shorter prompts, whose next tokens are known too."""

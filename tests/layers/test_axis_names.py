@@ -5,6 +5,7 @@ from flax import nnx
 import jax
 import numpy as np
 import optax
+import pytest
 
 from ngrammer_jax.layers import FeedForward, NGrammer
 from tests.checks import mesh_of
@@ -34,6 +35,7 @@ def train_step(model, optimizer):
   return value
 
 
+@pytest.mark.slow
 def test_training_in_nnx_equals_linen():
   """Forward pass, two steps of k-means and of an optimizer of two partitions, in `nnx.jit`."""
   transforms = {'table': optax.adagrad(0.1), 'dense': optax.adam(0.1)}

@@ -57,7 +57,13 @@ def test_equals_formula(x64):
     np.testing.assert_array_equal(padded, np.where(valid[..., None], y, 0))
 
 
-@pytest.mark.parametrize('gated, activation', [(True, 'silu'), (False, 'gelu'), (False, 'relu')])
+@pytest.mark.parametrize(
+  'gated, activation',
+  [
+    (True, 'silu'),
+    *(pytest.param(False, name, marks=pytest.mark.slow) for name in ('gelu', 'relu')),
+  ],
+)
 def test_a_padded_width_computes_the_same(x64, monkeypatch, gated, activation):
   """In a program whose products have 128 inner features on a TPU, 104 on a GPU, not 100."""
   layer = FeedForward(100, activation, gated, dtype=jnp.float64)

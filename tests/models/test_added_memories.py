@@ -199,6 +199,7 @@ def test_a_neutral_memory_returns_its_input():
     assert np.array_equal(y, x) == ('neutral' in case), case
 
 
+@pytest.mark.slow
 def test_a_drawn_pair_starts_as_the_trained_model(x64, one_device):
   rng = np.random.default_rng(drawn.rotating_seed())
   (name, memory), dtype = PAIRS[rng.integers(len(PAIRS))], rng.choice(['float32', 'float64'])

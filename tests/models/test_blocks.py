@@ -22,7 +22,7 @@ from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.attention import blocks, local
 from ngrammer_jax.models import language_model, transformer
 from tests import jaxprs
-from tests.checks import assert_close, random_variables
+from tests.checks import assert_close, quick, random_variables
 from tests.goldens import models
 
 GOLDENS = {
@@ -31,6 +31,8 @@ GOLDENS = {
   if name.startswith('transformer') and not case['prefix']
 }
 QUICK = ('transformer_36',)  # without spans, so that it is computed once
+SLOW = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures('one_device')
 
 
 @pytest.fixture
@@ -41,9 +43,7 @@ def small_blocks(monkeypatch):
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)  # it drops other probabilities
 
 
-@pytest.mark.parametrize(
-  'name', [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in GOLDENS]
-)
+@pytest.mark.parametrize('name', quick(GOLDENS, QUICK))
 def test_blocks_equal_whole_scores(x64, small_blocks, tmp_path, name):
   """Hidden states, memory, codebook, loss and the gradient of every parameter."""
   case = copy.deepcopy(GOLDENS[name])
@@ -227,13 +227,14 @@ def test_any_split_in_blocks(x64, small_blocks, change):
   check(change_layers(change, 1), *QUICK_CHANGES[change])
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize('change', CHANGES)
 def test_any_split_and_gradients_of_three_layers(x64, small_blocks, change):
   check(change_layers(change, 3), True)
 
 
-@pytest.mark.parametrize('slots', [0, pytest.param(S, marks=pytest.mark.slow)])
+@SLOW
+@pytest.mark.parametrize('slots', [0, S])
 def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
   """Spans of less than 4 tokens: what is kept of older ones may be anything."""
   config = dataclasses.replace(PLAIN, layers=1, span=DYNAMIC, ngram=ATTENDED, kernel='blocks')
@@ -278,15 +279,15 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
     (None, 63, 2048, None, True),  # in a cache there are more
     (None, 7, 8192, None, False),  # too few queries
     (None, 64, 0, 'prefix', False),  # blocks know no later tokens
-    (None, 64, 0, 'no spans', False),
     (None, 64, 192, 'no spans', True),
-    (None, 193, 192, 'no spans', True),  # a prompt that fills its context
+    pytest.param(None, 64, 0, 'no spans', False, marks=SLOW),
+    pytest.param(None, 193, 192, 'no spans', True, marks=SLOW),  # a prompt that fills its context
     (None, 512, 1, 'no spans', True),  # a long segment without a memory
-    (None, 448, 1, 'no spans', False),
+    pytest.param(None, 448, 1, 'no spans', False, marks=SLOW),
     (None, 64, 192, 'tpu', False),  # without spans, they are faster on a CPU only
-    ('xla', 64, 0, None, False),
+    pytest.param('xla', 64, 0, None, False, marks=SLOW),
     ('blocks', 32, 0, None, True),
-    ('blocks', 32, 0, 'no spans', True),
+    pytest.param('blocks', 32, 0, 'no spans', True, marks=SLOW),
   ],
 )
 def test_blocks_are_taken_where_they_are_faster(monkeypatch, kernel, T, slots, change, in_blocks):

@@ -62,13 +62,14 @@ def spread(leaf):
   return float(np.mean(leaf)), float(np.std(leaf)), float(np.abs(leaf).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'fields',
   [
     {'position': 'relative', 'adaptive_softmax': ADAPTIVE},
-    pytest.param({'position': 'relative'}, marks=pytest.mark.slow),
-    pytest.param({'position': 'shaw'}, marks=pytest.mark.slow),
-    pytest.param({'position': 'shaw', 'adaptive_softmax': ADAPTIVE}, marks=pytest.mark.slow),
+    {'position': 'relative'},
+    {'position': 'shaw'},
+    {'position': 'shaw', 'adaptive_softmax': ADAPTIVE},
   ],
 )
 def test_transformer_xl(fields):

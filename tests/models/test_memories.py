@@ -83,6 +83,7 @@ def test_a_state_keeps_its_shapes_and_dtypes(dtype, is_kept):
     run()
 
 
+@pytest.mark.slow
 def test_memories_of_equal_shape_do_not_share_tables():
   """Neither two layers of one memory, nor two memories of one layer."""
   options = NGramMemoryConfig(layers=(0, 2), heads=1, orders=(2,), rows=(11,), width=2)

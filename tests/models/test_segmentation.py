@@ -17,11 +17,12 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import span as span_config
 from ngrammer_jax.layers.attention import blocks
 from ngrammer_jax.models import heads, language_model, transformer
-from tests.checks import assert_close, random_variables
+from tests.checks import assert_close, quick, random_variables
 from tests.models import drawn
 
 T, V = drawn.T, drawn.V
-QUICK, SLOW = 9, 48
+DRAWN, DRAWN_EVERY_DAY = 9, 48
+QUICK = (0, 2, 4)
 FIRST_SEED = 48  # those before lack an option, and drawing takes seconds
 CALLS, SPLITS = 4, 4  # segments of a stream, and ways to split it
 TOLERANCE = 1e-10
@@ -180,15 +181,15 @@ def check_drawn(number, count, seed):
   check(case, seed + number)
 
 
-@pytest.mark.parametrize('number', range(QUICK))
+@pytest.mark.parametrize('number', quick(range(DRAWN), QUICK))
 def test_any_split_of_drawn_options(x64, in_blocks, number):
-  check_drawn(number, QUICK, drawn.covering_seed(QUICK, FIRST_SEED))
+  check_drawn(number, DRAWN, drawn.covering_seed(DRAWN, FIRST_SEED))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', range(SLOW))
+@pytest.mark.parametrize('number', range(DRAWN_EVERY_DAY))
 def test_any_split_of_other_drawn_options_every_day(x64, in_blocks, number):
-  check_drawn(number, SLOW, drawn.rotating_seed())
+  check_drawn(number, DRAWN_EVERY_DAY, drawn.rotating_seed())
 
 
 DECODED = model_config.ModelConfig(

@@ -43,12 +43,9 @@ def visible(tokens, starts, first):
   return tokens[kept]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  'kernel, positional, T',
-  [
-    ('blocks', YARN, 5),
-    *(pytest.param('xla', *values, marks=pytest.mark.slow) for values in ((None, 5), (YARN, 16))),
-  ],
+  'kernel, positional, T', [('blocks', YARN, 5), ('xla', None, 5), ('xla', YARN, 16)]
 )
 def test_sinks_stand_before_the_last_tokens(kernel, positional, T):
   rng, L = np.random.default_rng(0), 80

@@ -440,7 +440,14 @@ def test_the_layer_stands_where_it_should(layer, before, scan):
   assert changed == list(range(before))
 
 
-@pytest.mark.parametrize('scan, bodies', [(1, 1), (2, 2 + 1), (3, 3 + 2), (5, 5), (9, 5)])
+@pytest.mark.parametrize(
+  'scan, bodies',
+  [
+    (2, 2 + 1),
+    (9, 5),
+    *(pytest.param(*sizes, marks=slow) for sizes in ((1, 1), (3, 3 + 2), (5, 5))),
+  ],
+)
 def test_layers_are_compiled_in_groups(scan, bodies):
   """The last full groups of five layers are followed by the rest; one group alone is no scan."""
 
@@ -452,6 +459,7 @@ def test_layers_are_compiled_in_groups(scan, bodies):
   assert products(layers=5, scan_layers=scan) == products(layers=bodies, scan_layers=False)
 
 
+@pytest.mark.slow
 def test_gradients_of_layers_in_groups():
   models = (small_model(layers=3, dropout=0.1, scan_layers=scan) for scan in (False, 2))
   variables = variables_of(small_model(layers=3))

@@ -124,6 +124,7 @@ def run(shape, optimizer, parts=None, **fields):
     return jax.device_get(call(create(), placed, np.int32(table_model.STEPS - 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'optimizer', ['adagrad', pytest.param('lazy_adam', marks=pytest.mark.slow)]
 )

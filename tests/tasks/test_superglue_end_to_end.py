@@ -51,7 +51,8 @@ def save_initial_state(config, workdir):
     checkpoints.save(0, task.initial_state(run.create()))
 
 
-@pytest.mark.parametrize('task', ['multirc', pytest.param('cb', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('task', ['multirc', 'cb'])
 def test_a_task_of_32_rows(tiny, tmp_path, finetuning, one_device, caplog, task):
   memory = experiment.NGramMemoryConfig(
     key='compressed', layers=(0,), orders=(2,), heads=1, rows=(997,), width=4, convolution=2

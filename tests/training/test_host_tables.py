@@ -49,7 +49,8 @@ def assert_close(one, other):
 
 
 @pytest.mark.parametrize(
-  'shape, optimizer, parts', [((2, 2, 2), 'adagrad', 2), ((8, 1, 1), 'frozen', None)]
+  'shape, optimizer, parts',
+  [((2, 2, 2), 'adagrad', 2), pytest.param((8, 1, 1), 'frozen', None, marks=pytest.mark.slow)],
 )
 def test_a_training_step_equals_that_on_the_device(shape, optimizer, parts):
   """State and metrics; tables and their accumulators stay on the host."""
@@ -132,6 +133,7 @@ def test_tables_in_bfloat16_have_accumulators_in_float32(tiny, where):
   assert all(sharding.is_on_host(leaf) == (where == 'host') for leaf in tables)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_rounded_by_the_step_and_resumes_bit_by_bit(
   tiny, one_device, tmp_path, monkeypatch
 ):

@@ -112,6 +112,7 @@ def test_segments_per_call_changes_nothing_at_any_number_of_steps(tiny, tmp_path
   assert results[0][2] == sorted([*events[0], *events[1]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'steps, calls',
   [(7, (1, 4)), *(pytest.param(steps, (1, 4, 10), marks=pytest.mark.slow) for steps in (1, 7, 25))],

@@ -116,6 +116,7 @@ def test_other_memories_need_no_classes(memories, monkeypatch):
   assert token_codebook.fill(codebook, model_of(memories), VOCABULARY) is codebook
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_classes_if_the_rule_changes(tiny, tmp_path, monkeypatch, one_device):
   """The classes of a checkpoint win: resumed, exported, and in a run that starts from it."""
   no_validation(monkeypatch)

@@ -11,6 +11,7 @@ from ngrammer_jax.layers import documents, dropout
 from ngrammer_jax.layers.attention import blocks, full, relative, span
 from ngrammer_jax.layers.attention.full import Heads, SpanMask
 from ngrammer_jax.layers.context import Keys
+from tests.checks import quick
 
 B, T, M, N, H, D, RAMP = 2, 20, 22, 3, 4, 6, 5
 S = M + T
@@ -89,9 +90,10 @@ CASES = {
   'one_block': {'distance': 'plain', 'block_size': 32},
   'grouped': {'spans': 'adaptive', 'distance': 'plain', 'key_heads': 1, 'dropout': 0.3},
 }
+QUICK = ('plain', 'relative', 'adaptive', 'dynamic_dropout', 'pairs', 'capped', 'grouped')
 
 
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('case', quick(CASES, QUICK))
 def test_equals_whole_scores(x64, monkeypatch, case):
   options = dict(CASES[case])
   monkeypatch.setattr(blocks, 'BLOCK', options.get('block_size', 8))

@@ -137,6 +137,14 @@ def test_an_accelerator_computes_the_same(random_step, monkeypatch):
   equals_slow_step(actual, x, variables['codebook']['centroids'], valid, 0.3, 0.1, False)
 
 
+def test_a_tpu_adds_rows_and_no_windows():
+  """It would add windows in a loop, see tests/test_tpu_programs.py."""
+  arrays = jax.ShapeDtypeStruct((1, 4, 2, 3), 'float32'), jax.ShapeDtypeStruct((1, 4, 2), 'int32')
+  sums = jax.jit(lambda x, ids: quantizer.cluster_statistics(x, ids, 5)[0]).trace(*arrays)
+  text = sums.lower(lowering_platforms=('tpu',)).as_text()
+  assert 'update_window_dims = [1]' in text and 'update_window_dims = [1, 2]' not in text
+
+
 def test_no_valid_mask_means_all_tokens(random_step):
   x, valid, variables = random_step
   equals_slow_step(
