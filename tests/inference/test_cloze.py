@@ -14,7 +14,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze as cloze_data
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.inference import cloze
+from ngrammer_jax.inference import cloze, pairs
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.training import loop
@@ -102,6 +102,12 @@ def test_scores_match_ten_full_forward_passes(change):
     nll_10xT = np.asarray(compute_nll(ids_10xT), np.float64)
     gap = len(vocabulary.encode(('\n'.join(STORY) + '\nThen').encode()))
     assert_close(answer.scores, -nll_10xT[:, gap:].sum(axis=1), 1e-5)
+    of_pairs = pairs.score(
+      *(evaluator.engine, {'codebook': {}} | variables),
+      [pairs.EncodedPair(ids[: gap + 1], ids[gap + 1 :]) for ids in ids_10xT],
+      *(evaluator.context, evaluator.rows),
+    )
+    assert_close(answer.scores, [each.log_likelihood for each in of_pairs], 1e-5)
     assert len(set(answer.scores)) == 10
 
 

@@ -223,8 +223,12 @@ def test_tokens_depend_on_the_context_alone(x64, deterministic_tokens, context):
   assert len(set(next_tokens)) > (2 if context == 1 else 4)
 
 
-@pytest.mark.slow
-def test_the_cache_has_as_many_slots_as_the_longest_span_needs(x64, monkeypatch):
+@pytest.mark.parametrize(
+  'slots_taken, is_enough', [(1000, True), pytest.param(16, False, marks=pytest.mark.slow)]
+)
+def test_the_cache_has_as_many_slots_as_the_longest_span_needs(
+  x64, monkeypatch, slots_taken, is_enough
+):
   """It generates what a cache of the whole context does, also after a prompt that does not fit."""
   config = dataclasses.replace(
     CONFIG,
@@ -249,10 +253,9 @@ def test_the_cache_has_as_many_slots_as_the_longest_span_needs(x64, monkeypatch)
 
   tokens, slots = generate_all()
   assert slots == {64}
-  for length, is_enough in ((1000, True), (16, False)):
-    monkeypatch.setattr(inference.spans, 'cache_slots', lambda *_, n=length: n)
-    expected, slots = generate_all()
-    assert slots == {min(length, 199)} and (tokens == expected) == is_enough
+  monkeypatch.setattr(inference.spans, 'cache_slots', lambda *_: slots_taken)
+  expected, slots = generate_all()
+  assert slots == {min(slots_taken, 199)} and (tokens == expected) == is_enough
 
 
 def test_tokens_are_sampled_independently(x64):

@@ -333,6 +333,9 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
     result = task.validate(training, state(step), lambda examples: None)
     assert (result['task'], result['n'], result[task.best_metric]) == ('rte', 12, 25)
   assert created == [('the engine of the run', 257, config)] * 2
+  few = dataclasses.replace(config.evaluation, max_examples=5)
+  limited = finetuning.FinetuneTask(dataclasses.replace(config, evaluation=few), folder / 'run')
+  assert limited.validate(training, state(2), lambda examples: None)['n'] == 5
   assert calls[1][:3] == ([3.0] * 3, [6.0] * 2, 'rte') and len(calls[1][3]) == 12
   assert calls[1][3][1] == 'rte hypothesis: rain premise: It is very snow.'
   assert task.format_metrics(result) == ' rte accuracy 75.00, 12 examples'

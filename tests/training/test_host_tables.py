@@ -133,7 +133,6 @@ def test_tables_in_bfloat16_have_accumulators_in_float32(tiny, where):
   assert all(sharding.is_on_host(leaf) == (where == 'host') for leaf in tables)
 
 
-@pytest.mark.slow
 def test_bfloat16_is_rounded_by_the_step_and_resumes_bit_by_bit(
   tiny, one_device, tmp_path, monkeypatch
 ):
