@@ -5,7 +5,6 @@ from flax import nnx
 import jax
 import numpy as np
 import optax
-import pytest
 
 from ngrammer_jax.layers import FeedForward, NGrammer
 from tests.checks import mesh_of
@@ -35,12 +34,6 @@ def train_step(model, optimizer):
   return value
 
 
-def test_a_layer_in_nnx_equals_linen():
-  model = bridged()
-  np.testing.assert_allclose(model(X), LAYER.apply(linen_variables(model), X), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_training_in_nnx_equals_linen():
   """Forward pass, two steps of k-means and of an optimizer of two partitions, in `nnx.jit`."""
   transforms = {'table': optax.adagrad(0.1), 'dense': optax.adam(0.1)}
