@@ -46,7 +46,7 @@ MODEL_TRAINING_OPTIONS = (
 
 
 # Put before all names by DataParallel, torch.compile, and models around the language model.
-WRAPPERS, OUTER_MODELS = ('module.', '_orig_mod.'), ('model.', 'transformer.')
+WRAPPERS = {'module.', '_orig_mod.', 'model.', 'transformer.', 'language_model.'}
 SHOWN = 5  # arrays of an error
 
 
@@ -161,7 +161,7 @@ def without_wrappers(
   first = next(iter(expected), '')
   prefixes = [name.removesuffix(first) for name in arrays if name.endswith(first)]
   for prefix in () if fits('') else filter(fits, prefixes):
-    if not set(re.findall(r'[^.]*\.|[^.]+', prefix)) - {*WRAPPERS, *OUTER_MODELS}:
+    if not set(re.findall(r'[^.]*\.|[^.]+', prefix)) - WRAPPERS:
       logging.info('%s: reading the arrays without %r before their names', origin, prefix)
       return {name.removeprefix(prefix): array for name, array in arrays.items()}
   return arrays

@@ -15,11 +15,9 @@ import dataclasses
 from typing import Any, NamedTuple
 
 REQUIRED = object()  # a field without a default
-# Endings of names of tensors that are no parameters, of any family.
-BUFFERS = (
-  *('.rotary_emb.inv_freq', '.attn.bias', '.attn.masked_bias'),
-  *('.attention.bias', '.attention.masked_bias'),
-)
+# Names of tensors that are no parameters, of any family; and of a model with images.
+BUFFERS = r'\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$'
+BUFFERS_AND_IMAGES = rf'{BUFFERS}|(^|\.)(vision|multi_modal)_'
 
 
 class Tensor(NamedTuple):
