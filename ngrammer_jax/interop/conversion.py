@@ -239,10 +239,10 @@ def check_shapes(
     )
 
 
-def torch_linear(path: str, name: str, shape: tuple[int, int]) -> dict[str, Source]:
-  """Returns the sources of a linear map with a bias of PyTorch, whose weight is [out, in]."""
-  kernel = Source(f'{name}.weight', shape, np.transpose)
-  return {f'{path}/kernel': kernel, f'{path}/bias': Source(f'{name}.bias', shape[:1])}
+def torch_layer(path: str, name: str, *shape: int) -> dict[str, Source]:
+  """Returns the sources of a layer of PyTorch with a bias: a norm, or a linear map [out, in]."""
+  weight, bias = Source(f'{name}.weight', shape, np.transpose), Source(f'{name}.bias', shape[:1])
+  return {f'{path}/{"kernel" if len(shape) > 1 else "scale"}': weight, f'{path}/bias': bias}
 
 
 def torch_heads(name: str, heads: int, width: int) -> Source:
@@ -296,12 +296,6 @@ def torch_adaptive_softmax(
       f'{path}/cluster_bias': Source(f'{cluster}bias', (C,), np.flipud),
     }
   return sources
-
-
-def torch_norm(path: str, name: str, width: int) -> dict[str, Source]:
-  """Returns the sources of a layer norm of PyTorch."""
-  scale = Source(f'{name}.weight', (width,))
-  return {f'{path}/scale': scale, f'{path}/bias': Source(f'{name}.bias', (width,))}
 
 
 def check_options(

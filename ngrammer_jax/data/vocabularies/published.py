@@ -231,9 +231,8 @@ def _sentencepiece_file(data: bytes, ids: Mapping[str, int], added: Mapping[str,
   from google.protobuf import message
   from sentencepiece import sentencepiece_model_pb2 as schema
 
-  model = schema.ModelProto()
   try:
-    model.ParseFromString(data)
+    model = schema.ModelProto.FromString(data)
   except message.DecodeError as error:
     raise ValueError(f'tokenizer.model is no SentencePiece model: {error}') from error
   options, is_bpe = model.normalizer_spec, model.trainer_spec.model_type == schema.TrainerSpec.BPE

@@ -141,12 +141,11 @@ _ROPE = {
   **{'rope_theta': 10_000.0, 'rope_scaling': {}, 'rope_parameters': {}},
   'original_max_position_embeddings': None,
 }
-_LLAMA_FIELDS = (
-  _SIZES
-  | _ROPE
-  | {'num_key_value_heads': None, 'head_dim': None, 'hidden_act': 'silu', 'rms_norm_eps': 1e-6}
-  | {'max_position_embeddings': 2048}
-)
+_LLAMA_FIELDS = {
+  **(_SIZES | _ROPE),
+  **{'num_key_value_heads': None, 'head_dim': None, 'hidden_act': 'silu', 'rms_norm_eps': 1e-6},
+  'max_position_embeddings': 2048,
+}
 _BIASES = {'attention_bias': False, 'mlp_bias': False}
 _MISTRAL = {'num_key_value_heads': 8, 'sliding_window': 4096, 'max_position_embeddings': 131_072}
 _QWEN = {

@@ -34,12 +34,9 @@ MODULES = {
   'rope_freqs': 'rope_freqs',
 }
 # Keys that change the numbers of a model in ways that a Llama does not have.
-FOREIGN_KEYS = (
-  *('expert_count', 'logit_scale', 'embedding_scale', 'residual_scale', 'use_parallel_residual'),
-  *('attention.scale', 'attention.clamp_kqv', 'attention.max_alibi_bias'),
-  *('attention.temperature_scale', 'attn_logit_softcapping', 'final_logit_softcapping'),
-  *(f'rope.scaling.yarn_{name}' for name in ('log_multiplier', 'ext_factor', 'attn_factor')),
-  *('rope.scaling.attn_factor', 'rope.scaling.alpha', 'rope.scale_linear'),
+FOREIGN_KEYS = re.compile(
+  r'llama\.(expert_count|use_parallel_residual|.*(scale|softcapping|clamp|alibi).*)'
+  r'|llama\.rope\.scaling\.(alpha|attn_factor|yarn_(?!beta_).*)'
 )
 
 
@@ -182,9 +179,9 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
       raise ValueError(f'llama.{name} is {value}')
     return value
 
-  for key in FOREIGN_KEYS:
-    if metadata.get(f'llama.{key}'):
-      raise errors.BadInput(f'llama.{key} is set: such a model is not a Llama, and not supported')
+  for key in filter(FOREIGN_KEYS.fullmatch, metadata):
+    if metadata[key]:
+      raise errors.BadInput(f'{key} is set: such a model is not a Llama, and not supported')
   layers, width, heads = get('block_count'), get('embedding_length'), get('attention.head_count')
   query = tensors['model.layers.0.self_attn.q_proj.weight']
   head_width = get('attention.key_length', query.shape[0] // heads)  # not always width / heads
