@@ -43,14 +43,8 @@ PRE_TOKENIZER_NAMES = {
 @contextlib.contextmanager
 def translate_damage(path: pathlib.Path) -> Iterator[None]:
   """Raises BadInput for any error of reading the tokenizer in a folder or file."""
-  name = f'the tokenizer in {path}'
-  with files.translate_damage(name, 'download it again'), errors.named(path):
-    try:
-      yield
-    except Exception as error:
-      if type(error) is Exception:  # those of the library
-        raise ValueError(error) from error
-      raise
+  with files.translate_damage(f'the tokenizer in {path}', 'download it again'), errors.named(path):
+    yield
 
 
 def has_tokenizer(path: pathlib.Path) -> bool:
