@@ -114,7 +114,8 @@ def convert(
   check_finite(origin, {name: count_not_finite(np.asarray(arrays[name])) for name in expected})
   variables = {}
   for path, source in sources.items():
-    values = [_in_float32(np.asarray(arrays[name])) for name in source.names]
+    values = [np.asarray(arrays[name]) for name in source.names]
+    values = [each.astype(jnp.promote_types(each.dtype, jnp.float32)) for each in values]
     value = source.convert(values[0] if isinstance(source.name, str) else np.stack(values))
     value = value + source.added if source.added else value
     variables[path] = jnp.asarray(value, dtype if path.startswith('params/') else None)
@@ -123,12 +124,6 @@ def convert(
       variables[f'{quantizer}usage'] = jnp.full((N, K), 1 / K, variables[path].dtype)
       variables[f'{quantizer}changed'] = jnp.zeros(N)
   return traverse_util.unflatten_dict(variables, sep='/')
-
-
-def _in_float32(array: np.ndarray) -> np.ndarray:
-  """Returns floats of at least 32 bits."""
-  is_float = jnp.issubdtype(array.dtype, jnp.floating)
-  return array.astype(jnp.promote_types(array.dtype, jnp.float32)) if is_float else array
 
 
 def count_not_finite(values: np.ndarray) -> int:
@@ -269,8 +264,7 @@ def torch_adaptive_softmax(
   adaptive, D = config.adaptive_softmax, config.width
   embedding, output, cluster = names
   path, J, C = 'params/adaptive_softmax', adaptive.embedding_width or D, len(adaptive.cutoffs)
-  is_tied = adaptive.tied_projections
-  is_tied = is_tied * (C + 1) if len(is_tied) == 1 else is_tied
+  is_tied = adaptive.tied_projections * ((C + 1) // len(adaptive.tied_projections))
   sources = {}
   for i, (first, last) in enumerate(itertools.pairwise((0, *adaptive.cutoffs, V))):
     index, width = (0, J) if is_single_table else (i, J // adaptive.divisor**i)

@@ -139,8 +139,7 @@ def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> S
   try:
     kind = package.GGMLQuantizationType(kind)
     values, block_bytes = package.GGML_QUANT_SIZES[kind]
-    if kind.name not in PLAIN:
-      package.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+    package.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
   except (ValueError, NotImplementedError) as error:
     raise errors.BadInput(
       f'{name} has the type {getattr(kind, "name", kind)}, which the package gguf cannot '
