@@ -177,8 +177,7 @@ def _folder_content(folder, settings, added_ids, model_type) -> bytes:
   if (path := folder / 'tokenizer.model').exists():
     return _sentencepiece_file(path.read_bytes(), ids, added)
   lines = (folder / 'merges.txt').read_text(encoding='utf-8').splitlines()
-  lines = lines[lines[0].startswith('#version') :]
-  merges = [line for line in lines if line]
+  merges = [line for line in lines[lines[0].startswith('#version') :] if line]
   name = settings.get('tokenizer_class', '').removesuffix('Fast')
   pre_tokenizer = PRE_TOKENIZER_NAMES.get(name or model_type)
   problem = f'there is no tokenizer.json, and the class of the tokenizer is {name or None!r}'

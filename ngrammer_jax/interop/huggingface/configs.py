@@ -331,12 +331,11 @@ def _scaling(rotary, c, family):
       rotary.setdefault('attention_factor', high / low)
   if unsupported := rotary.keys() - {*names.values(), ORIGINAL_LENGTH}:
     raise errors.BadInput(f'{", ".join(sorted(unsupported))} is not supported for rope_type={kind}')
-  if kind == 'default':
-    return None
   optional = ('attention_factor', 'beta_fast', 'beta_slow', 'truncate')
   if missing := [n for n in names.values() if n not in rotary and n not in optional]:
     raise errors.BadInput(f'rope_type={kind!r} needs {", ".join(missing)}')
-  return {'kind': kind} | {ours: rotary[name] for ours, name in names.items() if name in rotary}
+  values = {ours: rotary[name] for ours, name in names.items() if name in rotary}
+  return {'kind': kind} | values if values else None  # `default` has none
 
 
 def _write(model, vocabulary_size, positions, family):
