@@ -109,8 +109,7 @@ def convert(
     BadInput: see `check_shapes`; or names the arrays with values that are not finite.
   """
   expected = names(sources)
-  shapes = {name: np.shape(array) for name, array in arrays.items()}
-  check_shapes(expected, shapes, origin, ignored)
+  check_shapes(expected, {n: np.shape(array) for n, array in arrays.items()}, origin, ignored)
   check_finite(origin, {name: count_not_finite(np.asarray(arrays[name])) for name in expected})
   variables = {}
   for path, source in sources.items():
@@ -176,11 +175,8 @@ def restore(variables: Mapping[str, Any], sources: Sources, origin: str) -> dict
     BadInput: lists every variable that is missing, extra or of a wrong shape.
   """
   leaves = traverse_util.flatten_dict(nn.unbox(dict(variables)), sep='/')
-  leaves = {
-    path: np.asarray(leaf)
-    for path, leaf in leaves.items()
-    if not (path.startswith('codebook/') and path.endswith(('/usage', '/changed')))
-  }
+  is_usage = re.compile(r'codebook/(.*/)?(usage|changed)').fullmatch
+  leaves = {path: np.asarray(leaf) for path, leaf in leaves.items() if not is_usage(path)}
   shape_of = lambda source: source.convert(np.broadcast_to(0, source.stacked_shape)).shape
   expected = {path: shape_of(source) for path, source in sources.items()}
   check_shapes(expected, {path: leaf.shape for path, leaf in leaves.items()}, origin)
@@ -209,14 +205,11 @@ def check_shapes(
     origin: description of the source model, for the error message.
     ignored: names of arrays that may be present and are not used.
   """
+  wrong = {name: shape for name, shape in expected.items() if shapes.get(name, shape) != shape}
   kinds = {
     'missing': [f'{name} {shape}' for name, shape in expected.items() if name not in shapes],
     'extra': [f'{n} {shape}' for n, shape in shapes.items() if n not in {*expected, *ignored}],
-    'wrong shape': [
-      f'{name} is {shapes[name]}, expected {shape}'
-      for name, shape in expected.items()
-      if shapes.get(name, shape) != shape
-    ],
+    'wrong shape': [f'{name} is {shapes[name]}, expected {wrong[name]}' for name in wrong],
   }
   if total := sum(map(len, kinds.values())):
     lines = [[f'\n  {kind}: {text}' for text in each] for kind, each in kinds.items()]
@@ -285,10 +278,8 @@ def torch_adaptive_softmax(
     for name, source_name in projections.items():
       sources[f'{path}/{name}_{i}'] = Source(f'{source_name}.{i}', (D, width), np.transpose)
   if C:
-    sources |= {
-      f'{path}/cluster_weight': Source(f'{cluster}weight', (C, J), np.flipud),
-      f'{path}/cluster_bias': Source(f'{cluster}bias', (C,), np.flipud),
-    }
+    sources[f'{path}/cluster_weight'] = Source(f'{cluster}weight', (C, J), np.flipud)
+    sources[f'{path}/cluster_bias'] = Source(f'{cluster}bias', (C,), np.flipud)
   return sources
 
 

@@ -84,11 +84,10 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   """
   import tokenizers  # other vocabularies do not need it
 
-  config, generation, settings, special_tokens, added = (
-    files.read_json(folder / name) if (folder / name).exists() else {}
-    for name in ('config.json', 'generation_config.json', 'tokenizer_config.json')
-    + ('special_tokens_map.json', 'added_tokens.json')
-  )
+  names = 'config', 'generation_config', 'tokenizer_config', 'special_tokens_map', 'added_tokens'
+  read_if_present = lambda path: files.read_json(path) if path.exists() else {}
+  contents = [read_if_present(folder / f'{name}.json') for name in names]
+  config, generation, settings, special_tokens, added = contents
   settings = special_tokens | {k: v for k, v in settings.items() if v is not None}
   content = _folder_content(folder, settings, added, config.get('model_type'))
   tokenizer = tokenizers.Tokenizer.from_buffer(content)
@@ -257,12 +256,9 @@ def _sentencepiece(tokens, scores, kinds, is_prefixed, charsmap, added) -> bytes
 
   vocabulary = {token: i for i, token in enumerate(tokens)}
   pieces = {t: s for t, s, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
-  merges = [
-    (piece[:i], piece[i:])
-    for piece in sorted(pieces, key=lambda piece: -pieces[piece])
-    for i in range(1, len(piece))
-    if piece[:i] in pieces and piece[i:] in pieces
-  ]
+  best_first = sorted(pieces, key=lambda piece: -pieces[piece])
+  pairs = ((piece[:i], piece[i:]) for piece in best_first for i in range(1, len(piece)))
+  merges = [(left, right) for left, right in pairs if left in pieces and right in pieces]
   unknown = tokens[kinds.index(UNKNOWN)] if UNKNOWN in kinds else None
   options = {'unk_token': unknown, 'fuse_unk': True, 'byte_fallback': BYTE in kinds}
   tokenizer = Tokenizer(models.BPE(vocabulary, merges, **options))
@@ -273,8 +269,8 @@ def _sentencepiece(tokens, scores, kinds, is_prefixed, charsmap, added) -> bytes
   strip = [decoders.Strip(' ', 1, 0)] * is_prefixed
   steps = [decoders.Replace(SPACE_MARK, ' '), decoders.ByteFallback(), decoders.Fuse(), *strip]
   tokenizer.decoder = decoders.Sequence(steps)
-  pairs = zip(tokens, kinds, strict=True)
-  own = {token: kind != USER_DEFINED for token, kind in pairs if kind in (UNKNOWN, *ADDED)}
+  typed = zip(tokens, kinds, strict=True)
+  own = {token: kind != USER_DEFINED for token, kind in typed if kind in (UNKNOWN, *ADDED)}
   return _finish(tokenizer, own | added)
 
 
