@@ -215,7 +215,7 @@ def _layer_sources(config, i) -> dict[str, Source]:
     norms['feed_forward'] = 'norm2'
     for name, source_name, shape in (('in', 'fc1', (F, D)), ('out', 'fc2', (D, F))):
       source = f'{prefix}.ff.{source_name}'
-      sources |= conversion.torch_linear(f'{path}/feed_forward/{name}', source, shape)
+      sources |= conversion.torch_layer(f'{path}/feed_forward/{name}', source, *shape)
   for name, source_name in norms.items():
-    sources |= conversion.torch_norm(f'{path}/{name}_post_norm', f'{prefix}.{source_name}', D)
+    sources |= conversion.torch_layer(f'{path}/{name}_post_norm', f'{prefix}.{source_name}', D)
   return sources

@@ -46,7 +46,7 @@ MODEL_TRAINING_OPTIONS = (
 
 
 # Put before all names by DataParallel, torch.compile, and models around the language model.
-WRAPPERS, OUTER_MODELS = ('module.', '_orig_mod.'), ('model.', 'transformer.')
+WRAPPERS = {'module.', '_orig_mod.', 'model.', 'transformer.', 'language_model.'}
 SHOWN = 5  # arrays of an error
 
 
@@ -109,12 +109,12 @@ def convert(
     BadInput: see `check_shapes`; or names the arrays with values that are not finite.
   """
   expected = names(sources)
-  shapes = {name: np.shape(array) for name, array in arrays.items()}
-  check_shapes(expected, shapes, origin, ignored)
+  check_shapes(expected, {n: np.shape(array) for n, array in arrays.items()}, origin, ignored)
   check_finite(origin, {name: count_not_finite(np.asarray(arrays[name])) for name in expected})
   variables = {}
   for path, source in sources.items():
-    values = [_in_float32(np.asarray(arrays[name])) for name in source.names]
+    values = [np.asarray(arrays[name]) for name in source.names]
+    values = [each.astype(jnp.promote_types(each.dtype, jnp.float32)) for each in values]
     value = source.convert(values[0] if isinstance(source.name, str) else np.stack(values))
     value = value + source.added if source.added else value
     variables[path] = jnp.asarray(value, dtype if path.startswith('params/') else None)
@@ -123,12 +123,6 @@ def convert(
       variables[f'{quantizer}usage'] = jnp.full((N, K), 1 / K, variables[path].dtype)
       variables[f'{quantizer}changed'] = jnp.zeros(N)
   return traverse_util.unflatten_dict(variables, sep='/')
-
-
-def _in_float32(array: np.ndarray) -> np.ndarray:
-  """Returns floats of at least 32 bits."""
-  is_float = jnp.issubdtype(array.dtype, jnp.floating)
-  return array.astype(jnp.promote_types(array.dtype, jnp.float32)) if is_float else array
 
 
 def count_not_finite(values: np.ndarray) -> int:
@@ -161,7 +155,7 @@ def without_wrappers(
   first = next(iter(expected), '')
   prefixes = [name.removesuffix(first) for name in arrays if name.endswith(first)]
   for prefix in () if fits('') else filter(fits, prefixes):
-    if not set(re.findall(r'[^.]*\.|[^.]+', prefix)) - {*WRAPPERS, *OUTER_MODELS}:
+    if not set(re.findall(r'[^.]*\.|[^.]+', prefix)) - WRAPPERS:
       logging.info('%s: reading the arrays without %r before their names', origin, prefix)
       return {name.removeprefix(prefix): array for name, array in arrays.items()}
   return arrays
@@ -181,11 +175,8 @@ def restore(variables: Mapping[str, Any], sources: Sources, origin: str) -> dict
     BadInput: lists every variable that is missing, extra or of a wrong shape.
   """
   leaves = traverse_util.flatten_dict(nn.unbox(dict(variables)), sep='/')
-  leaves = {
-    path: np.asarray(leaf)
-    for path, leaf in leaves.items()
-    if not (path.startswith('codebook/') and path.endswith(('/usage', '/changed')))
-  }
+  is_usage = re.compile(r'codebook/(.*/)?(usage|changed)').fullmatch
+  leaves = {path: np.asarray(leaf) for path, leaf in leaves.items() if not is_usage(path)}
   shape_of = lambda source: source.convert(np.broadcast_to(0, source.stacked_shape)).shape
   expected = {path: shape_of(source) for path, source in sources.items()}
   check_shapes(expected, {path: leaf.shape for path, leaf in leaves.items()}, origin)
@@ -214,14 +205,11 @@ def check_shapes(
     origin: description of the source model, for the error message.
     ignored: names of arrays that may be present and are not used.
   """
+  wrong = {name: shape for name, shape in expected.items() if shapes.get(name, shape) != shape}
   kinds = {
     'missing': [f'{name} {shape}' for name, shape in expected.items() if name not in shapes],
     'extra': [f'{n} {shape}' for n, shape in shapes.items() if n not in {*expected, *ignored}],
-    'wrong shape': [
-      f'{name} is {shapes[name]}, expected {shape}'
-      for name, shape in expected.items()
-      if shapes.get(name, shape) != shape
-    ],
+    'wrong shape': [f'{name} is {shapes[name]}, expected {wrong[name]}' for name in wrong],
   }
   if total := sum(map(len, kinds.values())):
     lines = [[f'\n  {kind}: {text}' for text in each] for kind, each in kinds.items()]
@@ -239,10 +227,10 @@ def check_shapes(
     )
 
 
-def torch_linear(path: str, name: str, shape: tuple[int, int]) -> dict[str, Source]:
-  """Returns the sources of a linear map with a bias of PyTorch, whose weight is [out, in]."""
-  kernel = Source(f'{name}.weight', shape, np.transpose)
-  return {f'{path}/kernel': kernel, f'{path}/bias': Source(f'{name}.bias', shape[:1])}
+def torch_layer(path: str, name: str, *shape: int) -> dict[str, Source]:
+  """Returns the sources of a layer of PyTorch with a bias: a norm, or a linear map [out, in]."""
+  weight, bias = Source(f'{name}.weight', shape, np.transpose), Source(f'{name}.bias', shape[:1])
+  return {f'{path}/{"kernel" if len(shape) > 1 else "scale"}': weight, f'{path}/bias': bias}
 
 
 def torch_heads(name: str, heads: int, width: int) -> Source:
@@ -269,8 +257,7 @@ def torch_adaptive_softmax(
   adaptive, D = config.adaptive_softmax, config.width
   embedding, output, cluster = names
   path, J, C = 'params/adaptive_softmax', adaptive.embedding_width or D, len(adaptive.cutoffs)
-  is_tied = adaptive.tied_projections
-  is_tied = is_tied * (C + 1) if len(is_tied) == 1 else is_tied
+  is_tied = adaptive.tied_projections * ((C + 1) // len(adaptive.tied_projections))
   sources = {}
   for i, (first, last) in enumerate(itertools.pairwise((0, *adaptive.cutoffs, V))):
     index, width = (0, J) if is_single_table else (i, J // adaptive.divisor**i)
@@ -291,17 +278,9 @@ def torch_adaptive_softmax(
     for name, source_name in projections.items():
       sources[f'{path}/{name}_{i}'] = Source(f'{source_name}.{i}', (D, width), np.transpose)
   if C:
-    sources |= {
-      f'{path}/cluster_weight': Source(f'{cluster}weight', (C, J), np.flipud),
-      f'{path}/cluster_bias': Source(f'{cluster}bias', (C,), np.flipud),
-    }
+    sources[f'{path}/cluster_weight'] = Source(f'{cluster}weight', (C, J), np.flipud)
+    sources[f'{path}/cluster_bias'] = Source(f'{cluster}bias', (C,), np.flipud)
   return sources
-
-
-def torch_norm(path: str, name: str, width: int) -> dict[str, Source]:
-  """Returns the sources of a layer norm of PyTorch."""
-  scale = Source(f'{name}.weight', (width,))
-  return {f'{path}/scale': scale, f'{path}/bias': Source(f'{name}.bias', (width,))}
 
 
 def check_options(

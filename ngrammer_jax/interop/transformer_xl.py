@@ -253,11 +253,11 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source
   sources[f'{path}/attention/out/kernel'] = out
   for name, index, shape in (('in', 0, (F, D)), ('out', 3, (D, F))):
     source_name = f'{prefix}.pos_ff.CoreNet.{index}'
-    sources |= conversion.torch_linear(f'{path}/feed_forward/{name}', source_name, shape)
+    sources |= conversion.torch_layer(f'{path}/feed_forward/{name}', source_name, *shape)
   norm = 'norm' if config.norm == 'pre' else 'post_norm'
   for name, source_name in (('attention', 'dec_attn'), ('feed_forward', 'pos_ff')):
     source_norm = f'{prefix}.{source_name}.layer_norm'
-    sources |= conversion.torch_norm(f'{path}/{name}_{norm}', source_norm, D)
+    sources |= conversion.torch_layer(f'{path}/{name}_{norm}', source_norm, D)
   return sources
 
 

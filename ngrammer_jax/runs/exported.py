@@ -62,6 +62,5 @@ def restore(
   if step not in ('newest', 'best', int(loaded['step'])):
     raise errors.BadInput(f'--step={step}: {folder} has only step {int(loaded["step"])}')
   put = lambda name, leaf: jax.device_put(loaded[name], sharding.placement(leaf))
-  leaves = [put(name, leaf) for name, leaf in expected.items()]
-  state = jax.tree.unflatten(jax.tree.structure(selected), leaves)
+  state = jax.tree.unflatten(jax.tree.structure(selected), map(put, expected, expected.values()))
   return abstract.replace(**state, opt_state={}, memory={})

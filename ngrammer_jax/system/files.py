@@ -51,8 +51,9 @@ def translate_damage(name: str | os.PathLike[str], remedy: str = '') -> Iterator
     yield
   except errors.BadInput:
     raise
-  except DAMAGE_ERRORS as error:
-    if is_busy(error):
+  except Exception as error:
+    is_damage = isinstance(error, DAMAGE_ERRORS) or type(error) is Exception  # of libraries in Rust
+    if is_busy(error) or not is_damage:
       raise
     if isinstance(error, PermissionError):
       raise errors.BadInput(f'{name} cannot be read: {error.strerror}') from error

@@ -28,9 +28,9 @@ SENTENCEPIECE_IDS = (('bos', 1), ('eos', 2))
 WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"""
 WORDS += r'\s*[\r\n]+|\s+(?!\S)|\s+'
 # The pre-tokenizers of byte pairs, by the names of llama.cpp: a pattern of words, None for that of
-# GPT-2, or `digits` for single digits and then that of GPT-2.
+# GPT-2. SmolLM takes single digits apart first.
 PRE_TOKENIZERS = {
-  **{'gpt-2': None, 'default': None, 'smollm': 'digits'},
+  **{'gpt-2': None, 'default': None, 'smollm': None},
   **{'llama-bpe': WORDS % r'\p{N}{1,3}', 'qwen2': WORDS % r'\p{N}'},
 }
 # Their names by the class in tokenizer_config.json or model_type, without tokenizer.json.
@@ -43,14 +43,8 @@ PRE_TOKENIZER_NAMES = {
 @contextlib.contextmanager
 def translate_damage(path: pathlib.Path) -> Iterator[None]:
   """Raises BadInput for any error of reading the tokenizer in a folder or file."""
-  name = f'the tokenizer in {path}'
-  with files.translate_damage(name, 'download it again'), errors.named(path):
-    try:
-      yield
-    except Exception as error:
-      if type(error) is Exception:  # those of the library
-        raise ValueError(error) from error
-      raise
+  with files.translate_damage(f'the tokenizer in {path}', 'download it again'), errors.named(path):
+    yield
 
 
 def has_tokenizer(path: pathlib.Path) -> bool:
@@ -90,15 +84,15 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   """
   import tokenizers  # other vocabularies do not need it
 
-  config, generation, settings, special_tokens, added = (
-    files.read_json(folder / name) if (folder / name).exists() else {}
-    for name in ('config.json', 'generation_config.json', 'tokenizer_config.json')
-    + ('special_tokens_map.json', 'added_tokens.json')
-  )
+  names = 'config', 'generation_config', 'tokenizer_config', 'special_tokens_map', 'added_tokens'
+  read_if_present = lambda path: files.read_json(path) if path.exists() else {}
+  contents = [read_if_present(folder / f'{name}.json') for name in names]
+  config, generation, settings, special_tokens, added = contents
   settings = special_tokens | {k: v for k, v in settings.items() if v is not None}
   content = _folder_content(folder, settings, added, config.get('model_type'))
   tokenizer = tokenizers.Tokenizer.from_buffer(content)
-  start = _token_id(tokenizer, settings.get('bos_token'))
+  ids = tokenizer.get_vocab()
+  start = ids.get(_text(settings.get('bos_token')))
   encoding = tokenizer.encode('a')
   adds_start = bool(encoding.special_tokens_mask and encoding.special_tokens_mask[0])
   if adds_start:
@@ -107,7 +101,7 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
     adds_start = (folder / 'tokenizer.model').exists()  # as Llama, Mistral and Gemma
   # As in the official library, the setting wins over what the tokenizer does by itself.
   adds_start = settings.get('add_bos_token', adds_start)
-  ends = [_token_id(tokenizer, settings.get('eos_token'))]
+  ends = [ids.get(_text(settings.get('eos_token')))]
   for source in (generation, config):
     start = source.get('bos_token_id') if start is None else start
     end = source.get('eos_token_id')
@@ -117,8 +111,7 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
     template = next((t['template'] for t in template if t['name'] == 'default'), None)
   if (path := folder / 'chat_template.jinja').exists():
     template = path.read_text(encoding='utf-8')
-  ids = tokenizer.get_vocab().values()
-  return _vocabulary(content, size, ids, start, ends, adds_start, template)
+  return _vocabulary(content, size, ids.values(), start, ends, adds_start, template)
 
 
 def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabulary:
@@ -142,11 +135,10 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabul
     is_prefixed = bool(get('add_space_prefix', True))
     content = _sentencepiece(tokens, get('scores').tolist(), kinds, is_prefixed, b'', {})
   elif kind == 'gpt2':
-    merges = [tuple(merge.split(' ')) for merge in get('merges')]
     added = {t: k == CONTROL for t, k in zip(tokens, kinds, strict=True) if k in ADDED}
     vocabulary = {token: i for i, token in enumerate(tokens)}
     problem = f'tokenizer.ggml.pre is {pre_tokenizer!r}'
-    content = _byte_level(vocabulary, merges, pre_tokenizer, added, problem)
+    content = _byte_level(vocabulary, get('merges'), pre_tokenizer, added, problem)
   else:
     raise errors.BadInput(f'tokenizer.ggml.model is {kind!r}; supported: gpt2, llama')
   # What llama.cpp does where a file does not say it.
@@ -170,10 +162,6 @@ def _text(token: Any) -> str | None:
   return token.get('content') if isinstance(token, dict) else token
 
 
-def _token_id(tokenizer, token) -> int | None:
-  return None if token is None else tokenizer.token_to_id(_text(token))
-
-
 def _folder_content(folder, settings, added_ids, model_type) -> bytes:
   """Returns the content of the tokenizer.json of a folder, or makes it."""
   if (path := folder / 'tokenizer.json').exists():
@@ -188,8 +176,7 @@ def _folder_content(folder, settings, added_ids, model_type) -> bytes:
   if (path := folder / 'tokenizer.model').exists():
     return _sentencepiece_file(path.read_bytes(), ids, added)
   lines = (folder / 'merges.txt').read_text(encoding='utf-8').splitlines()
-  lines = lines[lines[0].startswith('#version') :]
-  merges = [tuple(line.split(' ')) for line in lines if line]
+  merges = [line for line in lines[lines[0].startswith('#version') :] if line]
   name = settings.get('tokenizer_class', '').removesuffix('Fast')
   pre_tokenizer = PRE_TOKENIZER_NAMES.get(name or model_type)
   problem = f'there is no tokenizer.json, and the class of the tokenizer is {name or None!r}'
@@ -202,7 +189,7 @@ def _byte_level(vocabulary, merges, pre_tokenizer, added, problem) -> bytes:
 
   Args:
     vocabulary: ids of all tokens.
-    merges: the pairs of tokens that are merged, first ones first.
+    merges: the pairs of tokens that are merged, with a space between them, first ones first.
     pre_tokenizer: the key of PRE_TOKENIZERS.
     added: whether a token that is found before the pre-tokenizer is special, by its text.
     problem: what the source says about the pre-tokenizer, for the error message.
@@ -215,17 +202,16 @@ def _byte_level(vocabulary, merges, pre_tokenizer, added, problem) -> bytes:
     )
   if (largest := max(vocabulary.values(), default=0)) >= MAX_IDS:  # the library allocates them
     raise ValueError(f'a token has the id {largest:,}')
-  if any(len(merge) != 2 for merge in merges):
+  pairs = [tuple(merge.split(' ')) for merge in merges]
+  if any(len(pair) != 2 for pair in pairs):
     raise ValueError('a merge is not a pair of tokens')
   # All of Llama 3's words that are a token are that token, even if no merges lead to it.
-  model = models.BPE(vocabulary, list(merges), ignore_merges=pre_tokenizer == 'llama-bpe')
+  model = models.BPE(vocabulary, pairs, ignore_merges=pre_tokenizer == 'llama-bpe')
   tokenizer, pattern = Tokenizer(model), PRE_TOKENIZERS[pre_tokenizer]
-  steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern in (None, 'digits'))]
-  if pattern == 'digits':
-    steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
-  elif pattern is not None:
-    steps.insert(0, pre_tokenizers.Split(Regex(pattern), 'isolated'))
-  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+  words = [pre_tokenizers.Split(Regex(pattern), 'isolated')] if pattern else []
+  digits = [pre_tokenizers.Digits(individual_digits=True)] if pre_tokenizer == 'smollm' else []
+  byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, *words, byte_level])
   if pre_tokenizer == 'qwen2':
     tokenizer.normalizer = normalizers.NFC()
   tokenizer.decoder = decoders.ByteLevel()
@@ -237,9 +223,8 @@ def _sentencepiece_file(data: bytes, ids: Mapping[str, int], added: Mapping[str,
   from google.protobuf import message
   from sentencepiece import sentencepiece_model_pb2 as schema
 
-  model = schema.ModelProto()
   try:
-    model.ParseFromString(data)
+    model = schema.ModelProto.FromString(data)
   except message.DecodeError as error:
     raise ValueError(f'tokenizer.model is no SentencePiece model: {error}') from error
   options, is_bpe = model.normalizer_spec, model.trainer_spec.model_type == schema.TrainerSpec.BPE
@@ -271,12 +256,9 @@ def _sentencepiece(tokens, scores, kinds, is_prefixed, charsmap, added) -> bytes
 
   vocabulary = {token: i for i, token in enumerate(tokens)}
   pieces = {t: s for t, s, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
-  merges = [
-    (piece[:i], piece[i:])
-    for piece in sorted(pieces, key=lambda piece: -pieces[piece])
-    for i in range(1, len(piece))
-    if piece[:i] in pieces and piece[i:] in pieces
-  ]
+  best_first = sorted(pieces, key=lambda piece: -pieces[piece])
+  pairs = ((piece[:i], piece[i:]) for piece in best_first for i in range(1, len(piece)))
+  merges = [(left, right) for left, right in pairs if left in pieces and right in pieces]
   unknown = tokens[kinds.index(UNKNOWN)] if UNKNOWN in kinds else None
   options = {'unk_token': unknown, 'fuse_unk': True, 'byte_fallback': BYTE in kinds}
   tokenizer = Tokenizer(models.BPE(vocabulary, merges, **options))
@@ -287,8 +269,8 @@ def _sentencepiece(tokens, scores, kinds, is_prefixed, charsmap, added) -> bytes
   strip = [decoders.Strip(' ', 1, 0)] * is_prefixed
   steps = [decoders.Replace(SPACE_MARK, ' '), decoders.ByteFallback(), decoders.Fuse(), *strip]
   tokenizer.decoder = decoders.Sequence(steps)
-  pairs = zip(tokens, kinds, strict=True)
-  own = {token: kind != USER_DEFINED for token, kind in pairs if kind in (UNKNOWN, *ADDED)}
+  typed = zip(tokens, kinds, strict=True)
+  own = {token: kind != USER_DEFINED for token, kind in typed if kind in (UNKNOWN, *ADDED)}
   return _finish(tokenizer, own | added)
 
 

@@ -15,11 +15,9 @@ import dataclasses
 from typing import Any, NamedTuple
 
 REQUIRED = object()  # a field without a default
-# Endings of names of tensors that are no parameters, of any family.
-BUFFERS = (
-  *('.rotary_emb.inv_freq', '.attn.bias', '.attn.masked_bias'),
-  *('.attention.bias', '.attention.masked_bias'),
-)
+# Names of tensors that are no parameters, of any family; and of a model with images.
+BUFFERS = r'\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$'
+BUFFERS_AND_IMAGES = rf'{BUFFERS}|(^|\.)(vision|multi_modal)_'
 
 
 class Tensor(NamedTuple):
@@ -49,8 +47,7 @@ class Family:
     options: keys of `config.model` that all its models share.
     tensors: the tensors of each module; those of a layer without `layer_i/`.
     names: the name of a field in this family, where it is not that of Llama.
-    layers: what the names of tensors of layers begin with. Files may leave out its first word,
-      before the names of all tensors but the head.
+    layer_list: the name of the list of layers.
   """
 
   model_type: str
@@ -59,7 +56,15 @@ class Family:
   options: Mapping[str, Any]
   tensors: Mapping[str, Tensor]
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  layers: str = 'model.layers.'
+  layer_list: str = 'layers'
+
+  @property
+  def layers(self) -> str:
+    """What the names of tensors of layers begin with.
+
+    Files may leave out its first word, before the names of all tensors but the head.
+    """
+    return f'{self.tensors["embedding"].name.partition(".")[0]}.{self.layer_list}.'
 
 
 _QKV = ('NH', 'KH', 'KH')
@@ -136,12 +141,11 @@ _ROPE = {
   **{'rope_theta': 10_000.0, 'rope_scaling': {}, 'rope_parameters': {}},
   'original_max_position_embeddings': None,
 }
-_LLAMA_FIELDS = (
-  _SIZES
-  | _ROPE
-  | {'num_key_value_heads': None, 'head_dim': None, 'hidden_act': 'silu', 'rms_norm_eps': 1e-6}
-  | {'max_position_embeddings': 2048}
-)
+_LLAMA_FIELDS = {
+  **(_SIZES | _ROPE),
+  **{'num_key_value_heads': None, 'head_dim': None, 'hidden_act': 'silu', 'rms_norm_eps': 1e-6},
+  'max_position_embeddings': 2048,
+}
 _BIASES = {'attention_bias': False, 'mlp_bias': False}
 _MISTRAL = {'num_key_value_heads': 8, 'sliding_window': 4096, 'max_position_embeddings': 131_072}
 _QWEN = {
@@ -226,18 +230,8 @@ _ALL = (
   _llama('smollm3', 'SmolLM3ForCausalLM', _SMOLLM3),
   _llama('olmo2', 'Olmo2ForCausalLM', _OLMO2, _OLMO2_OPTIONS, _OLMO2_NORMS),
   _llama('phi3', 'Phi3ForCausalLM', _PHI3, tensors=_FUSED),
-  Family(
-    'gpt2', 'GPT2LMHeadModel', _GPT2, _GPT2_OPTIONS, _GPT2_TENSORS, _GPT2_NAMES, 'transformer.h.'
-  ),
-  Family(
-    'gpt_neox',
-    'GPTNeoXForCausalLM',
-    _NEOX,
-    _LAYER_NORM,
-    _NEOX_TENSORS,
-    _NEOX_NAMES,
-    'gpt_neox.layers.',
-  ),
+  Family('gpt2', 'GPT2LMHeadModel', _GPT2, _GPT2_OPTIONS, _GPT2_TENSORS, _GPT2_NAMES, 'h'),
+  Family('gpt_neox', 'GPTNeoXForCausalLM', _NEOX, _LAYER_NORM, _NEOX_TENSORS, _NEOX_NAMES),
 )
 FAMILIES = {family.model_type: family for family in _ALL}
 LLAMA = FAMILIES['llama']

@@ -23,20 +23,20 @@ from ngrammer_jax.system import files
 
 PIECE_VALUES = 2**17  # that are dequantised at once: they and what they come from fit in a cache
 PLAIN = ('F32', 'F16', 'BF16')  # types that are not quantised, by their name in the package
-TENSORS = {'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm', 'output': 'lm_head'}
-BLOCK_TENSORS = {
-  **{'attn_norm': 'input_layernorm', 'ffn_norm': 'post_attention_layernorm'},
-  **{f'attn_{name}': f'self_attn.{name}_proj' for name in 'qkv'},
-  **{f'ffn_{name}': f'mlp.{name}_proj' for name in ('gate', 'up', 'down')},
-  'attn_output': 'self_attn.o_proj',
+# Modules by their names in a file, as in a Hugging Face checkpoint; * is the number of a layer.
+MODULES = {
+  **{'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm', 'output': 'lm_head'},
+  **{f'blk.*.attn_{name}': f'model.layers.*.self_attn.{name}_proj' for name in 'qkv'},
+  **{f'blk.*.ffn_{n}': f'model.layers.*.mlp.{n}_proj' for n in ('gate', 'up', 'down')},
+  'blk.*.attn_output': 'model.layers.*.self_attn.o_proj',
+  'blk.*.attn_norm': 'model.layers.*.input_layernorm',
+  'blk.*.ffn_norm': 'model.layers.*.post_attention_layernorm',
+  'rope_freqs': 'rope_freqs',
 }
 # Keys that change the numbers of a model in ways that a Llama does not have.
-FOREIGN_KEYS = (
-  *('expert_count', 'logit_scale', 'embedding_scale', 'residual_scale', 'use_parallel_residual'),
-  *('attention.scale', 'attention.clamp_kqv', 'attention.max_alibi_bias'),
-  *('attention.temperature_scale', 'attn_logit_softcapping', 'final_logit_softcapping'),
-  *(f'rope.scaling.yarn_{name}' for name in ('log_multiplier', 'ext_factor', 'attn_factor')),
-  *('rope.scaling.alpha', 'rope.scale_linear'),
+FOREIGN_KEYS = re.compile(
+  r'llama\.(expert_count|use_parallel_residual|.*(scale|softcapping|clamp|alibi).*)'
+  r'|llama\.rope\.scaling\.(alpha|attn_factor|yarn_(?!beta_).*)'
 )
 
 
@@ -139,8 +139,7 @@ def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> S
   try:
     kind = package.GGMLQuantizationType(kind)
     values, block_bytes = package.GGML_QUANT_SIZES[kind]
-    if kind.name not in PLAIN:
-      package.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+    package.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
   except (ValueError, NotImplementedError) as error:
     raise errors.BadInput(
       f'{name} has the type {getattr(kind, "name", kind)}, which the package gguf cannot '
@@ -161,16 +160,12 @@ def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> S
 
 def _translate_name(name: str) -> str:
   """Returns the name of a tensor in a Hugging Face checkpoint. Raises BadInput for another one."""
-  if name == 'rope_freqs.weight':
-    return name
-  if match := re.fullmatch(r'blk\.(0|[1-9]\d*)\.(\w+)\.(weight|bias)', name):
-    layer, part, ending = match.groups()
-    if part in BLOCK_TENSORS:
-      return f'model.layers.{layer}.{BLOCK_TENSORS[part]}.{ending}'
-  part, _, ending = name.rpartition('.')
-  if part not in TENSORS or ending != 'weight':
+  module, _, ending = name.rpartition('.')
+  layer = re.search(r'\d*$', module.rpartition('.')[0]).group()
+  known = MODULES.get(re.sub(r'\d+', '*', module))
+  if known is None:
     raise errors.BadInput(f'the tensor {name} is not one of a Llama: this model is not supported')
-  return f'{TENSORS[part]}.{ending}'
+  return f'{known.replace("*", layer)}.{ending}'
 
 
 def _make_config(metadata, tensors) -> dict[str, Any]:
@@ -178,16 +173,14 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
 
   def get(name, default=None, kind=int):
     value = metadata.get(f'llama.{name}', default)
-    if isinstance(value, np.ndarray) and len(set(value.tolist())) == 1:  # the same in every layer
-      value = value[0].item()
     allowed = (int, float) if kind is float else kind
     if not isinstance(value, allowed) or (kind is not str and not 0 < value < math.inf):
       raise ValueError(f'llama.{name} is {value}')
     return value
 
-  for key in FOREIGN_KEYS:
-    if metadata.get(f'llama.{key}'):
-      raise errors.BadInput(f'llama.{key} is set: such a model is not a Llama, and not supported')
+  for key in filter(FOREIGN_KEYS.fullmatch, metadata):
+    if metadata[key]:
+      raise errors.BadInput(f'{key} is set: such a model is not a Llama, and not supported')
   layers, width, heads = get('block_count'), get('embedding_length'), get('attention.head_count')
   query = tensors['model.layers.0.self_attn.q_proj.weight']
   head_width = get('attention.key_length', query.shape[0] // heads)  # not always width / heads
@@ -226,8 +219,7 @@ def _scaling(get) -> dict[str, Any] | None:
     return None
   if kind not in ('linear', 'yarn'):
     raise errors.BadInput(f'llama.rope.scaling.type is {kind}; supported: none, linear, yarn')
-  factor = get('rope.scaling.factor', kind=float)
-  scaling = {'rope_type': kind, 'factor': factor}
+  scaling = {'rope_type': kind, 'factor': get('rope.scaling.factor', kind=float)}
   if kind == 'yarn':
     length = get('rope.scaling.original_context_length', get('context_length'))
     scaling |= {
@@ -235,8 +227,6 @@ def _scaling(get) -> dict[str, Any] | None:
       'beta_fast': get('rope.scaling.yarn_beta_fast', 32.0, float),
       'beta_slow': get('rope.scaling.yarn_beta_slow', 1.0, float),
     }
-    if (extra := get('rope.scaling.attn_factor', 1.0, float)) != 1:
-      scaling['attention_factor'] = extra * (0.1 * math.log(factor) + 1)
   return scaling
 
 
@@ -246,10 +236,9 @@ def _factor_scaling(factors: np.ndarray, config) -> dict[str, Any]:
   It is `llama3` where the factors are those of a published Llama 3.x. Else they stand in a
   `longrope` with the same factors for short and long texts, which scales nothing else.
   """
-  if config['rope_scaling'] is not None or factors.shape != (config['head_dim'] // 2,):
-    raise ValueError(f'rope_freqs.weight has the shape {list(factors.shape)}, or a second scaling')
-  if not (np.isfinite(factors).all() and (factors > 0).all()):
-    raise ValueError('rope_freqs.weight has values that are not positive')
+  pairs, is_positive = config['head_dim'] // 2, np.isfinite(factors) & (factors > 0)
+  if config['rope_scaling'] is not None or factors.shape != (pairs,) or not is_positive.all():
+    raise ValueError(f'rope_freqs.weight has not {pairs} positive factors, or is a second scaling')
   frequencies = 1 / rotary_scaling.timescales(config['head_dim'], 1.0, config['rope_theta'])
   llama3 = RotaryScalingConfig('llama3', float(factors.max()))  # all else is as in Llama 3.x
   scaled, _ = rotary_scaling.scale(frequencies, llama3, config['rope_theta'])

@@ -19,6 +19,7 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop import conversion, row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import families
+from ngrammer_jax.system import files
 
 PARAMETER = re.compile(r'(?:layer_(\d+)/)?(.+?)(?:/(kernel|scale|bias))?')
 HEAD = 'softmax_weight'
@@ -101,20 +102,16 @@ def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
     family: the family.
     origin: the file, for the log.
   """
-  tensors = {n: tensor for n, tensor in tensors.items() if not n.endswith(families.BUFFERS)}
-  if family.model_type == 'gemma3_text':
-    is_of_images = re.compile(r'(.*\.)?(vision|multi_modal)_').match
-    tensors = {
-      n.replace('language_model.', '', 1): tensors[n] for n in tensors if not is_of_images(n)
-    }
+  has_images = family.model_type == 'gemma3_text'
+  ignored = re.compile(families.BUFFERS_AND_IMAGES if has_images else families.BUFFERS)
+  tensors = {n: tensor for n, tensor in tensors.items() if not ignored.search(n)}
   embedding, head = (f'{family.tensors[each].name}.weight' for each in ('embedding', HEAD))
-  tensors = conversion.without_wrappers(tensors, (embedding,), origin)
   prefix = f'{family.layers.partition(".")[0]}.'
-  if embedding not in tensors:  # a model without its head may be saved without this prefix
-    bare = embedding.removeprefix(prefix)
-    tensors = conversion.without_wrappers(tensors, (bare,), origin)
-    if bare in tensors:
-      tensors = {n if n == head else prefix + n: tensor for n, tensor in tensors.items()}
+  # A model without its head may be saved without this prefix.
+  for name, missing in ((embedding, ''), (embedding.removeprefix(prefix), prefix)):
+    bare = conversion.without_wrappers(tensors, (name,), origin)
+    if name in bare:
+      return {n if n == head else missing + n: tensor for n, tensor in bare.items()}
   return tensors
 
 
@@ -176,8 +173,10 @@ def load(checkpoint: checkpoints.Checkpoint, slices: Slices, abstract: Any) -> d
   """
   broken: collections.Counter[str] = collections.Counter()
   leaves = traverse_util.flatten_dict(abstract, sep='/').items()
-  loaded = {path: _load(checkpoint, slices[path], leaf, broken) for path, leaf in leaves}
-  checkpoint.check_unchanged()
+  try:
+    loaded = {path: _load(checkpoint, slices[path], leaf, broken) for path, leaf in leaves}
+  finally:
+    checkpoint.check_unchanged()  # which is also why rows may be missing
   conversion.check_finite(str(checkpoint.path), broken)
   return traverse_util.unflatten_dict(loaded, sep='/')
 
@@ -197,13 +196,8 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   row_bytes = math.prod(selected.view[1:]) * tensor.dtype.itemsize
   for first, last in sorted({key[axis] for key in shards}):
     for start, stop in row_files.blocks(first, last, row_bytes):
-      try:
+      with files.translate_damage(f'{selected.name} in {checkpoint.path}', 'download it again'):
         block = selected.read(tensor, start, stop)
-      except (OSError, ValueError) as error:
-        checkpoint.check_unchanged()
-        raise errors.BadInput(
-          f'{checkpoint.path}: {selected.name} cannot be read: {error}'
-        ) from error
       broken[selected.name] += conversion.count_not_finite(block)
       for key, shard in shards.items():
         if key[axis] == (first, last):
