@@ -36,7 +36,7 @@ MODULES = {
 # Keys that change the numbers of a model in ways that a Llama does not have.
 FOREIGN_KEYS = re.compile(
   r'llama\.(expert_count|use_parallel_residual|.*(scale|softcapping|clamp|alibi).*)'
-  r'|llama\.rope\.scaling\.(alpha|attn_factor|yarn_(?!beta_).*)'
+  r'|llama\.rope\.scaling\.(alpha|yarn_(?!beta_).*)'
 )
 
 
@@ -173,6 +173,8 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
 
   def get(name, default=None, kind=int):
     value = metadata.get(f'llama.{name}', default)
+    if isinstance(value, np.ndarray) and len(set(value.tolist())) == 1:  # the same in every layer
+      value = value[0].item()
     allowed = (int, float) if kind is float else kind
     if not isinstance(value, allowed) or (kind is not str and not 0 < value < math.inf):
       raise ValueError(f'llama.{name} is {value}')
@@ -219,7 +221,8 @@ def _scaling(get) -> dict[str, Any] | None:
     return None
   if kind not in ('linear', 'yarn'):
     raise errors.BadInput(f'llama.rope.scaling.type is {kind}; supported: none, linear, yarn')
-  scaling = {'rope_type': kind, 'factor': get('rope.scaling.factor', kind=float)}
+  factor = get('rope.scaling.factor', kind=float)
+  scaling = {'rope_type': kind, 'factor': factor}
   if kind == 'yarn':
     length = get('rope.scaling.original_context_length', get('context_length'))
     scaling |= {
@@ -227,6 +230,8 @@ def _scaling(get) -> dict[str, Any] | None:
       'beta_fast': get('rope.scaling.yarn_beta_fast', 32.0, float),
       'beta_slow': get('rope.scaling.yarn_beta_slow', 1.0, float),
     }
+    if (extra := get('rope.scaling.attn_factor', 1.0, float)) != 1:
+      scaling['attention_factor'] = extra * (0.1 * math.log(factor) + 1)
   return scaling
 
 
