@@ -74,9 +74,9 @@ def random_variables(module, *inputs, dtype='float32', **given):
   return jax.tree.map(random, shapes)
 
 
-def quick(values: Iterable[Any], chosen: Container[Any]) -> list[Any]:
-  """Parameters of a test, of which only the chosen ones are in the quick tier."""
-  return [v if v in chosen else pytest.param(v, marks=pytest.mark.slow) for v in values]
+def rest_is_slow(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
+  """Parameters of a test, of which only some are in the quick tier."""
+  return [v if v in quick else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
 def mesh_of(data: int, fsdp: int = 1, model: int = 1) -> jax.sharding.Mesh:

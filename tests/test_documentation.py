@@ -370,6 +370,7 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
   return Pages(tmp_path, lambda: request.getfixturevalue('corpora'))
 
 
+@pytest.mark.slow
 def test_the_readme_runs(pages):
   pages.smaller = ('--config.model.layers=1',)
   names = pages.run(README)

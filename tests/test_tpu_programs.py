@@ -6,6 +6,8 @@ import pytest
 
 from tests import test_compile
 
+pytestmark = pytest.mark.slow
+
 SETUP = """
 import json, runpy, sys
 sys.path.insert(0, 'launch')
@@ -89,9 +91,6 @@ copies = [
 scopes = {*re.findall(r'TransformerLM\\.(\\w+)', text)}
 print(json.dumps([sorted(layouts), 'f32[8256,32]' in text, copies, sorted(scopes)]))
 """
-
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')

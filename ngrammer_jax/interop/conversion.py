@@ -46,7 +46,7 @@ MODEL_TRAINING_OPTIONS = (
 
 
 # Put before all names by DataParallel, torch.compile, and models around the language model.
-WRAPPERS = {'module.', '_orig_mod.', 'model.', 'transformer.', 'language_model.'}
+WRAPPERS = {'module.', '_orig_mod.', 'model.', 'transformer.'}
 SHOWN = 5  # arrays of an error
 
 
@@ -113,8 +113,7 @@ def convert(
   check_finite(origin, {name: count_not_finite(np.asarray(arrays[name])) for name in expected})
   variables = {}
   for path, source in sources.items():
-    values = [np.asarray(arrays[name]) for name in source.names]
-    values = [each.astype(jnp.promote_types(each.dtype, jnp.float32)) for each in values]
+    values = [_in_float32(np.asarray(arrays[name])) for name in source.names]
     value = source.convert(values[0] if isinstance(source.name, str) else np.stack(values))
     value = value + source.added if source.added else value
     variables[path] = jnp.asarray(value, dtype if path.startswith('params/') else None)
@@ -123,6 +122,12 @@ def convert(
       variables[f'{quantizer}usage'] = jnp.full((N, K), 1 / K, variables[path].dtype)
       variables[f'{quantizer}changed'] = jnp.zeros(N)
   return traverse_util.unflatten_dict(variables, sep='/')
+
+
+def _in_float32(array: np.ndarray) -> np.ndarray:
+  """Returns floats of at least 32 bits."""
+  is_float = jnp.issubdtype(array.dtype, jnp.floating)
+  return array.astype(jnp.promote_types(array.dtype, jnp.float32)) if is_float else array
 
 
 def count_not_finite(values: np.ndarray) -> int:

@@ -71,9 +71,10 @@ def _text_files(vocabulary, published_ids):
     return {}
   padding = {name: id for name, id in published_ids.items() if name == 'pad_token_id'}
   config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'add_bos_token': vocabulary.adds_start}
-  config['chat_template'] = vocabulary.chat_template
+  if vocabulary.chat_template is not None:  # null would win over a file with a template
+    config['chat_template'] = vocabulary.chat_template
   for name, ids in (padding | _token_ids(vocabulary)).items():
-    first = ids[0] if isinstance(ids, list) else ids
-    config[name.removesuffix('_id')] = vocabulary.token(first) or None
+    token_id = ids[0] if isinstance(ids, list) else ids
+    config[name.removesuffix('_id')] = vocabulary.token(token_id) or None
   encoded = json.dumps(config, ensure_ascii=False).encode()
   return {'tokenizer.json': vocabulary.content, 'tokenizer_config.json': encoded}

@@ -52,7 +52,8 @@ def translate_damage(name: str | os.PathLike[str], remedy: str = '') -> Iterator
   except errors.BadInput:
     raise
   except Exception as error:
-    is_damage = isinstance(error, DAMAGE_ERRORS) or type(error) is Exception  # of libraries in Rust
+    # `tokenizers` raises the bare class.
+    is_damage = isinstance(error, DAMAGE_ERRORS) or type(error) is Exception
     if is_busy(error) or not is_damage:
       raise
     if isinstance(error, PermissionError):

@@ -72,6 +72,7 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   assert equal['interval'] == [0, 0] and compare.format_table(equal).endswith('which includes 0')
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_evaluate(one_device, trained, capsys, tmp_path):
   later, earlier = (runs.load_run(trained, step) for step in (12, 4))
   result = compare.analyze([later], [earlier], ['later', 'earlier'])

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
@@ -79,6 +80,7 @@ def test_the_cache_has_as_many_slots_as_the_longest_span_needs():
   assert spans.cache_slots(dataclasses.replace(SPANS, span=None), params) == 256
 
 
+@pytest.mark.slow
 def test_a_cache_as_long_as_the_spans_scores_as_the_whole_one(monkeypatch):
   reader = reference.SegmentReader(SPANS, 11, LENGTH)
   params = params_with_spans(reader.variables['params'], 59)

@@ -17,7 +17,7 @@ from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs, tensors
 from ngrammer_jax.models import block, language_model
 from tests import checks
-from tests.checks import quick
+from tests.checks import rest_is_slow
 
 FOLDERS = (
   *('llama_gqa', 'llama_rope_llama3', 'llama_rope_linear', 'llama_rope_yarn', 'mistral_window'),
@@ -95,7 +95,7 @@ def test_equals_the_official_model(folder, name, one_device, x64):
   check_outputs(run, expected, loss, logits, hidden)
 
 
-@pytest.mark.parametrize('name', quick(FOLDERS, GRADIENTS))
+@pytest.mark.parametrize('name', rest_is_slow(FOLDERS, GRADIENTS))
 def test_equals_the_official_model_and_its_gradient(folder, name, one_device, x64, tmp_path):
   run, expected = runs.load_pretrained(folder(name), 'float64'), read_expected(folder(name))
   model, ids = model_of(run, 'float64'), jnp.asarray(expected['input_ids'], jnp.int32)
@@ -110,7 +110,7 @@ def test_equals_the_official_model_and_its_gradient(folder, name, one_device, x6
     assert (np.abs(values - expected[f'grad/{tensor}']) <= limit).all(), tensor
 
 
-@pytest.mark.parametrize('name', quick(FOLDERS, ['qwen2_window']))
+@pytest.mark.parametrize('name', rest_is_slow(FOLDERS, ['qwen2_window']))
 def test_float32(folder, name, one_device):
   run = runs.load_pretrained(folder(name))
   dtypes = {leaf.dtype for leaf in jax.tree.leaves(run.state.params)}

@@ -10,17 +10,12 @@ from ngrammer_jax import runs, sharding
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.models import language_model
 from tests import checks
-from tests.checks import mesh_of
+from tests.checks import mesh_of, rest_is_slow
 from tests.interop.test_huggingface import FOLDERS
 
 GREEDY = sampling.SamplingConfig(temperature=0.0)
 MESHES = (2, 1, 4), (1, 8, 1)  # data, fsdp, model
-
-
-def quick(*chosen):
-  """All models of the reference, of which only these are in the quick tier."""
-  names = *FOLDERS, 'llama_gguf'
-  return [n if n in chosen else pytest.param(n, marks=pytest.mark.slow) for n in names]
+MODELS = *FOLDERS, 'llama_gguf'
 
 
 @pytest.fixture
@@ -69,7 +64,8 @@ def logits_in_pieces(compute, params, ids, memory, sizes):
   return np.concatenate(parts, axis=1)
 
 
-@pytest.mark.parametrize('name', quick())
+@pytest.mark.slow
+@pytest.mark.parametrize('name', MODELS)
 def test_logits_with_a_cache_in_pieces_of_any_size(reference_model, name, one_device, x64):
   run, expected = reference_model(name, 'float64')
   ids, model = expected['input_ids'], make_model(run)
@@ -85,7 +81,7 @@ def test_logits_with_a_cache_in_pieces_of_any_size(reference_model, name, one_de
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', quick('gemma2'))
+@pytest.mark.parametrize('name', MODELS)
 def test_greedy_continuation_in_a_batch(reference_model, name, one_device):
   """The first row is continued beside shorter prompts, whose next tokens are known too."""
   run, expected = reference_model(name, 'float32')
@@ -100,7 +96,8 @@ def test_greedy_continuation_in_a_batch(reference_model, name, one_device):
   assert generated[0].tolist() == [official[row, n - 1].argmax() for row, n in lengths]
 
 
-@pytest.mark.parametrize('name', quick())
+@pytest.mark.slow
+@pytest.mark.parametrize('name', MODELS)
 def test_greedy_continuation_in_turns(reference_model, name, one_device):
   """The prompt is read token by token, and in pieces; then each token that was found."""
   run, expected = reference_model(name, 'float32')
@@ -115,7 +112,7 @@ def test_greedy_continuation_in_turns(reference_model, name, one_device):
     assert found == greedy, size
 
 
-@pytest.mark.parametrize('name', quick('gpt2'))
+@pytest.mark.parametrize('name', rest_is_slow(MODELS, ['gpt2']))
 def test_documents_in_one_row_equal_each_alone(reference_model, name, one_device, x64):
   run, expected = reference_model(name, 'float64')
   model, ids = make_model(run), expected['input_ids']
@@ -129,7 +126,8 @@ def test_documents_in_one_row_equal_each_alone(reference_model, name, one_device
   np.testing.assert_allclose(logits[0], official, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize('name', quick())
+@pytest.mark.slow
+@pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('sizes', MESHES)
 def test_logits_on_a_mesh(reference_model, name, sizes, x64, monkeypatch):
   run, expected = reference_model(name, 'float64')

@@ -155,6 +155,16 @@ def test_tensors_of_published_models_may_be_wrapped(caplog, family, prefix):
     assert [*tensors.canonical(dict.fromkeys(written, 0), family, 'x')] == names
 
 
+@pytest.mark.parametrize('prefix', ['', 'module.', '_orig_mod.module.'])
+@pytest.mark.parametrize('outer', ['model.language_model.', 'language_model.model.'])
+def test_tensors_of_a_text_model_beside_images_may_be_wrapped(outer, prefix):
+  names = ['model.embed_tokens.weight', 'lm_head.weight', 'model.layers.0.mlp.up_proj.weight']
+  written = [name.replace('model.', outer, 1) for name in names]
+  written += ['model.vision_tower.embeddings.weight', 'multi_modal_projector.norm.weight']
+  stored = {prefix + name: 0 for name in written}
+  assert [*tensors.canonical(stored, families.FAMILIES['gemma3_text'], 'x')] == names
+
+
 def test_other_names_of_published_models_stay():
   """Then the error about names says what they begin with."""
   for name in ('net.model.embed_tokens.weight', 'net.embed_tokens.weight'):

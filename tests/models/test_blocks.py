@@ -22,7 +22,7 @@ from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.attention import blocks, local
 from ngrammer_jax.models import language_model, transformer
 from tests import jaxprs
-from tests.checks import assert_close, quick, random_variables
+from tests.checks import assert_close, random_variables, rest_is_slow
 from tests.goldens import models
 
 GOLDENS = {
@@ -43,7 +43,7 @@ def small_blocks(monkeypatch):
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)  # it drops other probabilities
 
 
-@pytest.mark.parametrize('name', quick(GOLDENS, QUICK))
+@pytest.mark.parametrize('name', rest_is_slow(GOLDENS, QUICK))
 def test_blocks_equal_whole_scores(x64, small_blocks, tmp_path, name):
   """Hidden states, memory, codebook, loss and the gradient of every parameter."""
   case = copy.deepcopy(GOLDENS[name])

@@ -139,6 +139,7 @@ def test_every_parameter_is_drawn_by_itself(recipe):
     np.testing.assert_array_equal(leaf, params[name])
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_its_recipe():
   sizes = {'width': 32, 'feed_forward_width': 32}
   mesh = sharding.make_mesh(1, 1, 1, devices=jax.devices()[:1])

@@ -17,7 +17,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import span as span_config
 from ngrammer_jax.layers.attention import blocks
 from ngrammer_jax.models import heads, language_model, transformer
-from tests.checks import assert_close, quick, random_variables
+from tests.checks import assert_close, random_variables, rest_is_slow
 from tests.models import drawn
 
 T, V = drawn.T, drawn.V
@@ -181,7 +181,7 @@ def check_drawn(number, count, seed):
   check(case, seed + number)
 
 
-@pytest.mark.parametrize('number', quick(range(DRAWN), QUICK))
+@pytest.mark.parametrize('number', rest_is_slow(range(DRAWN), QUICK))
 def test_any_split_of_drawn_options(x64, in_blocks, number):
   check_drawn(number, DRAWN, drawn.covering_seed(DRAWN, FIRST_SEED))
 

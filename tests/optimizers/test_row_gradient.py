@@ -125,9 +125,7 @@ def run(shape, optimizer, parts=None, **fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'optimizer', ['adagrad', pytest.param('lazy_adam', marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('optimizer', ['adagrad', 'lazy_adam'])
 def test_a_run_by_rows_equals_a_dense_one_on_any_mesh_and_in_parts(x64, optimizer):
   """Parameters, moments, and the norms of gradient and update; rows without visits keep theirs."""
   dense = run((1, 1, 1), optimizer, exchange='table', V=4096)
@@ -141,6 +139,7 @@ def test_a_run_by_rows_equals_a_dense_one_on_any_mesh_and_in_parts(x64, optimize
     close(run(shape, optimizer, parts, V=4096), dense)
 
 
+@pytest.mark.slow
 def test_rows_that_were_never_visited_do_not_decay(x64):
   """With weight decay of the dense weights, and every optimizer; frozen tables keep all rows."""
   _, create, _ = table_model.make_step(mesh_of(1, 1, 1))
@@ -168,6 +167,7 @@ def test_temporaries_do_not_grow_with_the_rows_of_a_table(optimizer):
     assert temporaries(2**16, 'adam') > 4 * 2**16 * table_model.E
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('parts', [None, 2])
 def test_devices_exchange_lookups_and_never_a_table(parts):
   mesh = mesh_of(2, 2, 2)

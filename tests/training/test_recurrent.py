@@ -133,6 +133,7 @@ def log_probs_of(config, model, variables, length=16):
   return lambda text: np.asarray(of(pad(text)))[: len(text)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SOME)
 def test_greedy_takes_what_one_pass_finds_most_likely(x64, name):
   """Token by token, with prompts that are padded, whether segments hand on what is read or not."""
@@ -150,10 +151,8 @@ def test_greedy_takes_what_one_pass_finds_most_likely(x64, name):
     np.testing.assert_array_equal(best[len(prompt) - 1 : -1], tokens)
 
 
-@pytest.mark.parametrize(
-  'name',
-  [pytest.param(name, marks=pytest.mark.slow) for name in ('key_value', 'memory')] + ['4-gram'],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['key_value', 'memory', '4-gram'])
 def test_choices_forked_from_one_state_score_as_alone(x64, name):
   config = models.config_of(name, carry=False)
   model, variables, _ = models.model_of(config)

@@ -77,6 +77,7 @@ def test_a_resume_with_other_segments_per_call_costs_no_bit(tiny, reference_run,
     assert steps(run) == steps(reference_run)
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, toy_model):
   """SIGKILL once the first checkpoint is there, wherever the run is by then."""
   config = tiny(

@@ -295,20 +295,21 @@ def _positional(c, family, window):
   rotary, fraction = c['rope_scaling'] | c['rope_parameters'], c.get('partial_rotary_factor', 1.0)
   local = dict(rotary.pop('sliding_attention', None) or {})
   rotary |= rotary.pop('full_attention', None) or {}
-  positional, supported = {}, rotary
-  if 'rope_local_base_freq' in c:
-    timescale = local.pop('rope_theta', c['rope_local_base_freq'])
-    positional['window_max_timescale'] = timescale if window else None
-    supported = {'rope_type': 'default'}
-  if local not in ({}, supported):
+  if 'rope_local_base_freq' not in c and local not in ({}, rotary):
     raise errors.BadInput('sliding_attention with other rotary positions is not supported')
   if 'partial_rotary_factor' in c or rotary.get('partial_rotary_factor') == 1:
     fraction = rotary.pop('partial_rotary_factor', fraction)
-  return positional | {
+  positional = {
     'max_timescale': rotary.pop('rope_theta', c['rope_theta']),
     'rotary_fraction': fraction,
     'scaling': _scaling(rotary, c, family),
   }
+  if 'rope_local_base_freq' in c:
+    timescale = local.pop('rope_theta', c['rope_local_base_freq'])
+    positional['window_max_timescale'] = timescale if window else None
+    if scaling := _scaling(local, c, family):
+      raise errors.BadInput(f'rope_type={scaling["kind"]!r} of sliding_attention is not supported')
+  return positional
 
 
 def _scaling(rotary, c, family):
@@ -320,22 +321,24 @@ def _scaling(rotary, c, family):
     kind = 'longrope'
   if kind not in [*SCALINGS]:  # it may be a list
     raise errors.BadInput(f'rope_type={kind!r} is not one of: {", ".join(SCALINGS)}')
-  M = c[ORIGINAL_LENGTH] or rotary.get(ORIGINAL_LENGTH, c['max_position_embeddings'])
-  names, rotary = SCALINGS[kind], rotary | {ORIGINAL_LENGTH: M}
-  if kind in ('yarn', 'longrope'):
-    rotary.setdefault('factor', max(c['max_position_embeddings'] / M, 1))
+  names, scales = SCALINGS[kind], ()
   if kind == 'yarn':
-    high, low = (rotary.pop(name, 0) for name in ('mscale', 'mscale_all_dim'))
-    if high and low:
-      high, low = (0.1 * scale * math.log(rotary['factor']) + 1 for scale in (high, low))
-      rotary.setdefault('attention_factor', high / low)
+    scales = [rotary.pop(name) for name in ('mscale', 'mscale_all_dim') if name in rotary]
+  M = c[ORIGINAL_LENGTH] or rotary.get(ORIGINAL_LENGTH, c['max_position_embeddings'])
+  rotary[ORIGINAL_LENGTH] = M
   if unsupported := rotary.keys() - {*names.values(), ORIGINAL_LENGTH}:
     raise errors.BadInput(f'{", ".join(sorted(unsupported))} is not supported for rope_type={kind}')
+  if kind == 'default':
+    return None
+  if kind in ('yarn', 'longrope'):
+    rotary.setdefault('factor', max(c['max_position_embeddings'] / M, 1))
+  if len(scales) == 2 and all(scales):
+    high, low = (0.1 * scale * math.log(rotary['factor']) + 1 for scale in scales)
+    rotary.setdefault('attention_factor', high / low)
   optional = ('attention_factor', 'beta_fast', 'beta_slow', 'truncate')
   if missing := [n for n in names.values() if n not in rotary and n not in optional]:
     raise errors.BadInput(f'rope_type={kind!r} needs {", ".join(missing)}')
-  values = {ours: rotary[name] for ours, name in names.items() if name in rotary}
-  return {'kind': kind} | values if values else None  # `default` has none
+  return {'kind': kind} | {ours: rotary[name] for ours, name in names.items() if name in rotary}
 
 
 def _write(model, vocabulary_size, positions, family):

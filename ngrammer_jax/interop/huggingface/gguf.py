@@ -35,7 +35,7 @@ MODULES = {
 }
 # Keys that change the numbers of a model in ways that a Llama does not have.
 FOREIGN_KEYS = re.compile(
-  r'llama\.(expert_count|use_parallel_residual|.*(scale|softcapping|clamp|alibi).*)'
+  r'llama\.(expert_count|use_parallel_residual|.*((?<!re)scale|softcapping|clamp|alibi).*)'
   r'|llama\.rope\.scaling\.(alpha|yarn_(?!beta_).*)'
 )
 
@@ -163,7 +163,7 @@ def _translate_name(name: str) -> str:
   module, _, ending = name.rpartition('.')
   layer = re.search(r'\d*$', module.rpartition('.')[0]).group()
   known = MODULES.get(re.sub(r'\d+', '*', module))
-  if known is None:
+  if known is None or ending not in ('weight', 'bias'):
     raise errors.BadInput(f'the tensor {name} is not one of a Llama: this model is not supported')
   return f'{known.replace("*", layer)}.{ending}'
 
@@ -181,7 +181,7 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
     return value
 
   for key in filter(FOREIGN_KEYS.fullmatch, metadata):
-    if metadata[key]:
+    if np.any(metadata[key]):
       raise errors.BadInput(f'{key} is set: such a model is not a Llama, and not supported')
   layers, width, heads = get('block_count'), get('embedding_length'), get('attention.head_count')
   query = tensors['model.layers.0.self_attn.q_proj.weight']
@@ -241,9 +241,10 @@ def _factor_scaling(factors: np.ndarray, config) -> dict[str, Any]:
   It is `llama3` where the factors are those of a published Llama 3.x. Else they stand in a
   `longrope` with the same factors for short and long texts, which scales nothing else.
   """
-  pairs, is_positive = config['head_dim'] // 2, np.isfinite(factors) & (factors > 0)
-  if config['rope_scaling'] is not None or factors.shape != (pairs,) or not is_positive.all():
-    raise ValueError(f'rope_freqs.weight has not {pairs} positive factors, or is a second scaling')
+  if config['rope_scaling'] is not None or factors.shape != (config['head_dim'] // 2,):
+    raise ValueError(f'rope_freqs.weight has the shape {list(factors.shape)}, or a second scaling')
+  if not (np.isfinite(factors).all() and (factors > 0).all()):
+    raise ValueError('rope_freqs.weight has values that are not positive')
   frequencies = 1 / rotary_scaling.timescales(config['head_dim'], 1.0, config['rope_theta'])
   llama3 = RotaryScalingConfig('llama3', float(factors.max()))  # all else is as in Llama 3.x
   scaled, _ = rotary_scaling.scale(frequencies, llama3, config['rope_theta'])

@@ -102,16 +102,17 @@ def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
     family: the family.
     origin: the file, for the log.
   """
-  has_images = family.model_type == 'gemma3_text'
-  ignored = re.compile(families.BUFFERS_AND_IMAGES if has_images else families.BUFFERS)
-  tensors = {n: tensor for n, tensor in tensors.items() if not ignored.search(n)}
+  may_have_images = family.model_type == 'gemma3_text'
+  ignored = re.compile(families.BUFFERS_AND_IMAGES if may_have_images else families.BUFFERS)
+  beside_images = 'language_model.' if may_have_images else ''
+  tensors = {n.replace(beside_images, '', 1): tensors[n] for n in tensors if not ignored.search(n)}
   embedding, head = (f'{family.tensors[each].name}.weight' for each in ('embedding', HEAD))
   prefix = f'{family.layers.partition(".")[0]}.'
   # A model without its head may be saved without this prefix.
-  for name, missing in ((embedding, ''), (embedding.removeprefix(prefix), prefix)):
+  for name, added in ((embedding, ''), (embedding.removeprefix(prefix), prefix)):
     bare = conversion.without_wrappers(tensors, (name,), origin)
     if name in bare:
-      return {n if n == head else missing + n: tensor for n, tensor in bare.items()}
+      return {n if n == head else added + n: tensor for n, tensor in bare.items()}
   return tensors
 
 
@@ -175,8 +176,10 @@ def load(checkpoint: checkpoints.Checkpoint, slices: Slices, abstract: Any) -> d
   leaves = traverse_util.flatten_dict(abstract, sep='/').items()
   try:
     loaded = {path: _load(checkpoint, slices[path], leaf, broken) for path, leaf in leaves}
-  finally:
-    checkpoint.check_unchanged()  # which is also why rows may be missing
+  except errors.BadInput:
+    checkpoint.check_unchanged()  # a change is also a reason for damage
+    raise
+  checkpoint.check_unchanged()
   conversion.check_finite(str(checkpoint.path), broken)
   return traverse_util.unflatten_dict(loaded, sep='/')
 

@@ -11,7 +11,7 @@ from ngrammer_jax.layers import documents, dropout
 from ngrammer_jax.layers.attention import blocks, full, relative, span
 from ngrammer_jax.layers.attention.full import Heads, SpanMask
 from ngrammer_jax.layers.context import Keys
-from tests.checks import quick
+from tests.checks import rest_is_slow
 
 B, T, M, N, H, D, RAMP = 2, 20, 22, 3, 4, 6, 5
 S = M + T
@@ -93,7 +93,7 @@ CASES = {
 QUICK = ('plain', 'relative', 'adaptive', 'dynamic_dropout', 'pairs', 'capped', 'grouped')
 
 
-@pytest.mark.parametrize('case', quick(CASES, QUICK))
+@pytest.mark.parametrize('case', rest_is_slow(CASES, QUICK))
 def test_equals_whole_scores(x64, monkeypatch, case):
   options = dict(CASES[case])
   monkeypatch.setattr(blocks, 'BLOCK', options.get('block_size', 8))

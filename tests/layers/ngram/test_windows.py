@@ -68,6 +68,7 @@ def test_any_split_equals_slow_loop():
       assert np.concatenate(output, axis=2).tolist() == wanted.tolist(), (w, lengths)
 
 
+@pytest.mark.slow
 def test_rows_of_different_lengths_go_on_where_they_ended():
   w, lengths = Windows(3, 'eos_id', eos_id=EOS), np.array([0, 1, 2, 5])
   tokens, _, _ = some_text()
