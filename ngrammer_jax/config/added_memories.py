@@ -134,18 +134,18 @@ def _segment_length(values):
   return max(length, evaluation.get('segment_length') or 0)
 
 
-def _heads(model):
-  """Returns the largest number of heads, up to that of the model, that divides its width."""
-  return next(heads for heads in range(model.heads, 0, -1) if model.width % heads == 0)
+def _heads(model, width):
+  """Returns the largest number of heads, up to that of the model, that divides a width."""
+  return next(heads for heads in range(model.heads, 0, -1) if width % heads == 0)
 
 
 def _size_memory(o, set_open, source, budget, V):
   """Returns an n-gram memory whose layers, heads, width and rows follow the trained model."""
-  D, L, count = source.width, source.layers, len(o.layers) or (o.join == 'gate')
+  D, L, count = source.width_at(o.point), source.layers, len(o.layers) or (o.join == 'gate')
   first = min(1, L - 1)  # the layers of Engram are the second and the middle one
   o = set_open(o, layers=tuple(dict.fromkeys((first, max(first, L // 2))[:count])))
   if o.key in CLUSTER_KEYS:
-    o = dataclasses.replace(set_open(o, heads=_heads(source)), initial=o.initial or 'hidden')
+    o = dataclasses.replace(set_open(o, heads=_heads(source, D)), initial=o.initial or 'hidden')
   H, num_vectors, places = D // o.heads, o.heads * len(o.orders), len(o.places(L))
 
   def dense(width):  # parameters without the tables
@@ -175,15 +175,16 @@ def _largest(size: Callable[[int], int], most: int, budget: int) -> int:
 
 def _size_ngrammer(o, set_open, source, budget):
   """Returns the N-Grammer layer whose heads, width and rows follow the trained model."""
-  if o.heads is None and source.width % source.heads:
-    o = set_open(o, heads=_heads(source))
+  D = source.width_at('after_attention' if o.layer == 'attention' else 'input')
+  if o.heads is None and D % source.heads:
+    o = set_open(o, heads=_heads(source, D))
   if o.clusters is not None:
     o = dataclasses.replace(o, initial=o.initial or 'hidden')
   heads = o.heads or source.heads
-  H = source.width // heads
+  H = D // heads
   o = set_open(o, dim=H if o.combine == 'add' else min(o.dim, max(MIN_FEATURES, H // FEATURES)))
   places, row = len(o.places(source.layers)), len(o.orders) * heads * o.dim
-  rows = (budget // places - 3 * source.width - 2 * row) // row  # without the norms and the mix
+  rows = (budget // places - 3 * D - 2 * row) // row  # without the norms and the mix
   return set_open(o, vocabulary_size=max(1, min(o.vocabulary_size, rows)))
 
 

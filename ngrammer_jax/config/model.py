@@ -136,6 +136,10 @@ class ModelConfig:
     """H, features of a head."""
     return self.head_width or self.width // self.heads
 
+  def width_at(self, point: str) -> int:
+    """Returns the features of what a memory changes: after attention, the values of all heads."""
+    return self.heads * self.head_features if point == 'after_attention' else self.width
+
   @property
   def outer_dropout(self) -> float:
     """Dropout of the embeddings, and of the final output if it has no norm."""
@@ -191,7 +195,7 @@ class ModelConfig:
     if self.adaptive_softmax is not None:
       self.adaptive_softmax.check_vocabulary(size)
     for index, memory in enumerate(self.ngram_memories):
-      memory.check_vocabulary(size, self.width, f'model.ngram_memories.{index}')
+      memory.check_vocabulary(size, self.width_at(memory.point), f'model.ngram_memories.{index}')
 
   def attention_needs(self) -> dict[str, str]:
     """Returns what attention needs (see `kernels.NEEDS`), with the option that asks for it."""
@@ -254,14 +258,6 @@ class ModelConfig:
       self._check_grouped_heads()
     if self.positional is None:
       self.positions().check(self)
-    if self.width != self.heads * self.head_features:
-      placed = [self.ngram is not None and self.ngram.layer == 'attention']
-      placed += [memory.point == 'after_attention' for memory in self.ngram_memories]
-      if any(placed):
-        raise errors.BadInput(
-          f'a memory after attention needs heads as wide as the model together: model.heads='
-          f'{self.heads} x {self.head_features} features is not model.width={self.width}'
-        )
 
   def _check_grouped_heads(self) -> None:
     if self.heads % self.key_value_heads:

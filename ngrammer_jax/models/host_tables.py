@@ -62,12 +62,12 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
     documents_BxT=documents_BxT,
     valid_BxT=segment.valid_BxT,
   )
-  x_BxTxD = jnp.zeros((*segment.tokens_BxT.shape, config.width))  # only ids count
   values, states = {}, {}
   for path, memory in _memories(config, V):
     in_memory = lambda tree, path=path: functools.reduce(lambda t, k: t.get(k, {}), path, tree)
     own = {name: in_memory(collection) for name, collection in variables.items()}
     before = state['memories'][path]
+    x_BxTxD = jnp.zeros((*segment.tokens_BxT.shape, memory.width))  # only ids count
     (_, after), recorded = memory.apply(own, x_BxTxD, context, before, mutable=[table.VALUES])
     (values[(*path, 'table')],) = recorded[table.VALUES]['table']
     states[path] = before and before | (after or {})

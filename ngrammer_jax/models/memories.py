@@ -131,7 +131,7 @@ def _ngram_memory(config, place, dtype, vocabulary_size, number):
 
 
 def _maker(options, config, place, dtype, vocabulary_size, **fields):
-  sizes = {'vocabulary_size': vocabulary_size, 'width': config.width}
+  sizes = {'vocabulary_size': vocabulary_size, 'width': config.width_at(place.point)}
   return functools.partial(NGramMemory, options, **sizes, block=place.block, dtype=dtype, **fields)
 
 

@@ -196,9 +196,8 @@ def spans(**fields):
       'None',
     ),
     (
-      {'head_width': 32, 'ngram': {'layer': 'attention', 'pairing': ('previous',)}},
-      'a memory after attention needs heads as wide as the model together: model.heads=4 x 32 '
-      'features is not model.width=256',
+      {'head_width': 32, 'ngram': {'layer': 'attention', 'pairing': ('previous',), 'heads': 3}},
+      'model.ngram.heads=3 must divide model.heads x model.head_width = 128',
     ),
     (
       adaptive() | {'final_logit_cap': 3.0},

@@ -54,13 +54,11 @@ MEMORIES = {
   'one persistent head': {'persistent': {'vectors': 3, 'kind': 'single_head'}},
 }
 POSITIONS = "cannot be added to a model with model.position='absolute'"
-WIDTH = 'a memory after attention needs heads as wide as the model together'
 # Pairs that make no sense, with a part of what is said.
 REFUSED = {
   **{('gpt2', name): POSITIONS for name in ('memory', 'memory of one length')},
   **{('gpt2', name): POSITIONS for name in ('adaptive spans', 'dynamic spans')},
   **{(name, 'blt'): "key='bytes' is not for data.vocabulary" for name in BASES if name != 'own'},
-  **{('gemma3', name): WIDTH for name in ('ngram after attention', 'ngram of attended pairs')},
 }
 PAIRS = [pair for pair in itertools.product(BASES, MEMORIES) if pair not in REFUSED]
 # Their convolution has no input before the second step, and its norm no gradient before the third.

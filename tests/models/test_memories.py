@@ -15,8 +15,9 @@ from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.place import Place
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import host_tables, memories, transformer
+from ngrammer_jax.models import host_tables, language_model, memories, transformer
 from ngrammer_jax.models.memories import PlacedMemory
+from ngrammer_jax.training import state as train_state
 from tests.checks import random_variables
 
 CONFIG = model_config.ModelConfig(layers=3, ngram=model_config.NGramConfig())
@@ -106,6 +107,19 @@ def test_memories_of_equal_shape_do_not_share_tables():
   for i, one in enumerate(tables):
     assert np.abs(one).max() > 0
     assert all(np.abs(one - other).max() > 0 for other in tables[:i] if one.shape == other.shape)
+
+
+def test_a_memory_after_attention_is_as_wide_as_all_heads():
+  """Its clusters and norms have the features of a head, wider than width / heads."""
+  ngram = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2, layer='attention')
+  sizes = {'layers': 1, 'width': 16, 'heads': 4, 'key_value_heads': 1, 'head_width': 6}
+  config = model_config.ModelConfig(**sizes, feed_forward_width=8, ngram=ngram)
+  config.check()
+  variables = train_state.abstract_variables(language_model.build(config, 13))
+  layer = nn.unbox(variables['params']['layer_0']['ngrammer'])
+  assert layer['unigram_norm']['scale'].shape == (4, 6)
+  quantizer = nn.unbox(variables['codebook']['layer_0']['ngrammer']['quantizer'])
+  assert quantizer['centroids'].shape == (4, 4, 6)
 
 
 def test_rows_looked_up_ahead_segment_by_segment_are_those_of_one_pass():

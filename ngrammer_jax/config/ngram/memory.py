@@ -228,19 +228,21 @@ class NGramMemoryConfig:
       path: dotted path of this block, such as model.ngram_memories.0.
     """
     self._check_places(model, path)
-    if self.key in CLUSTER_KEYS and model.width % self.heads:
-      raise errors.BadInput(f'{path}.heads={self.heads} must divide model.width={model.width}')
+    D = model.width_at(self.point)
+    name = f'model.width={D}' if D == model.width else f'model.heads x model.head_width = {D}'
+    if self.key in CLUSTER_KEYS and D % self.heads:
+      raise errors.BadInput(f'{path}.heads={self.heads} must divide {name}')
     if self.table_initial == 'xavier' and len(set(self.rows)) > 1:
       raise errors.BadInput(
         f'{path}.table_initial="xavier" needs the same number of rows for all orders, not '
         f'{path}.rows={self.rows}: use one number, or "normal"'
       )
-    if self.join in ('sum', 'mean') and not self.projection and self.width != model.width:
+    if self.join in ('sum', 'mean') and not self.projection and self.width != D:
       raise errors.BadInput(
-        f'{path}.width={self.width} must be model.width={model.width} for {path}.join='
-        f'{self.join!r}: use {model.width}, or {path}.projection=True'
+        f'{path}.width={self.width} must be {name} for {path}.join={self.join!r}: use {D}, or '
+        f'{path}.projection=True'
       )
-    self._check_sizes(model.width, 1, path)  # the rest in `check_vocabulary`
+    self._check_sizes(D, 1, path)  # the rest in `check_vocabulary`
 
   def check_vocabulary(self, size: int, width: int, path: str) -> None:
     """Raises BadInput for ids outside a vocabulary, or sizes that do not fit it."""
