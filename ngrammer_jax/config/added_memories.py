@@ -197,13 +197,11 @@ def _size_span(o, set_open, memory):
 
 def _check_positions(source, new):
   """Raises BadInput for a segment memory of a model that cannot read beyond its segment."""
-  positions = (*SEGMENT_POSITIONS, 'absolute')
   path = next((path for path in ('model.memory', 'model.span') if path in new), None)
-  if path and source.position in positions:
+  if path and source.position in SEGMENT_POSITIONS:
     raise errors.BadInput(
-      f'{path} cannot be added to a model with model.position={source.position!r}, learned for '
-      f'each position (as GPT-2): a segment memory needs rotary or relative positions; use '
-      f'model.ngram_memories, model.ngram or model.persistent, or another model'
+      f'{path} cannot be added to a model with model.position={source.position!r}, the position '
+      f'in the segment: use model.ngram_memories, model.ngram or model.persistent, or another model'
     )
 
 

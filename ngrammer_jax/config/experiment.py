@@ -74,19 +74,20 @@ class Config:
     self.optimizer.check_groups(self.model.parameter_groups(), self.init_from is not None)
 
   def _check_positions(self) -> None:
-    length = max(self.training.segment_length, self.evaluation_length())
     positions, limit = self.model.positions(), self.model.num_positions
-    memory = self.model.memory.length if self.model.memory else 0
-    if self.model.position == 'rope' and limit and self.training.segment_length + memory > limit:
+    length = self.training.segment_length + (self.model.memory.length if self.model.memory else 0)
+    if self.model.position == 'rope' and limit and length > limit:
       raise errors.BadInput(
         f'training.segment_length={self.training.segment_length} with its memory is longer than '
         f'model.positional.scaling.original_length={limit}: use shorter segments, or '
         f'model.positional.scaling.is_long=True'
       )
+    length = max(length, self.evaluation_context())
     if self.model.position in ('learned', 'absolute') and length > positions.max_length:
       raise errors.BadInput(
         f'model.positional.max_length={positions.max_length} is less than the segment length '
-        f'{length}: raise it, or lower training.segment_length or evaluation.segment_length'
+        f'{length}, memory included: raise it, or lower training.segment_length, '
+        f'evaluation.segment_length or model.memory.length'
       )
 
   def evaluation_length(self) -> int:

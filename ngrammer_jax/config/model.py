@@ -50,9 +50,7 @@ class ModelConfig:
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
   feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: same as `bias`')
-  position: str = field(
-    'rope', 'position encoding', choices=POSITIONS, needs={'absolute': {'memory': (None,)}}
-  )
+  position: str = field('rope', 'position encoding', choices=POSITIONS)
   positional: PositionalConfig | None = field(None, 'options of the encoding; None: the defaults')
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
   norm: str = field('pre', 'placement of the norms', choices=NORMS)
@@ -116,12 +114,18 @@ class ModelConfig:
 
   @property
   def num_positions(self) -> int | None:
-    """Number of positions of a document that the model can read; None: no limit."""
+    """Number of tokens, itself included, that a token can be predicted from; None: no limit."""
     p = self.positions()
     if self.position == 'absolute':
       return p.max_length
     has_short_factors = p.scaling is not None and p.scaling.kind == 'longrope'
     return p.scaling.original_length if has_short_factors and not p.scaling.is_long else None
+
+  @property
+  def longest_document(self) -> int | None:
+    """Number of tokens of a document that the model can read; None: no limit."""
+    repeats = self.position == 'absolute' and self.memory is not None
+    return None if repeats else self.num_positions
 
   def attention_options(self) -> AttentionConfig:
     """Options of attention."""

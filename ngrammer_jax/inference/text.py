@@ -124,7 +124,7 @@ class CompletionConfig:
     context: maximum number of tokens that a token is predicted from; `UNBOUNDED` for a recurrent
       model.
     stop: texts before which a continuation ends.
-    positions: number of positions of the model; None: no limit.
+    longest: number of tokens of a document that the model can read; None: no limit.
   """
 
   sampling: sampling.SamplingConfig
@@ -132,7 +132,7 @@ class CompletionConfig:
   seed: int
   context: int
   stop: tuple[str, ...] = ()
-  positions: int | None = None
+  longest: int | None = None
 
   def check(self, model: model_config.ModelConfig, num_prompts: int) -> None:
     """Raises BadInput for values out of range, or that the model does not support."""
@@ -147,9 +147,10 @@ class CompletionConfig:
       value = getattr(self, name)
       if not isinstance(value, numbers.Integral) or value < least:
         raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
-    if self.positions is not None and self.context > self.positions:
+    positions = model.num_positions
+    if positions is not None and self.context > positions:
       raise errors.BadInput(
-        f'context={self.context} exceeds the {self.positions:,} positions of the model: lower it'
+        f'context={self.context} exceeds the {positions:,} positions of the model: lower it'
       )
     if '' in self.stop:
       raise errors.BadInput("stop='' is in every text; expected at least one character")
@@ -172,10 +173,10 @@ class CompletionConfig:
         f'{self.context:,}; shorten it, or raise the context'
       )
     last = read + self.tokens - 1  # the last token is not read
-    if self.positions is not None and last > self.positions:
+    if self.longest is not None and last > self.longest:
       raise errors.BadInput(
         f'{name} has {read:,} tokens, which with tokens={self.tokens:,} new ones exceed the '
-        f'{self.positions:,} positions of the model: shorten it, or lower tokens'
+        f'{self.longest:,} positions of the model: shorten it, or lower tokens'
       )
 
 

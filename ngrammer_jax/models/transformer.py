@@ -290,7 +290,8 @@ class TransformerLM(heads.VocabularyModel):
     elif c.position == 'sinusoid':
       encoding_BxTxD = position.sinusoid(position_BxP[:, -T:], c.width, wide)
     elif c.position == 'absolute':
-      encoding_BxTxD = self.absolute_position[position_BxP[:, -T:]]
+      rows_BxT = position_BxP[:, -T:] % self.absolute_position.shape[0]
+      encoding_BxTxD = self.absolute_position[rows_BxT]
     else:
       return x_BxTxD
     return x_BxTxD + encoding_BxTxD.astype(self.dtype)

@@ -433,7 +433,7 @@ class Run:
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     model = self.config.evaluation_model()
     config = text.CompletionConfig(
-      sampling_config, tokens, seed, context, stop, model.num_positions
+      sampling_config, tokens, seed, context, stop, model.longest_document
     )
     config.check(model, num_prompts)
     return config

@@ -176,25 +176,28 @@ def test_possible_config_passes(fields):
     ),
     (
       {'model': {'position': 'learned'}, 'training': {'segment_length': 600}},
-      'model.positional.max_length=512 is less than the segment length 600: raise it, or lower '
-      'training.segment_length or evaluation.segment_length',
+      'model.positional.max_length=512 is less than the segment length 600, memory included: '
+      'raise it, or lower training.segment_length, evaluation.segment_length or '
+      'model.memory.length',
     ),
     (
-      {'model': {'position': 'absolute'}, 'training': {'segment_length': 513}},
-      'model.positional.max_length=512 is less than the segment length 513: raise it, or lower '
-      'training.segment_length or evaluation.segment_length',
+      {
+        'model': {'position': 'absolute', 'memory': {'length': 256}},
+        'training': {'segment_length': 257},
+        'evaluation': {'segment_length': 64},
+      },
+      'model.positional.max_length=512 is less than the segment length 513, memory included: '
+      'raise it, or lower training.segment_length, evaluation.segment_length or '
+      'model.memory.length',
     ),
     (
       {
         'model': {'position': 'absolute', 'positional': {'max_length': 256}},
         'evaluation': {'segment_length': 257},
       },
-      'model.positional.max_length=256 is less than the segment length 257: raise it, or lower '
-      'training.segment_length or evaluation.segment_length',
-    ),
-    (
-      {'model': {'position': 'absolute', 'memory': {}}},
-      "model.position='absolute' is not for model.memory=(defaults), but for None: use 'rope'",
+      'model.positional.max_length=256 is less than the segment length 257, memory included: '
+      'raise it, or lower training.segment_length, evaluation.segment_length or '
+      'model.memory.length',
     ),
     ({'mesh': {'data': 0}}, 'mesh.data=0 must be at least 1, or -1'),
     ({'mesh': {'fsdp': -2}}, 'mesh.fsdp=-2 must be at least 1, or -1'),

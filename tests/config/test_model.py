@@ -361,6 +361,15 @@ def test_impossible_model_says_what_to_change(fields, message):
     check(**fields)
 
 
+def test_learned_positions_repeat_with_a_memory():
+  limits = lambda **fields: (
+    (model := model_config.ModelConfig(position='absolute', **fields)).num_positions,
+    model.longest_document,
+  )
+  assert limits() == (512, 512)
+  assert limits(memory=model_config.MemoryConfig()) == (512, None)
+
+
 def test_an_ngrammer_after_attention_may_have_heads_of_its_own():
   check(ngram={'layer': 'attention', 'heads': 8})
   check(ngram={'orders': (3, 2)})

@@ -299,12 +299,12 @@ def test_results_of_a_file_have_its_name(workspace, capsys):
 
 
 def test_model_cannot_continue_a_context(workspace, monkeypatch):
-  model = model_config.ModelConfig(position='learned')
+  model = model_config.ModelConfig(position='segment_sinusoid')
   config = dataclasses.replace(experiment.Config(), model=model)
   monkeypatch.setattr(runs, 'load_run', lambda *args: runs.Run(workspace / 'run', config))
   with bad_input(
-    "model.position='learned' is the position in the segment: such a model can be evaluated on "
-    'a split, but cannot continue a text'
+    "model.position='segment_sinusoid' is the position in the segment: such a model can be "
+    'evaluated on a split, but cannot continue a text'
   ):
     evaluate.main([f'--workdir={workspace}/run', f'--cloze={workspace}'])
 

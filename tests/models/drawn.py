@@ -113,7 +113,7 @@ def config_of(case: Case) -> model_config.ModelConfig:
     'relative, clamped': {'shared_biases': False, 'clamp_length': 3},
     'shaw': {'max_length': 5, 'clamp_length': 4},
     'table': {'max_length': T},
-    'absolute': {'max_length': T},
+    'absolute': {'max_length': T - 2},  # the last two tokens repeat the first positions
     'rope': ROTARY[c['rotary']],
   }
   has_window = any('window' in name for name in c['layer_pattern'])

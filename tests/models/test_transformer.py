@@ -8,6 +8,7 @@ import pytest
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.attention import AttentionConfig
+from ngrammer_jax.config.positions import PositionalConfig
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.attention import position
 from ngrammer_jax.models import heads, language_model, transformer
@@ -221,11 +222,17 @@ def test_embeddings_are_scaled_by_the_root_of_the_width(scaled):
   assert_close(inputs, table[DISTINCT] * (SMALL['width'] ** 0.5 if scaled else 1), 1e-6)
 
 
-def test_sinusoid_is_added_to_the_embeddings():
-  model = small_model(position='sinusoid', layers=1, **PLAIN)
+@pytest.mark.parametrize('kind', ['sinusoid', 'absolute'])
+def test_positions_are_added_to_the_embeddings(kind):
+  """Learned ones repeat, here after all but two tokens."""
+  positional = PositionalConfig(max_length=T - 2) if kind == 'absolute' else None
+  model = small_model(position=kind, positional=positional, layers=1, **PLAIN)
   variables = variables_of(model)
   hidden, _ = run(model, variables, DISTINCT)
   places = position.sinusoid(np.arange(T)[None], SMALL['width'])
+  if kind == 'absolute':
+    learned = np.asarray(variables['params']['absolute_position'])
+    places = np.concatenate([learned, learned[:2]])
   table = np.array(variables['params']['embedding'])
   table[DISTINCT] += places
   params = {**variables['params'], 'embedding': table}
