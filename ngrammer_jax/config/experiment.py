@@ -75,19 +75,22 @@ class Config:
 
   def _check_positions(self) -> None:
     positions, limit = self.model.positions(), self.model.num_positions
-    length = self.training.segment_length + (self.model.memory.length if self.model.memory else 0)
-    if self.model.position == 'rope' and limit and length > limit:
+    memory = self.model.memory.length if self.model.memory else 0
+    context = self.training.segment_length + memory
+    if self.model.position == 'rope' and limit and context > limit:
       raise errors.BadInput(
         f'training.segment_length={self.training.segment_length} with its memory is longer than '
         f'model.positional.scaling.original_length={limit}: use shorter segments, or '
         f'model.positional.scaling.is_long=True'
       )
-    length = max(length, self.evaluation_context())
-    if self.model.position in ('learned', 'absolute') and length > positions.max_length:
+    context = max(context, self.evaluation_context())
+    if self.model.position in ('learned', 'absolute') and context > positions.max_length:
+      names = 'training.segment_length', 'evaluation.segment_length'
+      if self.model.memory:
+        names += 'model.memory.length', 'evaluation.memory.length'
       raise errors.BadInput(
-        f'model.positional.max_length={positions.max_length} is less than the segment length '
-        f'{length}, memory included: raise it, or lower training.segment_length, '
-        f'evaluation.segment_length or model.memory.length'
+        f'model.positional.max_length={positions.max_length} is less than the {context} tokens of '
+        f'a segment{" and its memory" * (len(names) > 2)}: raise it, or lower {" or ".join(names)}'
       )
 
   def evaluation_length(self) -> int:

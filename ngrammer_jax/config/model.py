@@ -114,7 +114,7 @@ class ModelConfig:
 
   @property
   def num_positions(self) -> int | None:
-    """Number of tokens, itself included, that a token can be predicted from; None: no limit."""
+    """Maximum number of tokens that a token can be predicted from; None: no limit."""
     p = self.positions()
     if self.position == 'absolute':
       return p.max_length
@@ -123,7 +123,7 @@ class ModelConfig:
 
   @property
   def longest_document(self) -> int | None:
-    """Number of tokens of a document that the model can read; None: no limit."""
+    """Maximum number of tokens of a document that the model can read; None: no limit."""
     repeats = self.position == 'absolute' and self.memory is not None
     return None if repeats else self.num_positions
 

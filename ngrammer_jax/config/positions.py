@@ -12,7 +12,8 @@ SEGMENT_POSITIONS = ('segment_sinusoid', 'learned')
 # Encodings of the distance to earlier tokens, without values for later tokens.
 BACKWARD_POSITIONS = ('relative', 'shaw', 'table')
 # absolute: learned vectors of the positions in the document are added to the embeddings (GPT-2).
-# Beyond `max_length` they repeat, so with a memory, all keys of a token have different ones.
+# Beyond `max_length` they repeat. A segment and its memory fit in it, so that no two keys of a
+# token share a vector.
 POSITIONS = ('rope', 'sinusoid', 'absolute', *BACKWARD_POSITIONS, *SEGMENT_POSITIONS, 'none')
 SCALINGS = ('linear', 'llama3', 'yarn', 'longrope')
 

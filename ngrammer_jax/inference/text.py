@@ -124,7 +124,7 @@ class CompletionConfig:
     context: maximum number of tokens that a token is predicted from; `UNBOUNDED` for a recurrent
       model.
     stop: texts before which a continuation ends.
-    longest: number of tokens of a document that the model can read; None: no limit.
+    longest_document: maximum number of tokens that the model can read; None: no limit.
   """
 
   sampling: sampling.SamplingConfig
@@ -132,7 +132,7 @@ class CompletionConfig:
   seed: int
   context: int
   stop: tuple[str, ...] = ()
-  longest: int | None = None
+  longest_document: int | None = None
 
   def check(self, model: model_config.ModelConfig, num_prompts: int) -> None:
     """Raises BadInput for values out of range, or that the model does not support."""
@@ -173,10 +173,10 @@ class CompletionConfig:
         f'{self.context:,}; shorten it, or raise the context'
       )
     last = read + self.tokens - 1  # the last token is not read
-    if self.longest is not None and last > self.longest:
+    if self.longest_document is not None and last > self.longest_document:
       raise errors.BadInput(
         f'{name} has {read:,} tokens, which with tokens={self.tokens:,} new ones exceed the '
-        f'{self.longest:,} positions of the model: shorten it, or lower tokens'
+        f'{self.longest_document:,} positions of the model: shorten it, or lower tokens'
       )
 
 

@@ -176,9 +176,8 @@ def test_possible_config_passes(fields):
     ),
     (
       {'model': {'position': 'learned'}, 'training': {'segment_length': 600}},
-      'model.positional.max_length=512 is less than the segment length 600, memory included: '
-      'raise it, or lower training.segment_length, evaluation.segment_length or '
-      'model.memory.length',
+      'model.positional.max_length=512 is less than the 600 tokens of a segment: raise it, or '
+      'lower training.segment_length or evaluation.segment_length',
     ),
     (
       {
@@ -186,18 +185,27 @@ def test_possible_config_passes(fields):
         'training': {'segment_length': 257},
         'evaluation': {'segment_length': 64},
       },
-      'model.positional.max_length=512 is less than the segment length 513, memory included: '
-      'raise it, or lower training.segment_length, evaluation.segment_length or '
-      'model.memory.length',
+      'model.positional.max_length=512 is less than the 513 tokens of a segment and its memory: '
+      'raise it, or lower training.segment_length or evaluation.segment_length or '
+      'model.memory.length or evaluation.memory.length',
+    ),
+    (
+      {
+        'model': {'position': 'absolute', 'memory': {'length': 256}},
+        'training': {'segment_length': 256},
+        'evaluation': {'memory': {'length': 300}},
+      },
+      'model.positional.max_length=512 is less than the 556 tokens of a segment and its memory: '
+      'raise it, or lower training.segment_length or evaluation.segment_length or '
+      'model.memory.length or evaluation.memory.length',
     ),
     (
       {
         'model': {'position': 'absolute', 'positional': {'max_length': 256}},
         'evaluation': {'segment_length': 257},
       },
-      'model.positional.max_length=256 is less than the segment length 257, memory included: '
-      'raise it, or lower training.segment_length, evaluation.segment_length or '
-      'model.memory.length',
+      'model.positional.max_length=256 is less than the 257 tokens of a segment: raise it, or '
+      'lower training.segment_length or evaluation.segment_length',
     ),
     ({'mesh': {'data': 0}}, 'mesh.data=0 must be at least 1, or -1'),
     ({'mesh': {'fsdp': -2}}, 'mesh.fsdp=-2 must be at least 1, or -1'),

@@ -17,6 +17,8 @@ import pytest
 from ngrammer_jax import analyze, command_line, errors, evaluate, runs, sharding
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import conversion
+from ngrammer_jax.config.evaluation import EvaluationConfig
+from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs, families, tensors
@@ -411,6 +413,18 @@ def test_learned_positions_end(tmp_path, monkeypatch):
     outcome = generate(option)
     assert outcome.shortcoming(message) is None, outcome
   assert str(generate('--tokens=23').status) == devices
+
+  # With a segment memory they repeat, and only the context is limited.
+  run = runs.load_run(folder)
+  model = dataclasses.replace(run.config.model, memory=MemoryConfig(length=8))
+  config = dataclasses.replace(
+    run.config, model=model, evaluation=EvaluationConfig(segment_length=16)
+  )
+  run = dataclasses.replace(run, config=config)
+  with pytest.raises(AssertionError, match=devices):
+    run.generate('ab', tokens=1000)
+  with pytest.raises(errors.BadInput, match='context=25 exceeds the 24 positions of the model'):
+    run.generate('ab', context=25)
 
 
 # A config.json of each family without what has a default, and the values that it stands for.
