@@ -177,8 +177,10 @@ def test_the_example_works(tmp_path):
     return process.stdout
 
   (test,) = [path for path in new if path.startswith('tests/')]
-  output = run('pytest', '-n0', test, 'tests/models/test_segmentation.py', '-k', 'loop or options')
-  assert re.search(r'\.{9,}', output), output  # the drawn models, and its own test
+  # The drawn models, slow ones too, and its own test.
+  tests = test, 'tests/models/test_segmentation.py', '-k', 'loop or split_of_drawn_options'
+  output = run('pytest', '-n0', '-m', '', *tests)
+  assert re.search(r'\.{10,}', output), output
   text = tiny_run.write_text(tmp_path / 'text.txt')
   (flag,) = re.findall(r'`(--config\.model\.token_shift\.\S+)`', READING)
   data = {'corpus': 'text', 'path': text, 'vocabulary': 'bytes', 'vocabulary_size': None}
