@@ -498,14 +498,14 @@ def test_layers_that_are_traced_once_or_scanned_are_those_of_the_model():
     )
 
     @jax.jit
-    def two_segments(params, model=model):
-      memory, parts = model.empty_memory(B), []
-      for key in jax.random.split(jax.random.key(0)):
-        options = {'train': True, 'rngs': {'dropout': key}}
-        part, memory, _ = model.apply({'params': params}, random_tokens(), memory, **options)
-        parts.append(part)
-      return parts
+    def segment(memory, key, model=model):
+      options = {'train': True, 'rngs': {'dropout': key}}
+      return model.apply(variables, random_tokens(), memory, **options)[:2]
 
-    outputs.append(two_segments(variables['params']))
+    memory, parts = model.empty_memory(B), []
+    for key in jax.random.split(jax.random.key(0)):
+      part, memory = segment(memory, key)
+      parts.append(part)
+    outputs.append(parts)
   for other in outputs[1:]:
     assert_close(np.stack(other), np.stack(outputs[0]), 1e-6)
