@@ -59,8 +59,8 @@ def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
     BadInput: it is none of them, or is damaged.
   """
   if path.suffix.lower() in COMPRESSED:
-    known = ', '.join(compression.SUFFIXES)
-    raise errors.BadInput(f'{path} is compressed in a way that is not read: use one of {known}')
+    suffixes = ', '.join(compression.SUFFIXES)
+    raise errors.BadInput(f'{path} is compressed in a way that is not read: use one of {suffixes}')
   with files.translate_damage(path), compression.open_binary(path) as file:
     head = file.read(HEAD)
   suffix_format = FORMAT_SUFFIXES.get(name := suffix(path), TEXT)

@@ -162,10 +162,10 @@ def _translate_name(name: str) -> str:
   """Returns the name of a tensor in a Hugging Face checkpoint. Raises BadInput for another one."""
   module, _, ending = name.rpartition('.')
   layer = re.search(r'\d*$', module.rpartition('.')[0]).group()
-  known = MODULES.get(re.sub(r'\d+', '*', module))
-  if known is None or ending not in ('weight', 'bias'):
+  translated = MODULES.get(re.sub(r'\d+', '*', module))
+  if translated is None or ending not in ('weight', 'bias'):
     raise errors.BadInput(f'the tensor {name} is not one of a Llama: this model is not supported')
-  return f'{known.replace("*", layer)}.{ending}'
+  return f'{translated.replace("*", layer)}.{ending}'
 
 
 def _make_config(metadata, tensors) -> dict[str, Any]:
