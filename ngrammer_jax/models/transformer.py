@@ -6,8 +6,10 @@
 B batch, T segment length, S keys, D model width, V vocabulary.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+import functools
 import itertools
-import operator
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -15,14 +17,16 @@ import jax.numpy as jnp
 
 from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.attention import LayerKind
 from ngrammer_jax.config.place import Place
 from ngrammer_jax.layers import axis_names, documents, dropout, mesh_axes
 from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.layers.attention import cache, fused, position
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import block, heads, memories, precision, spans
+from ngrammer_jax.models import block, heads, layer_runs, memories, precision, spans
 
 Memory = block.Memory
+LayerResult = Sequence[Any]  # of one layer: its next memory and its spans
 
 # Arrays that `minimal` saves for the backward pass: the results of all products but those of whole
 # scores, and what splash attention and blocks need. Scores, norms, convolutions, rotations and sums
@@ -245,12 +249,12 @@ class TransformerLM(heads.VocabularyModel):
     """
     layer_memories = memory.get('layers', ({},) * len(self.layer))
     next_memory, results = {}, []
-    for first, end in itertools.pairwise(self._run_boundaries()):
-      run = slice(first, end)
-      run_keys = None if keys is None else keys[run]
-      x_BxTxD, rest = self._run(run, x_BxTxD, kind_contexts, layer_memories[run], run_keys)
+    for run in self._find_runs():
+      run_keys = None if keys is None else keys[run.layers]
+      run_memories = layer_memories[run.layers]
+      x_BxTxD, rest = self._apply_run(run, x_BxTxD, kind_contexts, run_memories, run_keys)
       results += rest
-      place = Place('after_block', end - 1)
+      place = Place('after_block', run.end - 1)
       x_BxTxD, states = self._apply_memories(place, x_BxTxD, context, memory)
       next_memory |= states
     layers, layer_spans = zip(*results, strict=True)
@@ -296,26 +300,16 @@ class TransformerLM(heads.VocabularyModel):
       return x_BxTxD
     return x_BxTxD + encoding_BxTxD.astype(self.dtype)
 
-  def _run_boundaries(self):
-    """Returns where runs of layers begin and end: of one kind, or of kinds that are repeated.
-
-    Memories between blocks split runs too.
-    """
-    memory_kinds = [layer.own_memories for layer in self.layer]
-    count = len(memory_kinds)
-    changes = {i for i in range(1, count) if memory_kinds[i] != memory_kinds[i - 1]}
-    places = [placed.place for placed in self.between_blocks]
-    between = {place.block + 1 for place in places if place.point == 'after_block'}
-    parts = itertools.pairwise(sorted({0, count} | between | changes))
-    # After the last full repetition, a run of its own.
-    repeated = {end - (end - first) % self._period(first, end) for first, end in parts}
-    return sorted({0, count} | between | changes | repeated)
-
-  def _period(self, first, end):
-    """Returns after how many layers, at least those to unroll, their kinds are repeated."""
-    kinds = self.kinds[first:end]
-    periods = range(min(max(1, self.config.scan_layers), len(kinds)), len(kinds) + 1)
-    return next(p for p in periods if all(map(operator.eq, kinds, kinds[p:])))
+  def _find_runs(self) -> list[layer_runs.LayerRun]:
+    """Returns the runs of layers. Memories of layers and memories between layers split them."""
+    splits = set()
+    for number, (before, layer) in enumerate(itertools.pairwise(self.layer), 1):
+      if layer.own_memories != before.own_memories:
+        splits.add(number)
+    for placed in self.between_blocks:
+      if placed.place.point == 'after_block':
+        splits.add(placed.place.block + 1)
+    return layer_runs.find(self.kinds, splits, min_period=max(1, self.config.scan_layers))
 
   def _block(self, scanned):
     """Returns the block class, with the rematerialisation of the config."""
@@ -326,50 +320,130 @@ class TransformerLM(heads.VocabularyModel):
     policy = jax.checkpoint_policies.save_only_these_names(*names)
     return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
-  def _run(self, run, x_BxTxD, kind_contexts, memory, dropout_keys):
-    """Applies a run of layers, in one scan over their stacked parameters or one after the other.
+  def _apply_run(
+    self,
+    run: layer_runs.LayerRun,
+    x_BxTxD: jax.Array,
+    kind_contexts: Mapping[LayerKind, contexts.Context],
+    memory: Sequence[Any],
+    dropout_keys: jax.Array | None,
+  ) -> tuple[jax.Array, list[LayerResult]]:
+    """Applies a run of layers: one after the other, or in one scan over their parameters.
 
-    Returns [B, T, D], and of each layer the next memory and the spans.
+    Args:
+      run: the layers.
+      x_BxTxD: their input.
+      kind_contexts: context of each kind of layers.
+      memory: memory of each layer of the run.
+      dropout_keys: key of each layer of the run. None: no dropout.
+
+    Returns:
+      [B, T, D], and of each layer the next memory and the spans.
     """
-    c, blocks = self.config, range(len(self.layer))[run]
-    period, kinds = self._period(run.start, run.stop), self.kinds[run]
-    keys = [None] * len(blocks) if dropout_keys is None else dropout_keys
-    is_scanned = c.scan_layers and (period == 1 or period < len(blocks))
-    # Memories may have codebooks.
-    has_variables = bool(self.layer[blocks[0]].own_memories) or self.is_initializing()
+    kinds = self.kinds[run.layers]
+    is_scanned = bool(self.config.scan_layers) and run.can_scan
     is_jitted = self.jit_layers and not self.is_mutable_collection('intermediates')
+    # Memories may have codebooks.
+    has_variables = bool(self.layer[run.first].own_memories) or self.is_initializing()
     if has_variables or not (is_scanned or is_jitted):
-      results = []
-      for number, kind, part, key in zip(blocks, kinds, memory, keys, strict=True):
-        x_BxTxD, *rest = self.layer[number](x_BxTxD, kind_contexts[kind], part, key)
-        results.append(rest)
-      return x_BxTxD, results
+      layers = []
+      for layer, kind in zip(self.layer[run.layers], kinds, strict=True):
+        layers.append(functools.partial(_apply_bound, layer, kind_contexts[kind]))
+      return _apply_in_a_row(layers, x_BxTxD, memory, dropout_keys)
 
-    params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]
+    params = [
+      nn.unbox(self.variables['params'][f'layer_{number}']) for number in range(run.first, run.end)
+    ]
+    make_block = self._block(is_scanned)
 
-    def apply_of(kind):
-      body = self._block(is_scanned)(c, self.dtype, (), kind.score_divisor, parent=None)
-      return lambda params, x_BxTxD, memory, key: body.apply(
-        {'params': params}, x_BxTxD, kind_contexts[kind], memory, key
-      )
+    def make_apply(kind):
+      block_of_kind = make_block(self.config, self.dtype, (), kind.score_divisor, parent=None)
+      return functools.partial(_apply_unbound, block_of_kind, kind_contexts[kind])
 
-    def apply_layers(x_BxTxD, layers):
-      rest = []
-      for apply, (params, memory, key) in zip(applies, layers, strict=True):
-        x_BxTxD, *results = apply(params, x_BxTxD, memory, key)
-        rest.append(results)
-      return x_BxTxD, rest
+    if is_scanned:
+      period = [make_apply(kind) for kind in kinds[: run.period]]
+      return _scan_layers(period, params, x_BxTxD, memory, dropout_keys)
+    apply_by_kind = {kind: jax.jit(make_apply(kind)) for kind in set(kinds)}
+    layers = [
+      functools.partial(apply_by_kind[kind], params_of_layer)
+      for kind, params_of_layer in zip(kinds, params, strict=True)
+    ]
+    return _apply_in_a_row(layers, x_BxTxD, memory, dropout_keys)
 
-    if not is_scanned:
-      of_kind = {kind: jax.jit(apply_of(kind)) for kind in set(kinds)}
-      applies = [of_kind[kind] for kind in kinds]
-      return apply_layers(x_BxTxD, zip(params, memory, keys, strict=True))
 
-    applies = list(map(apply_of, kinds[:period]))
-    stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-    parts = [slice(first, None, period) for first in range(period)]
-    keys_of = (lambda _: None) if dropout_keys is None else dropout_keys.__getitem__
-    layers = [(stack(params[part]), stack(memory[part]), keys_of(part)) for part in parts]
-    x_BxTxD, stacked = jax.lax.scan(apply_layers, x_BxTxD, layers)
-    unstack = lambda i: jax.tree.map(lambda leaf: leaf[i // period], stacked[i % period])
-    return x_BxTxD, list(map(unstack, range(len(blocks))))
+def _apply_bound(layer, context, x_BxTxD, memory, dropout_key):
+  """Applies a layer that is bound to its parameters. Returns [B, T, D] and its result."""
+  x_BxTxD, *result = layer(x_BxTxD, context, memory, dropout_key)
+  return x_BxTxD, result
+
+
+def _apply_unbound(layer, context, params, x_BxTxD, memory, dropout_key):
+  """Applies a layer with the parameters. Returns [B, T, D] and its result."""
+  variables = {'params': params}
+  x_BxTxD, *result = layer.apply(variables, x_BxTxD, context, memory, dropout_key)
+  return x_BxTxD, result
+
+
+def _apply_in_a_row(
+  layers: Sequence[Callable[..., tuple[jax.Array, LayerResult]]],
+  x_BxTxD: jax.Array,
+  memory: Sequence[Any],
+  dropout_keys: jax.Array | None,
+) -> tuple[jax.Array, list[LayerResult]]:
+  """Applies layers one after the other. Returns [B, T, D] and the result of each."""
+  results = []
+  for index, layer in enumerate(layers):
+    dropout_key = None if dropout_keys is None else dropout_keys[index]
+    x_BxTxD, result = layer(x_BxTxD, memory[index], dropout_key)
+    results.append(result)
+  return x_BxTxD, results
+
+
+def _scan_layers(
+  period: Sequence[Callable[..., tuple[jax.Array, LayerResult]]],
+  params: Sequence[Any],
+  x_BxTxD: jax.Array,
+  memory: Sequence[Any],
+  dropout_keys: jax.Array | None,
+) -> tuple[jax.Array, list[LayerResult]]:
+  """Applies layers in a scan over repetitions of a period.
+
+  Args:
+    period: applies one layer, for each layer of a period.
+    params: parameters of each layer of all repetitions.
+    x_BxTxD: input of the first layer.
+    memory: memory of each layer.
+    dropout_keys: key of each layer. None: no dropout.
+
+  Returns:
+    [B, T, D], and the result of each layer.
+  """
+  stacked_layers = []
+  for index in range(len(period)):
+    repetitions = slice(index, None, len(period))
+    keys = None if dropout_keys is None else dropout_keys[repetitions]
+    stacked_layers.append((_stack(params[repetitions]), _stack(memory[repetitions]), keys))
+
+  def apply_period(x_BxTxD, layers):
+    results = []
+    for apply, (params, memory, dropout_key) in zip(period, layers, strict=True):
+      x_BxTxD, result = apply(params, x_BxTxD, memory, dropout_key)
+      results.append(result)
+    return x_BxTxD, results
+
+  x_BxTxD, stacked_results = jax.lax.scan(apply_period, x_BxTxD, stacked_layers)
+  results = []
+  for number in range(len(params)):
+    repetition, index = divmod(number, len(period))
+    results.append(_take(stacked_results[index], repetition))
+  return x_BxTxD, results
+
+
+def _stack(trees: Sequence[Any]) -> Any:
+  """Stacks the corresponding arrays of trees along a new first axis."""
+  return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _take(tree: Any, index: int) -> Any:
+  """Takes one entry along the first axis of all arrays of a tree."""
+  return jax.tree.map(lambda leaf: leaf[index], tree)

@@ -1,0 +1,67 @@
+"""Runs of layers: consecutive layers that are applied together, in one scan if their kinds repeat.
+
+Layers that alternate between windowed and full attention, for example, repeat with a period of two:
+a scan over pairs of layers compiles two of them, whatever their number.
+"""
+
+from collections.abc import Collection, Hashable, Sequence
+import itertools
+from typing import NamedTuple
+
+
+class LayerRun(NamedTuple):
+  """Layers `first`, ..., `end - 1`: whole repetitions of the first `period` of them.
+
+  Attributes:
+    first: number of the first layer.
+    end: number after the last layer.
+    period: number of layers after which their kinds repeat. It divides the length.
+  """
+
+  first: int
+  end: int
+  period: int
+
+  @property
+  def length(self) -> int:
+    """Number of layers."""
+    return self.end - self.first
+
+  @property
+  def layers(self) -> slice:
+    """The layers, as an index of a sequence of all layers."""
+    return slice(self.first, self.end)
+
+  @property
+  def can_scan(self) -> bool:
+    """Whether a scan over the run compiles fewer layers than there are, or a single one."""
+    return self.period == 1 or self.period < self.length
+
+
+def find(kinds: Sequence[Hashable], splits: Collection[int], min_period: int) -> list[LayerRun]:
+  """Returns the runs of a model, in order.
+
+  Layers after the last full repetition of a period are runs of their own.
+
+  Args:
+    kinds: the kind of each layer. Layers of one kind differ in their parameters alone.
+    splits: numbers of layers that begin a new run, whatever their kind.
+    min_period: smallest period, which is the number of layers that a scan compiles in a row.
+  """
+  runs = []
+  for first, end in itertools.pairwise(sorted({0, len(kinds), *splits})):
+    while first < end:
+      period = _find_period(kinds[first:end], min_period)
+      num_repetitions = (end - first) // period
+      run = LayerRun(first, first + num_repetitions * period, period)
+      runs.append(run)
+      first = run.end
+  return runs
+
+
+def _find_period(kinds: Sequence[Hashable], min_period: int) -> int:
+  """Returns the smallest number of layers after which all kinds repeat, at most all layers."""
+  for period in range(min(min_period, len(kinds)), len(kinds)):
+    if kinds[period:] == kinds[:-period]:
+      return period
+  return len(kinds)
