@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import ngrammer_jax
 from ngrammer_jax import errors, pretrained_models
-from ngrammer_jax.system import compilation_cache, files, hosts, progress, signals
+from ngrammer_jax.system import compilation_cache, files, hosts, libtpu, progress, signals
 from ngrammer_jax.training.records import watchdog
 
 if typing.TYPE_CHECKING:
@@ -81,6 +81,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   gc.set_threshold(OBJECTS_PER_COLLECTION)
   atexit.register(gc.freeze)  # or Python would search through all objects once more
   _use_utf8_names()
+  libtpu.skip_without_tpu()
   line_format = '%(prefix)s%(message)s'
   logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:

@@ -16,6 +16,7 @@ import jax
 from jax.experimental import layout, mesh_utils
 
 from ngrammer_jax import errors
+from ngrammer_jax.system import libtpu
 
 AXES = ('data', 'fsdp', 'model')
 BATCH = ('data', 'fsdp')
@@ -83,7 +84,8 @@ def make_mesh(
 def _find_devices() -> list[jax.Device]:
   """Returns all devices. Raises BadInput if JAX_PLATFORMS names a platform that is not there."""
   try:
-    return jax.devices()
+    with libtpu.skipped_without_tpu():
+      return jax.devices()
   except (RuntimeError, AssertionError) as error:  # an AssertionError: of cuda without its plugin
     platforms, texts = jax.config.jax_platforms, ('known backends', 'NOT_FOUND', 'NO_DEVICE')
     is_missing = isinstance(error, AssertionError) or any(text in str(error) for text in texts)
