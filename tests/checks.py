@@ -1,10 +1,12 @@
 """What tests assert with, and the variables that they run models with."""
 
 from collections.abc import Container, Iterable
+import gzip
 import os
 import pathlib
 import re
 from typing import Any
+import zlib
 
 from flax import linen as nn
 import jax
@@ -84,14 +86,43 @@ def mesh_of(data: int, fsdp: int = 1, model: int = 1) -> jax.sharding.Mesh:
   return sharding.make_mesh(data, fsdp, model, jax.devices()[: data * fsdp * model])
 
 
-def data_root(name: str) -> pathlib.Path:
-  """A folder of real data that is not part of the project, or skip.
+# Arrays that official implementations computed, see the README there.
+REFERENCE = pathlib.Path(__file__).resolve().parent / 'reference'
 
-  NGRAMMER_JAX_TEST_DATA names a folder with `data/` (corpora) and `reference/` (arrays
-  computed with the official implementations); `../shared` is taken if it is there.
+
+def external_data() -> pathlib.Path:
+  """The folder of what is not part of the project: NGRAMMER_JAX_TEST_DATA, or `../shared`.
+
+  It has real corpora in `data/`, and may have more reference arrays in `reference/`.
   """
   beside = pathlib.Path(__file__).resolve().parents[2] / 'shared'
-  root = pathlib.Path(os.environ.get('NGRAMMER_JAX_TEST_DATA', beside))
+  return pathlib.Path(os.environ.get('NGRAMMER_JAX_TEST_DATA', beside))
+
+
+def reference_files(pattern: str) -> dict[str, pathlib.Path]:
+  """Files of reference arrays by name, of this repository and of `external_data`."""
+  files = {}
+  for folder in (external_data() / 'reference', REFERENCE):
+    files |= {path.stem: path for path in sorted(folder.glob(f'{pattern}.npz'))}
+  return files
+
+
+def smollm2_expected() -> dict[str, Any]:
+  """What SmolLM2 computes of texts; that of enwik8 only where the corpus is."""
+  expected = dict(np.load(REFERENCE / 'hf' / 'smollm2_expected.npz'))
+  for name in ('english', 'python'):
+    expected[f'ids_crc32/{name}'] = zlib.crc32(expected[f'ids/{name}'])
+  corpus = external_data() / 'data' / 'enwik8.gz'
+  if corpus.exists():
+    with gzip.open(corpus) as file:
+      file.seek(94_000_000)
+      expected['text/enwik8'] = file.read(2500).decode()
+  return expected
+
+
+def data_root(name: str) -> pathlib.Path:
+  """A folder of real data that is not part of the project, or skip."""
+  root = external_data()
   if not (root / name).is_dir():
     pytest.skip(f'{name}/ not found: set NGRAMMER_JAX_TEST_DATA to the folder that holds it')
   return root / name

@@ -123,8 +123,7 @@ def reference():
 
   from tests import checks
 
-  root = checks.data_root('reference')
-  return lambda name: dict(np.load(root / f'{name}.npz'))
+  return lambda name: dict(np.load(checks.REFERENCE / f'{name}.npz'))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import io
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -9,8 +10,7 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.data import token_cache, vocabularies
 from ngrammer_jax.data.vocabularies import published
-from tests import gguf_files, tokenizer_files
-from tests.checks import data_root
+from tests import checks, gguf_files, tokenizer_files
 from tests.loops import each
 
 TEXTS = ['', 'a few lines', '  of  some\n\ntext,  ', 'naïve 記憶 😀\t\x07', "it's 12345 <s>", '\n']
@@ -301,7 +301,7 @@ def test_reference_tokens():
   """Of the real SmolLM2, where its file is."""
   from ngrammer_jax import pretrained_models
 
-  expected = np.load(data_root('reference') / 'hf' / 'smollm2_expected.npz')
+  expected = checks.smollm2_expected()
   try:
     path = pretrained_models.find('smollm2_135m_instruct')
   except errors.BadInput as error:
@@ -309,8 +309,10 @@ def test_reference_tokens():
   vocabulary = published.read(path, 49_152)
   assert not vocabulary.adds_start and vocabulary.end_tokens[0] == 2
   for name in ('english', 'python', 'enwik8'):
+    if f'text/{name}' not in expected:
+      continue
     ids = vocabulary.encode(str(expected[f'text/{name}']).encode())
-    assert ids.tolist() == expected[f'ids/{name}'].tolist()
+    assert zlib.crc32(ids.astype(np.int64)) == expected[f'ids_crc32/{name}']
   for name in ('capital', 'chat', 'code'):
     ids = vocabulary.encode_special(str(expected[f'prompt/{name}']))
     assert ids.tolist() == expected[f'prompt_ids/{name}'].tolist()

@@ -2,6 +2,7 @@
 
 import struct
 import sys
+import zlib
 
 import jax
 import numpy as np
@@ -12,19 +13,12 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.interop.huggingface import configs, gguf
-from tests import gguf_files
-from tests.checks import bad_input, data_root
+from tests import checks, gguf_files
+from tests.checks import bad_input
 from tests.gguf_files import H, K, N
 from tests.loops import each
 
 package = pytest.importorskip('gguf')
-
-
-def reference(name):
-  path = data_root('reference') / 'hf' / 'llama_gguf' / name
-  if not path.exists():
-    pytest.skip(f'{path} not found')
-  return path
 
 
 def write(tmp_path, metadata=None, tensors=None):
@@ -284,14 +278,16 @@ def test_a_file_that_becomes_shorter(tmp_path, one_device):
 @pytest.mark.slow
 def test_real_model(one_device):
   """SmolLM2, where its package is installed: tokens, log-probabilities, greedy tokens, chat."""
-  expected = np.load(data_root('reference') / 'hf' / 'smollm2_expected.npz')
+  expected = checks.smollm2_expected()
   try:
     run = runs.load_pretrained('smollm2_135m_instruct')
   except errors.BadInput as error:
     pytest.skip(str(error))
   for name, length in (('english', 160), ('python', 160), ('enwik8', 768)):
+    if f'text/{name}' not in expected:
+      continue
     ids = run.vocabulary.encode(str(expected[f'text/{name}']).encode())
-    assert ids.tolist() == expected[f'ids/{name}'].tolist()
+    assert zlib.crc32(ids.astype(np.int64)) == expected[f'ids_crc32/{name}']
     (nats,) = run.engine.score_documents(run.variables, [ids], None, length)
     np.testing.assert_allclose(-nats, expected[f'logprob/{name}'], atol=5e-4)
   prompts = [str(expected[f'prompt/{name}']) for name in ('capital', 'code')]
@@ -318,8 +314,9 @@ def test_real_model_in_bfloat16(one_device):
 
 def test_reference_model(one_device):
   """Log-probabilities and greedy tokens of the official Llama with the dequantised weights."""
-  expected = np.load(reference('expected.npz'))
-  run = runs.load_run(reference('model.gguf'))
+  folder = checks.REFERENCE / 'hf' / 'llama_gguf'
+  expected = np.load(folder / 'expected.npz')
+  run = runs.load_run(folder / 'model.gguf')
   ids = expected['input_ids'][0]
   assert run.vocabulary.encode_special(str(expected['text'])).tolist() == ids.tolist()
   logits = expected['logits'][0, :-1]

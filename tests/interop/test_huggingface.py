@@ -31,8 +31,7 @@ GRADIENTS = ('qwen2_window', 'gemma3_text', 'gpt2', 'gpt_neox', 'olmo2', 'phi3_w
 @pytest.fixture
 def folder():
   """The folder of a reference model by name."""
-  root = checks.data_root('reference/hf')
-  return lambda name: root / name
+  return lambda name: checks.REFERENCE / 'hf' / name
 
 
 def read_expected(folder):

@@ -21,7 +21,7 @@ MODELS = *FOLDERS, 'llama_gguf'
 @pytest.fixture
 def reference_model():
   """The run of a reference model by name, and what the official code computes with it."""
-  root = checks.data_root('reference/hf')
+  root = checks.REFERENCE / 'hf'
 
   def load(name, dtype):
     if name == 'llama_gguf':

@@ -65,7 +65,7 @@ THIRD_STEP = 'convolution_norm'
 @functools.cache
 def run_of(name):
   """A published model."""
-  return runs.load_pretrained(checks.data_root('reference/hf') / BASES[name], dtype='float64')
+  return runs.load_pretrained(checks.REFERENCE / 'hf' / BASES[name], dtype='float64')
 
 
 def base_of(name):

@@ -7,17 +7,12 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.models import language_model, recurrent
-from tests import equation_names
-from tests.checks import arrays_of, assert_close, data_root
+from tests import checks, equation_names
+from tests.checks import arrays_of, assert_close
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 KINDS = ('none', 'attention', 'key_value', 'key_value_predict', 'ngram', 'recurrent_memory')
-# All reference files; those that are not present are skipped.
-NAMES = (
-  *('daniluk_lstm', 'daniluk_attention', 'daniluk_kv', 'daniluk_kvp', 'daniluk_attention_L1'),
-  *('daniluk_kvp_L15', 'daniluk_attention_zeros', 'daniluk_kvp_zeros', 'daniluk_4gram'),
-  *('daniluk_4gram_S3', 'daniluk_rm', 'daniluk_rm_2T', 'daniluk_rm_code'),
-)
+FILES = checks.reference_files('daniluk_*')
 
 
 def config_of(f, dtype, carry):
@@ -40,12 +35,9 @@ def config_of(f, dtype, carry):
 @pytest.mark.parametrize(
   'dtype, tolerance', [PRECISIONS[0], pytest.param(*PRECISIONS[1], marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', FILES)
 def test_stream_matches_reference(name, dtype, tolerance, carry):
-  path = data_root('reference') / f'{name}.npz'
-  if not path.exists():
-    pytest.skip(f'{name} is not among the reference arrays')
-  f, mode = dict(np.load(path)), int(carry)
+  f, mode = dict(np.load(FILES[name])), int(carry)
   with jax.enable_x64(dtype == 'float64'):
     config, V = config_of(f, dtype, carry), int(f['cfg/V'])
     model = recurrent.RecurrentLM(config, V)

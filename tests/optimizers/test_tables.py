@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax.optimizers import partition, row_gradient
 from ngrammer_jax.optimizers import tables as table_optimizers
-from tests.checks import data_root
+from tests import checks
 
 V, E, STEPS = 12, 3, 5
 CONFIG = experiment.OptimizerConfig(
@@ -126,7 +126,7 @@ def test_the_state_of_a_narrow_table_is_float32(name, as_rows):
 
 
 def test_sinkhorn_equals_the_official_array(x64):
-  with np.load(data_root('reference') / 'sinkhorn_tables.npz') as f:
+  with np.load(checks.REFERENCE / 'sinkhorn_tables.npz') as f:
     arrays, official = dict(f), json.loads(str(f['config']))
   config = experiment.OptimizerConfig(
     learning_rate=official['lr'], schedule='constant', warmup_steps=0

@@ -129,8 +129,7 @@ def test_missing_ids_are_an_error():
 
 def references(pattern, key):
   """The files of reference arrays that hold a key, and their configurations, by name."""
-  paths = sorted(checks.data_root('reference').glob(f'{pattern}.npz'))
-  files = {path.stem: dict(np.load(path)) for path in paths}
+  files = {name: dict(np.load(path)) for name, path in checks.reference_files(pattern).items()}
   files = {name: f for name, f in files.items() if any(k.startswith(key) for k in f)}
   return {name: (f, json.loads(str(f['config']))) for name, f in files.items()}
 
