@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.models import heads, language_model
+from ngrammer_jax.models import embedding_and_head, language_model
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs' / 'ngrammer_c4.py'
 
@@ -63,7 +63,9 @@ def programs(
   empty = language_model.empty_memory(config, B)
   variables = nn.unbox(jax.jit(model.init)(jax.random.key(0), tokens[:, :1], empty))
   if is_serving:
-    serve = jax.jit(lambda v: heads.for_serving(model.config, v['params'], v['codebook']))
+    serve = jax.jit(
+      lambda v: embedding_and_head.for_serving(model.config, v['params'], v['codebook'])
+    )
     variables = variables | {'codebook': serve(variables)}
 
   @jax.jit

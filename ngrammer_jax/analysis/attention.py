@@ -12,7 +12,7 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import probe
 from ngrammer_jax.analysis.parts import Part
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 
 MAX_TOKENS = 8192  # tokens of the split that are read
 MAX_DISTANCE = 15  # for models without a limited attention window
@@ -88,7 +88,7 @@ def _sum_weights(run, split, config, distances):
   sums, counted, tokens, position = 0, 0, 0, np.int32(0)
   segments = probe.captured_segments(run, run.split(split), MAX_TOKENS, weights_by_layer)
   for starts_T, weights_LxNxTxD in segments:
-    position_T = np.asarray(documents.positions(starts_T[None], position[None]))[0]
+    position_T = np.asarray(document_masks.positions(starts_T[None], position[None]))[0]
     position = position_T[-1] + 1
     is_counted_T = _count_visible_tokens(config, position_T, tokens) >= distances[-1]
     sums = sums + weights_LxNxTxD[:, :, is_counted_T].sum(axis=2, dtype=np.float64)

@@ -16,7 +16,7 @@ import numpy as np
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import probe
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.ngram import hashing
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.layers.ngram.windows import Windows
@@ -181,6 +181,7 @@ def token_ngrams(text: token_cache.TokenSplit, tokens: int, order: int) -> np.nd
   The newest token is first. `NO_TOKEN` stands for tokens before a document.
   """
   inputs_T, _, starts_T = text.window(0, tokens)
-  ids_1xTx1, documents_1xT = jnp.asarray(inputs_T)[None, :, None], documents.numbers(starts_T[None])
+  ids_1xTx1 = jnp.asarray(inputs_T)[None, :, None]
+  documents_1xT = document_masks.numbers(starts_T[None])
   window, _ = Windows(order, fill_id=NO_TOKEN)(ids_1xTx1, documents_1xT, None)
   return np.concatenate(window, axis=-1)[0].T

@@ -25,7 +25,7 @@ import numpy as np
 
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import checksums, manifest
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.system import files, hosts
 
@@ -291,7 +291,7 @@ def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
 def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
   """Adds empty slots at the beginning of a memory [B, M, ...]."""
   padding = [(size - saved, 0) for size, saved in zip(like.shape, memory.shape, strict=True)]
-  empty = documents.NONE if jnp.issubdtype(memory.dtype, jnp.integer) else 0
+  empty = document_masks.NONE if jnp.issubdtype(memory.dtype, jnp.integer) else 0
   fill = lambda array: jnp.pad(array, padding, constant_values=empty)
   return jax.jit(fill, out_shardings=like.sharding)(memory)
 

@@ -21,7 +21,7 @@ from ngrammer_jax.data import streams
 from ngrammer_jax.inference import programs, sampling
 from ngrammer_jax.layers import token_ids
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import heads, host_tables, language_model, spans
+from ngrammer_jax.models import embedding_and_head, host_tables, language_model, spans
 
 MAX_ROWS = 8  # default batch size of texts
 MIN_PROMPT_LENGTH = 16  # prompts are padded to at least this many tokens
@@ -71,7 +71,7 @@ class Engine:
     jit = lambda program, model, donated, outputs: jax.jit(
       functools.partial(program, model), donate_argnames=donated, out_shardings=outputs
     )
-    self._prepare = jax.jit(functools.partial(heads.for_serving, model.config))
+    self._prepare = jax.jit(functools.partial(embedding_and_head.for_serving, model.config))
     self._look_up = jit(host_tables.look_up, model, 'state', rows)
     scored, decoded = (everywhere, rows), (everywhere, state)
     self._score_segment = jit(programs.score_segment, model, 'memory', scored)

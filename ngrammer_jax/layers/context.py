@@ -10,7 +10,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.attention import cache as caches
 from ngrammer_jax.layers.attention.cache import CacheSlots
 from ngrammer_jax.layers.attention.position import Rotation
@@ -21,7 +21,7 @@ class Segment:
   """The inputs of a segment.
 
   Attributes:
-    documents_BxT: document number of each token (see `documents.numbers`).
+    documents_BxT: document number of each token (see `document_masks.numbers`).
     starts_BxT: true at the first token of a document.
     valid_BxT: 0 at padding. None: no padding.
     prefix_BxT: true where attention is bidirectional. None: nowhere.
@@ -52,8 +52,8 @@ class Keys:
   Attributes:
     visible_BxTxS: which keys a query attends to, first those of the memory, then those of the
       segment. None: attention works in blocks, and derives it from the document numbers.
-    query_documents_BxT: document number of each query, `documents.PADDING` at padding. None: only
-      `visible_BxTxS` is used.
+    query_documents_BxT: document number of each query, `document_masks.PADDING` at padding. None:
+      only `visible_BxTxS` is used.
     key_documents_BxS: document numbers of the keys; in blocks, oldest first.
     distance_BxTxS: from query to key, for keys in the order of cache slots. None: keys are in the
       order of tokens.
@@ -94,7 +94,7 @@ class Positions:
   Attributes:
     position_BxP: position in its document of each token whose key or convolution is computed, as
       attention counts it: without a memory, from the start of the segment. A memory that needs
-      positions counts its own, see `documents.positions`.
+      positions counts its own, see `document_masks.positions`.
     rotation: rotary angles of the same tokens (see `position.rotation`).
     params: parameters that all layers share: u and v of `relative.RelativePosition`, the vectors of
       `relative.TablePosition`.
@@ -161,7 +161,7 @@ def with_window(context: Context, window: int, prefix_BxT: jax.Array | None) -> 
 
 def _with_visible(keys, prefix_BxT):
   """Returns the keys with `visible_BxTxS`."""
-  visible_BxTxS = documents.visible(
+  visible_BxTxS = document_masks.visible(
     keys.query_documents_BxT,
     keys.key_documents_BxS,
     prefix_BxT,
@@ -200,7 +200,7 @@ class RecentTokens:
 
 def empty_tokens(batch: int, length: int) -> RecentTokens:
   """Returns the tokens of a segment memory before the first segment."""
-  none = lambda: jnp.full((batch, length), documents.NONE, jnp.int32)
+  none = lambda: jnp.full((batch, length), document_masks.NONE, jnp.int32)
   return RecentTokens(none(), none(), jnp.zeros((batch,), jnp.int32))
 
 
@@ -231,12 +231,12 @@ def make(
   if visibility.across_documents:  # attention sees one document, with consecutive positions
     documents_BxT, starts_BxT = jnp.zeros_like(documents_BxT), jnp.zeros_like(starts_BxT)
   keys = Keys(
-    query_documents_BxT=documents.with_padding(documents_BxT, segment.valid_BxT),
+    query_documents_BxT=document_masks.with_padding(documents_BxT, segment.valid_BxT),
     window=visibility.window,
     sees_itself=visibility.sees_itself,
     has_prefix=segment.prefix_BxT is not None,
   )
-  position_BxT = documents.positions(starts_BxT, 0 if tokens is None else tokens.position)
+  position_BxT = document_masks.positions(starts_BxT, 0 if tokens is None else tokens.position)
   position_BxP, slots_BxT, sink_shift_BxS = position_BxT, None, None
   if isinstance(tokens, CacheSlots):
     counted_BxT = segment.valid_BxT

@@ -45,7 +45,7 @@ class CausalConvolution(nn.Module):
 
     Args:
       x_BxTxNxH: inputs.
-      position_BxT: position of each token in its document (see `documents.positions`).
+      position_BxT: position of each token in its document (see `document_masks.positions`).
       before_BxRxNxH: the R inputs before the segment. None means zeros.
     """
     W, d, T = self.taps, self.dilation, x_BxTxNxH.shape[1]

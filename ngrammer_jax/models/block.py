@@ -5,7 +5,6 @@ B batch, T segment length, D model width, N heads, H head width.
 
 from collections.abc import Sequence
 import functools
-from typing import Any
 
 from flax import linen as nn
 import jax
@@ -15,12 +14,9 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import axis_names, dropout, feed_forward, mesh_axes, normalization
 from ngrammer_jax.layers.attention import attention, cache, persistent, relative, span
 from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.state import Memory
 from ngrammer_jax.models import memories, precision, spans
 from ngrammer_jax.models.memories import PlacedMemory
-
-# Keys: `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `cache.KeyValues`; and the
-# states of the memories in the block, by name.
-Memory = dict[str, Any]
 
 
 def empty_memory(
@@ -29,7 +25,11 @@ def empty_memory(
   batch: int,
   cache_slots: int,
 ) -> Memory:
-  """Returns the memory of a block before the first segment."""
+  """Returns the memory of a block before the first segment.
+
+  Keys: `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `cache.KeyValues`; and the
+  states of the memories in the block, by name.
+  """
   c, slots, memory = config, None, {}
   lookback = (c.convolution or 1) - 1
   if cache_slots:

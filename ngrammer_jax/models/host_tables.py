@@ -13,13 +13,13 @@ from flax import traverse_util
 import jax.numpy as jnp
 
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.layers.state import State
 from ngrammer_jax.models import memories, parameter_groups
 
 Path = tuple[str, ...]  # of the variables of a memory
-State = dict[str, Any]
 
 
 def exist(config: ModelConfig) -> bool:
@@ -55,7 +55,7 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
     state: that of the segment before, or `empty_state`.
   """
   config, V = model.config, model.vocabulary_size
-  documents_BxT = documents.numbers(segment.starts_BxT, state['document'])
+  documents_BxT = document_masks.numbers(segment.starts_BxT, state['document'])
   context = Context(
     tokens_BxT=segment.tokens_BxT,
     starts_BxT=segment.starts_BxT,
@@ -73,7 +73,7 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
     states[path] = before and before | (after or {})
   starts_BxT, valid_BxT = segment.starts_BxT, segment.valid_BxT
   counted_BxT = starts_BxT if valid_BxT is None else starts_BxT & (valid_BxT > 0)
-  document_B = documents.numbers(counted_BxT, state['document'])[:, -1]
+  document_B = document_masks.numbers(counted_BxT, state['document'])[:, -1]
   next_state = {'document': document_B, 'memories': states}
   return traverse_util.unflatten_dict(values), next_state
 

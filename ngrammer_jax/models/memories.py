@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flax import linen as nn
 import jax
@@ -31,9 +31,8 @@ from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.place import BETWEEN_BLOCKS, POINTS, Place
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.memory import NGramMemory
+from ngrammer_jax.layers.state import Memory
 from ngrammer_jax.models import precision
-
-States = dict[str, Any]
 
 # Other keys of the memories of models and blocks.
 RESERVED = ('cache', 'document', 'hidden', 'layers', 'recent', 'spans', 'state', 'window')
@@ -78,13 +77,13 @@ class PlacedMemory:
     """Whether the model applies it, rather than a block."""
     return self.place.point in BETWEEN_BLOCKS
 
-  def empty_state(self, batch: int, slots: int | None) -> States:
+  def empty_state(self, batch: int, slots: int | None) -> Memory:
     """Returns its state before the first segment by name, empty if it has none."""
     return self._store(self.make(parent=None).empty_state(batch, slots))
 
   def apply(
-    self, module: nn.Module, x_BxTxD: jax.Array, context: Context, states: States
-  ) -> tuple[jax.Array, States]:
+    self, module: nn.Module, x_BxTxD: jax.Array, context: Context, states: Memory
+  ) -> tuple[jax.Array, Memory]:
     """Returns the output of its module [B, T, D], and the next state by name.
 
     Raises:
@@ -210,7 +209,7 @@ def _configured(config):
       yield f'model.{name}', field, make_at
 
 
-def empty_states(memories: Iterable[PlacedMemory], batch: int, slots: int | None = None) -> States:
+def empty_states(memories: Iterable[PlacedMemory], batch: int, slots: int | None = None) -> Memory:
   """Returns the states of memories before the first segment, by name."""
   return {k: v for memory in memories for k, v in memory.empty_state(batch, slots).items()}
 

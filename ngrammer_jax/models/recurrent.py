@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import dense, documents, dropout, mesh_axes
+from ngrammer_jax.layers import dense, document_masks, dropout, mesh_axes
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.recurrent import readout, recurrence, word_memory
-from ngrammer_jax.models import block, heads, memories, precision
+from ngrammer_jax.layers.state import Memory, State
+from ngrammer_jax.models import embedding_and_head, memories, precision
 
-Memory = block.Memory
 
-
-def empty_window(config: model_config.ModelConfig, batch: int) -> readout.Memory:
+def empty_window(config: model_config.ModelConfig, batch: int) -> State:
   """Returns the window of the readout before the first segment."""
   r = config.recurrent
   width = None if r.readout == 'recurrent_memory' else r.hidden
@@ -27,7 +26,7 @@ def empty_window(config: model_config.ModelConfig, batch: int) -> readout.Memory
   return readout.empty_memory(batch, r.slots, width, precision.compute_dtype(config))
 
 
-class RecurrentLM(heads.VocabularyModel):
+class RecurrentLM(embedding_and_head.VocabularyModel):
   """A recurrent language model."""
 
   def setup(self):
@@ -92,7 +91,7 @@ class RecurrentLM(heads.VocabularyModel):
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     if valid_BxT is not None:  # no document starts at padding
       starts_BxT = starts_BxT & (valid_BxT > 0)
-    documents_BxT = documents.numbers(starts_BxT, memory['document'])
+    documents_BxT = document_masks.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
     x_BxTxD, vocabulary = self.embed(tokens_BxT)
     context = Context(

@@ -19,13 +19,13 @@ from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.attention import LayerKind
 from ngrammer_jax.config.place import Place
-from ngrammer_jax.layers import axis_names, documents, dropout, mesh_axes
+from ngrammer_jax.layers import axis_names, document_masks, dropout, mesh_axes
 from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.layers.attention import cache, fused, position
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import block, heads, layer_runs, memories, precision, spans
+from ngrammer_jax.layers.state import Memory
+from ngrammer_jax.models import block, embedding_and_head, layer_runs, memories, precision, spans
 
-Memory = block.Memory
 LayerResult = Sequence[Any]  # of one layer: its next memory and its spans
 
 # Arrays that `minimal` saves for the backward pass: the results of all products but those of whole
@@ -57,14 +57,14 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   return TransformerLM(config, None).empty_memory(batch, cache_slots)
 
 
-class TransformerLM(heads.VocabularyModel):
+class TransformerLM(embedding_and_head.VocabularyModel):
   """A decoder-only language model.
 
   There is one subtree of parameters per layer, `layer_0`, `layer_1`, ..., also when the
   layers are scanned: scanned and unrolled runs share checkpoints.
 
   Attributes:
-    config, vocabulary_size: see `heads.VocabularyModel`.
+    config, vocabulary_size: see `embedding_and_head.VocabularyModel`.
     jit_layers: whether layers of one kind are traced once, so that programs of many layers start
       sooner; `nn.intercept_methods` then sees only one of them. Not for layers with memories, nor
       where intermediates are asked for.
@@ -164,10 +164,10 @@ class TransformerLM(heads.VocabularyModel):
       )
     if starts_BxT is None:
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
-    documents_BxT = documents.numbers(starts_BxT, memory['document'])
+    documents_BxT = document_masks.numbers(starts_BxT, memory['document'])
     # The next segment continues the document of the last token that is not padding.
     counted_BxT = starts_BxT if valid_BxT is None else starts_BxT & (valid_BxT > 0)
-    next_memory = {'document': documents.numbers(counted_BxT, memory['document'])[:, -1]}
+    next_memory = {'document': document_masks.numbers(counted_BxT, memory['document'])[:, -1]}
     segment = contexts.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, tokens_BxT)
     context, tokens_memory = self._context(segment, memory)
     next_memory |= tokens_memory

@@ -45,7 +45,7 @@ def split(boxed: Any, shardings: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Shards:
+class ParameterShardings:
   """Where trained parameters and their gradients are.
 
   Both have the structure of the parameters.

@@ -16,7 +16,7 @@ from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.inference import programs as inference_programs
-from ngrammer_jax.models import heads, language_model, parameter_groups
+from ngrammer_jax.models import embedding_and_head, language_model, parameter_groups
 from ngrammer_jax.optimizers import partition, zero
 from ngrammer_jax.system import progress
 from ngrammer_jax.training import accumulation, capacity, flops, metrics
@@ -80,8 +80,11 @@ class Programs:
     shards = None
     if is_split:
       placed = jax.tree.map(lambda leaf: leaf.sharding, self.abstract.params)
-      places = placed, zero.split(variables['params'], placed)
-      shards = zero.Shards(*(parameter_groups.without(place, self.frozen) for place in places))
+      update = zero.split(variables['params'], placed)
+      shards = zero.ParameterShardings(
+        model=parameter_groups.without(placed, self.frozen),
+        update=parameter_groups.without(update, self.frozen),
+      )
     by_microbatches = accumulation.GradientAccumulation(t.microbatches, mesh)
     self._step = train_step.TrainStep(
       model,
@@ -124,7 +127,7 @@ class Programs:
       shape = t.segments_per_call, t.batch_size, t.segment_length
       segments = inference_programs.abstract_segment(shape, sharding.rows_sharding(self.mesh, 1))
       return self.trace(state, segments), math.prod(shape)
-    served = functools.partial(heads.for_serving, self.engine.model.config)
+    served = functools.partial(embedding_and_head.for_serving, self.engine.model.config)
     with sharding.use(self.mesh):
       codebook = jax.eval_shape(served, state.params, state.codebook)
     if codebook is not state.codebook:

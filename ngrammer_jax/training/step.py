@@ -55,7 +55,7 @@ class TrainStep:
   frozen_codebook: bool = False
   microbatches: accumulation.GradientAccumulation | None = None
   frozen: Collection[str] = ()
-  shards: zero.Shards | None = None
+  shards: zero.ParameterShardings | None = None
 
   def __call__(
     self, state: train_state.TrainState, segment: streams.Segment

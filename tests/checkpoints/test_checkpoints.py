@@ -16,7 +16,7 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import manifest, reader
 from ngrammer_jax.checkpoints import writer as checkpoint_writer
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 from ngrammer_jax.system import files
 from ngrammer_jax.training import state as train_state
 from tests.campaigns import damages
@@ -480,8 +480,8 @@ def test_a_shorter_segment_memory_is_filled_up_with_empty_slots(tmp_path):
   assert shapes(restored) == shapes(expected)
   newest = lambda leaf: leaf if leaf.ndim == 1 else leaf[:, -3:]
   jax.tree.map(np.testing.assert_array_equal, jax.tree.map(newest, restored.memory), saved.memory)
-  assert (restored.memory['recent']['documents'][:, :5] == documents.NONE).all()
-  assert (restored.memory['recent']['positions'][:, :5] == documents.NONE).all()
+  assert (restored.memory['recent']['documents'][:, :5] == document_masks.NONE).all()
+  assert (restored.memory['recent']['positions'][:, :5] == document_masks.NONE).all()
   assert not restored.memory['layers'][0]['hidden'][:, :5].any()
   _, shorter = with_memory(2)
   with pytest.raises(errors.BadInput, match=r'memory/.* is .*\[2, 3.*, expected .*\[2, 2'):

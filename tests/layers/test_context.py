@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import context, documents
+from ngrammer_jax.layers import context, document_masks
 
 # Row 0 begins inside a document; both begin one in the middle of a segment.
 STARTS = np.array([[0, 0, 0, 0, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 1, 0]], bool)
@@ -22,7 +22,7 @@ def make(tokens, documents_BxT, starts_BxT):
 def test_segments_with_a_memory_equal_one_list_of_tokens():
   numbers, tokens = np.cumsum(STARTS, axis=1), context.empty_tokens(2, M)
   positions = np.array([[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 0, 1, 2, 3, 4, 5, 0, 1]])
-  assert documents.positions(STARTS).tolist() == positions.tolist()
+  assert document_masks.positions(STARTS).tolist() == positions.tolist()
   for first in range(0, STARTS.shape[1], T):
     segment = slice(first, first + T)
     visible, position, tokens = make(tokens, numbers[:, segment], STARTS[:, segment])

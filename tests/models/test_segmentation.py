@@ -16,7 +16,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import span as span_config
 from ngrammer_jax.layers.attention import blocks
-from ngrammer_jax.models import heads, language_model, transformer
+from ngrammer_jax.models import embedding_and_head, language_model, transformer
 from tests.checks import assert_close, random_variables, rest_is_slow
 from tests.models import drawn
 
@@ -114,7 +114,7 @@ def check(case, seed):
   variables = nonnegative_spans(random_variables(model, rows.tokens, memory, dtype='float64'))
   served, slots = variables, T - 1
   if case['served']:
-    serve = jax.jit(functools.partial(heads.for_serving, config))
+    serve = jax.jit(functools.partial(embedding_and_head.for_serving, config))
     served = variables | {'codebook': serve(variables['params'], variables['codebook'])}
   if config.memory is not None:
     slots = config.memory.length

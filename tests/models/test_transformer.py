@@ -9,9 +9,9 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.positions import PositionalConfig
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.attention import position
-from ngrammer_jax.models import heads, language_model, transformer
+from ngrammer_jax.models import embedding_and_head, language_model, transformer
 from ngrammer_jax.training import state as train_state
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
@@ -184,8 +184,8 @@ def test_who_hears_of_whom():
   case_outputs = np.array(case_outputs).reshape(len(cases), T + 1, T, -1)
   heard = np.abs(case_outputs[:, 1:] - case_outputs[:, :1]).max(axis=-1).swapaxes(1, 2) > 0
   for (starts, prefix), output in zip(cases, heard, strict=True):
-    numbers = documents.numbers(np.array([starts], bool))
-    expected = documents.visible(numbers, numbers, np.array([prefix]))[0]
+    numbers = document_masks.numbers(np.array([starts], bool))
+    expected = document_masks.visible(numbers, numbers, np.array([prefix]))[0]
     assert output.tolist() == expected.tolist()
   assert_close(behind[3:], separate[:3], 1e-5)
 
@@ -370,7 +370,9 @@ def test_the_clusters_for_serving_are_those_of_the_model(prenormalize):
   ngram = dataclasses.replace(NGRAM, prenormalize=prenormalize)
   model = small_model(ngram=ngram, layers=1)
   variables = unlike_centroids(model)
-  serve = jax.jit(lambda params, codebook: heads.for_serving(model.config, params, codebook))
+  serve = jax.jit(
+    lambda params, codebook: embedding_and_head.for_serving(model.config, params, codebook)
+  )
   served = serve(variables['params'], variables['codebook'])
   assert jax.tree.map(jnp.shape, served) == {'ngrammer': {'quantizer': {'token_ids': (V, 2)}}}
   _, memory = run(model, variables, np.arange(V)[:, None])
@@ -390,7 +392,7 @@ def test_the_clusters_for_serving_are_those_of_the_model(prenormalize):
 def test_where_clusters_depend_on_more_than_the_token_nothing_is_cached(fields):
   model = small_model(**fields)
   codebook = {'any': 'thing'}
-  assert heads.for_serving(model.config, {}, codebook) is codebook
+  assert embedding_and_head.for_serving(model.config, {}, codebook) is codebook
 
 
 def test_training_clusters_the_vocabulary_where_it_is_smaller():

@@ -16,14 +16,14 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.context import Keys
 
 QUERY_PADDING = -3  # document number of the queries that pad the last block; no key has it
 
 
 @struct.dataclass
-class Layout:
+class BlockLayout:
   """The blocks of a segment and its memory.
 
   Attributes:
@@ -131,14 +131,14 @@ class Layout:
     return self.padded_keys - (offset + 1) * self.block_size
 
 
-def make(keys: Keys, block_size: int) -> Layout:
+def make(keys: Keys, block_size: int) -> BlockLayout:
   """Returns the layout of a segment."""
   T, S = keys.query_documents_BxT.shape[1], keys.key_documents_BxS.shape[1]
   after = -T % block_size
   before = (T - S) % block_size + T + after
-  return Layout(
+  return BlockLayout(
     pad(keys.query_documents_BxT, 1, (0, after), QUERY_PADDING),
-    pad(keys.key_documents_BxS, 1, (before, after), documents.NONE),
+    pad(keys.key_documents_BxS, 1, (before, after), document_masks.NONE),
     S - T,
     T,
     block_size,

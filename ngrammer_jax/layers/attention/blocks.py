@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import dropout, mesh_axes, softmax
 from ngrammer_jax.layers.attention import block_layout, relative, span
-from ngrammer_jax.layers.attention.block_layout import Layout
+from ngrammer_jax.layers.attention.block_layout import BlockLayout
 from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.attention.full import Heads, PartialAttention, SpanMask
 from ngrammer_jax.layers.context import Keys
@@ -105,7 +105,7 @@ class Constants:
     logit_cap: cap of the scores. None: not capped.
   """
 
-  layout: Layout
+  layout: BlockLayout
   source: MemorySource
   first_query_NxB: jax.Array
   drop: dropout.Dropout

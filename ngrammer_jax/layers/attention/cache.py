@@ -15,7 +15,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.attention import position
 
 
@@ -52,13 +52,14 @@ class CacheSlots:
     slots_BxT = jnp.where(is_stored_BxT, S + index_BxT % (M - S), M)
     if not S:
       return slots_BxT
-    last_Bx1 = jnp.where(is_valid_BxT, documents_BxT, documents.NONE).max(axis=1, keepdims=True)
+    valid_documents_BxT = jnp.where(is_valid_BxT, documents_BxT, document_masks.NONE)
+    last_Bx1 = valid_documents_BxT.max(axis=1, keepdims=True)
     is_sink_BxT = is_valid_BxT & (positions_BxT < S) & (documents_BxT == last_Bx1)
     return jnp.where(is_sink_BxT, positions_BxT, slots_BxT)
 
   def order(self) -> jax.Array:
     """Returns the slots in the order of their tokens, empty ones first, int32 [B, M]."""
-    is_empty_BxM = self.documents == documents.NONE
+    is_empty_BxM = self.documents == document_masks.NONE
     return jnp.argsort(jnp.where(is_empty_BxM, -1, self.index), axis=1)
 
   def sink_shift(self) -> jax.Array | None:
@@ -109,7 +110,7 @@ def empty_slots(batch: int, slots: int, sinks: int = 0) -> CacheSlots:
   """Returns slots without tokens."""
   zeros = lambda *shape: jnp.zeros(shape, jnp.int32)
   return CacheSlots(
-    documents=jnp.full((batch, slots), documents.NONE, jnp.int32),
+    documents=jnp.full((batch, slots), document_masks.NONE, jnp.int32),
     index=zeros(batch, slots),
     count=zeros(batch),
     position=zeros(batch),

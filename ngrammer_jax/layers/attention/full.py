@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import span as span_config
-from ngrammer_jax.layers import documents, dropout, softmax
+from ngrammer_jax.layers import document_masks, dropout, softmax
 from ngrammer_jax.layers.attention import relative, span
 from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.context import Keys
@@ -164,7 +164,7 @@ def _unclipped_mask(span_mask, keys):
   """Returns `span.unclipped_mask` for all keys, [B or 1, N, T, S]."""
   distance_BxTxS = keys.distance_BxTxS
   if distance_BxTxS is None:
-    distance_BxTxS = documents.distances(*keys.visible_BxTxS.shape[1:])
+    distance_BxTxS = document_masks.distances(*keys.visible_BxTxS.shape[1:])
   nearest_Bx1xTxS = distance_BxTxS[:, None] - (not keys.sees_itself)
   z_BxNxTx1 = span_mask.z_BxTxN.swapaxes(1, 2)[..., None]
   return span.unclipped_mask(z_BxNxTx1, nearest_Bx1xTxS, span_mask.ramp)

@@ -31,7 +31,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
-from ngrammer_jax.layers import axis_names, dense, documents, token_ids
+from ngrammer_jax.layers import axis_names, dense, document_masks, token_ids
 from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import (
@@ -46,9 +46,9 @@ from ngrammer_jax.layers.ngram import (
   uint64,
   windows,
 )
+from ngrammer_jax.layers.state import State
 
 BYTE_OFFSET, DOCUMENT_START = 4, 1  # ids of BLT: a byte plus 4, and 1 before a document
-State = dict[str, Any]
 
 
 class NGramMemory(nn.Module):
@@ -285,7 +285,7 @@ class NGramMemory(nn.Module):
     starts_BxT = context.starts_BxT
     if starts_BxT is None or self.options.boundary == 'none':
       starts_BxT = jnp.zeros((B, T), bool)
-    return documents.positions(starts_BxT, state['position'])
+    return document_masks.positions(starts_BxT, state['position'])
 
   def _table_rows(self, rows_BxTxI):
     """Returns rows of the table [B, T, I, E].

@@ -8,11 +8,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
-
-State = dict[str, jax.Array]
+from ngrammer_jax.layers.state import State
 
 
 def paired_ids(
@@ -61,7 +60,7 @@ class AttendedPairs:
     if state is not None:
       ids_BxSxN = jnp.concatenate([state['ids'].swapaxes(1, 2), ids_BxTxN], axis=1)
     elif context.documents_BxT is not None:
-      continues_BxT = jnp.diff(context.documents_BxT, axis=1, prepend=documents.NONE) == 0
+      continues_BxT = jnp.diff(context.documents_BxT, axis=1, prepend=document_masks.NONE) == 0
     return [ids_BxTxN, paired_ids(ids_BxSxN, context.pair_BxNxT, continues_BxT, self.fill_id)]
 
   def advance(

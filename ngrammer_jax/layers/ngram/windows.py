@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config.ngram.memory import BOUNDARIES
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.attention import cache
-
-State = dict[str, jax.Array]
+from ngrammer_jax.layers.state import State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Windows:
       return None
     state = {
       'ids': jnp.zeros((B, R, heads), jnp.int32),
-      'documents': jnp.full((B, R), documents.NONE, jnp.int32),
+      'documents': jnp.full((B, R), document_masks.NONE, jnp.int32),
     }
     return state | ({'is_eos': jnp.zeros((B, R), bool)} if self.boundary == 'eos_id' else {})
 
@@ -105,7 +104,7 @@ class Windows:
     windows, is_inside_BxT = [before('ids', 0)], True
     for steps in range(1, R + 1):
       if self.boundary == 'none':
-        is_inside_BxT &= before('documents', steps) != documents.NONE
+        is_inside_BxT &= before('documents', steps) != document_masks.NONE
       else:
         is_inside_BxT &= before('documents', steps) == before('documents', 0)
       if self.boundary == 'eos_id':

@@ -20,13 +20,12 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import axis_names, dense, documents
+from ngrammer_jax.layers import axis_names, dense, document_masks
 from ngrammer_jax.layers.attention import cache
+from ngrammer_jax.layers.state import State
 
-Memory = dict[str, jax.Array]
 
-
-def empty_memory(batch: int, slots: int, width: int | None, dtype: jnp.dtype) -> Memory:
+def empty_memory(batch: int, slots: int, width: int | None, dtype: jnp.dtype) -> State:
   """Returns the memory before the first segment: L empty slots, oldest first.
 
   Keys: `documents` int32 [B, L], and `kept`, vectors [B, L, width] or, if width is None, tokens
@@ -34,14 +33,14 @@ def empty_memory(batch: int, slots: int, width: int | None, dtype: jnp.dtype) ->
   """
   shape = (batch, slots) if width is None else (batch, slots, width)
   return {
-    'documents': jnp.full((batch, slots), documents.NONE, jnp.int32),
+    'documents': jnp.full((batch, slots), document_masks.NONE, jnp.int32),
     'kept': jnp.zeros(shape, jnp.int32 if width is None else dtype),
   }
 
 
 def append_memory(
-  memory: Memory, rows_BxTx: jax.Array, documents_BxT: jax.Array, valid_BxT: jax.Array | None
-) -> tuple[jax.Array, jax.Array, Memory]:
+  memory: State, rows_BxTx: jax.Array, documents_BxT: jax.Array, valid_BxT: jax.Array | None
+) -> tuple[jax.Array, jax.Array, State]:
   """Returns slots [B, S, ...] and documents [B, S] of memory and segment, and the next memory."""
   segment = {'documents': documents_BxT, 'kept': rows_BxTx}
   next_memory = jax.tree.map(
@@ -111,9 +110,9 @@ class AttentionReadout(nn.Module):
     self,
     h_BxTxK: jax.Array,
     documents_BxT: jax.Array,
-    memory: Memory,
+    memory: State,
     valid_BxT: jax.Array | None = None,
-  ) -> tuple[jax.Array, Memory]:
+  ) -> tuple[jax.Array, State]:
     """Returns h* [B, T, J], and the memory of keys and values for the next segment."""
     T, J = h_BxTxK.shape[1], h_BxTxK.shape[2] // self.parts
     slots_BxSx, documents_BxS, memory = append_memory(
@@ -165,9 +164,9 @@ class NGramReadout(nn.Module):
     self,
     h_BxTxK: jax.Array,
     documents_BxT: jax.Array,
-    memory: Memory,
+    memory: State,
     valid_BxT: jax.Array | None = None,
-  ) -> tuple[jax.Array, Memory]:
+  ) -> tuple[jax.Array, State]:
     """Returns h* [B, T, J], and the memory of G - 1 outputs for the next segment."""
     T, J = h_BxTxK.shape[1], h_BxTxK.shape[2] // self.slices
     h_BxSxK, documents_BxS, memory = append_memory(memory, h_BxTxK, documents_BxT, valid_BxT)

@@ -19,10 +19,9 @@ import jax.numpy as jnp
 
 from ngrammer_jax.config.recurrent import CELLS
 from ngrammer_jax.layers import axis_names, dense
+from ngrammer_jax.layers.state import State
 
 FORGET_GATE = 1  # index in the order i, f, g, o
-
-State = dict[str, jax.Array]
 
 
 def empty_state(batch: int, hidden: int, cell: str, dtype: jnp.dtype) -> State:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import axis_names, dense
 from ngrammer_jax.layers.recurrent import readout
+from ngrammer_jax.layers.state import State
 
 
 class RecurrentMemory(nn.Module):
@@ -46,9 +47,9 @@ class RecurrentMemory(nn.Module):
     h_BxTxK: jax.Array,
     tokens_BxT: jax.Array,
     documents_BxT: jax.Array,
-    memory: readout.Memory,
+    memory: State,
     valid_BxT: jax.Array | None = None,
-  ) -> tuple[jax.Array, readout.Memory]:
+  ) -> tuple[jax.Array, State]:
     """Returns h* [B, T, K], and the memory of L - 1 words for the next segment."""
     T, K = h_BxTxK.shape[1:]
     tokens_BxS, documents_BxS, memory = readout.append_memory(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import AdaptiveSpan, Attention, documents, dropout
+from ngrammer_jax.layers import AdaptiveSpan, Attention, document_masks, dropout
 from ngrammer_jax.layers.attention import attention, blocks, full, position, relative
 from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.context import Context, Keys, Positions
@@ -20,11 +20,11 @@ B, T, D, N, H, M = 2, 6, 8, 2, 4, 3
 DOCUMENTS = np.array([[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
 PREFIX = np.array([[0, 0, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]])
 VALID = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
-see = jax.jit(documents.visible)
+see = jax.jit(document_masks.visible)
 
 
 def visible(prefix=PREFIX):
-  numbers = np.where(VALID, DOCUMENTS, documents.PADDING)
+  numbers = np.where(VALID, DOCUMENTS, document_masks.PADDING)
   return np.asarray(see(numbers, numbers, prefix))
 
 

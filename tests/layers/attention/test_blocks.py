@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import documents, dropout
+from ngrammer_jax.layers import document_masks, dropout
 from ngrammer_jax.layers.attention import blocks, full, relative, span
 from ngrammer_jax.layers.attention.full import Heads, SpanMask
 from ngrammer_jax.layers.context import Keys
@@ -39,12 +39,12 @@ def reference(operands, rows, keys, drop, renormalize, logit_cap):
     scores += relative.shift(distance_scores)
   if logit_cap is not None:
     scores = logit_cap * jnp.tanh(scores / logit_cap)
-  visible_Bx1xTxS = documents.visible(
+  visible_Bx1xTxS = document_masks.visible(
     keys.query_documents_BxT, keys.key_documents_BxS, None, keys.window, None, keys.sees_itself
   )[:, None]
   scores = jnp.where(visible_Bx1xTxS, scores, -1e30)
   exps = jnp.where(visible_Bx1xTxS, jnp.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
-  weights, mass, distance = exps, exps.sum(axis=-1), documents.distances(T, S)[:, None]
+  weights, mass, distance = exps, exps.sum(axis=-1), document_masks.distances(T, S)[:, None]
   pair_scores = scores
   if z_BxTxN is not None:
     z_BxNxTx1 = z_BxTxN.swapaxes(1, 2)[..., None]
@@ -106,10 +106,10 @@ def test_equals_whole_scores(x64, monkeypatch, case):
   document_BxS = np.zeros((B, S), np.int32)
   document_BxS[0, 10:] = 1
   document_BxS[0, M + 7 :] = 2
-  document_BxS[1, :M] = documents.NONE
+  document_BxS[1, :M] = document_masks.NONE
   if options.get('documents') == 1:
     document_BxS[:] = 0
-  document_BxS[1, M + 15 :] = documents.PADDING
+  document_BxS[1, M + 15 :] = document_masks.PADDING
   keys = Keys(
     query_documents_BxT=jnp.asarray(document_BxS[:, M:]),
     key_documents_BxS=jnp.asarray(document_BxS),
@@ -155,7 +155,7 @@ def pairs_of_full_scores(heads, weights, z_BxTxN, rows, keys):
   projected = (jnp.einsum('bmd,ndh->bmnh', rows, weight) for weight in weights)
   joined = (jnp.concatenate(pair, axis=1) for pair in zip(projected, heads[1:3], strict=True))
   heads = Heads(heads.query_BxTxNxH, *joined)
-  see = functools.partial(documents.visible, keys.query_documents_BxT, keys.key_documents_BxS)
+  see = functools.partial(document_masks.visible, keys.query_documents_BxT, keys.key_documents_BxS)
   keys = keys.replace(visible_BxTxS=see())
   spans, drop = SpanMask(z_BxTxN, RAMP, True), dropout.Dropout(0.0, None)
   attend = jax.jit(lambda heads: full.attend(heads, spans, keys, None, True, drop))

@@ -9,7 +9,7 @@ import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import kernels
-from ngrammer_jax.layers import context, documents, mesh_axes
+from ngrammer_jax.layers import context, document_masks, mesh_axes
 from ngrammer_jax.layers.attention import attention, cache, fused, persistent, relative
 from tests.checks import random_variables
 
@@ -22,7 +22,7 @@ def inputs():
   random = np.random.default_rng(0)
   x_BxTxD = random.normal(size=(B, T, N * H)).astype('float32')
   documents_BxT = np.cumsum(random.random((B, T)) < 0.02, axis=1)
-  documents_BxT = np.where(np.arange(T) < T - 40, documents_BxT, documents.PADDING)
+  documents_BxT = np.where(np.arange(T) < T - 40, documents_BxT, document_masks.PADDING)
   same = documents_BxT[:, :, None] == documents_BxT[:, None]
   return x_BxTxD, documents_BxT, same & np.tri(T, dtype=bool)
 

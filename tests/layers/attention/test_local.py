@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import Attention, context, documents
+from ngrammer_jax.layers import Attention, context, document_masks
 from ngrammer_jax.layers.attention import local, relative, span
 from ngrammer_jax.layers.attention.attention import LayerInputs
 from tests.checks import assert_close, random_variables
@@ -20,9 +20,9 @@ def segment():
   starts, valid = np.zeros((B, T), bool), np.ones((B, T), np.int32)
   starts[0, 7], valid[1, 9:] = True, 0
   memory_documents = np.zeros((B, M), np.int32)
-  memory_documents[1, :2] = documents.NONE
+  memory_documents[1, :2] = document_masks.NONE
   recent = context.RecentTokens(memory_documents, memory_documents, np.full(B, M, np.int32))
-  inputs = context.Segment(documents.numbers(starts), starts, jnp.asarray(valid))
+  inputs = context.Segment(document_masks.numbers(starts), starts, jnp.asarray(valid))
   return context.make(inputs, context.Visibility(M + 1, sees_itself=False), recent)[0], valid
 
 

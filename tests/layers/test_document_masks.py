@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import document_masks
 
 STARTS = np.array([[1, 0, 0, 1, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]], bool)
-numbers, positions = jax.jit(documents.numbers), jax.jit(documents.positions)
-visible = jax.jit(documents.visible, static_argnames=('window', 'sees_itself'))
+numbers, positions = jax.jit(document_masks.numbers), jax.jit(document_masks.positions)
+visible = jax.jit(document_masks.visible, static_argnames=('window', 'sees_itself'))
 
 
 def test_numbers_go_on_from_the_memory():
@@ -39,10 +39,10 @@ def test_padding_is_set_apart():
   document_numbers, valid = np.array([[0, 1, 1, 2]], 'int32'), np.array([[1, 1, 0, 0]])
   kinds = [valid.astype(dtype) for dtype in ('bool', 'int32', 'float32')]
   for actual in jax.jit(
-    lambda kinds: [documents.with_padding(document_numbers, kind) for kind in kinds]
+    lambda kinds: [document_masks.with_padding(document_numbers, kind) for kind in kinds]
   )(kinds):
     assert actual.tolist() == [[0, 1, -2, -2]]
-  assert documents.with_padding(document_numbers, None) is document_numbers
+  assert document_masks.with_padding(document_numbers, None) is document_numbers
 
 
 @pytest.mark.parametrize('with_prefix', [False, True])
