@@ -63,8 +63,8 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
 
   from ngrammer_jax import command_line, sharding
   from ngrammer_jax.data import streams
+  from ngrammer_jax.models import model_variables
   from ngrammer_jax.training import flops, programs
-  from ngrammer_jax.training import state as train_state
 
   spec, changes, rows = CASES[case]
   if is_tiny:
@@ -104,7 +104,7 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
     'device': f'{jax.device_count()} x {device.device_kind}',
     'jax': jax.__version__,
     'flags': os.environ.get('XLA_FLAGS', ''),
-    'parameters': train_state.count_elements(run.abstract.params),
+    'parameters': model_variables.count_elements(run.abstract.params),
     'tokens': rows * T,
     'compile_seconds': compile_seconds,
     'seconds': float(np.median(seconds[warmup : warmup + steps])),

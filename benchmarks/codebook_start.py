@@ -18,7 +18,7 @@ import numpy as np
 from ngrammer_jax import command_line, sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import quantizer
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import state as train_state
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
   config = command_line.resolve(spec, list(overrides.items()))
   source = init_from.open_run(args.model)
   model = language_model.build(config.model, source.model.vocabulary_size)
-  boxed = train_state.abstract_variables(model)
+  boxed = model_variables.abstract(model)
   replicated = sharding.replicated(source.mesh)
   place = lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), replicated)
   variables = jax.tree.map(place, nn.unbox(boxed))

@@ -41,10 +41,9 @@ from jax.experimental import topologies
 from ngrammer_jax import command_line, errors, flags, sharding
 from ngrammer_jax import config as experiment
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.models import host_tables
+from ngrammer_jax.models import host_tables, model_variables
 from ngrammer_jax.system import files, progress, text_tables
 from ngrammer_jax.training import capacity, flops, programs
-from ngrammer_jax.training import state as train_state
 
 REMEDIES = (
   'larger: mesh.fsdp, mesh.model; smaller: training.batch_size, evaluation.streams and '
@@ -149,7 +148,7 @@ def compile_program(run: programs.Programs, name: str, slices: int = 1) -> dict[
   """Compiles one of `programs.NAMES`; returns its statistics, or why it does not fit."""
   start_time, kind = time.monotonic(), run.mesh.devices.flat[0].device_kind
   traced, tokens = run.trace_program(name)
-  result = {'parameters': train_state.count_elements(run.abstract.params), 'tokens': tokens}
+  result = {'parameters': model_variables.count_elements(run.abstract.params), 'tokens': tokens}
   result |= {'memory_limit': CHIPS[kind].memory * 2**30, 'fits': False}
   try:
     with sharding.use(run.mesh):

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from ngrammer_jax import runs, sharding
+from ngrammer_jax.models import model_variables
 from ngrammer_jax.training import programs
-from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training.records import goodput
 from studies import cells, results
 
@@ -148,7 +148,7 @@ def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
     'command': f'python -m ngrammer_jax.train {" ".join(cell.flags)}',
     'steps': t.steps,
     'tokens': t.steps * t.tokens_per_step,
-    'parameters': train_state.count_elements(run.abstract.params),
+    'parameters': model_variables.count_elements(run.abstract.params),
     'table_bytes': sum(leaf.size * leaf.dtype.itemsize for leaf in tables),
     'flops_per_token': round(run.flops.forward()),
     'training_seconds': round(goodput.training_seconds(workdir)),

@@ -21,7 +21,7 @@ from ngrammer_jax import command_line, errors, flags, pretrained_models, runs
 from ngrammer_jax import config as experiment
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import data, fields
-from ngrammer_jax.training import state as train_state
+from ngrammer_jax.models import model_variables
 from ngrammer_jax.training.records import goodput
 from studies import model_card
 
@@ -242,7 +242,7 @@ def _tokens(run: runs.Run) -> int:
 
 
 def _parameters(run: runs.Run) -> int:
-  return train_state.count_elements(run.state.params)
+  return model_variables.count_elements(run.state.params)
 
 
 if __name__ == '__main__':

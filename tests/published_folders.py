@@ -11,9 +11,8 @@ import numpy as np
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.runs import huggingface_export
-from ngrammer_jax.training import state as train_state
 from tests import tokenizer_files
 
 V = 288  # rows of the embedding; the tokenizer has 280 ids
@@ -28,7 +27,7 @@ def write(folder, dtype='float32', vocabulary_size=V, **options):
   values = {'model': LLAMA | options, 'training': {'segment_length': 8}}
   config = conversion.resolve(values)
   model = language_model.build(config.model, vocabulary_size)
-  shapes = nn.unbox(train_state.abstract_variables(model)['params'])
+  shapes = nn.unbox(model_variables.abstract(model)['params'])
   rng = np.random.default_rng(0)
   params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(dtype), shapes)
   run = types.SimpleNamespace(

@@ -15,8 +15,8 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import token_losses
+from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import text_tables
-from ngrammer_jax.training import state as train_state
 
 BLOCKS = 64  # consecutive parts of the text; neighboring tokens are not independent
 MIN_BLOCK = 256  # tokens; the differences of shorter blocks are not independent either
@@ -77,7 +77,7 @@ def analyze(
         'run': names[i],
         'baseline': names[len(all_runs) + i],
         'steps': [int(run.state.step) for run in both],
-        'parameters': [train_state.count_elements(run.state.params) for run in both],
+        'parameters': [model_variables.count_elements(run.state.params) for run in both],
         'loss': float(loss_T.mean()),
         'baseline_loss': float(baseline_T.mean()),
         'difference': float((loss_T - baseline_T).mean()),

@@ -23,9 +23,9 @@ from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import corpora
+from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import files
 from ngrammer_jax.training import programs
-from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training.records import writers
 
 # The analyses on the page: modules with `analyze`, `parts`, `plot` and FIGURE_SIZE.
@@ -159,7 +159,7 @@ def _metrics(run, records):
   metrics = {
     'step': count(step),
     'training tokens': count(step * run.config.training.tokens_per_step),
-    'parameters': count(train_state.count_elements(run.state.params)),
+    'parameters': count(model_variables.count_elements(run.state.params)),
     'of these in n-gram tables': count(tables),
   }
   train = [record for record in records if 'loss' in record]

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors, open_weights, sharding
+from ngrammer_jax import errors, memory_limits, open_weights, sharding
+from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.vocabularies import published
 from ngrammer_jax.interop.huggingface import tensors
 from ngrammer_jax.runs import run
-from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
 
 
@@ -72,7 +72,8 @@ class PublishedRun(run.Run):
     dtypes = traverse_util.unflatten_dict(self.parameter_dtypes, sep='/')
     to_struct = lambda leaf, dtype, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
     abstract = jax.tree.map(to_struct, nn.unbox(boxed), dtypes, shardings)
-    capacity.check_parameters(abstract, self.mesh)
+    memory = memory_limits.device_memory(self.mesh)
+    memory_limits.check_fits(checksums.named_leaves(abstract), memory, 'the parameters')
     return train_state.TrainState(jnp.int32(0), self.load(abstract), {}, {}, {})
 
   @functools.cached_property

@@ -25,7 +25,7 @@ from ngrammer_jax import errors, pretrained_models, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.config import added_memories, conversion, fields
 from ngrammer_jax.data import streams, vocabularies
-from ngrammer_jax.models import language_model, memories
+from ngrammer_jax.models import language_model, memories, model_variables
 from ngrammer_jax.system import files, hosts
 from ngrammer_jax.training import centroids
 from ngrammer_jax.training import state as train_state
@@ -64,7 +64,7 @@ def complete(
   """
   has_started = workdir is not None and bool(reader.steps(workdir))
   source = runs.load_run(workdir) if has_started else open_run(values['init_from'])
-  sizes = source.vocabulary_size, train_state.count_elements(source.abstract_parameters)
+  sizes = source.vocabulary_size, model_variables.count_elements(source.abstract_parameters)
   added_memories.complete(values, overrides, present, source.config.model, *sizes)
 
 
@@ -169,8 +169,8 @@ def check_model(source: runs.Run, config: experiment.Config) -> None:
   added_memories.check(model, config)
   if new:
     built = language_model.build(config.model, source.vocabulary_size)
-    before = train_state.count_elements(source.abstract_parameters)
-    after = train_state.count_elements(train_state.abstract_variables(built)['params'])
+    before = model_variables.count_elements(source.abstract_parameters)
+    after = model_variables.count_elements(model_variables.abstract(built)['params'])
     message = 'new: %s, with %s parameters; %.1f %% of the %s that were there'
     share = 100 * (after - before) / before
     logging.info(message, ', '.join(new), f'{after - before:,}', share, f'{before:,}')

@@ -19,7 +19,7 @@ from ngrammer_jax.data import corpora, mixture, token_cache, vocabularies
 from ngrammer_jax.inference import cloze, conversation, language_modeling, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.layers.ngram.memory import NGramMemory
-from ngrammer_jax.models import language_model, memories
+from ngrammer_jax.models import language_model, memories, model_variables
 from ngrammer_jax.runs import exported, huggingface_export
 from ngrammer_jax.system import files, hosts, progress
 from ngrammer_jax.training import programs
@@ -132,7 +132,7 @@ class Run:
   @functools.cached_property
   def abstract_parameters(self) -> Any:
     """Shapes of the parameters, with their logical axis names."""
-    return train_state.abstract_variables(self.model)['params']
+    return model_variables.abstract(self.model)['params']
 
   @functools.cached_property
   def parameter_dtypes(self) -> dict[str, np.dtype]:

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import sharding
+from ngrammer_jax import memory_limits, sharding
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.data import streams
+from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import progress, text_tables
-from ngrammer_jax.training import capacity, loop, train_task
-from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training import loop, train_task
 
 MAX_TIMED_STEPS = 5
 
@@ -46,15 +46,17 @@ def dry_run(
   start_time = time.monotonic()
   run.compile(state, segments)
   compilation = time.monotonic() - start_time
-  memory, needed = capacity.device_memory(run.mesh), run.peak_bytes()
-  size = '' if memory.size is None else f', {memory.name} has {capacity.format_bytes(memory.size)}'
+  memory, needed = memory_limits.device_memory(run.mesh), run.peak_bytes()
+  size = ''
+  if memory.size is not None:
+    size = f', {memory.name} has {memory_limits.format_bytes(memory.size)}'
   seconds = _time_step(run, state, segments, min(t.segments_per_call, MAX_TIMED_STEPS))
   steps_left, tokens = t.steps - first_step, t.tokens_per_step
   time_left = progress.format_duration(steps_left * seconds)
   rows = {
-    'parameters': f'{train_state.count_elements(run.abstract.params):,}',
-    'train state': f'{capacity.format_bytes(state_bytes)} (parameters, optimizer, memory)',
-    'peak memory': f'{capacity.format_bytes(memory.devices * needed)} in a step{size}',
+    'parameters': f'{model_variables.count_elements(run.abstract.params):,}',
+    'train state': f'{memory_limits.format_bytes(state_bytes)} (parameters, optimizer, memory)',
+    'peak memory': f'{memory_limits.format_bytes(memory.devices * needed)} in a step{size}',
     'compilation': progress.format_duration(compilation),
     'step': f'{seconds:.3g} s, {tokens / seconds:,.0f} tokens/s',
     'steps': f'{steps_left:,} of {t.steps:,} left, {tokens:,} tokens each',

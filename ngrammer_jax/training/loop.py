@@ -17,7 +17,7 @@ from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from ngrammer_jax.config import kernels
 from ngrammer_jax.data import prefetch, streams
 from ngrammer_jax.layers.attention import fused
-from ngrammer_jax.models import parameter_groups, precision
+from ngrammer_jax.models import model_variables, parameter_groups, precision
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import hosts, signals
 from ngrammer_jax.training import capacity, profile, programs, recorder, train_task
@@ -242,16 +242,16 @@ def _check_kernel(config, mesh) -> None:
 
 def _log_model(config, labels, state) -> None:
   """Logs the size of the model."""
-  sizes = [f'{train_state.count_elements(state.params):,} parameters']
+  sizes = [f'{model_variables.count_elements(state.params):,} parameters']
   groups = partition.leaves_by_label(labels, state.params)
   if frozen := groups.pop(partition.FROZEN, []):
     kinds = ', '.join(sorted({str(leaf.dtype) for leaf in frozen}))
-    sizes.append(f'{train_state.count_elements(frozen):,} of them frozen, in {kinds}')
+    sizes.append(f'{model_variables.count_elements(frozen):,} of them frozen, in {kinds}')
   tables = [leaves for label, leaves in groups.items() if label != 'dense']
   if tables:
-    sizes.append(f'{train_state.count_elements(tables):,} of them in n-gram tables')
+    sizes.append(f'{model_variables.count_elements(tables):,} of them in n-gram tables')
   if state.codebook:
-    count = train_state.count_elements(state.codebook)
+    count = model_variables.count_elements(state.codebook)
     sizes.append(f'{count:,} values without gradient (codebooks, token classes)')
   logging.info('model: %s', ', '.join(sizes))
 

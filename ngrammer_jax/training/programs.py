@@ -16,7 +16,12 @@ from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.inference import programs as inference_programs
-from ngrammer_jax.models import embedding_and_head, language_model, parameter_groups
+from ngrammer_jax.models import (
+  embedding_and_head,
+  language_model,
+  model_variables,
+  parameter_groups,
+)
 from ngrammer_jax.optimizers import partition, zero
 from ngrammer_jax.system import progress
 from ngrammer_jax.training import accumulation, capacity, flops, metrics
@@ -58,7 +63,7 @@ class Programs:
     self._config, self.mesh, self._vocabulary_size = config, mesh, vocabulary_size
     t, finetune = config.training, config.finetune
     model = language_model.build(config.model, vocabulary_size, jit_layers=True)
-    variables = train_state.abstract_variables(model)
+    variables = model_variables.abstract(model)
     memories = config.model.ngram_memories
     for i, memory in enumerate(memories):
       if memory.table_memory == 'host':

@@ -1,7 +1,6 @@
 """The train state and its creation."""
 
 from collections.abc import Callable, Collection, Mapping
-import dataclasses
 import functools
 from typing import Any
 
@@ -14,7 +13,7 @@ import optax
 
 from ngrammer_jax import sharding
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import initialization, language_model, parameter_groups, transformer
+from ngrammer_jax.models import initialization, language_model, model_variables, parameter_groups
 from ngrammer_jax.optimizers import zero
 
 # All random parameters in one kernel would take minutes to compile.
@@ -47,29 +46,6 @@ class TrainState(struct.PyTreeNode):
     return {'params': self.params, 'codebook': self.codebook}
 
 
-def abstract_variables(model: language_model.LanguageModel) -> dict[str, Any]:
-  """Returns the shapes of the variables of a model, with their logical axis names."""
-  # Equal models are traced once in a process.
-  trace = lambda model: _jitted_init_variables.eval_shape(model, 1, 0)
-  c = model.config
-  if not isinstance(model, transformer.TransformerLM) or c.ngram is not None or c.ngram_memories:
-    return trace(model)
-  # Layers without memories have the same parameters, and tracing each of them takes seconds.
-  variables = trace(model.clone(config=dataclasses.replace(c, layers=1)))
-  layer = variables['params'].pop('layer_0')
-  variables['params'] |= {f'layer_{number}': layer for number in range(c.layers)}
-  return variables
-
-
-def _init_variables(model, batch_size, seed):
-  tokens = jnp.zeros((batch_size, 1), jnp.int32)
-  memory = language_model.empty_memory(model.config, batch_size)
-  return model.init(jax.random.key(seed), tokens, memory)
-
-
-_jitted_init_variables = jax.jit(_init_variables, static_argnums=(0, 1, 2))
-
-
 def make_initializer(
   model: language_model.LanguageModel,
   variables: dict[str, Any],
@@ -88,7 +64,7 @@ def make_initializer(
 
   Args:
     model, optimizer: model and optimizer of the run.
-    variables: see `abstract_variables`.
+    variables: see `models.model_variables.abstract`.
     batch_size: rows of the memory.
     seed: seed of the parameters.
     mesh: device mesh.
@@ -128,7 +104,7 @@ def make_initializer(
   abstract = jax.tree.map(with_sharding, nn.unbox(shapes), shardings)
 
   def create() -> TrainState:
-    init = lambda: nn.unbox(make_state(_init_variables(model, batch_size, seed)))
+    init = lambda: nn.unbox(make_state(model_variables.init(model, batch_size, seed)))
     options = GPU_OPTIONS if mesh.devices.flat[0].platform == 'gpu' else None
     with sharding.use(mesh):
       return jax.jit(init, out_shardings=shardings, compiler_options=options)()
@@ -190,8 +166,3 @@ def reshape_tables(state: TrainState, like: TrainState, delete: bool = False) ->
   params = jax.tree.map(reshape, state.params, like.params)
   opt_state = jax.tree.map(reshape, state.opt_state, like.opt_state)
   return state.replace(params=params, opt_state=opt_state)
-
-
-def count_elements(tree: Any) -> int:
-  """Returns the number of elements of all arrays of a tree."""
-  return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -12,8 +12,8 @@ from scipy import stats
 from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import compare, token_losses
 from ngrammer_jax.checkpoints import workdirs
+from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import files
-from ngrammer_jax.training import state as train_state
 from tests import published_folders
 from tests.checks import bad_input
 
@@ -89,7 +89,9 @@ def test_losses_are_those_of_evaluate(one_device, trained, capsys, tmp_path):
   assert printed.endswith(f'wrote {tmp_path}/new/result.json\n')
   expected = compare.analyze([later], [later], [str(trained)] * 2, 'test', max_tokens=100)
   assert files.read_json(tmp_path / 'new' / 'result.json') == expected
-  assert expected['pairs'][0]['parameters'] == [train_state.count_elements(later.state.params)] * 2
+  assert (
+    expected['pairs'][0]['parameters'] == [model_variables.count_elements(later.state.params)] * 2
+  )
   with bad_input(f'--output={tmp_path} is a folder: name a file, such as {tmp_path}/compare.json'):
     analyze.main(['compare', '--workdir=no/run', '--baseline=no/run', f'--output={tmp_path}'])
 

@@ -10,8 +10,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax.config import added_memories
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.models import language_model
-from ngrammer_jax.training import state as train_state
+from ngrammer_jax.models import language_model, model_variables
 from tests import published_folders
 from tests.checks import bad_input
 from tests.loops import each
@@ -36,7 +35,7 @@ def resolve(tmp_path):
 def count_parameters(config):
   """The parameters of a model of published_folders.V ids."""
   model = language_model.build(config.model, published_folders.V)
-  params = train_state.abstract_variables(model)['params']
+  params = model_variables.abstract(model)['params']
   return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 

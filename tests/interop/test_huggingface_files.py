@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import analyze, command_line, errors, evaluate, runs, sharding
+from ngrammer_jax import analyze, command_line, errors, evaluate, memory_limits, runs, sharding
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import conversion
 from ngrammer_jax.config.evaluation import EvaluationConfig
@@ -22,9 +22,8 @@ from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs, families, tensors
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.runs import init_from
-from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
 from tests import published_folders
 from tests.campaigns import damages
@@ -208,8 +207,8 @@ def test_a_file_that_changes_meanwhile(copied, one_device, monkeypatch):
 
 
 def test_too_little_memory(published, one_device, monkeypatch):
-  small = capacity.MemoryLimit('this machine', 2**12, 1)
-  monkeypatch.setattr(capacity, 'machine_memory', lambda mesh: small)
+  small = memory_limits.MemoryLimit('this machine', 2**12, 1)
+  monkeypatch.setattr(memory_limits, 'machine_memory', lambda mesh: small)
   message = (
     'the parameters need 0.0 MiB, but this machine has 0.0 MiB: the largest array is embedding '
     '[288, 16]; use smaller sizes, or more devices with mesh.fsdp or mesh.model'
@@ -274,7 +273,7 @@ def test_rows_are_read_once_into_their_shards(written, monkeypatch, sizes):
   monkeypatch.undo()
   stored = run.published.checkpoint.tensors.values()
   assert count == {tensor.first_byte: tensor.shape[0] for tensor in stored}
-  boxed = train_state.abstract_variables(run.model)['params']
+  boxed = model_variables.abstract(run.model)['params']
   jax.tree.map(np.testing.assert_array_equal, params, expected)
   shardings = sharding.shardings(boxed, mesh)
   assert jax.tree.map(lambda leaf: leaf.sharding, params) == shardings
@@ -488,7 +487,7 @@ def test_paths_are_those_of_the_model(family):
   options |= {'attention_bias': True, 'mlp_bias': True}
   options = {names.get(name, name): x for name, x in options.items() if name in fields}
   config = configs.read({'model_type': family} | options).config()
-  params = train_state.abstract_variables(language_model.build(config, 50))['params']
+  params = model_variables.abstract(language_model.build(config, 50))['params']
   paths = {*tensors.parameter_paths(families.FAMILIES[family], config)}
   tied = {'softmax_weight'} if config.tie_embeddings else set()
   assert paths - tied == traverse_util.flatten_dict(params, sep='/').keys()

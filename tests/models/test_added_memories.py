@@ -17,8 +17,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.memory import NGramMemory
-from ngrammer_jax.models import language_model
-from ngrammer_jax.training import state as train_state
+from ngrammer_jax.models import language_model, model_variables
 from tests import checks
 from tests.models import drawn
 
@@ -78,8 +77,8 @@ def base_of(name):
 @functools.cache
 def num_parameters(name):
   """The number of parameters of a trained model."""
-  variables = train_state.abstract_variables(language_model.build(*base_of(name)))
-  return train_state.count_elements(variables['params'])
+  variables = model_variables.abstract(language_model.build(*base_of(name)))
+  return model_variables.count_elements(variables['params'])
 
 
 @functools.cache

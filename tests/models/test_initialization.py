@@ -12,7 +12,7 @@ import pytest
 from ngrammer_jax import sharding
 from ngrammer_jax.config import initial as initial_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.models import initialization, language_model, transformer
+from ngrammer_jax.models import initialization, language_model, model_variables, transformer
 from ngrammer_jax.training import state as train_state
 
 D, F, V = 128, 256, 1000
@@ -52,7 +52,7 @@ def reinitialized(recipe, **fields):
 def created(config, mesh):
   """The first parameters of a run."""
   model = transformer.TransformerLM(config, V)
-  variables = train_state.abstract_variables(model)
+  variables = model_variables.abstract(model)
   create, _ = train_state.make_initializer(model, variables, optax.identity(), 8, 0, mesh)
   return create().params
 

@@ -15,9 +15,8 @@ from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.place import Place
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import host_tables, language_model, memories, transformer
+from ngrammer_jax.models import host_tables, language_model, memories, model_variables, transformer
 from ngrammer_jax.models.memories import PlacedMemory
-from ngrammer_jax.training import state as train_state
 from tests.checks import random_variables
 
 CONFIG = model_config.ModelConfig(layers=3, ngram=model_config.NGramConfig())
@@ -115,7 +114,7 @@ def test_a_memory_after_attention_is_as_wide_as_all_heads():
   sizes = {'layers': 1, 'width': 16, 'heads': 4, 'key_value_heads': 1, 'head_width': 6}
   config = model_config.ModelConfig(**sizes, feed_forward_width=8, ngram=ngram)
   config.check()
-  variables = train_state.abstract_variables(language_model.build(config, 13))
+  variables = model_variables.abstract(language_model.build(config, 13))
   layer = nn.unbox(variables['params']['layer_0']['ngrammer'])
   assert layer['unigram_norm']['scale'].shape == (4, 6)
   quantizer = nn.unbox(variables['codebook']['layer_0']['ngrammer']['quantizer'])

@@ -11,8 +11,12 @@ from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.positions import PositionalConfig
 from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.attention import position
-from ngrammer_jax.models import embedding_and_head, language_model, transformer
-from ngrammer_jax.training import state as train_state
+from ngrammer_jax.models import (
+  embedding_and_head,
+  language_model,
+  model_variables,
+  transformer,
+)
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
 
@@ -483,7 +487,7 @@ def test_abstract_layers_are_those_of_the_model():
   model = small_model(ngram=None, **options)
   memory = language_model.empty_memory(model.config, B)
   expected = jax.eval_shape(model.init, jax.random.key(0), random_tokens(), memory)
-  actual = train_state.abstract_variables(model)
+  actual = model_variables.abstract(model)
   assert jax.tree.structure(actual) == jax.tree.structure(expected)
   assert jax.tree.leaves(actual) == jax.tree.leaves(expected)
 

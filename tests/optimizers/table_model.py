@@ -13,6 +13,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import host_memory, table
+from ngrammer_jax.models import model_variables
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
@@ -69,7 +70,7 @@ class MemoryConfig:
 def make_step(mesh, optimizer='adagrad', parts=None, **fields):
   """The training step, and the function and the shapes of the first state."""
   model, memories = Model(**fields), (MemoryConfig(optimizer),)
-  variables = train_state.abstract_variables(model)
+  variables = model_variables.abstract(model)
   labels = partition.labels(variables['params'], memories)
   config = experiment.OptimizerConfig(warmup_steps=0, epsilon=1e-3, weight_decay=0.1)
   optimizer = partition.make(config, 10, labels, memories)

@@ -21,7 +21,7 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams, vocabularies
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import loop
 from ngrammer_jax.training import state as train_state
@@ -145,7 +145,7 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   config = command_line.resolve(f'hf:{folder}', overrides)
   workdir.mkdir()
   model = language_model.build(config.model, published_folders.V)
-  variables = nn.unbox(train_state.abstract_variables(model))
+  variables = nn.unbox(model_variables.abstract(model))
   mesh = runs.load_run(folder).mesh
   place = lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), sharding.replicated(mesh))
   variables = jax.tree.map(place, variables)

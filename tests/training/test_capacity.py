@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
+from ngrammer_jax import errors, memory_limits
 from ngrammer_jax.training import capacity, loop, programs
 from tests.checks import mesh_of
 from tests.loops import each
@@ -58,10 +58,10 @@ def test_what_is_too_large_is_refused_and_the_largest_array_named(values, larges
 
 def limit(monkeypatch, device=None, machine=None):
   """Sets the sizes of the memories; without `device`, devices are the processor."""
-  in_machine = lambda mesh: capacity.MemoryLimit('this machine', machine, mesh.size)
-  in_device = lambda mesh: capacity.MemoryLimit('a device (TPU)', device, 1)
-  monkeypatch.setattr(capacity, 'machine_memory', in_machine)
-  monkeypatch.setattr(capacity, 'device_memory', in_device if device else in_machine)
+  in_machine = lambda mesh: memory_limits.MemoryLimit('this machine', machine, mesh.size)
+  in_device = lambda mesh: memory_limits.MemoryLimit('a device (TPU)', device, 1)
+  monkeypatch.setattr(memory_limits, 'machine_memory', in_machine)
+  monkeypatch.setattr(memory_limits, 'device_memory', in_device if device else in_machine)
 
 
 def test_shards_are_counted_once_and_copies_on_every_device(monkeypatch):
@@ -96,10 +96,10 @@ def test_a_container_has_the_memory_that_it_may_use(monkeypatch, tmp_path):
   files = tmp_path / 'max', tmp_path / 'limit', tmp_path / 'none'
   files[0].write_text('max\n')
   files[1].write_text('123456\n')
-  monkeypatch.setattr(capacity, 'CONTAINER_LIMITS', tuple(map(str, files)))
-  assert capacity.machine_memory(mesh_of(4)) == ('this machine', 123456, 4)
-  monkeypatch.setattr(capacity, 'CONTAINER_LIMITS', ())
-  assert capacity.machine_memory(mesh_of(1)).size > 2**28
+  monkeypatch.setattr(memory_limits, 'CONTAINER_LIMITS', tuple(map(str, files)))
+  assert memory_limits.machine_memory(mesh_of(4)) == ('this machine', 123456, 4)
+  monkeypatch.setattr(memory_limits, 'CONTAINER_LIMITS', ())
+  assert memory_limits.machine_memory(mesh_of(1)).size > 2**28
 
 
 def test_temporary_arrays_that_do_not_fit_are_a_warning(monkeypatch, caplog):

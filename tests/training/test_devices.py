@@ -19,7 +19,7 @@ from ngrammer_jax.data import streams
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.layers.attention import blocks
 from ngrammer_jax.layers.ngram import quantizer
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import state as train_state
@@ -41,7 +41,7 @@ CONFIG = model_config.ModelConfig(
 def step_of(config):
   """The training step of a config, and the abstract variables of its model."""
   model = language_model.build(config, V)
-  variables = train_state.abstract_variables(model)
+  variables = model_variables.abstract(model)
   labels = partition.labels(variables['params'], config.ngram_memories)
   optimizer = partition.make(
     experiment.OptimizerConfig(epsilon=1e-3), 10, labels, config.ngram_memories

@@ -13,9 +13,8 @@ from ngrammer_jax.layers.attention import fused, local
 from ngrammer_jax.layers.attention.full import Heads
 from ngrammer_jax.layers.context import Keys
 from ngrammer_jax.layers.ngram import quantizer
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.training import flops
-from ngrammer_jax.training import state as train_state
 from tests import jaxprs
 from tests.models import test_recurrent
 
@@ -30,7 +29,7 @@ WINDOW = model_config.MemoryConfig(length=M, same_length='memory')
 def count(config, V=V):
   config.check()
   model = language_model.build(config, V)
-  return flops.count(model, train_state.abstract_variables(model), B, T)
+  return flops.count(model, model_variables.abstract(model), B, T)
 
 
 def multiplications(keys, span=0, clusters=0, gated=False):
@@ -77,7 +76,7 @@ def test_a_window_in_a_scan_over_layers_counts_full_scores():
     config = dataclasses.replace(CONFIG, memory=memory, scan_layers=scan)
     assert local.block_count(128, 128) > 1
     model = language_model.build(config, V)
-    variables = train_state.abstract_variables(model)
+    variables = model_variables.abstract(model)
     counts.append(flops.count(model, variables, B, 128).forward())
   attention = 4 * D * D + 2 * D * 128 + 2 * D * D
   expected = 2 * (LAYERS * (attention + 2 * D * F) + D * V)

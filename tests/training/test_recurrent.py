@@ -17,7 +17,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
-from ngrammer_jax.models import language_model, precision
+from ngrammer_jax.models import language_model, model_variables, precision
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import loop
 from ngrammer_jax.training import state as train_state
@@ -188,7 +188,7 @@ def test_evaluation_may_hand_on_what_training_does_not(tiny):
 def test_every_parameter_has_an_optimizer():
   for name in models.NAMES:
     config = models.config_of(name, dtype='float32')
-    variables = train_state.abstract_variables(language_model.build(config, 11))
+    variables = model_variables.abstract(language_model.build(config, 11))
     assert set(jax.tree.leaves(partition.labels(variables['params']))) == {'dense'}
 
 

@@ -13,7 +13,7 @@ import pytest
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
@@ -173,7 +173,7 @@ def test_the_first_state_is_that_of_its_seed_on_any_mesh(monkeypatch):
   monkeypatch.setattr(language_model, 'empty_memory', lambda *args: {'rows': jnp.zeros(B)})
 
   def make_state(seed, shape=(1, 1, 1)):
-    variables = train_state.abstract_variables(model)
+    variables = model_variables.abstract(model)
     create, abstract = train_state.make_initializer(
       model, variables, optax.sgd(0.1), B, seed, mesh_of(*shape)
     )

@@ -1,0 +1,79 @@
+"""The memory of devices and machines, and whether arrays fit in it, from their shapes alone."""
+
+from collections.abc import Mapping
+import math
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+
+from ngrammer_jax import errors
+
+# Limits of a container, by version of cgroups. A file holds bytes, or the word max.
+CONTAINER_LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
+
+
+class MemoryLimit(NamedTuple):
+  """The size of the memory of a device or a machine.
+
+  Attributes:
+    name: the owner of the memory, for messages: `this machine`.
+    size: size in bytes; None: not known.
+    devices: number of devices whose shards are in it.
+  """
+
+  name: str
+  size: int | None
+  devices: int
+
+
+def device_memory(mesh: jax.sharding.Mesh) -> MemoryLimit:
+  """Returns the memory of one device of a mesh; on CPU that of the machine, for all of them."""
+  device = mesh.local_devices[0]
+  if device.platform == 'cpu':
+    return machine_memory(mesh)
+  stats = device.memory_stats() or {}
+  return MemoryLimit(f'a device ({device.device_kind})', stats.get('bytes_limit'), 1)
+
+
+def machine_memory(mesh: jax.sharding.Mesh) -> MemoryLimit:
+  """Returns the memory of this machine, or the part of it that its container may use."""
+  sizes = [os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')]
+  for path in map(pathlib.Path, CONTAINER_LIMITS):
+    text = path.read_text().strip() if path.exists() else ''
+    if text.isdecimal():
+      sizes.append(int(text))
+  return MemoryLimit('this machine', min(sizes), len(mesh.local_devices))
+
+
+def format_bytes(size: float) -> str:
+  """Formats a size in GiB, small ones in MiB."""
+  if size < 2**30:
+    return f'{size / 2**20:,.1f} MiB'
+  return f'{size / 2**30:,.1f} GiB'
+
+
+def check_fits(arrays: Mapping[str, Any], memory: MemoryLimit, what: str) -> None:
+  """Raises BadInput for arrays that exceed a memory, with the largest of them.
+
+  Args:
+    arrays: the arrays by name, concrete or abstract, with shardings.
+    memory: the memory.
+    what: what the arrays are, for the message.
+  """
+  needed = memory.devices * sum(_shard_bytes(leaf) for leaf in arrays.values())
+  if memory.size is None or needed <= memory.size:
+    return
+  largest = max(arrays, key=lambda name: _shard_bytes(arrays[name]))
+  shape = list(arrays[largest].shape)
+  raise errors.BadInput(
+    f'{what} need {format_bytes(needed)}, but {memory.name} '
+    f'has {format_bytes(memory.size)}: the largest array is {largest} {shape}; use smaller sizes, '
+    f'or more devices with mesh.fsdp or mesh.model'
+  )
+
+
+def _shard_bytes(leaf: Any) -> int:
+  """Returns the bytes of an array on one device."""
+  return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
