@@ -84,10 +84,10 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
 
   def segments():
     tokens = random.integers(0, V, (1, rows, T), np.int32)
-    segment = streams.Segment(
+    segment = streams.Batch(
       tokens, tokens, np.zeros(tokens.shape, bool), np.ones(tokens.shape, np.float32)
     )
-    load = lambda own: streams.map_segments(lambda array: array[:, own], segment)
+    load = lambda own: streams.map_batches(lambda array: array[:, own], segment)
     return sharding.global_rows(mesh, rows, load, axis=1)
 
   state, seconds = run.pack(run.create()), []

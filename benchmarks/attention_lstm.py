@@ -42,8 +42,8 @@ class JaxTraining:
     B, T = tokens_BxT.shape
     tokens = np.broadcast_to(tokens_BxT, (STEPS, B, T))
     starts = np.random.default_rng(1).random((STEPS, B, T)) < 0.01
-    segment = streams.Segment(tokens, tokens, starts, np.ones(tokens.shape, np.float32))
-    load = lambda rows: streams.map_segments(lambda array: array[:, rows], segment)
+    segment = streams.Batch(tokens, tokens, starts, np.ones(tokens.shape, np.float32))
+    load = lambda rows: streams.map_batches(lambda array: array[:, rows], segment)
     self._segments = sharding.global_rows(self._run.mesh, B, load, axis=1)
     self._run.compile(self._state, self._segments)
 

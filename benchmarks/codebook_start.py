@@ -26,13 +26,13 @@ B, T = 4, 512
 MEMORY = 'model.ngram_memories.0'
 
 
-def batches(path: pathlib.Path, vocabulary, count: int) -> list[streams.Segment]:
+def batches(path: pathlib.Path, vocabulary, count: int) -> list[streams.Batch]:
   """Returns the first segments of a text."""
   tokens = vocabulary.encode(path.read_bytes()[: 8 * B * T * count])[: B * T * count]
   tokens = np.asarray(tokens, np.int32).reshape(count, B, T)
   starts, valid = np.zeros((B, T), bool), np.ones((B, T), np.float32)
   starts[:, 0] = True
-  return [streams.Segment(each, each, starts, valid) for each in tokens]
+  return [streams.Batch(each, each, starts, valid) for each in tokens]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
   segments = batches(args.text, source.vocabulary, drawn + args.held_out)
   with tempfile.TemporaryDirectory() as folder:
     start = init_from.Start(config, pathlib.Path(folder))
-    read = lambda step, rows: streams.map_segments(lambda array: array[rows], segments[step])
+    read = lambda step, rows: streams.map_batches(lambda array: array[rows], segments[step])
     state = start(state, read)
 
   @jax.jit

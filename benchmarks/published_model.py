@@ -70,7 +70,7 @@ def make_jax(folder: pathlib.Path) -> dict[str, Callable[[], int]]:
   training = programs.Programs(resolved, V, sharding.make_mesh())
   tokens = tokens_of(TRAINING[0], TRAINING[1] + 1, V)[None]
   shape = tokens[..., 1:].shape
-  segments = streams.Segment(
+  segments = streams.Batch(
     *(tokens[..., :-1], tokens[..., 1:], np.zeros(shape, bool), np.ones(shape, np.float32))
   )
   state = training.create()

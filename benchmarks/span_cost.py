@@ -98,7 +98,7 @@ def trainer(model, spans=None, shape=(B, T), algorithm='adagrad'):
   random = np.random.default_rng(0)
   tokens = random.integers(0, V, (shape[0], shape[1] + 1), dtype=np.int32)
   ones = np.ones(shape, np.float32)
-  segment = streams.Segment(tokens[:, :-1], tokens[:, 1:], np.zeros(shape, bool), ones)
+  segment = streams.Batch(tokens[:, :-1], tokens[:, 1:], np.zeros(shape, bool), ones)
   memory = language_model.empty_memory(model.config, shape[0])
   params = make_params(model, spans)
   config = experiment.OptimizerConfig(algorithm=algorithm, learning_rate=1e-6, clip_norm=0.03)

@@ -165,7 +165,7 @@ class TrainSegments:
         corpus.train_shards, mixture.vocabulary, schedule, *options
       )
 
-  def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
+  def segment(self, step: int, rows: slice = slice(None)) -> streams.Batch:
     """Returns the segment of a step, for a slice of the batch rows."""
     row_range, segments = range(self._batch_size)[rows], {}
     for name, reader in self.readers.items():

@@ -16,8 +16,8 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import mixture_schedule, token_cache
 
 
-class Segment(NamedTuple):
-  """One segment of B rows.
+class Batch(NamedTuple):
+  """A batch of B rows of T tokens: one segment of each row.
 
   Attributes:
     tokens_BxT: input ids.
@@ -45,17 +45,17 @@ class Segment(NamedTuple):
 Row = tuple[np.ndarray, ...]
 
 
-def stack_rows(rows: Iterable[Row]) -> Segment:
-  """Returns the segment of some rows: inputs, targets, starts and, if there is padding, valid."""
+def stack_rows(rows: Iterable[Row]) -> Batch:
+  """Returns the batch of some rows: inputs, targets, starts and, if there is padding, valid."""
   inputs, targets, starts, *valid = map(np.stack, zip(*rows, strict=True))
   valid_BxT = valid[0] if valid else np.ones(inputs.shape)
-  return Segment(inputs, targets, starts, valid_BxT.astype(np.float32))
+  return Batch(inputs, targets, starts, valid_BxT.astype(np.float32))
 
 
-def map_segments(fn: Callable[..., np.ndarray], *segments: Segment) -> Segment:
-  """Applies `fn` to the corresponding arrays of the segments; a missing array stays None."""
-  columns = zip(*segments, strict=True)
-  return Segment(*(None if arrays[0] is None else fn(*arrays) for arrays in columns))
+def map_batches(fn: Callable[..., np.ndarray], *batches: Batch) -> Batch:
+  """Applies `fn` to the corresponding arrays of the batches; a missing array stays None."""
+  columns = zip(*batches, strict=True)
+  return Batch(*(None if arrays[0] is None else fn(*arrays) for arrays in columns))
 
 
 class TrainStreams:
@@ -156,14 +156,14 @@ class EvaluationStreams:
       )
     self.segments = math.ceil(self._targets_per_stream / length)
 
-  def segment(self, index: int, first_row: int, rows: int) -> Segment:
+  def segment(self, index: int, first_row: int, rows: int) -> Batch:
     """Returns segment number `index` of the streams [first_row, first_row + rows).
 
     Rows beyond the last stream and tokens beyond the end of a stream are padding.
     """
     return stack_rows(self._segment_row(first_row + i, index) for i in range(rows))
 
-  def window(self, first: int, rows: int) -> Segment:
+  def window(self, first: int, rows: int) -> Batch:
     """Returns one window per target in [first, first + rows); the target is its last token.
 
     Windows near the start of the split and rows beyond its end are padded.

@@ -99,7 +99,7 @@ class Engine:
     variables: Variables,
     rows: int,
     num_segments: int,
-    make_segment: Callable[[int, slice], streams.Segment],
+    make_segment: Callable[[int, slice], streams.Batch],
     are_windows: bool = False,
   ) -> Iterator[programs.Scores]:
     """Yields the scores of each segment of a batch of streams while the next one is computed.
@@ -182,11 +182,11 @@ class Engine:
       ids_BxS, valid_BxS = self._pad(group, rows, num_segments * T + 1)
       starts = np.broadcast_to(np.arange(num_segments * T) == 0, ids_BxS[:, 1:].shape)
       valid = valid_BxS[:, 1:].astype(np.float32)
-      padded = streams.Segment(ids_BxS[:, :-1], ids_BxS[:, 1:], starts, valid)
+      padded = streams.Batch(ids_BxS[:, :-1], ids_BxS[:, 1:], starts, valid)
 
       def make_segment(index, row_slice, padded=padded, T=T):
         columns = slice(index * T, (index + 1) * T)
-        return streams.map_segments(lambda array: array[row_slice, columns], padded)
+        return streams.map_batches(lambda array: array[row_slice, columns], padded)
 
       segments = self.score_segments(variables, rows, num_segments, make_segment)
       nll = np.concatenate([np.zeros((rows, 0)), *(scores.nll_BxT for scores in segments)], axis=1)
@@ -387,7 +387,7 @@ class Engine:
     tokens_BxP, valid_BxP = self._pad(prompts, rows, length)
     starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0) & is_start
     prefix_BxP = valid_BxP > 0 if bidirectional else None
-    inputs = streams.Segment(tokens_BxP, None, starts_BxP, valid_BxP, prefix_BxT=prefix_BxP)
+    inputs = streams.Batch(tokens_BxP, None, starts_BxP, valid_BxP, prefix_BxT=prefix_BxP)
     return jax.device_put(inputs, self._row_sharding)
 
 

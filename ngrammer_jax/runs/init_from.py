@@ -72,7 +72,7 @@ def initial_state(
   config: experiment.Config,
   workdir: pathlib.Path,
   state: train_state.TrainState,
-  segment: Callable[[int, slice], streams.Segment] | None = None,
+  segment: Callable[[int, slice], streams.Batch] | None = None,
 ) -> train_state.TrainState:
   """Returns a new state with the parameters and the codebook of the newest checkpoint of a run.
 
@@ -214,7 +214,7 @@ class Start:
   def __call__(
     self,
     state: train_state.TrainState,
-    segment: Callable[[int, slice], streams.Segment] | None = None,
+    segment: Callable[[int, slice], streams.Batch] | None = None,
   ) -> train_state.TrainState:
     """Returns the state that training starts from, see `initial_state`."""
     return initial_state(self._config, self._workdir, state, segment)

@@ -26,7 +26,7 @@ def draw(
   model: language_model.LanguageModel,
   state: train_state.TrainState,
   paths: Collection[Path],
-  read: Callable[[int], streams.Segment],
+  read: Callable[[int], streams.Batch],
   seed: int,
   microbatches: int = 1,
 ) -> Any:

@@ -65,7 +65,7 @@ def dry_run(
   return '\n'.join(text_tables.align_columns(list(rows.items()), '<'))
 
 
-def _random_segments(config, vocabulary_size, mesh) -> streams.Segment:
+def _random_segments(config, vocabulary_size, mesh) -> streams.Batch:
   """Returns the segments of one call, [steps, B, T], on the devices."""
   t = config.training
 
@@ -73,7 +73,7 @@ def _random_segments(config, vocabulary_size, mesh) -> streams.Segment:
     shape = (t.segments_per_call, rows.stop - rows.start, t.segment_length)
     tokens = np.random.default_rng(rows.start).integers(0, vocabulary_size, shape, np.int32)
     no_starts = np.zeros(shape, bool)
-    return streams.Segment(tokens, tokens, no_starts, np.ones(shape, np.float32))
+    return streams.Batch(tokens, tokens, no_starts, np.ones(shape, np.float32))
 
   return sharding.global_rows(mesh, t.batch_size, stack, axis=1)
 

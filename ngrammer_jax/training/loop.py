@@ -151,7 +151,7 @@ class _Trainer:
 
   def train(
     self,
-    calls: Iterator[tuple[tuple[int, int], streams.Segment]],
+    calls: Iterator[tuple[tuple[int, int], streams.Batch]],
     record: recorder.Recorder,
     tracing: profile.Trace,
   ) -> bool:
@@ -256,7 +256,7 @@ def _log_model(config, labels, state) -> None:
   logging.info('model: %s', ', '.join(sizes))
 
 
-def _batches(task, config, mesh, first_step) -> Iterator[streams.Segment]:
+def _batches(task, config, mesh, first_step) -> Iterator[streams.Batch]:
   """Yields the segments of each call from `first_step` on, stacked [steps, B, T], on the devices.
 
   If a call has fewer steps than the program, its last segment is repeated.
@@ -267,6 +267,6 @@ def _batches(task, config, mesh, first_step) -> Iterator[streams.Segment]:
     def stack(rows, first=first, end=end):
       segments = [task.segment(step, rows) for step in range(first, end)]
       segments += [segments[-1]] * (t.segments_per_call - len(segments))
-      return streams.map_segments(lambda *parts: np.stack(parts), *segments)
+      return streams.map_batches(lambda *parts: np.stack(parts), *segments)
 
     yield sharding.global_rows(mesh, t.batch_size, stack, axis=1)

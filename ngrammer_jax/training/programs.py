@@ -104,7 +104,7 @@ class Programs:
     )
     self.is_compiled = False
 
-  def compile(self, state: train_state.TrainState, segments: streams.Segment) -> None:
+  def compile(self, state: train_state.TrainState, segments: streams.Batch) -> None:
     """Compiles the call."""
     start_time = time.monotonic()
     self._compiled = self.trace(state, segments).lower().compile()
@@ -116,7 +116,7 @@ class Programs:
     """Returns the bytes of a device that the compiled call needs."""
     return capacity.peak_bytes(self._compiled)
 
-  def trace(self, state: train_state.TrainState, segments: streams.Segment) -> jax.stages.Traced:
+  def trace(self, state: train_state.TrainState, segments: streams.Batch) -> jax.stages.Traced:
     """Traces the call. State and segments may be abstract."""
     with sharding.use(self.mesh):
       return train_step.make_call(self._step, state).trace(state, segments, np.int32(0))
@@ -155,7 +155,7 @@ class Programs:
     return train_state.reshape_tables(state, self.abstract)
 
   def call(
-    self, state: train_state.TrainState, segments: streams.Segment, steps: int
+    self, state: train_state.TrainState, segments: streams.Batch, steps: int
   ) -> tuple[train_state.TrainState, metrics.Metrics]:
     """Trains on the first segments. The state is donated; metrics are stacked by step."""
     state, metrics = self._compiled(state, segments, np.int32(steps))

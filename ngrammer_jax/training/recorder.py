@@ -67,7 +67,7 @@ class Recorder:
     """Adds the metrics of the call that ends with a step, and logs those of the call before."""
     self._log_pending((end, metrics))
 
-  def time_data_wait(self, batches: Iterator[streams.Segment]) -> Iterator[streams.Segment]:
+  def time_data_wait(self, batches: Iterator[streams.Batch]) -> Iterator[streams.Batch]:
     """Yields the batches, and counts the time of waiting for them."""
     return self._goodput.timed_items(batches, goodput.DATA)
 

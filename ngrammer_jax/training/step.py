@@ -26,7 +26,7 @@ from ngrammer_jax.training import state as train_state
 class Rows(NamedTuple):
   """Rows of a batch: their segment, loss weights of the tokens, and memory."""
 
-  segment: streams.Segment
+  segment: streams.Batch
   counts_BxT: jax.Array
   memory: Any
 
@@ -58,7 +58,7 @@ class TrainStep:
   shards: zero.ParameterShardings | None = None
 
   def __call__(
-    self, state: train_state.TrainState, segment: streams.Segment
+    self, state: train_state.TrainState, segment: streams.Batch
   ) -> tuple[train_state.TrainState, step_metrics.Metrics]:
     """Returns the state after the segment, and the metrics of the step."""
     config = self.model.config

@@ -33,7 +33,7 @@ class TrainTask(Protocol):
   patience: int | None
   source_dtypes: Mapping[str, np.dtype]
 
-  def segment(self, step: int, rows: slice) -> streams.Segment:
+  def segment(self, step: int, rows: slice) -> streams.Batch:
     """Returns some rows of the batch of a step: a pure function of its arguments."""
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
@@ -88,7 +88,7 @@ class CorpusTask:
     """Returns the splits that can be evaluated."""
     return self._mixture.split_names()
 
-  def segment(self, step: int, rows: slice) -> streams.Segment:
+  def segment(self, step: int, rows: slice) -> streams.Batch:
     """Returns rows of a step; see `mixture.TrainSegments`."""
     return self._segments.segment(step, rows)
 

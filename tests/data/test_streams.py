@@ -46,7 +46,7 @@ def test_rows_of_all_hosts_are_one_batch(n, batch_size, length, hosts):
     train_segment(split, 5, batch_size, length, slice(first, last))
     for first, last in zip(edges, edges[1:], strict=False)
   ]
-  joined = streams.map_segments(lambda *arrays: np.concatenate(arrays), *parts)
+  joined = streams.map_batches(lambda *arrays: np.concatenate(arrays), *parts)
   for actual, expected in zip(arrays(joined), arrays(whole), strict=True):
     assert np.array_equal(actual, expected) and actual.dtype == expected.dtype
 

@@ -49,7 +49,7 @@ def losses_of(folder, tokens, mesh):
   state = state.replace(params=run.load(state.params))
   starts = np.broadcast_to(np.arange(T) == 0, (STEPS, B, T))
   inputs, targets = tokens[:, :, :-1], tokens[:, :, 1:]
-  segments = streams.Segment(inputs, targets, starts, np.ones(inputs.shape, np.float32))
+  segments = streams.Batch(inputs, targets, starts, np.ones(inputs.shape, np.float32))
   program.compile(state, segments)
   _, metrics = program.call(state, segments, STEPS)
   return metrics['loss']

@@ -133,7 +133,7 @@ def test_rows_looked_up_ahead_segment_by_segment_are_those_of_one_pass():
   def rows(*parts):
     state, values = host_tables.empty_state(config, 2), []
     for part in parts:
-      segment = streams.Segment(tokens[:, part], None, starts[:, part], None)
+      segment = streams.Batch(tokens[:, part], None, starts[:, part], None)
       found, state = look_up(segment, state)
       values.append(found)
     return jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1), *values)

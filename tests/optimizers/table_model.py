@@ -83,14 +83,14 @@ def segments():
   random = np.random.default_rng(0)
   tokens = random.integers(0, 13, (STEPS, B, T)).astype(np.int32)
   valid = (random.random((STEPS, B, T)) < 0.8).astype(np.float32)
-  return streams.Segment(tokens, tokens, np.zeros((STEPS, B, T), bool), valid)
+  return streams.Batch(tokens, tokens, np.zeros((STEPS, B, T), bool), valid)
 
 
 def compile_call(mesh, optimizer='adagrad', parts=None, **fields):
   """The compiled call of many steps, and the function of the first state."""
   step, create, abstract = make_step(mesh, optimizer, parts, **fields)
   rows = sharding.rows_sharding(mesh, 1)
-  shapes = streams.map_segments(lambda x: sharding.abstract(x, rows), segments())
+  shapes = streams.map_batches(lambda x: sharding.abstract(x, rows), segments())
   with sharding.use(mesh):
     call = train_step.make_call(step, abstract)
     return call.lower(abstract, shapes, jax.ShapeDtypeStruct((), np.int32)).compile(), create

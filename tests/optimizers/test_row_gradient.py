@@ -117,7 +117,7 @@ def run(shape, optimizer, parts=None, **fields):
   parts = None if parts is None else accumulation.GradientAccumulation(parts, mesh)
   call, create = table_model.compile_call(mesh, optimizer, parts, **fields)
   segments = table_model.segments()
-  rows = lambda row_slice: streams.map_segments(lambda array: array[:, row_slice], segments)
+  rows = lambda row_slice: streams.map_batches(lambda array: array[:, row_slice], segments)
   with sharding.use(mesh):
     placed = sharding.global_rows(mesh, table_model.B, rows, axis=1)
     # The last step is skipped.

@@ -158,8 +158,8 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   def segment(step, rows):
     valid = np.ones((2, 8), np.float32)
     valid[1, 4:] = 0
-    batch = streams.Segment(tokens[step % 3], tokens[0], np.zeros((2, 8), bool), valid)
-    return streams.map_segments(lambda array: array[rows], batch)
+    batch = streams.Batch(tokens[step % 3], tokens[0], np.zeros((2, 8), bool), valid)
+    return streams.map_batches(lambda array: array[rows], batch)
 
   apply, shapes = type(model).apply, set()
   note = lambda self, variables, tokens, *args, **options: (

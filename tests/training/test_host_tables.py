@@ -36,7 +36,7 @@ def run_table_model(shape, optimizer, axes, parts=None):
   parts = None if parts is None else accumulation.GradientAccumulation(parts, mesh)
   call, create = table_model.compile_call(mesh, optimizer, parts, axes=axes)
   segments = table_model.segments()
-  rows = lambda row_slice: streams.map_segments(lambda array: array[:, row_slice], segments)
+  rows = lambda row_slice: streams.map_batches(lambda array: array[:, row_slice], segments)
   with sharding.use(mesh):
     placed = sharding.global_rows(mesh, table_model.B, rows, axis=1)
     return call(create(), placed, np.int32(table_model.STEPS - 1))
@@ -157,7 +157,7 @@ def test_bfloat16_is_rounded_by_the_step_and_resumes_bit_by_bit(
 def test_a_start_at_padding_starts_no_document(monkeypatch):
   monkeypatch.setattr(host_tables, '_memories', lambda *args: ())
   config = model_config.ModelConfig(layers=1, width=4, heads=1)
-  segment = streams.Segment(
+  segment = streams.Batch(
     np.zeros((1, 3), np.int32), None, np.array([[True, False, True]]), np.array([[1, 1, 0]])
   )
   state = host_tables.empty_state(config, 1)

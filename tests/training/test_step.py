@@ -52,7 +52,7 @@ def state_of(step):
 def segment_of(counts):
   rng = np.random.default_rng(1)
   tokens, targets = rng.integers(0, V, (2, B, T)).astype(np.int32)
-  return streams.Segment(tokens, targets, np.zeros((B, T), bool), counts.astype(np.float32))
+  return streams.Batch(tokens, targets, np.zeros((B, T), bool), counts.astype(np.float32))
 
 
 @functools.cache

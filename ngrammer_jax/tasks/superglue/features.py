@@ -68,7 +68,7 @@ def read_examples(
 
 def read_training_rows(
   name: str, length: int, max_targets: int, packed: bool, truncate: bool
-) -> streams.Segment:
+) -> streams.Batch:
   """Returns all training examples of a task as rows of `length` tokens.
 
   In a row, the targets follow the inputs, and only targets count in the loss.
@@ -142,7 +142,7 @@ def _to_segment(features, adds_start):
     starts_BxT = np.roll(starts_BxT, 1, axis=1)
   remove_offset = lambda ids: np.where(valid_BxT, ids - ID_OFFSET, 0).astype(np.int32)
   # The bidirectional prefix includes the input token of the first target.
-  return streams.Segment(
+  return streams.Batch(
     remove_offset(features['decoder_input_tokens']),
     remove_offset(targets_BxT),
     starts_BxT,

@@ -142,7 +142,7 @@ class FinetuneTask:
       for name in names
     }
     self._counts = {name: int(rows.starts_BxT.sum()) for name, rows in rows_by_task.items()}
-    self._rows = streams.map_segments(lambda *parts: np.concatenate(parts), *rows_by_task.values())
+    self._rows = streams.map_batches(lambda *parts: np.concatenate(parts), *rows_by_task.values())
     if f.prefix == 'causal':
       self._rows = self._rows._replace(prefix_BxT=None)
     self._validation = {name: load_examples(config, name, 'validation') for name in names}
@@ -166,12 +166,12 @@ class FinetuneTask:
     """Dtypes of the parameters of the initial checkpoint by name."""
     return _source(self._config, self._workdir).parameter_dtypes
 
-  def segment(self, step: int, rows: slice) -> streams.Segment:
+  def segment(self, step: int, rows: slice) -> streams.Batch:
     """Returns the segment of a step. Each epoch has all rows once, in another random order."""
     B, count = self._config.training.batch_size, len(self._rows.tokens_BxT)
     positions = [divmod(step * B + row, count) for row in range(B)[rows]]
     indices = np.array([self._order(epoch)[position] for epoch, position in positions])
-    return streams.map_segments(lambda array: array[indices], self._rows)
+    return streams.map_batches(lambda array: array[indices], self._rows)
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state with the parameters and the codebook of the initial checkpoint.
