@@ -22,31 +22,27 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from ngrammer_jax.config import kernels
-from ngrammer_jax.layers import axis_names, dense, dropout, mesh_axes, softmax
-from ngrammer_jax.layers.attention import blocks, full, fused, local, persistent, relative, span
-from ngrammer_jax.layers.attention.cache import KeyValues
-from ngrammer_jax.layers.attention.persistent import Persistent
-from ngrammer_jax.layers.attention.projection import (
-  HeadProjection,
-  Projections,
-  rotate_last,
-  with_params,
+from ngrammer_jax.layers import axis_names, dense, mesh_axes, softmax
+from ngrammer_jax.layers.attention import (
+  blocks,
+  full,
+  fused,
+  local,
+  memory_source,
+  persistent,
+  relative,
+  span,
 )
+from ngrammer_jax.layers.attention.cache import KeyValues
+from ngrammer_jax.layers.attention.memory_source import LayerInputs
+from ngrammer_jax.layers.attention.persistent import Persistent
+from ngrammer_jax.layers.attention.projection import HeadProjection, Projections, rotate_last
+from ngrammer_jax.layers.attention.span import Spans
 from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.dropout import Dropout
 
 # Maps the attended values [B, T, N, H], and the pairs [B, N, T] if requested, to new values.
 PostAttention = Callable[[jax.Array, jax.Array | None], jax.Array]
-
-
-class LayerInputs(NamedTuple):
-  """A memory of layer inputs; their keys and values are projected in every segment.
-
-  rows_BxRxD: the M inputs before the segment, and `Projections.lookback` more before these.
-  norm: module that normalises them, as it did the inputs of the segment. None: no norm.
-  """
-
-  rows_BxRxD: jax.Array
-  norm: nn.Module | None = None
 
 
 class Projected(NamedTuple):
@@ -61,7 +57,7 @@ class Projected(NamedTuple):
   keys_BxTxCxH: jax.Array
   values_BxTxCxH: jax.Array
   convolved: dict[str, jax.Array]
-  spans: span.Spans | None
+  spans: Spans | None
 
 
 class Attention(nn.Module):
@@ -118,33 +114,19 @@ class Attention(nn.Module):
     """
     if context.keys.visible_BxTxS is None and context.keys.key_documents_BxS is None:
       raise ValueError('attention needs the keys of the segment: pass a context of `context.make`')
-    D, drop = x_BxTxD.shape[-1], dropout.Dropout(self.dropout, dropout_key)
-    rows, convolved = self._project(x_BxTxD, context, memory)
-    query_BxTxNxH, heads = rows['query'], self._make_heads(rows, context)
+    drop = Dropout(self.dropout, dropout_key)
+    projected, convolved = self._project(x_BxTxD, context, memory)
+    heads = self._rotate_and_scale(projected, context)
     span_mask, spans = self._span_mask(x_BxTxD, context)
-    source = None
-    if isinstance(memory, KeyValues):
-      source = memory.with_rotated_sinks(context.positions.sink_rotation)
     needs = self._needs(context, memory, span_mask, return_pairs, drop)
-    if context.keys.in_blocks:
-      # Of intermediates, blocks record no probabilities.
-      if lacking := needs - kernels.KERNELS['blocks'] - {'probabilities'}:
-        raise ValueError(f'attention in blocks does not support {kernels.NEEDS[min(lacking)]}')
-      attend, source = blocks.attend, self._memory_source(source or memory, context)
-    else:
-      workload = fused.workload(query_BxTxNxH, key_heads=heads.key_BxSxCxH.shape[2])
-      attend = ATTEND[kernels.select(self.kernel, needs, workload)]
-      attend = full.attend if 'probabilities' in needs else attend
-    context_part = attend(heads, span_mask, context.keys, source, return_pairs, drop)
-    y_BxTxNxH = self._with_persistent(context_part, query_BxTxNxH, span_mask, drop)
+    attend = self._select_kernel(needs, context, projected)
+    earlier = self._earlier_keys(memory, context)
+    context_part = attend(heads, span_mask, context.keys, earlier, return_pairs, drop)
+    y_BxTxNxH = self._with_persistent(context_part, projected['query'], span_mask, drop)
     y_BxTxNxH = y_BxTxNxH.astype(self.dtype)
     if post_attention_fn is not None:
       y_BxTxNxH = post_attention_fn(y_BxTxNxH, context_part.pair_BxNxT)
-    names = ('heads', 'kv', 'embed')
-    p = self.projections
-    options = {'use_bias': p.bias if p.output_bias is None else p.output_bias, 'dtype': self.dtype}
-    project = dense.dense_general(y_BxTxNxH.shape[2:], (D,), names, **options, name='out')
-    y_BxTxD = checkpoint_name(project(y_BxTxNxH), 'attention_output')
+    y_BxTxD = self._project_output(y_BxTxNxH, x_BxTxD.shape[-1])
     return y_BxTxD, Projected(heads.key_BxSxCxH, heads.value_BxSxCxH, convolved, spans)
 
   @property
@@ -157,11 +139,18 @@ class Attention(nn.Module):
     """Number of heads of keys and values of the context."""
     return self.key_heads or self.context_heads
 
-  def _has_persistent(self, kind):
+  def _has_persistent(self, kind: str) -> bool:
     vectors = self.persistent
     return vectors is not None and vectors.vectors > 0 and vectors.kind == kind
 
-  def _needs(self, context, memory, span_mask, return_pairs, drop):
+  def _needs(
+    self,
+    context: Context,
+    memory: LayerInputs | KeyValues | None,
+    span_mask: full.SpanMask | None,
+    return_pairs: bool,
+    drop: Dropout,
+  ) -> frozenset[str]:
     """Returns what attention to the context needs, see `config.kernels.NEEDS`."""
     needs = {
       'mask': not context.keys.is_plain_causal,
@@ -181,7 +170,45 @@ class Attention(nn.Module):
     }
     return frozenset(name for name, is_needed in needs.items() if is_needed)
 
-  def _span_mask(self, x_BxTxD, context):
+  def _select_kernel(
+    self, needs: frozenset[str], context: Context, projected: dict[str, jax.Array]
+  ) -> Callable[..., full.PartialAttention]:
+    """Returns the function that computes attention to the context, see `full.attend`.
+
+    Raises:
+      ValueError: attention works in blocks, which do not compute all that is needed.
+    """
+    if context.keys.in_blocks:
+      # Of intermediates, blocks record no probabilities.
+      if lacking := needs - kernels.KERNELS['blocks'] - {'probabilities'}:
+        raise ValueError(f'attention in blocks does not support {kernels.NEEDS[min(lacking)]}')
+      return blocks.attend
+    if 'probabilities' in needs:
+      return full.attend
+    workload = fused.workload(projected['query'], key_heads=projected['key'].shape[2])
+    return ATTEND[kernels.select(self.kernel, needs, workload)]
+
+  def _earlier_keys(
+    self, memory: LayerInputs | KeyValues | None, context: Context
+  ) -> KeyValues | memory_source.MemorySource | None:
+    """Returns the keys and values of a memory that are not yet among those of the heads."""
+    cached = None
+    if isinstance(memory, KeyValues):
+      cached = memory.with_rotated_sinks(context.positions.sink_rotation)
+    if not context.keys.in_blocks:
+      return cached
+    if cached is not None:
+      return memory_source.from_cache(cached, context.keys.order_BxM)
+    if memory is None:
+      return memory_source.MemorySource()
+    params = nn.unbox(self.variables['params'])
+    return memory_source.from_layer_inputs(
+      memory, params, context.positions, self.projections, self.context_key_heads, self.dtype
+    )
+
+  def _span_mask(
+    self, x_BxTxD: jax.Array, context: Context
+  ) -> tuple[full.SpanMask | None, Spans | None]:
     """Returns the mask of the learned spans and the spans, None without them."""
     if self.span is None:
       return None, None
@@ -190,35 +217,48 @@ class Attention(nn.Module):
     mask = full.SpanMask(z_BxTxN, module.ramp, module.renormalize, module.epsilon_keys)
     return mask, spans
 
-  def _project(self, x_BxTxD, context, memory):
+  def _project(
+    self, x_BxTxD: jax.Array, context: Context, memory: LayerInputs | KeyValues | None
+  ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     """Returns queries, keys and values by name, and the inputs of their convolutions.
 
     Keys and values include those of a memory of inputs, unless blocks project these.
     """
-    lookback, keys = self.projections.lookback, x_BxTxD.shape[1]
-    x_BxPxD, (T, D) = x_BxTxD, x_BxTxD.shape[1:]
+    lookback = self.projections.lookback
+    T, D = x_BxTxD.shape[1:]
+    x_BxPxD = x_BxTxD
+    num_keys = T
     if isinstance(memory, LayerInputs):
-      rows_BxRxD, norm = memory
+      rows_BxRxD = memory.rows_BxRxD
       if context.keys.in_blocks:  # the blocks project the other rows
-        rows_BxRxD = rows_BxRxD[:, rows_BxRxD.shape[1] - lookback :]
-      keys += rows_BxRxD.shape[1] - lookback
-      x_BxPxD = jnp.concatenate([rows_BxRxD if norm is None else norm(rows_BxRxD), x_BxTxD], axis=1)
-    before = x_BxPxD.shape[1] - keys  # inputs that only the convolutions read
+        rows_BxRxD = _last_rows(rows_BxRxD, lookback)
+      num_keys += rows_BxRxD.shape[1] - lookback
+      if memory.norm is not None:
+        rows_BxRxD = memory.norm(rows_BxRxD)
+      x_BxPxD = jnp.concatenate([rows_BxRxD, x_BxTxD], axis=1)
+    num_before = x_BxPxD.shape[1] - num_keys  # inputs that only the convolutions read
+    head_width = self.head_width or D // self.heads
     project = HeadProjection(self.projections, self.dtype)
-    rows, convolved = {}, {}
+    projected, convolved = {}, {}
     for name in self.projections.names:
-      count, heads = (T, self.heads) if name == 'query' else (keys, self.context_key_heads)
-      inputs = mesh_axes.shard_rows(_last_rows(x_BxPxD, before + count))
+      count, num_heads = num_keys, self.context_key_heads
+      if name == 'query':
+        count, num_heads = T, self.heads
+      inputs_BxPxD = mesh_axes.shard_rows(_last_rows(x_BxPxD, num_before + count))
       position_BxP = context.positions.position_BxP
-      position_BxP = None if position_BxP is None else _last_rows(position_BxP, count)
-      earlier = memory.rows.get(name) if isinstance(memory, KeyValues) else None
-      features = heads, self.head_width or D // self.heads
-      rows[name], inputs = project(name, inputs, features, position_BxP, before, earlier)
-      if inputs is not None:
-        convolved[name] = inputs
+      if position_BxP is not None:
+        position_BxP = _last_rows(position_BxP, count)
+      earlier = None
+      if isinstance(memory, KeyValues):
+        earlier = memory.rows.get(name)
+      projected[name], convolution_inputs = project(
+        name, inputs_BxPxD, (num_heads, head_width), position_BxP, num_before, earlier
+      )
+      if convolution_inputs is not None:
+        convolved[name] = convolution_inputs
     if self.projections.shared_query_key:
-      rows['query'] = self._query_from_key(_last_rows(rows['key'], T))
-    return rows, convolved
+      projected['query'] = self._query_from_key(_last_rows(projected['key'], T))
+    return projected, convolved
 
   def _query_from_key(self, k_BxTxNxH):
     N, H = k_BxTxNxH.shape[-2:]
@@ -227,36 +267,42 @@ class Attention(nn.Module):
     y_BxTxNxH = jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH.astype(self.dtype))
     return checkpoint_name(y_BxTxNxH, 'projected')
 
-  def _make_heads(self, rows, context):
+  def _rotate_and_scale(self, projected: dict[str, jax.Array], context: Context) -> full.Heads:
     """Rotates queries and keys, scales queries and encodes distances."""
     positions = context.positions
-    query_BxTxNxH = rotate_last(rows['query'][..., : self.context_heads, :], positions.rotation)
-    key_BxSxCxH = rotate_last(rows['key'], positions.rotation)
+    query_BxTxNxH = projected['query'][..., : self.context_heads, :]
+    query_BxTxNxH = rotate_last(query_BxTxNxH, positions.rotation)
+    key_BxSxCxH = rotate_last(projected['key'], positions.rotation)
     N, H = query_BxTxNxH.shape[-2:]
-    scale_H, distance = self._query_scale(H).astype(self.dtype), None
+    scale_H = self._query_scale(H).astype(self.dtype)
     if self.position is None:
+      distance = None
       query_BxTxNxH = query_BxTxNxH * scale_H
     else:
       encode = self.position(dtype=self.dtype, name='relative')
       u_NxH, v_NxH = self._position_biases(encode.biases, positions.params, (N, H))
       distance_query_BxTxNxH = (query_BxTxNxH + v_NxH) * scale_H
-      distance = relative.DistanceTerm(
-        distance_query_BxTxNxH, *encode(context, N, H, self.logit_cap is not None)
-      )
+      encoding, bias = encode(context, N, H, self.logit_cap is not None)
+      distance = relative.DistanceTerm(distance_query_BxTxNxH, encoding, bias)
       query_BxTxNxH = (query_BxTxNxH + u_NxH) * scale_H
-    rows = checkpoint_name((query_BxTxNxH, key_BxSxCxH, rows['value']), 'heads')
-    return full.Heads(*rows, distance, self.logit_cap)
+    query, key, value = checkpoint_name((query_BxTxNxH, key_BxSxCxH, projected['value']), 'heads')
+    return full.Heads(query, key, value, distance, self.logit_cap)
 
-  def _position_biases(self, names, shared, shape):
+  def _position_biases(
+    self, names: tuple[str, ...], shared: tuple[jax.Array, ...] | None, shape: tuple[int, int]
+  ) -> tuple[jax.Array | int, jax.Array | int]:
     """Returns u and v of `relative`, 0 for those without a name; layers may share them."""
     if names and shared is not None:
       biases = shared
     else:
       init = axis_names.with_axis_names(nn.initializers.normal(0.02), ('heads', 'kv'))
       biases = [self.param(name, init, shape, self._param_dtype()) for name in names]
-    return (*(bias.astype(self.dtype) for bias in biases), 0, 0)[:2]
+    biases = [bias.astype(self.dtype) for bias in biases]
+    u = biases[0] if biases else 0
+    v = biases[1] if len(biases) > 1 else 0
+    return u, v
 
-  def _query_scale(self, H):
+  def _query_scale(self, H: int) -> jax.Array:
     if not self.projections.per_dim_scale:
       return jnp.asarray(H**-0.5 if self.scale is None else self.scale)
     init = axis_names.with_axis_names(nn.initializers.zeros, ('kv',))
@@ -264,83 +310,62 @@ class Attention(nn.Module):
     log2_e = 1.442695041  # with the digits of praxis
     return log2_e * H**-0.5 * jax.nn.softplus(scale_H)
 
-  def _param_dtype(self):
+  def _param_dtype(self) -> jnp.dtype:
     return jnp.promote_types(self.dtype, jnp.float32)
 
-  def _with_persistent(self, context_part, query_BxTxNxH, span_mask, drop):
+  def _with_persistent(
+    self,
+    context_part: full.PartialAttention,
+    query_BxTxNxH: jax.Array,
+    span_mask: full.SpanMask | None,
+    drop: Dropout,
+  ) -> jax.Array:
     """Combines attention to the context and to the persistent vectors, [B, T, N, H]."""
     if self.persistent is None or not self.persistent.vectors:
       self._sow_probs(context_part.weights_BxNxTxS)
       return context_part.values_BxTxNxH
-    kind, shape = self.persistent.kind, query_BxTxNxH.shape
+    kind = self.persistent.kind
+    B, T, N, H = query_BxTxNxH.shape
     if kind == 'head_split':
       query_BxTxNxH = query_BxTxNxH[:, :, self.context_heads :]
     elif kind == 'single_head':
-      query_BxTxNxH = query_BxTxNxH.reshape(*shape[:2], 1, -1)
-    options = self.persistent.vectors, self.dtype, self.persistent.has_zero_gate
-    vectors = persistent.PersistentVectors(*options, name='persistent')
+      query_BxTxNxH = query_BxTxNxH.reshape(B, T, 1, N * H)
+    vectors = persistent.PersistentVectors(
+      self.persistent.vectors, self.dtype, self.persistent.has_zero_gate, name='persistent'
+    )
     scores_BxNxTxP, values_NxPxH = vectors(query_BxTxNxH)
     scores_BxNxTxP = softmax.cap_logits(scores_BxNxTxP, self.logit_cap)
     persistent_part = persistent.attend(scores_BxNxTxP, values_NxPxH, drop.fold_in(1))
     if kind == 'all_attention':
-      epsilon = span.EPSILON if span_mask is not None and span_mask.renormalize else 0.0
+      is_renormalized = span_mask is not None and span_mask.renormalize
+      epsilon = span.EPSILON if is_renormalized else 0.0
       joint = full.joint_softmax(context_part, persistent_part, epsilon)
       self._sow_probs(joint.weights_BxNxTxS)
       return joint.values_BxTxNxH
     self._sow_probs(context_part.weights_BxNxTxS)
-    values = context_part.values_BxTxNxH, persistent_part.values_BxTxNxH
+    context_values, persistent_values = context_part.values_BxTxNxH, persistent_part.values_BxTxNxH
     if kind == 'head_split':
-      return jnp.concatenate(values, axis=2)
-    return values[0] + values[1].reshape(shape)
+      return jnp.concatenate([context_values, persistent_values], axis=2)
+    return context_values + persistent_values.reshape(B, T, N, H)
 
   def _sow_probs(self, probs_BxNxTxS):
     if probs_BxNxTxS is not None:
       self.sow('intermediates', 'probs', probs_BxNxTxS)
 
-  def _memory_source(self, memory, context):
-    """Returns the source of the memory's keys and values for blocks."""
-    if memory is None:
-      return blocks.MemorySource()
-    if isinstance(memory, KeyValues):
-      return blocks.cache_source(memory, context.keys.order_BxM)
-    M = memory.rows_BxRxD.shape[1] - self.projections.lookback
-    position_BxP, rotation = context.positions.position_BxP, context.positions.rotation
-    rotation = rotation and rotation.between(0, M)
-    rows = memory.rows_BxRxD, position_BxP[:, :M], rotation
-    names = [n for name in ('key', 'value') for n in (name, f'{name}_convolution')]
-    params = nn.unbox(self.variables['params'])
-    by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the second axis from the end
-    weights = {name: jax.tree.map(by_head, params[name]) for name in names if name in params}
-    norm, key_heads = memory.norm, self.context_key_heads
-    repeat = lambda leaf: jnp.broadcast_to(leaf, (key_heads, *leaf.shape))
-    if 'key_norm' in params:
-      weights['key_norm'] = jax.tree.map(repeat, params['key_norm'])
-    if norm is not None:
-      weights['norm'] = jax.tree.map(repeat, nn.unbox(norm.variables['params']))
-      norm = norm.clone(parent=None, name=None)
-    lookback, H = self.projections.lookback, weights['key']['kernel'].shape[-1]
-
-    def project(weights, rows, cache, head):
-      del cache, head
-      rows_BxRxD, position_BxK, rotation = rows
-      one_head = {
-        name: jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights[name])
-        for name in names
-        if name in weights
-      }
-      if 'key_norm' in weights:
-        one_head['key_norm'] = weights['key_norm']
-      project_head = HeadProjection(self.projections, self.dtype, with_params(one_head))
-      with nn.logical_axis_rules(()):  # each device projects its own rows and heads
-        if norm is not None:
-          rows_BxRxD = norm.apply({'params': weights['norm']}, rows_BxRxD)
-        key_BxKx1xH, value_BxKx1xH = (
-          project_head(name, rows_BxRxD, (1, H), position_BxK, lookback)[0]
-          for name in ('key', 'value')
-        )
-      return rotate_last(key_BxKx1xH, rotation)[:, :, 0], value_BxKx1xH[:, :, 0]
-
-    return blocks.MemorySource(project, weights, rows)
+  def _project_output(self, y_BxTxNxH: jax.Array, D: int) -> jax.Array:
+    """Projects the attended values of all heads to [B, T, D]."""
+    bias = self.projections.output_bias
+    if bias is None:
+      bias = self.projections.bias
+    project = dense.dense_general(
+      y_BxTxNxH.shape[2:],
+      (D,),
+      ('heads', 'kv', 'embed'),
+      use_bias=bias,
+      dtype=self.dtype,
+      name='out',
+    )
+    return checkpoint_name(project(y_BxTxNxH), 'attention_output')
 
 
 def _last_rows(array_BxRx, count):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import document_masks, dropout
-from ngrammer_jax.layers.attention import blocks, full, relative, span
+from ngrammer_jax.layers.attention import blocks, full, memory_source, relative, span
 from ngrammer_jax.layers.attention.full import Heads, SpanMask
 from ngrammer_jax.layers.context import Keys
 from tests.checks import rest_is_slow
@@ -121,7 +121,7 @@ def test_equals_whole_scores(x64, monkeypatch, case):
 
   def in_blocks(heads, weights, z_BxTxN):
     spans = None if z_BxTxN is None else SpanMask(z_BxTxN, RAMP, renormalize)
-    source = blocks.MemorySource(project, weights, rows)
+    source = memory_source.MemorySource(project, weights, rows)
     heads = heads._replace(logit_cap=logit_cap)
     part = blocks.attend(heads, spans, keys, source, return_pairs, drop)
     return part.values_BxTxNxH, part.log_mass_BxNxT, part.pair_BxNxT
@@ -166,7 +166,7 @@ def test_a_dropout_key_of_another_generator_is_an_error():
   heads, weights, _ = random_operands(np.random.default_rng(0), None, None)
   zeros = jnp.zeros((B, S), jnp.int32)
   keys = Keys(query_documents_BxT=zeros[:, M:], key_documents_BxS=zeros)
-  source = blocks.MemorySource(project, weights, jnp.zeros((B, M, D)))
+  source = memory_source.MemorySource(project, weights, jnp.zeros((B, M, D)))
   attend = lambda rate: blocks.attend(
     heads, None, keys, source, False, dropout.Dropout(rate, jax.random.key(0, impl='rbg'))
   )
