@@ -42,7 +42,7 @@ from ngrammer_jax import command_line, errors, flags, sharding
 from ngrammer_jax import config as experiment
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models import host_tables, model_variables
-from ngrammer_jax.system import files, progress, text_tables
+from ngrammer_jax.system import progress, result_files, text_tables
 from ngrammer_jax.training import capacity, flops, programs
 
 REMEDIES = (
@@ -294,7 +294,7 @@ def main(argv: list[str]) -> int:
   V, m, t = vocabulary_size(config, args.vocabulary_size), config.mesh, config.training
   config.model.check_vocabulary(V)
   if args.json is not None:
-    files.check_output_file('--json', args.json, 'report.json')
+    result_files.check_output_file('--json', args.json, 'report.json')
   other, meshes, reports = read_report(args.against), {}, []
   for topology in args.topology:  # errors in any topology are reported before compiling
     devices = slice_devices(topology, args.slices)
@@ -316,7 +316,7 @@ def main(argv: list[str]) -> int:
     report = {'topology': topology, 'slices': args.slices, 'mesh': dict(mesh.shape)}
     reports.append(report | {'programs': results})
     if args.json is not None:
-      files.write_output(args.json, json.dumps(reports, indent=2) + '\n')
+      result_files.write_output(args.json, json.dumps(reports, indent=2) + '\n')
   results = [result for report in reports for result in report['programs'].values()]
   print(f'{results[0]["parameters"]:,} parameters')
   return 0 if all(result['fits'] for result in results) else 1

@@ -21,7 +21,7 @@ import json
 import pathlib
 
 from ngrammer_jax import errors, flags
-from ngrammer_jax.system import files
+from ngrammer_jax.system import result_files, storage
 
 HELP = {
   'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',
@@ -50,27 +50,27 @@ def main(argv: list[str]) -> int:
     parsers[name] = analysis
     action = 'append' if name in OF_SEVERAL_RUNS else 'store'
     analysis.add_argument(
-      '--workdir', type=files.path, action=action, required=True, help='run directory'
+      '--workdir', type=storage.path, action=action, required=True, help='run directory'
     )
     if name not in PRINTED:
       text = 'name of the run in the figure, one for each --workdir; default: that of its folder'
       analysis.add_argument('--label', action='append', help=text)
     if name not in ('report', *PRINTED):
       text = 'a .png or .svg file, other results beside it; default: in the first workdir'
-      analysis.add_argument('--figure', type=files.path, help=text)
+      analysis.add_argument('--figure', type=storage.path, help=text)
     if name not in ('checkpoint', 'cloze'):
       analysis.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
       analysis.add_argument('--split', default='validation', help='split of the corpus to read')
   add = lambda name, flag, text, **rules: parsers[name].add_argument(flag, help=text, **rules)
-  add('report', '--output', 'page; default: report.html in the workdir', type=files.path)
-  add('report', '--figure', 'image of the curves: the mean of each --label', type=files.path)
+  add('report', '--output', 'page; default: report.html in the workdir', type=storage.path)
+  add('report', '--figure', 'image of the curves: the mean of each --label', type=storage.path)
   add('report', '--prompt', "prompt of the samples; '': a new document", default='')
   add('report', '--samples', 'number of samples of each run', type=int, default=3)
   add('report', '--tokens', 'maximum length of a sample', type=int, default=100)
-  runs_to_compare = {'type': files.path, 'action': 'append', 'required': True}
+  runs_to_compare = {'type': storage.path, 'action': 'append', 'required': True}
   add('compare', '--baseline', 'run or model to compare with', **runs_to_compare)
   add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**18)
-  add('compare', '--output', 'JSON file to which the result is written too', type=files.path)
+  add('compare', '--output', 'JSON file to which the result is written too', type=storage.path)
   add('gates', '--text', 'text of which gates are shown; default: the first tokens of the split')
   add('clusters', '--memory', 'path of its module; default: the first with clusters of tokens')
   add('checkpoint', '--step', "also list its parts: a step number, 'newest' or 'best'")
@@ -121,13 +121,13 @@ def _compare(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import compare
 
   if options.output:
-    files.check_output_file('--output', options.output, 'compare.json')
+    result_files.check_output_file('--output', options.output, 'compare.json')
   (all_runs, names), pairs = _open(options), len(options.workdir)
   arguments = names, options.split, options.max_tokens
   result = compare.analyze(all_runs[:pairs], all_runs[pairs:], *arguments)
   print(compare.format_table(result))
   if options.output:
-    files.write_results({options.output: _format_json(result)})
+    result_files.write_results({options.output: _format_json(result)})
     print(f'wrote {options.output}')
 
 
@@ -149,7 +149,7 @@ def _cloze(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import figures, report
 
-  files.check_output_file('--output', options.output, 'report.html')
+  result_files.check_output_file('--output', options.output, 'report.html')
   samples, contents = report.Samples(options.prompt, options.samples, options.tokens), {}
   with contextlib.ExitStack() as stack:
     if options.figure:
@@ -189,7 +189,7 @@ def _draw(options: argparse.Namespace) -> None:
 
 
 def _write(contents):
-  files.write_results(contents)
+  result_files.write_results(contents)
   print(f'wrote {" and ".join(map(str, contents))}')
 
 

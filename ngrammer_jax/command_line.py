@@ -22,7 +22,7 @@ from typing import Any
 from ngrammer_jax import errors, pretrained_models
 from ngrammer_jax.config import added_memories, catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
-from ngrammer_jax.system import files, hosts
+from ngrammer_jax.system import hosts, json_files, storage
 
 
 def parse(
@@ -146,9 +146,9 @@ def load_file(spec: str) -> dict[str, Any]:
   `pretrained:NAME` is the config of a pretrained model, with its vocabulary. The folder of a run or
   of a published model, with or without `hf:` before it, is its config.
   """
-  is_file = files.user_path('--config', spec).exists()
+  is_file = storage.user_path('--config', spec).exists()
   name, _, variant = (spec, '', '') if is_file else spec.partition(':')
-  path = files.user_path('--config', name)
+  path = storage.user_path('--config', name)
   with errors.named(f'--config={spec}'):
     if spec.startswith(pretrained_models.PREFIX) and not path.exists():
       return _load_pretrained(variant)
@@ -187,7 +187,7 @@ def _load_pretrained(name: str) -> dict[str, Any]:
   folder = pretrained_models.find(name)
   if folder.is_file():
     return _load_model(folder)
-  config = files.read_json(folder / 'config.json')
+  config = json_files.read(folder / 'config.json')
   if path := conversion.stored_vocabulary(folder):
     config['data'] |= {'vocabulary_path': str(path), 'vocabulary_size': None}
   return config

@@ -49,6 +49,8 @@ class Interrupted(Exception):
   143. All of these raise it at the same step; None: the signal is not known to this one.
   """
 
+  is_shared = True
+
   def __init__(self, received: signal.Signals | None):
     cause = 'SIGTERM, or a signal to another process' if received is None else received.name
     super().__init__(f'stopped by {cause}; rerun the same command to resume')

@@ -15,7 +15,7 @@ import os
 import pathlib
 
 from ngrammer_jax import command_line, errors, flags
-from ngrammer_jax.system import compilation_cache, files, hosts
+from ngrammer_jax.system import compilation_cache, file_errors, files, hosts, json_files, storage
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
   source.add_argument('--split', default='test', help='train, validation or test')
   source.add_argument('--text', metavar='FILE', help='a text file instead of a split')
   text = 'folder of the results; default: evaluation in the workdir, none for a published model'
-  parser.add_argument('--output', type=files.path, metavar='DIR', help=text)
+  parser.add_argument('--output', type=storage.path, metavar='DIR', help=text)
   cloze = parser.add_argument_group("the Children's Book Test")
   cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder or file')
   cloze.add_argument(
@@ -92,8 +92,8 @@ def _text_name(text, folder):
   """Returns the name of the result of a text: never that of a split, nor of another text."""
   name, path = f'text_{pathlib.Path(text).stem}', os.path.abspath(text)
   try:
-    other = files.read_json(folder / f'{name}.json')['text'] if folder is not None else text
-  except files.DAMAGE_ERRORS:  # there is none
+    other = json_files.read(folder / f'{name}.json')['text'] if folder is not None else text
+  except file_errors.DAMAGE_ERRORS:  # there is none
     other = text
   is_same = os.path.abspath(other) == path
   return name if is_same else f'{name}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}'

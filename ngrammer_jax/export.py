@@ -5,14 +5,14 @@ The folder has the config, the vocabulary, and the variables as safetensors. `ev
 """
 
 from ngrammer_jax import flags
-from ngrammer_jax.system import files
+from ngrammer_jax.system import storage
 
 
 def main(argv: list[str]) -> int:
   """Writes the folder."""
   parser = flags.make_parser('export', __doc__)
   flags.add_run(parser)
-  parser.add_argument('--output', type=files.path, required=True, help='a new or empty folder')
+  parser.add_argument('--output', type=storage.path, required=True, help='a new or empty folder')
   text = 'dtype of the parameters in the file; default: their own'
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'], help=text)
   text = 'run: for this package; huggingface: for other libraries, too'

@@ -1,38 +1,23 @@
-"""Exit statuses, logging and flags of all commands."""
+"""Flags of all commands, and what they start."""
 
 import argparse
-import atexit
-from collections.abc import Callable, Sequence
-import contextlib
+from collections.abc import Sequence
 import dataclasses
 import difflib
-import gc
-import io
 import logging
 import os
 import re
-import resource
 import signal
-import sys
-import time
-import traceback
 import typing
-from typing import NoReturn
 
 import ngrammer_jax
 from ngrammer_jax import errors, pretrained_models
-from ngrammer_jax.system import compilation_cache, files, hosts, libtpu, progress, signals
+from ngrammer_jax.system import compilation_cache, hosts, storage
+from ngrammer_jax.system.process import run as run  # the commands start with it
 from ngrammer_jax.training.records import watchdog
 
 if typing.TYPE_CHECKING:
   from ngrammer_jax import runs
-
-# After an error that may come from a lost process, until JAX names it and ends this one.
-LOST_PROCESS_SECONDS = hosts.HEARTBEAT_TIMEOUT + 15
-LAST_SECONDS = 5  # for the other processes with the same error to end
-# Imports and tracing make objects that stay, through which Python would search all the time.
-OBJECTS_PER_COLLECTION = 100_000
-MAX_MESSAGE = 1000  # characters of an error message
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -76,116 +61,10 @@ def add_version(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--version', action='version', version=version, help='print it and exit')
 
 
-def run(main: Callable[[list[str]], int | None]) -> None:
-  """Runs a command, logs to standard error, and exits with its status or that of its error."""
-  gc.set_threshold(OBJECTS_PER_COLLECTION)
-  atexit.register(gc.freeze)  # or Python would search through all objects once more
-  _use_utf8_names()
-  libtpu.skip_without_tpu()
-  line_format = '%(prefix)s%(message)s'
-  logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
-  for handler in logging.getLogger().handlers:
-    handler.addFilter(hosts.prefix_record)
-  logging.getLogger('jax').setLevel(logging.WARNING)  # reports every missing backend
-  for name in ('gcsfs', 'fsspec', 'google', 'asyncio'):
-    logging.getLogger(name).setLevel(logging.CRITICAL)  # the errors that they log are also raised
-  absl = logging.getLogger('absl')
-  absl.setLevel(logging.WARNING)  # Orbax warns of what it does not write, but raises its errors
-  absl.addFilter(lambda record: record.levelno < logging.ERROR)
-  message, is_shared = None, False
-  if isinstance(sys.stdout, io.TextIOWrapper):  # a result may have what it cannot show
-    sys.stdout.reconfigure(errors='backslashreplace')
-  try:
-    signals.exit_on_signals()
-    status = main(sys.argv[1:])
-  except errors.BadInput as error:
-    message, status, is_shared = f'error: {error}', 2, error.is_shared
-  except errors.Interrupted as error:
-    number = signal.SIGTERM if hosts.is_multiprocess() else error.signal
-    message, status, is_shared = str(error), 128 + number, True
-  except errors.PeerLostError as error:
-    message, status = f'error: {error}', 1
-  except KeyboardInterrupt:
-    print('interrupted', file=sys.stderr, flush=True)
-    os._exit(130)  # XLA may be compiling, and would crash while Python shuts down
-  except BrokenPipeError:  # the reader of standard output has closed it
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    status = 128 + signal.SIGPIPE
-  except Exception as error:
-    if 'Too many open files' in str(error):
-      _exit_for_open_files(error)
-    if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
-      reason = str(error).partition('\n')[0]  # XLA adds pages
-      message, status = f'error: out of memory ({reason}): {errors.LESS_MEMORY}', 2
-    elif files.is_of_place(error):
-      name = f'{error.filename} cannot be used: ' if error.filename else ''
-      message, status = f'error: {name}{error.strerror}; {files.remedy(error)}', 2
-    elif not hosts.is_multiprocess():
-      raise
-    else:
-      traceback.print_exception(error)
-      reason = f'{type(error).__name__}: {error}'
-      message, status = f'error: {reason}; if another process is lost, {errors.RERUN_ALL}', 1
-  if message is not None and (hosts.is_primary() or not is_shared):
-    with contextlib.suppress(OSError):
-      print(f'{hosts.prefix()}{_one_line(message)}', file=sys.stderr)
-  if status in (1, 2) and hosts.is_multiprocess():
-    _exit_alone(status)
-  sys.exit(status or 0)
-
-
-def _use_utf8_names() -> None:
-  """Starts Python again in UTF-8 mode if its locale has another encoding.
-
-  Libraries in C++ write the names of files in UTF-8, or cannot have those that Python did not read.
-  Standard output keeps its encoding.
-  """
-  if sys.getfilesystemencoding() != 'utf-8' and os.environ.get('PYTHONUTF8') != '1':
-    os.environ.setdefault('PYTHONIOENCODING', getattr(sys.stdout, 'encoding', 'utf-8'))
-    os.environ['PYTHONUTF8'] = '1'
-    os.execv(sys.executable, sys.orig_argv)
-
-
-def _exit_for_open_files(error: Exception) -> NoReturn:
-  """Exits with 2 after an error of any library that means too many open files.
-
-  Immediately: without open files, threads of the libraries hang while Python shuts down.
-  """
-  limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-  message = f'too many open files ({error}): raise the limit, which is {limit:,}, with ulimit -n'
-  print(f'error: {_one_line(message)}', file=sys.stderr)
-  sys.stdout.flush()
-  os._exit(2)
-
-
-def _one_line(message: str) -> str:
-  """Returns a message in one line: files of others may put lines and control codes in it."""
-  text = ' '.join(line.strip() for line in message.splitlines() if line.strip())
-  text = ''.join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-  if len(text) <= MAX_MESSAGE:
-    return text
-  return f'{text[: MAX_MESSAGE // 2]} ... {text[-MAX_MESSAGE // 2 :]}'
-
-
-def _exit_alone(status: int) -> NoReturn:
-  """Exits one of several processes without waiting for the others, which may not have failed.
-
-  If it waited for them, JAX would end all of them with 134. Process 0 goes last: it receives the
-  heartbeats, and the others end as soon as it does.
-  """
-  with contextlib.suppress(OSError):
-    sys.stdout.flush()
-  if status == 1:  # a collective fails if a process is lost
-    time.sleep(LOST_PROCESS_SECONDS)
-  if hosts.is_primary():
-    time.sleep(LAST_SECONDS)
-  os._exit(status)
-
-
 def add_run(parser: argparse.ArgumentParser) -> None:
   """Adds --workdir, --pretrained and --step: which model is used."""
   source = parser.add_mutually_exclusive_group(required=True)
-  source.add_argument('--workdir', type=files.path, help='run directory')
+  source.add_argument('--workdir', type=storage.path, help='run directory')
   names = ', '.join(pretrained_models.all_names()) or pretrained_models.NO_MODELS
   text = f'model of the package: {names}; or the folder of a published model'
   source.add_argument('--pretrained', metavar='NAME', help=text)
@@ -222,7 +101,7 @@ def read_escapes(options: argparse.Namespace, *names: str) -> None:
 
 def add_training(parser: argparse.ArgumentParser) -> None:
   """Adds the flags of commands that train."""
-  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
+  parser.add_argument('--workdir', type=storage.path, required=True, help='run directory')
   text = 'prepare the training, print its parameters, memory and expected time, and exit'
   parser.add_argument('--dry_run', action='store_true', help=text)
   text = 'minutes without progress before dumping stack traces; 0: never'

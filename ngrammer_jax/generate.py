@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from ngrammer_jax import command_line, errors, flags
-from ngrammer_jax.system import compilation_cache, files, progress
+from ngrammer_jax.system import compilation_cache, files, progress, result_files
 
 
 def main(argv: list[str]) -> int:
@@ -179,7 +179,7 @@ def _read_prompts(options: argparse.Namespace) -> list[str]:
   if options.prompts is None and options.output is not None:
     raise errors.BadInput('--output is for --prompts=FILE; a single text goes to standard output')
   if options.output is not None:
-    files.check_output_file('--output', options.output, 'completions.jsonl')
+    result_files.check_output_file('--output', options.output, 'completions.jsonl')
     files.make_folder(options.output.parent)
   if options.prompts is None:
     return [options.prompt]

@@ -14,7 +14,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import configs, gguf, tensors
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors
 
 GENERATION = 'generation_config.json'
 TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
@@ -37,7 +37,7 @@ class Model:
   @property
   def origin(self) -> dict[str, Any]:
     """What a config of ours does not have, as JSON. Raises BadInput for damaged settings."""
-    with files.translate_damage(self.checkpoint.path / GENERATION, 'download it again'):
+    with file_errors.translate_damage(self.checkpoint.path / GENERATION, 'download it again'):
       generation = dict(json.loads(self.checkpoint.text_files.get(GENERATION, '{}')))
     config = self.checkpoint.config
     config = config | (config.get('text_config') or {})
@@ -70,7 +70,7 @@ def open(path: pathlib.Path) -> Model:
   open_checkpoint = gguf.open_file if gguf_header.is_gguf(path) else checkpoints.open_folder
   checkpoint = open_checkpoint(path)
   name = checkpoint.config_path
-  with files.translate_damage(name), errors.named(name):
+  with file_errors.translate_damage(name), errors.named(name):
     description = configs.read(checkpoint.config)
     config = description.config()
   family, V = description.family, description.vocabulary_size
@@ -79,7 +79,7 @@ def open(path: pathlib.Path) -> Model:
   slices = tensors.find_all(family, config, V, tensors.parameter_paths(family, config))
   tensors.check(checkpoint, family, slices, config.tie_embeddings)
   if config.tie_embeddings:
-    with files.translate_damage(path):
+    with file_errors.translate_damage(path):
       has_own_head = tensors.has_own_head(stored, slices)
     if has_own_head:
       logging.warning('%s has an output matrix other than the embedding: they are not tied', path)

@@ -18,7 +18,7 @@ import importlib.util
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, json_files
 
 FOLDER = pathlib.Path(__file__).with_name('weights')
 DESCRIPTION, CARD, CHECKSUMS = 'model.json', 'MODEL_CARD.md', 'SHA256SUMS'
@@ -36,7 +36,7 @@ def pretrained() -> dict[str, str]:
   descriptions = {}
   for name in all_names():
     with _translate_damage(FOLDER / name):
-      descriptions[name] = files.read_json(FOLDER / name / DESCRIPTION)['description']
+      descriptions[name] = json_files.read(FOLDER / name / DESCRIPTION)['description']
   return descriptions
 
 
@@ -90,7 +90,7 @@ def find(name: str) -> pathlib.Path:
 def _find_external(name: str) -> pathlib.Path:
   """Returns the file of a model in another package, verified by checksum."""
   with _translate_damage(FOLDER / name):
-    package = files.read_json(FOLDER / name / DESCRIPTION)['package']
+    package = json_files.read(FOLDER / name / DESCRIPTION)['package']
     module, file, sha256, install = (package[k] for k in ('module', 'file', 'sha256', 'install'))
   spec = importlib.util.find_spec(module)
   folders = [] if spec is None else spec.submodule_search_locations or []
@@ -115,4 +115,6 @@ def compute_checksums(folder: pathlib.Path) -> str:
 
 
 def _translate_damage(folder: pathlib.Path) -> contextlib.AbstractContextManager:
-  return files.translate_damage(f'the pretrained model in {folder}', 'install ngrammer_jax again')
+  return file_errors.translate_damage(
+    f'the pretrained model in {folder}', 'install ngrammer_jax again'
+  )

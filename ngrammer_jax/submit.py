@@ -5,15 +5,15 @@
 """
 
 from ngrammer_jax import command_line, errors, flags
-from ngrammer_jax.system import compilation_cache, files, hosts
+from ngrammer_jax.system import compilation_cache, hosts, result_files, storage
 
 
 def main(argv: list[str]) -> int:
   """Answers the test splits of the ten tasks, and writes their files and submission.zip."""
   parser = flags.make_parser('submit', __doc__)
   text = 'run directory of a fine-tuning, or a folder of several; can be repeated'
-  parser.add_argument('--workdir', type=files.path, required=True, action='append', help=text)
-  parser.add_argument('--output', type=files.path, required=True, help='folder of the ten files')
+  parser.add_argument('--workdir', type=storage.path, required=True, action='append', help=text)
+  parser.add_argument('--output', type=storage.path, required=True, help='folder of the ten files')
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
   compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
@@ -25,11 +25,11 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax.tasks.superglue import finetuning, leaderboard
 
   with hosts.collective_errors():  # everything is checked before any task is answered
-    files.check_reachable(options.output)
+    storage.check_reachable(options.output)
     run_by_task = leaderboard.find_runs(options.workdir, step)
     with_task = lambda task: leaderboard.with_task(run_by_task[task], task, overrides)
     run_by_task = {task: with_task(task) for task in leaderboard.TASKS}
-    files.make_output_folder(options.output)
+    result_files.make_output_folder(options.output)
   written, unwritten = [], []
   for run in run_by_task.values():
     if not overrides:
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     *_, submissions = finetuning.evaluate(run, 'test')
     for name, text in submissions.items() if hosts.is_primary() else ():
       try:
-        files.write_results({options.output / name: text})
+        result_files.write_results({options.output / name: text})
         written.append(name)
       except errors.BadInput as error:  # the other tasks are answered all the same
         unwritten.append(name)

@@ -5,7 +5,7 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax.analysis import figures
-from ngrammer_jax.system import files
+from ngrammer_jax.system import result_files
 from studies import cells, context, ngram_memories
 from studies.results import Result, bits_per_byte, mean_and_error, validation_nats
 
@@ -37,7 +37,7 @@ def save_all(results: Sequence[Result], longer: Sequence[Result], folder: pathli
     with figures.drawn_figure(contents, folder / 'results_longer.png') as axis:
       draw_longer(longer, axis)
   for path, image in contents.items():
-    files.write_output(path, image)
+    result_files.write_output(path, image)
 
 
 def draw_longer(results: Sequence[Result], axis: Any) -> None:

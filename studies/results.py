@@ -6,7 +6,7 @@ import pathlib
 import statistics
 from typing import Any, NamedTuple
 
-from ngrammer_jax.system import files
+from ngrammer_jax.system import json_files
 
 RUNS = pathlib.Path(__file__).with_name('results.jsonl')
 FREQUENCY = pathlib.Path(__file__).with_name('frequency.jsonl')
@@ -35,12 +35,12 @@ class Rates(NamedTuple):
 
 def read(path: pathlib.Path) -> list[Result]:
   """Returns the lines of a file; none before the first result."""
-  return list(files.read_json_lines(path)) if path.exists() else []
+  return list(json_files.read_lines(path)) if path.exists() else []
 
 
 def append(path: pathlib.Path, result: Result) -> None:
   """Appends a line to a file."""
-  files.append_json(path, dict(result))
+  json_files.append_line(path, dict(result))
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:

@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
-from ngrammer_jax import errors, flags, runs, train
+from ngrammer_jax import errors, runs, train
 from ngrammer_jax.data import mixture
-from ngrammer_jax.system import hosts
+from ngrammer_jax.system import hosts, process
 from ngrammer_jax.training import loop
 from tests.checks import bad_input
 from tests.training.helpers import write_config
@@ -54,7 +54,7 @@ def test_an_error_of_all_processes_is_printed_by_the_first(monkeypatch, capsys, 
   """That of one process is printed there."""
   monkeypatch.setattr(hosts, '_process', {'index': index, 'count': 2})
   monkeypatch.setattr(hosts, 'all_gather', lambda message: [None, 'no text'])
-  monkeypatch.setattr(flags, '_exit_alone', lambda status: None)
+  monkeypatch.setattr(process, '_exit_alone', lambda status: None)
 
   def shared(argv):
     with hosts.collective_errors():
@@ -68,5 +68,5 @@ def test_an_error_of_all_processes_is_printed_by_the_first(monkeypatch, capsys, 
     (own, f'{"process 1: " * index}error: a damaged shard\n'),
   ):
     with pytest.raises(SystemExit) as stopped:
-      flags.run(main)
+      process.run(main)
     assert (stopped.value.code, capsys.readouterr().err) == (2, expected)

@@ -12,7 +12,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, evaluate, finetune, runs
 from ngrammer_jax.checkpoints import reader
-from ngrammer_jax.system import files
+from ngrammer_jax.system import result_files
 from ngrammer_jax.tasks import superglue
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
 from ngrammer_jax.training import loop
@@ -95,7 +95,7 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
 
   # What finds the disk full is printed, also what comes after it.
   with monkeypatch.context() as patch:
-    patch.setattr(files, 'write_output', no_space)
+    patch.setattr(result_files, 'write_output', no_space)
     with pytest.raises(errors.BadInput, match='validation.json: No space left'):
       finetune.main([f'--config={CONFIG}:rte', f'--workdir={tmp_path / "full"}'])
     out = capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatc
   assert (tmp_path / 'evaluation' / 'AX-b.jsonl').read_text() == '{}\n'
   # What finds the disk full is printed: the result, all answers, and the submission file.
   capsys.readouterr()
-  monkeypatch.setattr(files, 'write_output', no_space)
+  monkeypatch.setattr(result_files, 'write_output', no_space)
   with pytest.raises(errors.BadInput, match='test.json: No space left'):
     evaluate.main([f'--workdir={tmp_path}', '--split=test'])
   printed = capsys.readouterr().out

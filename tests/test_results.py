@@ -18,7 +18,7 @@ from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, text
 from ngrammer_jax.interop import safetensors
 from ngrammer_jax.interop.huggingface import configs, tensors
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, files, result_files
 from ngrammer_jax.training import loop
 
 
@@ -133,7 +133,9 @@ def test_any_command_says_which_place_is_unusable(number, capsys):
     flags.run(fail)
   assert stopped.value.code == 2
   reason = os.strerror(number)
-  remedy = 'free some space, or use another path' if number in files.FULL else 'use another path'
+  remedy = (
+    'free some space, or use another path' if number in file_errors.FULL else 'use another path'
+  )
   assert capsys.readouterr().err == f'error: /some/file cannot be used: {reason}; {remedy}\n'
 
 
@@ -193,10 +195,10 @@ def test_the_result_of_another_step_is_kept(tmp_path, caplog, monkeypatch):
 )
 def test_another_result_keeps_its_name(tmp_path, first, second, kept):
   for contents in (first, second):
-    files.write_results({tmp_path / name: content for name, content in contents.items()})
+    result_files.write_results({tmp_path / name: content for name, content in contents.items()})
   assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*second, *kept])
   for name in kept:
-    assert (tmp_path / name).read_bytes() == files._encode(first[name.replace('.1.', '.')])
+    assert (tmp_path / name).read_bytes() == files.encode(first[name.replace('.1.', '.')])
 
 
 @pytest.mark.parametrize('method', ['read_bytes', 'rename'])
@@ -205,7 +207,7 @@ def test_a_previous_result_that_cannot_be_kept_loses_no_new_one(
   tmp_path, monkeypatch, capsys, method, is_named
 ):
   paths = tmp_path / 'a.json', tmp_path / 'b.json'
-  files.write_results(dict.fromkeys(paths, 'old'))
+  result_files.write_results(dict.fromkeys(paths, 'old'))
   original = getattr(pathlib.Path, method)
 
   def fail(self, *args):
@@ -219,7 +221,7 @@ def test_a_previous_result_that_cannot_be_kept_loses_no_new_one(
   message = f'{name}, which is another result, cannot be kept: {reason}'
   with monkeypatch.context() as patch, refused(message):
     patch.setattr(pathlib.Path, method, fail)
-    files.write_results(dict.fromkeys(paths, 'new') | {paths[0]: 'old'})
+    result_files.write_results(dict.fromkeys(paths, 'new') | {paths[0]: 'old'})
   assert capsys.readouterr().out == 'oldnew'
   assert {path: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(paths, 'old')
 

@@ -11,7 +11,7 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.system import files, text_tables
+from ngrammer_jax.system import file_errors, storage, text_tables
 
 
 def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], float]:
@@ -24,7 +24,7 @@ def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], 
   Raises:
     BadInput: the file does not exist or is corrupt.
   """
-  files.check_reachable(workdir)
+  storage.check_reachable(workdir)
   path = workdir / 'evaluation' / f'{name}.jsonl'
   if not path.is_file():
     raise errors.BadInput(
@@ -35,7 +35,7 @@ def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], 
   for number, line in enumerate(path.read_bytes().split(b'\n'), 1):
     if not line:
       continue
-    with files.translate_damage(f'{path}, line {number}', 'run the evaluation again'):
+    with file_errors.translate_damage(f'{path}, line {number}', 'run the evaluation again'):
       answer = json.loads(line)
       points[answer['kind'], answer['file'], int(answer['line'])] = float(answer['point'])
   return points

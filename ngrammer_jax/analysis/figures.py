@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.system import files
+from ngrammer_jax.system import result_files
 
 PANEL_SIZE = 4.1, 2.8  # of a panel of a web page, in inches
 
@@ -23,7 +23,7 @@ def drawn_figure(
   """Yields the axes of a figure, and adds its image to the contents on exit.
 
   Args:
-    contents: contents of the files of a result, for `files.write_results`.
+    contents: contents of the files of a result, for `result_files.write_results`.
     path: image file, which can be written; its suffix selects the format.
     panels: number of axes, side by side. For more than one, an array of axes is yielded. Those
       without data are not drawn.
@@ -35,7 +35,7 @@ def drawn_figure(
   import matplotlib
   from matplotlib import figure as figures
 
-  files.check_output_file('--figure', path, 'figure.png')
+  result_files.check_output_file('--figure', path, 'figure.png')
   figure = figures.Figure(figsize=(width, 3.6), layout='constrained')
   if path.suffix[1:] not in figure.canvas.get_supported_filetypes():
     raise errors.BadInput(f'--figure={path} has no suffix of an image: use .png, .svg or .pdf')

@@ -24,7 +24,7 @@ from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import corpora
 from ngrammer_jax.models import model_variables
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, json_files
 from ngrammer_jax.training import programs
 from ngrammer_jax.training.records import writers
 
@@ -123,7 +123,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
   """Reads metrics.jsonl. Raises BadInput if it is missing or damaged, or has no logged step."""
   if not (workdir / 'metrics.jsonl').exists():
     raise errors.BadInput(f'--workdir={workdir} has no metrics.jsonl: training has not started')
-  with files.translate_damage(workdir / 'metrics.jsonl', workdirs.REMEDY):
+  with file_errors.translate_damage(workdir / 'metrics.jsonl', workdirs.REMEDY):
     lines = list(writers.read_lines(workdir))
   records = []
   for number, (line, record) in enumerate(lines, 1):
@@ -173,8 +173,8 @@ def _metrics(run, records):
   for split in corpora.SPLITS:
     path = run.workdir / 'evaluation' / f'{split}.json'
     if path.exists() and run.config.finetune is None:
-      with files.translate_damage(path, 'evaluate it again'):
-        result = files.read_json(path)
+      with file_errors.translate_damage(path, 'evaluate it again'):
+        result = json_files.read(path)
         if result['step'] <= step:
           metrics |= _split_metrics(f'{split}, evaluated', result)
   values_of = lambda key: [record[key] for record in records if key in record]

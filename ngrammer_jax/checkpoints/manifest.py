@@ -15,7 +15,7 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, files, json_files
 
 FILE_NAME = 'manifest.json'
 
@@ -68,7 +68,7 @@ def write(folder: pathlib.Path, manifest: Manifest) -> None:
 def read(folder: pathlib.Path) -> Manifest:
   """Returns the manifest of a checkpoint. Raises CorruptError if missing or changed."""
   with _translate_damage(FILE_NAME):
-    content = files.read_json(folder / FILE_NAME)
+    content = json_files.read(folder / FILE_NAME)
     digest = content.pop('sha256')
     if digest != hashlib.sha256(_canonical_json(content)).hexdigest():
       raise CorruptError(f'{FILE_NAME} was changed')
@@ -112,7 +112,7 @@ def _translate_damage(name: str) -> Iterator[None]:
     raise errors.BadInput(
       f'{error.filename} cannot be read: {error.strerror}; permit it'
     ) from error
-  except files.DAMAGE_ERRORS as error:
+  except file_errors.DAMAGE_ERRORS as error:
     if isinstance(error, OSError) and error.errno != errno.EIO:
       raise  # says nothing about the file
     reason = f': {error.strerror}' if isinstance(error, OSError) else ''

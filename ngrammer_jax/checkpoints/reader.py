@@ -27,7 +27,7 @@ from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import checksums, manifest
 from ngrammer_jax.layers import document_masks
 from ngrammer_jax.models import parameter_groups
-from ngrammer_jax.system import files, hosts
+from ngrammer_jax.system import hosts, storage
 
 if typing.TYPE_CHECKING:
   import orbax.checkpoint as ocp
@@ -44,7 +44,7 @@ def folder_of(workdir: pathlib.Path, step: int) -> pathlib.Path:
 def steps(workdir: pathlib.Path) -> list[int]:
   """Returns the steps of all complete checkpoints in order; some may be corrupt."""
   folder = workdir / 'checkpoints'
-  if files.is_remote(folder):
+  if storage.is_remote(folder):
     paths = [path.parent for path in folder.glob(f'*/{manifest.FILE_NAME}')]
   else:
     paths = folder.iterdir() if folder.is_dir() else []
@@ -105,7 +105,7 @@ def make_checkpointer(folder: pathlib.Path) -> 'ocp.StandardCheckpointer':
   """Returns the Orbax checkpointer for a folder; it renames no remote folder."""
   import orbax.checkpoint as ocp  # heavy: only where a checkpoint is read or written
 
-  if not files.is_remote(folder):
+  if not storage.is_remote(folder):
     return ocp.StandardCheckpointer()
   return ocp.StandardCheckpointer(temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath)
 
@@ -127,7 +127,7 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
     as_numpy = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
     abstract = jax.tree.map(as_numpy, metadata)
     with jax.enable_x64(True):
-      _check_arrays(saved, checkpointer.restore(files.orbax_path(folder), abstract))
+      _check_arrays(saved, checkpointer.restore(storage.orbax_path(folder), abstract))
   return saved
 
 
@@ -157,7 +157,7 @@ def check_written(
 
 def _read_metadata(checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path) -> Any:
   """Returns the tree of dtypes and shapes that Orbax finds in a checkpoint."""
-  return checkpointer.metadata(files.orbax_path(folder)).item_metadata.tree
+  return checkpointer.metadata(storage.orbax_path(folder)).item_metadata.tree
 
 
 def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
@@ -190,7 +190,7 @@ def _restore_folder(folder: pathlib.Path, saved: manifest.Manifest, abstract: An
   leaves = {name: f'{dtype}{list(shape)}' for name, (dtype, shape, _) in saved.leaves.items()}
   check_same_leaves(folder, leaves, saved_abstract)
   with make_checkpointer(folder) as checkpointer:
-    state = checkpointer.restore(files.orbax_path(folder), drop_empty(saved_abstract))
+    state = checkpointer.restore(storage.orbax_path(folder), drop_empty(saved_abstract))
   _check_arrays(saved, state)
 
   def convert(leaf, array):

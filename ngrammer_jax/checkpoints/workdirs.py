@@ -24,7 +24,7 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import Vocabulary
-from ngrammer_jax.system import files, hosts
+from ngrammer_jax.system import file_errors, files, hosts, json_files, storage
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 ORIGIN = 'published.json'
@@ -37,7 +37,7 @@ REMEDY = 'restore it from a backup, or use another workdir'
 
 def check(workdir: pathlib.Path, config: experiment.Config) -> None:
   """Raises BadInput if a folder cannot be a workdir, or has a checkpoint of another config."""
-  files.check_reachable(workdir)
+  storage.check_reachable(workdir)
   files.check_writable(f'--workdir={workdir}', workdir)
   if is_exported(workdir):
     raise errors.BadInput(
@@ -88,8 +88,8 @@ def read_content_hash(workdir: pathlib.Path) -> str | None:
     raise errors.BadInput(
       f'--workdir={workdir} holds no {CORPUS}: its text is unknown; use another workdir'
     )
-  with files.translate_damage(path, REMEDY):
-    return files.read_json(path)['content_hash']
+  with file_errors.translate_damage(path, REMEDY):
+    return json_files.read(path)['content_hash']
 
 
 def write(
@@ -103,8 +103,8 @@ def write(
 
 def read_origin(workdir: pathlib.Path) -> dict[str, Any]:
   """Returns what `write_origin` wrote; {}: training did not start from a published model."""
-  with files.translate_damage(workdir / ORIGIN, REMEDY):
-    return files.read_json(workdir / ORIGIN) if (workdir / ORIGIN).exists() else {}
+  with file_errors.translate_damage(workdir / ORIGIN, REMEDY):
+    return json_files.read(workdir / ORIGIN) if (workdir / ORIGIN).exists() else {}
 
 
 def write_origin(folder: pathlib.Path, origin: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ def _wait_for_config(workdir: pathlib.Path) -> None:
 def _initialize(workdir, config, vocabulary, content_hash, stack) -> None:
   try:
     files.make_folder(workdir)
-    if files.is_remote(workdir):
+    if storage.is_remote(workdir):
       logging.info('%s cannot be locked: do not start a second process', workdir)
     else:
       _lock(workdir, stack.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
@@ -159,7 +159,7 @@ def _initialize(workdir, config, vocabulary, content_hash, stack) -> None:
   except OSError as error:
     reason = error.strerror or error
     raise errors.BadInput(
-      f'--workdir={workdir} cannot be written: {reason}; {files.remedy(error)}'
+      f'--workdir={workdir} cannot be written: {reason}; {file_errors.remedy(error)}'
     ) from error
 
 
@@ -181,13 +181,13 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
 
 def load_config(workdir: pathlib.Path) -> experiment.Config:
   """Returns the config of a run. Raises BadInput if there is none."""
-  files.check_reachable(workdir)
+  storage.check_reachable(workdir)
   path = workdir / CONFIG
   if not path.exists():
     problem = f'holds no {CONFIG}: not a run directory' if workdir.exists() else 'does not exist'
     raise errors.BadInput(f'--workdir={workdir} {problem}; expected the folder of a training')
   unreadable = f'--workdir={workdir} has a {CONFIG} that this version of ngrammer_jax cannot read'
-  with files.translate_damage(path, REMEDY), errors.named(unreadable):
+  with file_errors.translate_damage(path, REMEDY), errors.named(unreadable):
     return experiment.load(path)
 
 

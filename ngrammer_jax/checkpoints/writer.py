@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import checksums, manifest, reader
 from ngrammer_jax.models import parameter_groups
-from ngrammer_jax.system import files, hosts
+from ngrammer_jax.system import file_errors, files, hosts, storage
 
 SCRATCH = '.scratch'
 
@@ -65,10 +65,10 @@ class CheckpointWriter:
       return
     with hosts.collective_errors():
       self.check_space(params, 'the parameters that are not trained')
-    scratch = folder if files.is_remote(folder) else folder.with_name(f'{reader.FROZEN}{SCRATCH}')
+    scratch = folder if storage.is_remote(folder) else folder.with_name(f'{reader.FROZEN}{SCRATCH}')
     with self._translate_disk_full('the parameters that are not trained'):
       leaves = _describe_leaves(params)
-      self._orbax.save(files.orbax_path(scratch), reader.drop_empty(params))
+      self._orbax.save(storage.orbax_path(scratch), reader.drop_empty(params))
       self._orbax.wait_until_finished()
       hosts.on_primary(self._finish, 0, None, scratch, leaves, folder)
     # Not read again: other processes may see the file late.
@@ -102,10 +102,10 @@ class CheckpointWriter:
       # On the devices, where all processes have to run the same programs in the same order.
       leaves = describe()
       describe = lambda: leaves
-    is_remote = files.is_remote(self._folder)
+    is_remote = storage.is_remote(self._folder)
     scratch = self._folder / (str(step) if is_remote else f'{step}{SCRATCH}')
     with self._translate_disk_full(f'step {step}'):
-      self._orbax.save(files.orbax_path(scratch), reader.drop_empty(state))
+      self._orbax.save(storage.orbax_path(scratch), reader.drop_empty(state))
     self._step = step
     self._commit_future = self._thread.submit(self._commit, step, validation, scratch, describe)
 
@@ -155,13 +155,13 @@ class CheckpointWriter:
     digests = manifest.digest_files(scratch)
     base = self._frozen.checksum if self._frozen else ''
     manifest.write(scratch, manifest.Manifest(step, saved_at, validation, digests, leaves, base))
-    if not files.is_remote(scratch):
+    if not storage.is_remote(scratch):
       scratch.rename(folder)
 
   def _delete(self, step: int) -> None:
     """Deletes a checkpoint; a kill leaves an incomplete one, not a corrupt one."""
     folder = reader.folder_of(self._workdir, step)
-    if files.is_remote(folder):
+    if storage.is_remote(folder):
       (folder / manifest.FILE_NAME).unlink()
       folder.rmtree()
     else:
@@ -172,7 +172,7 @@ class CheckpointWriter:
     files.make_folder(self._folder)
     for folder in self._folder.glob(f'*{SCRATCH}*'):
       files.remove(folder)
-    if files.is_remote(self._folder):
+    if storage.is_remote(self._folder):
       complete = reader.steps(self._workdir)
       for folder in self._folder.glob('*'):
         if reader.STEP_NAME.fullmatch(folder.name) and int(folder.name) not in complete:
@@ -186,7 +186,7 @@ class CheckpointWriter:
         commit_future.result()
 
   def _translate_disk_full(self, name: str) -> contextlib.AbstractContextManager[None]:
-    return files.translate_disk_full(lambda: self._disk_full_message(name))
+    return file_errors.translate_disk_full(lambda: self._disk_full_message(name))
 
   def _disk_full_message(self, name: str) -> str:
     free = files.free_bytes(self._folder)

@@ -12,7 +12,7 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config.experiment import Config
-from ngrammer_jax.system import files
+from ngrammer_jax.system import files, json_files
 
 if typing.TYPE_CHECKING:
   import ml_collections
@@ -195,9 +195,9 @@ def load(path: pathlib.Path) -> Config:
 
   Raises:
     BadInput: see `resolve`.
-    files.DAMAGE_ERRORS: the file is not JSON, or a section is missing.
+    file_errors.DAMAGE_ERRORS: the file is not JSON, or a section is missing.
   """
-  values = files.read_json(path)
+  values = json_files.read(path)
   sections = {key.path for key in fields.keys(Config).values() if key.block and not key.is_optional}
   missing = sections - values.keys()
   if missing and values.keys() != {'model', 'data'}:

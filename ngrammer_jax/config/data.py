@@ -9,7 +9,7 @@ import re
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config.fields import field
-from ngrammer_jax.system import files
+from ngrammer_jax.system import storage
 
 VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece', 'tokenizer')
 
@@ -141,7 +141,7 @@ class DataConfig:
       return
     path = self.vocabulary_path
     if path is not None:
-      file = files.user_path('data.vocabulary_path', path)
+      file = storage.user_path('data.vocabulary_path', path)
       if not (file.is_file() or (self.vocabulary == 'tokenizer' and file.is_dir())):
         raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
     # Fine-tuning reads the vocabulary from the run that it starts from.

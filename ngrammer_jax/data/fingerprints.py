@@ -13,7 +13,7 @@ import zlib
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import buckets
-from ngrammer_jax.system import files, hosts
+from ngrammer_jax.system import files, hosts, synced_folder
 
 SAMPLES, SAMPLE_BYTES = 16, 4096  # what is compared of a file, beside its size
 
@@ -26,7 +26,7 @@ class ShardFingerprints:
     paths: the shards, which are known by their numbers.
   """
 
-  def __init__(self, folder: files.SyncedDir, paths: Sequence[pathlib.Path]):
+  def __init__(self, folder: synced_folder.SyncedFolder, paths: Sequence[pathlib.Path]):
     self._folder, self._paths = folder, paths
     self._lines: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)  # of each shard
     self._checked: dict[int, dict[str, Any]] = {}

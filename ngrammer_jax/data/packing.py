@@ -25,7 +25,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import fingerprints, mixture_schedule, streams, text_files, vocabularies
 from ngrammer_jax.data import shards as shard_files
 from ngrammer_jax.data.formats import FilePosition
-from ngrammer_jax.system import files
+from ngrammer_jax.system import files, synced_folder
 
 SAVE_INTERVAL = 100  # steps between saved reader states
 FILE_STEPS = 5_000  # after which states are saved to another file: a bucket gets whole files
@@ -215,7 +215,7 @@ class PackedDataset:
     begin_of_text: bool,
   ):
     self.epochs, self._order = 0, [shuffle, begin_of_text]
-    synced = files.SyncedDir(folder, '*.jsonl')
+    synced = synced_folder.SyncedFolder(folder, '*.jsonl')
     self._folder = synced.folder
     shard_fingerprints = fingerprints.ShardFingerprints(synced, shards.files)
     # The run may have begun with a version that took white space for a document.

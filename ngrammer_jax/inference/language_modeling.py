@@ -17,7 +17,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import programs
-from ngrammer_jax.system import files, hosts, text_tables
+from ngrammer_jax.system import hosts, result_files, text_tables
 
 
 def evaluate(
@@ -184,7 +184,7 @@ def save(
   """Writes a result as JSON, and answers as JSON lines if they have a path.
 
   Only the first process writes. What cannot be written is printed. Files of another result keep
-  another name, see `files.write_results`.
+  another name, see `result_files.write_results`.
 
   Args:
     result: the result.
@@ -202,4 +202,4 @@ def save(
   if answers_path is not None:
     lines = (json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
     contents[answers_path] = ''.join(lines)
-  files.write_results(contents | dict(others or {}))
+  result_files.write_results(contents | dict(others or {}))

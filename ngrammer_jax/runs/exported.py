@@ -17,13 +17,13 @@ import numpy as np
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import checksums, reader, workdirs
 from ngrammer_jax.interop import safetensors
-from ngrammer_jax.system import files
+from ngrammer_jax.system import files, storage
 from ngrammer_jax.training import state as train_state
 
 
 def check_folder(folder: pathlib.Path) -> None:
   """Raises BadInput if the folder of an export is remote, not empty or cannot be written to."""
-  if files.is_remote(folder):
+  if storage.is_remote(folder):
     raise errors.BadInput(f'--output={folder} is remote: export to a local folder, and copy it')
   files.check_writable(f'--output={folder}', folder)
   if folder.exists() and any(folder.iterdir()):

@@ -10,7 +10,7 @@ from ngrammer_jax import open_weights
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import published, tokenizer
 from ngrammer_jax.interop.huggingface import checkpoint, configs, families, tensors
-from ngrammer_jax.system import files
+from ngrammer_jax.system import result_files
 
 
 def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
@@ -39,7 +39,7 @@ def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
   if source.published is None:
     token_ids |= _token_ids(source.vocabulary)
   params = source.state.params
-  files.make_output_folder(folder)  # once it is known that there is such a model
+  result_files.make_output_folder(folder)  # once it is known that there is such a model
   if scale != 1:
     params = params | {'embedding': params['embedding'] * scale}
   kind = tensors.save(params, family, model, V, folder / checkpoint.WEIGHTS, dtype)

@@ -26,7 +26,7 @@ from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.config import added_memories, conversion, fields
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model, memories, model_variables
-from ngrammer_jax.system import files, hosts
+from ngrammer_jax.system import file_errors, files, hosts, json_files, storage
 from ngrammer_jax.training import centroids
 from ngrammer_jax.training import state as train_state
 
@@ -38,8 +38,8 @@ def open_run(init_from: str, step: int | str = 'newest', key: str = 'init_from')
   source = f'{key}={init_from}'
   init_from = init_from.removeprefix(pretrained_models.PUBLISHED)
   name = init_from.removeprefix(pretrained_models.PREFIX)
-  is_local = name == init_from and not files.is_remote(init_from)
-  if is_local and not files.path(init_from).exists():
+  is_local = name == init_from and not storage.is_remote(init_from)
+  if is_local and not storage.path(init_from).exists():
     raise errors.BadInput(f'{source}: no such folder; expected the workdir of a run')
   with errors.named(source):
     return runs.load_run(name, step) if name == init_from else runs.load_pretrained(name)
@@ -139,8 +139,8 @@ def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
   """Returns the step that an earlier start from this run used, else `newest`."""
   if not (workdir / RECORD).exists():
     return 'newest'
-  with files.translate_damage(workdir / RECORD, 'delete it to start from the newest'):
-    record = files.read_json(workdir / RECORD)
+  with file_errors.translate_damage(workdir / RECORD, 'delete it to start from the newest'):
+    record = json_files.read(workdir / RECORD)
     # Without a checkpoint, this may be the record of another start.
     return record['step'] if record.get('init_from', init_from) == init_from else 'newest'
 

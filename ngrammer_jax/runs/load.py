@@ -6,7 +6,7 @@ from ngrammer_jax import pretrained_models
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.interop.huggingface import checkpoint
 from ngrammer_jax.runs import huggingface, run
-from ngrammer_jax.system import files
+from ngrammer_jax.system import storage
 
 
 def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> run.Run:
@@ -19,7 +19,7 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> run.Run
   Raises:
     BadInput: it is not a run directory.
   """
-  workdir = files.path(workdir)
+  workdir = storage.path(workdir)
   if checkpoint.is_published(workdir):
     return huggingface.open_run(workdir, step)
   return run.Run(workdir, workdirs.load_config(workdir), step)
@@ -35,7 +35,7 @@ def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> run.R
   Raises:
     BadInput: there is no model of this name, or a file of it is damaged.
   """
-  path = files.path(name)
+  path = storage.path(name)
   if str(name) in pretrained_models.all_names() or not path.exists():
     path = pretrained_models.find(str(name))
     if path.is_dir():

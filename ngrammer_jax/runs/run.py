@@ -21,7 +21,7 @@ from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import language_model, memories, model_variables
 from ngrammer_jax.runs import exported, huggingface_export
-from ngrammer_jax.system import files, hosts, progress
+from ngrammer_jax.system import file_errors, hosts, progress, result_files, storage
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -194,16 +194,16 @@ class Run:
       BadInput: the folder is remote, is not empty or cannot be created; or no family of published
         models is such a model.
     """
-    folder = files.path(folder)
+    folder = storage.path(folder)
     exported.check_folder(folder)
     message = f'--output={folder}: the disk is full: delete what is there, and use another folder'
-    with files.translate_disk_full(lambda: message):
+    with file_errors.translate_disk_full(lambda: message):
       if format == 'huggingface':
         huggingface_export.save(self, folder, dtype)
         return
       settings, origin = (self.config, self.vocabulary, self.content_hash), self.origin
       state = self.state
-      files.make_output_folder(folder)  # once it is known that all can be read
+      result_files.make_output_folder(folder)  # once it is known that all can be read
       workdirs.write(folder, *settings)
       workdirs.write_origin(folder, origin)
       exported.save(state, folder, dtype)
@@ -276,7 +276,7 @@ class Run:
     """
     with hosts.collective_errors():
       layout = corpora.layout_of(self.config.data)
-      tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary, layout)
+      tokens = token_cache.encode_file(storage.user_path('--text', path), self.vocabulary, layout)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
     if streams < self.config.evaluation.streams:
@@ -315,7 +315,7 @@ class Run:
     cloze.check_protocol(protocol)
     inference.check_model(self.config.model)
     with hosts.collective_errors():
-      source, count = cloze.open_questions(files.user_path('--cloze', path), split)
+      source, count = cloze.open_questions(storage.user_path('--cloze', path), split)
     rows, context = self.config.training.batch_size, self.config.evaluation_context()
     variables = self.variables
     evaluate = cloze.Evaluator(self.engine, self.vocabulary, rows, context, protocol)

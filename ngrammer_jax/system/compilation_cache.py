@@ -15,7 +15,7 @@ import platform
 import time
 
 from ngrammer_jax import errors
-from ngrammer_jax.system import files, hosts
+from ngrammer_jax.system import files, hosts, storage
 
 DEFAULT = pathlib.Path('~/.cache/ngrammer_jax/programs')  # or in $NGRAMMER_JAX_CACHE
 MIN_COMPILE_SECONDS = 0.1  # programs that compile faster are not cached
@@ -26,7 +26,7 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
   """Adds --compilation_cache, the argument of `enable`."""
   parser.add_argument(
     '--compilation_cache',
-    type=lambda text: None if text == 'None' else files.path(text),
+    type=lambda text: None if text == 'None' else storage.path(text),
     default=DEFAULT,
     metavar='DIR',
     help='persistent compilation cache directory; None: no cache',
@@ -55,7 +55,7 @@ def enable(folder: pathlib.Path | None) -> None:
     except (OSError, errors.BadInput) as error:
       logging.warning('no compilation cache: %s', error)
       return
-  files.check_reachable(folder)
+  storage.check_reachable(folder)
   files.check_writable(f'--compilation_cache={folder}', folder)
   jax.config.update('jax_compilation_cache_dir', str(folder))
   if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
@@ -69,7 +69,7 @@ def _make_default() -> pathlib.Path:
 
   It has a part for each kind of processor, because machines may share a home directory.
   """
-  root = files.user_cache('--compilation_cache')
+  root = storage.user_cache('--compilation_cache')
   folder = root / DEFAULT.name / _processor()
   for private in (root, folder.parent, folder):
     private.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, vocabularies
 from ngrammer_jax.data.formats import START, FilePosition
-from ngrammer_jax.system import files
+from ngrammer_jax.system import storage
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary
 
@@ -79,7 +79,7 @@ class TfdsShards:
   @functools.cached_property
   def files(self) -> tuple[pathlib.Path, ...]:
     """Paths of the shards, in order."""
-    return tuple(map(files.path, self.source.list_shards(self.split)))
+    return tuple(map(storage.path, self.source.list_shards(self.split)))
 
   def read(self, shard: int, place: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
     """See `data.shards.Shards`. The place is the number of the document."""
@@ -109,7 +109,7 @@ def _open_source(name: str, data_dir: str | None) -> Any:
   import tensorflow_datasets as tfds
 
   root = data_dir or tfds.core.constants.DATA_DIR
-  root = files.path(root) if files.is_remote(root) else files.user_path('data.path', root)
+  root = storage.path(root) if storage.is_remote(root) else storage.user_path('data.path', root)
   prepared = sorted(
     (folder.parent for folder in (root / name).glob('*/dataset_info.json')),
     key=lambda folder: tuple(int(part) for part in folder.name.split('.') if part.isdigit()),

@@ -13,7 +13,7 @@ from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import compare, token_losses
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.models import model_variables
-from ngrammer_jax.system import files
+from ngrammer_jax.system import json_files, storage
 from tests import published_folders
 from tests.checks import bad_input
 
@@ -88,7 +88,7 @@ def test_losses_are_those_of_evaluate(one_device, trained, capsys, tmp_path):
   assert printed.startswith('100 tokens of test') and '+0.0000' in printed and 'one pair' in printed
   assert printed.endswith(f'wrote {tmp_path}/new/result.json\n')
   expected = compare.analyze([later], [later], [str(trained)] * 2, 'test', max_tokens=100)
-  assert files.read_json(tmp_path / 'new' / 'result.json') == expected
+  assert json_files.read(tmp_path / 'new' / 'result.json') == expected
   assert (
     expected['pairs'][0]['parameters'] == [model_variables.count_elements(later.state.params)] * 2
   )
@@ -121,7 +121,7 @@ def test_a_published_model_is_scored_as_the_run_that_it_is_compared_with(tiny, t
   (tmp_path / 'run').mkdir()
   workdirs.write(tmp_path / 'run', config, published.vocabulary, None)
   options = types.SimpleNamespace(workdir=[tmp_path / 'run'], step='newest')
-  options.baseline = [files.path(f'hf:{tmp_path}/model')]
+  options.baseline = [storage.path(f'hf:{tmp_path}/model')]
   (run, baseline), names = analyze._open(options)
   assert names == ['run', 'model'] and baseline.config.training == run.config.training
   assert baseline.config.model == published.config.model

@@ -22,7 +22,7 @@ import sys
 from typing import Any
 import warnings
 
-from ngrammer_jax import flags
+from ngrammer_jax.system import process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +256,7 @@ class Outcome:
       return 'more than a sentence'
     if name not in lines[-1]:
       return f'{name} is not named'
-    if len(lines[-1]) > flags.MAX_MESSAGE + 10 or not lines[-1].isprintable():
+    if len(lines[-1]) > process.MAX_MESSAGE + 10 or not lines[-1].isprintable():
       return 'a sentence that cannot be read'
     return f'changed on disk: {", ".join(self.changes)}' if self.changes else None
 
@@ -272,7 +272,7 @@ def run(subcommand: str, arguments: list[str], folders: tuple[pathlib.Path, ...]
     sys.argv, root.handlers = [subcommand, *arguments], []
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
       with warnings.catch_warnings(action='ignore'):
-        flags.run(main)
+        process.run(main)
   except SystemExit as stop:
     status = stop.code
   except Exception as exception:

@@ -17,7 +17,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import manifest, reader
 from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from ngrammer_jax.layers import document_masks
-from ngrammer_jax.system import files
+from ngrammer_jax.system import storage
 from ngrammer_jax.training import state as train_state
 from tests.campaigns import damages
 from tests.checks import bad_input
@@ -171,7 +171,7 @@ def lose_array(monkeypatch):
 
 def lose_database(monkeypatch):
   """Orbax merges nothing in a folder that it does not find with a glob."""
-  monkeypatch.setattr(files, 'orbax_path', lambda path: path.resolve())
+  monkeypatch.setattr(storage, 'orbax_path', lambda path: path.resolve())
 
 
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # of Orbax

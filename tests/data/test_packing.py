@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import corpora, fingerprints, packing, shards, text_files, vocabularies
-from ngrammer_jax.system import files
+from ngrammer_jax.system import synced_folder
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -333,7 +333,7 @@ def test_a_file_that_has_changed_is_refused_before_it_is_read(tmp_path):
 
 
 def fingerprint(folder, paths):
-  return fingerprints.ShardFingerprints(files.SyncedDir(folder, '*.jsonl'), paths)
+  return fingerprints.ShardFingerprints(synced_folder.SyncedFolder(folder, '*.jsonl'), paths)
 
 
 def test_only_damage_and_only_damaged_content_may_be_replaced(tmp_path):

@@ -19,7 +19,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora as corpus_files
 from ngrammer_jax.data import fingerprints, mixture, shards, text_files, token_cache, vocabularies
-from ngrammer_jax.system import files
+from ngrammer_jax.system import files, synced_folder
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.data import document_files
@@ -426,7 +426,7 @@ def test_shards_of_tfds_in_a_bucket(monkeypatch, tmp_path):
     times.append(mtime)
     token_cache.prepare(config, corpus_files.from_shards('c4', by_split), BYTES, True)
   assert len(list((tmp_path / 'cache').glob('*'))) == 2
-  checked = fingerprints.ShardFingerprints(files.SyncedDir(tmp_path, ''), paths)
+  checked = fingerprints.ShardFingerprints(synced_folder.SyncedFolder(tmp_path, ''), paths)
   checked.check(0)
   assert '"size": 7, "content": "7-' in (tmp_path / 'files-0.jsonl').read_text()
 

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, files, json_files, storage
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
@@ -53,8 +53,8 @@ def test_any_damage_is_one_sentence_with_the_name(tmp_path, content, reason):
   path = tmp_path / 'record.json'
   if content is not None:
     path.write_bytes(content)
-  with pytest.raises(errors.BadInput) as caught, files.translate_damage(path, 'delete it'):
-    _ = files.read_json(path)['step']
+  with pytest.raises(errors.BadInput) as caught, file_errors.translate_damage(path, 'delete it'):
+    _ = json_files.read(path)['step']
   message = str(caught.value)
   assert message.startswith(f'{path} is damaged: {reason}') and message.endswith('; delete it')
 
@@ -63,18 +63,21 @@ def test_any_damage_is_one_sentence_with_the_name(tmp_path, content, reason):
   'error', [errors.BadInput('of the user'), OSError(24, 'Too many open files')]
 )
 def test_what_says_nothing_about_a_file_is_no_damage(error):
-  with pytest.raises(type(error)) as caught, files.translate_damage('record.json', 'delete it'):
+  with (
+    pytest.raises(type(error)) as caught,
+    file_errors.translate_damage('record.json', 'delete it'),
+  ):
     raise error
   assert caught.value is error
 
 
 def test_the_home_folder_is_expanded_as_a_shell_does_it():
-  assert files.path('~/runs/a') == pathlib.Path.home() / 'runs' / 'a'
-  assert files.path('runs/~a') == pathlib.Path('runs/~a')
+  assert storage.path('~/runs/a') == pathlib.Path.home() / 'runs' / 'a'
+  assert storage.path('runs/~a') == pathlib.Path('runs/~a')
 
 
 def test_orbax_finds_only_what_is_in_the_folder(tmp_path):
   for name in ('a*', 'ab'):
     (tmp_path / name / 'part_0').mkdir(parents=True)
-  folder = files.orbax_path(tmp_path) / 'a*'
+  folder = storage.orbax_path(tmp_path) / 'a*'
   assert [str(path / 'x') for path in folder.glob('part_*')] == [f'{tmp_path}/a*/part_0/x']

@@ -12,7 +12,7 @@ import pytest
 
 from ngrammer_jax import analyze, evaluate, generate, runs
 from ngrammer_jax.checkpoints import manifest, reader
-from ngrammer_jax.system import files
+from ngrammer_jax.system import files, storage, synced_folder
 from ngrammer_jax.training import loop
 from tests import fake_gcs
 from tests.checkpoints import test_checkpoints as small
@@ -48,7 +48,7 @@ def arrays(workdir):
 
 
 def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
-  local_run, run = trained, files.path(f'{bucket}/run')
+  local_run, run = trained, storage.path(f'{bucket}/run')
   for path in files.iter_files(local_run):
     name = str(path.relative_to(local_run))
     if name.startswith(('checkpoints/12/', 'co', 'metrics', 'vocabulary')):
@@ -70,7 +70,7 @@ def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
   ],
 )
 def test_killed_between_any_two_steps_of_a_save(bucket, monkeypatch, owner, name, newest):
-  run = files.path(f'{bucket}/run')
+  run = storage.path(f'{bucket}/run')
   small.save(run, 4, 8, keep=2)
 
   def killed(*arguments, **options):
@@ -89,7 +89,7 @@ def test_killed_between_any_two_steps_of_a_save(bucket, monkeypatch, owner, name
 
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_found_and_set_aside(bucket):
-  run = files.path(f'{bucket}/run')
+  run = storage.path(f'{bucket}/run')
   small.save(run, 4, 8, keep=2)
   files.write(run / 'checkpoints' / '8' / '_METADATA', b'{}')
   step, state = reader.restore_newest(run, small.abstract(), set_aside=True)
@@ -101,7 +101,7 @@ def test_a_store_without_its_package_is_refused(tiny, tmp_path, monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   message = "gs://bucket/run needs gcsfs: pip install 'ngrammer_jax[gcs]'"
   with bad_input(message):
-    loop.train(tiny(), files.path('gs://bucket/run'))
+    loop.train(tiny(), storage.path('gs://bucket/run'))
   with bad_input(message):
     evaluate.main(['--workdir=gs://bucket/run'])
   with bad_input("gs://bucket/run/report.html needs gcsfs: pip install 'ngrammer_jax[gcs]'"):
@@ -136,10 +136,10 @@ def test_a_path_of_the_store_is_not_taken_for_a_folder(tiny):
 
 
 def test_what_grows_is_put_now_and_then_and_gone_on_with(bucket, monkeypatch):
-  monkeypatch.setattr(files, 'SYNC_INTERVAL', 0.01)
-  folder = files.path(f'{bucket}/logs')
+  monkeypatch.setattr(synced_folder, 'SYNC_INTERVAL', 0.01)
+  folder = storage.path(f'{bucket}/logs')
   for line in ('one\n', 'two\n'):
-    synced = files.SyncedDir(folder, '*.log')
+    synced = synced_folder.SyncedFolder(folder, '*.log')
     with (synced.folder / 'some.log').open('a') as file:
       file.write(line)
     until = time.monotonic() + 20
@@ -153,7 +153,7 @@ def test_what_grows_is_put_now_and_then_and_gone_on_with(bucket, monkeypatch):
 @pytest.mark.slow
 def test_a_killed_process_goes_on_bit_identically_and_commands_read_it(bucket, tmp_path, cache):
   """SIGKILL once the second checkpoint is there, wherever the run is by then."""
-  run, local_run = files.path(f'{bucket}/run'), tmp_path / 'whole'
+  run, local_run = storage.path(f'{bucket}/run'), tmp_path / 'whole'
 
   def start(workdir):
     command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={workdir}', *flags()]
@@ -188,7 +188,7 @@ def test_a_killed_process_goes_on_bit_identically_and_commands_read_it(bucket, t
 
 @pytest.mark.slow
 def test_two_processes_train_as_on_a_disk(bucket, tmp_path, cache):
-  run, local_run = files.path(f'{bucket}/run'), tmp_path / 'whole'
+  run, local_run = storage.path(f'{bucket}/run'), tmp_path / 'whole'
   for workdir in (run, local_run):
     hosts.train(2, workdir, **hosts.SHORT)
   assert arrays(run) == arrays(local_run) and hosts.losses(run) == hosts.losses(local_run)
@@ -202,14 +202,14 @@ def test_a_fine_tuning_begins_and_ends_there(tiny, bucket, tmp_path):
   from ngrammer_jax import finetune
   from tests.tasks import superglue_files, test_finetuning
 
-  assert loop.train(tiny(training={'steps': 2}), files.path(f'{bucket}/begun'))
+  assert loop.train(tiny(training={'steps': 2}), storage.path(f'{bucket}/begun'))
   lines = superglue_files.rte
   hidden = lines(6, labelled=False)
   superglue_files.write(tmp_path, 'RTE', train=lines(40), val=lines(12, 40), test=hidden)
   args = test_finetuning.arguments(tmp_path, 'rte', init_from=f'{bucket}/begun')
   assert not finetune.main([*args, f'--workdir={bucket}/rte'])
   assert not evaluate.main([f'--workdir={bucket}/rte', '--split=test'])
-  evaluation = files.path(f'{bucket}/rte/evaluation')
+  evaluation = storage.path(f'{bucket}/rte/evaluation')
   assert {path.name for path in evaluation.iterdir()} == {
     *('test.json', 'validation.json', 'validation_best.json', 'RTE.jsonl'),
     *(f'{name}_answers.jsonl' for name in ('test', 'validation', 'validation_best')),

@@ -13,7 +13,7 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.data import packing
-from ngrammer_jax.system import files
+from ngrammer_jax.system import json_files
 from ngrammer_jax.training import loop, train_task
 from tests.training.helpers import arrays, records
 
@@ -51,10 +51,10 @@ def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, t
 
   assert resumed('alike') == resumed('without_places', places=False) == arrays(reference)
   # In earlier versions, the rows of each device were in a file of their own.
-  for line in files.read_json_lines(states):
+  for line in json_files.read_lines(states):
     for row, place in enumerate(line['places']):
       alone = line | {'first': row, 'places': [place]}
-      files.append_json(states.with_name(f'{row}-{row}.0.jsonl'), alone)
+      json_files.append_line(states.with_name(f'{row}-{row}.0.jsonl'), alone)
   states.unlink()
   assert resumed('by_rows') == arrays(reference)
   resumed('elsewhere', mesh=mesh_config.MeshConfig(data=2, model=4))

@@ -15,7 +15,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.interop import row_files
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, json_files, storage
 
 CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
 PICKLES = ('*.bin', '*.pt', '*.pth', '*.ckpt')
@@ -76,12 +76,12 @@ def is_published(folder: pathlib.Path) -> bool:
 
   The config.json of a published model has a model_type. None is remote.
   """
-  if files.is_remote(folder):
+  if storage.is_remote(folder):
     return False
   if gguf_header.is_gguf(folder):
     return True
-  with contextlib.suppress(*files.DAMAGE_ERRORS):
-    return 'model_type' in files.read_json(folder / CONFIG)
+  with contextlib.suppress(*file_errors.DAMAGE_ERRORS):
+    return 'model_type' in json_files.read(folder / CONFIG)
   return False
 
 
@@ -93,8 +93,8 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
   """
   if not (folder / CONFIG).is_file():
     raise errors.BadInput(f'{folder} has no {CONFIG}: expected the folder of a published model')
-  with files.translate_damage(folder / CONFIG):
-    config = files.read_json(folder / CONFIG)
+  with file_errors.translate_damage(folder / CONFIG):
+    config = json_files.read(folder / CONFIG)
   paths, weight_map = _weight_files(folder)
   versions = {path: version(path) for path in paths}
   tensors, _ = row_files.stored_arrays(paths)
@@ -110,8 +110,8 @@ def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, s
   if (folder / WEIGHTS).exists():
     return [folder / WEIGHTS], {}
   if (folder / INDEX).exists():
-    with files.translate_damage(folder / INDEX):
-      weight_map = dict(files.read_json(folder / INDEX)['weight_map'])
+    with file_errors.translate_damage(folder / INDEX):
+      weight_map = dict(json_files.read(folder / INDEX)['weight_map'])
       names = sorted(set(weight_map.values()))
       if foreign := [name for name in names if pathlib.Path(name).name != name]:
         raise ValueError(f'{foreign[0]!r} is not a file of the folder')

@@ -19,7 +19,7 @@ from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import configs, families
 from ngrammer_jax.layers.attention import rotary_scaling
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, files
 
 PIECE_VALUES = 2**17  # that are dequantised at once: they and what they come from fit in a cache
 PLAIN = ('F32', 'F16', 'BF16')  # types that are not quantised, by their name in the package
@@ -85,7 +85,7 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
   """
   _package()
   version = checkpoints.version(path)
-  with files.translate_damage(path, 'download it again'), errors.named(path):
+  with file_errors.translate_damage(path, 'download it again'), errors.named(path):
     metadata, entries = gguf_header.read(path)
     if (architecture := metadata.get('general.architecture')) != 'llama':
       raise errors.BadInput(

@@ -19,7 +19,7 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop import conversion, row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import families
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors
 
 PARAMETER = re.compile(r'(?:layer_(\d+)/)?(.+?)(?:/(kernel|scale|bias))?')
 HEAD = 'softmax_weight'
@@ -199,7 +199,9 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
   row_bytes = math.prod(selected.view[1:]) * tensor.dtype.itemsize
   for first, last in sorted({key[axis] for key in shards}):
     for start, stop in row_files.blocks(first, last, row_bytes):
-      with files.translate_damage(f'{selected.name} in {checkpoint.path}', 'download it again'):
+      with file_errors.translate_damage(
+        f'{selected.name} in {checkpoint.path}', 'download it again'
+      ):
         block = selected.read(tensor, start, stop)
       broken[selected.name] += conversion.count_not_finite(block)
       for key, shard in shards.items():

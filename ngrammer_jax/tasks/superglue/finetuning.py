@@ -19,7 +19,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import init_from
-from ngrammer_jax.system import files, progress
+from ngrammer_jax.system import progress, storage
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
 from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
@@ -56,7 +56,7 @@ def resolve_config(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
-  files.check_reachable(workdir)
+  storage.check_reachable(workdir)
   source = _source(config, workdir)
   changes = {name: getattr(config.model, name) for name in parts}
   model = dataclasses.replace(source.config.model, **changes)

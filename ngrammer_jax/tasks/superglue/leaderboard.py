@@ -8,7 +8,7 @@ import zipfile
 
 from ngrammer_jax import command_line, errors, runs
 from ngrammer_jax.checkpoints import reader
-from ngrammer_jax.system import files
+from ngrammer_jax.system import result_files
 from ngrammer_jax.tasks.superglue import finetuning, formats, submission
 
 ZIP = 'submission.zip'
@@ -88,5 +88,5 @@ def write_zip(folder: pathlib.Path) -> pathlib.Path:
       name = submission.file_name(task)
       # ZipInfo has a fixed time, so equal answers are equal files.
       archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes(), zipfile.ZIP_DEFLATED)
-  files.write_results({path: content.getvalue()})
+  result_files.write_results({path: content.getvalue()})
   return path

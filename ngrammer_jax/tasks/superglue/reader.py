@@ -13,14 +13,14 @@ import zipfile
 from ngrammer_jax import errors
 from ngrammer_jax.data import text_files
 from ngrammer_jax.data.split_files import SPLITS
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, storage
 from ngrammer_jax.tasks.superglue import wsc
 
 URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/'
 COMBINED_ZIP = 'combined.zip'
 REMEDY = 'download the file again'
 
-_translate_damage = functools.partial(files.translate_damage, remedy='download it again')
+_translate_damage = functools.partial(file_errors.translate_damage, remedy='download it again')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
       an index twice.
   """
   check_split(config, split)
-  path, file = _find_file(files.user_path('data.superglue_dir', folder), config, split)
+  path, file = _find_file(storage.user_path('data.superglue_dir', folder), config, split)
   examples, line_by_idx = [], {}
   with _translate_damage(path), file.open('rb') as lines:
     for number, line in enumerate(lines, 1):
@@ -115,7 +115,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
         continue
       location = f'{file}, line {number}'
       row = text_files.parse_json(line, location, REMEDY, REMEDY)
-      with files.translate_damage(location, REMEDY):
+      with file_errors.translate_damage(location, REMEDY):
         line_examples = list(_to_examples(config, split, row))
       for example in line_examples:  # metrics and answers are by index
         idx = json.dumps(example['idx'])

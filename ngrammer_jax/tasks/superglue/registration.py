@@ -15,7 +15,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.system import files
+from ngrammer_jax.system import storage
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary
@@ -46,7 +46,7 @@ class Source:
     reader.check_split(config, split)
     import tensorflow_datasets as tfds
 
-    data_dir = self.tfds_dir and files.user_path('finetune.tfds_dir', self.tfds_dir)
+    data_dir = self.tfds_dir and storage.user_path('finetune.tfds_dir', self.tfds_dir)
     builder = tfds.builder(f'super_glue/{config}:1.0.2', data_dir=data_dir)
     if not self.download and not pathlib.Path(builder.data_dir).is_dir():
       raise errors.BadInput(

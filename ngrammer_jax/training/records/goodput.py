@@ -12,7 +12,7 @@ import pathlib
 import time
 from typing import Any, TypeVar
 
-from ngrammer_jax.system import files, hosts, progress
+from ngrammer_jax.system import file_errors, files, hosts, json_files, progress
 
 Item = TypeVar('Item')
 FILE = 'goodput.json'
@@ -117,6 +117,6 @@ def training_seconds(workdir: pathlib.Path) -> float:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
   """Returns the content of goodput.json; {} if it is missing or damaged, which ends no run."""
-  with contextlib.suppress(*files.DAMAGE_ERRORS):
-    return files.read_json(path)
+  with contextlib.suppress(*file_errors.DAMAGE_ERRORS):
+    return json_files.read(path)
   return {}

@@ -9,7 +9,7 @@ import logging
 import pathlib
 import sys
 
-from ngrammer_jax.system import files, hosts
+from ngrammer_jax.system import file_errors, hosts, synced_folder
 
 DEFAULT_MINUTES = 10.0
 
@@ -30,9 +30,11 @@ class Watchdog:
     self._seconds = 60 * minutes
 
   def __enter__(self) -> 'Watchdog':
-    self._synced = files.SyncedDir(self._folder, self._name)
+    self._synced = synced_folder.SyncedFolder(self._folder, self._name)
     path = self._synced.folder / self._name
-    with files.translate_disk_full(lambda: f'{path} cannot be written: No space left on device'):
+    with file_errors.translate_disk_full(
+      lambda: f'{path} cannot be written: No space left on device'
+    ):
       path.parent.mkdir(parents=True, exist_ok=True)
       self._handler = logging.FileHandler(path, encoding='utf-8')
     self._handler.handleError = lambda record: None  # other code reports a full disk

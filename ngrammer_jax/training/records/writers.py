@@ -6,7 +6,7 @@ import logging
 import pathlib
 from typing import Any
 
-from ngrammer_jax.system import files, hosts, progress
+from ngrammer_jax.system import file_errors, files, hosts, progress, synced_folder
 
 # The page `custom scalars` of TensorBoard shows both losses in one chart.
 TENSORBOARD_LAYOUT = {'loss': {'loss': ['Multiline', ['train/loss', 'validation/loss']]}}
@@ -25,10 +25,10 @@ class MetricsWriter:
       return
     import tensorboardX  # heavy, as it imports the clients of object stores
 
-    self._synced = files.SyncedDir(workdir, 'metrics.jsonl')
+    self._synced = synced_folder.SyncedFolder(workdir, 'metrics.jsonl')
     folder = self._synced.folder
     self._path = folder / 'metrics.jsonl'
-    with files.translate_disk_full(self._disk_full_message):
+    with file_errors.translate_disk_full(self._disk_full_message):
       _truncate(folder, restored_step)
       self._file = self._path.open('a', encoding='utf-8')
     try:
@@ -46,7 +46,7 @@ class MetricsWriter:
     """Writes the values of a step. Raises BadInput if the disk is full."""
     if not hosts.is_primary():
       return
-    with files.translate_disk_full(self._disk_full_message):
+    with file_errors.translate_disk_full(self._disk_full_message):
       self._file.write(json.dumps({'step': step, **values}) + '\n')
       self._file.flush()
       if self._tensorboard is not None:
@@ -83,7 +83,7 @@ def read_lines(workdir: pathlib.Path) -> Iterator[tuple[bytes, dict[str, float]]
   for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
     try:
       record = json.loads(line) if line.endswith(b'\n') else None
-    except files.DAMAGE_ERRORS:
+    except file_errors.DAMAGE_ERRORS:
       record = None
     yield line, record if _is_record(record) else {}
 

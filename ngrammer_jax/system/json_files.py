@@ -1,0 +1,39 @@
+"""JSON objects in files: one in a file, or one a line."""
+
+from collections.abc import Iterator
+import contextlib
+import json
+import pathlib
+from typing import Any
+
+from ngrammer_jax import errors
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the JSON object of a file. Raises one of `file_errors.DAMAGE_ERRORS`."""
+  value = json.loads(path.read_bytes())
+  if not isinstance(value, dict):
+    raise ValueError('expected an object {...}')
+  return value
+
+
+def read_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Yields the objects of `append_line`, without lines that a killed process or a disk damaged."""
+  with path.open(encoding='utf-8', errors='replace') as file:
+    for text in file:
+      with contextlib.suppress(ValueError):
+        value = json.loads(text)
+        if isinstance(value, dict):
+          yield value
+
+
+def append_line(path: pathlib.Path, value: dict[str, Any]) -> None:
+  """Appends an object as a line to a local file. Raises BadInput if it cannot be written."""
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open('a', encoding='utf-8') as file:
+      if file.tell():
+        file.write('\n')  # a killed process may have left an incomplete line: start a new one
+      file.write(json.dumps(value) + '\n')
+  except OSError as error:
+    raise errors.BadInput(f'{path} cannot be written: {error.strerror}') from error
