@@ -12,6 +12,7 @@ which is written last and deleted first.
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import json
 import logging
 import math
 import pathlib
@@ -34,6 +35,7 @@ if typing.TYPE_CHECKING:
 
 STEP_NAME = re.compile(r'0|[1-9][0-9]{0,17}')  # of a checkpoint folder
 FROZEN = 'base'
+ROWS = 'rows.json'  # in a checkpoint: states of the rows of the batch
 
 
 def folder_of(workdir: pathlib.Path, step: int) -> pathlib.Path:
@@ -203,6 +205,16 @@ def _restore_folder(folder: pathlib.Path, saved: manifest.Manifest, abstract: An
     return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
 
   return jax.tree.map(convert, abstract, state, is_leaf=lambda x: x is None)
+
+
+def read_rows(workdir: pathlib.Path, step: int) -> Any:
+  """Returns the states of the rows that a verified checkpoint has, for all processes, or None."""
+  path = folder_of(workdir, step) / ROWS
+  content = None
+  with hosts.collective_errors():
+    if hosts.is_primary() and path.exists():
+      content = json.loads(path.read_bytes())
+  return hosts.broadcast(content)
 
 
 def restore_newest(

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import json
 import logging
 import math
 import pathlib
@@ -79,13 +80,15 @@ class CheckpointWriter:
       if path.exists():
         files.remove(path)
 
-  def save(self, step: int, state: Any, validation: float | None = None) -> None:
+  def save(self, step: int, state: Any, validation: float | None = None, rows: Any = None) -> None:
     """Starts writing a checkpoint and returns; the state may be donated afterwards.
 
     Args:
       step: step of the state.
       state: the train state.
       validation: nats per token on the validation split, None if not measured.
+      rows: states of all rows of the batch, a JSON value, see `mixture.TrainSegments.row_states`;
+        None: there are none.
 
     Raises:
       BadInput: the disk is full, now or when the previous checkpoint was written.
@@ -107,7 +110,9 @@ class CheckpointWriter:
     with self._translate_disk_full(f'step {step}'):
       self._orbax.save(storage.orbax_path(scratch), reader.drop_empty(state))
     self._step = step
-    self._commit_future = self._thread.submit(self._commit, step, validation, scratch, describe)
+    self._commit_future = self._thread.submit(
+      self._commit, step, validation, scratch, describe, rows
+    )
 
   def _without_frozen(self, state: Any) -> Any:
     """Returns a state without the parameters that are in the base."""
@@ -133,12 +138,14 @@ class CheckpointWriter:
     steps = reader.steps(self._workdir)
     return f'step {steps[-1]}' if steps else 'none yet'
 
-  def _commit(self, step, validation, scratch, describe) -> None:
+  def _commit(self, step, validation, scratch, describe, rows) -> None:
     """Waits for Orbax, looks at its files, writes the manifest and deletes old checkpoints."""
     leaves = describe()
     self._orbax.wait_until_finished()
     if not hosts.is_primary():
       return
+    if rows is not None:
+      files.write(scratch / reader.ROWS, json.dumps(rows) + '\n')
     self._finish(step, validation, scratch, leaves, reader.folder_of(self._workdir, step))
     steps = reader.steps(self._workdir)
     for old_step in {*steps} - {*steps[-self._keep :], reader.best_step(self._workdir)}:

@@ -15,7 +15,10 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import buckets
 from ngrammer_jax.system import files, hosts, synced_folder
 
-SAMPLES, SAMPLE_BYTES = 16, 4096  # what is compared of a file, beside its size
+FOLDER = 'shards'  # in the workdir
+OLD_FOLDER = 'places'  # of version 0.3.0
+SAMPLES = 16  # parts of a file that are compared, beside its size
+SAMPLE_BYTES = 4096  # of each part
 
 
 class ShardFingerprints:
@@ -24,18 +27,27 @@ class ShardFingerprints:
   Args:
     folder: local folder, with a file for each process.
     paths: the shards, which are known by their numbers.
+    old_folder: where version 0.3.0 saved them.
   """
 
-  def __init__(self, folder: synced_folder.SyncedFolder, paths: Sequence[pathlib.Path]):
-    self._folder, self._paths = folder, paths
+  def __init__(
+    self,
+    folder: synced_folder.SyncedFolder,
+    paths: Sequence[pathlib.Path],
+    old_folder: pathlib.Path | None = None,
+  ):
+    self._folder = folder
+    self._paths = paths
     self._lines: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)  # of each shard
     self._checked: dict[int, dict[str, Any]] = {}
-    for line in _read(folder.folder):
-      self._lines[line['file']].append(line)
+    for saved in (old_folder, folder.folder):
+      for line in [] if saved is None else _read(saved):
+        self._lines[line['file']].append(line)
 
   def check(self, number: int) -> None:
     """Raises BadInput if a shard is no longer what the run first read, which was not damaged."""
-    path, lines = self._paths[number], self._lines[number]
+    path = self._paths[number]
+    lines = self._lines[number]
     with files.translate_damage(path):
       size, content = files.size(path), _fingerprint(path)
     contents = {line['content'] for line in lines}
@@ -75,9 +87,15 @@ def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[tuple[int, s
     workdir: run directory; None: there is none.
     pattern: of the names of the folders of `ShardFingerprints`.
   """
-  folders = [] if workdir is None else list((workdir / 'places').glob(pattern))
-  lines = [line for folder in folders for line in _read(folder)]
-  return {(line['file'], line['name']): line['size'] for line in lines if line.get('was_damaged')}
+  sizes: dict[tuple[int, str], int] = {}
+  if workdir is None:
+    return sizes
+  for parent in (OLD_FOLDER, FOLDER):
+    for folder in (workdir / parent).glob(pattern):
+      for line in _read(folder):
+        if line.get('was_damaged'):
+          sizes[line['file'], line['name']] = line['size']
+  return sizes
 
 
 def _read(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -89,9 +107,10 @@ def _read(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def _fingerprint(path: pathlib.Path) -> str:
   """Returns a checksum of parts of a file that are spread evenly over it."""
-  size, checksum = files.size(path), 0
+  size = files.size(path)
   if isinstance(path, buckets.BucketFile):
     return f'{size}-{path.version}'
+  checksum = 0
   with path.open('rb') as file:
     for i in range(SAMPLES):
       file.seek(i * max(size - SAMPLE_BYTES, 0) // (SAMPLES - 1))

@@ -7,12 +7,13 @@ document starts, so that neither attention nor a memory sees tokens of another p
 B batch rows, T segment length.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
 import logging
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -137,7 +138,8 @@ class TrainSegments:
   Args:
     mixture: the parts.
     config: the experiment config.
-    workdir: run directory; streamed corpora store their reader states there. None: there are none.
+    workdir: run directory; of streamed corpora it has the fingerprints of the shards. None: there
+      are none.
 
   Attributes:
     readers: the reader of each part by name.
@@ -146,28 +148,52 @@ class TrainSegments:
   def __init__(self, mixture: Mixture, config: experiment.Config, workdir: pathlib.Path | None):
     B, T = config.training.batch_size, config.training.segment_length
     self._schedule = mixture_schedule.MixtureSchedule(mixture.weights, B, config.data.mixture_block)
-    self._batch_size, self._vocabulary = B, mixture.vocabulary
+    self._batch_size = B
+    self._vocabulary = mixture.vocabulary
     self._size = f'training.batch_size={B:,} x training.segment_length={T:,}'
-    self.readers, self._epochs = {}, {}
+    self.readers: dict[str, streams.TrainStreams | packing.PackedDataset] = {}
+    self._epochs: dict[str, int] = {}
     for index, (name, corpus) in enumerate(mixture.parts.items()):
       schedule = mixture_schedule.PartSchedule(self._schedule, index)
       if corpus.train_shards is None:
-        if (tokens := len(corpus.splits['train'].tokens)) < B:
-          source = f'training tokens of {name}' if name else 'training tokens'
-          raise errors.BadInput(f'training.batch_size={B} is more than the {tokens} {source}')
-        self.readers[name] = streams.TrainStreams(corpus.splits['train'], T, schedule)
-        if self.readers[name].epochs_before(1) > 1:
-          self._warn_of_epochs(name)
+        self.readers[name] = self._read_cache(name, corpus.splits['train'], T, schedule)
         continue
-      folder = workdir / 'places' / f'{mixture.content_hash[:12]}-{B}x{T}{f"-{index}" * bool(name)}'
-      options = T, folder, config.data.shuffle, config.data.begin_of_text
+      folder = f'{mixture.content_hash[:12]}-{B}x{T}'
+      if name:
+        folder += f'-{index}'
       self.readers[name] = packing.PackedDataset(
-        corpus.train_shards, mixture.vocabulary, schedule, *options
+        corpus.train_shards,
+        mixture.vocabulary,
+        schedule,
+        T,
+        workdir / fingerprints.FOLDER / folder,
+        config.data.shuffle,
+        config.data.begin_of_text,
+        workdir / fingerprints.OLD_FOLDER / folder,
       )
+
+  def _read_cache(
+    self,
+    name: str,
+    split: token_cache.TokenSplit,
+    length: int,
+    schedule: mixture_schedule.PartSchedule,
+  ) -> streams.TrainStreams:
+    """Returns the reader of a part that was tokenised in advance."""
+    if len(split.tokens) < self._batch_size:
+      source = f'training tokens of {name}' if name else 'training tokens'
+      raise errors.BadInput(
+        f'training.batch_size={self._batch_size} is more than the {len(split.tokens)} {source}'
+      )
+    reader = streams.TrainStreams(split, length, schedule)
+    if reader.epochs_before(1) > 1:
+      self._warn_of_epochs(name)
+    return reader
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Batch:
     """Returns the segment of a step, for a slice of the batch rows."""
-    row_range, segments = range(self._batch_size)[rows], {}
+    row_range = range(self._batch_size)[rows]
+    segments: dict[int, streams.Row] = {}
     for name, reader in self.readers.items():
       segments |= reader.rows(step, row_range)
       if reader.epochs > step:
@@ -179,9 +205,40 @@ class TrainSegments:
       is_new_B = self._schedule.parts(step) != self._schedule.parts(step - 1)
       for row in np.array(row_range)[is_new_B[rows]]:
         inputs, _, starts = segments[row]
-        inputs[0], starts[0] = self._vocabulary.document_start, True
+        inputs[0] = self._vocabulary.document_start
+        starts[0] = True
     return streams.stack_rows(segments[row] for row in row_range)
 
-  def _warn_of_epochs(self, name):
-    text = f'the whole training text{f" of {name}" * bool(name)}'
+  def row_states(self, step: int) -> list[Any] | None:
+    """Returns the states before a step of the rows that were read here, a JSON value for each part.
+
+    None is that of a part that was tokenised in advance; None alone: no part is streamed.
+    """
+    parts = []
+    for reader in self.readers.values():
+      is_streamed = isinstance(reader, packing.PackedDataset)
+      parts.append(reader.states(step) if is_streamed else None)
+    return parts if any(parts) else None
+
+  def restore_rows(self, step: int, states: list[Any] | None) -> None:
+    """Continues at a step, with the `row_states` of all rows before it.
+
+    Without them, the rows are read again up to the step, in runs of version 0.3.0 from `places/`.
+    """
+    for reader, saved in zip(self.readers.values(), states or (), strict=False):
+      if saved is not None:
+        reader.restore(step, saved)
+
+  def _warn_of_epochs(self, name: str) -> None:
+    text = f'the whole training text of {name}' if name else 'the whole training text'
     hosts.warn_once(f'a step of {self._size} reads {text}: lower one of them')
+
+
+def merge_row_states(parts_of_hosts: Sequence[list[Any] | None]) -> list[Any] | None:
+  """Returns the `TrainSegments.row_states` of all rows, of those of each host."""
+  merged = parts_of_hosts[0]
+  for parts in parts_of_hosts[1:]:
+    for states, others in zip(merged or (), parts or (), strict=True):
+      if states is not None:
+        states['rows'] |= others['rows']
+  return merged

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import pathlib
 import time
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from ngrammer_jax.config import kernels
-from ngrammer_jax.data import prefetch, streams
+from ngrammer_jax.data import mixture, prefetch, streams
 from ngrammer_jax.layers.attention import fused
 from ngrammer_jax.models import model_variables, parameter_groups, precision
 from ngrammer_jax.optimizers import partition
@@ -132,6 +133,8 @@ class _Trainer:
     """Restores the newest checkpoint, or creates the state. Returns whether to train further."""
     restored = reader.restore_newest(self.workdir, self.run.abstract, set_aside=True)
     self.first_step, self.state = restored or (0, self.task.initial_state(self.run.create()))
+    if restored is not None:
+      self.task.restore_rows(self.first_step, reader.read_rows(self.workdir, self.first_step))
     if restored is None:
       self.writer.save_frozen(parameter_groups.select(self.state.params, self.run.frozen))
     if restored is None and (self.workdir / 'metrics.jsonl').exists():
@@ -151,14 +154,14 @@ class _Trainer:
 
   def train(
     self,
-    calls: Iterator[tuple[tuple[int, int], streams.Batch]],
+    calls: Iterator[tuple[tuple[int, int], '_Segments']],
     record: recorder.Recorder,
     tracing: profile.Trace,
   ) -> bool:
     """Trains until the last step or early stopping; returns whether it trained.
 
     Args:
-      calls: first and end step of each call, and its segments.
+      calls: first and end step of each call, and its data.
       record: recorder of the metrics.
       tracing: profiler trace.
     """
@@ -168,7 +171,7 @@ class _Trainer:
       hosts.on_primary(self.writer.set_validation, first_step, self._validate(first_step, record))
       if self.history.stops_at(first_step):
         return False
-    for (start, end), segments in calls:
+    for (start, end), (segments, row_states) in calls:
       tracing.on_call(start)
       if not self.run.is_compiled:
         self.check_preemption()
@@ -177,13 +180,19 @@ class _Trainer:
         self.check_preemption()
       self.state, metrics = self.run.call(self.state, segments, end - start)
       record.add(end, metrics)
-      if self._end_call(end, record):
+      if self._end_call(end, record, row_states):
         logging.info(f'step {end:,}  stopped early: no better validation in {self.task.patience}')
         break
     return True
 
-  def _end_call(self, end: int, record: recorder.Recorder) -> bool:
-    """Validates and saves what is due. Returns whether to stop early."""
+  def _end_call(self, end: int, record: recorder.Recorder, row_states: list[Any] | None) -> bool:
+    """Validates and saves what is due. Returns whether to stop early.
+
+    Args:
+      end: step after the call.
+      record: recorder of the metrics.
+      row_states: states of the rows of this process before this step.
+    """
     t, interruption, validation = self.config.training, None, None
     try:
       self.check_preemption()
@@ -196,7 +205,8 @@ class _Trainer:
       # The checkpoint comes last: its step is already recorded for a run that resumes from it, and
       # no state with a loss that is not finite is saved.
       with record.timed('checkpoints'):
-        self.writer.save(end, self.run.unpack(self.state), validation)
+        rows = mixture.merge_row_states(hosts.all_gather(row_states))
+        self.writer.save(end, self.run.unpack(self.state), validation, rows)
         record.mark_saved()
     if interruption:
       raise interruption
@@ -256,8 +266,20 @@ def _log_model(config, labels, state) -> None:
   logging.info('model: %s', ', '.join(sizes))
 
 
-def _batches(task, config, mesh, first_step) -> Iterator[streams.Batch]:
-  """Yields the segments of each call from `first_step` on, stacked [steps, B, T], on the devices.
+class _Segments(NamedTuple):
+  """The data of a call.
+
+  Attributes:
+    batch: its segments, stacked [steps, B, T], on the devices.
+    row_states: states of the rows of this process after the call, see `TrainTask.row_states`.
+  """
+
+  batch: streams.Batch
+  row_states: list[Any] | None
+
+
+def _batches(task, config, mesh, first_step) -> Iterator[_Segments]:
+  """Yields the data of each call from `first_step` on.
 
   If a call has fewer steps than the program, its last segment is repeated.
   """
@@ -269,4 +291,5 @@ def _batches(task, config, mesh, first_step) -> Iterator[streams.Batch]:
       segments += [segments[-1]] * (t.segments_per_call - len(segments))
       return streams.map_batches(lambda *parts: np.stack(parts), *segments)
 
-    yield sharding.global_rows(mesh, t.batch_size, stack, axis=1)
+    batch = sharding.global_rows(mesh, t.batch_size, stack, axis=1)
+    yield _Segments(batch, task.row_states(end))

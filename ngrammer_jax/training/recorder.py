@@ -12,7 +12,6 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
-from ngrammer_jax.data import streams
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import hosts, progress
 from ngrammer_jax.training import flops, metrics, programs, train_task
@@ -67,7 +66,7 @@ class Recorder:
     """Adds the metrics of the call that ends with a step, and logs those of the call before."""
     self._log_pending((end, metrics))
 
-  def time_data_wait(self, batches: Iterator[streams.Batch]) -> Iterator[streams.Batch]:
+  def time_data_wait(self, batches: Iterator[Any]) -> Iterator[Any]:
     """Yields the batches, and counts the time of waiting for them."""
     return self._goodput.timed_items(batches, goodput.DATA)
 

@@ -36,6 +36,15 @@ class TrainTask(Protocol):
   def segment(self, step: int, rows: slice) -> streams.Batch:
     """Returns some rows of the batch of a step: a pure function of its arguments."""
 
+  def row_states(self, step: int) -> list[Any] | None:
+    """Returns the states before a step of the rows that were read here, as a JSON value.
+
+    None: `segment` needs no state.
+    """
+
+  def restore_rows(self, step: int, states: list[Any] | None) -> None:
+    """Continues at a step, with the `row_states` of the rows of all processes, if there are any."""
+
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from, given a randomly initialised one."""
 
@@ -59,7 +68,7 @@ class CorpusTask:
 
   Args:
     config: the experiment config.
-    workdir: run directory; a streamed corpus stores its reader positions there.
+    workdir: run directory; a streamed corpus stores the fingerprints of its files there.
     open_corpus: opens the corpus of a data config.
     start: from an initial state and `segment` to the state with the parameters of another run,
       see `init_from.Start`; None: training starts from random parameters.
@@ -91,6 +100,14 @@ class CorpusTask:
   def segment(self, step: int, rows: slice) -> streams.Batch:
     """Returns rows of a step; see `mixture.TrainSegments`."""
     return self._segments.segment(step, rows)
+
+  def row_states(self, step: int) -> list[Any] | None:
+    """Returns the states of the rows of streamed corpora; see `mixture.TrainSegments`."""
+    return self._segments.row_states(step)
+
+  def restore_rows(self, step: int, states: list[Any] | None) -> None:
+    """Continues at a step; see `mixture.TrainSegments`."""
+    self._segments.restore_rows(step, states)
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from.

@@ -14,7 +14,6 @@ from ngrammer_jax.data import (
   corpora,
   mixture,
   mixture_schedule,
-  packing,
   streams,
   token_cache,
   vocabularies,
@@ -99,19 +98,37 @@ def test_rows_continue_each_part_where_they_stopped(data, tmp_path, parts):
   assert 'a' in text or len(parts) == 1
 
 
-def test_a_segment_depends_on_the_step_alone(data, tmp_path, monkeypatch):
-  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 5)
+def test_a_segment_depends_on_the_step_alone(data, tmp_path):
   config = data(('web', 1), ('lower', 2))
   segments = open_segments(config, tmp_path)
-  expected = [segments.segment(step) for step in range(STEPS)]
-  assert len(list(tmp_path.glob(f'places/*-{B}x{T}-0/0-4.0.jsonl'))) == 1
+  expected, states = [], {}
+  for step in range(STEPS):
+    expected.append(segments.segment(step))
+    states[step + 1] = segments.row_states(step + 1)
+  assert len(list(tmp_path.glob(f'shards/*-{B}x{T}-0/files-0.jsonl'))) == 1
+  assert [part is None for part in states[5]] == [False, True]
+  assert len(states[5][0]['rows']) == B
   for step in (41, 0, 12, 13, 57):
-    for source in (tmp_path, tmp_path / 'empty'):  # with saved states, and without
-      resumed = open_segments(config, source)
+    for saved in (states.get(step), None):  # with saved states, and without
+      resumed = open_segments(config, tmp_path)
+      resumed.restore_rows(step, saved)
       for rows in (slice(None), slice(0, 2), slice(2, 5), slice(3, 4)):
         actual = resumed.segment(step, rows)
         for own, other in zip(actual[:4], expected[step][:4], strict=True):
           np.testing.assert_array_equal(own, other[rows])
+
+
+def test_row_states_of_several_hosts_are_merged(data, tmp_path):
+  config = data(('web', 1), ('lower', 2))
+  whole = open_segments(config, tmp_path)
+  whole.segment(0)
+  of_hosts = []
+  for rows in (slice(0, 2), slice(2, B)):
+    host = open_segments(config, tmp_path)
+    host.segment(0, rows)
+    of_hosts.append(host.row_states(1))
+  assert mixture.merge_row_states(of_hosts) == whole.row_states(1)
+  assert mixture.merge_row_states([None, None]) is None
 
 
 def test_held_out_documents_in_another_part_are_counted(data, folder, caplog):

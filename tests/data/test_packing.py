@@ -1,13 +1,24 @@
 """Packed batches: no document is lost, and a segment is a function of its step alone."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import corpora, fingerprints, packing, shards, text_files, vocabularies
-from ngrammer_jax.system import synced_folder
+from ngrammer_jax.data import (
+  corpora,
+  document_blocks,
+  fingerprints,
+  packing,
+  row_reader,
+  saved_places,
+  shards,
+  text_files,
+  vocabularies,
+)
+from ngrammer_jax.system import json_files, synced_folder
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -76,41 +87,84 @@ def test_a_segment_does_not_depend_on_earlier_calls(tmp_path):
       np.testing.assert_array_equal(host_segment.tokens_BxT, segments[step].tokens_BxT[first:last])
 
 
-def test_resuming_starts_from_the_last_saved_state(tmp_path, monkeypatch):
-  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 5)
-  monkeypatch.setattr(packing, 'FILE_STEPS', 25)
-  monkeypatch.setattr(packing, 'HISTORY', 3)
+def record_steps(monkeypatch):
+  """The list of the steps that are read from now on."""
+  next_segments, steps = packing._BatchReader.next_segments, []
+  note = lambda reader: steps.append(reader.step) or next_segments(reader)
+  monkeypatch.setattr(packing._BatchReader, 'next_segments', note)
+  return steps
+
+
+@pytest.mark.parametrize('shuffle', [None, 3])
+def test_a_restored_run_reads_on(tmp_path, monkeypatch, shuffle):
+  """From the states of one or several hosts, on one or several hosts, nothing is read again."""
+  source = write_shards(tmp_path)
+  whole = packed(tmp_path, source, 4, shuffle)
+  expected = [whole.segment(step).targets_BxT for step in range(40)]
+  one, two, steps = [slice(0, 4)], [slice(0, 1), slice(1, 4)], record_steps(monkeypatch)
+  for hosts_before, hosts_after in itertools.product((one, two), repeat=2):
+    saved = {}
+    for host in hosts_before:
+      dataset = packed(tmp_path, source, 4, shuffle)
+      for step in range(23):
+        dataset.segment(step, host)
+        states = dataset.states(step + 1)
+      assert len(states['rows']) == host.stop - host.start and not dataset.states(22)['rows']
+      saved |= states['rows']
+    states = json.loads(json.dumps(states | {'rows': saved}))
+    del steps[:]
+    for host in hosts_after:
+      dataset = packed(tmp_path, source, 4, shuffle)
+      dataset.restore(23, states)
+      for step in range(23, 40):
+        np.testing.assert_array_equal(dataset.segment(step, host).targets_BxT, expected[step][host])
+      assert steps == list(range(23, 40))
+      del steps[:]
+  for step in (30, 5):  # after and before the restored one
+    np.testing.assert_array_equal(dataset.segment(step).targets_BxT, expected[step])
+
+
+def save_places(dataset, path, step, rows=range(2), order=(None, False)):
+  """Appends a line as version 0.3.0 did."""
+  states = [dataset.states(step)['rows'][str(row)] for row in rows]
+  json_files.append_line(
+    path, {'step': step, 'first': rows[0], 'places': states, 'order': list(order)}
+  )
+
+
+def test_places_of_earlier_versions_are_read(tmp_path, monkeypatch):
+  """Those of a host may be newer; a line may be incomplete; another order has places of its own."""
+  monkeypatch.setattr(saved_places, 'MAX_STEPS', 3)
   dataset = open_dataset(tmp_path, 2)
-  segments = [dataset.segment(step) for step in range(23)]
-  lines = (tmp_path / 'places' / '0-1.0.jsonl').read_text().split('\n')
-  with (tmp_path / 'places' / '0-1.0.jsonl').open('a') as file:
+  places, segments = tmp_path / 'places', []
+  for step in range(60):
+    segments.append(dataset.segment(step).targets_BxT)
+    if step % 5 == 4:
+      for row in (0, 1):
+        if (row, step) != (1, 54):  # this host was ended before
+          path = places / f'{row}-{row}.{step // 25}.jsonl'
+          save_places(dataset, path, step + 1, range(row, row + 1))
+  with (places / '0-0.0.jsonl').open('a') as file:
     file.write('{"step": 25, "fir')  # the process was killed while it wrote a line
-  encoded_texts, encode_all = [], vocabularies.ByteVocabulary.encode_all
-
-  def recording_encode_all(vocabulary, texts):
-    encoded_texts.extend(texts)
-    return encode_all(vocabulary, texts)
-
-  monkeypatch.setattr(vocabularies.ByteVocabulary, 'encode_all', recording_encode_all)
-  resumed = open_dataset(tmp_path, 2)
-  np.testing.assert_array_equal(resumed.segment(22).targets_BxT, segments[22].targets_BxT)
-  assert len(encoded_texts) < 14  # 23 segments hold 38 documents
-  for row in (0, 1):  # two hosts get the same rows
-    host_segment = open_dataset(tmp_path, 2).segment(22, slice(row, row + 1))
-    np.testing.assert_array_equal(host_segment.targets_BxT, segments[22].targets_BxT[row : row + 1])
-  resumed.segment(23), resumed.segment(24)
-  expected = [resumed.segment(step).targets_BxT for step in range(25, 58)]
-  saved = [json.loads(line) for line in lines if line]
-  assert [line['step'] for line in saved] == [0, 5, 10, 15, 20]
-  for number, steps in ((1, range(25, 50, 5)), (2, range(50, 60, 5))):
-    path = tmp_path / 'places' / f'0-1.{number}.jsonl'
-    saved = [json.loads(line)['step'] for line in path.read_text().split('\n') if line]
-    assert saved == list(steps)
-  del encoded_texts[:]
-  for step in (57, 49):
-    actual = open_dataset(tmp_path, 2).segment(step).targets_BxT
-    np.testing.assert_array_equal(actual, expected[step - 25])
-  assert len(encoded_texts) < 28
+  steps = record_steps(monkeypatch)
+  for step, first in ((57, 50), (51, 50), (22, 20), (4, 0)):
+    np.testing.assert_array_equal(
+      open_dataset(tmp_path, 2).segment(step).targets_BxT, segments[step]
+    )
+    assert steps == list(range(first, step + 1))
+    del steps[:]
+    for row in (0, 1):  # two hosts get the same rows
+      host_segment = open_dataset(tmp_path, 2).segment(step, slice(row, row + 1))
+      np.testing.assert_array_equal(host_segment.targets_BxT, segments[step][row : row + 1])
+    del steps[:]
+  packed(tmp_path, write_shards(tmp_path), 2, shuffle=3).segment(7)
+  assert steps == list(range(8))
+  for path in places.glob('0-*'):  # the oldest versions wrote no order
+    lines = [line for line in json_files.read_lines(path) if line.pop('order')]
+    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  del steps[:]
+  open_dataset(tmp_path, 2).segment(57)
+  assert steps == list(range(50, 58))
 
 
 @pytest.mark.parametrize(
@@ -126,15 +180,17 @@ def test_damaged_states_are_ignored(tmp_path, damage):
 
 
 def test_a_tokenizer_that_gives_fewer_tokens_than_before_is_named(tmp_path):
-  open_dataset(tmp_path, 2).segment(0)
-  (path,) = (tmp_path / 'places').glob('0-1.*.jsonl')
-  line = json.loads(path.read_text())
-  line['places'][0][packing.ReaderState._fields.index('tokens')] = 99
-  path.write_text(f'{json.dumps(line)}\n')
+  dataset = open_dataset(tmp_path, 2)
+  dataset.segment(0)
+  states = dataset.states(1)
+  states['rows']['0'][row_reader.RowState._fields.index('tokens')] = 99
+  dataset.restore(1, states)
+  again = open_dataset(tmp_path, 2)
+  again.restore(1, states)
   with pytest.raises(
     errors.BadInput, match='^a row was at token 99 of a document that has [0-9]+ now'
   ):
-    open_dataset(tmp_path, 2).segment(0)
+    again.segment(1)
 
 
 def test_more_rows_than_documents(tmp_path):
@@ -170,48 +226,34 @@ def documents_of(dataset, steps, row=0):
 
 @each('name', document_files.NAMES)
 def test_every_format_resumes_shuffled_or_not(tmp_path, monkeypatch, name):
-  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 10)
-  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 8)
+  monkeypatch.setattr(document_blocks, 'BLOCK_DOCUMENTS', 8)
   folder = tmp_path / name
   source = write_files(folder, name)
   for batch_size, shuffle in ((2, None), (4, None), (2, 1), (4, 1)):
-    places = f'{batch_size} {shuffle}'
-    whole = packed(folder, source, batch_size, shuffle, f'whole {places}')
+    whole = packed(folder, source, batch_size, shuffle)
     expected = [whole.segment(step).targets_BxT for step in range(70)]
+    states, begin = None, 0
     for stop in (23, 24, 61):  # killed there
-      dataset = packed(folder, shards.find(folder)[0]['train'], batch_size, shuffle, places)
-      for step in range(max(stop - 20, 0), stop):
+      dataset = packed(folder, shards.find(folder)[0]['train'], batch_size, shuffle)
+      if states is not None:
+        dataset.restore(begin, states)
+      for step in range(begin, stop):
         np.testing.assert_array_equal(dataset.segment(step).targets_BxT, expected[step])
+        if step == stop - 3:  # the checkpoint of some steps before
+          next_states = json.loads(json.dumps(dataset.states(step + 1)))
+      if stop != 24:
+        states, begin = next_states, stop - 2
     # Two and four hosts, which take turns in one process.
     hosts = slice(0, 1), slice(1, batch_size), *(slice(row, row + 1) for row in range(batch_size))
-    dataset = packed(folder, source, batch_size, shuffle, places)
+    dataset = packed(folder, source, batch_size, shuffle)
+    dataset.restore(begin, states)
     for step in (67, 68, 69):
       for rows in hosts:
         np.testing.assert_array_equal(dataset.segment(step, rows).targets_BxT, expected[step][rows])
 
 
-def test_a_place_is_of_its_order(tmp_path, monkeypatch):
-  """Another seed starts from its own places; those of a version that wrote no order are read."""
-  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 5)
-  source = write_files(tmp_path, 'x.jsonl')
-  order = [packed(tmp_path, source, 2).segment(step) for step in range(12)]
-  assert len(order) == 12
-  expected = packed(tmp_path, source, 2, 3, 'others').segment(15)
-  actual = packed(tmp_path, source, 2, 3).segment(15)
-  np.testing.assert_array_equal(actual.targets_BxT, expected.targets_BxT)
-  path = tmp_path / 'places' / '0-1.0.jsonl'
-  lines = [json.loads(line) for line in path.read_text().splitlines() if line]
-  assert {tuple(line.pop('order')) for line in lines} == {(None, False), (3, False)}
-  path.write_text(''.join(json.dumps(line) + '\n' for line in lines[:3]))
-  next_segments, calls = packing._BatchReader.next_segments, []
-  note = lambda reader: calls.append(reader.step) or next_segments(reader)
-  monkeypatch.setattr(packing._BatchReader, 'next_segments', note)
-  packed(tmp_path, source, 2).segment(11)
-  assert calls == [10, 11]
-
-
 def test_a_shuffled_epoch_has_each_document_once(tmp_path, monkeypatch):
-  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 8)
+  monkeypatch.setattr(document_blocks, 'BLOCK_DOCUMENTS', 8)
   source = write_files(tmp_path, 'x.jsonl')
   num_documents = 30 + 17 + 41
   orders = []
@@ -241,17 +283,22 @@ def test_rows_that_share_a_shard_read_it_once(tmp_path, monkeypatch, name):
   monkeypatch.setattr(
     shards.FileShards, 'read', lambda *arguments: reads.append(arguments) or read(*arguments)
   )
-  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 3)
-  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 20)
+  monkeypatch.setattr(document_blocks, 'BLOCK_DOCUMENTS', 3)
   texts = [f'{i} ' + 'some text ' * (1, 1, 1, 5, 1, 3, 1, 2)[i % 8] for i in range(300)]
   document_files.write(tmp_path / f'train{name[1:]}', texts)
   document_files.write(tmp_path / f'valid{name[1:]}', ['x'])
   source = shards.find(tmp_path / f'train{name[1:]}')[0]['train']
-  segments, num_reads = [], []
+  segments, num_reads, states = [], [], None
   for shared_bytes, steps in ((1 << 20, range(60)), (1 << 20, range(40, 60)), (1500, range(60))):
-    monkeypatch.setattr(packing, 'SHARED_BYTES', shared_bytes)
+    monkeypatch.setattr(document_blocks, 'SHARED_BYTES', shared_bytes)
     dataset = packed(tmp_path, source, 8, places=f'{name}-{shared_bytes}')
-    segments.append([dataset.segment(step) for step in steps])
+    if steps[0]:
+      dataset.restore(40, states)
+    segments.append([])
+    for step in steps:
+      if step == 40 and not steps[0]:
+        states = dataset.states(40)
+      segments[-1].append(dataset.segment(step))
     num_reads.append(len(reads))
     np.testing.assert_equal(dataset.segment(steps[0]), segments[-1][0])  # an earlier step again
     del reads[:]
@@ -262,7 +309,7 @@ def test_rows_that_share_a_shard_read_it_once(tmp_path, monkeypatch, name):
 
 def test_only_what_rows_here_wait_for_is_kept(tmp_path, monkeypatch):
   """Of the other rows, which another host reads, nothing is."""
-  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 3)
+  monkeypatch.setattr(document_blocks, 'BLOCK_DOCUMENTS', 3)
   texts = [f'{i} ' + 'some text ' * (1, 1, 1, 5, 1, 3, 1, 2)[i % 8] for i in range(300)]
   for name in ('train.jsonl', 'valid.jsonl'):
     document_files.write(tmp_path / name, texts)
@@ -270,12 +317,12 @@ def test_only_what_rows_here_wait_for_is_kept(tmp_path, monkeypatch):
   for step in range(40):
     dataset.rows(step, rows)
   reader = dataset._readers[rows]
-  source = reader._row_readers[2]._source
-  assert source._blocks
-  slowest = min(state.document for state in reader.states())
-  for block in source._blocks.values():
-    assert block.place.document >= slowest and block.size == sum(map(len, block.records))
-    owners = {(block.place.document + i) % 8 for i, record in enumerate(block.records) if record}
+  blocks = reader._row_readers[2]._blocks._shared_blocks
+  assert blocks
+  slowest = min(state.document for state in reader.states().values())
+  for block in blocks.values():
+    assert block.position.document >= slowest and block.size == sum(map(len, block.records))
+    owners = {(block.position.document + i) % 8 for i, record in enumerate(block.records) if record}
     assert owners <= set(rows)
 
 
@@ -389,9 +436,9 @@ def test_a_shard_is_checked_each_time_that_it_begins(tmp_path):
 
 
 def test_files_that_rows_read_for_themselves_are_closed(tmp_path, monkeypatch):
-  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 3)
-  monkeypatch.setattr(packing, 'SHARED_BYTES', 0)
-  monkeypatch.setattr(packing, 'MAX_ROW_FILES', 2)
+  monkeypatch.setattr(document_blocks, 'BLOCK_DOCUMENTS', 3)
+  monkeypatch.setattr(document_blocks, 'SHARED_BYTES', 0)
+  monkeypatch.setattr(document_blocks, 'MAX_ROW_FILES', 2)
   texts = [f'{i} ' + 'some text ' * (1, 1, 1, 5, 1, 3, 1, 2)[i % 8] for i in range(60)]
   for name in ('train-0.jsonl', 'train-1.jsonl', 'valid.jsonl'):
     document_files.write(tmp_path / name, texts)
@@ -415,7 +462,7 @@ def test_files_that_rows_read_for_themselves_are_closed(tmp_path, monkeypatch):
 
 def test_rows_in_another_epoch_of_a_file_do_not_open_it_each(tmp_path, monkeypatch):
   """Rows that have finished their file begin one that others still read."""
-  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 3)
+  monkeypatch.setattr(document_blocks, 'BLOCK_DOCUMENTS', 3)
   for number, count in enumerate((30, 300)):
     texts = [f'{number} {i} some text' for i in range(count)]
     document_files.write(tmp_path / f'train-{number}.jsonl.gz', texts)
@@ -428,7 +475,7 @@ def test_rows_in_another_epoch_of_a_file_do_not_open_it_each(tmp_path, monkeypat
   for step in range(300):
     dataset.rows(step, range(8))
   (reader,) = dataset._readers.values()
-  epochs = [state.epoch for state in reader.states()]
+  epochs = [state.epoch for state in reader.states().values()]
   assert 2 <= max(epochs) and len(reads) <= 2 * (1 + max(epochs))
 
 
@@ -445,8 +492,7 @@ def test_documents_of_the_other_split_are_not_counted_as_empty(tmp_path, caplog)
 
 
 def test_a_damaged_file_may_be_replaced(tmp_path, monkeypatch):
-  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 10)
-  monkeypatch.setattr(packing, 'BLOCK_DOCUMENTS', 8)
+  monkeypatch.setattr(document_blocks, 'BLOCK_DOCUMENTS', 8)
   write_files(tmp_path, 'x.jsonl.zst')
   path = tmp_path / 'train-0.jsonl.zst'
   good = path.read_bytes()

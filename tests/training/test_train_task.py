@@ -4,18 +4,20 @@ import dataclasses
 import functools
 import json
 import shutil
+import signal
 import types
 
 import numpy as np
 import pytest
 
 from ngrammer_jax import errors, runs
+from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.data import packing
 from ngrammer_jax.system import json_files
 from ngrammer_jax.training import loop, train_task
-from tests.training.helpers import arrays, records
+from tests.training.helpers import arrays, flip, names, records, signal_at
 
 
 @pytest.fixture
@@ -36,30 +38,76 @@ def train(config, workdir):
 
 
 def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, toy_model):
-  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 3)
+  """From the states in the checkpoint; of version 0.3.0, from places/, or by reading again."""
   reference = tmp_path / 'reference'
   assert train(config, reference)
-  (states,) = (reference / 'places').glob('*/[0-9]*.jsonl')  # all rows of the host
+  assert not (reference / 'places').exists()
+  steps, next_segments = [], packing._BatchReader.next_segments
+  note = lambda reader: steps.append(reader.step) or next_segments(reader)
+  monkeypatch.setattr(packing._BatchReader, 'next_segments', note)
 
-  def resumed(name, mesh=config.mesh, places=True):
-    shutil.copytree(reference, tmp_path / name)
-    shutil.rmtree(tmp_path / name / 'checkpoints' / '12')
-    if not places:  # then all is read again
-      shutil.rmtree(tmp_path / name / 'places')
-    assert train(dataclasses.replace(config, mesh=mesh), tmp_path / name)
-    return arrays(tmp_path / name)
+  def resumed(name, places=None, mesh=config.mesh):
+    workdir = tmp_path / name
+    shutil.copytree(reference, workdir)
+    shutil.rmtree(workdir / 'checkpoints' / '12')
+    if places is not None:
+      states = json.loads((workdir / 'checkpoints' / '8' / 'rows.json').read_text())[0]['rows']
+      (folder,) = (workdir / 'shards').iterdir()
+      (workdir / 'shards').rename(workdir / 'places')
+      for rows in places:
+        line = {'step': 8, 'first': rows[0], 'places': [states[str(row)] for row in rows]}
+        line['order'] = [None, False]
+        path = workdir / 'places' / folder.name / f'{rows[0]}-{rows[-1]}.0.jsonl'
+        json_files.append_line(path, line)
+      remove_rows(workdir / 'checkpoints' / '8')
+    del steps[:]
+    assert train(dataclasses.replace(config, mesh=mesh), workdir)
+    return arrays(workdir)
 
-  assert resumed('alike') == resumed('without_places', places=False) == arrays(reference)
-  # In earlier versions, the rows of each device were in a file of their own.
-  for line in json_files.read_lines(states):
-    for row, place in enumerate(line['places']):
-      alone = line | {'first': row, 'places': [place]}
-      json_files.append_line(states.with_name(f'{row}-{row}.0.jsonl'), alone)
-  states.unlink()
-  assert resumed('by_rows') == arrays(reference)
+  assert resumed('alike') == arrays(reference)
+  assert steps == [8, 9, 10, 11]
+  assert resumed('places', [range(8)]) == arrays(reference)
+  assert steps == [8, 9, 10, 11]
+  assert resumed('by_rows', [range(row, row + 1) for row in range(8)]) == arrays(reference)
+  assert steps == [8, 9, 10, 11]
+  assert resumed('nothing', []) == arrays(reference)
+  assert steps == list(range(12))
   resumed('elsewhere', mesh=mesh_config.MeshConfig(data=2, model=4))
   losses = [records(tmp_path / name)[-2]['loss'] for name in ('reference', 'elsewhere')]
   assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def remove_rows(checkpoint):
+  """Makes a checkpoint one of version 0.3.0, which has no states of rows."""
+  (checkpoint / 'rows.json').unlink()
+  saved = manifest.read(checkpoint)
+  saved.files.pop('rows.json')
+  manifest.write(checkpoint, saved)
+
+
+def test_damaged_states_of_rows_are_a_damaged_checkpoint(config, tmp_path, caplog, toy_model):
+  reference, workdir = tmp_path / 'reference', tmp_path / 'damaged'
+  assert train(config, reference)
+  shutil.copytree(reference, workdir)
+  flip(workdir / 'checkpoints' / '12' / 'rows.json')
+  assert train(config, workdir)
+  assert 'rows.json was changed: wrong checksum; falling back to the previous' in caplog.text
+  assert names(workdir) == ['12', '12.damaged', '4', '8']
+  assert arrays(workdir) == arrays(reference)
+
+
+def test_a_signal_saves_the_states_of_the_trained_step(config, tmp_path, monkeypatch, toy_model):
+  """Not those of the steps that are read ahead."""
+  reference, workdir = tmp_path / 'reference', tmp_path / 'run'
+  assert train(config, reference)
+  signal_at(monkeypatch, {6: signal.SIGTERM})
+  with pytest.raises(errors.Interrupted):
+    train(config, workdir)
+  assert '6' in names(workdir)
+  assert train(config, workdir)
+  assert arrays(workdir) == arrays(reference)
+  last = [json.loads((w / 'checkpoints/12/rows.json').read_text()) for w in (reference, workdir)]
+  assert last[0] == last[1]
 
 
 def test_a_mixture_is_judged_by_the_mean_of_its_parts(config, tiny, tmp_path, toy_model):

@@ -173,6 +173,12 @@ class FinetuneTask:
     indices = np.array([self._order(epoch)[position] for epoch, position in positions])
     return streams.map_batches(lambda array: array[indices], self._rows)
 
+  def row_states(self, step: int) -> None:
+    """Returns None: a segment is a function of its step alone."""
+
+  def restore_rows(self, step: int, states: None) -> None:
+    """Does nothing: a segment is a function of its step alone."""
+
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state with the parameters and the codebook of the initial checkpoint.
 

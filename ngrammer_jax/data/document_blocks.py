@@ -1,0 +1,206 @@
+"""Blocks of documents of shards, which the rows of a host that share a shard read once."""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import logging
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import fingerprints
+from ngrammer_jax.data import shards as shard_files
+from ngrammer_jax.data.formats import FilePosition
+
+BLOCK_DOCUMENTS = 128
+BLOCK_BYTES = 256 << 10
+SHARED_BYTES = 256 << 20  # of blocks that wait for slower rows
+MAX_SHARED_BLOCKS = 1 << 14
+MAX_ROW_FILES = 64  # open files of rows that are further behind
+NEAR = 1 << 15  # documents that are read on the way to a block, rather than opening its file again
+
+Documents = Iterator[tuple[bytes, FilePosition]]  # see `shards.Shards.read`
+
+
+@dataclasses.dataclass
+class DocumentBlock:
+  """Consecutive documents of a shard.
+
+  Attributes:
+    position: where the first one begins.
+    records: their records, see `shards.Shards`; b'' for one that no row waits for.
+    size: bytes of the records.
+    next_position: where the next block begins; None at the end of the shard.
+    num_waiting: number of rows that will ask for the block, if several rows share the shard.
+  """
+
+  position: FilePosition
+  records: list[bytes]
+  size: int = 0
+  next_position: FilePosition | None = None
+  num_waiting: int = 0
+
+  def take(self, number: int) -> bytes:
+    """Returns a record and drops it: each document belongs to one row."""
+    record = self.records[number]
+    self.records[number] = b''
+    self.size -= len(record)
+    return record
+
+
+@dataclasses.dataclass
+class _OpenFile:
+  """A shard that is being read.
+
+  Attributes:
+    shard: its number.
+    position: where the next document begins.
+    documents: the remaining documents.
+  """
+
+  shard: int
+  position: FilePosition
+  documents: Documents
+
+
+class BlockReader:
+  """Reads the documents of shards in blocks, for some rows of the batch.
+
+  A block is read once for all rows that share its shard, while at most SHARED_BYTES wait for slower
+  rows; rows that are further behind read the file themselves. A block has BLOCK_DOCUMENTS
+  documents, or fewer if they have BLOCK_BYTES, so its content does not depend on the reader.
+
+  Args:
+    shards: the shards.
+    shard_fingerprints: their fingerprints.
+    keeps_blank: whether white space is a document.
+    rows: the rows of this reader; documents of other rows are dropped.
+  """
+
+  def __init__(
+    self,
+    shards: shard_files.Shards,
+    shard_fingerprints: fingerprints.ShardFingerprints,
+    keeps_blank: bool,
+    rows: Sequence[int],
+  ):
+    self.files = shards.files
+    self._shards = shards
+    self._rows = rows
+    self._fingerprints = shard_fingerprints
+    self._keeps_blank = keeps_blank
+    self._num_empty = 0
+    # Blocks that rows wait for, by epoch, shard and position.
+    self._shared_blocks: dict[tuple[int, int, FilePosition], DocumentBlock] = {}
+    # Position of the newest shared block, by epoch and shard.
+    self._newest: dict[tuple[int, int], FilePosition] = {}
+    # Shards that are being read: by epoch and shard those of several rows, by row those of one.
+    self._shared_files: dict[tuple[int, int], _OpenFile] = {}
+    self._row_files: dict[int, _OpenFile] = {}
+
+  def read(
+    self, shard: int, position: FilePosition, epoch: int, row: int, sharing_rows: Sequence[int]
+  ) -> DocumentBlock:
+    """Returns the block at a position. Each row that shares the shard asks once for each block."""
+    if len(sharing_rows) == 1:
+      return self._read_block(shard, position, self._shared_files, (epoch, shard))
+    block = self._shared_blocks.get((epoch, shard, position))
+    if block is None:
+      if position < self._newest.get((epoch, shard), FilePosition()):
+        return self._read_alone(shard, position, row)
+      block = self._read_shared(shard, position, epoch, sharing_rows)
+    block.num_waiting -= 1
+    if not block.num_waiting:  # then no row waits for an earlier one either
+      self._drop_blocks(shard, position, epoch)
+    return block
+
+  def text(self, shard: int, document: int, record: bytes) -> bytes:
+    """Returns the text of a document, b'' for one to be left out; empty ones are counted."""
+    try:
+      text = self._shards.text(shard, document, record)
+    except errors.BadInput:
+      with self._fingerprints.record_damage(shard):  # too slow for every document
+        raise
+    if text is None:  # a document of another split
+      return b''
+    if text.strip() or (text and self._keeps_blank):
+      return text
+    self._num_empty += 1
+    if str(self._num_empty).strip('0') == '1':
+      logging.info('number of empty documents that were skipped so far: %s', f'{self._num_empty:,}')
+    return b''
+
+  def _read_alone(self, shard: int, position: FilePosition, row: int) -> DocumentBlock:
+    """Reads a block that slower rows no longer share."""
+    block = None
+    for block in self._read_up_to(shard, position, self._row_files, row):
+      if block.position == position:
+        break
+    while len(self._row_files) > MAX_ROW_FILES:
+      del self._row_files[next(iter(self._row_files))]
+    return block
+
+  def _read_shared(
+    self, shard: int, position: FilePosition, epoch: int, sharing_rows: Sequence[int]
+  ) -> DocumentBlock:
+    """Reads up to a block that nobody has read yet; keeps what other rows will ask for."""
+    local_turns = {sharing_rows.index(row) for row in self._rows if row in sharing_rows}
+    block = None
+    for block in self._read_up_to(shard, position, self._shared_files, (epoch, shard)):
+      for number in range(len(block.records)):
+        if (block.position.document + number) % len(sharing_rows) not in local_turns:
+          block.take(number)
+      block.num_waiting = len(local_turns)
+      self._shared_blocks[epoch, shard, block.position] = block
+      self._limit_shared_blocks()
+    self._newest[epoch, shard] = position
+    return block
+
+  def _limit_shared_blocks(self) -> None:
+    """Drops the oldest blocks beyond the limits; slower rows read them again."""
+    size = sum(block.size for block in self._shared_blocks.values())
+    while size > SHARED_BYTES or len(self._shared_blocks) > MAX_SHARED_BLOCKS:
+      oldest = next(iter(self._shared_blocks))
+      size -= self._shared_blocks.pop(oldest).size
+
+  def _drop_blocks(self, shard: int, last: FilePosition, epoch: int) -> None:
+    """Drops the blocks of a shard up to a position."""
+    for key in list(self._shared_blocks):
+      if key[:2] == (epoch, shard) and key[2] <= last:
+        del self._shared_blocks[key]
+
+  def _read_up_to(
+    self, shard: int, position: FilePosition, open_files: dict, key: object
+  ) -> Iterator[DocumentBlock]:
+    """Yields the blocks up to a position, from where an open file is if that is near."""
+    begin = position
+    opened = open_files.get(key)
+    if opened is not None and opened.shard == shard:
+      distance = position.document - opened.position.document
+      if 0 <= distance < NEAR:
+        begin = opened.position
+    while True:
+      block = self._read_block(shard, begin, open_files, key)
+      yield block
+      if block.position == position:
+        return
+      begin = block.next_position
+      if begin is None or begin > position:  # a position of an earlier version, within a block
+        begin = position
+
+  def _read_block(
+    self, shard: int, position: FilePosition, open_files: dict, key: object
+  ) -> DocumentBlock:
+    """Reads a block, from an open file if it is at the position; the file stays open."""
+    opened = open_files.pop(key, None)
+    if opened is None or (opened.shard, opened.position) != (shard, position):
+      self._fingerprints.check(shard)
+      opened = _OpenFile(shard, position, self._shards.read(shard, position))
+    block = DocumentBlock(position, [])
+    with self._fingerprints.record_damage(shard):
+      for record, next_position in opened.documents:
+        block.records.append(record)
+        block.size += len(record)
+        if len(block.records) == BLOCK_DOCUMENTS or block.size >= BLOCK_BYTES:
+          block.next_position = next_position
+          opened.position = next_position
+          open_files[key] = opened
+          break
+    return block

@@ -1,0 +1,177 @@
+"""One row of the batch that reads documents during training: its tokens and its state."""
+
+import collections
+from collections.abc import Iterator, Sequence
+import dataclasses
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import document_blocks
+from ngrammer_jax.data.formats import FilePosition
+
+
+class RowState(NamedTuple):
+  """Position of the next token of a row.
+
+  Attributes:
+    epoch: number of completed passes over the shards of the row.
+    shard: index of the current shard, in the order of the epoch.
+    document, offset: position of a block of documents in the shard, see `formats.FilePosition`.
+    tokens: number of tokens of the current document that are already consumed.
+    frame: the last part of the position.
+    index: index of the current document in the order of the block.
+  """
+
+  epoch: int = 0
+  shard: int = 0
+  document: int = 0
+  offset: int = 0
+  tokens: int = 0
+  frame: int = 0
+  index: int = 0
+
+  @property
+  def position(self) -> FilePosition:
+    """Position of the block of documents."""
+    return FilePosition(self.document, self.offset, self.frame)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledOrder:
+  """The order of shards and documents: a function of the seed and the position alone.
+
+  Attributes:
+    seed: None leaves them as they are stored.
+  """
+
+  seed: int | None = None
+
+  def permutation(self, count: int, *position: int) -> Sequence[int]:
+    """Returns the order of `count` shards or documents at a position."""
+    if self.seed is None:
+      return range(count)
+    # The numbers of this older class are the same in all versions of NumPy.
+    return np.random.RandomState([self.seed, *position]).permutation(count).tolist()
+
+
+class RowReader:
+  """Reads the documents of one batch row and buffers their tokens.
+
+  Row b of B reads the shards b, b + B, ... in an endless loop. With fewer shards than rows, the
+  rows b, b + S, ... share a shard of S, and each reads every n-th document.
+
+  Args:
+    row: number of the row in the global batch.
+    batch_size: B.
+    blocks: reads the documents.
+    order: order of shards and documents.
+    separator: tokens between two documents.
+    state: where to begin.
+  """
+
+  def __init__(
+    self,
+    row: int,
+    batch_size: int,
+    blocks: document_blocks.BlockReader,
+    order: ShuffledOrder,
+    separator: Sequence[int],
+    state: RowState,
+  ):
+    self._row = row
+    self._blocks = blocks
+    self._order = order
+    self._separator = np.int32(separator)
+    num_shards = len(blocks.files)
+    self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
+    self._sharing_rows = range(row % num_shards, batch_size, num_shards)
+    self.documents = self._read_documents(state)
+    # Tokens of documents after a document start, with the position of their next token.
+    self._buffer: collections.deque[tuple[RowState, np.ndarray]] = collections.deque()
+    self._state_if_empty = state
+    self.num_buffered = 0
+
+  @property
+  def state(self) -> RowState:
+    """Position of the next token."""
+    return self._buffer[0][0] if self._buffer else self._state_if_empty
+
+  def _read_documents(self, state: RowState) -> Iterator[tuple[RowState, bytes]]:
+    """Yields the state before each document, and its text, without end."""
+    for epoch in itertools.count(state.epoch):
+      begin = state if epoch == state.epoch else RowState(epoch)
+      has_documents = False
+      for document in self._read_epoch(begin):
+        has_documents = True
+        yield document
+      if not has_documents and epoch > state.epoch:
+        names = ', '.join(str(self._blocks.files[index]) for index in self._shard_indices)
+        raise errors.BadInput(
+          f'{names} has no document for one of the {len(self._sharing_rows)} rows that read it: '
+          f'reduce training.batch_size to at most the number of documents, or add text'
+        )
+
+  def _read_epoch(self, state: RowState) -> Iterator[tuple[RowState, bytes]]:
+    """Yields the state before each document of an epoch from a state on, and its text."""
+    epoch, tokens = state.epoch, state.tokens
+    order = self._order.permutation(len(self._blocks.files), epoch)
+    for shard in range(state.shard, len(self._shard_indices)):
+      file = order[self._shard_indices[shard]]
+      position, first_index = FilePosition(), 0
+      if shard == state.shard:
+        position, first_index = state.position, state.index
+      while position is not None:
+        block = self._blocks.read(file, position, epoch, self._row, self._sharing_rows)
+        documents = self._order.permutation(len(block.records), epoch, file, position.document)
+        for index in range(first_index, len(documents)):
+          document = position.document + documents[index]
+          if self._sharing_rows[document % len(self._sharing_rows)] != self._row:
+            continue
+          text = self._blocks.text(file, document, block.take(documents[index]))
+          if text:
+            before = RowState(epoch, shard, *position[:2], tokens, position.frame, index)
+            yield before, text
+            tokens = 0
+        position = block.next_position
+        first_index = 0
+
+  def add_tokens(self, state: RowState, ids: np.ndarray) -> None:
+    """Appends the tokens of a document, and those that separate it, to the buffer.
+
+    Raises:
+      BadInput: the row was further in the document than its tokens.
+    """
+    if not len(ids):
+      return
+    tokens = np.concatenate([self._separator[-1:], ids, self._separator], dtype=np.int32)
+    if state.tokens >= len(tokens):
+      raise errors.BadInput(
+        f'a row was at token {state.tokens:,} of a document that has {len(tokens) - 1:,} now: the '
+        f'tokenizer was changed since; use the version that the run began with'
+      )
+    self._buffer.append((state, tokens))
+    self.num_buffered += len(tokens) - 1 - state.tokens
+
+  def take(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Removes the next tokens from the buffer. Returns their inputs, targets and starts, [T]."""
+    self.num_buffered -= length
+    inputs = np.empty(length, np.int32)
+    targets = np.empty(length, np.int32)
+    starts = np.zeros(length, bool)
+    filled = 0
+    while filled < length:
+      state, tokens = self._buffer.popleft()
+      begin = state.tokens
+      end = min(begin + length - filled, len(tokens) - 1)
+      part = slice(filled, filled + end - begin)
+      inputs[part] = tokens[begin:end]
+      targets[part] = tokens[begin + 1 : end + 1]
+      starts[filled] = begin == 0
+      filled = part.stop
+    self._state_if_empty = state._replace(tokens=end)
+    if end < len(tokens) - 1:
+      self._buffer.appendleft((self._state_if_empty, tokens))
+    return inputs, targets, starts
