@@ -102,7 +102,7 @@ def prepare(
   has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
   with hosts.collective_errors():
     source = reader.frozen_dtypes(workdir) if has_checkpoint else task.source_dtypes
-  run = programs.Programs(config, task.vocabulary.size, _make_mesh(config), source)
+  run = programs.Programs(config, task.vocabulary.size, _make_mesh(config), source, task.loss)
   with hosts.collective_errors():  # hosts may differ in their memory
     capacity.check(config, run.abstract)
   return task, run

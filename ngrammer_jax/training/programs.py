@@ -24,7 +24,7 @@ from ngrammer_jax.models import (
 )
 from ngrammer_jax.optimizers import partition, zero
 from ngrammer_jax.system import progress
-from ngrammer_jax.training import accumulation, capacity, flops, metrics
+from ngrammer_jax.training import accumulation, capacity, flops, losses, metrics
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 
@@ -39,6 +39,7 @@ class Programs:
     vocabulary_size: V.
     mesh: device mesh.
     source: dtype of every parameter that training starts from, by name.
+    loss: the loss of each token in training.
 
   Attributes:
     mesh: device mesh.
@@ -59,6 +60,7 @@ class Programs:
     vocabulary_size: int,
     mesh: jax.sharding.Mesh,
     source: Mapping[str, np.dtype] | None = None,
+    loss: losses.Loss = losses.next_token,
   ):
     self._config, self.mesh, self._vocabulary_size = config, mesh, vocabulary_size
     t, finetune = config.training, config.finetune
@@ -101,6 +103,7 @@ class Programs:
       microbatches=by_microbatches if t.microbatches > 1 else None,
       frozen=tuple(self.frozen),
       shards=shards,
+      loss=loss,
     )
     self.is_compiled = False
 

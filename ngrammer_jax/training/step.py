@@ -18,7 +18,7 @@ from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import language_model, memories, parameter_groups, spans
 from ngrammer_jax.optimizers import partition, row_gradient, zero
-from ngrammer_jax.training import accumulation
+from ngrammer_jax.training import accumulation, losses
 from ngrammer_jax.training import metrics as step_metrics
 from ngrammer_jax.training import state as train_state
 
@@ -29,6 +29,24 @@ class Rows(NamedTuple):
   segment: streams.Batch
   counts_BxT: jax.Array
   memory: Any
+
+
+class RowsGradient(NamedTuple):
+  """The gradient of some rows, and what else a pass over them returns.
+
+  Attributes:
+    gradient: gradient by path, without that of tables.
+    lookups: gradients of the lookups in tables. `row_gradient.join` takes both.
+    memory: the next memory of the rows.
+    metrics: the loss and its further values, see `losses.means`.
+    updated: the updated collections of the model.
+  """
+
+  gradient: dict[row_gradient.Path, Any]
+  lookups: dict[row_gradient.Path, Any]
+  memory: Any
+  metrics: step_metrics.Metrics
+  updated: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,6 +63,7 @@ class TrainStep:
     microbatches: computes the gradient by microbatches. None: for all rows at once.
     frozen: names of the parameters that are not trained; the codebooks of their memories stay.
     shards: splits the update over `data`. None: each of these devices makes it all.
+    loss: the loss of each token.
   """
 
   model: language_model.LanguageModel
@@ -56,6 +75,7 @@ class TrainStep:
   microbatches: accumulation.GradientAccumulation | None = None
   frozen: Collection[str] = ()
   shards: zero.ParameterShardings | None = None
+  loss: losses.Loss = losses.next_token
 
   def __call__(
     self, state: train_state.TrainState, segment: streams.Batch
@@ -65,65 +85,84 @@ class TrainStep:
     if self.shards is not None:
       trained = self.shards.keep(parameter_groups.without(state.params, self.frozen))
       state = state.replace(params=parameter_groups.merge(state.params, trained))
-    gradient, memory, nll, codebook = self._gradient(state, segment)
+    gradient, memory, metrics, codebook = self._gradient(state, segment)
     codebook = self._with_frozen_codebooks(codebook, state.codebook)
     with jax.named_scope('optimizer'):
-      trained = parameter_groups.without(state.params, self.frozen)
-      if self.shards is not None:
-        gradient, trained = self.shards.scatter(gradient), self.shards.scatter(trained)
-      updates, opt_state = self.optimizer.update(gradient, state.opt_state, trained)
-      metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
-      for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
-        metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
-      key = jax.random.fold_in(jax.random.key(self.seed), state.step)
-      trained = row_gradient.apply_updates(trained, updates, key)
-      if self.shards is not None:
-        trained = self.shards.gather(trained)
-      params = parameter_groups.merge(state.params, trained)
+      params, opt_state, norms = self._update(state, gradient)
+    metrics |= norms
     metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.microbatches is None)
     if config.span is not None:
       metrics |= spans.metrics(config, params, memory)
-    return state.replace(
+    next_state = state.replace(
       step=state.step + 1, params=params, codebook=codebook, opt_state=opt_state, memory=memory
-    ), metrics
+    )
+    return next_state, metrics
 
-  def _with_frozen_codebooks(self, codebook, before):
+  def _update(
+    self, state: train_state.TrainState, gradient: Any
+  ) -> tuple[Any, Any, step_metrics.Metrics]:
+    """Returns the updated parameters and optimizer state, and the norms of update and gradient."""
+    trained = parameter_groups.without(state.params, self.frozen)
+    if self.shards is not None:
+      gradient = self.shards.scatter(gradient)
+      trained = self.shards.scatter(trained)
+    updates, opt_state = self.optimizer.update(gradient, state.opt_state, trained)
+    norms = {'update_norm': row_gradient.norm(updates)}
+    for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
+      norms[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
+    key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+    trained = row_gradient.apply_updates(trained, updates, key)
+    if self.shards is not None:
+      trained = self.shards.gather(trained)
+    return parameter_groups.merge(state.params, trained), opt_state, norms
+
+  def _with_frozen_codebooks(self, codebook: Any, before: Any) -> Any:
     """Returns a codebook, for memories with frozen parameters as it was before."""
-    modules = {parameter_groups.memory_of(name) for name in self.frozen} - {None}
+    frozen_memories = {parameter_groups.memory_of(name) for name in self.frozen} - {None}
     names = traverse_util.flatten_dict(before, sep='/')
-    is_frozen = [name for name in names if parameter_groups.memory_of(name) in modules]
-    return parameter_groups.merge(codebook, parameter_groups.select(before, is_frozen))
+    frozen = [name for name in names if parameter_groups.memory_of(name) in frozen_memories]
+    return parameter_groups.merge(codebook, parameter_groups.select(before, frozen))
 
-  def _gradient(self, state, segment):
-    """Returns the gradient, the next memory, the mean loss and the next codebook."""
+  def _gradient(
+    self, state: train_state.TrainState, segment: streams.Segment
+  ) -> tuple[Any, Any, step_metrics.Metrics, Any]:
+    """Returns the gradient, the next memory, the metrics of the loss and the next codebook."""
     T = segment.tokens_BxT.shape[1]
     counts_BxT = segment.valid_BxT if segment.counts_BxT is None else segment.counts_BxT
-    counts_BxT = counts_BxT * (jnp.arange(T) >= (T // 2 if self.half_loss else 0))
+    first_counted = T // 2 if self.half_loss else 0
+    counts_BxT = counts_BxT * (jnp.arange(T) >= first_counted)
     total = counts_BxT.sum()
     dropout_key = jax.random.fold_in(jax.random.key(self.seed), state.step)
     rows = Rows(segment, counts_BxT, state.memory)
     if self.microbatches is None:
-      gradient, lookups, memory, nll, updated = self._rows_gradient(state, rows, total, dropout_key)
-      gradient = row_gradient.join(gradient, lookups, state.params)
-      return gradient, memory, nll, updated.get('codebook', state.codebook)
+      result = self._rows_gradient(state, rows, total, dropout_key)
+      gradient = row_gradient.join(result.gradient, result.lookups, state.params)
+      codebook = result.updated.get('codebook', state.codebook)
+      return gradient, result.memory, result.metrics, codebook
 
-    def microbatch_gradient(rows, number):
+    def microbatch_gradient(rows: Rows, number: jax.Array) -> tuple[Any, Any]:
       key = jax.random.fold_in(dropout_key, number)
       # Auxiliary losses may be means over tokens, like the loss.
       share = rows.segment.valid_BxT.sum() / segment.valid_BxT.sum()
-      gradient, lookups, memory, *rest = self._rows_gradient(state, rows, total, key, share)
-      return (lookups, memory), (gradient, *rest)
+      result = self._rows_gradient(state, rows, total, key, share)
+      sums = result.gradient, result.metrics, result.updated
+      return (result.lookups, result.memory), sums
 
-    (lookups, memory), (gradient, nll, updated) = self.microbatches(microbatch_gradient, rows)
+    (lookups, memory), (gradient, metrics, updated) = self.microbatches(microbatch_gradient, rows)
     gradient = row_gradient.join(gradient, lookups, state.params)
     statistics = updated.get('statistics', {})
-    return gradient, memory, nll, update_codebook(self.model.config, state.codebook, statistics)
+    codebook = update_codebook(self.model.config, state.codebook, statistics)
+    return gradient, memory, metrics, codebook
 
-  def _rows_gradient(self, state, rows, total, dropout_key, share=1.0):
-    """Returns the gradient of some rows, without that of tables, and the gradients of lookups.
-
-    The two are the arguments of `row_gradient.join`. Then come the next memory, the loss and the
-    updated collections.
+  def _rows_gradient(
+    self,
+    state: train_state.TrainState,
+    rows: Rows,
+    total: jax.Array,
+    dropout_key: jax.Array,
+    share: jax.Array | float = 1.0,
+  ) -> RowsGradient:
+    """Returns the gradient of some rows.
 
     Args:
       state: the train state.
@@ -134,12 +173,12 @@ class TrainStep:
     """
     # A loss without tables is traced only once.
     has_tables = set(jax.tree.leaves(self.labels)) != {'dense'}
-    segment, mutable = rows.segment, [table.LOOKUPS] if has_tables else []
-    count = 1 if self.microbatches is None else self.microbatches.num_microbatches
+    segment = rows.segment
+    mutable = [table.LOOKUPS] if has_tables else []
     if not self.frozen_codebook:
       mutable.append('codebook' if self.microbatches is None else 'statistics')
 
-    def loss(params, perturbations):
+    def loss(params: Any, perturbations: Any) -> tuple[jax.Array, tuple[Any, ...]]:
       (hidden, memory, aux), updated = self.model.apply(
         {'params': params, 'codebook': state.codebook, **perturbations},
         segment.tokens_BxT,
@@ -149,14 +188,16 @@ class TrainStep:
         rngs={'dropout': dropout_key},
         mutable=mutable,
       )
-      scores = self.model.apply({'params': params}, hidden, segment.targets_BxT, method='scores')
-      nll = jnp.where(rows.counts_BxT > 0, scores.nll_BxT, 0).sum() / total
-      return nll + share * sum(aux.values()), (updated.pop(table.LOOKUPS, {}), memory, nll, updated)
+      context = losses.LossContext(self.model, params, segment, rows.counts_BxT, total)
+      metrics = losses.means(self.loss, hidden, context)
+      lookups = updated.pop(table.LOOKUPS, {})
+      return metrics['loss'] + share * sum(aux.values()), (lookups, memory, metrics, updated)
 
-    gradient, lookups, rest = row_gradient.grad(
-      loss, state.params, count if has_tables else 0, self.frozen
+    parts = 1 if self.microbatches is None else self.microbatches.num_microbatches
+    gradient, lookups, (memory, metrics, updated) = row_gradient.grad(
+      loss, state.params, parts if has_tables else 0, self.frozen
     )
-    return gradient, lookups, *rest
+    return RowsGradient(gradient, lookups, memory, metrics, updated)
 
 
 def update_codebook(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> Any:
@@ -168,14 +209,17 @@ def update_codebook(config: model_config.ModelConfig, codebook: Any, statistics:
     statistics: the counts and sums, in the structure of the codebook.
   """
   modules = dict(memories.ngram_modules(config))
-  counted = traverse_util.flatten_dict(statistics, is_leaf=lambda _, part: 'sums' in part)
-  parts = traverse_util.flatten_dict(
-    codebook, keep_empty_nodes=True, is_leaf=lambda path, _: path in counted
+  statistics_by_path = traverse_util.flatten_dict(
+    statistics, is_leaf=lambda _, variables: 'sums' in variables
   )
-  for path, part in counted.items():  # a quantiser is in the module of its memory
-    quantizer = modules[path[:-1]].make_quantizer(parent=None)
-    parts[path] = quantizer.update_codebook(parts[path], part)
-  return traverse_util.unflatten_dict(parts)
+  variables_by_path = traverse_util.flatten_dict(
+    codebook, keep_empty_nodes=True, is_leaf=lambda path, _: path in statistics_by_path
+  )
+  for path, counts_and_sums in statistics_by_path.items():
+    memory = modules[path[:-1]]  # a quantiser is in the module of its memory
+    quantizer = memory.make_quantizer(parent=None)
+    variables_by_path[path] = quantizer.update_codebook(variables_by_path[path], counts_and_sums)
+  return traverse_util.unflatten_dict(variables_by_path)
 
 
 def make_call(
@@ -192,7 +236,10 @@ def make_call(
   def step_or_skip(state, inputs):
     is_due, segment = inputs
     _, shapes = jax.eval_shape(jitted_step, state, segment)
-    skip = lambda state, _: (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+    def skip(state, _):
+      return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
     return jax.lax.cond(is_due, jitted_step, skip, state, segment)
 
   def call(state, segments, steps):

@@ -5,13 +5,14 @@ import logging
 import pathlib
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, mixture, streams, vocabularies
 from ngrammer_jax.inference import language_modeling
-from ngrammer_jax.training import programs, token_codebook
+from ngrammer_jax.training import losses, programs, token_codebook
 from ngrammer_jax.training import state as train_state
 
 
@@ -48,6 +49,15 @@ class TrainTask(Protocol):
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from, given a randomly initialised one."""
 
+  def loss(
+    self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array, context: losses.LossContext
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns the loss of each token, and further values to record, all [B, T].
+
+    A `losses.Loss`, such as `losses.next_token`. Both are averaged over the tokens that count
+    (`Segment.counts_BxT`), whatever the microbatches and devices.
+    """
+
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
@@ -66,6 +76,8 @@ MakeTask = Callable[[experiment.Config], TrainTask]
 class CorpusTask:
   """Language modeling on the text of `config.data`, as contiguous streams.
 
+  A subclass may have its own `loss`, or mask tokens in `segment`.
+
   Args:
     config: the experiment config.
     workdir: run directory; a streamed corpus stores the fingerprints of its files there.
@@ -74,7 +86,9 @@ class CorpusTask:
       see `init_from.Start`; None: training starts from random parameters.
   """
 
-  best_metric, patience = 'nll_nats_per_token', None
+  best_metric = 'nll_nats_per_token'
+  patience = None
+  loss = staticmethod(losses.next_token)
 
   def __init__(
     self,

@@ -18,7 +18,7 @@ from ngrammer_jax.training import state as train_state
 class Programs:
   """See `programs.Programs`."""
 
-  def __init__(self, config, vocabulary_size, mesh, source=None):
+  def __init__(self, config, vocabulary_size, mesh, source=None, loss=None):
     self._config, self.mesh, self.is_compiled = config, mesh, False
     self.labels, self.frozen = {'embedding': 'ngram_table'}, {}
     place = lambda rows: sharding.rows_sharding(mesh) if rows else sharding.replicated(mesh)

@@ -21,7 +21,7 @@ from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.system import progress, storage
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
-from ngrammer_jax.training import programs, token_codebook
+from ngrammer_jax.training import losses, programs, token_codebook
 from ngrammer_jax.training import state as train_state
 
 # Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
@@ -130,6 +130,7 @@ class FinetuneTask:
   """
 
   best_metric = 'error_percent'
+  loss = staticmethod(losses.next_token)
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config, self.patience = config, config.finetune.patience

@@ -1,0 +1,89 @@
+"""The loss of a training: by default the negative log-likelihood of the next token.
+
+A `train_task.TrainTask` may have a loss of its own: a function of the type `Loss`.
+
+B batch, T segment length, J width of the hidden states, V vocabulary.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import streams
+from ngrammer_jax.layers import softmax
+from ngrammer_jax.models import language_model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LossContext:
+  """What a loss may read beside hidden states and targets, for the rows of one microbatch.
+
+  Attributes:
+    model: the model.
+    params: its parameters, with respect to which the loss is differentiated.
+    segment: the tokens, targets and masks of these rows.
+    counts_BxT: more than 0 where the loss of a token counts.
+    total: number of tokens that count in all rows of the batch.
+  """
+
+  model: language_model.LanguageModel
+  params: Any
+  segment: streams.Segment
+  counts_BxT: jax.Array
+  total: jax.Array
+
+  def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
+    """Returns the negative log-likelihood of each target in nats, and whether it was predicted.
+
+    Never more than `model.vocabulary_chunk` logits of a token exist at once.
+    """
+    return self._head('scores', hidden_BxTxJ, targets_BxT)
+
+  def log_probs(self, hidden_BxTxJ: jax.Array) -> jax.Array:
+    """Returns log-probabilities [B, T, V] of the next tokens in nats; all exist at once."""
+    return self._head('log_probs', hidden_BxTxJ)
+
+  def _head(self, method: str, *inputs: jax.Array) -> Any:
+    return self.model.apply({'params': self.params}, *inputs, method=method)
+
+  def mean(self, values_BxT: jax.Array) -> jax.Array:
+    """Returns the part of these rows in the mean over all tokens that count."""
+    return jnp.where(self.counts_BxT > 0, values_BxT, 0).sum() / self.total
+
+
+# Maps hidden states [B, T, J], targets [B, T] and the context to the loss of each token, [B, T],
+# and to further values of each token by name, [B, T], whose means are recorded as loss/NAME.
+Loss = Callable[[jax.Array, jax.Array, LossContext], tuple[jax.Array, dict[str, jax.Array]]]
+
+
+def next_token(
+  hidden_BxTxJ: jax.Array, targets_BxT: jax.Array, context: LossContext
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Returns the negative log-likelihood of each target in nats, [B, T]. A `Loss`."""
+  return context.scores(hidden_BxTxJ, targets_BxT).nll_BxT, {}
+
+
+def means(loss: Loss, hidden_BxTxJ: jax.Array, context: LossContext) -> dict[str, jax.Array]:
+  """Returns the metrics `loss` and `loss/NAME`: the means of what a loss returns.
+
+  Those of microbatches add up to those of the batch.
+
+  Raises:
+    BadInput: the loss does not return one value for each token.
+  """
+  targets_BxT = context.segment.targets_BxT
+  loss_BxT, values = loss(hidden_BxTxJ, targets_BxT, context)
+  named = {'loss': loss_BxT}
+  for name, values_BxT in values.items():
+    named[f'loss/{name}'] = values_BxT
+  for name, values_BxT in named.items():
+    if jnp.shape(values_BxT) != targets_BxT.shape:
+      raise errors.BadInput(
+        f'{name} of the task has the shape {list(jnp.shape(values_BxT))}: return one value for '
+        f'each token, {list(targets_BxT.shape)}'
+      )
+  return {name: context.mean(values_BxT) for name, values_BxT in named.items()}
