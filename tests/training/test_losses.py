@@ -1,0 +1,206 @@
+"""Losses of a task, and those of docs/python_api.md to the letter."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import runs
+from ngrammer_jax.models import language_model
+from ngrammer_jax.training import loop, losses, programs, train_task
+from tests import documentation
+from tests.checks import bad_input, mesh_of
+from tests.loops import each
+from tests.training.helpers import arrays, records, write_config
+
+PAGE = documentation.ROOT / 'docs' / 'python_api.md'
+TASKS = ('SmoothedTask', 'WordsTask', 'HardTokensTask')
+# The other two are much like the first.
+BY_TASK = pytest.mark.parametrize(
+  'name', [TASKS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in TASKS[1:])]
+)
+SMALL = {'layers': 1, 'ngram': None}
+
+
+def documented_tasks():
+  """The task classes of the page by name."""
+  names = {}
+  for block in documentation.blocks(PAGE):
+    if any(f'class {name}' in block.text for name in TASKS):
+      assert len(block.text.strip().splitlines()) <= 20
+      exec(block.text, names)
+  return {name: names[name] for name in TASKS}
+
+
+@pytest.fixture
+def small(tiny):
+  """The config of a model of one layer, for 6 steps, with a validation after 3."""
+
+  def make(**training):
+    model = SMALL | {'dropout': 0.1}
+    intervals = {'steps': 6, 'evaluate_every': 3, 'checkpoint_every': 4, 'log_every': 1}
+    return tiny(model, training=intervals | training)
+
+  return make
+
+
+@BY_TASK
+def test_a_run_with_a_loss_resumes_bit_identically_and_is_evaluated(
+  small, one_device, tmp_path, name
+):
+  config = small()
+  reference, resumed = tmp_path / 'reference', tmp_path / 'resumed'
+  make_task = documented_tasks()[name]
+  assert loop.train(config, reference, make_task)
+  shutil.copytree(reference, resumed)
+  shutil.rmtree(resumed / 'checkpoints' / '6')
+  assert loop.train(config, resumed, make_task)
+  assert arrays(resumed) == arrays(reference) and records(resumed) == records(reference)
+
+  # Validation keeps its protocol, whatever is trained on.
+  validations = [line for line in records(reference) if 'validation/perplexity' in line]
+  assert [line['step'] for line in validations] == [3, 6]
+  result = runs.load_run(reference).evaluate('validation')
+  assert validations[-1]['validation/nll_nats_per_token'] == result['nll_nats_per_token']
+
+
+def first_step(config, make_task):
+  """The metrics of the first step of a run, and the update of its parameters."""
+  task = make_task(config)
+  mesh = mesh_of(1, 1, 1)
+  run = programs.Programs(config, task.vocabulary.size, mesh, loss=task.loss)
+  state = run.create()
+  before = jax.device_get(state.params)
+  segment = task.segment(0, slice(0, config.training.batch_size))
+  segments = jax.tree.map(lambda array: array[None], segment)
+  run.compile(state, segments)
+  state, metrics = run.call(state, segments, 1)
+  update = jax.tree.map(np.subtract, jax.device_get(state.params), before)
+  return {name: float(column[0]) for name, column in metrics.items()}, update
+
+
+@BY_TASK
+def test_accumulation_equals_the_whole_batch(tiny, one_device, name):
+  make_task = documented_tasks()[name]
+  sgd = {'warmup_steps': 0, 'clip_norm': None}
+
+  def result(parts):
+    accumulation = experiment.AccumulationConfig(parts=parts)
+    training = {'segments_per_call': 1, 'accumulation': accumulation}
+    return first_step(tiny(SMALL, sgd, training), make_task)
+
+  (metrics, update), (metrics_of_parts, update_of_parts) = result(1), result(4)
+  for key in metrics_of_parts:  # those of a whole batch have codebook/changed too
+    np.testing.assert_allclose(metrics_of_parts[key], metrics[key], rtol=2e-5, err_msg=key)
+  assert any(key.startswith('loss/') for key in metrics) or name == 'WordsTask'
+  difference = jax.tree.map(lambda a, b: np.abs(a - b).mean(), update, update_of_parts)
+  size = jax.tree.map(lambda a: np.abs(a).mean(), update)
+  assert sum(jax.tree.leaves(difference)) < 1e-3 * sum(jax.tree.leaves(size))
+
+
+def test_documented_losses_by_hand(tiny, one_device):
+  config = tiny(SMALL)
+  tasks = {name: task(config) for name, task in documented_tasks().items()}
+  task = train_task.CorpusTask(config)
+  batch = config.training.batch_size
+  model = language_model.build(config.model, task.vocabulary.size)
+  segment = task.segment(0, slice(0, batch))
+  memory = language_model.empty_memory(config.model, batch)
+  variables = nn.unbox(model.init(jax.random.key(0), segment.tokens_BxT, memory))
+  hidden, *_ = model.apply(variables, segment.tokens_BxT, memory, **segment.marks)
+  nll_BxTxV = -np.asarray(model.apply(variables, hidden, method='log_probs'))
+  nll_BxT = np.take_along_axis(nll_BxTxV, segment.targets_BxT[..., None], axis=-1)[..., 0]
+
+  def metrics_of(name):
+    own = tasks[name].segment(0, slice(0, batch))
+    counts = own.valid_BxT if own.counts_BxT is None else own.counts_BxT
+    context = losses.LossContext(model, variables['params'], own, counts, counts.sum())
+    return losses.means(tasks[name].loss, hidden, context)
+
+  smoothed_BxT = 0.9 * nll_BxT + 0.1 * nll_BxTxV.mean(axis=-1)
+  metrics = metrics_of('SmoothedTask')
+  assert metrics['loss'] == pytest.approx(smoothed_BxT.mean(), rel=1e-5)
+  assert metrics['loss/nll'] == pytest.approx(nll_BxT.mean(), rel=1e-5)
+
+  is_word = (segment.targets_BxT != ord(' ')) & (segment.targets_BxT != ord('\n'))
+  assert 0.1 < is_word.mean() < 0.9
+  assert metrics_of('WordsTask') == {'loss': pytest.approx(nll_BxT[is_word].mean(), rel=1e-5)}
+
+  tasks['HardTokensTask'].loss.__globals__['KNOWN'] = 0.004  # of what a new model knows
+  is_hard = nll_BxT > -np.log(0.004)
+  assert 0.1 < is_hard.mean() < 0.9
+  metrics = metrics_of('HardTokensTask')
+  assert metrics['loss'] == pytest.approx(np.where(is_hard, nll_BxT, 0).mean(), rel=1e-5)
+  assert metrics['loss/hard'] == pytest.approx(is_hard.mean(), rel=1e-5)
+
+
+def context_of(counts_BxT, targets_BxT):
+  segment = types.SimpleNamespace(targets_BxT=targets_BxT)
+  return losses.LossContext(None, {}, segment, counts_BxT, counts_BxT.sum())
+
+
+def test_means_are_over_the_tokens_that_count():
+  counts_BxT = jnp.array([[1.0, 0.0], [1.0, 1.0]])
+  context = context_of(counts_BxT, jnp.array([[5, 6], [7, 8]]))
+
+  def loss(hidden, targets_BxT, context):
+    loss_BxT = targets_BxT + jnp.array([[0.0, jnp.nan], [0.0, 0.0]])  # where nothing counts
+    return loss_BxT, {'hidden': hidden}
+
+  metrics = losses.means(loss, jnp.array([[1.0, 9.0], [1.0, 4.0]]), context)
+  assert metrics == {'loss': pytest.approx(20 / 3), 'loss/hidden': pytest.approx(2)}
+
+
+@each(
+  'result, name, shape',
+  [((jnp.float32(1), {}), 'loss', '[]'), ((jnp.ones((2, 2)), {'x': jnp.ones(2)}), 'loss/x', '[2]')],
+)
+def test_a_loss_returns_one_value_for_each_token(result, name, shape):
+  context = context_of(jnp.ones((2, 2)), jnp.ones((2, 2)))
+  with bad_input(
+    f'{name} of the task has the shape {shape}: return one value for each token, [2, 2]'
+  ):
+    losses.means(lambda *args: result, None, context)
+
+
+@pytest.mark.slow
+def test_a_killed_training_with_a_loss_resumes_bit_identically(tiny, tmp_path):
+  config = tiny(
+    training={'steps': 80, 'log_every': 10, 'checkpoint_every': 10, 'evaluate_every': 0}
+  )
+  path = write_config(tmp_path / 'config.py', config)
+  code = (
+    'import pathlib, sys; from ngrammer_jax import command_line; '
+    'from ngrammer_jax.training import loop; from tests.training import test_losses; '
+    'task = test_losses.documented_tasks()["SmoothedTask"]; '
+    'loop.train(command_line.resolve(sys.argv[1], []), pathlib.Path(sys.argv[2]), task)'
+  )
+  command = [sys.executable, '-c', code, str(path), str(tmp_path / 'killed')]
+  with (tmp_path / 'log').open('w') as log:
+    process = subprocess.Popen(
+      command, cwd=documentation.ROOT, env=os.environ, stdout=log, stderr=log
+    )
+    end = time.monotonic() + 240
+    try:
+      while not (tmp_path / 'killed' / 'checkpoints' / '10').exists():
+        assert time.monotonic() < end, 'no checkpoint in four minutes'
+        assert process.poll() is None, (tmp_path / 'log').read_text()
+        time.sleep(0.005)
+    finally:
+      process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, 'the run was over before it was killed'
+  task = documented_tasks()['SmoothedTask']
+  assert loop.train(config, tmp_path / 'killed', task)
+  loop.train(config, tmp_path / 'reference', task)
+  assert arrays(tmp_path / 'killed') == arrays(tmp_path / 'reference')
+  assert records(tmp_path / 'killed') == records(tmp_path / 'reference')
