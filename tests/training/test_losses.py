@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import command_line, runs
 from ngrammer_jax import config as experiment
-from ngrammer_jax import runs
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import loop, losses, programs, train_task
 from tests import documentation
@@ -171,6 +171,17 @@ def test_a_loss_returns_one_value_for_each_token(result, name, shape):
     f'{name} of the task has the shape {shape}: return one value for each token, [2, 2]'
   ):
     losses.means(lambda *args: result, None, context)
+
+
+@pytest.mark.slow
+def test_the_documented_training_runs(tiny, one_device, tmp_path, monkeypatch, capsys):
+  config = tiny(SMALL)
+  monkeypatch.setattr(command_line, 'resolve', lambda name, overrides: config)
+  monkeypatch.chdir(tmp_path)
+  (block,) = (b for b in documentation.blocks(PAGE) if 'loop.train(' in b.text)
+  exec(block.text, documented_tasks())
+  assert "'nll_nats_per_token'" in capsys.readouterr().out
+  assert records(tmp_path / 'runs' / 'smoothed')[0]['loss/nll'] > 0
 
 
 @pytest.mark.slow
