@@ -25,14 +25,14 @@ class LossContext:
   Attributes:
     model: the model.
     params: its parameters, with respect to which the loss is differentiated.
-    segment: the tokens, targets and masks of these rows.
+    batch: the tokens, targets and masks of these rows.
     counts_BxT: more than 0 where the loss of a token counts.
     total: number of tokens that count in all rows of the batch.
   """
 
   model: language_model.LanguageModel
   params: Any
-  segment: streams.Segment
+  batch: streams.Batch
   counts_BxT: jax.Array
   total: jax.Array
 
@@ -75,7 +75,7 @@ def means(loss: Loss, hidden_BxTxJ: jax.Array, context: LossContext) -> dict[str
   Raises:
     BadInput: the loss does not return one value for each token.
   """
-  targets_BxT = context.segment.targets_BxT
+  targets_BxT = context.batch.targets_BxT
   loss_BxT, values = loss(hidden_BxTxJ, targets_BxT, context)
   named = {'loss': loss_BxT}
   for name, values_BxT in values.items():

@@ -124,7 +124,7 @@ class TrainStep:
     return parameter_groups.merge(codebook, parameter_groups.select(before, frozen))
 
   def _gradient(
-    self, state: train_state.TrainState, segment: streams.Segment
+    self, state: train_state.TrainState, segment: streams.Batch
   ) -> tuple[Any, Any, step_metrics.Metrics, Any]:
     """Returns the gradient, the next memory, the metrics of the loss and the next codebook."""
     T = segment.tokens_BxT.shape[1]

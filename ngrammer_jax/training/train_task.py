@@ -55,7 +55,7 @@ class TrainTask(Protocol):
     """Returns the loss of each token, and further values to record, all [B, T].
 
     A `losses.Loss`, such as `losses.next_token`. Both are averaged over the tokens that count
-    (`Segment.counts_BxT`), whatever the microbatches and devices.
+    (`streams.Batch.counts_BxT`), whatever the microbatches and devices.
     """
 
   def validate(
