@@ -13,10 +13,10 @@ import numpy as np
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.interop import conversion
+from ngrammer_jax.interop import named_arrays
 from ngrammer_jax.layers.recurrent import recurrence
 
-Source = conversion.Source
+Source = named_arrays.ArraySource
 
 ORIGIN = 'an attention LSTM'
 # Config fields of these models, without `width` and `recurrent`.
@@ -37,7 +37,7 @@ def load(
 
   The config is `ModelConfig(**MODEL_OPTIONS, width=D, recurrent=RecurrentConfig(...))`.
   """
-  return conversion.convert(arrays, _sources(config, vocabulary_size), ORIGIN)
+  return named_arrays.convert(arrays, _sources(config, vocabulary_size), ORIGIN)
 
 
 def _sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:

@@ -11,13 +11,16 @@ Qwen3.8-Flash-Next, the demo of Engram, and the Engram of DeepSeek-V4.1.
 G branches, D model width, I = orders x heads, E width of a row of the table, M = I E, W taps.
 """
 
+from collections.abc import Mapping, Sequence
 import itertools
 
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.interop.conversion import Source, check_options
-from ngrammer_jax.interop.layouts import FileLayout, Table
+from ngrammer_jax.config.ngram import hashes
+from ngrammer_jax.interop.file_layout import FileLayout, StoredTable
+from ngrammer_jax.interop.loader_options import check_options
+from ngrammer_jax.interop.named_arrays import ArraySource
 from ngrammer_jax.layers.ngram import uint64
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 
@@ -32,17 +35,28 @@ FREE_OPTIONS = {
   'engram_v41': (*_SIZES, *_GATE, 'fill_id'),
 }
 SUPPORTED_OPTIONS = {
-  'longcat': dict(
-    hash=('polynomial',),
-    join=('mean',),
-    row_rule=('longcat',),
-    boundary=('eos_id',),
-    projection=(True,),
-  ),
-  'qwen_ple': dict(hash=('ple',), boundary=('eos_id',), fill_id=(None,), norm_offset=(True,)),
-  # The code of the demo has no documents; in one document, both boundaries are the same.
-  'engram_demo': dict(key=('compressed',), boundary=('none', 'starts'), bias=(True,)),
-  'engram_v41': dict(key=('compressed',), zero_score=('positive',)),
+  'longcat': {
+    'hash': ('polynomial',),
+    'join': ('mean',),
+    'row_rule': ('longcat',),
+    'boundary': ('eos_id',),
+    'projection': (True,),
+  },
+  'qwen_ple': {
+    'hash': ('ple',),
+    'boundary': ('eos_id',),
+    'fill_id': (None,),
+    'norm_offset': (True,),
+  },
+  'engram_demo': {
+    'key': ('compressed',),
+    'boundary': ('none', 'starts'),  # the code of the demo has no documents; both are the same
+    'bias': (True,),
+  },
+  'engram_v41': {
+    'key': ('compressed',),
+    'zero_score': ('positive',),
+  },
 }
 LAYER_OPTIONS_AT_INPUT = ('vocabulary_size', 'width')
 LAYER_OPTIONS = (*LAYER_OPTIONS_AT_INPUT, 'block', 'branches')
@@ -60,19 +74,25 @@ def longcat(layer: NGramMemory, prefix: str = '') -> FileLayout:
     prefix: prefix of all names.
 
   Raises:
-    BadInput: see `conversion.check_options`.
+    BadInput: see `loader_options.check_options`.
   """
   _check_options(layer, 'longcat')
-  D, E, ngram_hash = layer.width, layer.options.width, layer.ngram_hash()
+  D = layer.width
+  E = layer.options.width
+  ngram_hash = layer.ngram_hash()
   sizes_I = tuple(itertools.chain.from_iterable(ngram_hash.sizes))
-  projections = _numbered(f'{prefix}post_projs.{{}}.weight', len(sizes_I))
   tables = _numbered(f'{prefix}embedders.{{}}.weight', len(sizes_I))
+  projections = ArraySource(
+    name=_numbered(f'{prefix}post_projs.{{}}.weight', len(sizes_I)),
+    shape=(D, E),
+    convert=lambda a: a.transpose(0, 2, 1),
+  )
   return FileLayout(
-    'the n-gram embedding of LongCat-Flash-Lite',
-    prefix,
-    Table(dict(zip(tables, sizes_I, strict=True)), layer.table_shape()),
-    {'params/sum/projection': Source(projections, (D, E), lambda a: a.transpose(0, 2, 1))},
-    ngram_hash,
+    origin='the n-gram embedding of LongCat-Flash-Lite',
+    prefix=prefix,
+    table=StoredTable(dict(zip(tables, sizes_I, strict=True)), layer.table_shape()),
+    sources={'params/sum/projection': projections},
+    hash=ngram_hash,
     embedding=f'{prefix}word_embeddings.weight',
   )
 
@@ -91,28 +111,35 @@ def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = Non
       and written. None: the file does not have them.
 
   Raises:
-    BadInput: see `conversion.check_options`.
+    BadInput: see `loader_options.check_options`.
   """
   _check_options(layer, 'qwen_ple')
-  G, D, M, ngram_hash = *_sizes(layer), layer.ngram_hash()
+  G, D, M = _sizes(layer)
+  ngram_hash = layer.ngram_hash()
   rows, width = layer.table_shape()
-  norm = lambda name: _branch_vectors(layer, f'{prefix}norm_{name}.weight', (G * D,))
-  sources = {
-    **_projections(layer, f'{prefix}key_proj.weight', (G * D, M), f'{prefix}value_proj.weight'),
-    'params/gate/key_norm/scale': norm('key'),
-    'params/gate/query_norm/scale': norm('query'),
-  }
+
+  def norm(name: str) -> ArraySource:
+    return _branch_vectors(layer, f'{prefix}norm_{name}.weight', (G * D,))
+
+  sources = _projections(
+    layer,
+    key_name=f'{prefix}key_proj.weight',
+    key_shape=(G * D, M),
+    value_name=f'{prefix}value_proj.weight',
+  )
+  sources['params/gate/key_norm/scale'] = norm('key')
+  sources['params/gate/query_norm/scale'] = norm('query')
   sources |= _convolution(layer, norm('conv'), f'{prefix}conv1d.weight')
-  names = {}
+  stored_names = {}
   if hash_prefix is not None:
-    names = {name: hash_prefix + name for name in ('multipliers', 'table_sizes', 'offsets')}
+    stored_names = {name: hash_prefix + name for name in ('multipliers', 'table_sizes', 'offsets')}
   return FileLayout(
-    'the PLE of Qwen3.8-Flash-Next',
-    prefix,
-    Table({f'{prefix}ple_embedding.ngram_embedding.weight': rows}, (rows, width)),
-    sources,
-    ngram_hash,
-    _numbers(names, ngram_hash, is_flat=True),
+    origin='the PLE of Qwen3.8-Flash-Next',
+    prefix=prefix,
+    table=StoredTable({f'{prefix}ple_embedding.ngram_embedding.weight': rows}, (rows, width)),
+    sources=sources,
+    hash=ngram_hash,
+    hash_numbers=_hash_numbers(stored_names, ngram_hash, is_flat=True),
   )
 
 
@@ -134,35 +161,41 @@ def engram_demo(
       and written. None: the file does not have them.
 
   Raises:
-    BadInput: see `conversion.check_options`; or the classes are not those of the vocabulary.
+    BadInput: see `loader_options.check_options`; or the classes are not those of the vocabulary.
   """
   _check_options(layer, 'engram_demo')
   G, D, M = _sizes(layer)
   ngram_hash, codebook = _compressed(layer, token_classes)
-  each = lambda pattern: _numbered(prefix + pattern, G)
-  vectors = lambda pattern: _branch_vectors(layer, each(pattern), (D,))
-  keys, value = each('key_projs.{}.weight'), f'{prefix}value_proj'
-  sources = {
-    **_projections(layer, keys, (D, M), f'{value}.weight'),
+
+  def vectors(pattern: str) -> ArraySource:
+    return _branch_vectors(layer, _numbered(prefix + pattern, G), (D,))
+
+  sources = _projections(
+    layer,
+    key_name=_numbered(f'{prefix}key_projs.{{}}.weight', G),
+    key_shape=(D, M),
+    value_name=f'{prefix}value_proj.weight',
+  )
+  sources |= {
     'params/gate/key/bias': vectors('key_projs.{}.bias'),
-    'params/gate/value/bias': Source(f'{value}.bias', (D,)),
+    'params/gate/value/bias': ArraySource(f'{prefix}value_proj.bias', (D,)),
     'params/gate/key_norm/scale': vectors('norm1.{}.weight'),
     'params/gate/query_norm/scale': vectors('norm2.{}.weight'),
   }
   convolution_norm = vectors('short_conv.norms.{}.weight')
   sources |= _convolution(layer, convolution_norm, f'{prefix}short_conv.conv.weight')
-  names = {'offsets': f'{prefix}multi_head_embedding.offsets'}
+  stored_names = {'offsets': f'{prefix}multi_head_embedding.offsets'}
   if hash_prefix is not None:
-    names |= {name: hash_prefix + name for name in ('multipliers', 'table_sizes')}
-  rows = sum(map(sum, ngram_hash.sizes))
+    stored_names |= {name: hash_prefix + name for name in ('multipliers', 'table_sizes')}
+  rows = {f'{prefix}multi_head_embedding.embedding.weight': _num_rows(ngram_hash)}
   return FileLayout(
-    'the demo of Engram',
-    prefix,
-    Table({f'{prefix}multi_head_embedding.embedding.weight': rows}, layer.table_shape()),
-    sources,
-    ngram_hash,
-    _numbers(names, ngram_hash),
-    codebook,
+    origin='the demo of Engram',
+    prefix=prefix,
+    table=StoredTable(rows, layer.table_shape()),
+    sources=sources,
+    hash=ngram_hash,
+    hash_numbers=_hash_numbers(stored_names, ngram_hash),
+    codebook=codebook,
   )
 
 
@@ -179,42 +212,52 @@ def engram_v41(layer: NGramMemory, token_classes: np.ndarray, *, prefix: str = '
     prefix: prefix of all names.
 
   Raises:
-    BadInput: see `conversion.check_options`; or the classes are not those of the vocabulary.
+    BadInput: see `loader_options.check_options`; or the classes are not those of the vocabulary.
   """
   _check_options(layer, 'engram_v41')
   G, D, M = _sizes(layer)
   ngram_hash, codebook = _compressed(layer, token_classes)
-  wkv = f'{prefix}wkv', ((G + 1) * D, M)
-  split_keys = lambda a: a[: G * D].reshape(G, D, M).transpose(2, 0, 1)
-  rows = {f'{prefix}embed': sum(map(sum, ngram_hash.sizes))}
+  keys_and_values = f'{prefix}wkv'
+  shape = ((G + 1) * D, M)
+
+  def select_keys(a: np.ndarray) -> np.ndarray:
+    return a[: G * D].reshape(G, D, M).transpose(2, 0, 1)
+
+  def select_values(a: np.ndarray) -> np.ndarray:
+    return a[G * D :].T
+
   return FileLayout(
-    'the Engram of DeepSeek-V4.1',
-    prefix,
-    Table(rows, layer.table_shape()),
-    {
-      'params/gate/key/kernel': Source(*wkv, split_keys),
-      'params/gate/value/kernel': Source(*wkv, lambda a: a[G * D :].T),
-      'params/gate/key_norm/scale': Source(f'{prefix}k_weight', (G, D)),
-      'params/gate/query_norm/scale': Source(f'{prefix}q_weight', (G, D)),
+    origin='the Engram of DeepSeek-V4.1',
+    prefix=prefix,
+    table=StoredTable({f'{prefix}embed': _num_rows(ngram_hash)}, layer.table_shape()),
+    sources={
+      'params/gate/key/kernel': ArraySource(keys_and_values, shape, select_keys),
+      'params/gate/value/kernel': ArraySource(keys_and_values, shape, select_values),
+      'params/gate/key_norm/scale': ArraySource(f'{prefix}k_weight', (G, D)),
+      'params/gate/query_norm/scale': ArraySource(f'{prefix}q_weight', (G, D)),
     },
-    ngram_hash,
+    hash=ngram_hash,
     codebook=codebook,
   )
 
 
-def _check_options(layer, layout_name):
+def _check_options(layer: NGramMemory, layout_name: str) -> None:
   """Raises BadInput for options that the layout does not have."""
-  layers, longest = layer.options.layers, max(layer.options.orders, default=2)
-  supported = SUPPORTED_OPTIONS[layout_name] | {'orders': (tuple(range(2, longest + 1)),)}
+  layers = layer.options.layers
   free = [f'options.{name}' for name in FREE_OPTIONS[layout_name]]
   free += LAYER_OPTIONS if layers else LAYER_OPTIONS_AT_INPUT
+  supported = SUPPORTED_OPTIONS[layout_name]
   choices = {f'options.{name}': values for name, values in supported.items()}
+  longest = max(layer.options.orders, default=2)
+  choices['options.orders'] = (tuple(range(2, longest + 1)),)
   check_options(layer, free, choices=choices)
   if layers and layer.block not in layers:
     raise errors.BadInput(f'block={layer.block} is not one of options.layers={layers}')
 
 
-def _compressed(layer, token_classes):
+def _compressed(
+  layer: NGramMemory, token_classes: np.ndarray
+) -> tuple[hashes.NumpyHash, dict[str, np.ndarray]]:
   """Returns the hash and the variables of a memory with compressed token ids."""
   classes_V = np.asarray(token_classes, np.int32)
   if classes_V.shape != (layer.vocabulary_size,):
@@ -227,7 +270,14 @@ def _compressed(layer, token_classes):
   return ngram_hash, {'token_classes': classes_V, 'multipliers': multipliers}
 
 
-def _numbers(names, ngram_hash, is_flat=False):
+def _num_rows(ngram_hash: hashes.NumpyHash) -> int:
+  """Returns the rows of the tables of all orders and heads."""
+  return sum(itertools.chain.from_iterable(ngram_hash.sizes))
+
+
+def _hash_numbers(
+  stored_names: Mapping[str, str], ngram_hash: hashes.NumpyHash, is_flat: bool = False
+) -> dict[str, np.ndarray]:
   """Returns the integers of the hash under the names that they have in the file."""
   sizes = np.array(ngram_hash.sizes, np.int64)
   values = {
@@ -235,40 +285,55 @@ def _numbers(names, ngram_hash, is_flat=False):
     'table_sizes': sizes.ravel() if is_flat else sizes,
     'offsets': np.cumsum(sizes) - sizes.ravel(),
   }
-  return {stored_name: values[name] for name, stored_name in names.items()}
+  return {stored_name: values[name] for name, stored_name in stored_names.items()}
 
 
-def _sizes(layer):
+def _sizes(layer: NGramMemory) -> tuple[int, int, int]:
   """Returns G, D and M."""
-  o = layer.options
-  return layer.branches, layer.width, len(o.orders) * o.heads * o.width
+  options = layer.options
+  M = len(options.orders) * options.heads * options.width
+  return layer.branches, layer.width, M
 
 
-def _numbered(pattern, count):
+def _numbered(pattern: str, count: int) -> tuple[str, ...]:
   """Returns the names of arrays that differ in their number."""
   return tuple(pattern.format(number) for number in range(count))
 
 
-def _projections(layer, key_name, key_shape, value_name):
+def _projections(
+  layer: NGramMemory,
+  *,
+  key_name: str | Sequence[str],
+  key_shape: tuple[int, ...],
+  value_name: str,
+) -> dict[str, ArraySource]:
   """Returns the sources of the projections of e to keys [M, G, D] and to values [M, D]."""
   G, D, M = _sizes(layer)
-  keys = Source(key_name, key_shape, lambda a: a.reshape(G, D, M).transpose(2, 0, 1))
-  values = Source(value_name, (D, M), np.transpose)
-  return {'params/gate/key/kernel': keys, 'params/gate/value/kernel': values}
+  split_keys = lambda a: a.reshape(G, D, M).transpose(2, 0, 1)
+  return {
+    'params/gate/key/kernel': ArraySource(key_name, key_shape, split_keys),
+    'params/gate/value/kernel': ArraySource(value_name, (D, M), np.transpose),
+  }
 
 
-def _branch_vectors(layer, name, shape):
+def _branch_vectors(
+  layer: NGramMemory, name: str | tuple[str, ...], shape: tuple[int, ...]
+) -> ArraySource:
   """Returns the source of a parameter [G, D]: one array, or one for each branch."""
-  return Source(name, shape, lambda a: a.reshape(layer.branches, layer.width))
+  return ArraySource(name, shape, lambda a: a.reshape(layer.branches, layer.width))
 
 
-def _convolution(layer, norm, name):
+def _convolution(layer: NGramMemory, norm: ArraySource, name: str) -> dict[str, ArraySource]:
   """Returns the sources of the norm [G, D] and of the taps [W, G, D] of a convolution, if any.
 
   The present token is the first tap; in the file it is the last.
   """
-  (G, D, _), W = _sizes(layer), layer.options.convolution
+  W = layer.options.convolution
   if not W:
     return {}
-  taps = Source(name, (G * D, 1, W), lambda a: a.reshape(G, D, W).transpose(2, 0, 1)[::-1])
-  return {'params/gate/convolution_norm/scale': norm, 'params/gate/convolution/taps': taps}
+  G, D, _ = _sizes(layer)
+  newest_first = lambda a: a.reshape(G, D, W).transpose(2, 0, 1)[::-1]
+  return {
+    'params/gate/convolution_norm/scale': norm,
+    'params/gate/convolution/taps': ArraySource(name, (G * D, 1, W), newest_first),
+  }

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.interop import conversion
+from ngrammer_jax.interop import loader_options, named_arrays
+from ngrammer_jax.interop.named_arrays import ArraySource
 from ngrammer_jax.layers.ngram import ngrammer
 
 ORIGIN = 'a VQNgrammer of n-grammer-pytorch'
@@ -32,17 +33,17 @@ def load_ngrammer(
     arrays: the source arrays by name.
     layer: the target layer, with the sizes and options of the source layer.
     width: D, number of input features.
-    dtype: dtype of the parameters, see `conversion.convert`.
+    dtype: dtype of the parameters, see `named_arrays.convert`.
 
   Returns:
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: see `conversion.check_options` and `conversion.convert`.
+    BadInput: see `loader_options.check_options` and `named_arrays.convert`.
   """
   sources = _sources(layer, width)
-  arrays = conversion.without_wrappers(arrays, conversion.names(sources), ORIGIN)
-  return conversion.convert(arrays, sources, ORIGIN, dtype=dtype)
+  arrays = named_arrays.without_wrappers(arrays, named_arrays.shapes_by_name(sources), ORIGIN)
+  return named_arrays.convert(arrays, sources, ORIGIN, dtype=dtype)
 
 
 def export_ngrammer(
@@ -51,25 +52,27 @@ def export_ngrammer(
   """Converts variables of `layer` to the arrays that `load_ngrammer` reads.
 
   Raises:
-    BadInput: see `conversion.check_options` and `conversion.restore`.
+    BadInput: see `loader_options.check_options` and `named_arrays.restore`.
   """
-  return conversion.restore(variables, _sources(layer, width), ORIGIN)
+  return named_arrays.restore(variables, _sources(layer, width), ORIGIN)
 
 
-def _sources(layer: ngrammer.NGrammer, width: int) -> dict[str, conversion.Source]:
+def _sources(layer: ngrammer.NGrammer, width: int) -> dict[str, ArraySource]:
   """Returns the source of each variable of a supported layer."""
-  N, V, E, K = layer.heads, layer.vocabulary_size, layer.dim, layer.clusters
+  N = layer.heads
+  V = layer.vocabulary_size
+  E = layer.dim
+  K = layer.clusters
   if K is None:
     raise errors.BadInput('clusters=None: an N-Grammer of n-grammer-pytorch needs clusters')
-  conversion.check_options(layer, ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine'))
-  conversion.check_width(layer, width)
-  H, Source = width // N, conversion.Source
-  sources = {
-    'params/table': Source('ngram.ngram_embeds.weight', (N * V, E)),
-    'codebook/quantizer/centroids': Source('vq.means', (N, K, H)),
+  loader_options.check_options(layer, ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine'))
+  loader_options.check_layer_width(layer, width)
+  H = width // N
+  return {
+    'params/table': ArraySource('ngram.ngram_embeds.weight', (N * V, E)),
+    'codebook/quantizer/centroids': ArraySource('vq.means', (N, K, H)),
+    'params/unigram_norm/scale': ArraySource('ngram.embeds_layernorm.g', (N, H)),
+    'params/unigram_norm/bias': ArraySource('ngram.embeds_layernorm.b', (N, H)),
+    'params/ngram_norm/scale': ArraySource('ngram.ngram_layernorm.g', (N, E)),
+    'params/ngram_norm/bias': ArraySource('ngram.ngram_layernorm.b', (N, E)),
   }
-  for name, source_name, size in (('unigram_norm', 'embeds', H), ('ngram_norm', 'ngram', E)):
-    for part, letter in (('scale', 'g'), ('bias', 'b')):
-      norm_name = f'ngram.{source_name}_layernorm.{letter}'
-      sources[f'params/{name}/{part}'] = Source(norm_name, (N, size))
-  return sources

@@ -15,12 +15,11 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import conversion
-from ngrammer_jax.layers.attention import attention
+from ngrammer_jax.interop import loader_options, named_arrays
+from ngrammer_jax.interop.named_arrays import ArraySource
+from ngrammer_jax.layers.attention import attention, projection
 from ngrammer_jax.layers.ngram import ngrammer
 from ngrammer_jax.models import block
-
-Source = conversion.Source
 
 # By norm policy, the praxis name of each norm. Praxis does not have the policy `primer`.
 NORM_NAMES = {
@@ -34,19 +33,40 @@ SUPPORTED_OPTIONS = {'norm': tuple(NORM_NAMES), 'position': ('rope', 'sinusoid',
 NGRAMMER_OPTIONS = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine', 'prenormalize')
 # Options of any value.
 FREE_OPTIONS = (
-  *('layers', 'width', 'heads', 'feed_forward_width', 'activation', 'gated', 'bias'),
-  *('norm_epsilon', 'per_dim_scale', 'convolution', 'shared_query_key', 'attention.logit_cap'),
-  *('tie_embeddings', 'scale_embeddings', 'softmax_bias'),
-  *('positional.min_timescale', 'positional.max_timescale'),
-  *('ngram.layer', 'ngram.pairing', *(f'ngram.{name}' for name in NGRAMMER_OPTIONS)),
+  'layers',
+  'width',
+  'heads',
+  'feed_forward_width',
+  'activation',
+  'gated',
+  'bias',
+  'norm_epsilon',
+  'per_dim_scale',
+  'convolution',
+  'shared_query_key',
+  'attention.logit_cap',
+  'tie_embeddings',
+  'scale_embeddings',
+  'softmax_bias',
+  'positional.min_timescale',
+  'positional.max_timescale',
+  'ngram.layer',
+  'ngram.pairing',
+  *(f'ngram.{name}' for name in NGRAMMER_OPTIONS),
 )
 
 # Options of `layers.Attention` of any value.
 ATTENTION_OPTIONS = (
-  *('heads', 'logit_cap', 'dropout', 'kernel'),
-  *('projections.bias', 'projections.per_dim_scale', 'projections.taps'),
+  'heads',
+  'logit_cap',
+  'dropout',
+  'kernel',
+  'projections.bias',
+  'projections.per_dim_scale',
+  'projections.taps',
 )
-LANGUAGE_MODEL, NGRAMMER = 'a praxis language model', 'a praxis N-Grammer'
+LANGUAGE_MODEL = 'a praxis language model'
+NGRAMMER = 'a praxis N-Grammer'
 ATTENTION = 'a praxis DotProductAttention'
 
 _COLLECTION = re.compile('^(param|params|state|non_trainable)/')
@@ -67,18 +87,18 @@ def load_ngrammer(
     arrays: praxis arrays by name.
     layer: the target layer, with the sizes and options of the praxis layer.
     width: D, number of input features.
-    dtype: dtype of the parameters, see `conversion.convert`.
+    dtype: dtype of the parameters, see `named_arrays.convert`.
 
   Returns:
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: see `conversion.check_options` and `conversion.convert`.
+    BadInput: see `loader_options.check_options` and `named_arrays.convert`.
   """
   sources = _layer_ngrammer_sources(layer, width)
   arrays = _without_collection_prefixes(arrays)
   arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
-  return conversion.convert(arrays, sources, NGRAMMER, (_CACHE,), dtype)
+  return named_arrays.convert(arrays, sources, NGRAMMER, (_CACHE,), dtype)
 
 
 def export_ngrammer(
@@ -89,16 +109,18 @@ def export_ngrammer(
   A token cache is not among them: praxis computes it from the codebook.
 
   Raises:
-    BadInput: see `conversion.check_options` and `conversion.restore`.
+    BadInput: see `loader_options.check_options` and `named_arrays.restore`.
   """
   ngram_prefix = '' if layer.clusters is None else 'ngram_layer/'
   return _export(variables, _layer_ngrammer_sources(layer, width, ngram_prefix), NGRAMMER)
 
 
-def _layer_ngrammer_sources(layer, width, ngram_prefix=''):
+def _layer_ngrammer_sources(
+  layer: ngrammer.NGrammer, width: int, ngram_prefix: str = ''
+) -> dict[str, ArraySource]:
   """Returns the sources of a supported n-gram layer."""
-  conversion.check_options(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
-  conversion.check_width(layer, width)
+  loader_options.check_options(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
+  loader_options.check_layer_width(layer, width)
   return _ngrammer_sources(layer, layer.heads, width, ngram_prefix=ngram_prefix)
 
 
@@ -117,17 +139,17 @@ def load_attention(
     arrays: praxis arrays by name.
     layer: the target layer, with the options of the praxis layer.
     width: D, number of input features.
-    dtype: dtype of the parameters, see `conversion.convert`.
+    dtype: dtype of the parameters, see `named_arrays.convert`.
 
   Returns:
     {'params': ...} for `layer.apply`.
 
   Raises:
-    BadInput: see `conversion.check_options` and `conversion.convert`.
+    BadInput: see `loader_options.check_options` and `named_arrays.convert`.
   """
   sources = _layer_attention_sources(layer, width)
   arrays = _without_collection_prefixes(arrays)
-  return conversion.convert(arrays, sources, ATTENTION, dtype=dtype)
+  return named_arrays.convert(arrays, sources, ATTENTION, dtype=dtype)
 
 
 def export_attention(
@@ -136,14 +158,14 @@ def export_attention(
   """Converts variables of `layer` to the arrays of a praxis DotProductAttention.
 
   Raises:
-    BadInput: see `conversion.check_options` and `conversion.restore`.
+    BadInput: see `loader_options.check_options` and `named_arrays.restore`.
   """
   return _export(variables, _layer_attention_sources(layer, width), ATTENTION)
 
 
-def _layer_attention_sources(layer, width):
+def _layer_attention_sources(layer: attention.Attention, width: int) -> dict[str, ArraySource]:
   """Returns the sources of a supported attention layer."""
-  conversion.check_options(layer, ATTENTION_OPTIONS)
+  loader_options.check_options(layer, ATTENTION_OPTIONS)
   if width % layer.heads:
     raise errors.BadInput(f'width={width} must be divisible by heads={layer.heads}')
   sources = _attention_sources(layer.projections, layer.heads, width)
@@ -173,18 +195,18 @@ def load_language_model(
     arrays: praxis arrays by name.
     config: config of the target model.
     vocabulary_size: V.
-    dtype: dtype of the parameters, see `conversion.convert`.
+    dtype: dtype of the parameters, see `named_arrays.convert`.
 
   Returns:
     {'params': ..., 'codebook': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: see `conversion.check_options` and `conversion.convert`.
+    BadInput: see `loader_options.check_options` and `named_arrays.convert`.
   """
   sources = _language_model_sources(config, vocabulary_size)
   caches = [prefix + _CACHE for prefix in _ngrammer_prefixes(config).values()]
   arrays = _without_collection_prefixes(arrays)
-  return conversion.convert(arrays, sources, LANGUAGE_MODEL, caches, dtype)
+  return named_arrays.convert(arrays, sources, LANGUAGE_MODEL, caches, dtype)
 
 
 def export_language_model(
@@ -195,41 +217,43 @@ def export_language_model(
   Token caches are not among them: praxis computes them from the codebooks.
 
   Raises:
-    BadInput: see `conversion.check_options` and `conversion.restore`.
+    BadInput: see `loader_options.check_options` and `named_arrays.restore`.
   """
   return _export(variables, _language_model_sources(config, vocabulary_size), LANGUAGE_MODEL)
 
 
-def _export(variables, sources, origin):
+def _export(
+  variables: Mapping[str, Any], sources: named_arrays.ArraySources, origin: str
+) -> dict[str, np.ndarray]:
   """Returns praxis arrays with the prefixes of their collections."""
-  arrays = conversion.restore(variables, sources, origin)
-  collections = {
-    name: 'non_trainable' if path.startswith('codebook/') else 'params'
-    for path, source in sources.items()
-    for name in source.names
-  }
+  collections = {}
+  for path, source in sources.items():
+    collection = 'non_trainable' if path.startswith('codebook/') else 'params'
+    collections |= dict.fromkeys(source.names, collection)
+  arrays = named_arrays.restore(variables, sources, origin)
   return {f'{collections[name]}/{name}': array for name, array in arrays.items()}
 
 
-def _language_model_sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:
+def _language_model_sources(config: model_config.ModelConfig, V: int) -> dict[str, ArraySource]:
   """Returns the source of each variable of a supported config."""
-  conversion.check_options(config, FREE_OPTIONS, choices=SUPPORTED_OPTIONS)
+  loader_options.check_options(config, FREE_OPTIONS, choices=SUPPORTED_OPTIONS)
   D = config.width
-  softmax = Source('softmax/logits_ffn/linear/w', (D, V), np.transpose)
+  softmax = ArraySource('softmax/logits_ffn/linear/w', (D, V), np.transpose)
   sources = _norm_sources('params/final_norm', 'final_ln', D)
   if config.tie_embeddings:
     sources['params/embedding'] = softmax
   else:
     sources['params/softmax_weight'] = softmax
-    sources['params/embedding'] = Source('embedding_lookup/emb_var', (V, D))
+    sources['params/embedding'] = ArraySource('embedding_lookup/emb_var', (V, D))
   if config.softmax_bias:
-    sources['params/softmax_bias'] = Source('softmax/logits_ffn/bias/b', (V,))
+    sources['params/softmax_bias'] = ArraySource('softmax/logits_ffn/bias/b', (V,))
   for i in range(config.layers):
     sources |= _layer_sources(config, i)
   for layer_path, prefix in _ngrammer_prefixes(config).items():
     ngram_prefix = prefix if config.ngram.clusters is None else f'{prefix}ngram_layer/'
     N = config.ngram.heads or config.heads
-    for path, source in _ngrammer_sources(config.ngram, N, D, prefix, ngram_prefix).items():
+    ngrammer_sources = _ngrammer_sources(config.ngram, N, D, prefix, ngram_prefix)
+    for path, source in ngrammer_sources.items():
       collection, _, name = path.partition('/')
       sources[f'{collection}/{layer_path}/{name}'] = source
   return sources
@@ -249,6 +273,7 @@ def _ngrammer_prefixes(config: model_config.ModelConfig) -> dict[str, str]:
 
 
 def _without_collection_prefixes(arrays: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns arrays by their names in a collection. Raises BadInput where two have one name."""
   stripped: dict[str, Any] = {}
   for name, array in arrays.items():
     short = _COLLECTION.sub('', name)
@@ -258,67 +283,102 @@ def _without_collection_prefixes(arrays: Mapping[str, Any]) -> dict[str, Any]:
   return stripped
 
 
-def _norm_sources(path: str, name: str, D: int) -> dict[str, Source]:
+def _norm_sources(path: str, name: str, D: int) -> dict[str, ArraySource]:
   """Returns the sources of a layer norm; praxis stores its scale minus 1."""
   return {
-    f'{path}/scale': Source(f'{name}/scale', (D,), added=1),
-    f'{path}/bias': Source(f'{name}/bias', (D,)),
+    f'{path}/scale': ArraySource(f'{name}/scale', (D,), added=1),
+    f'{path}/bias': ArraySource(f'{name}/bias', (D,)),
   }
 
 
-def _ngrammer_sources(options, N, D, prefix='', ngram_prefix=''):
+def _ngrammer_sources(
+  options: ngrammer.NGrammer | model_config.NGramConfig,
+  N: int,
+  D: int,
+  prefix: str = '',
+  ngram_prefix: str = '',
+) -> dict[str, ArraySource]:
   """Returns the sources of an n-gram layer; the names of the n-grams have a prefix of their own."""
-  V, E, K = options.vocabulary_size, options.dim, options.clusters
-  per_head = lambda name, part: tuple(f'{ngram_prefix}{name}_{i}/{part}' for i in range(N))
-  one_table = lambda a: a.reshape(N * V, E)
-  sources = {'params/table': Source(per_head('ngram_table', 'emb_var'), (V, E), one_table)}
+  V = options.vocabulary_size
+  E = options.dim
+  K = options.clusters
+  H = D // N
+
+  def per_head(name: str, part: str) -> tuple[str, ...]:
+    return tuple(f'{ngram_prefix}{name}_{i}/{part}' for i in range(N))
+
+  def norm(path: str, name: str, width: int) -> dict[str, ArraySource]:
+    return {
+      f'{path}/scale': ArraySource(per_head(name, 'scale'), (width,), added=1),
+      f'{path}/bias': ArraySource(per_head(name, 'bias'), (width,)),
+    }
+
+  one_table = lambda tables: tables.reshape(N * V, E)
+  table = ArraySource(per_head('ngram_table', 'emb_var'), (V, E), one_table)
+  sources = {'params/table': table}
   if K is not None:
-    means = Source(f'{prefix}vq_layer/means', (N, K, D // N))
+    means = ArraySource(f'{prefix}vq_layer/means', (N, K, H))
     sources['codebook/quantizer/centroids'] = means
-  for name, source_name, width in (
-    ('unigram_norm', 'emb_layer_norm', D // N),
-    ('ngram_norm', 'ngram_layer_norm', E),
-  ):
-    scale, bias = per_head(source_name, 'scale'), per_head(source_name, 'bias')
-    sources[f'params/{name}/scale'] = Source(scale, (width,), added=1)
-    sources[f'params/{name}/bias'] = Source(bias, (width,))
+  sources |= norm('params/unigram_norm', 'emb_layer_norm', H)
+  sources |= norm('params/ngram_norm', 'ngram_layer_norm', E)
   return sources
 
 
-def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source]:
-  D, N, F = config.width, config.heads, config.feed_forward_width
-  path, prefix = f'params/layer_{i}', f'transformer/x_layers_{i}/'
-  feed_forward = prefix + 'ff_layer/'
-  attended = _attention_sources(block.projections(config), N, D, f'{prefix}self_attention/')
-  sources = {f'{path}/attention/{name}': source for name, source in attended.items()}
-  for name, norm_prefix in (('attention', prefix), ('feed_forward', feed_forward)):
-    for norm, source_norm in NORM_NAMES[config.norm].items():
-      sources |= _norm_sources(f'{path}/{name}_{norm}', norm_prefix + source_norm, D)
+def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, ArraySource]:
+  """Returns the sources of a layer."""
+  D = config.width
+  path = f'params/layer_{i}'
+  prefix = f'transformer/x_layers_{i}/'
+  feed_forward_prefix = f'{prefix}ff_layer/'
+  attention_sources = _attention_sources(
+    block.projections(config), config.heads, D, f'{prefix}self_attention/'
+  )
+  sources = {f'{path}/attention/{name}': source for name, source in attention_sources.items()}
+  for norm, source_norm in NORM_NAMES[config.norm].items():
+    sources |= _norm_sources(f'{path}/attention_{norm}', prefix + source_norm, D)
+  for norm, source_norm in NORM_NAMES[config.norm].items():
+    source_name = feed_forward_prefix + source_norm
+    sources |= _norm_sources(f'{path}/feed_forward_{norm}', source_name, D)
+  return sources | _feed_forward_sources(config, f'{path}/feed_forward', feed_forward_prefix)
+
+
+def _feed_forward_sources(
+  config: model_config.ModelConfig, path: str, prefix: str
+) -> dict[str, ArraySource]:
+  """Returns the sources of the linear maps of a feed-forward layer."""
+  D = config.width
+  F = config.feed_forward_width
   linears = {'in': ('ffn_layer1', (D, F)), 'out': ('ffn_layer2', (F, D))}
   if config.gated:
     linears['gate'] = ('ffn_layer1_gate', (D, F))
+  sources = {}
   for name, (source_name, shape) in linears.items():
-    linear, source_linear = f'{path}/feed_forward/{name}', f'{feed_forward}{source_name}'
-    sources[f'{linear}/kernel'] = Source(f'{source_linear}/linear/w', shape)
+    kernel = ArraySource(f'{prefix}{source_name}/linear/w', shape)
+    sources[f'{path}/{name}/kernel'] = kernel
     if config.bias:
-      sources[f'{linear}/bias'] = Source(f'{source_linear}/bias/b', shape[1:])
+      sources[f'{path}/{name}/bias'] = ArraySource(f'{prefix}{source_name}/bias/b', shape[1:])
   return sources
 
 
-def _attention_sources(projections, N, D, prefix=''):
+def _attention_sources(
+  projections: projection.Projections, N: int, D: int, prefix: str = ''
+) -> dict[str, ArraySource]:
   """Returns the source of each parameter of an attention layer; praxis names have the prefix."""
-  H, sources = D // N, {}
+  H = D // N
+  sources = {}
   for name in ('query', 'key', 'value'):
-    sources[f'{name}/kernel'] = Source(f'{prefix}{name}/w', (D, N, H))
+    sources[f'{name}/kernel'] = ArraySource(f'{prefix}{name}/w', (D, N, H))
     if projections.bias:
-      sources[f'{name}/bias'] = Source(f'{prefix}{name}/b', (N, H))
+      sources[f'{name}/bias'] = ArraySource(f'{prefix}{name}/b', (N, H))
   output_axis_last = lambda a: a.transpose(1, 2, 0)  # praxis has the output axis first
-  sources['out/kernel'] = Source(f'{prefix}post/w', (D, N, H), output_axis_last)
+  sources['out/kernel'] = ArraySource(f'{prefix}post/w', (D, N, H), output_axis_last)
   if projections.bias:
-    sources['out/bias'] = Source(f'{prefix}post/b', (D,))
+    sources['out/bias'] = ArraySource(f'{prefix}post/b', (D,))
   if projections.per_dim_scale:
-    sources['per_dim_scale'] = Source(f'{prefix}per_dim_scale/per_dim_scale', (H,))
-  for name in projections.names if projections.taps else ():
-    taps = tuple(f'{prefix}dconv_{name[0]}/dconv_{i}' for i in range(projections.taps))
-    sources[f'{name}_convolution/taps'] = Source(taps, (N, H))
+    sources['per_dim_scale'] = ArraySource(f'{prefix}per_dim_scale/per_dim_scale', (H,))
+  if projections.taps:
+    for name in projections.names:
+      first_letter = name[0]
+      taps = tuple(f'{prefix}dconv_{first_letter}/dconv_{i}' for i in range(projections.taps))
+      sources[f'{name}_convolution/taps'] = ArraySource(taps, (N, H))
   return sources

@@ -11,7 +11,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import adaptive_span, conversion
+from ngrammer_jax.interop import adaptive_span, loader_options, named_arrays
 from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.optimizers import partition
 from tests.checks import (
@@ -258,8 +258,88 @@ def test_exported_variables_that_do_not_fit_are_listed():
 def test_the_arguments_of_the_official_scripts_make_the_models_of_the_configs(script, args):
   config = adaptive_span.config_from_args(args | {'adapt_span_enabled': True})
   expected = config_file_model(f'adaptive_span.py:{script}')
-  conversion.check_same_model(expected, config)
+  loader_options.check_same_model(expected, config)
   assert config.span.penalty == expected.span.penalty
   assert config.adaptive_softmax == expected.adaptive_softmax  # its dropout too
   for name in ('dropout', 'inner_dropout', 'attention_dropout'):
     assert getattr(config, name) == getattr(expected, name)
+
+
+def layer_norm(x, arrays, name):
+  centred = x - x.mean(axis=-1, keepdims=True)
+  normalised = centred / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-5)
+  return normalised * arrays[f'{name}.weight'] + arrays[f'{name}.bias']
+
+
+def untrimmed_log_probs(arrays, tokens, heads, S, R):
+  """The official model of one layer in loops, without trimming; the cache is zeros."""
+  a = {name.removeprefix('layers.0.'): array for name, array in arrays.items()}
+  x_TxD = a['in_emb.weight'][tokens]
+  T, D = x_TxD.shape
+  H = D // heads
+  history = np.concatenate([np.zeros((S, D)), x_TxD])
+  head_outputs = np.zeros((T, D))
+  for n in range(heads):
+    rows = slice(n * H, (n + 1) * H)
+    span = S * a['attn.attn.adaptive_span._mask.current_val'][n, 0, 0]
+    for t in range(T):
+      query = a['attn.proj_query.weight'][rows] @ x_TxD[t]
+      scores, values, mask = [], [], []
+      for distance in range(1, S + 1):
+        h = history[S + t - distance]
+        key = a['attn.proj_key.weight'][rows] @ h + a['key_pe'][0, :, S - distance]
+        scores.append(query @ key / np.sqrt(H))
+        values.append(a['attn.proj_val.weight'][rows] @ h)
+        mask.append(np.clip((R + span + 1 - distance) / R, 0, 1))
+      exponents = np.exp(np.array(scores) - max(scores))
+      masked = exponents / exponents.sum() * np.array(mask)
+      head_outputs[t, rows] = masked / (masked.sum() + 1e-8) @ np.array(values)
+  x_TxD = layer_norm(x_TxD + head_outputs @ a['attn.proj_out.weight'].T, a, 'norm1')
+  inner = np.maximum(x_TxD @ a['ff.fc1.weight'].T + a['ff.fc1.bias'], 0)
+  x_TxD = layer_norm(x_TxD + inner @ a['ff.fc2.weight'].T + a['ff.fc2.bias'], a, 'norm2')
+  logits = x_TxD @ a['out_emb.weight'].T + a['out_emb.bias']
+  return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def test_all_keys_of_the_window_count_without_trimming(x64):
+  """`epsilon_keys='all'` is the official rule where nothing is trimmed; the default is not."""
+  S, R, V = 64, 4, 11
+  args = {'hidden_size': 8, 'inner_hidden_size': 12, 'nb_layers': 1, 'nb_heads': 2}
+  args |= {'attn_span': S, 'adapt_span_enabled': True, 'adapt_span_ramp': R}
+  official = adaptive_span.config_from_args(args)
+  default = dataclasses.replace(official, dtype='float64')
+  span = dataclasses.replace(official.span, epsilon_keys='all')
+  untrimmed = dataclasses.replace(default, span=span)
+  rng = np.random.default_rng(0)
+  sources = adaptive_span._sources(untrimmed, V)
+  shapes = named_arrays.shapes_by_name(sources)
+  arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+  arrays['layers.0.attn.attn.adaptive_span._mask.current_val'][:, 0, 0] = 0.0, 0.1
+  tokens = rng.integers(V, size=5)
+
+  def log_probs(config):
+    variables = adaptive_span.load_language_model(arrays, config, V, args)
+    model = transformer.TransformerLM(config, V)
+    memory = language_model.empty_memory(config, 1)
+    hidden, _, _ = jax.jit(model.apply)(variables, tokens[None], memory)
+    return model.apply(variables, hidden, method='log_probs')[0]
+
+  expected = untrimmed_log_probs(arrays, tokens, 2, S, R)
+  np.testing.assert_allclose(log_probs(untrimmed), expected, atol=1e-11)
+  assert np.abs(log_probs(default) - expected).max() > 1e-10
+  with bad_input("model.span.epsilon_keys='span' must be None or 'all' for these weights"):
+    log_probs(dataclasses.replace(default, span=dataclasses.replace(span, epsilon_keys='span')))
+
+
+def test_all_keys_count_in_the_official_arrays(x64, reference):
+  """With spans below 64, the default is the same rule."""
+  f = reference('span_adaptive')
+  config, V = config_of(f, 'float64'), int(f['cfg/V'])
+  span = dataclasses.replace(config.span, epsilon_keys='all')
+  config = dataclasses.replace(config, span=span)
+  variables = adaptive_span.load_language_model(arrays_of(f, 'param/', 'float64'), config, V)
+  model = transformer.TransformerLM(config, V)
+  memory = language_model.empty_memory(config, int(f['cfg/B']))
+  hidden, _, _ = jax.jit(model.apply)(variables, f['x'][0], memory)
+  log_probs = model.apply(variables, hidden, method='log_probs')
+  assert_close(log_probs, f['logprob/0'], 1e-9)

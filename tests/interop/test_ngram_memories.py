@@ -15,7 +15,7 @@ from safetensors import numpy
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.interop import conversion, ngram_memories, row_files
+from ngrammer_jax.interop import loader_options, ngram_memories, row_files
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.gate import Gate
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -368,7 +368,11 @@ def test_options_are_named_or_refused(reference, name):
     'engram_v41': v41_layer,
   }[name]()
   assert layout_of(name, layer).sources
-  free = {'orders', *ngram_memories.FREE_OPTIONS[name], *conversion.NGRAM_MEMORY_TRAINING_OPTIONS}
+  free = {
+    'orders',
+    *ngram_memories.FREE_OPTIONS[name],
+    *loader_options.NGRAM_MEMORY_TRAINING_OPTIONS,
+  }
   for key in dataclasses.fields(layer.options):
     value, choices = getattr(layer.options, key.name), key.metadata['key'].choices or ()
     allowed = ngram_memories.SUPPORTED_OPTIONS[name].get(key.name, (value,))

@@ -10,7 +10,14 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import adaptive_span, conversion, ngrammer_pytorch, praxis, transformer_xl
+from ngrammer_jax.interop import (
+  adaptive_span,
+  loader_options,
+  named_arrays,
+  ngrammer_pytorch,
+  praxis,
+  transformer_xl,
+)
 from ngrammer_jax.layers import NGrammer
 from tests.checks import bad_input
 
@@ -40,6 +47,7 @@ CONFIGS = {
 }
 # Options with several values that a loader accepts.
 ALTERNATIVES = {
+  adaptive_span: ('span.epsilon_keys',),
   praxis: ('norm', 'position'),
   transformer_xl: ('norm', 'position', 'memory.same_length'),
 }
@@ -86,7 +94,8 @@ def drawn_configs(config):
 @pytest.mark.parametrize('loader', CONFIGS)
 def test_options_are_named_or_refused(loader):
   blocks = {k for k, v in CONFIGS[loader].items() if dataclasses.is_dataclass(v)} | {'initial'}
-  names = {*loader.FREE_OPTIONS, *ALTERNATIVES.get(loader, ()), *conversion.MODEL_TRAINING_OPTIONS}
+  names = {*loader.FREE_OPTIONS, *ALTERNATIVES.get(loader, ())}
+  names |= {*loader_options.MODEL_TRAINING_OPTIONS}
   names = {name for name in names if '.' not in name or name.partition('.')[0] in blocks} | blocks
   refused = set()
   for key, config in drawn_configs(model_config.ModelConfig(**CONFIGS[loader])):
@@ -125,7 +134,7 @@ def test_options_that_are_added_to_the_config_are_refused(loader):
 def test_options_of_a_layer_are_named_or_refused(loader):
   layer = NGrammer(heads=2, clusters=4, vocabulary_size=50)
   sizes = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine')
-  named = {*sizes, *LAYERS[loader], *conversion.LAYER_TRAINING_OPTIONS}
+  named = {*sizes, *LAYERS[loader], *loader_options.LAYER_TRAINING_OPTIONS}
   refused = {f.name for f in dataclasses.fields(layer)} - named
   assert refused
   for name in refused:
@@ -145,12 +154,14 @@ def test_options_of_a_layer_are_named_or_refused(loader):
 def test_arrays_are_restored_in_about_twice_their_memory():
   a_table, tables = np.ones((1000, 1000), np.float32), np.ones((4, 500, 500), np.float32)
   sources = {
-    'params/table': conversion.Source('table', (1000, 1000), np.transpose, added=1),
-    'params/tables': conversion.Source(tuple('abcd'), (500, 500), lambda a: a.transpose(0, 2, 1)),
+    'params/table': named_arrays.ArraySource('table', (1000, 1000), np.transpose, added=1),
+    'params/tables': named_arrays.ArraySource(
+      tuple('abcd'), (500, 500), lambda a: a.transpose(0, 2, 1)
+    ),
   }
   tracemalloc.start()
   variables = {'params': {'table': a_table, 'tables': tables}}
-  arrays = conversion.restore(variables, sources, 'a test')
+  arrays = named_arrays.restore(variables, sources, 'a test')
   _, peak = tracemalloc.get_traced_memory()
   tracemalloc.stop()
   assert peak < 1.1 * (sum(array.nbytes for array in arrays.values()) + a_table.nbytes)

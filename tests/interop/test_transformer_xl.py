@@ -11,7 +11,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import conversion, transformer_xl
+from ngrammer_jax.interop import loader_options, transformer_xl
 from ngrammer_jax.layers.attention import relative
 from ngrammer_jax.models import language_model, transformer
 from tests.checks import (
@@ -188,7 +188,7 @@ def test_the_config_of_official_arguments(x64, reference):
   assert (config.dropout, config.inner_dropout, config.attention_dropout) == (0.1, 0.1, 0.0)
   config = dataclasses.replace(config, dtype='float64')
   official = config_of(f, 'float64')
-  conversion.check_same_model(
+  loader_options.check_same_model(
     config,
     dataclasses.replace(
       official, memory=dataclasses.replace(official.memory, across_documents=True)
@@ -291,6 +291,6 @@ def test_the_arguments_of_the_official_scripts_make_the_models_of_the_configs(sc
   args |= {'adaptive': args['dataset'] != 'enwik8', 'div_val': 4 if 'large' in script else 1}
   config = transformer_xl.config_from_args(args)
   expected = config_file_model(f'transformer_xl.py:{script}')
-  conversion.check_same_model(expected, config)
+  loader_options.check_same_model(expected, config)
   dropout = lambda c: (c.dropout, c.inner_dropout, c.attention_dropout)
   assert dropout(config) == dropout(expected)

@@ -10,7 +10,13 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import adaptive_span, conversion, ngrammer_pytorch, praxis, transformer_xl
+from ngrammer_jax.interop import (
+  adaptive_span,
+  named_arrays,
+  ngrammer_pytorch,
+  praxis,
+  transformer_xl,
+)
 from ngrammer_jax.interop.huggingface import families, tensors
 from ngrammer_jax.layers import NGrammer
 from ngrammer_jax.layers.attention.attention import Attention
@@ -27,16 +33,16 @@ def loaders():
   config = transformer_xl.config_from_args(ARGS)
   yield (
     functools.partial(transformer_xl.load_language_model, config=config, vocabulary_size=23),
-    conversion.names(transformer_xl._sources(config, 23)),
+    named_arrays.shapes_by_name(transformer_xl._sources(config, 23)),
   )
   config = adaptive_span.config_from_args(ADAPTIVE_ARGS)
   yield (
     functools.partial(adaptive_span.load_language_model, config=config, vocabulary_size=23),
-    conversion.names(adaptive_span._sources(config, 23)),
+    named_arrays.shapes_by_name(adaptive_span._sources(config, 23)),
   )
   yield (
     functools.partial(ngrammer_pytorch.load_ngrammer, layer=LAYER, width=16),
-    conversion.names(ngrammer_pytorch._sources(LAYER, 16)),
+    named_arrays.shapes_by_name(ngrammer_pytorch._sources(LAYER, 16)),
   )
 
 
@@ -61,13 +67,14 @@ def praxis_loaders():
   config = model_config.ModelConfig(layers=2, width=16, heads=2, feed_forward_width=32)
   yield (
     functools.partial(praxis.load_language_model, config=config, vocabulary_size=23),
-    conversion.names(praxis._language_model_sources(config, 23)),
+    named_arrays.shapes_by_name(praxis._language_model_sources(config, 23)),
   )
   for load, find, layer in (
     (praxis.load_ngrammer, praxis._layer_ngrammer_sources, LAYER),
     (praxis.load_attention, praxis._layer_attention_sources, Attention(heads=2)),
   ):
-    yield functools.partial(load, layer=layer, width=16), conversion.names(find(layer, 16))
+    shapes = named_arrays.shapes_by_name(find(layer, 16))
+    yield functools.partial(load, layer=layer, width=16), shapes
 
 
 def test_dtype_is_that_of_the_parameters():
@@ -136,7 +143,7 @@ def test_values_that_are_not_finite_are_counted():
 
 def test_names_that_fit_stay_as_they_are():
   arrays = {'module.a': np.ones(2), 'module.module.a': np.zeros(2)}
-  assert conversion.without_wrappers(arrays, ('module.a',), 'x') is arrays
+  assert named_arrays.without_wrappers(arrays, ('module.a',), 'x') is arrays
 
 
 @pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.', 'model.'])

@@ -16,7 +16,7 @@ from flax import traverse_util
 from ngrammer_jax import errors
 from ngrammer_jax.config import attention, conversion, fields
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.interop import conversion as weights
+from ngrammer_jax.interop import loader_options
 from ngrammer_jax.interop.huggingface import families
 
 # Names and descriptions, training, generation, and heads for other tasks.
@@ -391,7 +391,7 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
   except errors.BadInput as error:
     return [str(error)]
   # The last depends on the text.
-  ignored = *weights.MODEL_TRAINING_OPTIONS, 'positional.scaling.is_long'
+  ignored = *loader_options.MODEL_TRAINING_OPTIONS, 'positional.scaling.is_long'
   may_differ = lambda key: key.path.removeprefix('model.') in ignored
   return [
     f'{key.path}={fields.format_value(old)} instead of {fields.format_value(new)}'

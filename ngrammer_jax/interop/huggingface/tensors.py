@@ -16,7 +16,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.interop import conversion, row_files
+from ngrammer_jax.interop import named_arrays, row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import families
 from ngrammer_jax.system import file_errors
@@ -110,7 +110,7 @@ def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
   prefix = f'{family.layers.partition(".")[0]}.'
   # A model without its head may be saved without this prefix.
   for name, added in ((embedding, ''), (embedding.removeprefix(prefix), prefix)):
-    bare = conversion.without_wrappers(tensors, (name,), origin)
+    bare = named_arrays.without_wrappers(tensors, (name,), origin)
     if name in bare:
       return {n if n == head else added + n: tensor for n, tensor in bare.items()}
   return tensors
@@ -180,7 +180,7 @@ def load(checkpoint: checkpoints.Checkpoint, slices: Slices, abstract: Any) -> d
     checkpoint.check_unchanged()  # a change is also a reason for damage
     raise
   checkpoint.check_unchanged()
-  conversion.check_finite(str(checkpoint.path), broken)
+  named_arrays.check_finite(str(checkpoint.path), broken)
   return traverse_util.unflatten_dict(loaded, sep='/')
 
 
@@ -203,7 +203,7 @@ def _load(checkpoint, selected, leaf, broken) -> jax.Array:
         f'{selected.name} in {checkpoint.path}', 'download it again'
       ):
         block = selected.read(tensor, start, stop)
-      broken[selected.name] += conversion.count_not_finite(block)
+      broken[selected.name] += named_arrays.count_not_finite(block)
       for key, shard in shards.items():
         if key[axis] == (first, last):
           target, source = [slice(None)] * shard.ndim, [slice(*pair) for pair in key]
@@ -234,7 +234,7 @@ def check(
       )
     del expected[head]
   shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-  conversion.check_shapes(expected, shapes, f'{family.model_type} in {path}')
+  named_arrays.check_shapes(expected, shapes, f'{family.model_type} in {path}')
   for name in expected:
     code = getattr(stored[name], 'code', 'F32')  # those of GGUF are converted
     if code not in row_files.FLOATS:
