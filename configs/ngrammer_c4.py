@@ -2,8 +2,8 @@
 
   python -m ngrammer_jax.train --config=configs/ngrammer_c4.py:393k_8k_50 --workdir=runs/c4
 
-This reads c4/en as prepared by TFDS, in its data directory or in --config.data.path. To read the
-files of C4 instead, with the vocabulary of T5:
+This reads c4/en as prepared by TFDS, in its data directory or in --config.data.path, with the
+packages of the extra `tasks`. To read the files of C4 instead, with the vocabulary of T5:
 
     --config.data.corpus=shards --config.data.path=/path/to/c4/en \\
     --config.data.vocabulary_path=/path/to/t5_32k.model --config.data.vocabulary_size=None

@@ -1,5 +1,6 @@
 """Fine-tuning on SuperGLUE (Wang et al. 2019), as in Table 3 of the N-Grammer paper.
 
+  pip install -e '.[tasks]'
   python -m ngrammer_jax.finetune --config=configs/superglue.py:rte --workdir=runs/rte \\
     --config.init_from=runs/quickstart --config.data.superglue_dir=/path/to/superglue
 

@@ -27,8 +27,8 @@ def load() -> tuple[Any, Any]:
       return tensorflow, importlib.import_module('seqio')
   except ImportError as error:
     raise errors.BadInput(
-      f'tasks need seqio and TensorFlow ({error}): pip install "seqio>=0.0.20" '
-      f'"tensorflow-datasets>=4.9.9" importlib_resources, on Python 3.11 to 3.13 and not Windows'
+      f"SuperGLUE and C4 of TFDS need seqio and TensorFlow ({error}): pip install "
+      f"'ngrammer_jax[tasks]', on Python 3.11 to 3.13 and not Windows"
     ) from error
 
 

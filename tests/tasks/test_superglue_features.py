@@ -244,8 +244,7 @@ def test_missing_seqio_error_names_packages_to_install(monkeypatch):
 
   monkeypatch.setattr(importlib, 'import_module', import_module)
   with bad_input(
-    "tasks need seqio and TensorFlow (No module named 'tensorflow'): pip install "
-    '"seqio>=0.0.20" "tensorflow-datasets>=4.9.9" importlib_resources, on Python 3.11 to 3.13 and '
-    'not Windows'
+    "SuperGLUE and C4 of TFDS need seqio and TensorFlow (No module named 'tensorflow'): "
+    "pip install 'ngrammer_jax[tasks]', on Python 3.11 to 3.13 and not Windows"
   ):
     tensorflow.load()

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> None:
     from ngrammer_jax.tasks.lm_eval import model  # registers it
   except ImportError as error:
     raise errors.BadInput(
-      f'this command needs the harness ({error}): pip install "ngrammer_jax[lm_eval]"'
+      f'this command needs the harness ({error}): pip install "ngrammer_jax[lm-eval]"'
     ) from error
   names = {argument.partition('=')[0] for argument in argv}
   for flag, (short, value) in DEFAULTS.items():
