@@ -219,14 +219,15 @@ def test_every_file_of_a_workdir_is_described(trained):
 
 def test_extras_that_are_named_exist():
   _, _, setup = (ROOT / 'setup.py').read_text(encoding='utf-8').partition('extras_require')
-  extras = set(re.findall(r"^    '(\w+)': \[", setup, re.M))
+  extras = set(re.findall(r"^    '([\w-]+)': ", setup, re.M))
   assert extras == {
-    *'tpu cuda12 gcs s3 hf lm_eval interop huggingface gguf docs notebooks test'.split()
+    *'tpu cuda12 tasks superglue gcs s3 hf lm-eval interop huggingface gguf docs'.split(),
+    *'notebooks test'.split(),
   }
   launched = [ROOT / 'launch' / name for name in ('Dockerfile', 'sky.yaml')]
   for path in (README, *DOCS, *documentation.NOTEBOOKS, *launched):
     text = path.read_text(encoding='utf-8')
-    found = re.findall(r"(?:'?(?:\.|ngrammer_jax)\[|EXTRAS=)([\w,]+)", text)
+    found = re.findall(r"(?:'?(?:\.|ngrammer_jax)\[|EXTRAS=)([\w,-]+)", text)
     assert found or path not in launched, path
     assert {name for names in found for name in names.split(',')} <= extras, (path.name, found)
 

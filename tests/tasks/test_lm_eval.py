@@ -32,7 +32,7 @@ def requests(*arguments):
 
 def test_without_the_harness_its_package_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'lm_eval', None)
-  with pytest.raises(errors.BadInput, match=r'needs the harness .*"ngrammer_jax\[lm_eval\]"$'):
+  with pytest.raises(errors.BadInput, match=r'needs the harness .*"ngrammer_jax\[lm-eval\]"$'):
     command.main([])
 
 
