@@ -27,7 +27,7 @@ def load() -> tuple[Any, Any]:
       return tensorflow, importlib.import_module('seqio')
   except ImportError as error:
     raise errors.BadInput(
-      f"SuperGLUE and C4 of TFDS need seqio and TensorFlow ({error}): pip install "
+      f'SuperGLUE and C4 of TFDS need seqio and TensorFlow ({error}): pip install '
       f"'ngrammer_jax[tasks]', on Python 3.11 to 3.13 and not Windows"
     ) from error
 
