@@ -51,21 +51,27 @@ class RowGradient(struct.PyTreeNode):
       return self.put(array_VxE, round_stochastically(values_LxE, self.rows, key))
     if host_memory.contains(array_VxE):
       return self.put(array_VxE, self.take(array_VxE) + self.values.astype(array_VxE.dtype))
-    options = {'mode': 'drop', 'unique_indices': True}
-    add = lambda array, rows, values: array.at[rows].add(values, **options)
-    return self._by_shard(add, array_VxE, self.values.astype(array_VxE.dtype))
+    return self._by_shard(_add, array_VxE, self.values.astype(array_VxE.dtype))
 
   def _by_shard(self, function: Callable, array_VxE: jax.Array, *values: jax.Array) -> jax.Array:
     """Calls a function of an array, the rows and values, on each shard of the table."""
     sharding = table.make_sharding(len(array_VxE))
     if sharding is None:
       return function(array_VxE, self.rows, *values)
-    on_shard = lambda array, rows, *rest: function(array, sharding.local_rows(rows), *rest)
+
+    def call_on_shard(array, rows, *values):
+      return function(array, sharding.local_rows(rows), *values)
+
     inputs = ('table',) * (2 + len(values))
-    return sharding.shard_map(on_shard, inputs, 'table')(array_VxE, self.rows, *values)
+    return sharding.shard_map(call_on_shard, inputs, 'table')(array_VxE, self.rows, *values)
 
 
-def _put(array_VxE, rows_L, values_LxE):
+def _add(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.Array:
+  """Returns an array that is not sharded plus values in rows below V."""
+  return array_VxE.at[rows_L].add(values_LxE, mode='drop', unique_indices=True)
+
+
+def _put(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.Array:
   """Returns an array that is not sharded with other values in rows below V."""
   if host_memory.contains(array_VxE):
     return host_memory.put(array_VxE, rows_L, values_LxE)
@@ -92,38 +98,44 @@ def grad(
     The gradient by path, without these parameters and those tables; the rows of lookups and the
     gradients of their values, by path; and the other results. `join` takes the first two.
   """
-  by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
-  has_gradient = {path: param for path, param in by_path.items() if '/'.join(path) not in frozen}
-  perturbations = _perturbations(loss, params, has_gradient, microbatches) if microbatches else {}
-  trained = {path: param for path, param in has_gradient.items() if path not in perturbations}
+  params_by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
+  trained = {path: p for path, p in params_by_path.items() if '/'.join(path) not in frozen}
+  perturbations = {}
+  if microbatches:
+    perturbations = _perturbations(loss, params, trained, microbatches)
+  dense = {path: param for path, param in trained.items() if path not in perturbations}
 
-  def loss_of(trained, perturbations):
-    variables = {table.PERTURBATIONS: traverse_util.unflatten_dict(perturbations)}
-    params = traverse_util.unflatten_dict(by_path | trained)
-    return loss(params, variables if perturbations else {})
+  def perturbed_loss(dense, perturbations):
+    params = traverse_util.unflatten_dict(params_by_path | dense)
+    if not perturbations:
+      return loss(params, {})
+    return loss(params, {table.PERTURBATIONS: traverse_util.unflatten_dict(perturbations)})
 
-  differentiate = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
-  (gradient, values), (recorded, *rest) = differentiate(trained, perturbations)
-  recorded, lookups = traverse_util.flatten_dict(recorded), {}
+  differentiate = jax.grad(perturbed_loss, argnums=(0, 1), has_aux=True)
+  (gradient, value_gradients), (recorded, *rest) = differentiate(dense, perturbations)
+  recorded = traverse_util.flatten_dict(recorded)
+  lookups = {}
   for path in perturbations:
     rows = [lookup.rows_Bx for lookup in recorded[path]]
-    lookups[path] = tuple(zip(rows, values[path], strict=True))
+    lookups[path] = tuple(zip(rows, value_gradients[path], strict=True))
   return gradient, lookups, tuple(rest)
 
 
-def _perturbations(loss, params, by_path, microbatches):
+def _perturbations(
+  loss: Callable, params: Any, trained: dict[Path, jax.Array], microbatches: int
+) -> dict[Path, tuple[jax.Array, ...]]:
   """Returns the perturbations of the lookups of each table whose gradient is rows, by path."""
   _, (recorded, *_) = jax.eval_shape(loss, params, {})
   perturbations = {}
   for path, lookups in traverse_util.flatten_dict(recorded).items():
-    if path not in by_path:
+    if path not in trained:
       continue
-    V, E = by_path[path].shape
-    dtype = jnp.promote_types(by_path[path].dtype, jnp.float32)
+    V, E = trained[path].shape
+    dtype = jnp.promote_types(trained[path].dtype, jnp.float32)
     shapes = [lookup.rows_Bx.shape for lookup in lookups]
-    total = microbatches * sum(map(math.prod, shapes))  # all of them are kept
-    by_rows = [table.prefers_rows(V, shapes[0][0], total, each.exchange) for each in lookups]
-    if all(by_rows):
+    B = shapes[0][0]
+    total = microbatches * sum(math.prod(shape) for shape in shapes)  # all of them are kept
+    if all(table.prefers_rows(V, B, total, lookup.exchange) for lookup in lookups):
       # Minus zero: a value plus it has the same bits, also if it is minus zero.
       perturbations[path] = tuple(jnp.full((*shape, E), -0.0, dtype) for shape in shapes)
   return perturbations
@@ -131,10 +143,12 @@ def _perturbations(loss, params, by_path, microbatches):
 
 def join(gradient: dict[Path, Any], lookups: dict[Path, Any], params: Any) -> Any:
   """Returns the tree of gradients of the results of `grad`, with a `RowGradient` for each table."""
-  by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
-  tables = {path: combine(each, len(by_path[path])) for path, each in lookups.items()}
-  joined = gradient | tables
-  return traverse_util.unflatten_dict({path: joined[path] for path in by_path if path in joined})
+  params_by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
+  joined = dict(gradient)
+  for path, table_lookups in lookups.items():
+    joined[path] = combine(table_lookups, V=len(params_by_path[path]))
+  in_order = {path: joined[path] for path in params_by_path if path in joined}
+  return traverse_util.unflatten_dict(in_order)
 
 
 def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradient:
@@ -148,7 +162,9 @@ def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradie
     lookups: rows [B, ...] and gradients [B, ..., E] of each lookup in the table.
     V: rows of the table.
   """
-  B, E = len(lookups[0][0]), lookups[0][1].shape[-1]
+  first_rows, first_values = lookups[0]
+  B = len(first_rows)
+  E = first_values.shape[-1]
   rows_BxL = jnp.concatenate([rows.reshape(B, -1) for rows, _ in lookups], axis=1)
   values_BxLxE = jnp.concatenate([values.reshape(B, -1, E) for _, values in lookups], axis=1)
   sharding = table.make_sharding(V, B)
@@ -156,8 +172,8 @@ def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradie
     return RowGradient(*_merge(rows_BxL.reshape(-1), values_BxLxE.reshape(-1, E), V))
 
   def merge_shard(rows_BxL, values_BxLxE):
-    gather = lambda array: table.all_gather(array, sharding.batch)
-    rows_BxL, values_BxLxE = gather(rows_BxL), gather(values_BxLxE)
+    rows_BxL = table.all_gather(rows_BxL, sharding.batch)
+    values_BxLxE = table.all_gather(values_BxLxE, sharding.batch)
     rows_L = sharding.local_rows(rows_BxL.reshape(-1))
     rows_L, values_LxE = _merge(rows_L, values_BxLxE.reshape(-1, E), sharding.shard_rows)
     return RowGradient(sharding.global_rows(rows_L), values_LxE)
@@ -165,14 +181,15 @@ def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradie
   return sharding.shard_map(merge_shard, ('batch', 'batch'), 'table')(rows_BxL, values_BxLxE)
 
 
-def _merge(rows_L, values_LxE, V):
+def _merge(rows_L: jax.Array, values_LxE: jax.Array, V: int) -> tuple[jax.Array, jax.Array]:
   """Returns the different rows below V, ascending, and the sums of their values."""
   L = len(rows_L)
   is_used_L = (rows_L < V) & (values_LxE != 0).any(axis=-1)
   rows_L = jnp.where(is_used_L, rows_L, V)
   values_LxE = jnp.where(is_used_L[:, None], values_LxE, 0)
   order_L = jnp.argsort(rows_L, stable=True)
-  rows_L, values_LxE = rows_L[order_L], values_LxE[order_L]
+  rows_L = rows_L[order_L]
+  values_LxE = values_LxE[order_L]
   group_L = jnp.cumsum(jnp.diff(rows_L, prepend=rows_L[:1]) != 0)
   values_LxE = jax.ops.segment_sum(values_LxE, group_L, L, indices_are_sorted=True)
   return jnp.full((L,), V, rows_L.dtype).at[group_L].set(rows_L), values_LxE
@@ -195,7 +212,11 @@ def norm(tree: Any) -> jax.Array:
 
 def values(tree: Any) -> Any:
   """Returns the tree with the values of every `RowGradient` in its place."""
-  return map_leaves(lambda leaf: leaf.values if is_row_gradient(leaf) else leaf, tree)
+
+  def values_of(leaf):
+    return leaf.values if is_row_gradient(leaf) else leaf
+
+  return map_leaves(values_of, tree)
 
 
 def apply_updates(params: Any, updates: Any, key: jax.Array) -> Any:
@@ -227,7 +248,8 @@ def round_stochastically(values_LxE: jax.Array, rows_L: jax.Array, key: jax.Arra
   The result is a function of the values, the key and the row numbers, on any mesh.
   """
   keys_L = jax.vmap(jax.random.fold_in, (None, 0))(key, rows_L)
-  noise_LxE = jax.vmap(lambda key: jax.random.bits(key, values_LxE.shape[1:], jnp.uint16))(keys_L)
+  row_shape = values_LxE.shape[1:]
+  noise_LxE = jax.vmap(lambda key: jax.random.bits(key, row_shape, jnp.uint16))(keys_L)
   # The bits of a bfloat16 are the upper half of those of a float32: the carry of the lower half,
   # plus noise, is 1 with the probability of that half.
   bits_LxE = jax.lax.bitcast_convert_type(values_LxE.astype(jnp.float32), jnp.uint32)

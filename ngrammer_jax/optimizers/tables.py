@@ -15,7 +15,6 @@ moments in every step, and makes a gradient and an update as large as the table.
 V rows, E width.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -25,6 +24,7 @@ import optax
 from ngrammer_jax import config as experiment
 from ngrammer_jax.layers.ngram import host_memory
 from ngrammer_jax.optimizers import row_gradient
+from ngrammer_jax.optimizers.schedule import Schedule
 
 LEARNING_RATE_FACTOR = 5.0  # of all but Adagrad (Cheng et al. 2026)
 SINKHORN_SCALE = 0.18  # of the learning rate
@@ -34,7 +34,7 @@ NORMALIZATIONS = 11  # of rows and columns in turn
 def make(
   name: str,
   config: experiment.OptimizerConfig,
-  fraction: Callable[[jax.Array], jax.Array],
+  fraction: Schedule,
   learning_rate_factor: float | None = None,
 ) -> optax.GradientTransformation:
   """Returns an optimizer of tables.
@@ -46,24 +46,26 @@ def make(
     learning_rate_factor: of `optimizer.table.learning_rate` for adagrad, 1 by default; of
       `optimizer.learning_rate` for the others, 5 by default.
   """
-  table, adam = config.table or experiment.TableConfig(), config.adam or experiment.AdamConfig()
-
-  def scale_by_rate(rate, default_factor):
-    factor = default_factor if learning_rate_factor is None else learning_rate_factor
-    return optax.scale_by_learning_rate(lambda step: factor * rate * fraction(step))
-
-  scale_by_adam = optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon)
-  if name == 'adagrad':
-    scale_by_rss = optax.scale_by_rss(table.accumulator, table.epsilon)
-    return on_visited_rows(optax.chain(scale_by_rss, scale_by_rate(table.learning_rate, 1)))
   if name == 'frozen':
     return on_visited_rows(optax.set_to_zero())
+
+  def scale_by_rate(learning_rate, default_factor):
+    factor = default_factor if learning_rate_factor is None else learning_rate_factor
+    return optax.scale_by_learning_rate(lambda step: factor * learning_rate * fraction(step))
+
+  if name == 'adagrad':
+    table = config.table or experiment.TableConfig()
+    scale_by_rss = optax.scale_by_rss(table.accumulator, table.epsilon)
+    return on_visited_rows(optax.chain(scale_by_rss, scale_by_rate(table.learning_rate, 1)))
+
   rate = scale_by_rate(config.learning_rate, LEARNING_RATE_FACTOR)
+  if name == 'sinkhorn':
+    return on_all_rows(optax.chain(scale_by_sinkhorn(), optax.scale(SINKHORN_SCALE), rate))
+  adam = config.adam or experiment.AdamConfig()
+  scale_by_adam = optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon)
   if name == 'lazy_adam':
     return on_visited_rows(optax.chain(scale_by_adam, rate))
-  if name == 'adam':
-    return on_all_rows(optax.chain(scale_by_adam, rate))
-  return on_all_rows(optax.chain(scale_by_sinkhorn(), optax.scale(SINKHORN_SCALE), rate))
+  return on_all_rows(optax.chain(scale_by_adam, rate))
 
 
 def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -80,10 +82,12 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
   """
 
   def take(array, gradient):
-    return gradient.take(array) if row_gradient.is_row_gradient(gradient) else array
+    if row_gradient.is_row_gradient(gradient):
+      return gradient.take(array)
+    return array
 
   def put(array, new, gradient):
-    if gradient is None:  # not of parameters
+    if gradient is None:  # a number, such as the count of steps
       return new
     if row_gradient.is_row_gradient(gradient):
       return gradient.put(array, new)
@@ -98,32 +102,35 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
     del params
     visited_state = optax.tree.map_params(transform, take, state, gradients)
     updates, next_visited = transform.update(row_gradient.values(gradients), visited_state)
-    gradient_of = optax.tree.map_params(
+    # The gradient beside each array of the state; None beside its numbers.
+    state_gradients = optax.tree.map_params(
       transform, lambda _, gradient: gradient, state, gradients, transform_non_params=lambda _: None
     )
-    state = jax.tree.map(put, state, next_visited, gradient_of)
+    state = jax.tree.map(put, state, next_visited, state_gradients)
     return row_gradient.map_leaves(put_update, gradients, updates), state
 
+  # The state of a table in host memory is made there: a device may be too small for it.
+  def zeros_like(param):
+    V = 1 if host_memory.contains(param) else len(param)
+    return jnp.zeros((V, *param.shape[1:]), _state_dtype(param))
+
+  def broadcast_on_host(array, param):
+    if host_memory.contains(param):
+      return host_memory.broadcast(array, param.shape)
+    return array
+
   def init(params):
-    def row_like(param):
-      # The state of a table in host memory is made there: a device may be too small for it.
-      rows = 1 if host_memory.contains(param) else len(param)
-      return jnp.zeros((rows, *param.shape[1:]), _state_dtype(param))
-
-    def on_host(array, param):
-      return host_memory.broadcast(array, param.shape) if host_memory.contains(param) else array
-
-    state = transform.init(jax.tree.map(row_like, params))
-    return optax.tree.map_params(transform, on_host, state, params)
+    state = transform.init(jax.tree.map(zeros_like, params))
+    return optax.tree.map_params(transform, broadcast_on_host, state, params)
 
   return optax.GradientTransformation(init, update)
 
 
-def _is_visited(gradient_VxE):
+def _is_visited(gradient_VxE: jax.Array) -> jax.Array:
   return (gradient_VxE != 0).any(axis=-1, keepdims=True)
 
 
-def _state_dtype(param):
+def _state_dtype(param: jax.Array) -> jnp.dtype:
   """Returns the dtype of the state: in bfloat16, averages and sums would soon stand still."""
   return jnp.promote_types(param.dtype, jnp.float32)
 
@@ -131,13 +138,16 @@ def _state_dtype(param):
 def on_all_rows(transform: optax.GradientTransformation) -> optax.GradientTransformation:
   """Returns a transformation that sees gradients of whole tables, in at least float32."""
 
+  def zeros_like(param):
+    return jnp.zeros(param.shape, _state_dtype(param))
+
   def to_dense(gradient, param):
     if row_gradient.is_row_gradient(gradient):
-      return gradient.dense(jnp.zeros(param.shape, _state_dtype(param)))
+      return gradient.dense(zeros_like(param))
     return gradient.astype(_state_dtype(param))
 
   def init(params):
-    return transform.init(jax.tree.map(lambda p: jnp.zeros(p.shape, _state_dtype(p)), params))
+    return transform.init(jax.tree.map(zeros_like, params))
 
   def update(gradients, state, params):
     return transform.update(row_gradient.map_leaves(to_dense, gradients, params), state)
@@ -173,13 +183,16 @@ def scale_by_sinkhorn(
     norm_Vx1 = jnp.linalg.norm(update_VxE, axis=1, keepdims=True)
     update_VxE = jnp.where(norm_Vx1 <= threshold * norm_Vx1.mean(), 0, update_VxE)
     for i in range(NORMALIZATIONS):  # of rows first and last
-      norm = jnp.linalg.norm(update_VxE, axis=(1, 0)[i % 2], keepdims=True)
+      axis = 1 if i % 2 == 0 else 0
+      norm = jnp.linalg.norm(update_VxE, axis=axis, keepdims=True)
       update_VxE = update_VxE / (norm + epsilon)
     return update_VxE * update_VxE.shape[1] ** 0.5
 
+  def mix(m, g):
+    return decay * m + (1 - decay) * g
+
   def update(gradients, state, params=None):
     del params
-    mix = lambda m, g: decay * m + (1 - decay) * g
     momentum = jax.tree.map(mix, state.momentum, gradients)
     updates = jax.tree.map(mix, momentum, gradients)
     return jax.tree.map(normalize, updates), SinkhornState(momentum)

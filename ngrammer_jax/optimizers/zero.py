@@ -26,22 +26,41 @@ def split(boxed: Any, shardings: Any) -> Any:
     boxed: arrays in their `nn.LogicallyPartitioned` boxes, abstract or not.
     shardings: shardings of the arrays.
   """
-  is_box = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
 
-  def split_one(path, leaf, place):
-    if not is_box(leaf) or 'ngram_vocab' in leaf.names or nn.unbox(leaf).ndim < 2:
-      return place
-    spec, devices = [*place.spec], place.mesh.shape['data']
-    for axis, size in enumerate(place.shard_shape(nn.unbox(leaf).shape)):
-      if size % devices == 0:
-        axes = (spec[axis],) if isinstance(spec[axis], str) else spec[axis] or ()
-        spec[axis] = (*axes, 'data')
-        return jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec(*spec))
-    message = '%s: no axis is divisible by the %d devices of data, left whole by mesh.zero=1'
-    logging.info(message, sharding.leaf_name(path), devices)
-    return place
+  def split_leaf(path, leaf, leaf_sharding):
+    if not _is_boxed(leaf) or 'ngram_vocab' in leaf.names or nn.unbox(leaf).ndim < 2:
+      return leaf_sharding
+    return _split_array(sharding.leaf_name(path), nn.unbox(leaf).shape, leaf_sharding)
 
-  return jax.tree_util.tree_map_with_path(split_one, boxed, shardings, is_leaf=is_box)
+  return jax.tree_util.tree_map_with_path(split_leaf, boxed, shardings, is_leaf=_is_boxed)
+
+
+def _is_boxed(leaf: Any) -> bool:
+  return isinstance(leaf, nn.LogicallyPartitioned)
+
+
+def _split_array(
+  name: str, shape: tuple[int, ...], whole: jax.sharding.NamedSharding
+) -> jax.sharding.NamedSharding:
+  """Returns the sharding that also splits the first possible axis of an array over `data`."""
+  spec = list(whole.spec)
+  devices = whole.mesh.shape['data']
+  for axis, size in enumerate(whole.shard_shape(shape)):
+    if size % devices == 0:
+      spec[axis] = (*_mesh_axes(spec[axis]), 'data')
+      return jax.sharding.NamedSharding(whole.mesh, jax.sharding.PartitionSpec(*spec))
+  message = '%s: no axis is divisible by the %d devices of data, left whole by mesh.zero=1'
+  logging.info(message, name, devices)
+  return whole
+
+
+def _mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+  """Returns the mesh axes of an entry of a `PartitionSpec`."""
+  if entry is None:
+    return ()
+  if isinstance(entry, str):
+    return (entry,)
+  return entry
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,17 +82,22 @@ class ParameterShardings:
 
     Without this, XLA shards parameters and products of the model as the update is split.
     """
-    return self._place(tree, self.model)
+    return self._constrain(tree, self.model)
 
   def scatter(self, tree: Any) -> Any:
     """Returns parameters or gradients of the model, split for the update."""
-    return self._place(self.keep(tree), self.update)
+    return self._constrain(self.keep(tree), self.update)
 
   def gather(self, tree: Any) -> Any:
     """Returns updated parameters, whole for the model."""
-    return self.keep(self._place(tree, self.update))
+    return self.keep(self._constrain(tree, self.update))
 
-  def _place(self, tree, places):
-    constrain = jax.lax.with_sharding_constraint
-    place = lambda leaf, to, model, update: leaf if model == update else constrain(leaf, to)
-    return row_gradient.map_leaves(place, tree, places, self.model, self.update)
+  def _constrain(self, tree: Any, shardings: Any) -> Any:
+    """Constrains the leaves whose shardings in the model and in the update differ."""
+
+    def constrain(leaf, leaf_sharding, model, update):
+      if model == update:
+        return leaf
+      return jax.lax.with_sharding_constraint(leaf, leaf_sharding)
+
+    return row_gradient.map_leaves(constrain, tree, shardings, self.model, self.update)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
-from ngrammer_jax.optimizers import partition
+from ngrammer_jax.optimizers import schedule
 from ngrammer_jax.system import hosts, progress
 from ngrammer_jax.training import flops, metrics, programs, train_task
 from ngrammer_jax.training.records import goodput, writers
@@ -40,7 +40,7 @@ class Recorder:
     t = config.training
     self._last_saved = last_saved
     self._config, self._run = config, run
-    self._fraction = partition.schedule(config.optimizer, t.steps)
+    self._fraction = schedule.make(config.optimizer, t.steps)
     self._goodput = goodput.Goodput(workdir, start_time)
     self._writer = writers.MetricsWriter(workdir, first_step)
     peak = flops.peak_flops(jax.devices()[0].device_kind)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.optimizers import partition
+from ngrammer_jax.optimizers import partition, schedule
 from tests.optimizers.table_model import MemoryConfig
 
 PARAMS = {
@@ -75,7 +75,7 @@ def test_a_parameter_without_axis_names_is_an_error():
 )
 def test_schedule(name, expected):
   config = experiment.OptimizerConfig(schedule=name, warmup_steps=2)
-  fraction = partition.schedule(config, STEPS)
+  fraction = schedule.make(config, STEPS)
   np.testing.assert_allclose(jax.jit(fraction)(np.arange(STEPS)), expected, rtol=1e-6)
 
 
@@ -187,7 +187,7 @@ def test_weights_in_boxes_can_decay():
 def test_the_rate_drops_for_the_last_steps():
   drop = experiment.DropConfig(steps=2, fraction=0.1)
   config = experiment.OptimizerConfig(schedule='constant', warmup_steps=2, drop=drop)
-  fraction = partition.schedule(config, STEPS)
+  fraction = schedule.make(config, STEPS)
   expected = [0.5, 1, 1, 0.1, 0.1]
   np.testing.assert_allclose(jax.jit(fraction)(np.arange(STEPS)), expected, rtol=1e-6)
 

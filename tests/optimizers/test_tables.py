@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.optimizers import partition, row_gradient
+from ngrammer_jax.optimizers import row_gradient, schedule
 from ngrammer_jax.optimizers import tables as table_optimizers
 from tests import checks
 
@@ -38,7 +38,7 @@ def gradient_of(step):
 
 def train(name, as_rows, factor=None):
   """The tables after each step, in double precision."""
-  optimizer = table_optimizers.make(name, CONFIG, partition.schedule(CONFIG, 10), factor)
+  optimizer = table_optimizers.make(name, CONFIG, schedule.make(CONFIG, 10), factor)
 
   @jax.jit
   def step(params, state, rows, values, dense):
@@ -82,7 +82,7 @@ def by_hand(name):
 def test_tables_learn_however_small_their_gradients_are():
   """The gradients of a mean loss over a million tokens are tiny; steps have the learning rate."""
   config = experiment.OptimizerConfig(schedule='constant', warmup_steps=0)
-  optimizer = table_optimizers.make('adagrad', config, partition.schedule(config, 10))
+  optimizer = table_optimizers.make('adagrad', config, schedule.make(config, 10))
   gradient = jnp.asarray(gradient_of(0)[-1])
   for scale in (1, 1e-7):
     updates, _ = optimizer.update(scale * gradient, optimizer.init(gradient))
@@ -112,7 +112,7 @@ def test_the_learning_rate_factor(x64, name, default):
 @pytest.mark.parametrize('name', ['adagrad', 'lazy_adam', 'adam', 'sinkhorn'])
 def test_the_state_of_a_narrow_table_is_float32(name, as_rows):
   """An average with a decay of 0.999 cannot shrink in bfloat16, which rounds it to 1."""
-  optimizer = table_optimizers.make(name, CONFIG, partition.schedule(CONFIG, 10))
+  optimizer = table_optimizers.make(name, CONFIG, schedule.make(CONFIG, 10))
   params = {'table': jnp.asarray(table_of(), jnp.bfloat16)}
   state = optimizer.init(params)
   rows, values, dense = gradient_of(0)
@@ -131,7 +131,7 @@ def test_sinkhorn_equals_the_official_array(x64):
   config = experiment.OptimizerConfig(
     learning_rate=official['lr'], schedule='constant', warmup_steps=0
   )
-  optimizer = table_optimizers.make('sinkhorn', config, partition.schedule(config, 10))
+  optimizer = table_optimizers.make('sinkhorn', config, schedule.make(config, 10))
   params = jnp.asarray(arrays['weight/0'])
   state, update = optimizer.init(params), jax.jit(optimizer.update)
   for i in range(official['steps']):
