@@ -30,21 +30,39 @@ class RecurrentLM(embedding_and_head.VocabularyModel):
   """A recurrent language model."""
 
   def setup(self):
-    c, r, V = self.config, self.config.recurrent, self.vocabulary_size
-    dtype, init = precision.compute_dtype(c), dense.symmetric(r.initial)
     super().setup()  # first: initial values depend on the order of the parameters
-    self.between_blocks = memories.make(c, V).between_blocks
+    self.between_blocks = memories.make(self.config, self.vocabulary_size).between_blocks
     for memory in self.between_blocks:
       setattr(self, memory.name, memory.make())
-    self.recurrence = recurrence.Recurrence(r.hidden, r.cell, r.forget_bias, init, dtype)
+    r = self.config.recurrent
+    dtype = precision.compute_dtype(self.config)
+    init = dense.symmetric(r.initial)
+    self.recurrence = recurrence.Recurrence(
+      hidden=r.hidden,
+      cell=r.cell,
+      forget_bias=r.forget_bias,
+      initializer=init,
+      dtype=dtype,
+    )
     if r.readout == 'recurrent_memory':
       self.readout = word_memory.RecurrentMemory(
-        V, r.window, r.temporal_tables, r.gate_bias, init, dtype
+        vocabulary_size=self.vocabulary_size,
+        window=r.window,
+        temporal_tables=r.temporal_tables,
+        bias=r.gate_bias,
+        initializer=init,
+        dtype=dtype,
       )
     elif r.readout == 'ngram':
-      self.readout = readout.NGramReadout(r.slices, init, dtype)
+      self.readout = readout.NGramReadout(slices=r.slices, initializer=init, dtype=dtype)
     elif r.readout != 'none':
-      self.readout = readout.AttentionReadout(r.num_slices, r.window, r.empty_slots, init, dtype)
+      self.readout = readout.AttentionReadout(
+        parts=r.num_slices,
+        window=r.window,
+        empty=r.empty_slots,
+        initializer=init,
+        dtype=dtype,
+      )
 
   def empty_memory(self, batch: int, cache_slots: int = 0) -> Memory:
     """Returns the memory before the first segment of `batch` streams.
@@ -58,14 +76,15 @@ class RecurrentLM(embedding_and_head.VocabularyModel):
     `recurrence.empty_state`; the states of the memories at the input (see `models.memories`); and,
     if it is carried, `window`, see `readout.empty_memory`.
     """
-    c, r = self.config, self.config.recurrent
+    r = self.config.recurrent
+    dtype = precision.compute_dtype(self.config)
     memory = {
       'document': jnp.zeros((batch,), jnp.int32),
-      'state': recurrence.empty_state(batch, r.hidden, r.cell, precision.compute_dtype(c)),
+      'state': recurrence.empty_state(batch, r.hidden, r.cell, dtype),
     }
-    memory |= memories.empty_states(memories.make(c).between_blocks, batch)
+    memory |= memories.empty_states(memories.make(self.config).between_blocks, batch)
     if r.slots and (r.carry_memory or cache_slots):
-      memory['window'] = empty_window(c, batch)
+      memory['window'] = empty_window(self.config, batch)
     return memory
 
   def __call__(
@@ -101,11 +120,13 @@ class RecurrentLM(embedding_and_head.VocabularyModel):
       valid_BxT=valid_BxT,
       vocabulary=vocabulary,
     )
-    for placed in self.between_blocks:
-      x_BxTxD, state = placed.apply(getattr(self, placed.name), x_BxTxD, context, memory)
+    for ngram_memory in self.between_blocks:
+      module = getattr(self, ngram_memory.name)
+      x_BxTxD, state = ngram_memory.apply(module, x_BxTxD, context, memory)
       next_memory |= state
     input_key, output_key = self._dropout_keys(train)
-    x_BxTxD = mesh_axes.shard_rows(dropout.drop(x_BxTxD, self.config.outer_dropout, input_key))
+    x_BxTxD = dropout.drop(x_BxTxD, self.config.outer_dropout, input_key)
+    x_BxTxD = mesh_axes.shard_rows(x_BxTxD)
     h_BxTxK, next_memory['state'] = self.recurrence(
       x_BxTxD, memory['state'], starts_BxT=starts_BxT, valid_BxT=valid_BxT
     )
@@ -115,18 +136,27 @@ class RecurrentLM(embedding_and_head.VocabularyModel):
     h_BxTxJ = dropout.drop(h_BxTxJ, self.config.outer_dropout, output_key)
     return h_BxTxJ, next_memory, {}
 
-  def _read(self, h_BxTxK, tokens_BxT, documents_BxT, memory, valid_BxT):
+  def _read(
+    self,
+    h_BxTxK: jax.Array,
+    tokens_BxT: jax.Array,
+    documents_BxT: jax.Array,
+    memory: Memory,
+    valid_BxT: jax.Array | None,
+  ) -> tuple[jax.Array, State | None]:
     """Returns the output of the readout, and its window for the next segment."""
     if self.config.recurrent.readout == 'none':
       return h_BxTxK, None
     window = memory.get('window')
     if window is None:  # not carried
       window = empty_window(self.config, len(tokens_BxT))
-    words = (tokens_BxT,) if self.config.recurrent.readout == 'recurrent_memory' else ()
-    return self.readout(h_BxTxK, *words, documents_BxT, window, valid_BxT)
+    if self.config.recurrent.readout == 'recurrent_memory':
+      return self.readout(h_BxTxK, tokens_BxT, documents_BxT, window, valid_BxT)
+    return self.readout(h_BxTxK, documents_BxT, window, valid_BxT)
 
-  def _dropout_keys(self, train):
+  def _dropout_keys(self, train: bool) -> tuple[jax.Array | None, jax.Array | None]:
     """Returns the keys for the dropout of embeddings and of outputs, None without dropout."""
     if not train or not self.config.outer_dropout:
       return None, None
-    return jax.random.split(self.make_rng('dropout'))
+    input_key, output_key = jax.random.split(self.make_rng('dropout'))
+    return input_key, output_key

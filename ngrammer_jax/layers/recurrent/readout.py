@@ -14,8 +14,6 @@ B batch, T segment length, S = L + T slots, L slots of the memory, K hidden size
 G slices.
 """
 
-import functools
-
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -31,23 +29,25 @@ def empty_memory(batch: int, slots: int, width: int | None, dtype: jnp.dtype) ->
   Keys: `documents` int32 [B, L], and `kept`, vectors [B, L, width] or, if width is None, tokens
   int32 [B, L].
   """
-  shape = (batch, slots) if width is None else (batch, slots, width)
-  return {
-    'documents': jnp.full((batch, slots), document_masks.NONE, jnp.int32),
-    'kept': jnp.zeros(shape, jnp.int32 if width is None else dtype),
-  }
+  documents = jnp.full((batch, slots), document_masks.NONE, jnp.int32)
+  if width is None:
+    kept = jnp.zeros((batch, slots), jnp.int32)
+  else:
+    kept = jnp.zeros((batch, slots, width), dtype)
+  return {'documents': documents, 'kept': kept}
 
 
 def append_memory(
   memory: State, rows_BxTx: jax.Array, documents_BxT: jax.Array, valid_BxT: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, State]:
   """Returns slots [B, S, ...] and documents [B, S] of memory and segment, and the next memory."""
-  segment = {'documents': documents_BxT, 'kept': rows_BxTx}
-  next_memory = jax.tree.map(
-    lambda before, new: cache.keep_last(before, new, valid_BxT), memory, segment
-  )
-  slots = {name: jnp.concatenate([memory[name], segment[name]], axis=1) for name in segment}
-  return slots['kept'], slots['documents'], next_memory
+  next_memory = {
+    'documents': cache.keep_last(memory['documents'], documents_BxT, valid_BxT),
+    'kept': cache.keep_last(memory['kept'], rows_BxTx, valid_BxT),
+  }
+  documents_BxS = jnp.concatenate([memory['documents'], documents_BxT], axis=1)
+  slots_BxSx = jnp.concatenate([memory['kept'], rows_BxTx], axis=1)
+  return slots_BxSx, documents_BxS, next_memory
 
 
 def shift_right(slots_BxSx: jax.Array, steps: int, T: int) -> jax.Array:
@@ -114,33 +114,50 @@ class AttentionReadout(nn.Module):
     valid_BxT: jax.Array | None = None,
   ) -> tuple[jax.Array, State]:
     """Returns h* [B, T, J], and the memory of keys and values for the next segment."""
-    T, J = h_BxTxK.shape[1], h_BxTxK.shape[2] // self.parts
+    _, T, K = h_BxTxK.shape
+    J = K // self.parts
     slots_BxSx, documents_BxS, memory = append_memory(
       memory, h_BxTxK[..., : 2 * J], documents_BxT, valid_BxT
     )
     steps = list(range(self.window, 0, -1))  # the oldest slot first
     visible = same_document(documents_BxS, steps, documents_BxT)
-    options = {'use_bias': False, 'kernel_init': self.initializer, 'dtype': self.dtype}
-    project = functools.partial(dense.project, features=J, names=('embed', 'mlp'), **options)
-    keys_BxSxJ = project(slots_BxSx[..., :J], name='keys')
-    query_BxTxJ = project(h_BxTxK[..., :J], name='query')
+    keys_BxSxJ = self._project('keys', slots_BxSx[..., :J])
+    query_BxTxJ = self._project('query', h_BxTxK[..., :J])
     keys = [shift_right(keys_BxSxJ, s, T) for s in steps]
     values = [shift_right(slots_BxSx[..., -J:], s, T) for s in steps]
     if self.empty == 'zeros':
-      keys = [jnp.where(*pair, 0) for pair in zip(visible, keys, strict=True)]
-      values = [jnp.where(*pair, 0) for pair in zip(visible, values, strict=True)]
+      keys = _where_visible(visible, keys)
+      values = _where_visible(visible, values)
+
     wide = jnp.promote_types(self.dtype, jnp.float32)
     init = axis_names.with_axis_names(self.initializer, ('mlp',))
     score_J = self.param('score', init, (J,), wide).astype(self.dtype)
-    score = lambda key_BxTxJ: jnp.einsum(
-      'btj,j->bt', jnp.tanh(key_BxTxJ + query_BxTxJ), score_J, preferred_element_type=wide
-    )
-    scores_BxTxL = jnp.stack([score(key_BxTxJ) for key_BxTxJ in keys], axis=-1)
+    scores = []
+    for key_BxTxJ in keys:
+      activation_BxTxJ = jnp.tanh(key_BxTxJ + query_BxTxJ)
+      scores.append(jnp.einsum('btj,j->bt', activation_BxTxJ, score_J, preferred_element_type=wide))
     mask_BxTxL = jnp.concatenate(visible, axis=-1) if self.empty == 'mask' else None
-    read_BxTxJ, weights_BxTxL = attend(scores_BxTxL, values, mask_BxTxL)
+    read_BxTxJ, weights_BxTxL = attend(jnp.stack(scores, axis=-1), values, mask_BxTxL)
     self.sow('intermediates', 'weights', weights_BxTxL)
-    predict_BxTxJ = project(h_BxTxK[..., -J:], name='predict')
-    return jnp.tanh(project(read_BxTxJ, name='read') + predict_BxTxJ), memory
+
+    predict_BxTxJ = self._project('predict', h_BxTxK[..., -J:])
+    return jnp.tanh(self._project('read', read_BxTxJ) + predict_BxTxJ), memory
+
+  def _project(self, name: str, x_BxTxJ: jax.Array) -> jax.Array:
+    return dense.project(
+      x_BxTxJ,
+      features=x_BxTxJ.shape[-1],
+      names=('embed', 'mlp'),
+      use_bias=False,
+      kernel_init=self.initializer,
+      dtype=self.dtype,
+      name=name,
+    )
+
+
+def _where_visible(visible: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
+  """Returns arrays [B, T, J] that are zero where a slot is not visible, bool [B, T, 1]."""
+  return [jnp.where(mask, array, 0) for mask, array in zip(visible, arrays, strict=True)]
 
 
 class NGramReadout(nn.Module):
@@ -168,14 +185,23 @@ class NGramReadout(nn.Module):
     valid_BxT: jax.Array | None = None,
   ) -> tuple[jax.Array, State]:
     """Returns h* [B, T, J], and the memory of G - 1 outputs for the next segment."""
-    T, J = h_BxTxK.shape[1], h_BxTxK.shape[2] // self.slices
+    _, T, K = h_BxTxK.shape
+    J = K // self.slices
     h_BxSxK, documents_BxS, memory = append_memory(memory, h_BxTxK, documents_BxT, valid_BxT)
     steps = list(range(self.slices))
     visible = same_document(documents_BxS, steps, documents_BxT)
-    slices = [
-      jnp.where(visible[s], shift_right(h_BxSxK[..., s * J : (s + 1) * J], s, T), 0) for s in steps
-    ]
-    slices_BxTxK = jnp.concatenate(slices, axis=-1)
-    options = {'dtype': self.dtype, 'kernel_init': self.initializer, 'name': 'slices'}
-    h_BxTxJ = dense.project(slices_BxTxK, J, ('embed', 'mlp'), use_bias=False, **options)
+    slices = []
+    for s in steps:
+      slice_BxSxJ = h_BxSxK[..., s * J : (s + 1) * J]
+      slices.append(shift_right(slice_BxSxJ, s, T))
+    slices_BxTxK = jnp.concatenate(_where_visible(visible, slices), axis=-1)
+    h_BxTxJ = dense.project(
+      slices_BxTxK,
+      features=J,
+      names=('embed', 'mlp'),
+      use_bias=False,
+      kernel_init=self.initializer,
+      dtype=self.dtype,
+      name='slices',
+    )
     return jnp.tanh(h_BxTxJ), memory

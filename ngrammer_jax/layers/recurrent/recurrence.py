@@ -26,9 +26,10 @@ FORGET_GATE = 1  # index in the order i, f, g, o
 
 def empty_state(batch: int, hidden: int, cell: str, dtype: jnp.dtype) -> State:
   """Returns the zero state: `h` [B, K] and, for an LSTM, `c` [B, K] in at least float32."""
-  wide = jnp.promote_types(dtype, jnp.float32)
-  dtypes = {'h': dtype, 'c': wide} if cell == 'lstm' else {'h': dtype}
-  return {name: jnp.zeros((batch, hidden), dtype) for name, dtype in dtypes.items()}
+  state = {'h': jnp.zeros((batch, hidden), dtype)}
+  if cell == 'lstm':
+    state['c'] = jnp.zeros((batch, hidden), jnp.promote_types(dtype, jnp.float32))
+  return state
 
 
 class Recurrence(nn.Module):
@@ -68,8 +69,8 @@ class Recurrence(nn.Module):
       starts_BxT: true where the state is reset before the token is read.
       valid_BxT: 0 at padding, which does not change the state.
     """
-    G, wide = CELLS[self.cell], jnp.promote_types(self.dtype, jnp.float32)
-    kernel_DxGxK, kernel_KxGxK, bias_GxK = self._parameters(x_BxTxD.shape[-1], G, wide)
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    kernel_DxGxK, kernel_KxGxK, bias_GxK = self._parameters(x_BxTxD.shape[-1], wide)
     # One product before the scan computes the terms that do not depend on the state.
     x_TxBxD = x_BxTxD.swapaxes(0, 1).astype(self.dtype)
     gates_TxBxGxK = bias_GxK + jnp.einsum(
@@ -83,34 +84,57 @@ class Recurrence(nn.Module):
     )
     return h_TxBxK.swapaxes(0, 1), state
 
-  def _parameters(self, D, G, wide):
+  def _parameters(self, D: int, wide: jnp.dtype) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns both kernels [D, G, K] and [K, G, K], and the biases [G, K]."""
+    G = CELLS[self.cell]
     K = self.hidden
+    kernel_init = axis_names.with_axis_names(self.initializer, ('embed', None, 'mlp'))
+    bias_init = self.initializer
+    if self.cell == 'lstm':
+      bias_init = _with_forget_bias(self.initializer, self.forget_bias)
+    bias_init = axis_names.with_axis_names(bias_init, (None, 'mlp'))
+    kernel_DxGxK = self.param('input_kernel', kernel_init, (D, G, K), wide).astype(self.dtype)
+    kernel_KxGxK = self.param('recurrent_kernel', kernel_init, (K, G, K), wide)
+    bias_GxK = self.param('bias', bias_init, (G, K), wide)
+    return kernel_DxGxK, kernel_KxGxK, bias_GxK
 
-    def biases(key, shape, dtype):
-      bias_GxK = self.initializer(key, shape, dtype)
-      return bias_GxK.at[FORGET_GATE].set(self.forget_bias) if self.cell == 'lstm' else bias_GxK
 
-    names = ('embed', None, 'mlp')
-    kernel_init = axis_names.with_axis_names(self.initializer, names)
-    bias_init = axis_names.with_axis_names(biases, names[1:])
-    return (
-      self.param('input_kernel', kernel_init, (D, G, K), wide).astype(self.dtype),
-      self.param('recurrent_kernel', kernel_init, (K, G, K), wide),
-      self.param('bias', bias_init, (G, K), wide),
-    )
+def _with_forget_bias(
+  initializer: nn.initializers.Initializer, forget_bias: float
+) -> nn.initializers.Initializer:
+  """Returns an initializer of biases [G, K] that sets those of the forget gate."""
+
+  def initialize(key, shape, dtype):
+    return initializer(key, shape, dtype).at[FORGET_GATE].set(forget_bias)
+
+  return initialize
 
 
 # Autodiff would store a dozen arrays per token, although gates and state suffice, and would sum the
 # gradient of the kernel over the steps of the scan, with an all-reduce over the devices at every
 # step. Here it is one product over all tokens.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _recur(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
+def _recur(
+  cell: str,
+  kernel_KxGxK: jax.Array,
+  gates_TxBxGxK: jax.Array,
+  state: State,
+  starts_TxBx1: jax.Array,
+  valid_TxBx1: jax.Array | None,
+) -> tuple[jax.Array, State]:
   """Returns outputs [T, B, K] and last state; h is not yet added to the gates."""
   outputs, _ = _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1)
   return outputs
 
 
-def _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
+def _scan(
+  cell: str,
+  kernel_KxGxK: jax.Array,
+  gates_TxBxGxK: jax.Array,
+  state: State,
+  starts_TxBx1: jax.Array,
+  valid_TxBx1: jax.Array | None,
+) -> tuple[tuple[jax.Array, State], tuple[jax.Array, State]]:
   """Returns outputs and last state, and the gates of each token and the state before it."""
   kernel_KxGxK = kernel_KxGxK.astype(state['h'].dtype)
 
@@ -128,7 +152,14 @@ def _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
   return (h_TxBxK, state), residuals
 
 
-def _next_state(cell, gates, state, starts_Bx1, valid_Bx1):
+def _next_state(
+  cell: str,
+  gates: list[jax.Array],
+  state: State,
+  starts_Bx1: jax.Array,
+  valid_Bx1: jax.Array | None,
+) -> State:
+  """Returns the state after a token, from its gates [B, K] and the state before it."""
   dtype = state['h'].dtype
   if cell == 'rnn':
     next_state = {'h': jnp.tanh(gates[0]).astype(dtype)}
@@ -142,22 +173,35 @@ def _next_state(cell, gates, state, starts_Bx1, valid_Bx1):
   return jax.tree.map(lambda new, old: jnp.where(valid_Bx1, new, old), next_state, state)
 
 
-def _forward(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
+def _forward(
+  cell: str,
+  kernel_KxGxK: jax.Array,
+  gates_TxBxGxK: jax.Array,
+  state: State,
+  starts_TxBx1: jax.Array,
+  valid_TxBx1: jax.Array | None,
+) -> tuple[tuple[jax.Array, State], tuple]:
   outputs, residuals = _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1)
   return outputs, (kernel_KxGxK, *residuals, starts_TxBx1, valid_TxBx1)
 
 
-def _backward(cell, residuals, cotangents):
+def _backward(cell: str, residuals: tuple, cotangents: tuple[jax.Array, State]) -> tuple:
+  """Returns the gradients of kernel, gates and first state."""
   kernel_KxGxK, gates_TxBxGxK, states, starts_TxBx1, valid_TxBx1 = residuals
-  wide, dtype = gates_TxBxGxK.dtype, states['h'].dtype
+  wide = gates_TxBxGxK.dtype
+  dtype = states['h'].dtype
   # Without the barrier XLA would transpose the kernel at every step of the loop.
   kernel_GxKxK = jax.lax.optimization_barrier(kernel_KxGxK.astype(dtype).transpose(1, 2, 0))
 
   def step(d_state, token):
     d_h_BxK, gates_BxGxK, state, starts_Bx1, valid_Bx1 = token
     d_state = d_state | {'h': d_state['h'] + d_h_BxK}
-    next_state = lambda gates, state: _next_state(cell, gates, state, starts_Bx1, valid_Bx1)
-    d_gates, d_state = jax.vjp(next_state, jnp.unstack(gates_BxGxK, axis=1), state)[1](d_state)
+
+    def next_state(gates, state):
+      return _next_state(cell, gates, state, starts_Bx1, valid_Bx1)
+
+    _, differentiate = jax.vjp(next_state, jnp.unstack(gates_BxGxK, axis=1), state)
+    d_gates, d_state = differentiate(d_state)
     d_gates_BxGxK = jnp.stack(d_gates, axis=1)
     d_h_BxK = jnp.einsum(
       'bgj,gjk->bk', d_gates_BxGxK.astype(dtype), kernel_GxKxK, preferred_element_type=wide

@@ -51,7 +51,7 @@ class RecurrentMemory(nn.Module):
     valid_BxT: jax.Array | None = None,
   ) -> tuple[jax.Array, State]:
     """Returns h* [B, T, K], and the memory of L - 1 words for the next segment."""
-    T, K = h_BxTxK.shape[1:]
+    _, T, K = h_BxTxK.shape
     tokens_BxS, documents_BxS, memory = readout.append_memory(
       memory, tokens_BxT, documents_BxT, valid_BxT
     )
@@ -61,37 +61,45 @@ class RecurrentMemory(nn.Module):
     temporal_LxK = self._table('temporal', (None, None), self.window, K)
     words_VxK = self._table('input_words', ('vocab', 'embed'), self.vocabulary_size, K)
     keys_BxSxK = words_VxK[tokens_BxS]
-    score = lambda s, row_K: jnp.einsum(
-      'btk,btk->bt',
-      readout.shift_right(keys_BxSxK, s, T) + row_K,
-      h_BxTxK,
-      preferred_element_type=wide,
-    )
-    scores_BxTxL = jnp.stack([score(*pair) for pair in zip(steps, temporal_LxK, strict=True)], -1)
+    scores = []
+    for s, row_K in zip(steps, temporal_LxK, strict=True):
+      key_BxTxK = readout.shift_right(keys_BxSxK, s, T) + row_K
+      scores.append(jnp.einsum('btk,btk->bt', key_BxTxK, h_BxTxK, preferred_element_type=wide))
+    scores_BxTxL = jnp.stack(scores, axis=-1)
+
     words_VxK = self._table('output_words', ('vocab', 'embed'), self.vocabulary_size, K)
     values_BxSxK = words_VxK[tokens_BxS]
     values = [readout.shift_right(values_BxSxK, s, T) for s in steps]
     if self.temporal_tables == 2:
       rows_LxK = self._table('output_temporal', (None, None), self.window, K)
       values = [value + row_K for value, row_K in zip(values, rows_LxK, strict=True)]
+
     mask_BxTxL = jnp.concatenate(visible, axis=-1)
     s_BxTxK, weights_BxTxL = readout.attend(scores_BxTxL, values, mask_BxTxL)
     self.sow('intermediates', 'weights', weights_BxTxL)
     return self._gate(s_BxTxK, h_BxTxK), memory
 
-  def _gate(self, s_BxTxK, h_BxTxK):
+  def _gate(self, s_BxTxK: jax.Array, h_BxTxK: jax.Array) -> jax.Array:
+    """Returns h* from the sum s of values and the output h."""
     z_BxTxK = nn.sigmoid(self._dense('update', s_BxTxK) + self._dense('update_h', h_BxTxK))
     q_BxTxK = nn.sigmoid(self._dense('reset', s_BxTxK) + self._dense('reset_h', h_BxTxK))
     reset_BxTxK = self._dense('candidate_h', q_BxTxK * h_BxTxK)
     candidate_BxTxK = jnp.tanh(self._dense('candidate', s_BxTxK) + reset_BxTxK)
     return (1 - z_BxTxK) * h_BxTxK + z_BxTxK * candidate_BxTxK
 
-  def _dense(self, name, x_BxTxK):
-    inits = {'kernel_init': self.initializer, 'bias_init': self.initializer}
-    options = {'use_bias': self.bias, 'dtype': self.dtype, 'name': name}
-    return dense.project(x_BxTxK, x_BxTxK.shape[-1], ('embed', 'mlp'), **inits, **options)
+  def _dense(self, name: str, x_BxTxK: jax.Array) -> jax.Array:
+    return dense.project(
+      x_BxTxK,
+      features=x_BxTxK.shape[-1],
+      names=('embed', 'mlp'),
+      use_bias=self.bias,
+      kernel_init=self.initializer,
+      bias_init=self.initializer,
+      dtype=self.dtype,
+      name=name,
+    )
 
-  def _table(self, name, names, rows, K):
+  def _table(self, name: str, names: tuple[str | None, ...], rows: int, K: int) -> jax.Array:
     init = axis_names.with_axis_names(self.initializer, names)
     wide = jnp.promote_types(self.dtype, jnp.float32)
     return self.param(name, init, (rows, K), wide).astype(self.dtype)
