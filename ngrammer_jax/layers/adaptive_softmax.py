@@ -9,6 +9,8 @@ B batch, T segment length, D model width, V vocabulary, I words of one cluster, 
 C tails.
 """
 
+from collections.abc import Iterable
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -49,20 +51,24 @@ class AdaptiveSoftmax(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    clusters, zeros = range(len(self.cutoffs) + 1), nn.initializers.zeros
+    clusters = range(len(self.cutoffs) + 1)
+    zeros = nn.initializers.zeros
     self._boundaries = (0, *self.cutoffs, self.vocabulary_size)
     self._tables = [self._table(f'embedding_{i}', i) for i in clusters]
-    shared = self._make_projections('projection', clusters)
-    self._projections = [shared.get(i) for i in clusters]
-    self._weights = (
-      self._tables if self.tied else [self._table(f'softmax_weight_{i}', i) for i in clusters]
-    )
+    projections = self._make_projections('projection', clusters)
+    self._projections = [projections.get(i) for i in clusters]
+    if self.tied:
+      self._weights = self._tables
+    else:
+      self._weights = [self._table(f'softmax_weight_{i}', i) for i in clusters]
     is_tied = self.tied_projections * (len(clusters) // len(self.tied_projections))
-    untied = self._make_projections('softmax_projection', [i for i in clusters if not is_tied[i]])
-    self._output_projections = [untied.get(i, shared.get(i)) for i in clusters]
+    untied = [i for i in clusters if not is_tied[i]]
+    output_projections = projections | self._make_projections('softmax_projection', untied)
+    self._output_projections = [output_projections.get(i) for i in clusters]
     self._biases = [self._param(f'bias_{i}', zeros, (self._size(i),), ('vocab',)) for i in clusters]
     if self.cutoffs:
-      C, J = len(self.cutoffs), self._width(0)
+      C = len(self.cutoffs)
+      J = self._width(0)
       normal = nn.initializers.normal(J**-0.5)
       self._cluster_weight = self._param('cluster_weight', normal, (C, J), (None, None))
       self._cluster_bias = self._param('cluster_bias', zeros, (C,), (None,))
@@ -80,18 +86,16 @@ class AdaptiveSoftmax(nn.Module):
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Returns the negative log-likelihood of every target, and whether it was predicted."""
-    summary = lambda i: softmax.summary(
-      *self._output(hidden_BxTxD, i),
-      self._index_in_cluster(targets_BxT, i)[1],
-      self.chunk or self._boundaries[1],
-    )
-    head, tails_BxTxC = summary(0), self._tail_logits(hidden_BxTxD)
+    head = self._summary(hidden_BxTxD, targets_BxT, 0)
+    tails_BxTxC = self._tail_logits(hidden_BxTxD)
     log_sum_BxT = jnp.logaddexp(head.log_sum_BxT, jax.nn.logsumexp(tails_BxTxC, axis=-1))
     nll_BxT = log_sum_BxT - head.target_BxT
-    best_logit_BxT, best_BxT = head.best_logit_BxT, head.best_BxT
+    best_logit_BxT = head.best_logit_BxT
+    best_BxT = head.best_BxT
     for i in range(1, len(self._tables)):
       is_member_BxT, _ = self._index_in_cluster(targets_BxT, i)
-      tail, tail_BxT = summary(i), tails_BxTxC[..., i - 1]
+      tail = self._summary(hidden_BxTxD, targets_BxT, i)
+      tail_BxT = tails_BxTxC[..., i - 1]
       tail_nll_BxT = log_sum_BxT - tail_BxT + tail.log_sum_BxT - tail.target_BxT
       nll_BxT = jnp.where(is_member_BxT, tail_nll_BxT, nll_BxT)
       logit_BxT = tail_BxT + tail.best_logit_BxT - tail.log_sum_BxT
@@ -102,16 +106,34 @@ class AdaptiveSoftmax(nn.Module):
 
   def log_probs(self, hidden_BxTxD: jax.Array) -> jax.Array:
     """Returns log-probabilities [B, T, V] of all words, in nats."""
-    logits = lambda i: softmax.full_logits(*self._output(hidden_BxTxD, i))
     tails_BxTxC = self._tail_logits(hidden_BxTxD)
-    head = jax.nn.log_softmax(jnp.concatenate([logits(0), tails_BxTxC], axis=-1))
+    logits = jnp.concatenate([self._logits(hidden_BxTxD, 0), tails_BxTxC], axis=-1)
+    head = jax.nn.log_softmax(logits)
     S = self._boundaries[1]  # number of words in the head
-    parts = [head[..., :S]]
+    log_probs = [head[..., :S]]
     for i in range(1, len(self._tables)):
-      parts.append(head[..., S + i - 1, None] + jax.nn.log_softmax(logits(i)))
-    return jnp.concatenate(parts, axis=-1)
+      tail = jax.nn.log_softmax(self._logits(hidden_BxTxD, i))
+      log_probs.append(head[..., S + i - 1, None] + tail)
+    return jnp.concatenate(log_probs, axis=-1)
 
-  def _tail_logits(self, hidden_BxTxD):
+  def _summary(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array, i: int) -> softmax.Summary:
+    """Returns the softmax over the words of a cluster."""
+    hidden_BxTxJ = self._project(hidden_BxTxD, i)
+    _, index_BxT = self._index_in_cluster(targets_BxT, i)
+    return softmax.summary(
+      hidden_BxTxJ,
+      self._weights[i],
+      self._biases[i],
+      index_BxT,
+      chunk=self.chunk or self._boundaries[1],
+    )
+
+  def _logits(self, hidden_BxTxD: jax.Array, i: int) -> jax.Array:
+    """Returns the logits of the words of a cluster, [B, T, I]."""
+    hidden_BxTxJ = self._project(hidden_BxTxD, i)
+    return softmax.full_logits(hidden_BxTxJ, self._weights[i], self._biases[i])
+
+  def _tail_logits(self, hidden_BxTxD: jax.Array) -> jax.Array:
     """Returns the logits of the tails in the head, [B, T, C]."""
     if not self.cutoffs:
       dtype = jnp.promote_types(self.dtype, jnp.float32)
@@ -119,33 +141,30 @@ class AdaptiveSoftmax(nn.Module):
     hidden_BxTxJ = self._project(hidden_BxTxD, 0)
     return softmax.full_logits(hidden_BxTxJ, self._cluster_weight, self._cluster_bias)
 
-  def _output(self, hidden_BxTxD, i):
-    """Returns projected hidden states, weights and biases of a cluster."""
-    return self._project(hidden_BxTxD, i), self._weights[i], self._biases[i]
-
-  def _project(self, hidden_BxTxD, i):
+  def _project(self, hidden_BxTxD: jax.Array, i: int) -> jax.Array:
+    """Returns hidden states of the width of a cluster, [B, T, J]."""
     projection_JxD = self._output_projections[i]
     if projection_JxD is None:
       return hidden_BxTxD
     return hidden_BxTxD @ projection_JxD.astype(self.dtype).T
 
-  def _index_in_cluster(self, tokens_BxT, i):
+  def _index_in_cluster(self, tokens_BxT: jax.Array, i: int) -> tuple[jax.Array, jax.Array]:
     """Returns which tokens are in a cluster, and their index in it (arbitrary for others)."""
     first, end = self._boundaries[i : i + 2]
     is_member_BxT = (tokens_BxT >= first) & (tokens_BxT < end)
     return is_member_BxT, jnp.clip(tokens_BxT - first, 0, end - first - 1)
 
-  def _size(self, i):
+  def _size(self, i: int) -> int:
     return self._boundaries[i + 1] - self._boundaries[i]
 
-  def _width(self, i):
+  def _width(self, i: int) -> int:
     return (self.embedding_width or self.width) // self.divisor**i
 
-  def _table(self, name, i):
+  def _table(self, name: str, i: int) -> jax.Array:
     normal = nn.initializers.normal(self.width**-0.5)
     return self._param(name, normal, (self._size(i), self._width(i)), ('vocab', 'embed'))
 
-  def _make_projections(self, name, clusters):
+  def _make_projections(self, name: str, clusters: Iterable[int]) -> dict[int, jax.Array]:
     """Returns the projections of those of the clusters that need one, by cluster."""
     is_shared = self.divisor == 1 and name == 'projection'  # clusters have the same width
     projections = {}
@@ -156,10 +175,16 @@ class AdaptiveSoftmax(nn.Module):
       if is_shared and i > 0:
         projections[i] = projections[0]
       else:
-        normal, shape = nn.initializers.normal(J**-0.5), (J, self.width)
-        projections[i] = self._param(f'{name}_{i}', normal, shape, (None, 'embed'))
+        normal = nn.initializers.normal(J**-0.5)
+        projections[i] = self._param(f'{name}_{i}', normal, (J, self.width), (None, 'embed'))
     return projections
 
-  def _param(self, name, init, shape, names):
+  def _param(
+    self,
+    name: str,
+    init: nn.initializers.Initializer,
+    shape: tuple[int, ...],
+    names: tuple[str | None, ...],
+  ) -> jax.Array:
     init = axis_names.with_axis_names(init, names)
     return self.param(name, init, shape, jnp.promote_types(self.dtype, jnp.float32))

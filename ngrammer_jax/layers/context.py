@@ -156,10 +156,12 @@ def with_window(context: Context, window: int, prefix_BxT: jax.Array | None) -> 
   keys = context.keys
   narrower = window if keys.window is None else min(window, keys.window)
   keys = keys.replace(window=narrower, is_plain_causal=False)
-  return context.replace(keys=keys if keys.in_blocks else _with_visible(keys, prefix_BxT))
+  if not keys.in_blocks:
+    keys = _with_visible(keys, prefix_BxT)
+  return context.replace(keys=keys)
 
 
-def _with_visible(keys, prefix_BxT):
+def _with_visible(keys: Keys, prefix_BxT: jax.Array | None) -> Keys:
   """Returns the keys with `visible_BxTxS`."""
   visible_BxTxS = document_masks.visible(
     keys.query_documents_BxT,
@@ -190,18 +192,19 @@ class RecentTokens:
     self, documents_BxT: jax.Array, positions_BxT: jax.Array, valid_BxT: jax.Array | None
   ) -> 'RecentTokens':
     """Returns the tokens after a segment."""
-    keep_last = lambda before, new: caches.keep_last(before, new, valid_BxT)
-    return RecentTokens(
-      documents=keep_last(self.documents, documents_BxT),
-      positions=keep_last(self.positions, positions_BxT),
-      position=keep_last(self.position[:, None], positions_BxT + 1)[:, 0],
-    )
+    documents_BxM = caches.keep_last(self.documents, documents_BxT, valid_BxT)
+    positions_BxM = caches.keep_last(self.positions, positions_BxT, valid_BxT)
+    position_Bx1 = caches.keep_last(self.position[:, None], positions_BxT + 1, valid_BxT)
+    return RecentTokens(documents_BxM, positions_BxM, position_Bx1[:, 0])
 
 
 def empty_tokens(batch: int, length: int) -> RecentTokens:
   """Returns the tokens of a segment memory before the first segment."""
-  none = lambda: jnp.full((batch, length), document_masks.NONE, jnp.int32)
-  return RecentTokens(none(), none(), jnp.zeros((batch,), jnp.int32))
+  return RecentTokens(
+    documents=jnp.full((batch, length), document_masks.NONE, jnp.int32),
+    positions=jnp.full((batch, length), document_masks.NONE, jnp.int32),
+    position=jnp.zeros((batch,), jnp.int32),
+  )
 
 
 @struct.dataclass
@@ -227,9 +230,11 @@ def make(
     tokens: the earlier tokens, of a segment memory or of a KV cache. None: no earlier tokens.
     in_blocks: whether attention works in blocks.
   """
-  documents_BxT, starts_BxT = segment.documents_BxT, segment.starts_BxT
+  documents_BxT = segment.documents_BxT
+  starts_BxT = segment.starts_BxT
   if visibility.across_documents:  # attention sees one document, with consecutive positions
-    documents_BxT, starts_BxT = jnp.zeros_like(documents_BxT), jnp.zeros_like(starts_BxT)
+    documents_BxT = jnp.zeros_like(documents_BxT)
+    starts_BxT = jnp.zeros_like(starts_BxT)
   keys = Keys(
     query_documents_BxT=document_masks.with_padding(documents_BxT, segment.valid_BxT),
     window=visibility.window,
@@ -237,7 +242,9 @@ def make(
     has_prefix=segment.prefix_BxT is not None,
   )
   position_BxT = document_masks.positions(starts_BxT, 0 if tokens is None else tokens.position)
-  position_BxP, slots_BxT, sink_shift_BxS = position_BxT, None, None
+  position_BxP = position_BxT
+  slots_BxT = None
+  sink_shift_BxS = None
   if isinstance(tokens, CacheSlots):
     counted_BxT = segment.valid_BxT
     if counted_BxT is None:
@@ -247,8 +254,8 @@ def make(
     sink_shift_BxS = tokens.sink_shift()
     tokens = tokens.advance(documents_BxT, position_BxT, counted_BxT)
   elif tokens is not None:
-    earlier = tokens.documents, keys.query_documents_BxT
-    keys = keys.replace(key_documents_BxS=jnp.concatenate(earlier, axis=1))
+    key_documents_BxS = jnp.concatenate([tokens.documents, keys.query_documents_BxT], axis=1)
+    keys = keys.replace(key_documents_BxS=key_documents_BxS)
     position_BxP = jnp.concatenate([tokens.positions, position_BxT], axis=1)
     tokens = tokens.advance(documents_BxT, position_BxT, segment.valid_BxT)
   else:
@@ -268,9 +275,11 @@ def make(
   return context, tokens
 
 
-def _with_cache(keys, cache, counted_BxT, in_blocks):
+def _with_cache(keys: Keys, cache: CacheSlots, counted_BxT: jax.Array, in_blocks: bool) -> Keys:
   """Returns the keys in cache slots and those of the segment."""
-  slot_documents_BxM, order_BxM, distance_BxTxS = cache.documents, None, None
+  slot_documents_BxM = cache.documents
+  order_BxM = None
+  distance_BxTxS = None
   if in_blocks:
     order_BxM = cache.order()
     slot_documents_BxM = jnp.take_along_axis(slot_documents_BxM, order_BxM, axis=1)
@@ -278,9 +287,8 @@ def _with_cache(keys, cache, counted_BxT, in_blocks):
     index_BxT = cache.indices(counted_BxT)
     index_BxS = jnp.concatenate([cache.index, index_BxT], axis=1)
     distance_BxTxS = index_BxT[:, :, None] - index_BxS[:, None, :]
-  key_documents = slot_documents_BxM, keys.query_documents_BxT
   return keys.replace(
-    key_documents_BxS=jnp.concatenate(key_documents, axis=1),
+    key_documents_BxS=jnp.concatenate([slot_documents_BxM, keys.query_documents_BxT], axis=1),
     distance_BxTxS=distance_BxTxS,
     order_BxM=order_BxM,
   )

@@ -48,7 +48,9 @@ class CausalConvolution(nn.Module):
       position_BxT: position of each token in its document (see `document_masks.positions`).
       before_BxRxNxH: the R inputs before the segment. None means zeros.
     """
-    W, d, T = self.taps, self.dilation, x_BxTxNxH.shape[1]
+    W = self.taps
+    d = self.dilation
+    T = x_BxTxNxH.shape[1]
     R = (W - 1) * d
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     init = axis_names.with_axis_names(self.taps_init, (None, *self.names))

@@ -15,7 +15,11 @@ KERNEL_INIT = nn.initializers.lecun_normal()  # truncated, of variance 1 / input
 
 def symmetric(bound: float) -> nn.initializers.Initializer:
   """Returns an initializer that is uniform in [-bound, bound]; that of JAX starts at 0."""
-  return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+  def initialize(key, shape, dtype):
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+  return initialize
 
 
 def dense_general(
@@ -38,22 +42,30 @@ def dense_general(
     dtype: dtype of the computation; parameters have at least float32.
     **fields: other fields of `nn.DenseGeneral`, such as `use_bias` and `name`.
   """
-
-  def with_axis_names(init, names, shape):
-    # DenseGeneral initialises flattened axes, but the names are those of the original axes.
-    unflattened = lambda key, flat, dtype: init(key, flat, dtype).reshape(shape)
-    return axis_names.with_axis_names(unflattened, names)
-
   return nn.DenseGeneral(
     features,
     axis=tuple(range(-len(inputs), 0)),
     dtype=dtype,
     param_dtype=jnp.promote_types(dtype, jnp.float32),
-    kernel_init=with_axis_names(kernel_init, names, (*inputs, *features)),
-    bias_init=with_axis_names(bias_init, names[len(inputs) :], features),
+    kernel_init=_unflattened(kernel_init, names, (*inputs, *features)),
+    bias_init=_unflattened(bias_init, names[len(inputs) :], features),
     dot_general=dot_general,
     **fields,
   )
+
+
+def _unflattened(
+  init: nn.initializers.Initializer, names: tuple[str, ...], shape: tuple[int, ...]
+) -> nn.initializers.Initializer:
+  """Returns an initializer of arrays of a shape with axis names.
+
+  DenseGeneral initialises flattened axes, but the names are those of the original axes.
+  """
+
+  def initialize(key, flat, dtype):
+    return init(key, flat, dtype).reshape(shape)
+
+  return axis_names.with_axis_names(initialize, names)
 
 
 def project(x: jax.Array, features: int, names: tuple[str, str], **options: Any) -> jax.Array:
@@ -89,30 +101,42 @@ def dot_general(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _dot_general(x, kernel, *options):
+def _dot_general(x: jax.Array, kernel: jax.Array, *options: Any) -> jax.Array:
   return jax.lax.dot_general(x, kernel, *options)
 
 
-def _forward(x, kernel, *options):
+def _forward(
+  x: jax.Array, kernel: jax.Array, *options: Any
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
   # `jax.lax.dot_general`, so that a policy of rematerialisation sees the product.
   return jax.lax.dot_general(x, kernel, *options), (x, kernel)
 
 
-def _backward(dimension_numbers, precision, preferred_element_type, operands, dy):
-  (x, kernel), ((inputs, kernel_inputs), _) = operands, dimension_numbers
-  options, row_axes = (precision, preferred_element_type), x.ndim - len(inputs)
+def _backward(
+  dimension_numbers: Any,
+  precision: Any,
+  preferred_element_type: Any,
+  operands: tuple[jax.Array, jax.Array],
+  dy: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  x, kernel = operands
+  (inputs, kernel_inputs), _ = dimension_numbers
+  options = (precision, preferred_element_type)
+  row_axes = x.ndim - len(inputs)
   features = tuple(range(row_axes, dy.ndim))
   kernel_features = tuple(axis for axis in range(kernel.ndim) if axis not in kernel_inputs)
   dx = jax.lax.dot_general(dy, kernel, ((features, kernel_features), ((), ())), *options)
-  a, b = (x, dy) if kernel_inputs[0] == 0 else (dy, x)
-  d_kernel = _sum_of_outer_products(a, b, row_axes, *options)
+  if kernel_inputs[0] == 0:
+    d_kernel = _sum_of_outer_products(x, dy, row_axes, *options)
+  else:
+    d_kernel = _sum_of_outer_products(dy, x, row_axes, *options)
   return dx.astype(x.dtype), d_kernel.astype(kernel.dtype)
 
 
 _dot_general.defvjp(_forward, _backward)
 
 
-def _sum_of_outer_products(a, b, row_axes, *options):
+def _sum_of_outer_products(a: jax.Array, b: jax.Array, row_axes: int, *options: Any) -> jax.Array:
   """Returns the sum over rows of the outer products of [*rows, *A] and [*rows, *B], [*A, *B].
 
   The first `row_axes` axes of both are those of the rows. The narrower array is transposed; XLA
@@ -120,14 +144,18 @@ def _sum_of_outer_products(a, b, row_axes, *options):
   """
 
   def product(narrow, wide):
-    rows, others = tuple(range(row_axes)), tuple(range(row_axes, narrow.ndim))
+    rows = tuple(range(row_axes))
+    others = tuple(range(row_axes, narrow.ndim))
     summed = tuple(range(len(others), narrow.ndim))
     transposed = narrow.transpose(*others, *rows)
     return jax.lax.dot_general(transposed, wide, ((summed, rows), ((), ())), *options)
 
-  width = lambda array: math.prod(array.shape[row_axes:])
+  def width(array):
+    return math.prod(array.shape[row_axes:])
+
   if width(a) <= width(b):
     return product(a, b)
   # Without the barrier XLA swaps the operands again.
-  swapped, b_axes = jax.lax.optimization_barrier(product(b, a)), b.ndim - row_axes
+  swapped = jax.lax.optimization_barrier(product(b, a))
+  b_axes = b.ndim - row_axes
   return swapped.transpose(*range(b_axes, swapped.ndim), *range(b_axes))

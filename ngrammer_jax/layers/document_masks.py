@@ -70,7 +70,8 @@ def visible(
     distance_BxTxS: from query to key. None: keys are in order.
     sees_itself: whether a token attends to itself.
   """
-  T, S = query_documents_BxT.shape[1], key_documents_BxS.shape[1]
+  T = query_documents_BxT.shape[1]
+  S = key_documents_BxS.shape[1]
   causal_TxS = jnp.arange(S)[None, :] <= jnp.arange(S - T, S)[:, None]
   visible_BxTxS = causal_TxS[None]
   if prefix_BxT is not None:

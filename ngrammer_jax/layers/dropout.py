@@ -26,7 +26,9 @@ class Dropout:
 
   def fold_in(self, number: int) -> 'Dropout':
     """Returns the same dropout with another key."""
-    return self if self.key is None else self.replace(key=jax.random.fold_in(self.key, number))
+    if self.key is None:
+      return self
+    return self.replace(key=jax.random.fold_in(self.key, number))
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -48,7 +50,8 @@ def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 def check_key(key: jax.Array) -> None:
   """Raises ValueError if `block_mask` does not support a key."""
-  if (name := jax.random.key_impl(key)) != 'threefry2x32':
+  name = jax.random.key_impl(key)
+  if name != 'threefry2x32':
     raise ValueError(
       f'dropout of attention in blocks needs a threefry2x32 key, not {name}: pass '
       "jax.random.key(seed, impl='threefry2x32'), or set the kernel to 'xla'"
@@ -67,16 +70,24 @@ def block_mask(
     columns_K: column indices.
     columns: number of columns of the array.
   """
-  wide = lambda values: uint64.UInt64(jnp.uint32(0), values.astype(jnp.uint32))
-  first = uint64.multiply(wide(rows_BxQ[..., None]), wide(jnp.uint32(columns)))
-  counts_BxQxK = uint64.add(first, wide(columns_K))
+  first_BxQx1 = uint64.multiply(_widen(rows_BxQ[..., None]), _widen(jnp.uint32(columns)))
+  counts_BxQxK = uint64.add(first_BxQx1, _widen(columns_K))
   # threefry_2x32 flattens the counts; XLA did not compile that for a TPU within half an hour.
   high, low = jax.extend.random.threefry2x32_p.bind(*jax.random.key_data(key), *counts_BxQxK)
   keep = 1 - rate
   dtype = jnp.asarray(keep).dtype
   if dtype == jnp.float64:
-    bits, shift, one = (high.astype(jnp.uint64) << 32) | low, 12, jnp.uint64(0x3FF0000000000000)
+    bits = (high.astype(jnp.uint64) << 32) | low
+    shift = 12
+    one = jnp.uint64(0x3FF0000000000000)
   else:
-    bits, shift, one = high ^ low, 9, jnp.uint32(0x3F800000)
+    bits = high ^ low
+    shift = 9
+    one = jnp.uint32(0x3F800000)
+  # Random digits behind the exponent of 1: a number in [1, 2).
   uniform = jax.lax.bitcast_convert_type((bits >> shift) | one, dtype) - 1
   return (uniform < keep) / keep
+
+
+def _widen(values: jax.Array) -> uint64.UInt64:
+  return uint64.UInt64(jnp.uint32(0), values.astype(jnp.uint32))

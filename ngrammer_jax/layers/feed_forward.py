@@ -17,12 +17,19 @@ from ngrammer_jax.layers import dense, dropout, mesh_axes
 # XLA:TPU stores other inner widths transposed, and cuBLAS multiplies them in kernels for any width,
 # which took 38 % of a training step of ngrammer_c4.py:transformer on an H100.
 MULTIPLES = {'tpu': 128, 'gpu': 8}
+
+
+def squared_relu(x: jax.Array) -> jax.Array:
+  """Returns max(x, 0)^2 (Primer)."""
+  return jnp.square(jax.nn.relu(x))
+
+
 ACTIVATIONS = {
   'gelu': jax.nn.gelu,  # the tanh form
   'gelu_erf': functools.partial(jax.nn.gelu, approximate=False),
   'relu': jax.nn.relu,
   'silu': jax.nn.silu,
-  'squared_relu': lambda x: jnp.square(jax.nn.relu(x)),
+  'squared_relu': squared_relu,
   'softmax': jax.nn.softmax,  # over the inner width (FF-attn of all-attention)
 }
 
@@ -54,15 +61,20 @@ class FeedForward(nn.Module):
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
     """Returns [B, T, D], zeros where valid is 0. There is no dropout without a key."""
-    D, F, activate = x_BxTxD.shape[-1], self.width, ACTIVATIONS[self.activation]
+    D = x_BxTxD.shape[-1]
+    activate = ACTIVATIONS[self.activation]
     dtype = x_BxTxD.dtype if self.dtype is None else self.dtype
-    project = functools.partial(dense.project, use_bias=self.bias, dtype=dtype)
-    if padding := self._padding(dropout_key):
+    padding = self._padding(dropout_key)
+    if padding:
       project = functools.partial(self._project_padded, padding, dtype)
+    else:
+      project = functools.partial(dense.project, use_bias=self.bias, dtype=dtype)
     x_BxTxD = mesh_axes.shard_rows(x_BxTxD)
-    project_in = lambda name: checkpoint_name(
-      project(x_BxTxD, F, ('embed', 'mlp'), name=name), 'inner_features'
-    )
+
+    def project_in(name):
+      y_BxTxF = project(x_BxTxD, self.width, ('embed', 'mlp'), name=name)
+      return checkpoint_name(y_BxTxF, 'inner_features')
+
     inner_BxTxF = project_in('in')
     if self.gated:
       inner_BxTxF *= activate(project_in('gate'))
@@ -71,9 +83,11 @@ class FeedForward(nn.Module):
     inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)
     y_BxTxD = project(inner_BxTxF, D, ('mlp', 'embed'), name='out')
     y_BxTxD = checkpoint_name(y_BxTxD, 'feed_forward_output')
-    return y_BxTxD if valid_BxT is None else jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
+    if valid_BxT is not None:
+      y_BxTxD = jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
+    return y_BxTxD
 
-  def _padding(self, dropout_key):
+  def _padding(self, dropout_key: jax.Array | None) -> int:
     """By how much the program pads the inner width."""
     is_dropped = self.dropout > 0 and dropout_key is not None
     is_summed = self.bias or self.activation == 'softmax'  # zeros would count
@@ -81,7 +95,15 @@ class FeedForward(nn.Module):
       return 0
     return -self.width % MULTIPLES.get(mesh_axes.device()[0], 1)
 
-  def _project_padded(self, padding, dtype, x_BxTx, features, names, name):
+  def _project_padded(
+    self,
+    padding: int,
+    dtype: jnp.dtype,
+    x_BxTx: jax.Array,
+    features: int,
+    names: tuple[str, str],
+    name: str,
+  ) -> jax.Array:
     """`dense.project` with zeros beside the kernel, whose inner features `out` multiplies by 0."""
     del features
     kernel = nn.unbox(self.variables['params'][name]['kernel']).astype(dtype)

@@ -12,7 +12,9 @@ def axes(name: str, size: int) -> tuple[str, ...] | None:
 
   An unsharded axis has none, (). Returns None if the mesh axes do not divide the size.
   """
-  return None if size % shards(name) else _mesh_axes(name)
+  if size % shards(name):
+    return None
+  return _mesh_axes(name)
 
 
 def shards(name: str) -> int:
@@ -26,10 +28,13 @@ def head_axes(N: int, C: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] |
 
   If there are more devices than key heads, each has all of them (see `own_key_heads`).
   """
-  heads, count = axes('heads', N), shards('heads')
-  if not heads or C % count == 0:
+  heads = axes('heads', N)
+  devices = shards('heads')
+  if not heads or C % devices == 0:
     return heads, heads
-  return (heads, ()) if count % C == 0 else (None, None)
+  if devices % C == 0:
+    return heads, ()
+  return None, None
 
 
 def own_key_heads(axes: tuple[str, ...], N: int, tree: Any, axis: int) -> Any:
@@ -41,8 +46,8 @@ def own_key_heads(axes: tuple[str, ...], N: int, tree: Any, axis: int) -> Any:
     tree: arrays with all key heads.
     axis: their axis of the key heads.
   """
-  own = N // shards('heads')
-  first = jax.lax.axis_index(axes) * own
+  heads_per_device = N // shards('heads')
+  first = jax.lax.axis_index(axes) * heads_per_device
 
   def select(array):
     head = first * array.shape[axis] // N
@@ -70,9 +75,12 @@ def device() -> tuple[str, str]:
   return device.platform, device.device_kind
 
 
-def _mesh_axes(name):
-  """Mesh axes of more than one device that the logical axis rules assign to a name."""
+def _mesh_axes(name: str) -> tuple[str, ...]:
+  """Returns the mesh axes of more than one device that the logical axis rules assign to a name."""
   mesh = jax.sharding.get_abstract_mesh()
   (assigned,) = nn.logical_to_mesh_axes((name,))
-  assigned = (assigned,) if isinstance(assigned, str) else assigned or ()
+  if assigned is None:
+    return ()
+  if isinstance(assigned, str):
+    assigned = (assigned,)
   return tuple(axis for axis in assigned if mesh.shape.get(axis, 1) > 1)

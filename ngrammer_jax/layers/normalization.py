@@ -32,22 +32,29 @@ class LayerNorm(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = x.shape[-2:] if self.per_head else x.shape[-1:]
     # Replicated: sharding these small vectors would propagate to the activations.
-    replicated = lambda init: axis_names.with_axis_names(init, (None,) * len(shape))
+    replicated = (None,) * len(shape)
+    ones = axis_names.with_axis_names(nn.initializers.ones, replicated)
+    zeros = axis_names.with_axis_names(nn.initializers.zeros, replicated)
     dtype = x.dtype if self.dtype is None else self.dtype
     param_dtype = jnp.promote_types(dtype, jnp.float32)
-    scale = self.param('scale', replicated(nn.initializers.ones), shape, param_dtype)
-    bias = self.param('bias', replicated(nn.initializers.zeros), shape, param_dtype)
+    scale = self.param('scale', ones, shape, param_dtype)
+    bias = self.param('bias', zeros, shape, param_dtype)
     return _normalise(x, scale, bias, self.epsilon, dtype)
 
 
 # The gradient is written out because it needs only x and two numbers per row, nothing else of
 # the size of x. The barriers prevent XLA from broadcasting these numbers to the size of x.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _normalise(x, scale, bias, epsilon, dtype):
-  return _forward(x, scale, bias, epsilon, dtype)[0]
+def _normalise(
+  x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, dtype: jnp.dtype
+) -> jax.Array:
+  y, _ = _forward(x, scale, bias, epsilon, dtype)
+  return y
 
 
-def _forward(x, scale, bias, epsilon, dtype):
+def _forward(
+  x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, dtype: jnp.dtype
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
   wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   mean = wide.mean(axis=-1, keepdims=True)
   if x.dtype == jnp.bfloat16 and mesh_axes.device()[0] != 'cpu':
@@ -61,17 +68,21 @@ def _forward(x, scale, bias, epsilon, dtype):
   return y.astype(dtype), (x, mean, inverse, scale, bias)
 
 
-def _backward(epsilon, dtype, residuals, dy):
+def _backward(
+  epsilon: float, dtype: jnp.dtype, residuals: tuple[jax.Array, ...], dy: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   """dx = (g - mean(g) - z mean(g z)) / deviation, with the normalised z of x and g = scale dy."""
   x, mean, inverse, scale, bias = residuals
   dy = dy.astype(mean.dtype)
   z = (x.astype(mean.dtype) - mean) * inverse
   g = scale * dy
-  means = g.mean(axis=-1, keepdims=True), (g * z).mean(axis=-1, keepdims=True)
-  mean_g, mean_gz = jax.lax.optimization_barrier(means)
+  mean_g = g.mean(axis=-1, keepdims=True)
+  mean_gz = (g * z).mean(axis=-1, keepdims=True)
+  mean_g, mean_gz = jax.lax.optimization_barrier((mean_g, mean_gz))
   dx = (g - mean_g - z * mean_gz) * inverse
   rows = tuple(range(x.ndim - scale.ndim))
-  dscale, dbias = (dy * z).sum(axis=rows), dy.sum(axis=rows)
+  dscale = (dy * z).sum(axis=rows)
+  dbias = dy.sum(axis=rows)
   return dx.astype(x.dtype), dscale.astype(scale.dtype), dbias.astype(bias.dtype)
 
 
@@ -97,12 +108,14 @@ class RMSNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    shape, wide = x.shape[x.ndim - self.axes :], jnp.promote_types(x.dtype, jnp.float32)
+    shape = x.shape[x.ndim - self.axes :]
+    wide = jnp.promote_types(x.dtype, jnp.float32)
     dtype = x.dtype if self.dtype is None else self.dtype
     init = nn.initializers.zeros if self.is_offset else nn.initializers.ones
     init = axis_names.with_axis_names(init, (None,) * len(shape))
     scale = self.param('scale', init, shape, jnp.promote_types(dtype, jnp.float32))
-    scale = 1 + scale if self.is_offset else scale
+    if self.is_offset:
+      scale = 1 + scale
     epsilon = jnp.finfo(wide).eps if self.epsilon is None else self.epsilon
     axis = tuple(range(-self.axes, 0)) if self.joint else -1
     mean_square = jnp.square(x.astype(wide)).mean(axis=axis, keepdims=True)

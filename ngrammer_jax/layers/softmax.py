@@ -38,7 +38,9 @@ class Summary(NamedTuple):
 
 def cap_logits(logits: jax.Array, cap: float | None) -> jax.Array:
   """Returns c tanh(logits / c) for a cap c; the logits without one."""
-  return logits if cap is None else cap * jnp.tanh(logits / cap)
+  if cap is None:
+    return logits
+  return cap * jnp.tanh(logits / cap)
 
 
 def full_logits(
@@ -51,15 +53,25 @@ def full_logits(
   """Returns logits [B, T, V] in at least float32, see `summary` for the arguments."""
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
   weight_VxD = weight_VxD.astype(hidden_BxTxD.dtype)
-  axes = ((2,), (1,)), ((), ())
-  options = {'preferred_element_type': dtype if stored is None else jnp.dtype(stored)}
-  logits = dense.dot_general(hidden_BxTxD, weight_VxD, axes, **options).astype(dtype)
-  return cap_logits(logits if bias_V is None else _add_bias(logits, bias_V), cap)
+  logits_BxTxV = dense.dot_general(
+    hidden_BxTxD,
+    weight_VxD,
+    dimension_numbers=(((2,), (1,)), ((), ())),
+    preferred_element_type=dtype if stored is None else jnp.dtype(stored),
+  )
+  logits_BxTxV = logits_BxTxV.astype(dtype)
+  if bias_V is not None:
+    logits_BxTxV = _add_bias(logits_BxTxV, bias_V)
+  return cap_logits(logits_BxTxV, cap)
 
 
 @jax.custom_vjp
 def _add_bias(logits_BxTxV: jax.Array, bias_V: jax.Array) -> jax.Array:
   return logits_BxTxV + bias_V
+
+
+def _add_bias_forward(logits_BxTxV, bias_V):
+  return logits_BxTxV + bias_V, bias_V
 
 
 def _add_bias_backward(bias_V, d_logits_BxTxV):
@@ -69,7 +81,7 @@ def _add_bias_backward(bias_V, d_logits_BxTxV):
   return d_logits_BxTxV, d_bias_BxV.sum(axis=0).astype(bias_V.dtype)
 
 
-_add_bias.defvjp(lambda logits, bias: (logits + bias, bias), _add_bias_backward)
+_add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 def token_scores(
@@ -105,35 +117,48 @@ def summary(
     cap: see `cap_logits`. None: logits are not capped.
     stored: dtype in which the products are stored. None: at least float32.
   """
-  C = -(-len(weight_VxD) // (chunk or len(weight_VxD)))
-  F = _block_count(targets_BxT.shape, weight_VxD.shape) if C == 1 else 1
-  if F == 1:
-    return _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, (cap, stored))
   B, T = targets_BxT.shape
-  blocks_FxBxtx = (
-    jnp.moveaxis(array_BxTx.reshape(B, F, T // F, *array_BxTx.shape[2:]), 1, 0)
-    for array_BxTx in (hidden_BxTxD, targets_BxT)
-  )
-  summarize = lambda block: _chunked_summary(
-    block[0], weight_VxD, bias_V, block[1], C, (cap, stored)
-  )
-  summary_FxBxt = jax.lax.map(summarize, tuple(blocks_FxBxtx))
+  V, D = weight_VxD.shape
+  C = -(-V // (chunk or V))
+  F = _block_count(B, T, V, D) if C == 1 else 1
+  if F == 1:
+    return _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, cap, stored)
+
+  def split(array_BxTx):
+    array_BxFxtx = array_BxTx.reshape(B, F, T // F, *array_BxTx.shape[2:])
+    return jnp.moveaxis(array_BxFxtx, 1, 0)
+
+  def summarize(block):
+    hidden_BxtxD, targets_Bxt = block
+    return _chunked_summary(hidden_BxtxD, weight_VxD, bias_V, targets_Bxt, C, cap, stored)
+
+  summary_FxBxt = jax.lax.map(summarize, (split(hidden_BxTxD), split(targets_BxT)))
   return jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1).reshape(B, T), summary_FxBxt)
 
 
-def _block_count(tokens: tuple[int, int], weight: tuple[int, int]) -> int:
+def _block_count(B: int, T: int, V: int, D: int) -> int:
   """Returns F for tokens [B, T] and a weight [V, D]; 1 if the passes over logits are not blocked.
 
   The gradient of the weight is summed over the blocks, which a block of few tokens is not worth.
   """
-  (B, T), (V, D) = tokens, weight
   if mesh_axes.device()[0] != 'cpu' or mesh_axes.shards('batch') > 1:
     return 1
-  most = B * T // max(-(-MIN_BLOCK // V), 2 * D)
-  return next((F for F in range(most, 1, -1) if T % F == 0), 1)
+  min_tokens = max(-(-MIN_BLOCK // V), 2 * D)
+  for F in range(B * T // min_tokens, 1, -1):
+    if T % F == 0:
+      return F
+  return 1
 
 
-def _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, options):
+def _chunked_summary(
+  hidden_BxTxD: jax.Array,
+  weight_VxD: jax.Array,
+  bias_V: jax.Array | None,
+  targets_BxT: jax.Array,
+  C: int,
+  cap: float | None,
+  stored: str | None,
+) -> Summary:
   """Returns the same as `summary`, in C chunks of the vocabulary."""
   V, D = weight_VxD.shape
   R = -(-V // C)
@@ -149,38 +174,42 @@ def _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, options):
 
   def add_chunk(running: Summary, chunk):
     weight_RxD, bias_R, c = chunk
-    logits_BxTxR = full_logits(hidden_BxTxD, weight_RxD, bias_R, *options)
-    if options[0] is not None and R * C > V:  # the cap is above `lowest`
+    logits_BxTxR = full_logits(hidden_BxTxD, weight_RxD, bias_R, cap, stored)
+    if cap is not None and R * C > V:  # the cap is above `lowest`
       logits_BxTxR = jnp.where(jnp.arange(R) * C + c < V, logits_BxTxR, lowest)
     log_sum_BxT, target_BxT = _log_sum_and_logit(logits_BxTxR, targets_BxT // C)
     row_R = jnp.arange(R, dtype=jnp.int32)
     detached_BxTxR = jax.lax.stop_gradient(logits_BxTxR)
     top_BxT = detached_BxTxR.max(axis=-1)
     top_id_BxT = jnp.where(detached_BxTxR == top_BxT[..., None], row_R, R).min(axis=-1) * C + c
-    better_BxT = (top_BxT > running.best_logit_BxT) | (
-      (top_BxT == running.best_logit_BxT) & (top_id_BxT < running.best_BxT)
-    )
-    return Summary(
+    is_higher_BxT = top_BxT > running.best_logit_BxT
+    is_equal_BxT = top_BxT == running.best_logit_BxT
+    is_better_BxT = is_higher_BxT | (is_equal_BxT & (top_id_BxT < running.best_BxT))
+    running = Summary(
       log_sum_BxT=jnp.logaddexp(running.log_sum_BxT, log_sum_BxT),
       target_BxT=jnp.where(targets_BxT % C == c, target_BxT, running.target_BxT),
       best_logit_BxT=jnp.maximum(running.best_logit_BxT, top_BxT),
-      best_BxT=jnp.where(better_BxT, top_id_BxT, running.best_BxT),
-    ), None
+      best_BxT=jnp.where(is_better_BxT, top_id_BxT, running.best_BxT),
+    )
+    return running, None
 
   lowest_BxT = jnp.full(targets_BxT.shape, lowest, dtype)
   no_id_BxT = jnp.full(targets_BxT.shape, V, jnp.int32)
   running = Summary(lowest_BxT, jnp.zeros_like(lowest_BxT), lowest_BxT, no_id_BxT)
   if C == 1:
-    return add_chunk(running, (weight_CxRxD[0], bias_CxR[0], 0))[0]
+    total, _ = add_chunk(running, (weight_CxRxD[0], bias_CxR[0], 0))
+    return total
   chunks = (weight_CxRxD, bias_CxR, jnp.arange(C, dtype=jnp.int32))
-  return jax.lax.scan(jax.checkpoint(add_chunk), running, chunks)[0]
+  total, _ = jax.lax.scan(jax.checkpoint(add_chunk), running, chunks)
+  return total
 
 
 # The gradient is written out: the exponentials serve both passes, and one pass makes the gradient.
 @jax.custom_vjp
-def _log_sum_and_logit(logits_BxTxR, row_BxT):
+def _log_sum_and_logit(logits_BxTxR: jax.Array, row_BxT: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns the log of the sum of exp(logit), and the logit of one row; both [B, T]."""
-  return _forward(logits_BxTxR, row_BxT)[0]
+  result, _ = _forward(logits_BxTxR, row_BxT)
+  return result
 
 
 def _forward(logits_BxTxR, row_BxT):
@@ -188,8 +217,9 @@ def _forward(logits_BxTxR, row_BxT):
   exp_BxTxR = jnp.exp(logits_BxTxR - max_BxTx1)
   sum_BxTx1 = exp_BxTxR.sum(axis=-1, keepdims=True)
   if mesh_axes.device()[0] == 'cpu':
-    options = {'axis': -1, 'mode': 'clip'}
-    logit_BxT = jnp.take_along_axis(logits_BxTxR, row_BxT[..., None], **options)[..., 0]
+    row_BxTx1 = row_BxT[..., None]
+    logit_BxTx1 = jnp.take_along_axis(logits_BxTxR, row_BxTx1, axis=-1, mode='clip')
+    logit_BxT = logit_BxTx1[..., 0]
   else:  # in the pass of the sum
     logit_BxT = jnp.where(_is_row(row_BxT, logits_BxTxR), logits_BxTxR, 0).sum(axis=-1)
   log_sum_BxT = (max_BxTx1 + jnp.log(sum_BxTx1))[..., 0]
@@ -200,11 +230,13 @@ def _backward(residuals, gradients):
   exp_BxTxR, sum_BxTx1, row_BxT = residuals
   d_log_sum_BxT, d_logit_BxT = gradients
   d_logits_BxTxR = exp_BxTxR * (d_log_sum_BxT[..., None] / sum_BxTx1)
-  return d_logits_BxTxR + jnp.where(_is_row(row_BxT, exp_BxTxR), d_logit_BxT[..., None], 0), None
+  d_logits_BxTxR += jnp.where(_is_row(row_BxT, exp_BxTxR), d_logit_BxT[..., None], 0)
+  return d_logits_BxTxR, None
 
 
 _log_sum_and_logit.defvjp(_forward, _backward)
 
 
-def _is_row(row_BxT, array_BxTxR):
+def _is_row(row_BxT: jax.Array, array_BxTxR: jax.Array) -> jax.Array:
+  """Returns where the last axis of an array has the index of a row, bool [B, T, R]."""
   return row_BxT[..., None] == jnp.arange(array_BxTxR.shape[-1], dtype=jnp.int32)

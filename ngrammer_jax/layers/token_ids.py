@@ -26,7 +26,8 @@ def check(name: str, ids: Any, size: int | None) -> None:
   array = np.asarray(ids)  # an operation of JAX would be traced, even of a known array
   low, high = int(array.min()), int(array.max())
   if low < 0 or high >= size:
-    wrong = low if low < 0 else high
+    out_of_range = low if low < 0 else high
     raise errors.BadInput(
-      f'{name} have {wrong:,}, expected ids from 0 to {size - 1:,}: they are of another vocabulary'
+      f'{name} have {out_of_range:,}, expected ids from 0 to {size - 1:,}: '
+      'they are of another vocabulary'
     )
