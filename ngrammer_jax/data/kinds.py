@@ -14,7 +14,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import compression
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, files
 
 HEAD = 1 << 16  # bytes that are looked at
 TEXT, LINES, PARQUET, ARROW = 'text', 'JSON lines', 'Parquet', 'Arrow'
@@ -61,7 +61,7 @@ def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
   if path.suffix.lower() in COMPRESSED:
     suffixes = ', '.join(compression.SUFFIXES)
     raise errors.BadInput(f'{path} is compressed in a way that is not read: use one of {suffixes}')
-  with files.translate_damage(path), compression.open_binary(path) as file:
+  with file_errors.translate_damage(path), compression.open_binary(path) as file:
     head = file.read(HEAD)
   suffix_format = FORMAT_SUFFIXES.get(name := suffix(path), TEXT)
   file_format = identify_bytes(path, head, suffix_format, any_bytes)

@@ -22,8 +22,9 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import (
   corpora,
-  documents,
+  duplicates,
   fingerprints,
+  learned_vocabulary,
   mixture_schedule,
   packing,
   streams,
@@ -79,11 +80,12 @@ def prepare(
     config: data config.
     open_corpus: opens the corpus of a data config.
     may_delete: see `token_cache.prepare`.
-    vocabulary: the vocabulary. None: see `token_cache.open_vocabulary`.
+    vocabulary: the vocabulary. None: see `learned_vocabulary.open_vocabulary`.
     workdir: run directory, which has the fingerprints of the shards.
 
   Raises:
-    BadInput: see `corpora.open_corpus`, `token_cache.open_vocabulary` and `token_cache.prepare`.
+    BadInput: see `corpora.open_corpus`, `learned_vocabulary.open_vocabulary` and
+      `token_cache.prepare`.
   """
   config.check()
   opened, prepared = [], []
@@ -92,7 +94,7 @@ def prepare(
       sizes = fingerprints.first_sizes(workdir, f'*-{index}' if config.mixture else '*')
       opened.append(dataclasses.replace(open_corpus(part), first_sizes=sizes))
   if vocabulary is None:
-    vocabulary = token_cache.open_vocabulary(config, opened, may_delete)
+    vocabulary = learned_vocabulary.open_vocabulary(config, opened, may_delete)
   for index, part in enumerate(config.parts().values()):
     with config.errors_of_part(index):
       prepared.append(token_cache.prepare(part, opened[index], vocabulary, may_delete))
@@ -114,7 +116,7 @@ def _log_counts(config: data_config.DataConfig, prepared: list[token_cache.Token
   """Logs what each part holds, and how many held-out documents are in the training text of any."""
   train = [corpus.document_keys['train'] for corpus in prepared]
   is_in = lambda keys, part: np.searchsorted(part, keys, 'right') > np.searchsorted(part, keys)
-  sampled = f' (of shards, the first {documents.COMPARED_BYTES >> 20} MB)' * config.is_streamed
+  sampled = f' (of shards, the first {duplicates.COMPARED_BYTES >> 20} MB)' * config.is_streamed
   for name, corpus in zip(config.parts(), prepared, strict=True):
     copies = {
       split: np.any([is_in(keys, part) for part in train], axis=0)

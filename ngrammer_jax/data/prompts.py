@@ -5,7 +5,7 @@ import sys
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import formats, kinds, text_files
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors
 
 STANDARD_INPUT = pathlib.Path('-')
 LAYOUT = formats.Layout(('prompt',), has_paragraphs=False, remedy='name it "prompt"')
@@ -19,7 +19,7 @@ def read(path: pathlib.Path) -> list[str]:
   """
   name = f'--prompts={path}'
   if path == STANDARD_INPUT:
-    with files.translate_damage(name):
+    with file_errors.translate_damage(name):
       data = sys.stdin.buffer.read()
     file = formats.DocumentFile(path, kinds.identify_bytes(name, data[: kinds.HEAD]), LAYOUT)
     records = data.splitlines(keepends=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import compression
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors
 
 CHUNK_SIZE = 1 << 20  # bytes
 SPACE = re.compile(rb'(?<=\S) (?=\S)')
@@ -88,6 +88,25 @@ def split_long(text: bytes) -> Iterator[bytes]:
   yield text[start:]
 
 
+def evenly_spread(chunks: Iterable[bytes], limit: float) -> list[bytes]:
+  """Returns chunks of about `limit` bytes, spread evenly over all; all chunks if they are fewer."""
+  kept: list[bytes] = []
+  size, stride = 0, 1
+  for number, chunk in enumerate(chunks):
+    if number % stride:
+      continue
+    kept.append(chunk)
+    size += len(chunk)
+    if size > 2 * limit:  # every second one is enough
+      kept = kept[::2]
+      size = sum(map(len, kept))
+      stride *= 2
+  if size <= limit:
+    return kept
+  share = limit / size
+  return [chunk for i, chunk in enumerate(kept) if int((i + 1) * share) > int(i * share)]
+
+
 def _last_character_start(text: bytes, limit: int) -> int:
   """Returns the last index up to `limit` (but at least 1) that starts a UTF-8 character."""
   indices = range(min(limit, len(text) - 1), max(limit - 4, 0), -1)
@@ -105,7 +124,7 @@ def byte_range(blocks: Iterable[bytes], start: int, stop: int) -> Iterator[bytes
 
 def read_blocks(path: pathlib.Path) -> Iterator[bytes]:
   """Yields the bytes of a plain or compressed file in blocks of CHUNK_SIZE."""
-  with files.translate_damage(path), compression.open_binary(path) as file:
+  with file_errors.translate_damage(path), compression.open_binary(path) as file:
     while block := file.read(CHUNK_SIZE):
       yield block
 

@@ -40,14 +40,14 @@ class Progress:
 
   Args:
     description: name of the work, at the beginning of every line.
-    total: total number of units.
+    total: total number of units; None: it is not known.
     unit: name of a unit, such as "tokens".
     initial: number of units finished before this run.
     log_lines: whether to log lines if there is no terminal.
   """
 
   def __init__(
-    self, description: str, total: int, unit: str, initial: int = 0, log_lines: bool = True
+    self, description: str, total: int | None, unit: str, initial: int = 0, log_lines: bool = True
   ):
     self._description, self._total, self._unit = description, total, unit
     self._done = initial
@@ -62,7 +62,7 @@ class Progress:
       total=total,
       initial=initial,
       unit=f' {unit}',
-      unit_scale=total > 10_000,
+      unit_scale=total is None or total > 10_000,
       disable=not self._has_bar,
       dynamic_ncols=True,
       smoothing=0.1,
@@ -98,11 +98,16 @@ class Progress:
 
   def format_status(self) -> str:
     """Formats the finished share and, if they are known, the rate and the time left."""
-    status = f'{self._done / max(self._total, 1):.0%} of {self._total:,} {self._unit}'
+    if self._total is None:
+      status = f'{self._done:,} {self._unit}'
+    else:
+      status = f'{self._done / max(self._total, 1):.0%} of {self._total:,} {self._unit}'
     now = time.monotonic()
     start_time, initial = self._measured_from or (now, self._done)
     if self._done == initial or now == start_time:
       return status
     rate = (self._done - initial) / (now - start_time)
+    if self._total is None:
+      return f'{status}, {rate:,.0f} {self._unit}/s'
     left = format_duration(max(self._total - self._done, 0) / rate)
     return f'{status}, {rate:,.0f} {self._unit}/s, {left} left'

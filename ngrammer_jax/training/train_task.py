@@ -1,6 +1,7 @@
 """The data and the validation of a run."""
 
 from collections.abc import Callable, Mapping
+import contextlib
 import logging
 import pathlib
 from typing import Any, Protocol
@@ -9,6 +10,8 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
+from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, mixture, streams, vocabularies
 from ngrammer_jax.inference import language_modeling
@@ -98,7 +101,12 @@ class CorpusTask:
     start: Any = None,
   ):
     self._config, self._start = config, start
-    self._mixture = mixture.prepare(config.data, open_corpus, workdir=workdir)
+    self._mixture = mixture.prepare(
+      config.data,
+      open_corpus,
+      vocabulary=_learned_before(config.data, workdir),
+      workdir=workdir,
+    )
     self.vocabulary, self.content_hash = self._mixture.vocabulary, self._mixture.content_hash
     self._segments = mixture.TrainSegments(self._mixture, config, workdir)
 
@@ -145,9 +153,9 @@ class CorpusTask:
       return results['']
     losses = {f'{name}/loss': result['nll_nats_per_token'] for name, result in results.items()}
     epochs = {
-      f'{name}/epochs': reader.epochs_before(int(state.step))
-      for name, reader in self._segments.readers.items()
-      if isinstance(reader, streams.TrainStreams)
+      f'{name}/epochs': rows.epochs_before(int(state.step))
+      for name, rows in self._segments.readers.items()
+      if isinstance(rows, streams.TrainStreams)
     }
     return language_modeling.combine(results, self._mixture.weights) | losses | epochs
 
@@ -179,3 +187,20 @@ class CorpusTask:
         f'data: {name or data.corpus}, {size}, vocabulary {self.vocabulary.size:,}; {t.steps:,} '
         f'steps of {t.tokens_per_step:,} tokens{of_part}{epochs}'
       )
+
+
+def _learned_before(
+  data: data_config.DataConfig, workdir: pathlib.Path | None
+) -> vocabularies.Vocabulary | None:
+  """Returns the learned vocabulary of a run that is resumed; None: it has none, or a damaged one.
+
+  It need not be learned again where the cache was deleted.
+  """
+  is_learned = data.vocabulary in ('characters', 'words', 'sentencepiece')
+  if workdir is None or not is_learned or data.vocabulary_path is not None:
+    return None
+  if not reader.steps(workdir):
+    return None
+  with contextlib.suppress(errors.BadInput):
+    return vocabularies.load(workdir)
+  return None

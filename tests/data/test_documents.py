@@ -1,13 +1,13 @@
 """Documents that occur twice, in two splits, or that are one because nobody split them."""
 
+import collections
 import logging
 
 import numpy as np
 import pytest
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import documents as data_documents
-from ngrammer_jax.data import kinds, token_cache
+from ngrammer_jax.data import duplicates, kinds, shards, text_files, token_cache
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.data import document_files
@@ -60,7 +60,7 @@ def test_only_the_first_shards_are_compared(tmp_path, caplog, monkeypatch):
   caplog.set_level('INFO')
   folder = write_splits(tmp_path / 'text', train=['a', 'b', 'v'], validation=['v'])
   for size, copies in ((2, 0), (3, 1)):
-    monkeypatch.setattr(data_documents, 'COMPARED_BYTES', size)
+    monkeypatch.setattr(duplicates, 'COMPARED_BYTES', size)
     config = data_config.DataConfig(
       'shards', str(folder), 'bytes', cache_dir=str(tmp_path / str(size))
     )
@@ -68,7 +68,7 @@ def test_only_the_first_shards_are_compared(tmp_path, caplog, monkeypatch):
     assert f'{copies} of 1 validation documents' in caplog.messages[-1]
   with (folder / 'train.jsonl').open('a') as file:
     file.write('{}\n')
-  monkeypatch.setattr(data_documents, 'COMPARED_BYTES', 1 << 20)
+  monkeypatch.setattr(duplicates, 'COMPARED_BYTES', 1 << 20)
   document_files.prepare(config)
   assert '1 of 1 validation documents' in caplog.messages[-1]
 
@@ -140,3 +140,50 @@ def test_files_of_documents_are_scored_as_documents(tmp_path, caplog):
       assert caplog.messages[-1].endswith(
         f', {size:,} bytes: 19 tokens, 17 bytes of text, 3 documents'
       )
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+  """The documents that were parsed, by the number of times."""
+  counts, text = collections.Counter(), shards.FileShards.text
+
+  def counting_text(self, shard, document, record):
+    counts[f'{self.files[shard].name} {document}'] += 1
+    return text(self, shard, document, record)
+
+  monkeypatch.setattr(shards.FileShards, 'text', counting_text)
+  return counts
+
+
+@pytest.mark.parametrize('drop_duplicates', [False, True])
+@pytest.mark.parametrize('vocabulary', ['bytes', 'sentencepiece', 'characters', 'words'])
+@pytest.mark.parametrize('has_splits', [False, True])
+def test_each_document_is_parsed_once(tmp_path, parsed, has_splits, vocabulary, drop_duplicates):
+  """For all splits, duplicates, the hash and the tokens; once more if a vocabulary is learned."""
+  texts = [f'document {i // 2} of some text' for i in range(100)]
+  if has_splits:
+    folder = write_splits(tmp_path / 'x', train=texts, valid=texts[:3], test=['another text'])
+  else:
+    folder = document_files.write(tmp_path / 'x' / 'x.jsonl', texts)
+  size = {'vocabulary_size': 282} if vocabulary == 'sentencepiece' else {}
+  corpus = prepare(folder, vocabulary, drop_duplicates=drop_duplicates, **size)
+  is_learned = vocabulary != 'bytes'
+  assert set(parsed.values()) <= ({1, 2} if is_learned else {1})
+  assert len(parsed) == (104 if has_splits else 100)
+  if not has_splits:
+    assert set(parsed.values()) == {1 + is_learned}
+  num_train = len(corpus.splits['train'].starts)
+  assert num_train < 50 if drop_duplicates else num_train in (90, 100)
+  parsed.clear()
+  prepare(folder, vocabulary, drop_duplicates=drop_duplicates, **size)
+  assert not parsed
+
+
+@pytest.mark.parametrize('count', [1, 10, 11, 20, 21, 100, 1000])
+def test_a_sample_is_spread_evenly(count):
+  chunks = [bytes([i % 256, i // 256]) for i in range(count)]
+  sample = text_files.evenly_spread(iter(chunks), 20)
+  numbers = [chunk[0] + 256 * chunk[1] for chunk in sample]
+  assert len(numbers) == min(count, 10)
+  gaps = np.diff(numbers)
+  assert count <= 10 or gaps.max() <= 2 * count / 10 and gaps.min() >= count // 20

@@ -12,9 +12,11 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config.data import DataConfig, PartConfig
 from ngrammer_jax.data import (
   corpora,
+  learned_vocabulary,
   mixture,
   mixture_schedule,
   streams,
+  text_files,
   token_cache,
   vocabularies,
 )
@@ -222,14 +224,14 @@ def test_a_learned_vocabulary_has_the_words_of_all_parts(data, folder, monkeypat
       split = prepared.parts[part].splits['train']
       assert text in prepared.vocabulary.decode(split.tokens)
     assert prepared.vocabulary.document_start not in prepared.vocabulary.encode(b'ab')
-  monkeypatch.setattr(token_cache, '_learn_vocabulary', None)  # it is in the cache
+  monkeypatch.setattr(learned_vocabulary, '_learn', None)  # it is in the cache
   assert mixture.prepare(config).content_hash == prepared.content_hash
 
 
 def test_a_sample_for_the_vocabulary_has_the_weights(data, folder, monkeypatch):
   samples = []
   monkeypatch.setattr(vocabularies, 'MAX_TRAINING_BYTES', 300)
-  monkeypatch.setattr(token_cache.text_files, 'CHUNK_SIZE', 16)
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', 16)
 
   def learn(texts, size):
     samples.append(b''.join(texts))

@@ -17,8 +17,17 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data import (
+  cache_folders,
+  fingerprints,
+  mixture,
+  shards,
+  text_files,
+  token_cache,
+  token_writer,
+  vocabularies,
+)
 from ngrammer_jax.data import corpora as corpus_files
-from ngrammer_jax.data import fingerprints, mixture, shards, text_files, token_cache, vocabularies
 from ngrammer_jax.system import files, synced_folder
 from tests import tokenizer_files
 from tests.checks import bad_input
@@ -206,8 +215,8 @@ def test_text_bytes_are_none_only_for_the_lossy_split(tmp_path):
 @pytest.fixture
 def write_calls(monkeypatch):
   """A list with one entry for each time a corpus was tokenised."""
-  measure, calls = token_cache._measure, []
-  monkeypatch.setattr(token_cache, '_measure', lambda *args: calls.append(args) or measure(*args))
+  write, calls = token_cache._write, []
+  monkeypatch.setattr(token_cache, '_write', lambda *args: calls.append(args) or write(*args))
   return calls
 
 
@@ -317,18 +326,18 @@ def kill(*args, **kwargs):
   raise Killed
 
 
-def kill_at_validation(corpus, split, *args):
-  return kill() if split == 'validation' else ENCODE(corpus, split, *args)
+def kill_at_validation(name, *args):
+  return kill() if name.endswith('validation') else WRITE(name, *args)
 
 
-ENCODE = token_cache._encode
+WRITE = token_writer.write
 
 
 @pytest.mark.parametrize(
   'owner, name, replacement',
   [
     (np, 'save', kill),
-    (token_cache, '_encode', kill_at_validation),
+    (token_writer, 'write', kill_at_validation),
     (pathlib.Path, 'rename', kill),
   ],
 )
@@ -343,15 +352,15 @@ def test_killed_preparation_leaves_no_cache(text, cache, monkeypatch, owner, nam
 
 def test_cache_of_a_faster_process_is_used(text, cache, monkeypatch):
   """The slower process removes its own cache."""
-  measure = token_cache._measure
+  write = token_cache._write
 
-  def slow_measure(*arguments):
+  def slow_write(*arguments):
     with monkeypatch.context() as patch:
-      patch.setattr(token_cache, '_measure', measure)
+      patch.setattr(token_cache, '_write', write)
       text()
-    return measure(*arguments)
+    return write(*arguments)
 
-  monkeypatch.setattr(token_cache, '_measure', slow_measure)
+  monkeypatch.setattr(token_cache, '_write', slow_write)
   assert sum(token_counts(text())) == len(TEXT)
   assert len(list(cache.iterdir())) == 1
 
@@ -687,7 +696,7 @@ def test_a_damaged_cache_that_another_process_removes_is_no_error(text, cache, m
     shutil.rmtree(folder)
     raise FileNotFoundError(2, 'No such file or directory', 'meta.json')
 
-  monkeypatch.setattr(token_cache.files, 'remove', remove)
+  monkeypatch.setattr(cache_folders.files, 'remove', remove)
   assert sum(token_counts(text())) == len(TEXT)
 
 

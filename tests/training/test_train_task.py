@@ -14,7 +14,7 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import mesh as mesh_config
-from ngrammer_jax.data import packing
+from ngrammer_jax.data import learned_vocabulary, packing
 from ngrammer_jax.system import json_files
 from ngrammer_jax.training import loop, train_task
 from tests.training.helpers import arrays, flip, names, records, signal_at
@@ -174,3 +174,19 @@ def test_a_resume_on_other_shards(config, tmp_path, toy_model):
     file.write(json.dumps({'text': 'more'}))
   with pytest.raises(errors.BadInput, match='was started on another text'):
     train(config, tmp_path / 'run')
+
+
+def test_a_resumed_run_learns_no_vocabulary(tiny, tmp_path, monkeypatch, toy_model):
+  """Also where the cache was deleted; a damaged vocabulary is learned again."""
+  data = dataclasses.replace(tiny().data, vocabulary='words', cache_dir=str(tmp_path / 'cache'))
+  config, workdir = dataclasses.replace(tiny(), data=data), tmp_path / 'run'
+  assert train(config, workdir)
+  expected, learn, calls = arrays(workdir), learned_vocabulary._learn, []
+  monkeypatch.setattr(learned_vocabulary, '_learn', lambda *a: calls.append(a) or learn(*a))
+  for is_damaged in (False, True):
+    shutil.rmtree(tmp_path / 'cache')
+    shutil.rmtree(workdir / 'checkpoints' / '12')
+    if is_damaged:
+      flip(workdir / 'vocabulary.json')
+    assert train(config, workdir)
+    assert arrays(workdir) == expected and bool(calls) == is_damaged

@@ -7,7 +7,7 @@ import pathlib
 from ngrammer_jax.data import kinds, text_files
 from ngrammer_jax.data.formats import arrow, columns, lines, parquet
 from ngrammer_jax.data.formats.positions import ANY, START, FilePosition, Layout
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors
 
 COLUMNS = {kinds.PARQUET: parquet.read_batches, kinds.ARROW: arrow.read_batches}
 
@@ -40,7 +40,7 @@ class DocumentFile:
     Raises:
       BadInput: the file is damaged, or lacks the column of the text.
     """
-    with files.translate_damage(self.path):
+    with file_errors.translate_damage(self.path):
       if self.format in COLUMNS:
         yield from columns.read(self.path, place, self.layout, COLUMNS[self.format])
       else:

@@ -1,0 +1,48 @@
+"""Hashes of documents, by which copies are found."""
+
+from collections.abc import Iterable
+import contextlib
+import hashlib
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import text_files
+
+SHORT_KEY = 8  # bytes of a key that are kept to count copies; to drop one, the whole key decides
+COMPARED_BYTES = 16 << 20  # of a training text that is tokenised during training
+
+
+class DocumentKey:
+  """A hash of the text of a document, without the white space around it, chunk by chunk."""
+
+  def __init__(self):
+    self._digest = hashlib.blake2b(digest_size=16)
+
+  def update(self, chunk: bytes) -> None:
+    """Adds a chunk of the document."""
+    self._digest.update(chunk.strip())
+
+  def digest(self) -> bytes:
+    """Returns the hash of all chunks."""
+    return self._digest.digest()
+
+
+def key(chunks: Iterable[bytes]) -> bytes:
+  """Returns the hash of a document, see `DocumentKey`."""
+  document_key = DocumentKey()
+  for chunk in chunks:
+    document_key.update(chunk)
+  return document_key.digest()
+
+
+def sample_keys(documents: Iterable[text_files.Document]) -> bytes:
+  """Returns short keys of the documents in the first COMPARED_BYTES, one after another."""
+  keys = bytearray()
+  size = 0
+  with contextlib.suppress(errors.BadInput):  # the training reports what is damaged
+    for document in documents:
+      chunks = list(document.read_chunks())
+      keys += key(chunks)[:SHORT_KEY]
+      size += sum(map(len, chunks))
+      if size >= COMPARED_BYTES:
+        break
+  return bytes(keys)

@@ -1,0 +1,145 @@
+"""Holds validation and test documents out of a training text that has no files for them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+import functools
+
+from ngrammer_jax.data import text_files
+from ngrammer_jax.data.shard_documents import ShardDocuments
+from ngrammer_jax.data.split_files import SPLITS
+from ngrammer_jax.data.text_files import Document
+
+Splits = dict[str, Iterable[Document]]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOutOrder:
+  """Which documents are held out: some of each period.
+
+  Attributes:
+    period: number of documents of which each split but the first has one.
+    splits: train, and the splits that are held out.
+  """
+
+  period: int
+  splits: Sequence[str]
+
+  def split_of(self, number: int) -> str:
+    """Returns the split of a document: the last ones of equal parts of a period are held out."""
+    position = number % self.period
+    num_held_out = len(self.splits) - 1
+    for i in range(num_held_out):
+      if position == self.period * (i + 1) // num_held_out - 1:
+        return self.splits[i + 1]
+    return 'train'
+
+
+@dataclasses.dataclass(frozen=True)
+class InterleavedDocuments:
+  """Documents of several splits in the same files.
+
+  Attributes:
+    documents: the documents of all splits.
+    order: which of them are held out.
+  """
+
+  documents: ShardDocuments
+  order: HeldOutOrder
+
+  def __iter__(self) -> Iterator[tuple[str, Document]]:
+    """Yields each document with its split."""
+    for number, document in enumerate(self.documents):
+      yield self.order.split_of(number), document
+
+
+@dataclasses.dataclass(frozen=True)
+class InterleavedSplit:
+  """The documents of one split of `InterleavedDocuments`."""
+
+  source: InterleavedDocuments
+  split: str
+
+  def __iter__(self) -> Iterator[Document]:
+    for split, document in self.source:
+      if split == self.split:
+        yield document
+
+  @property
+  def num_empty(self) -> int:
+    """Number of empty documents in the last iteration."""
+    return self.source.documents.num_empty
+
+
+def hold_out(
+  documents: ShardDocuments | list[Document], share: float = 0.05, splits: Sequence[str] = SPLITS
+) -> Splits:
+  """Divides documents among splits. Returns those of each split.
+
+  Args:
+    documents: the documents; a list has whole files.
+    share: of the documents, or of each if they are few, for each split but the first.
+    splits: train, and the splits that are held out.
+  """
+  order = HeldOutOrder(max(round(1 / share), len(splits)), splits)
+  if isinstance(documents, ShardDocuments):
+    source = InterleavedDocuments(documents, order)
+    return {split: InterleavedSplit(source, split) for split in splits}
+  if len(documents) >= order.period:
+    by_split: dict[str, list[Document]] = {split: [] for split in splits}
+    for number, document in enumerate(documents):
+      by_split[order.split_of(number)].append(document)
+    return by_split
+  # Too few documents to use whole ones for validation and test: the end of each is held out.
+  divided = [DividedText(document, share, len(splits)) for document in documents]
+  return {split: [text.part(i) for text in divided] for i, split in enumerate(splits)}
+
+
+@dataclasses.dataclass(frozen=True)
+class DividedText:
+  """A text whose end is held out.
+
+  Attributes:
+    document: the text.
+    share: of the text for each part but the first.
+    num_parts: number of parts.
+  """
+
+  document: Document
+  share: float
+  num_parts: int
+
+  def part(self, index: int) -> Document:
+    """Returns a part as a document."""
+    return Document(self.document.name, functools.partial(self._read_part, index))
+
+  def _read_part(self, index: int) -> Iterator[bytes]:
+    boundaries = self._boundaries
+    return text_files.byte_range(
+      self.document.read_chunks(), boundaries[index], boundaries[index + 1]
+    )
+
+  @functools.cached_property
+  def _boundaries(self) -> list[int]:
+    """The begin of each part, and the end of the last one."""
+    size = sum(map(len, self.document.read_chunks()))
+    boundaries = [0]
+    for num_left in range(self.num_parts - 1, 0, -1):
+      target = int((1 - self.share * num_left) * size)
+      boundaries.append(_find_boundary(self.document.read_chunks(), target, size))
+    return [*boundaries, size]
+
+
+def _find_boundary(chunks: Iterable[bytes], target: int, size: int) -> int:
+  """Returns the first line end after `target`, else word end, else character end."""
+  offset = 0
+  for chunk in chunks:
+    if offset + len(chunk) > target:
+      start = target - offset
+      stop = start + max(size // 40, 1)  # a later boundary could leave the next split empty
+      line = chunk.find(b'\n', max(start - 1, 0), stop) + 1
+      word = chunk.find(b' ', max(start - 1, 0), stop) + 1
+      indices = range(start, len(chunk))
+      character = next((i for i in indices if chunk[i] & 0xC0 != 0x80), len(chunk))
+      return offset + (line or word or character)
+    offset += len(chunk)
+  return size

@@ -1,0 +1,139 @@
+"""The vocabulary of a config: read from a file, or learned from the text and cached."""
+
+from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+import itertools
+import json
+import logging
+import pathlib
+import tempfile
+
+from ngrammer_jax import errors
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data import (
+  cache_folders,
+  corpora,
+  split_reader,
+  text_files,
+  token_writer,
+  vocabularies,
+)
+from ngrammer_jax.system import json_files, storage
+
+
+def open_vocabulary(
+  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus], may_delete: bool
+) -> vocabularies.Vocabulary:
+  """Reads the vocabulary of a config, or loads it from the cache, or learns it.
+
+  Each part of a mixture is read in proportion to its weight.
+
+  Args:
+    config: data config.
+    all_corpora: its corpus, or those of the parts of a mixture.
+    may_delete: see `token_cache.prepare`.
+
+  Raises:
+    BadInput: the file is no such vocabulary, the parts cannot share a learned one, or there is too
+      little text.
+  """
+  if config.vocabulary == 'bytes':
+    return vocabularies.ByteVocabulary()
+  if config.vocabulary_path is not None:
+    path = storage.user_path('data.vocabulary_path', config.vocabulary_path)
+    return vocabularies.read(config.vocabulary, path, config.vocabulary_size)
+  sources = [
+    corpus.identity(part) for part, corpus in zip(config.parts().values(), all_corpora, strict=True)
+  ]
+  key = [config.vocabulary, config.vocabulary_size, config.weights(), sources]
+  name = f'vocabulary-{corpora.hash_json(key)}'
+
+  def write(folder: pathlib.Path) -> None:
+    vocabulary = _learn(config, all_corpora)
+    vocabulary.save(folder)
+    meta = {'vocabulary_hash': vocabulary.digest}
+    (folder / 'meta.json').write_text(json.dumps(meta), encoding='utf-8')
+
+  def load(folder: pathlib.Path) -> vocabularies.Vocabulary:
+    vocabulary = vocabularies.load(folder)
+    if json_files.read(folder / 'meta.json')['vocabulary_hash'] != vocabulary.digest:
+      raise ValueError('the vocabulary has changed')
+    return vocabulary
+
+  return cache_folders.load_or_write(config, name, load, write, may_delete)
+
+
+def _learn(
+  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus]
+) -> vocabularies.Vocabulary:
+  """Returns a vocabulary that is learned from corpora."""
+  if config.vocabulary == 'characters' and len({c.encoding for c in all_corpora}) > 1:
+    raise errors.BadInput(
+      "data.vocabulary='characters': the characters of enwik8 are bytes, so other parts of "
+      'data.mixture cannot share them: use bytes or sentencepiece'
+    )
+  for corpus in all_corpora:
+    corpus.verify()
+  logging.info('learning the vocabulary')
+  # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
+  drops_duplicates = config.drop_duplicates and len(all_corpora) == 1
+  with tempfile.TemporaryDirectory() as scratch:
+    readers = []
+    for number, corpus in enumerate(all_corpora):
+      folder = pathlib.Path(scratch) / str(number)
+      folder.mkdir()
+      readers.append(split_reader.SplitReader(corpus.splits, folder, drops_duplicates))
+    if config.vocabulary == 'characters':
+      return _learn_characters(all_corpora, readers)
+    if config.vocabulary == 'words':
+      texts = itertools.chain.from_iterable(map(_read_train, readers))
+      return vocabularies.learn_words(texts, config.vocabulary_size)
+    samples = []
+    for corpus, reader, weight in zip(all_corpora, readers, config.weights(), strict=True):
+      limit = vocabularies.MAX_TRAINING_BYTES * weight
+      if limit:
+        samples.append(_sample(corpus, reader, limit))
+    return vocabularies.learn_sentencepiece(itertools.chain(*samples), config.vocabulary_size)
+
+
+def _learn_characters(
+  all_corpora: Sequence[corpora.Corpus], readers: Sequence[split_reader.SplitReader]
+) -> vocabularies.Vocabulary:
+  """Returns the vocabulary of the characters of all splits."""
+  encoding = all_corpora[0].encoding
+  most_documents = 0  # of a split
+
+  def read_all() -> Iterator[bytes]:
+    nonlocal most_documents
+    for reader in readers:
+      for _, documents in reader:
+        for number, document in enumerate(documents, 1):
+          most_documents = max(number, most_documents)
+          yield from token_writer.read_chunks(document, encoding)
+
+  characters = vocabularies.learn_characters(read_all(), encoding, False).fields['characters']
+  is_separated = len(all_corpora) > 1 or most_documents > 1
+  return vocabularies.CharacterVocabulary(characters, encoding, is_separated)
+
+
+def _read_train(reader: split_reader.SplitReader) -> Iterator[bytes]:
+  """Yields the chunks of the training text. Characters of enwik8 are bytes; here it is UTF-8."""
+  _, documents = next(iter(reader))
+  for document in documents:
+    yield from token_writer.read_chunks(document, 'utf-8')
+
+
+def _sample(
+  corpus: corpora.Corpus, reader: split_reader.SplitReader, limit: float
+) -> Iterable[bytes]:
+  """Returns at most about `limit` bytes of a training text.
+
+  They are spread evenly over it; of a text that is tokenised during training they are the first.
+  """
+  if corpus.train_shards is not None:
+    train = dataclasses.replace(corpus.splits['train'], max_bytes=limit)
+    return (chunk for document in train for chunk in token_writer.read_chunks(document, 'utf-8'))
+  sample = text_files.evenly_spread(_read_train(reader), limit)
+  if not sample:
+    raise corpus.too_little_text('train')
+  return sample
