@@ -63,7 +63,6 @@ def get_config(variant: str = 'enwik8_small'):
   m.norm = 'post_skip'
   m.norm_epsilon = 1e-5
   m.final_norm = False
-  m.scan_layers = False  # a scan takes more time and memory, see docs/compile.md
   m.tie_embeddings = False
   m.scale_embeddings = False
   return _official(c, variant) if variant in OFFICIAL else _small(c, variant)

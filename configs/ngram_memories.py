@@ -147,7 +147,6 @@ def _use_small_model(c, text):
   c.model.width = 192
   c.model.heads = 6
   c.model.feed_forward_width = 512
-  c.model.scan_layers = False  # a scan is slower than unrolled layers on CPU
 
   c.optimizer.learning_rate = 4e-3
   c.optimizer.warmup_steps = 50

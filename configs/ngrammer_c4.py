@@ -65,7 +65,6 @@ def get_config(variant: str = '393k_8k_50'):
   c.model.heads = 8
   c.model.feed_forward_width = 2731  # 8/3 of the width: gated, it has 8 width^2 parameters
   c.model.remat = 'minimal'
-  c.model.scan_layers = False  # a scan takes more time and memory, see docs/compile.md
   if variant.startswith('primer'):
     c.model.activation = 'squared_relu'
     c.model.gated = False

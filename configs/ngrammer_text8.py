@@ -31,7 +31,6 @@ def get_config(variant: str = 'ngrammer'):
   c.model.width = 192
   c.model.heads = 6
   c.model.feed_forward_width = 512
-  c.model.scan_layers = False  # a scan is slower than unrolled layers on CPU
   if variant == 'primer':
     c.model.activation = 'squared_relu'
     c.model.gated = False

@@ -21,7 +21,6 @@ def get_config():
   c.model.width = 192
   c.model.heads = 6
   c.model.feed_forward_width = 512
-  c.model.scan_layers = False  # a scan is slower than unrolled layers on CPU
   c.model.ngram = config.block('model.ngram', clusters=128, vocabulary_size=16_384, dim=8)
 
   c.optimizer.learning_rate = 4e-3

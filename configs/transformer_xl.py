@@ -76,7 +76,6 @@ def get_config(variant: str = 'enwik8_base'):
   m.norm = 'post_skip'
   m.norm_epsilon = 1e-5
   m.final_norm = False
-  m.scan_layers = False  # a scan takes more time and memory, see docs/compile.md
   is_official = size != 'small'
   if is_official:
     m.initial = config.block('model.initial', recipe='transformer_xl')

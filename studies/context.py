@@ -33,7 +33,6 @@ def get_config(variant: str = 'memory'):
 
   m = c.model
   m.layers, m.width, m.heads, m.feed_forward_width = 3, 128, 4, 344
-  m.scan_layers = False  # a scan is slower than unrolled layers on CPU
   m.position = MEMORIES.get(variant, 'relative')
   if variant in MEMORIES:
     m.memory = config.block('model.memory', length=SEGMENT)

@@ -54,6 +54,17 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
     )
 
 
+def with_kept_values(workdir: pathlib.Path, config: experiment.Config) -> experiment.Config:
+  """Returns the config with which a run is resumed: some keys keep their stored values.
+
+  See `config.fields.Key.kept_on_resume`. Raises BadInput if the stored config cannot be read.
+  """
+  storage.check_reachable(workdir)
+  if not (workdir / CONFIG).exists() or not reader.steps(workdir):
+    return config
+  return experiment.with_kept_values(load_config(workdir), config)
+
+
 def is_exported(workdir: pathlib.Path) -> bool:
   """Whether a folder is an exported run, which has variables but no checkpoints."""
   return (workdir / EXPORTED).exists() and not (workdir / 'checkpoints').exists()

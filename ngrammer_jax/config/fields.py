@@ -31,6 +31,7 @@ class Key:
     types: the types of its value, including NoneType if it may be None.
     free_on_resume: whether the value may differ when a run is resumed; also for all keys of a
       section.
+    kept_on_resume: whether a resumed run has its stored value where the command has the default.
     free_on_init: whether the value of a model may differ from that of the run in `init_from`: the
       parameters have the same meaning.
     is_used: False for a key of an earlier version that no longer has an effect.
@@ -48,6 +49,7 @@ class Key:
   path: str = ''
   types: tuple[Any, ...] = ()
   free_on_resume: bool = False
+  kept_on_resume: bool = False
   free_on_init: bool = False
   is_used: bool = True
   choices: tuple[str, ...] | None = None
@@ -286,3 +288,22 @@ def differences(
         yield from differences(old, new, f'{entry.path}.', may_differ)
       elif old != new:
         yield entry, old, new
+
+
+def with_kept_values(stored: Any, config: Any, path: str = '') -> Any:
+  """Returns a config with the stored values of keys that are `kept_on_resume`.
+
+  Where the value of such a key is not its default, it stays.
+
+  Args:
+    stored, config: two configs, or two blocks of the same kind.
+    path: dotted path of the block, with a dot at the end.
+  """
+  changes = {}
+  for name, key in keys(type(config), path).items():
+    old, new = getattr(stored, name), getattr(config, name)
+    if key.kept_on_resume and new == key.default:
+      changes[name] = old
+    elif dataclasses.is_dataclass(new) and type(old) is type(new):
+      changes[name] = with_kept_values(old, new, f'{key.path}.')
+  return dataclasses.replace(config, **changes)

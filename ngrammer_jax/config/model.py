@@ -85,8 +85,12 @@ class ModelConfig:
   attention_dropout: float = field(0.0, 'dropout of attention weights', **DROPOUT)
   inner_dropout: float = field(0.0, 'dropout inside the feed-forward', **DROPOUT)
   dtype: str = field('auto', 'auto: bfloat16 on accelerators', choices=DTYPES, free_on_init=True)
-  scan_layers: bool | int = field(
-    True, 'compile one block, or N, and scan over blocks', at_least=0, free_on_resume=True
+  scan_layers: bool | int | None = field(
+    None,
+    'compile one block, or N, and scan over blocks; None: with more than 32 layers',
+    at_least=0,
+    free_on_resume=True,
+    kept_on_resume=True,
   )
   remat: str = field('none', 'what is rematerialised', choices=REMAT, free_on_resume=True)
   kernel: str | None = field(

@@ -35,6 +35,20 @@ class WithAxisNames(nn.LogicallyPartitioned):
     return cls(metadata['value'], metadata[_KEY], metadata.get('mesh'), metadata.get('rules'))
 
 
+def has_names(leaf: Any) -> bool:
+  """Whether a node of a tree is an array with logical axis names, in a box or an NNX variable."""
+  return bool(names_of(leaf))
+
+
+def names_of(leaf: Any) -> tuple[str | None, ...]:
+  """Returns the logical axis names of a box of Linen or of an `nnx.Variable`, () without any."""
+  if isinstance(leaf, nn.LogicallyPartitioned):
+    return leaf.names
+  if hasattr(leaf, 'get_metadata'):
+    return leaf.get_metadata().get(_KEY, ())
+  return ()
+
+
 def with_axis_names(
   init: Callable[..., jax.Array], names: tuple[str | None, ...]
 ) -> Callable[..., WithAxisNames]:

@@ -8,6 +8,22 @@ from collections.abc import Collection, Hashable, Sequence
 import itertools
 from typing import NamedTuple
 
+# With more layers, `model.scan_layers=None` scans over them. docs/compile.md has measurements.
+MAX_LAYERS_IN_A_ROW = 32
+
+
+def layers_in_a_scan(scan_layers: bool | int | None, layers: int) -> int:
+  """Returns the smallest number of layers that a scan compiles in a row, 0 for no scans.
+
+  Args:
+    scan_layers: of the config of the model: True for 1, False for no scans, or the number. None:
+      1 for models of many layers, else no scans.
+    layers: number of layers of the model.
+  """
+  if scan_layers is None:
+    return 1 if layers > MAX_LAYERS_IN_A_ROW else 0
+  return int(scan_layers)
+
 
 class LayerRun(NamedTuple):
   """Layers `first`, ..., `end - 1`: whole repetitions of the first `period` of them.

@@ -82,6 +82,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     for memory in own.between_blocks:
       setattr(self, memory.name, memory.make())
     self.kinds = c.layer_kinds()
+    self.layers_in_a_scan = layer_runs.layers_in_a_scan(c.scan_layers, c.layers)
     self.layer = [
       self._block(scanned=False)(c, dtype, in_block, kind.score_divisor)
       for in_block, kind in zip(own.in_blocks, self.kinds, strict=True)
@@ -309,7 +310,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     for placed in self.between_blocks:
       if placed.place.point == 'after_block':
         splits.add(placed.place.block + 1)
-    return layer_runs.find(self.kinds, splits, min_period=max(1, self.config.scan_layers))
+    return layer_runs.find(self.kinds, splits, min_period=max(1, self.layers_in_a_scan))
 
   def _block(self, scanned):
     """Returns the block class, with the rematerialisation of the config."""
@@ -341,7 +342,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       [B, T, D], and of each layer the next memory and the spans.
     """
     kinds = self.kinds[run.layers]
-    is_scanned = bool(self.config.scan_layers) and run.can_scan
+    is_scanned = self.layers_in_a_scan > 0 and run.can_scan
     is_jitted = self.jit_layers and not self.is_mutable_collection('intermediates')
     # Memories may have codebooks.
     has_variables = bool(self.layer[run.first].own_memories) or self.is_initializing()

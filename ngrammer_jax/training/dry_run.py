@@ -12,7 +12,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import memory_limits, sharding
-from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.data import streams
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import progress, text_tables
@@ -36,6 +36,7 @@ def dry_run(
   Raises:
     BadInput: as in `loop.train`.
   """
+  config = workdirs.with_kept_values(workdir, config)
   task, run = loop.prepare(config, workdir, make_task)
   task.log_summary()
   t = config.training

@@ -51,6 +51,8 @@ def train(
   start_time = time.monotonic()
   profile.check(trace, config.training.steps)
 
+  with hosts.collective_errors():
+    config = workdirs.with_kept_values(workdir, config)
   task, run = prepare(config, workdir, make_task)
   with (
     signals.SignalHandler() as stop,

@@ -205,6 +205,25 @@ def test_what_changes_no_number_may_differ(tiny, tmp_path):
   workdirs.check(tmp_path, dataclasses.replace(config, data=data))
 
 
+@pytest.mark.parametrize(
+  'stored, now, expected',
+  [
+    (True, None, True),
+    (False, None, False),
+    (True, False, False),
+    (None, 2, 2),
+    (None, None, None),
+  ],
+)
+def test_a_resumed_run_keeps_its_scan_of_layers(tiny, tmp_path, stored, now, expected):
+  config = tiny(model={'scan_layers': now})
+  assert workdirs.with_kept_values(tmp_path, config) == config  # a new run
+  with_checkpoint(tmp_path, tiny(model={'scan_layers': stored}))
+  resumed = workdirs.with_kept_values(tmp_path, config)
+  assert resumed == tiny(model={'scan_layers': expected})
+  assert resumed.model.scan_layers is expected
+
+
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
   def fails(file, operation):
     raise OSError(errno.ENOLCK, 'No locks available')

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 
 from ngrammer_jax.layers import FeedForward, NGrammer
+from ngrammer_jax.optimizers import with_adagrad_tables
 from tests.checks import mesh_of
 
 LAYER = NGrammer(heads=2, clusters=4, vocabulary_size=40, dim=2, return_memory=False)
@@ -36,10 +37,8 @@ def train_step(model, optimizer):
 
 def test_training_in_nnx_equals_linen():
   """Forward pass, two steps of k-means and of an optimizer of two partitions, in `nnx.jit`."""
-  transforms = {'table': optax.adagrad(0.1), 'dense': optax.adam(0.1)}
-  label = lambda path, _: 'table' if 'table' in jax.tree_util.keystr(path) else 'dense'
-  tx = optax.partition(transforms, lambda tree: jax.tree_util.tree_map_with_path(label, tree))
   model = bridged()
+  tx = with_adagrad_tables(optax.adam(0.1), nnx.state(model, nnx.Param), 0.1)
   variables, optimizer = linen_variables(model), nnx.Optimizer(model, tx, wrt=nnx.Param)
   state = tx.init(variables['params'])
 

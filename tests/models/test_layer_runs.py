@@ -52,6 +52,11 @@ def test_layers_in_a_row_are_one_run_however_many_are_compiled():
   assert layer_runs.find(KINDS[:1] * 11, (), 4) == [(0, 8, 4), (8, 11, 3)]
 
 
+def test_layers_in_a_scan():
+  expected = {(None, 1): 0, (None, 32): 0, (None, 33): 1, (True, 2): 1, (False, 99): 0, (4, 8): 4}
+  assert {case: layer_runs.layers_in_a_scan(*case) for case in expected} == expected
+
+
 # Patterns of layers by their first letters. Those that begin with FU repeat after three layers or
 # more, but their first layers alone after two.
 PATTERNS = ('FUFFU', 'FWFFW', 'UFUUF', 'FUFF', 'WWFWWU', 'FFU', 'FWU', 'FFUUU', 'UFWUF', 'FUFUFF')

@@ -141,7 +141,7 @@ def test_what_is_computed_again_in_a_row_is_not_optimised_away():
     return set(with_policy)
 
   # The block with n-grams stands in a row, the other is scanned, where nothing can be.
-  assert kept_apart(ngram=ngram) == {True, False}
+  assert kept_apart(ngram=ngram, scan_layers=True) == {True, False}
 
 
 def test_scanned_and_unrolled_share_parameters():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors, runs, sharding
-from ngrammer_jax.checkpoints import checksums, manifest, reader
+from ngrammer_jax.checkpoints import checksums, manifest, reader, workdirs
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.training import loop, programs
@@ -175,17 +175,32 @@ def assert_close(run, reference_run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('other', ['unrolled', 'mesh'])
+@pytest.mark.parametrize('other', ['scanned', 'mesh'])
 def test_another_program_goes_on_within_rounding(tiny, tmp_path, trained, monkeypatch, other):
   """Two steps with a config, four with another, the rest with the first again."""
   first, run = tiny(), tmp_path / 'run'
   mesh = mesh_config.MeshConfig(data=2, fsdp=2, model=2)
-  second = tiny(mesh=mesh) if other == 'mesh' else tiny(model={'scan_layers': False})
-  assert first.model.scan_layers
+  second = tiny(mesh=mesh) if other == 'mesh' else tiny(model={'scan_layers': True})
   for config, stop in (first, 2), (second, 6):
     with monkeypatch.context() as patch, pytest.raises(errors.Interrupted):
       signal_at(patch, {stop: signal.SIGTERM})
       loop.train(config, run)
   assert reader.steps(run) == [2, 4, 6]
+  if other == 'scanned':
+    first = tiny(model={'scan_layers': False})
   assert loop.train(first, run)
   assert_close(run, trained)
+
+
+@pytest.mark.slow
+def test_a_run_with_scanned_layers_goes_on_with_them(tiny, tmp_path, monkeypatch):
+  """Bit for bit, although the command has the default, which is layers in a row."""
+  scanned = tiny(model={'scan_layers': True})
+  assert loop.train(scanned, tmp_path / 'whole')
+  run = tmp_path / 'run'
+  with monkeypatch.context() as patch, pytest.raises(errors.Interrupted):
+    signal_at(patch, {4: signal.SIGTERM})
+    loop.train(scanned, run)
+  assert loop.train(tiny(), run)
+  assert arrays(run) == arrays(tmp_path / 'whole')
+  assert workdirs.load_config(run).model.scan_layers is True

@@ -1,0 +1,54 @@
+"""An optimizer for a model of your own that has n-gram tables."""
+
+from typing import Any
+
+import jax
+import optax
+
+from ngrammer_jax.layers import axis_names
+from ngrammer_jax.layers.ngram import table
+
+
+def with_adagrad_tables(
+  dense: optax.GradientTransformation,
+  params: Any,
+  learning_rate: optax.ScalarOrSchedule = 0.01,
+) -> optax.GradientTransformation:
+  """Returns an optimizer that updates n-gram tables by Adagrad, and all else by another optimizer.
+
+  Adagrad has an accumulator from 0 and an epsilon of 1e-20: with Optax's defaults, 0.1 and 1e-7,
+  tables hardly learn, as their gradients are much smaller.
+
+  Args:
+    dense: the optimizer of all parameters that are not n-gram tables.
+    params: parameters with their logical axis names, as `init` of a Linen module returns them, or
+      `nnx.state(model, nnx.Param)`. The optimizer itself takes them with or without names.
+    learning_rate: that of the tables.
+
+  Raises:
+    ValueError: no parameter is an n-gram table.
+  """
+  tables = set()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=axis_names.has_names):
+    if table.AXES[0] in axis_names.names_of(leaf):
+      tables.add(_dict_keys(path))
+  if not tables:
+    raise ValueError(
+      f'no parameter has the logical axis {table.AXES[0]}: pass the parameters as `init` returns '
+      f'them, before nn.unbox'
+    )
+
+  def label(path, leaf):
+    del leaf
+    return 'table' if _dict_keys(path) in tables else 'dense'
+
+  adagrad = optax.adagrad(learning_rate, initial_accumulator_value=0.0, eps=1e-20)
+  return optax.partition(
+    {'dense': dense, 'table': adagrad},
+    lambda params: jax.tree_util.tree_map_with_path(label, params),
+  )
+
+
+def _dict_keys(path: tuple[Any, ...]) -> tuple[Any, ...]:
+  """Returns the keys of a path; that of the value in a box or an NNX variable is left out."""
+  return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
