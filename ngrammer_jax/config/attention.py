@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
+_ROPE = {'position': ('rope',)}
 LAYER_KINDS = ('full', 'window', 'unrotated', 'unrotated_window')
 
 
@@ -44,7 +45,11 @@ class AttentionConfig:
   output_bias: bool | None = field(None, 'bias of the output; None: same as `model.bias`')
   window: int | None = field(None, 'keys that a token attends to, its own too', at_least=1)
   layer_pattern: tuple[str, ...] = field(
-    ('full',), 'kinds of layers, repeated; unrotated: without rotary positions', choices=LAYER_KINDS
+    ('full',),
+    'kinds of layers, repeated; unrotated: without rotary positions',
+    choices=LAYER_KINDS,
+    needs={'unrotated': _ROPE, 'unrotated_window': _ROPE},
+    reason='only rotary positions have layers without rotation: use "full" and "window"',
   )
 
   def layer_kinds(self, layers: int) -> tuple[LayerKind, ...]:
@@ -66,9 +71,4 @@ class AttentionConfig:
       raise errors.BadInput(
         f'model.attention.window={self.window} does not fit model.attention.layer_pattern='
         f'{self.layer_pattern}: layers of the kind "window" need a window, and a window such layers'
-      )
-    if model.position != 'rope' and not all(kind.is_rotated for kind in kinds):
-      raise errors.BadInput(
-        f'model.attention.layer_pattern={self.layer_pattern} has layers without rotation, which '
-        f'model.position={model.position!r} does not have: use "full" and "window"'
       )

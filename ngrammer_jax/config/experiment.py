@@ -42,9 +42,7 @@ class Config:
         raise errors.BadInput(str(error).replace('model.memory', 'evaluation.memory')) from error
     self.data.check()
     self._check_positions()
-    if self.finetune is not None:
-      self.finetune.check(self.training.segment_length)
-    else:  # in fine-tuning, the model is not known yet
+    if self.finetune is None:  # in fine-tuning, the model is not known yet
       self.check_groups()
     self.mesh.check()
 
@@ -71,7 +69,7 @@ class Config:
 
   def check_groups(self) -> None:
     """Raises BadInput if `optimizer` names a part that the model does not have."""
-    self.optimizer.check_groups(self.model.parameter_groups(), self.init_from is not None)
+    self.optimizer.check_groups(self.model.parameter_groups())
 
   def _check_positions(self) -> None:
     positions, limit = self.model.positions(), self.model.num_positions

@@ -1,8 +1,7 @@
 """Fields of a config: their comments, the rules for their values, and iteration over them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
-import decimal
 import functools
 import math
 import sys
@@ -11,10 +10,12 @@ import typing
 from typing import Any
 
 from ngrammer_jax import errors
+from ngrammer_jax.config.formatting import format_entry
+from ngrammer_jax.config.formatting import format_value as format_value
+from ngrammer_jax.config.relations import ANY as ANY
+from ngrammer_jax.config.relations import Blocks, Relation, find, is_among
 
 MAX_INT = 2**31 - 1  # upper bound of every int without another one: sizes and ids are int32
-MAX_TEXT = 100  # characters of a value in an error message
-ANY = 'a value'  # in `Key.only_for` and `Key.needs`: all values but None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Key:
     also: further valid values, outside the bounds.
     only_for: other keys, of the same block or an enclosing one, each with its values with which the
       field has an effect. With other values the field must have its default.
-    needs: for a value of the field, other keys and the values that it needs, as in `only_for`.
+    needs: for a value of the field, other keys and the values that it needs, as in `only_for`. For
+      an entry of a tuple, what the entry needs.
+    relations: comparisons with other keys, see `config.relations`.
     reason: explanation at the end of the error message, of `only_for` and `needs` if there are any.
   """
 
@@ -60,6 +63,7 @@ class Key:
   also: tuple[Any, ...] = ()
   only_for: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict, hash=False)
   needs: Mapping[Any, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
+  relations: tuple[Relation, ...] = ()
   reason: str = ''
 
   @functools.cached_property
@@ -160,57 +164,41 @@ class Key:
     return f'{self.describe()}{suffix}{f": {self.reason}" if is_of_value else ""}'
 
   def check(self, value: Any) -> None:
-    """Raises BadInput for a value that the rules do not allow."""
+    """Raises BadInput for a value that choices or bounds do not allow."""
     for item in value if isinstance(value, tuple) else (value,):
       if problem := self.problem(item):
-        prefix = f'{format_value(value)}: ' if isinstance(value, tuple) and len(value) > 1 else ''
-        raise errors.BadInput(f'{self.path}={prefix}{format_value(item)} {problem}')
+        raise errors.BadInput(f'{self.path}={format_entry(value, item)} {problem}')
 
-  def check_needs(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
-    """Raises BadInput for a value that other keys exclude: see `only_for` and `needs`.
+  def check_with_others(self, value: Any, blocks: Blocks) -> None:
+    """Raises BadInput for a value that other keys exclude: see `only_for`, `needs`, `relations`.
 
     Args:
       value: the value.
       blocks: path and dataclass of the block of the key and of each enclosing block.
     """
-    is_default = value == self.default
-    needs = {} if is_default else self.only_for
-    for name, choices in (needs | self.needs.get(value, {})).items():
-      first, *others = name.split('.')
-      path, block = next((each for each in blocks if hasattr(each[1], first)), ('', None))
-      if block is None:  # a model without the rest of the config
-        continue
-      other = functools.reduce(lambda b, n: getattr(b, n, None), (first, *others), block)
-      if other not in choices and (other is None or ANY not in choices):
-        remedy = '' if is_default else f': use {self.default!r}'
-        reason = f'; {self.reason}' if self.reason else ''
-        raise errors.BadInput(
-          f'{self.path}={format_value(value)} is not for {path}{name}={format_value(other)}, but '
-          f'for {", ".join(map(str, choices))}{remedy}{reason}'
-        )
+    needs = {} if value == self.default else dict(self.only_for)
+    for item in (value, *value) if isinstance(value, tuple) else (value,):
+      needs |= self.needs.get(item, {})
+    for name, choices in needs.items():
+      found = find(name, blocks)
+      if found is not None and not is_among(found[1], choices):
+        raise errors.BadInput(self._excluded(value, *found, choices))
+    for relation in self.relations:
+      relation.check(self.path, value, blocks)
+
+  def _excluded(self, value: Any, path: str, other: Any, choices: tuple[Any, ...]) -> str:
+    """Returns the message for a value that the value of the key at a path excludes."""
+    remedy = '' if value == self.default else f': use {self.default!r}'
+    reason = f'; {self.reason}' if self.reason else ''
+    return (
+      f'{self.path}={format_value(value)} is not for {path}={format_value(other)}, but for '
+      f'{", ".join(map(str, choices))}{remedy}{reason}'
+    )
 
 
 def field(default: Any, comment: str, **rules: Any) -> Any:
   """Declares a field of a config dataclass; for the arguments see `Key`."""
   return dataclasses.field(default=default, metadata={'key': Key(default, comment, **rules)})
-
-
-def format_value(value: Any) -> str:
-  """Formats a value for an error message of one line, shortened to about MAX_TEXT characters.
-
-  Of a block, it has only what differs from its defaults.
-  """
-  if dataclasses.is_dataclass(value):
-    items = {name: (getattr(value, name), key.default) for name, key in keys(type(value)).items()}
-    parts = [f'{name}={format_value(v)}' for name, (v, default) in items.items() if v != default]
-    return f'({", ".join(parts)})' if parts else '(defaults)'
-  if type(value) is int and abs(value) > 10**15:
-    return f'{decimal.Decimal(value):.4g}'  # Python prints no int of thousands of digits
-  try:
-    text = repr(value)
-  except (ValueError, RecursionError):  # a tuple of such ints, or a deeply nested one
-    return 'a value too large to print'
-  return text if len(text) <= MAX_TEXT else f'{text[: MAX_TEXT // 2]}...{text[-MAX_TEXT // 4 :]}'
 
 
 @functools.cache
@@ -245,22 +233,31 @@ def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
         yield entry, value
 
 
-def check_values(config: Any, path: str = '', enclosing: Sequence[tuple[str, Any]] = ()) -> None:
+def check_values(config: Any, path: str = '') -> None:
   """Raises BadInput if a value of a config or of its blocks breaks its rules.
 
   Args:
     config: the config, or a block.
     path: its dotted path, with a dot at the end.
+  """
+  for key, value in walk_values(config, path):
+    key.check(value)
+  _check_with_others(config, path, ())
+
+
+def _check_with_others(config: Any, path: str, enclosing: Blocks) -> None:
+  """Raises BadInput if a value breaks its rules with other keys.
+
+  Args:
+    config, path: see `check_values`.
     enclosing: path and dataclass of the enclosing blocks, the innermost first.
   """
   blocks = ((path, config), *enclosing)
   for name, key in keys(type(config), path).items():
     for entry, value in key.entries(getattr(config, name)).items():
       if dataclasses.is_dataclass(value):
-        check_values(value, f'{entry.path}.', blocks)
-      else:
-        entry.check(value)
-      entry.check_needs(value, blocks)
+        _check_with_others(value, f'{entry.path}.', blocks)
+      entry.check_with_others(value, blocks)
 
 
 def differences(

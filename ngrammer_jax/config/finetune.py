@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.relations import at_most
 
 CODEBOOKS = ('frozen', 'learning')
 CHOOSING = ('rank', 'greedy')
@@ -17,7 +17,12 @@ class FinetuneConfig:
 
   task: str = field('rte', 'SuperGLUE task; mixture: all jointly, all: one after the other')
   format: str = field('t5', 'texts of T5, or questions, for published models', choices=FORMATS)
-  targets_length: int = field(32, 'maximum tokens of a target, including its end', at_least=2)
+  targets_length: int = field(
+    32,
+    'maximum tokens of a target, including its end',
+    at_least=2,
+    relations=(at_most('training.segment_length', minus=2, reason='inputs need room, too'),),
+  )
   packed: bool = field(True, 'pack several examples into a row; they do not attend to each other')
   truncate: bool = field(True, 'truncate long inputs on the side without the question')
   prefix: str = field('causal', 'attention within the inputs', choices=('causal', 'bidirectional'))
@@ -30,11 +35,3 @@ class FinetuneConfig:
   patience: int | None = field(None, 'validations without progress before a stop', at_least=1)
   tfds_dir: str | None = field(None, 'folder of tasks that TFDS prepared', free_on_resume=True)
   download: bool = field(False, 'let TFDS download the tasks', free_on_resume=True)
-
-  def check(self, segment_length: int) -> None:
-    """Raises BadInput if a segment has no room for inputs."""
-    if self.targets_length >= segment_length - 1:
-      raise errors.BadInput(
-        f'training.segment_length={segment_length} has no room for inputs besides '
-        f'finetune.targets_length={self.targets_length}: raise it'
-      )

@@ -20,6 +20,7 @@ from ngrammer_jax.config.positions import (
   PositionalConfig,
 )
 from ngrammer_jax.config.recurrent import RecurrentConfig
+from ngrammer_jax.config.relations import divides, divisible_by, equals
 from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.config.softmax import DROPOUT, AdaptiveSoftmaxConfig
 from ngrammer_jax.config.span import SpanConfig
@@ -34,14 +35,46 @@ NORM_KINDS = ('layer', 'rms')
 REMAT = ('none', 'minimal', 'full')
 
 
+# Where the heads divide the width.
+_HEADS_OF_WIDTH = {'head_width': (None,), 'recurrent': (None,)}
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
   """A decoder-only Transformer and the memories added to it, or a recurrent model."""
 
   layers: int = field(4, 'number of blocks', at_least=1, at_most=1000)  # each is traced
-  width: int = field(256, 'model width D', at_least=1)
-  heads: int = field(4, 'attention heads', at_least=1)
-  key_value_heads: int | None = field(None, 'heads of keys and values; None: `heads`', at_least=1)
+  width: int = field(
+    256,
+    'model width D',
+    at_least=1,
+    relations=(
+      divisible_by(2, where={'position': ('sinusoid', 'segment_sinusoid', 'relative')}),
+      divisible_by(
+        'heads',
+        times=2,
+        where=_HEADS_OF_WIDTH | {'position': ('rope',), 'positional': (None,)},
+        reason='rope needs an even head width',
+      ),
+      divisible_by('heads', where=_HEADS_OF_WIDTH),
+    ),
+  )
+  heads: int = field(
+    4,
+    'attention heads',
+    at_least=1,
+    relations=(divisible_by(2, where={'persistent.kind': ('head_split',)}),),
+  )
+  key_value_heads: int | None = field(
+    None,
+    'heads of keys and values; None: `heads`',
+    at_least=1,
+    relations=(
+      divides('heads'),
+      equals('heads', where={'persistent.kind': ('head_split',)}),
+      equals('heads', where={'shared_query_key': (True,)}, reason='each query needs a key'),
+    ),
+  )
   head_width: int | None = field(None, 'features of a head; None: `width` / `heads`', at_least=1)
   feed_forward_width: int = field(
     688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
@@ -50,7 +83,13 @@ class ModelConfig:
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
   feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: same as `bias`')
-  position: str = field('rope', 'position encoding', choices=POSITIONS)
+  position: str = field(
+    'rope',
+    'position encoding',
+    choices=POSITIONS,
+    needs=dict.fromkeys(SEGMENT_POSITIONS, {'memory.length': (None, 0)}),
+    reason='positions in the segment exclude a memory, also in evaluation; "relative" takes one',
+  )
   positional: PositionalConfig | None = field(None, 'options of the encoding; None: the defaults')
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
   norm: str = field('pre', 'placement of the norms', choices=NORMS)
@@ -101,7 +140,13 @@ class ModelConfig:
   ngram_memories: tuple[NGramMemoryConfig, ...] = field((), 'n-gram memories')
   memory: MemoryConfig | None = field(None, 'segment memory (Transformer-XL)')
   adaptive_softmax: AdaptiveSoftmaxConfig | None = field(None, 'adaptive input and softmax')
-  span: SpanConfig | None = field(None, 'adaptive attention span')
+  span: SpanConfig | None = field(
+    None,
+    'adaptive attention span',
+    only_for={'memory.same_length': ('memory', 'memory_and_self', 'memory_alone')},
+    reason='every token needs the same number of keys: set model.memory.length to the limit, and '
+    'model.memory.same_length ("memory_alone" in the paper)',
+  )
   persistent: PersistentConfig | None = field(None, 'persistent vectors (all-attention)')
   initial: InitialConfig | None = field(None, "weights; None: each layer's own", free_on_init=True)
   recurrent: RecurrentConfig | None = field(None, 'recurrent model instead of the Transformer')
@@ -180,13 +225,8 @@ class ModelConfig:
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
     fields.check_values(self, 'model.')
-    if self.recurrent is None:
-      self._check_heads()
-    if self.position in SEGMENT_POSITIONS and self.memory is not None and self.memory.length:
-      raise errors.BadInput(
-        f'model.position={self.position!r} is the position in the segment, so it excludes a '
-        f'memory: use model.memory=None (and evaluation.memory=None), or model.position="relative"'
-      )
+    if self.recurrent is None and self.positional is None:
+      self.positions().check(self)
     blocks = [getattr(self, field.name) for field in dataclasses.fields(self)]
     for block in (self.recurrent, *blocks):
       if hasattr(block, 'check'):
@@ -247,42 +287,6 @@ class ModelConfig:
         f'{self.positions().max_length} distances, but a token attends to '
         f'{"an unlimited number of" if num_keys is None else num_keys} keys: limit them by '
         f'model.memory.length and model.memory.same_length, also in evaluation, or raise max_length'
-      )
-
-  def _check_heads(self) -> None:
-    if self.position in ('sinusoid', 'segment_sinusoid', 'relative') and self.width % 2:
-      raise errors.BadInput(
-        f'model.position={self.position!r} needs an even width, not model.width={self.width}'
-      )
-    if self.head_width is None:
-      multiple = self.heads * (2 if self.position == 'rope' and self.positional is None else 1)
-      if self.width % multiple:
-        reason = ' (rope needs an even head width)' if multiple > self.heads else ''
-        raise errors.BadInput(
-          f'model.width={self.width} must be divisible by {multiple} with model.heads={self.heads}'
-          f'{reason}: use {max(1, round(self.width / multiple)) * multiple}, or other heads'
-        )
-    if self.key_value_heads is not None:
-      self._check_grouped_heads()
-    if self.positional is None:
-      self.positions().check(self)
-
-  def _check_grouped_heads(self) -> None:
-    if self.heads % self.key_value_heads:
-      raise errors.BadInput(
-        f'model.key_value_heads={self.key_value_heads} must divide model.heads={self.heads}'
-      )
-    if self.key_value_heads == self.heads:
-      return
-    if self.persistent is not None and self.persistent.kind == 'head_split':
-      raise errors.BadInput(
-        f'model.key_value_heads={self.key_value_heads} does not support model.persistent.kind='
-        f'"head_split": use another kind, or as many as model.heads={self.heads}'
-      )
-    if self.shared_query_key:
-      raise errors.BadInput(
-        f'model.shared_query_key needs a key for each query: use model.key_value_heads=None, not '
-        f'{self.key_value_heads}'
       )
 
 

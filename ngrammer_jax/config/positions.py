@@ -5,6 +5,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.relations import less_than
 
 # Positions in the segment, counted from its end, so they cannot be combined with a memory: the
 # baselines of the Transformer-XL paper. Each layer has its own `learned` positions.
@@ -35,7 +36,11 @@ class RotaryScalingConfig:
   factor: float = field(1.0, 'ratio of the new length to the original one', at_least=1)
   original_length: int = field(8192, 'text length before scaling', at_least=2, only_for=_BY_LENGTH)
   low_frequency_factor: float = field(
-    1.0, 'turns in the original length below which a frequency is scaled', only_for=_LLAMA3, above=0
+    1.0,
+    'turns in the original length below which a frequency is scaled',
+    only_for=_LLAMA3,
+    above=0,
+    relations=(less_than('high_frequency_factor', where=_LLAMA3),),
   )
   high_frequency_factor: float = field(4.0, 'turns above which it stays', only_for=_LLAMA3, above=0)
   beta_fast: float = field(32.0, 'turns above which a frequency stays', only_for=_YARN, above=0)
@@ -59,11 +64,6 @@ class RotaryScalingConfig:
       raise errors.BadInput(
         f'model.positional.scaling.{name} has {len(getattr(self, name))} factors, but heads have '
         f'{pairs} rotated pairs of features'
-      )
-    if self.kind == 'llama3' and self.low_frequency_factor >= self.high_frequency_factor:
-      raise errors.BadInput(
-        f'model.positional.scaling.low_frequency_factor={self.low_frequency_factor} must be below '
-        f'high_frequency_factor={self.high_frequency_factor}'
       )
 
 

@@ -1,10 +1,9 @@
 """Segment memory (Transformer-XL)."""
 
 import dataclasses
-from typing import Any
 
-from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.relations import at_least, at_most, less_than
 
 # The keys that a token attends to, with a memory of M slots. no: all in the memory and the segment;
 # memory: the last M, including itself (PyTorch code of Transformer-XL); memory_and_self: the last
@@ -20,7 +19,20 @@ class MemoryConfig:
   `across_documents` is True, because they are before the document.
   """
 
-  length: int = field(128, 'length of the memory in tokens', at_least=0, free_on_init=True)
+  length: int = field(
+    128,
+    'length of the memory in tokens',
+    at_least=0,
+    free_on_init=True,
+    relations=(
+      at_least(
+        1,
+        where={'same_length': ('memory', 'memory_alone')},
+        reason='a token attends to no key; "memory_and_self" is for a memory of length 0',
+      ),
+      at_most('span.limit'),
+    ),
+  )
   first: str = field(
     'empty',
     'initial slots: masked, or zeros that are attended to',
@@ -41,6 +53,7 @@ class MemoryConfig:
     free_on_resume=True,
     only_for={'position': ('rope', 'none'), 'same_length': ('no',)}
     | {'span': (None,), 'recurrent': (None,)},
+    relations=(less_than('length'),),
     reason='the keys of the first tokens move, which needs rotary positions',
   )
 
@@ -55,15 +68,3 @@ class MemoryConfig:
   def zeros(self) -> int:
     """Number of visible zeros before a stream."""
     return self.length if self.first == 'zeros' else 0
-
-  def check(self, model: Any) -> None:
-    """Raises BadInput for a memory that is invalid for the model."""
-    if self.length == 0 and self.same_length in ('memory', 'memory_alone'):
-      raise errors.BadInput(
-        f'model.memory.same_length={self.same_length!r} with model.memory.length=0: a token '
-        f'attends to no key; use "memory_and_self"'
-      )
-    if self.sinks and self.sinks >= self.length:
-      raise errors.BadInput(
-        f'model.memory.sinks={self.sinks} must be less than model.memory.length={self.length}'
-      )

@@ -2,11 +2,10 @@
 
 import dataclasses
 import math
-from typing import Any
 
-from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import start_field
+from ngrammer_jax.config.relations import at_least, at_most
 
 KINDS = ('adaptive', 'dynamic')
 # Keys within the span and its ramp, as in the official code, which trims its cache; or all keys, as
@@ -22,7 +21,12 @@ class SpanConfig:
   """Learned attention span of each head (see `layers.attention.span`)."""
 
   kind: str = field('adaptive', 'one parameter per head, or a function of the token', choices=KINDS)
-  limit: int = field(1024, 'maximum span S, in tokens', at_least=1)
+  limit: int = field(
+    1024,
+    'maximum span S, in tokens',
+    at_least=1,
+    relations=(at_least('ramp', reason='a span is at least its ramp'),),
+  )
   ramp: int = field(
     32,
     'tokens R over which a span fades out',
@@ -33,7 +37,16 @@ class SpanConfig:
     2e-6, 'loss per token of span: mean over heads, sum over layers', at_least=0, free_on_init=True
   )
   initial: float | None = field(
-    None, 'initial value; None: 0 (neutral 1) for adaptive, -4 (4) for dynamic', free_on_init=True
+    None,
+    'initial value; None: 0 (neutral 1) for adaptive, -4 (4) for dynamic',
+    free_on_init=True,
+    relations=(
+      at_least(0, where={'kind': ('adaptive',)}),
+      at_most(1, where={'kind': ('adaptive',)}),
+      # Beyond, the sigmoid is saturated, and its gradient vanishes.
+      at_least(-20, where={'kind': ('dynamic',)}),
+      at_most(20, where={'kind': ('dynamic',)}),
+    ),
   )
   start: str | None = start_field()
   renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
@@ -61,31 +74,6 @@ class SpanConfig:
     is_short = self.limit < MIN_LIMIT and kernel in (None, 'xla')
     default = 'all' if is_short else 'span'
     return counts_all_keys(self.renormalize, self.epsilon_keys or default)
-
-  def check(self, model: Any) -> None:
-    """Raises BadInput for spans that are invalid for the model."""
-    if self.limit < self.ramp:
-      raise errors.BadInput(
-        f'model.span.limit={self.limit} is less than model.span.ramp={self.ramp}, the minimum '
-        f'span: raise the limit, or use a shorter ramp'
-      )
-    # Beyond 20, the sigmoid of a dynamic span is saturated, and its gradient vanishes.
-    low, high = {'adaptive': (0, 1), 'dynamic': (-20, 20)}[self.kind]
-    if self.initial is not None and not low <= self.initial <= high:
-      raise errors.BadInput(
-        f'model.span.initial={self.initial} must be from {low} to {high} for kind={self.kind!r}'
-      )
-    memory = model.memory
-    if memory is None or memory.same_length == 'no':
-      raise errors.BadInput(
-        f'model.span needs the same number of keys for every token: set model.memory.length='
-        f'{self.limit} and model.memory.same_length ("memory_alone" in the paper)'
-      )
-    if memory.length > self.limit:
-      raise errors.BadInput(
-        f'model.memory.length={memory.length} exceeds the maximum span '
-        f'model.span.limit={self.limit}: use {self.limit}'
-      )
 
 
 def counts_all_keys(renormalize: bool, epsilon_keys: str) -> bool:

@@ -40,10 +40,10 @@ def parse(arguments):
     ('--config.optimizer.learning_rate=-' + '9' * 400, 'optimizer.learning_rate=-inf must be'),
     ('--config.optimizer.learning_rate=nan', "optimizer.learning_rate='nan' is not of type float"),
     ('--config.model.layers=1e6', 'model.layers=1000000 must be from 1 to 1000'),
-    ('--config.model.heads=1e9', 'model.width=192 must be divisible by 2000000000 with model'),
+    ('--config.model.heads=1e9', 'model.width=192 must be divisible by 2 x model.heads=1000'),
     (
       '--config.model.width=2147483647',
-      'model.width=2147483647 must be divisible by 12 with model.',
+      'model.width=2147483647 must be divisible by 2 x model.heads=6 for ',
     ),
     ('--config.model.ngram.orders=' + '(' * 3000, "model.ngram.orders='((((("),
     ('--config.model.ngram_memories.0.heads=1e6', 'model.ngram_memories.0.heads=1000000 must be f'),

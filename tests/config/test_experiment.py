@@ -154,7 +154,8 @@ def test_possible_config_passes(fields):
     ),
     (
       {'model': SPANS, 'evaluation': {'memory': {'length': 128}}},
-      'evaluation.memory.length=128 exceeds the maximum span model.span.limit=64: use 64',
+      'evaluation.memory.length=128 must be at most model.span.limit=64: use 64, or a larger '
+      'model.span.limit',
     ),
     (
       {'model': {'memory': {}}, 'evaluation': {'memory': {'length': -1}}},

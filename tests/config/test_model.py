@@ -73,8 +73,8 @@ def spans(**fields):
     ),
     (
       memory(length=0, same_length='memory'),
-      "model.memory.same_length='memory' with model.memory.length=0: a token attends to no key; "
-      'use "memory_and_self"',
+      "model.memory.length=0 must be at least 1 for model.memory.same_length='memory': use 1; a "
+      'token attends to no key; "memory_and_self" is for a memory of length 0',
     ),
     (
       memory(first='zeros'),
@@ -89,8 +89,8 @@ def spans(**fields):
     ),
     (
       memory() | {'position': 'learned'},
-      "model.position='learned' is the position in the segment, so it excludes a memory: "
-      'use model.memory=None (and evaluation.memory=None), or model.position="relative"',
+      "model.position='learned' is not for model.memory.length=128, but for None, 0: use 'rope'; "
+      'positions in the segment exclude a memory, also in evaluation; "relative" takes one',
     ),
     (
       positional('relative', clamp_length=0),
@@ -141,15 +141,19 @@ def spans(**fields):
       {'initial': InitialConfig(), 'norm_kind': 'rms', 'norm_offset': True},
       "model.initial.recipe='transformer_xl' is not for model.norm_offset=True, but for False",
     ),
-    ({'heads': 4, 'key_value_heads': 3}, 'model.key_value_heads=3 must divide model.heads=4'),
+    (
+      {'heads': 4, 'key_value_heads': 3},
+      'model.key_value_heads=3 must divide model.heads=4: use 2, or another model.heads',
+    ),
     (
       persistent(kind='head_split') | {'key_value_heads': 2},
-      'model.key_value_heads=2 does not support model.persistent.kind="head_split": use another '
-      'kind, or as many as model.heads=4',
+      "model.key_value_heads=2 must equal model.heads=4 for model.persistent.kind='head_split': "
+      'use 4, or another model.heads',
     ),
     (
       {'key_value_heads': 2, 'shared_query_key': True, 'convolution': 3},
-      'model.shared_query_key needs a key for each query: use model.key_value_heads=None, not 2',
+      'model.key_value_heads=2 must equal model.heads=4 for model.shared_query_key=True: use 4, or '
+      'another model.heads; each query needs a key',
     ),
     (
       attention(layer_pattern=('full', 'window')),
@@ -158,8 +162,9 @@ def spans(**fields):
     ),
     (
       attention(layer_pattern=('unrotated',)) | {'position': 'sinusoid'},
-      "model.attention.layer_pattern=('unrotated',) has layers without rotation, which "
-      'model.position=\'sinusoid\' does not have: use "full" and "window"',
+      "model.attention.layer_pattern=('unrotated',) is not for model.position='sinusoid', but for "
+      'rope: use (\'full\',); only rotary positions have layers without rotation: use "full" and '
+      '"window"',
     ),
     (
       attention(inverse_layer_scale=True) | {'per_dim_scale': True},
@@ -217,12 +222,12 @@ def spans(**fields):
     ({'feed_forward_width': -1}, 'model.feed_forward_width=-1 must be at least 1, or 0'),
     (
       {'heads': 7},
-      'model.width=256 must be divisible by 14 with model.heads=7 (rope needs an even head width): '
-      'use 252, or other heads',
+      "model.width=256 must be divisible by 2 x model.heads=7 for model.position='rope': use 252, "
+      'or another model.heads; rope needs an even head width',
     ),
     (
       {'heads': 7, 'position': 'none'},
-      'model.width=256 must be divisible by 7 with model.heads=7: use 259, or other heads',
+      'model.width=256 must be divisible by model.heads=7: use 259, or another model.heads',
     ),
     (
       {'initial': model_config.InitialConfig('gpt')},
@@ -276,7 +281,8 @@ def spans(**fields):
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('attended',), 'heads': 8}},
-      'model.ngram.heads=8: model.ngram.pairing="attended" needs 4, or use "previous"',
+      "model.ngram.heads=8 must equal model.heads=4 for model.ngram.pairing=('attended',): use 4, "
+      'or another model.heads',
     ),
     (
       {'ngram': {'layer': 'attention', 'clusters': None}},
@@ -285,14 +291,15 @@ def spans(**fields):
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('attended',), 'orders': (2, 3)}},
-      'model.ngram.orders=(2, 3): model.ngram.pairing="attended" needs (2,), or use "previous"',
+      "model.ngram.pairing=('attended',) is not for model.ngram.orders=(2, 3), but for (2,): use "
+      "('previous',)",
     ),
     ({'ngram': {'heads': 3}}, 'model.ngram.heads=3 must divide model.width=256'),
     ({'ngram': {'combine': 'sum'}}, "model.ngram.combine='sum' is not one of: concat, add"),
     (
-      spans(limit=16),
-      'model.span.limit=16 is less than model.span.ramp=32, the minimum span: raise the limit, or '
-      'use a shorter ramp',
+      spans(limit=16) | memory(length=16, same_length='memory_alone'),
+      'model.span.limit=16 must be at least model.span.ramp=32: use 32, or a smaller '
+      'model.span.ramp; a span is at least its ramp',
     ),
     (
       spans(renormalize=False, epsilon_keys='all'),
@@ -308,19 +315,26 @@ def spans(**fields):
     ),
     (
       spans(kind='dynamic', initial=-1e9),
-      "model.span.initial=-1000000000.0 must be from -20 to 20 for kind='dynamic'",
+      "model.span.initial=-1000000000.0 must be at least -20 for model.span.kind='dynamic': use "
+      '-20',
     ),
     (spans(reserve=0), 'model.span.reserve=0 must be at least 1'),
     (spans(penalty=-1.0), 'model.span.penalty=-1.0 must be at least 0'),
-    (spans(initial=2.0), "model.span.initial=2.0 must be from 0 to 1 for kind='adaptive'"),
+    (
+      spans(initial=2.0),
+      "model.span.initial=2.0 must be at most 1 for model.span.kind='adaptive': use 1",
+    ),
     (
       spans(limit=128) | {'memory': None},
-      'model.span needs the same number of keys for every token: set model.memory.length=128 and '
-      'model.memory.same_length ("memory_alone" in the paper)',
+      'model.span=(limit=128) is not for model.memory.same_length=None, but for memory, '
+      'memory_and_self, memory_alone: use None; every token needs the same number of keys: set '
+      'model.memory.length to the limit, and model.memory.same_length ("memory_alone" in the '
+      'paper)',
     ),
     (
       spans(limit=64),
-      'model.memory.length=128 exceeds the maximum span model.span.limit=64: use 64',
+      'model.memory.length=128 must be at most model.span.limit=64: use 64, or a larger '
+      'model.span.limit',
     ),
     (
       memory(same_length='memory_and_self') | positional('table', max_length=128),
@@ -331,11 +345,12 @@ def spans(**fields):
     (persistent(vectors=-1), 'model.persistent.vectors=-1 must be at least 0'),
     (
       persistent(vectors=0, kind='single_head'),
-      "model.persistent.kind='single_head' needs vectors, not 0 of them",
+      "model.persistent.vectors=0 must be at least 1 for model.persistent.kind='single_head': use "
+      '1',
     ),
     (
       persistent(kind='head_split') | {'heads': 3, 'width': 48},
-      'model.persistent.kind="head_split" needs an even model.heads, not 3',
+      "model.heads=3 must be divisible by 2 for model.persistent.kind='head_split': use 4",
     ),
     (
       persistent(kind='head_split') | {'ngram': {'layer': 'attention'}},

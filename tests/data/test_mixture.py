@@ -288,7 +288,10 @@ def test_characters_of_bytes_are_not_shared(data, folder, monkeypatch):
 
 
 def test_places_that_are_refused(data, folder):
-  with bad_input('data.path=x cannot be combined with data.mixture: use data.mixture.0.path'):
+  with bad_input(
+    "data.path='x' is not for data.mixture=((name='lower', path='x')), but for (): use None; a "
+    'mixture has data.mixture.0.path'
+  ):
     mixture.prepare(data(('lower', 1), path='x'))
   with bad_input(
     f'data.mixture.1.path={folder}/none.txt: the corpus was not found; expected a text file, or a '

@@ -536,8 +536,8 @@ def test_the_first_input_of_a_document_is_its_separator():
     ),
     (
       {'vocabulary': 'sentencepiece', 'vocabulary_path': __file__, 'vocabulary_size': 300},
-      f'data.vocabulary_size=300 cannot be combined with data.vocabulary_path={__file__!r}; add '
-      f'data.vocabulary_size=None',
+      "data.vocabulary_size=300 must equal None for data.vocabulary='sentencepiece' and "
+      f'data.vocabulary_path={__file__!r}: use None',
     ),
   ],
 )

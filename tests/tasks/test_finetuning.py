@@ -157,7 +157,10 @@ def test_input_errors_are_raised_before_training(folder):
     finetune.main(arguments(folder, 'run', 'rtx'))
   with pytest.raises(ValueError, match='BoolQ'):  # the first missing task
     finetune.main(arguments(folder, 'run', 'all'))
-  with pytest.raises(ValueError, match='training.segment_length=21 has no room for inputs'):
+  with pytest.raises(
+    ValueError,
+    match='finetune.targets_length=20 must be at most training.segment_length=21 - 2: use 19',
+  ):
     finetune.main(arguments(folder, 'run', training__segment_length=21))
   with pytest.raises(ValueError, match='holds no config.json: not a run'):
     finetune.main(arguments(folder, 'run', init_from=folder))

@@ -10,6 +10,7 @@ from ngrammer_jax.config.ngram import hashes as ngram_hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.presets import PRESETS
 from ngrammer_jax.config.place import Place
+from ngrammer_jax.config.relations import equals, less_than
 
 # Ids that n-grams are made of: token ids; ids of the normalised texts of tokens (Engram); byte + 4
 # (BLT); cluster ids of the input of the memory; cluster ids of the embedding.
@@ -23,9 +24,7 @@ EMPTY = ('shrink', 'keep', 'revive')
 INITIAL = ('uniform', 'normal', 'data', 'hidden')
 EXCHANGE = ('auto', 'rows', 'table', 'table_bfloat16')
 PER_HEAD_JOINS = ('concat', 'add')  # those of the N-Grammer layer
-JOINS_AT_INPUT = ('sum', 'mean', *PER_HEAD_JOINS)
-JOINS_IN_BLOCKS = ('gate', *PER_HEAD_JOINS)
-JOINS = ('gate', *JOINS_AT_INPUT)
+JOINS = ('gate', 'sum', 'mean', *PER_HEAD_JOINS)
 BOUNDARIES = ('starts', 'eos_id', 'none')
 GATES = ('learned', 'half')
 ZERO_SCORES = ('half', 'positive')
@@ -41,6 +40,8 @@ PREFIX = 'ngram_memory_'  # of the name of a memory
 _GATE = {'join': ('gate',)}
 _SUM = {'join': ('sum', 'mean')}
 _CLUSTERS = {'key': CLUSTER_KEYS}
+_AT_INPUT = {'layers': ((),)}
+_PER_HEAD_IN_BLOCKS = {'layers': (ANY,), 'join': PER_HEAD_JOINS}
 
 
 def exchange_field() -> Any:
@@ -64,17 +65,49 @@ class NGramMemoryConfig:
     },
   )
   hash: str = field('engram', 'hash from an n-gram to a row', choices=HASHES)
-  join: str = field('gate', 'how rows are joined with the hidden states', choices=JOINS)
-  layers: tuple[int, ...] = field(
-    (), 'blocks with this memory from 0; (): the input', at_least=0, only_for={'recurrent': (None,)}
+  join: str = field(
+    'gate',
+    'how rows are joined with the hidden states',
+    choices=JOINS,
+    needs={'gate': {'layers': (ANY,)}, 'sum': _AT_INPUT, 'mean': _AT_INPUT},
+    reason='a gate is in blocks, such as layers=(1,); a sum or a mean is at the input, layers=()',
   )
-  point: str = field('before_attention', 'where in these blocks it acts', choices=POINTS_IN_MODEL)
+  layers: tuple[int, ...] = field(
+    (),
+    'blocks with this memory from 0; (): the input',
+    at_least=0,
+    only_for={'recurrent': (None,)},
+    relations=(less_than('model.layers'),),
+  )
+  point: str = field(
+    'before_attention',
+    'where in these blocks it acts',
+    choices=POINTS_IN_MODEL,
+    needs={'after_attention': _PER_HEAD_IN_BLOCKS, 'after_block': _PER_HEAD_IN_BLOCKS},
+  )
   orders: tuple[int, ...] = field((2, 3), 'n of n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER)
-  heads: int = field(8, 'hash heads of each order', at_least=1, at_most=1024)
+  heads: int = field(
+    8,
+    'hash heads of each order',
+    at_least=1,
+    at_most=1024,
+    relations=(equals('model.heads', where={'pairing': ('attended',)}),),
+  )
   rows: tuple[int, ...] = field((16_384,), 'base rows of a head, by order or for all', at_least=1)
   row_rule: str = field('prime', 'from base number to rows of heads', choices=ngram_sizes.ROW_RULES)
   row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
-  width: int = field(64, 'values of a row', at_least=1)
+  width: int = field(
+    64,
+    'values of a row',
+    at_least=1,
+    relations=(
+      equals(
+        'model.width',
+        where=_SUM | {'projection': (False,)},
+        reason='with projection=True rows may have any width',
+      ),
+    ),
+  )
   deviation: float | None = field(
     0.02,
     'initial standard deviation of the tables; None: width^(-1/2), cut at three deviations (BLT)',
@@ -117,6 +150,14 @@ class NGramMemoryConfig:
     'token that each token is paired with: the previous one, or that with the most attention',
     choices=('previous', 'attended'),
     only_for={'point': ('after_attention',)},
+    needs={
+      'attended': {
+        'orders': ((2,),),
+        'key': ('clusters',),
+        'boundary': ('starts',),
+        'displacement': (0,),
+      }
+    },
   )
 
   clusters: int = field(256, 'clusters of each head', at_least=1, only_for=_CLUSTERS)
@@ -237,11 +278,6 @@ class NGramMemoryConfig:
         f'{path}.table_initial="xavier" needs the same number of rows for all orders, not '
         f'{path}.rows={self.rows}: use one number, or "normal"'
       )
-    if self.join in ('sum', 'mean') and not self.projection and self.width != D:
-      raise errors.BadInput(
-        f'{path}.width={self.width} must be {name} for {path}.join={self.join!r}: use {D}, or '
-        f'{path}.projection=True'
-      )
     self._check_sizes(D, 1, path)  # the rest in `check_vocabulary`
 
   def check_vocabulary(self, size: int, width: int, path: str) -> None:
@@ -256,48 +292,16 @@ class NGramMemoryConfig:
     self._check_sizes(width, size, path)
 
   def _check_places(self, model: Any, path: str) -> None:
-    outside = [layer for layer in self.layers if layer >= model.layers]
-    if outside or len(set(self.layers)) < len(self.layers):
-      problem = f'has {outside[0]}' if outside else 'has a block twice'
-      raise errors.BadInput(
-        f'{path}.layers={self.layers} {problem}: expected distinct numbers of blocks from 0 to '
-        f'{model.layers - 1} with model.layers={model.layers}'
-      )
-    joins = JOINS_IN_BLOCKS if self.layers else JOINS_AT_INPUT
-    if self.join not in joins:
-      needed = '(), the input' if self.layers else 'the numbers of blocks, such as (1,)'
-      raise errors.BadInput(
-        f'{path}.join={self.join!r} is not for {path}.layers={self.layers}: use layers={needed}, '
-        f'or join={" or ".join(map(repr, joins))}'
-      )
-    is_per_head = self.layers and self.join in PER_HEAD_JOINS
-    if self.point != 'before_attention' and not is_per_head:
-      raise errors.BadInput(
-        f'{path}.point={self.point!r} needs {path}.layers and {path}.join='
-        f'{" or ".join(map(repr, PER_HEAD_JOINS))}, not layers={self.layers} and {self.join!r}: '
-        f'use "before_attention"'
-      )
+    """Raises BadInput for blocks that the memory cannot be in, or pairs that they do not have."""
+    if len(set(self.layers)) < len(self.layers):
+      raise errors.BadInput(f'{path}.layers={self.layers} has a block twice: use it once')
     if self.point == 'after_block' and len(self.layers) > 1:
       raise errors.BadInput(
         f'{path}.layers={self.layers}: a memory with {path}.point="after_block" is in one block; '
         f'use one memory for each block'
       )
-    if self.pairing == 'attended':
-      self._check_attended(model, path)
-
-  def _check_attended(self, model: Any, path: str) -> None:
-    for name, value, needed in (
-      ('orders', self.orders, (2,)),
-      ('heads', self.heads, model.heads),
-      ('key', self.key, 'clusters'),
-      ('boundary', self.boundary, 'starts'),
-      ('displacement', self.displacement, 0),
-    ):
-      if value != needed:
-        raise errors.BadInput(
-          f'{path}.{name}={value!r}: {path}.pairing="attended" needs {needed!r}, or use "previous"'
-        )
-    if model.position == 'none' or model.context_heads != model.heads:
+    has_pairs = model.position != 'none' and model.context_heads == model.heads
+    if self.pairing == 'attended' and not has_pairs:
       raise errors.BadInput(
         f'{path}.pairing="attended" needs positions and context in all heads, not model.position='
         f'{model.position!r} and {model.context_heads} of model.heads={model.heads}: use "previous"'

@@ -8,6 +8,7 @@ from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram import memory, sizes
 from ngrammer_jax.config.place import Place
+from ngrammer_jax.config.relations import equals
 
 # After the embedding; after the first, the middle or the last block; or after attention in blocks.
 BETWEEN_BLOCKS = ('input', 'begin', 'middle', 'end')
@@ -34,13 +35,22 @@ class NGramConfig:
   )
   vocabulary_size: int = field(16_384, 'rows by head and order', at_least=1, at_most=sizes.MAX_ROWS)
   dim: int = field(8, 'width of an n-gram vector', at_least=1)
-  heads: int | None = field(None, 'heads of the layer; None: model.heads', at_least=1)
+  heads: int | None = field(
+    None,
+    'heads of the layer; None: model.heads',
+    at_least=1,
+    relations=(equals('model.heads', where={'pairing': ('attended',)}),),
+  )
   combine: str = field('concat', 'how they join the token vectors', choices=memory.PER_HEAD_JOINS)
   orders: tuple[int, ...] = field((2,), 'lengths of n-grams', at_least=2, at_most=sizes.MAX_ORDER)
   distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
   layer: str = field('input', 'place of the layer', choices=LAYERS, only_for={'recurrent': (None,)})
   pairing: tuple[str, ...] = field(
-    ('previous',), 'paired token, by block or one entry for all', choices=PAIRING, only_for=_BLOCKS
+    ('previous',),
+    'paired token, by block or one entry for all',
+    choices=PAIRING,
+    only_for=_BLOCKS,
+    needs={'attended': {'orders': ((2,),)}},
   )
   decay: float = field(0.999, 'decay of the centroids', at_least=0, at_most=1, free_on_init=True)
   epsilon: float = field(1e-6, 'added to the number of tokens of a cluster', above=0)

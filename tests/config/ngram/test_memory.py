@@ -105,28 +105,27 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
   [
     (
       {'layers': (1, 4)},
-      '.layers=(1, 4) has 4: expected distinct numbers of blocks from 0 to 3 with model.layers=4',
+      '.layers=(1, 4): 4 must be less than model.layers=4: use 3, or a larger model.layers',
     ),
     (
       {'layers': (1, 1)},
-      '.layers=(1, 1) has a block twice: expected distinct numbers of blocks from 0 to 3 with '
-      'model.layers=4',
+      '.layers=(1, 1) has a block twice: use it once',
     ),
     ({'layers': (-1,)}, '.layers=-1 must be at least 0'),
     (
       {},
-      f".join='gate' is not for {PATH}.layers=(): use layers=the numbers of blocks, such as (1,), "
-      "or join='sum' or 'mean' or 'concat' or 'add'",
+      f".join='gate' is not for {PATH}.layers=(), but for a value; a gate is in blocks, such as "
+      'layers=(1,); a sum or a mean is at the input, layers=()',
     ),
     (
       SUM | GATE,
-      f".join='sum' is not for {PATH}.layers=(1,): use layers=(), the input, or join='gate' or "
-      "'concat' or 'add'",
+      f".join='sum' is not for {PATH}.layers=(1,), but for (): use 'gate'; a gate is in blocks, "
+      'such as layers=(1,); a sum or a mean is at the input, layers=()',
     ),
     (
       {'join': 'mean'},
-      f".width=64 must be model.width=256 for {PATH}.join='mean': use 256, or "
-      f'{PATH}.projection=True',
+      f".width=64 must equal model.width=256 for {PATH}.join='mean' and {PATH}.projection=False: "
+      'use 256, or another model.width; with projection=True rows may have any width',
     ),
     (
       {'join': 'concat', 'heads': 4, 'width': 33},
@@ -202,8 +201,7 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
     ),
     (
       SUM | {'join': 'concat', 'width': 1, 'point': 'after_block'},
-      f".point='after_block' needs {PATH}.layers and {PATH}.join='concat' or 'add', not layers=() "
-      'and \'concat\': use "before_attention"',
+      f".point='after_block' is not for {PATH}.layers=(), but for a value: use 'before_attention'",
     ),
     (
       {'join': 'add', 'layers': (0, 1), 'point': 'after_block', 'heads': 4, 'width': 64},
@@ -213,7 +211,7 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
     (
       {'join': 'add', 'layers': (1,), 'point': 'after_attention', 'pairing': 'attended', 'heads': 4}
       | {'width': 64, 'orders': (2,)},
-      f'.key=\'tokens\': {PATH}.pairing="attended" needs \'clusters\', or use "previous"',
+      f".pairing='attended' is not for {PATH}.key='tokens', but for clusters: use 'previous'",
     ),
     (
       GATE | {'table_initial': 'xavier', 'rows': (9, 11)},

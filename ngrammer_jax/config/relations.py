@@ -1,0 +1,190 @@
+"""Rules for a number of the config and another key: it divides it, is below it, equals it.
+
+`fields.field(..., relations=(divides('heads'),))` declares such a rule. Its error, which
+`fields.check_values` raises, names both keys, both values and what to use.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Any, NamedTuple
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.formatting import format_entry, format_value
+
+ANY = 'a value'  # in `Relation.where` and the rules of `fields.Key`: all values but None and ()
+
+Blocks = Sequence[tuple[str, Any]]  # path and dataclass of a block and of each enclosing block
+
+
+class Comparison(NamedTuple):
+  """How a number is compared with another one.
+
+  Attributes:
+    words: the comparison in an error message.
+    holds: whether a value and the other number compare like this.
+    nearest: the valid value that is nearest to a value; None: there is no nearest one.
+    change: what to do to the other key, alternatively.
+  """
+
+  words: str
+  holds: Callable[[Any, Any], bool]
+  nearest: Callable[[Any, Any], Any]
+  change: str
+
+
+def _nearest_divisor(value: int, other: int) -> int:
+  """Returns the largest divisor of a number up to a value."""
+  return next(divisor for divisor in range(min(value, other), 0, -1) if other % divisor == 0)
+
+
+def _nearest_multiple(value: int, other: int) -> int:
+  return max(1, round(value / other)) * other
+
+
+def _largest_below(value: Any, other: Any) -> int | None:
+  """Returns the largest int below another one. There is no largest float."""
+  return other - 1 if isinstance(value, int) else None
+
+
+DIVIDES = Comparison('divide', lambda v, other: other % v == 0, _nearest_divisor, 'another')
+DIVISIBLE = Comparison('be divisible by', lambda v, n: v % n == 0, _nearest_multiple, 'another')
+LESS_THAN = Comparison('be less than', lambda v, limit: v < limit, _largest_below, 'a larger')
+AT_MOST = Comparison('be at most', lambda v, limit: v <= limit, lambda v, limit: limit, 'a larger')
+AT_LEAST = Comparison('be at least', lambda v, least: v >= least, lambda v, n: n, 'a smaller')
+EQUALS = Comparison('equal', lambda v, other: v == other, lambda v, other: other, 'another')
+
+
+@dataclasses.dataclass(frozen=True)
+class Relation:
+  """A rule for a value of the config, or each entry of a tuple, and another key.
+
+  It does not apply to None, nor if the other key is None or missing, as in a model without the rest
+  of its config.
+
+  Attributes:
+    comparison: how they compare.
+    other: the other key, of the same block or an enclosing one, or with its whole path such as
+      `model.width`; or a value.
+    where: further keys, each with the values with which the rule applies. Of a tuple, one entry
+      has to be among them.
+    times: a factor of the other number.
+    minus: subtracted from the other number.
+    reason: explanation at the end of the error message.
+  """
+
+  comparison: Comparison
+  other: str | int | None
+  where: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict, hash=False)
+  times: int = 1
+  minus: int = 0
+  reason: str = ''
+
+  def check(self, path: str, value: Any, blocks: Blocks) -> None:
+    """Raises BadInput for a value that the rule does not allow.
+
+    Args:
+      path: its dotted path.
+      value: the value.
+      blocks: the block of the key and each enclosing one.
+    """
+    if not all(_matches(find(name, blocks), values) for name, values in self.where.items()):
+      return
+    name, other = '', self.other
+    if isinstance(other, str):
+      name, other = find(other, blocks) or ('', None)
+      if other is None:
+        return
+    number = other if other is None else self.times * other - self.minus
+    for item in value if isinstance(value, tuple) else (value,):
+      if item is not None and not self.comparison.holds(item, number):
+        raise errors.BadInput(
+          f'{path}={format_entry(value, item)} must {self.comparison.words} '
+          f'{self._describe_other(name, other)}{self._describe_where(blocks)}: '
+          f'{self._remedy(item, name, number)}{f"; {self.reason}" if self.reason else ""}'
+        )
+
+  def _describe_other(self, name: str, other: Any) -> str:
+    """Formats the other key with its value, and what is computed from it."""
+    if not name:
+      return format_value(other)
+    factor = f'{self.times} x ' if self.times != 1 else ''
+    difference = f' - {self.minus}' if self.minus else ''
+    return f'{factor}{name}={format_value(other)}{difference}'
+
+  def _describe_where(self, blocks: Blocks) -> str:
+    """Formats the conditions on keys that are set."""
+    conditions = [find(name, blocks) for name in self.where]
+    texts = [f'{path}={format_value(value)}' for path, value in conditions if value is not None]
+    return f' for {" and ".join(texts)}' if texts else ''
+
+  def _remedy(self, value: Any, name: str, number: Any) -> str:
+    """Returns what to change: the value, or the other key."""
+    nearest = self.comparison.nearest(value, number)
+    own = 'another value' if nearest is None else format_value(nearest)
+    other = f', or {self.comparison.change} {name}' if name else ''
+    return f'use {own}{other}'
+
+
+def find(name: str, blocks: Blocks) -> tuple[str, Any] | None:
+  """Returns the path and the value of a key; None if none of the blocks has it.
+
+  Args:
+    name: path of the key within its block, or its whole path. It may lead through a block that is
+      None: then the value is None.
+    blocks: the block that names it, and each enclosing one.
+  """
+  for path, block in blocks:
+    within = name.removeprefix(path)
+    first, *others = within.split('.')
+    if not hasattr(block, first):
+      continue
+    value = getattr(block, first)
+    for part in others:
+      value = getattr(value, part, None)
+    return f'{path}{within}', value
+  return None
+
+
+def _matches(found: tuple[str, Any] | None, values: tuple[Any, ...]) -> bool:
+  """Whether the value of a key, or an entry of a tuple, is among values; false if it is missing."""
+  if found is None:
+    return False
+  _, value = found
+  return is_among(value, values) or (
+    isinstance(value, tuple) and any(entry in values for entry in value)
+  )
+
+
+def is_among(value: Any, values: tuple[Any, ...]) -> bool:
+  """Whether a value is one of values, which may have ANY."""
+  return value in values or (ANY in values and value not in (None, ()))
+
+
+def divides(other: str | int, **options: Any) -> Relation:
+  """The value divides another key; for the options see `Relation`."""
+  return Relation(DIVIDES, other, **options)
+
+
+def divisible_by(other: str | int, **options: Any) -> Relation:
+  """The value is a multiple of another key; for the options see `Relation`."""
+  return Relation(DIVISIBLE, other, **options)
+
+
+def less_than(other: str | int, **options: Any) -> Relation:
+  """The value is below another key; for the options see `Relation`."""
+  return Relation(LESS_THAN, other, **options)
+
+
+def at_most(other: str | int, **options: Any) -> Relation:
+  """The value is another key or below it; for the options see `Relation`."""
+  return Relation(AT_MOST, other, **options)
+
+
+def at_least(other: str | int, **options: Any) -> Relation:
+  """The value is another key or above it; for the options see `Relation`."""
+  return Relation(AT_LEAST, other, **options)
+
+
+def equals(other: str | int | None, **options: Any) -> Relation:
+  """The value is that of another key; for the options see `Relation`."""
+  return Relation(EQUALS, other, **options)
