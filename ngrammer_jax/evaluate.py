@@ -3,6 +3,7 @@
 A model of the package and any text: --pretrained=NAME --text=FILE
 Keys of the evaluation section can be overridden: --config.evaluation.memory.length=256
 So can those of the mesh, for a model that one device cannot hold: --config.mesh.fsdp=8
+And those of how it is computed: --config.model.scan_layers=False --config.model.vocabulary_chunk=N
 Where the corpus of the training is on this machine: --config.data.path=/path/to/corpus
 
 The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
@@ -16,6 +17,9 @@ import pathlib
 
 from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, file_errors, files, hosts, json_files, storage
+
+# How the model is computed, which does not change its numbers.
+COMPUTATION_KEYS = ('model.scan_layers', 'model.kernel', 'model.remat', 'model.vocabulary_chunk')
 
 
 def main(argv: list[str]) -> int:
@@ -58,7 +62,7 @@ def _evaluate_language_model(run, overrides, options, folder):
   """Scores a split or a text, writes its metrics to a folder if there is one, prints a table."""
   from ngrammer_jax.inference import language_modeling
 
-  allowed = 'evaluation.*', 'mesh.*', 'data.cache_dir'
+  allowed = ('evaluation.*', 'mesh.*', 'data.cache_dir', *COMPUTATION_KEYS)
   if run.config.data.corpus != 'sotu':  # the corpus may be elsewhere on this machine
     allowed += 'data.path', 'data.mixture.*.path'
   if options.text is not None:  # it may hold its text in other fields
@@ -111,7 +115,7 @@ def _answer_cloze(run, overrides, options, folder):
   """Answers cloze questions, writes cloze_<name>.json and .jsonl to a folder, prints a table."""
   from ngrammer_jax.inference import cloze
 
-  config = command_line.override(run.config, overrides, 'evaluation.*')
+  config = command_line.override(run.config, overrides, 'evaluation.*', *COMPUTATION_KEYS)
   run = dataclasses.replace(run, config=config)
   protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
   result, answers = run.cloze(options.cloze, options.split, protocol)

@@ -102,8 +102,9 @@ EVALUATE = {
   ),
   'a text of a pretrained model': (
     '--pretrained=state_of_the_union --config.data.path={tmp}/text',
-    '--config.data.path: only evaluation.*, mesh.*, data.cache_dir can be changed here; evaluate '
-    '--text=FILE scores another text',
+    '--config.data.path: only evaluation.*, mesh.*, data.cache_dir, model.scan_layers, '
+    'model.kernel, model.remat, model.vocabulary_chunk can be changed here; evaluate --text=FILE '
+    'scores another text',
   ),
   'no questions there': (
     '--workdir={tmp}/run --cloze={tmp}/empty_folder',

@@ -98,12 +98,29 @@ def test_only_evaluation_options_can_be_overridden(trained, monkeypatch):
         evaluate.main([f'--workdir={run}', *more])
   assert calls == [('validation', 40, 'streams'), ('test', None, 'transformer_xl')]
   with bad_input(
-    '--config.model.width: only evaluation.*, mesh.*, data.cache_dir, data.path, '
-    'data.mixture.*.path can be changed here'
+    '--config.model.width: only evaluation.*, mesh.*, data.cache_dir, model.scan_layers, '
+    'model.kernel, model.remat, model.vocabulary_chunk, data.path, data.mixture.*.path can be '
+    'changed here'
   ):
     evaluate.main([f'--workdir={run}', '--config.model.width=8'])
   with bad_input('--split=tset is not one of: train, validation, test'):
     evaluate.main([f'--workdir={run}', '--split=tset'])
+
+
+@pytest.mark.parametrize('source', ['--split=test', '--text={folder}/text.txt'])
+def test_how_the_model_is_computed_does_not_change_a_result(trained, tmp_path, source):
+  (tmp_path / 'text.txt').write_text('of the union\n' * 20)
+  losses = []
+  for name, options in (
+    ('as trained', []),
+    ('other', ['scan_layers=False', 'kernel=blocks', 'remat=full', 'vocabulary_chunk=7']),
+  ):
+    keys = [f'--config.model.{option}' for option in options]
+    flags = [source.format(folder=tmp_path), f'--output={tmp_path / name}']
+    evaluate.main([f'--workdir={trained}', *flags, *keys])
+    (path,) = (tmp_path / name).glob('*.json')
+    losses.append(json.loads(path.read_text())['nll_nats_per_token'])
+  assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 def test_a_folder_that_is_not_a_run_directory(tmp_path):
