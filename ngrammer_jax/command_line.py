@@ -20,7 +20,7 @@ import runpy
 from typing import Any
 
 from ngrammer_jax import errors, pretrained_models
-from ngrammer_jax.config import added_memories, catalog, conversion, fields
+from ngrammer_jax.config import catalog, conversion, fields, memory_blocks
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.system import hosts, json_files, storage
 
@@ -100,9 +100,9 @@ def resolve(
   `init_from.complete`. With `show`, it prints the config before it is checked.
   """
   values = load_file(spec)
-  present = [path for path, _ in added_memories.blocks(values.get('model') or {})]
+  present = [path for path, _ in memory_blocks.blocks(values.get('model') or {})]
   _apply_all(values, overrides)
-  if values.get('init_from') is not None and any(added_memories.blocks(values.get('model') or {})):
+  if values.get('init_from') is not None and any(memory_blocks.blocks(values.get('model') or {})):
     from ngrammer_jax.runs import init_from  # imports JAX
 
     if start is not None:

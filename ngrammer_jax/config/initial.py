@@ -10,7 +10,7 @@ _NORMAL = {'recipe': ('transformer_xl',)}
 
 
 def start_field(**rules: Any) -> Any:
-  """Declares the field `start` of a memory, see `config.added_memories`."""
+  """Declares the field `start` of a memory, see `runs.added_memories`."""
   return field(
     None,
     'initial values; neutral: of no effect, for a memory that init_from lacks; None: published',

@@ -120,7 +120,8 @@ class Relation:
   def _remedy(self, value: Any, name: str, number: Any) -> str:
     """Returns what to change: the value, or the other key."""
     nearest = self.comparison.nearest(value, number)
-    own = 'another value' if nearest is None else format_value(nearest)
+    is_unknown = nearest is None and number is not None
+    own = 'another value' if is_unknown else format_value(nearest)
     other = f', or {self.comparison.change} {name}' if name else ''
     return f'use {own}{other}'
 

@@ -1,6 +1,6 @@
 """Starts a training from another run, `init_from`: its parameters and codebooks, a new optimizer.
 
-The model may have more memories than the other one, see `config.added_memories`.
+The model may have more memories than the other one, see `runs.added_memories`.
 
 `init_from` is the workdir of a run, `pretrained:NAME` (see `pretrained_models`), or the folder of a
 published model, with or without `hf:` before it.
@@ -23,9 +23,10 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
-from ngrammer_jax.config import added_memories, conversion, fields
+from ngrammer_jax.config import conversion, fields, memory_blocks
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model, memories, model_variables
+from ngrammer_jax.runs import added_memories
 from ngrammer_jax.system import file_errors, files, hosts, json_files, storage
 from ngrammer_jax.training import centroids
 from ngrammer_jax.training import state as train_state
@@ -155,7 +156,7 @@ def check_model(source: runs.Run, config: experiment.Config) -> None:
     config: the experiment.
   """
   model, init_from = source.config.model, config.init_from
-  new = added_memories.new_parts(model, config.model)
+  new = memory_blocks.added(model, config.model)
   may_differ = lambda key: key.free_on_resume or key.free_on_init
   for key, old, value in fields.differences(model, config.model, 'model.', may_differ):
     if key.path in new:
@@ -166,7 +167,7 @@ def check_model(source: runs.Run, config: experiment.Config) -> None:
     if preset := getattr(old, 'preset', None):  # of a memory that is missing
       problem = f'has {key.path}, which is missing: add --config.{key.path}.preset={preset}'
     raise errors.BadInput(f'init_from={init_from} {problem}, or omit init_from')
-  added_memories.check(model, config)
+  added_memories.check_neutral(model, config)
   if new:
     built = language_model.build(config.model, source.vocabulary_size)
     before = model_variables.count_elements(source.abstract_parameters)

@@ -288,9 +288,10 @@ def test_characters_of_bytes_are_not_shared(data, folder, monkeypatch):
 
 
 def test_places_that_are_refused(data, folder):
-  with bad_input(
-    "data.path='x' is not for data.mixture=((name='lower', path='x')), but for (): use None; a "
-    'mixture has data.mixture.0.path'
+  with pytest.raises(
+    ValueError,
+    match=r"^data.path='x' is not for data.mixture=\(.*lower.txt'\)\), but for \(\): use None; a "
+    r'mixture has data.mixture.0.path$',
   ):
     mixture.prepare(data(('lower', 1), path='x'))
   with bad_input(

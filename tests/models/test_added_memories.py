@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import runs
-from ngrammer_jax.config import added_memories, conversion
+from ngrammer_jax.config import conversion, memory_blocks
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import language_model, model_variables
+from ngrammer_jax.runs import added_memories
 from tests import checks
 from tests.models import drawn
 
@@ -98,11 +99,11 @@ def with_memory(name, memory):
   values = conversion.to_dict(values) | {'init_from': 'runs/base'}
   values['data'] = {'vocabulary': 'bytes' if name == 'own' else 'characters'}
   paths = {
-    f'{path}.{name}' for path, block in added_memories.blocks(values['model']) for name in block
+    f'{path}.{name}' for path, block in memory_blocks.blocks(values['model']) for name in block
   }
   added_memories.complete(values, paths, (), base, size, num_parameters(name))
   config = conversion.resolve(values)
-  added_memories.check(base, config)
+  added_memories.check_neutral(base, config)
   return config.model
 
 

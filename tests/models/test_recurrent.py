@@ -268,7 +268,12 @@ def test_bad_values_are_named():
       'model.heads: only for Transformers, not model.recurrent; use model.heads=4',
     ),
     (
-      {'recurrent': {}, 'memory': {}, 'feed_forward_width': 4, 'span': {}},
+      {
+        'recurrent': {},
+        'memory': {'same_length': 'memory'},
+        'feed_forward_width': 4,
+        'span': {},
+      },
       'model.feed_forward_width, model.memory, model.span: only for Transformers, not '
       'model.recurrent; use model.feed_forward_width=688, model.memory=None, model.span=None',
     ),

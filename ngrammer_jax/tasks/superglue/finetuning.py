@@ -14,7 +14,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
 from ngrammer_jax.checkpoints import reader
-from ngrammer_jax.config import added_memories
+from ngrammer_jax.config import memory_blocks
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
@@ -35,7 +35,7 @@ def resolve_config(
 ) -> experiment.Config:
   """Returns the config with the model and the vocabulary of the initial checkpoint.
 
-  The model may have more memories, see `config.added_memories`.
+  The model may have more memories, see `runs.added_memories`.
 
   Args:
     config: config of the command.
@@ -47,7 +47,7 @@ def resolve_config(
       model does not support the options.
   """
   is_set = lambda name: any(key.startswith(f'model.{name}.') for key in override_keys)
-  parts = set(filter(is_set, added_memories.PARTS))
+  parts = set(filter(is_set, memory_blocks.NAMES))
   overridable = (*OVERRIDABLE_KEYS, 'data.vocabulary_path')
   for key in override_keys:
     is_part = key.startswith(tuple(f'model.{name}.' for name in parts))

@@ -7,10 +7,10 @@ import pytest
 
 from ngrammer_jax import command_line, errors
 from ngrammer_jax import config as experiment
-from ngrammer_jax.config import added_memories
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models import language_model, model_variables
+from ngrammer_jax.runs import added_memories
 from tests import published_folders
 from tests.checks import bad_input
 from tests.loops import each
@@ -142,10 +142,10 @@ def test_a_segment_memory_that_changes_the_loss_is_refused(resolve, memory, mess
   memory = model_config.MemoryConfig(**{'length': length, 'same_length': same_length} | memory)
   model = dataclasses.replace(base.model, memory=memory)
   with pytest.raises(errors.BadInput) as caught:
-    added_memories.check(base.model, dataclasses.replace(base, model=model))
+    added_memories.check_neutral(base.model, dataclasses.replace(base, model=model))
   assert str(caught.value).startswith(message)
   fine = model_config.MemoryConfig(64, same_length='memory')
-  added_memories.check(
+  added_memories.check_neutral(
     base.model, dataclasses.replace(base, model=dataclasses.replace(model, memory=fine))
   )
 
@@ -180,10 +180,10 @@ def test_spans_that_are_too_short_are_refused(resolve):
     'model.span.limit=70 with model.span.initial=0.9 is a span of 63 tokens at the start, but keys '
     'are up to 64 tokens away: raise the limit, or use a shorter model.memory.length'
   ):
-    added_memories.check(base.model, config)
+    added_memories.check_neutral(base.model, config)
   model = dataclasses.replace(model, span=dataclasses.replace(span, start=None))
   with bad_input(
     f'model.span is new, init_from={base.init_from} has none: use model.span.start="neutral", '
     f'which leaves its loss as it is, or "published"'
   ):
-    added_memories.check(base.model, dataclasses.replace(config, model=model))
+    added_memories.check_neutral(base.model, dataclasses.replace(config, model=model))

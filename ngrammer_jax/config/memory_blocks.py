@@ -1,0 +1,31 @@
+"""The optional blocks of a model that are memories, which a trained model may be given more of."""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+from typing import Any
+
+from ngrammer_jax.config import conversion, fields
+from ngrammer_jax.config.model import ModelConfig
+
+NAMES = ('ngram', 'ngram_memories', 'memory', 'span', 'persistent')
+
+
+def blocks(model: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+  """Yields path and values of the memories in the values of a model."""
+  for name in NAMES:
+    value = model.get(name)
+    if name == 'ngram_memories':
+      for number, block in conversion.blocks_by_number(value or ()).items():
+        yield f'model.{name}.{number}', block
+    elif value is not None:
+      yield f'model.{name}', value
+
+
+def added(source: ModelConfig, model: ModelConfig) -> dict[str, Any]:
+  """Returns the memories that a model has more, by path, such as `model.ngram_memories.0`."""
+  added_blocks = {}
+  for key, old, new in fields.differences(source, model, 'model.', lambda key: False):
+    _, name, *_ = key.path.split('.')
+    if old is None and dataclasses.is_dataclass(new) and name in NAMES:
+      added_blocks[key.path] = new
+  return added_blocks

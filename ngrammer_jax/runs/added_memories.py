@@ -1,0 +1,320 @@
+"""Memories that are added to a trained model: how large they are, and how they start.
+
+A model may have more memories than the one that its training starts from, `init_from`. They start
+neutral: the loss is that of the trained model, and all their parameters have a gradient by the
+second step (see docs/add_memory.md). Sizes that nobody sets follow the trained model.
+
+D model width, H head width, L layers, V vocabulary.
+"""
+
+import bisect
+from collections.abc import Callable, Collection, Iterable
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from ngrammer_jax import errors
+from ngrammer_jax.config import conversion, memory_blocks
+from ngrammer_jax.config.experiment import Config
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, NGramMemoryConfig
+from ngrammer_jax.config.ngram.ngrammer import NGramConfig
+from ngrammer_jax.config.persistent import PersistentConfig
+from ngrammer_jax.config.positions import SEGMENT_POSITIONS
+from ngrammer_jax.config.segment_memory import MemoryConfig
+from ngrammer_jax.config.span import SpanConfig
+from ngrammer_jax.config.training import TrainingConfig
+
+SHARE = 5  # what is added has at most one in this many of the parameters of the trained model
+FEATURES = 8  # one in this many features of a head is of n-grams, as in the N-Grammer paper
+MIN_FEATURES = 2  # the norm of one feature is 0
+
+
+class OpenKeys(NamedTuple):
+  """The keys of a block that the user does not set.
+
+  Attributes:
+    path: dotted path of the block.
+    overrides: paths that the command line sets.
+    is_in_file: whether the config file has the block; then all its keys are set.
+  """
+
+  path: str
+  overrides: Collection[str]
+  is_in_file: bool
+
+  def has(self, name: str) -> bool:
+    """Whether nobody sets a key of the block."""
+    return not self.is_in_file and f'{self.path}.{name}' not in self.overrides
+
+  def replace(self, block: Any, **changes: Any) -> Any:
+    """Returns the block with the changes of keys that nobody sets."""
+    changes = {name: value for name, value in changes.items() if self.has(name)}
+    return dataclasses.replace(block, **changes)
+
+
+def complete(
+  values: dict[str, Any],
+  overrides: Collection[str],
+  present: Collection[str],
+  source: ModelConfig,
+  V: int,
+  count: int,
+) -> None:
+  """Sets what is open in memories: as in the trained model, or as suits an addition.
+
+  Args:
+    values: those of a config. Those of its section `model` are changed.
+    overrides: paths that the command line sets.
+    present: paths of the memories that the config file has. Of these only the start is open.
+    source: the trained model.
+    V: its vocabulary size.
+    count: its number of parameters.
+
+  Raises:
+    BadInput: the trained model cannot have a memory.
+  """
+  if values.get('finetune') is not None:
+    values['model'] = _with_memories(source, values['model'])
+  model = values.setdefault('model', {})
+  model['ngram_memories'] = conversion.blocks_by_number(model.get('ngram_memories') or ())
+  source_blocks = dict(memory_blocks.blocks(dataclasses.asdict(source)))
+  paths = [path for path, _ in memory_blocks.blocks(model)]
+  added = [path for path in paths if path not in source_blocks]
+  overrides = set(overrides)
+  _check_positions(source, added)
+  if 'model.span' in added and 'model.memory' not in paths:
+    model['memory'] = _memory_of_spans(model['span'], 'model.span.limit' in overrides)
+    overrides |= {f'model.memory.{name}' for name in model['memory']}
+    added.append('model.memory')
+  with_parameters = [path for path in added if path not in ('model.memory', 'model.span')]
+  budget = count // SHARE // max(1, len(with_parameters))
+  for path, block in memory_blocks.blocks(model):
+    keys = OpenKeys(path, overrides, path in present)
+    if path in source_blocks:
+      for name, value in source_blocks[path].items():
+        if keys.has(name):
+          block[name] = value
+    else:
+      if path != 'model.memory' and block.get('start') is None:
+        block['start'] = 'neutral'
+      block |= dataclasses.asdict(_sized(_build(path, block), keys, values, source, budget, V))
+
+
+def _with_memories(source: ModelConfig, model: dict[str, Any]) -> dict[str, Any]:
+  """Returns the values of the trained model with the memories of another one, for fine-tuning."""
+  names = {path.split('.')[1] for path, _ in memory_blocks.blocks(model)}
+  return dataclasses.asdict(source) | {name: model[name] for name in names}
+
+
+def _memory_of_spans(span: dict[str, Any], has_limit: bool) -> dict[str, Any]:
+  """Returns the values of the segment memory that spans need; of its length, if they have one."""
+  memory = {'same_length': 'memory_and_self'}
+  if has_limit:
+    neutral = _build('model.span', span | {'start': 'neutral'})
+    memory['length'] = math.floor(neutral.initial_span())
+  return memory
+
+
+def _build(path: str, block: dict[str, Any]) -> Any:
+  """Returns the block at a path with these values."""
+  return conversion.build(conversion.find_key(path).block, block, f'{path}.')
+
+
+def _sized(
+  block: Any, keys: OpenKeys, values: dict[str, Any], source: ModelConfig, budget: int, V: int
+) -> Any:
+  """Returns an added memory whose open sizes follow the trained model.
+
+  Args:
+    block: the memory.
+    keys: its open keys.
+    values: those of the config.
+    source: the trained model.
+    budget: the number of parameters that it may have.
+    V: vocabulary size.
+  """
+  match block:
+    case NGramMemoryConfig():
+      return _size_ngram_memory(block, keys, source, budget, V)
+    case NGramConfig():
+      return _size_ngrammer(block, keys, source, budget)
+    case PersistentConfig():
+      return _size_persistent(block, keys, source, budget)
+    case MemoryConfig():
+      return keys.replace(block, length=_segment_length(values))
+    case SpanConfig():
+      return _size_span(block, keys, _build('model.memory', values['model']['memory']))
+
+
+def _segment_length(values: dict[str, Any]) -> int:
+  """Returns the length of the longest segment, in training or evaluation."""
+  training = values.get('training') or {}
+  evaluation = values.get('evaluation') or {}
+  length = training.get('segment_length', TrainingConfig.segment_length)
+  return max(length, evaluation.get('segment_length') or 0)
+
+
+def _size_ngram_memory(
+  memory: NGramMemoryConfig, keys: OpenKeys, source: ModelConfig, budget: int, V: int
+) -> NGramMemoryConfig:
+  """Returns an n-gram memory whose layers, heads, width and rows follow the trained model."""
+  D = source.width_at(memory.point)
+  memory = keys.replace(memory, layers=_layers(memory, source.layers))
+  if memory.key in CLUSTER_KEYS:
+    memory = keys.replace(memory, heads=_largest_heads(source.heads, D))
+    memory = dataclasses.replace(memory, initial=memory.initial or 'hidden')
+  num_places = len(memory.places(source.layers))
+  num_vectors = memory.heads * len(memory.orders)  # of a token
+
+  def dense_size(width: int) -> int:
+    """Returns the number of parameters outside of the tables, for a width of the rows."""
+    num_matrices = 2 if memory.join == 'gate' else int(memory.projection)
+    by_feature = num_matrices * num_vectors * width + memory.convolution + 8
+    return num_places * by_feature * D
+
+  match memory.join:
+    case 'add':
+      width = D // memory.heads
+    case 'concat':
+      width = max(MIN_FEATURES, D // memory.heads // FEATURES)
+    case _ if memory.join == 'gate' or memory.projection:
+      widest = max(1, min(memory.width, D // num_vectors))
+      width = _largest(dense_size, widest, budget // 2)
+    case _:  # a sum or a mean of rows
+      width = D
+  memory = keys.replace(memory, width=width)
+
+  def table_size(rows: int) -> int:
+    """Returns the number of parameters of the tables, for a base number of rows."""
+    try:
+      return memory.width * sum(dataclasses.replace(memory, rows=(rows,)).table_rows(V))
+    except ValueError:  # too few rows for the hash
+      return 0
+
+  rows = _largest(table_size, memory.rows[0], budget - dense_size(memory.width))
+  return keys.replace(memory, rows=(rows,))
+
+
+def _layers(memory: NGramMemoryConfig, L: int) -> tuple[int, ...]:
+  """Returns the blocks of an n-gram memory: as many as it has, but at most two.
+
+  They are the second and the middle one of the trained model, as in Engram. A gate is in one block
+  at least; other memories without blocks are at the input.
+  """
+  second = min(1, L - 1)
+  middle = max(second, L // 2)
+  count = len(memory.layers)
+  if count == 0 and memory.join == 'gate':
+    count = 1
+  blocks = (second, middle)[:count]
+  return tuple(dict.fromkeys(blocks))
+
+
+def _largest_heads(heads: int, width: int) -> int:
+  """Returns the largest number of heads, up to that of the model, that divides a width."""
+  while width % heads:
+    heads -= 1
+  return heads
+
+
+def _largest(size: Callable[[int], int], most: int, budget: int) -> int:
+  """Returns the largest number from 1 to `most` whose size fits in a budget; 1 if none fits."""
+  return max(1, bisect.bisect_right(range(1, most + 1), budget, key=size))
+
+
+def _size_ngrammer(
+  ngram: NGramConfig, keys: OpenKeys, source: ModelConfig, budget: int
+) -> NGramConfig:
+  """Returns the N-Grammer layer whose heads, width and rows follow the trained model."""
+  D = source.width_at('after_attention' if ngram.layer == 'attention' else 'input')
+  if ngram.heads is None and D % source.heads:
+    ngram = keys.replace(ngram, heads=_largest_heads(source.heads, D))
+  if ngram.clusters is not None:
+    ngram = dataclasses.replace(ngram, initial=ngram.initial or 'hidden')
+  heads = ngram.heads or source.heads
+  H = D // heads
+  dim = H if ngram.combine == 'add' else min(ngram.dim, max(MIN_FEATURES, H // FEATURES))
+  ngram = keys.replace(ngram, dim=dim)
+  row_size = len(ngram.orders) * heads * ngram.dim  # of all tables
+  norms_and_mix = 3 * D + 2 * row_size
+  rows = (budget // len(ngram.places(source.layers)) - norms_and_mix) // row_size
+  return keys.replace(ngram, vocabulary_size=max(1, min(ngram.vocabulary_size, rows)))
+
+
+def _size_persistent(
+  persistent: PersistentConfig, keys: OpenKeys, source: ModelConfig, budget: int
+) -> PersistentConfig:
+  """Returns persistent vectors that take no attention from the context, as many as fit."""
+  persistent = keys.replace(persistent, kind='attention_split')
+  heads = source.layers * source.heads
+  vectors = (budget - heads) // (2 * heads * source.head_features)
+  return keys.replace(persistent, vectors=max(1, min(persistent.vectors, vectors)))
+
+
+def _size_span(span: SpanConfig, keys: OpenKeys, memory: MemoryConfig) -> SpanConfig:
+  """Returns spans that start beyond the memory, without an epsilon that changes the loss."""
+  share = span.initial_span() / span.limit  # of the limit, 1 if adaptive
+  slack = 1 if share < 1 else 0
+  limit = math.ceil(memory.length / share + slack)
+  span = keys.replace(span, limit=limit, renormalize=False)
+  return keys.replace(span, ramp=min(span.ramp, span.limit))
+
+
+def _check_positions(source: ModelConfig, added: Iterable[str]) -> None:
+  """Raises BadInput for a segment memory of a model that cannot read beyond its segment."""
+  if source.position not in SEGMENT_POSITIONS:
+    return
+  for path in ('model.memory', 'model.span'):
+    if path in added:
+      raise errors.BadInput(
+        f'{path} cannot be added to a model with model.position={source.position!r}, the position '
+        f'in the segment: use model.ngram_memories, model.ngram or model.persistent, or another '
+        f'model'
+      )
+
+
+def check_neutral(source: ModelConfig, config: Config) -> None:
+  """Raises BadInput for added memories that change the loss of the trained model at the start."""
+  added = memory_blocks.added(source, config.model)
+  _check_positions(source, added)
+  for path, block in added.items():
+    if getattr(block, 'start', '') is None:
+      raise errors.BadInput(
+        f'{path} is new, init_from={config.init_from} has none: use {path}.start="neutral", which '
+        f'leaves its loss as it is, or "published"'
+      )
+  if 'model.memory' in added:
+    _check_neutral_memory(config)
+  if 'model.span' in added and config.model.span.start == 'neutral':
+    _check_neutral_span(config.model.span, config.model.memory)
+
+
+def _check_neutral_memory(config: Config) -> None:
+  """Raises BadInput for a segment memory with which tokens do not attend to the whole segment."""
+  memory = config.model.memory
+  window = memory.window()
+  length = max(config.training.segment_length, config.evaluation_length())
+  needed = {'first': 'empty', 'across_documents': False}
+  if not memory.sees_itself():
+    needed['same_length'] = 'memory_and_self'
+  if window is not None and window < length:
+    needed['length'] = length
+  for name, value in needed.items():
+    if getattr(memory, name) != value:
+      raise errors.BadInput(
+        f'model.memory.{name}={getattr(memory, name)!r} changes the loss of the model of '
+        f'init_from={config.init_from}, whose tokens attend to all of {length} tokens and to '
+        f'themselves: use {value!r}'
+      )
+
+
+def _check_neutral_span(span: SpanConfig, memory: MemoryConfig) -> None:
+  """Raises BadInput for spans that do not reach all keys at the start."""
+  farthest = memory.window() - 1 - (not memory.sees_itself())
+  if span.initial_span() < farthest:
+    raise errors.BadInput(
+      f'model.span.limit={span.limit} with model.span.initial={span.initial_value()} '
+      f'is a span of {span.initial_span():.0f} tokens at the start, but keys are up to '
+      f'{farthest} tokens away: raise the limit, or use a shorter model.memory.length'
+    )
