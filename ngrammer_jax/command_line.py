@@ -9,26 +9,24 @@ import argparse
 import ast
 from collections.abc import Callable, Iterator
 import dataclasses
-import difflib
 import fnmatch
 import functools
-import inspect
 import itertools
 import logging
 import pathlib
-import runpy
 from typing import Any
 
 from ngrammer_jax import errors, pretrained_models
 from ngrammer_jax.config import catalog, conversion, fields, memory_blocks
 from ngrammer_jax.config.experiment import Config
-from ngrammer_jax.system import hosts, json_files, storage
+from ngrammer_jax.config_files import load as load_file
+from ngrammer_jax.system import hosts
 
 
 def parse(
   parser: argparse.ArgumentParser,
   argv: list[str],
-  start: Callable[[argparse.Namespace], None] = lambda flags: None,
+  start: Callable[[argparse.Namespace], None] | None = None,
 ) -> tuple[argparse.Namespace, Config]:
   """Returns plain flags, by argparse, and the config with its overrides applied.
 
@@ -53,7 +51,13 @@ def parse(
     resolve(flags.config, overrides, show=True)
     parser.exit()
   flags = parser.parse_args(plain)
-  start_once = functools.cache(lambda: start(flags))
+
+  @functools.cache
+  def start_once() -> None:
+    """Prepares JAX, the first time that it is called."""
+    if start is not None:
+      start(flags)
+
   config = resolve(flags.config, overrides, getattr(flags, 'workdir', None), start_once)
   for key, value in fields.walk_values(config):
     if not key.is_used and value != key.default:
@@ -63,14 +67,19 @@ def parse(
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-  text = (
-    'config file, or the name of a config of the package, and its variant; or '
-    'pretrained:NAME, or the folder of a run or a published model'
+  parser.add_argument(
+    '--config',
+    required=True,
+    metavar='FILE[:VARIANT]',
+    help='config file, or the name of a config of the package, and its variant; or '
+    'pretrained:NAME, or the folder of a run or a published model',
   )
-  parser.add_argument('--config', required=True, metavar='FILE[:VARIANT]', help=text)
   add_list(parser)
-  text = 'print every key of the resolved config with its meaning, and exit'
-  parser.add_argument('--print_config', action='store_true', help=text)
+  parser.add_argument(
+    '--print_config',
+    action='store_true',
+    help='print every key of the resolved config with its meaning, and exit',
+  )
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -83,8 +92,13 @@ def add_list(parser: argparse.ArgumentParser) -> None:
       print(f'{catalog.format_list()}\n\n{pretrained_models.format_list()}')
       parser.exit()
 
-  text = 'list the configs of the package and their variants and its pretrained models, and exit'
-  parser.add_argument('--list', action=PrintList, nargs=0, default=argparse.SUPPRESS, help=text)
+  parser.add_argument(
+    '--list',
+    action=PrintList,
+    nargs=0,
+    default=argparse.SUPPRESS,
+    help='list the configs of the package and their variants and its pretrained models, and exit',
+  )
 
 
 def resolve(
@@ -100,22 +114,24 @@ def resolve(
   `init_from.complete`. With `show`, it prints the config before it is checked.
   """
   values = load_file(spec)
-  present = [path for path, _ in memory_blocks.blocks(values.get('model') or {})]
+  in_file = [path for path, _ in memory_blocks.blocks(values.get('model') or {})]
   _apply_all(values, overrides)
-  if values.get('init_from') is not None and any(memory_blocks.blocks(values.get('model') or {})):
-    from ngrammer_jax.runs import init_from  # imports JAX
+  has_memories = any(memory_blocks.blocks(values.get('model') or {}))
+  if values.get('init_from') is None or not has_memories:
+    return conversion.resolve(values, show)
+  from ngrammer_jax.runs import init_from  # imports JAX
 
-    if start is not None:
-      start()
-    with hosts.collective_errors():
-      init_from.complete(values, {path for path, _ in overrides}, present, workdir)
-      return conversion.resolve(values, show)
-  return conversion.resolve(values, show)
+  if start is not None:
+    start()
+  with hosts.collective_errors():
+    init_from.complete(values, {path for path, _ in overrides}, in_file, workdir)
+    return conversion.resolve(values, show)
 
 
 def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
   """Splits arguments into config overrides, (key, text) each, and all others."""
-  overrides, plain = [], []
+  overrides = []
+  plain = []
   rest = iter(argv)
   for argument in rest:
     if argument.startswith(('--config.', '--noconfig.')):
@@ -133,90 +149,12 @@ def override(config: Config, overrides: list[tuple[str, str]], *allowed: str) ->
   values = dataclasses.asdict(config)
   for path, _ in overrides:
     if not any(fnmatch.fnmatch(path, pattern) for pattern in allowed):
-      hint = '; evaluate --text=FILE scores another text' if path.startswith('data.') else ''
-      raise errors.BadInput(f'--config.{path}: only {", ".join(allowed)} can be changed here{hint}')
+      message = f'--config.{path}: only {", ".join(allowed)} can be changed here'
+      if path.startswith('data.'):
+        message += '; evaluate --text=FILE scores another text'
+      raise errors.BadInput(message)
   _apply_all(values, overrides)
   return conversion.resolve(values)
-
-
-def load_file(spec: str) -> dict[str, Any]:
-  """Returns the config of FILE or FILE:VARIANT, from its get_config() or get_config(VARIANT).
-
-  A FILE that does not exist may be the name of a config of the package, such as `quickstart`, and
-  `pretrained:NAME` is the config of a pretrained model, with its vocabulary. The folder of a run or
-  of a published model, with or without `hf:` before it, is its config.
-  """
-  is_file = storage.user_path('--config', spec).exists()
-  name, _, variant = (spec, '', '') if is_file else spec.partition(':')
-  path = storage.user_path('--config', name)
-  with errors.named(f'--config={spec}'):
-    if spec.startswith(pretrained_models.PREFIX) and not path.exists():
-      return _load_pretrained(variant)
-    if spec.startswith(pretrained_models.PUBLISHED) and not path.exists():
-      return _load_model(pathlib.Path(spec.removeprefix(pretrained_models.PUBLISHED)))
-    folder = path.parent if path.name == 'config.json' else path
-    if (folder / 'config.json').is_file() or path.suffix == '.gguf':
-      return _load_model(folder)
-    return _run_file(path if path.is_file() else _find_packaged(spec, name), name, variant)
-
-
-def _run_file(path: pathlib.Path, name: str, variant: str) -> dict[str, Any]:
-  """Returns the config of a file. Raises BadInput if it is none, or fails."""
-  if path.suffix != '.py':
-    raise errors.BadInput(f'{name} is not a Python file, FILE.py')
-  try:
-    get_config = runpy.run_path(str(path.absolute())).get('get_config')
-    if get_config is None:
-      raise errors.BadInput(f'{name} has no get_config()')
-    if variant and not inspect.signature(get_config).parameters:
-      raise errors.BadInput(f'{name} has no variants; omit ":{variant}"')
-    config = get_config(variant) if variant else get_config()
-  except errors.BadInput:
-    raise
-  except (Exception, SystemExit) as error:
-    reason = f'{type(error).__name__}: {error}'
-    raise errors.BadInput(f'it fails: {reason}; correct the file') from error
-  config = conversion.to_dict(config)
-  if not isinstance(config, dict):
-    raise errors.BadInput(f'get_config() returned {config!r}, not a ConfigDict')
-  return config
-
-
-def _load_pretrained(name: str) -> dict[str, Any]:
-  """Returns the config of a pretrained model. Raises BadInput if there is none."""
-  folder = pretrained_models.find(name)
-  if folder.is_file():
-    return _load_model(folder)
-  config = json_files.read(folder / 'config.json')
-  if path := conversion.stored_vocabulary(folder):
-    config['data'] |= {'vocabulary_path': str(path), 'vocabulary_size': None}
-  return config
-
-
-def _load_model(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the config of a run or a published model. Raises BadInput if there is none."""
-  from ngrammer_jax import open_weights  # not needed for other configs
-  from ngrammer_jax.checkpoints import workdirs
-
-  if (path / workdirs.CORPUS).exists():
-    return dataclasses.asdict(workdirs.load_config(path))
-  return open_weights.open(path).config_values()
-
-
-def _find_packaged(spec: str, name: str) -> pathlib.Path:
-  """Returns the config of the package with a name. Raises BadInput if there is none."""
-  packaged = catalog.files()
-  if name in packaged:
-    return packaged[name]
-  is_path = name != pathlib.Path(name).stem
-  others = sorted(map(str, pathlib.Path(name).parent.glob('[!_]*.py'))) if is_path else packaged
-  available = f'; available: {", ".join(others)}' if others else ''
-  if not is_path and (near := difflib.get_close_matches(name, packaged, n=1)):
-    available = f': did you mean {near[0]}? Available: {", ".join(packaged)}'
-  if not others and (packaged_name := pathlib.Path(name).stem) in packaged:  # of a checkout
-    available = f': use the config of the package, --config={packaged_name}{spec[len(name) :]}'
-  missing = f'no file {name}' if is_path else f'no file and no config of the package {name}'
-  raise errors.BadInput(f'{missing}{available}')
 
 
 def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
@@ -253,7 +191,7 @@ def _apply(config: dict[str, Any], path: str, text: str) -> None:
 
   A tuple of blocks becomes a dict from their numbers. A preset starts its block anew.
   """
-  value = _value(conversion.find_key(path), text)
+  value = _parse_value(conversion.find_key(path), text)
   names = path.split('.')
   for section, name in itertools.pairwise(names):
     if config.get(section) is None:
@@ -268,7 +206,7 @@ def _apply(config: dict[str, Any], path: str, text: str) -> None:
   config[names[-1]] = value
 
 
-def _value(key: fields.Key, text: str) -> Any:
+def _parse_value(key: fields.Key, text: str) -> Any:
   """Returns the text as a value of the declared type."""
   if text in ('None', 'none') and key.is_optional:
     return None

@@ -20,12 +20,16 @@ if typing.TYPE_CHECKING:
   from ngrammer_jax import runs
 
 
+ESCAPES = {r'\n': '\n', r'\t': '\t', r'\\': '\\'}
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
   """Shows the default of every flag that has one, and keeps the lines of the description."""
 
   def _get_help_string(self, action: argparse.Action) -> str | None:
-    has_no_default = action.default is None or isinstance(action.default, bool)
-    return action.help if has_no_default else super()._get_help_string(action)
+    if action.default is None or isinstance(action.default, bool):
+      return action.help
+    return super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,16 +37,20 @@ class Parser(argparse.ArgumentParser):
 
   def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None):
     if self._subparsers is None:  # else most flags are those of a subparser
-      self._check_flags([argument.partition('=')[0] for argument in args])
+      self._check_names([argument.partition('=')[0] for argument in args])
     return super().parse_known_args(args, namespace)
 
-  def _check_flags(self, names: list[str]) -> None:
+  def _check_names(self, names: list[str]) -> None:
+    """Exits with an error for the first unknown flag that resembles a flag or a config key."""
     flags = [flag for action in self._actions for flag in action.option_strings]
     for name in names:
-      is_unknown = name.startswith('--') and not any(flag.startswith(name) for flag in flags)
-      is_key = '.' in name and not name.startswith('--config.')  # --training.steps
-      keys = [f'--config.{name[2:]}'] if is_key else []
-      if is_unknown and (near := keys or difflib.get_close_matches(name, flags, n=1)):
+      if not name.startswith('--') or any(flag.startswith(name) for flag in flags):
+        continue
+      if '.' in name and not name.startswith('--config.'):  # --training.steps
+        near = [f'--config.{name[2:]}']
+      else:
+        near = difflib.get_close_matches(name, flags, n=1)
+      if near:
         self.error(f'no flag {name}: did you mean {near[0]}?')
 
 
@@ -66,8 +74,11 @@ def add_run(parser: argparse.ArgumentParser) -> None:
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--workdir', type=storage.path, help='run directory')
   names = ', '.join(pretrained_models.all_names()) or pretrained_models.NO_MODELS
-  text = f'model of the package: {names}; or the folder of a published model'
-  source.add_argument('--pretrained', metavar='NAME', help=text)
+  source.add_argument(
+    '--pretrained',
+    metavar='NAME',
+    help=f'model of the package: {names}; or the folder of a published model',
+  )
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
 
 
@@ -83,33 +94,56 @@ def load_run(options: argparse.Namespace) -> 'runs.Run':
 
 def add_literal(parser: argparse.ArgumentParser) -> None:
   """Adds --literal, see `read_escapes`."""
-  help_text = r'do not read \n, \t and \\ in texts of flags as escapes'
-  parser.add_argument('--literal', action='store_true', help=help_text)
+  parser.add_argument(
+    '--literal',
+    action='store_true',
+    help=r'do not read \n, \t and \\ in texts of flags as escapes',
+  )
 
 
 def read_escapes(options: argparse.Namespace, *names: str) -> None:
   r"""Replaces \n, \t and \\ in the texts of flags, which a shell does not, and says so."""
-  escapes = {r'\n': '\n', r'\t': '\t', r'\\': '\\'}
-  read = lambda text: re.sub(r'\\[nt\\]', lambda match: escapes[match[0]], text)
-  for name in names if not options.literal else ():
+  if options.literal:
+    return
+  for name in names:
     value = getattr(options, name)
-    changed = [*map(read, value)] if isinstance(value, list) else value and read(value)
+    if value is None:
+      continue
+    if isinstance(value, list):
+      changed = [_unescape(text) for text in value]
+    else:
+      changed = _unescape(value)
     if changed != value:
       logging.info(r'--%s=%r: \n, \t and \\ are read as escapes (--literal: not)', name, changed)
     setattr(options, name, changed)
 
 
+def _unescape(text: str) -> str:
+  r"""Replaces \n, \t and \\ in a text; other backslashes stay."""
+  return re.sub(r'\\[nt\\]', lambda match: ESCAPES[match[0]], text)
+
+
 def add_training(parser: argparse.ArgumentParser) -> None:
   """Adds the flags of commands that train."""
   parser.add_argument('--workdir', type=storage.path, required=True, help='run directory')
-  text = 'prepare the training, print its parameters, memory and expected time, and exit'
-  parser.add_argument('--dry_run', action='store_true', help=text)
-  text = 'minutes without progress before dumping stack traces; 0: never'
   parser.add_argument(
-    '--watchdog', type=minutes, default=watchdog.DEFAULT_MINUTES, metavar='MINUTES', help=text
+    '--dry_run',
+    action='store_true',
+    help='prepare the training, print its parameters, memory and expected time, and exit',
   )
-  text = 'steps to trace for TensorBoard, rounded to whole calls of segments_per_call'
-  parser.add_argument('--trace', type=_steps, metavar='FIRST:LAST', help=text)
+  parser.add_argument(
+    '--watchdog',
+    type=minutes,
+    default=watchdog.DEFAULT_MINUTES,
+    metavar='MINUTES',
+    help='minutes without progress before dumping stack traces; 0: never',
+  )
+  parser.add_argument(
+    '--trace',
+    type=_parse_steps,
+    metavar='FIRST:LAST',
+    help='steps to trace for TensorBoard, rounded to whole calls of segments_per_call',
+  )
   compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
 
@@ -151,7 +185,8 @@ def minutes(text: str) -> float:
   return float(text)
 
 
-def _steps(text: str) -> range:
+def _parse_steps(text: str) -> range:
+  """Parses --trace: a range of steps, such as 100:110."""
   first, _, last = text.partition(':')
   if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
     raise argparse.ArgumentTypeError(
@@ -162,6 +197,8 @@ def _steps(text: str) -> range:
 
 def step(text: str) -> int | str:
   """Parses --step: a number, newest or best. Raises BadInput for anything else."""
-  if not text.isdecimal() and text not in ('newest', 'best'):
+  if text.isdecimal():
+    return int(text)
+  if text not in ('newest', 'best'):
     raise errors.BadInput(f'--step={text} is not a step, newest or best')
-  return int(text) if text.isdecimal() else text
+  return text

@@ -35,7 +35,7 @@ def block(key: str, /, **values: Any) -> 'ml_collections.ConfigDict':
   return _config_dict(defaults | values)
 
 
-def _config_dict(values):
+def _config_dict(values: dict[str, Any]) -> 'ml_collections.ConfigDict':
   import ml_collections  # only config files need it, and it is slow to import
 
   return ml_collections.ConfigDict(values, type_safe=False)
@@ -65,7 +65,9 @@ def to_dict(values: Any) -> Any:
     values = values.to_dict()
   if isinstance(values, Mapping):
     return {name: to_dict(value) for name, value in values.items()}
-  return tuple(map(to_dict, values)) if isinstance(values, tuple | list) else values
+  if isinstance(values, tuple | list):
+    return tuple(map(to_dict, values))
+  return values
 
 
 def build(kind: type, values: Any, path: str = '') -> Any:
@@ -73,7 +75,8 @@ def build(kind: type, values: Any, path: str = '') -> Any:
   if not isinstance(values, Mapping):
     section = path[:-1] or 'the config'
     raise errors.BadInput(f'{section}={values!r} must be a section, not a value')
-  keys, converted = fields.keys(kind, path), {}
+  keys = fields.keys(kind, path)
+  converted = {}
   for name, value in values.items():
     if name not in keys:
       raise errors.BadInput(unknown_key(f'{path}{name}', isinstance(value, Mapping)))
@@ -101,9 +104,10 @@ def _entries(key: fields.Key, value: Any) -> list[tuple[int, Any]]:
   blocks = {int(name): block for name, block in blocks_by_number(value).items()}
   for index in blocks:
     if index >= len(blocks):
+      first_missing = next(i for i in range(index) if i not in blocks)
       raise errors.BadInput(
         f'{key.path}.{index}: the blocks before it are missing; the next one is '
-        f'{key.path}.{next(i for i in range(index) if i not in blocks)}'
+        f'{key.path}.{first_missing}'
       )
   return sorted(blocks.items())
 
@@ -114,8 +118,10 @@ def blocks_by_number(value: Any) -> dict[str, Any]:
   Args:
     value: the tuple, a dict from numbers to blocks (maybe empty), a single block or None.
   """
-  if value is None or isinstance(value, tuple | list):
-    return {str(index): block for index, block in enumerate(value or ())}
+  if value is None:
+    return {}
+  if isinstance(value, tuple | list):
+    return {str(index): block for index, block in enumerate(value)}
   if isinstance(value, Mapping) and all(is_index(str(name)) for name in value):
     return {str(name): block for name, block in value.items()}
   return {'0': value}
@@ -123,7 +129,8 @@ def blocks_by_number(value: Any) -> dict[str, Any]:
 
 def _preset_values(kind: type, values: Mapping[str, Any], path: str) -> dict[str, Any]:
   """Returns the values that a block starts from: of the preset it names, otherwise none."""
-  key, name = fields.keys(kind, path).get('preset'), values.get('preset')
+  key = fields.keys(kind, path).get('preset')
+  name = values.get('preset')
   if key is None or name is None:
     return {}
   key.check(name)
@@ -137,23 +144,50 @@ def is_index(name: str) -> bool:
 
 def find_key(path: str) -> fields.Key:
   """Returns the key at a dotted path. Raises BadInput for one that does not exist."""
-  kind, parent, key = Config, '', None
+  key = None
   for name in path.split('.'):
-    if kind is None:
-      raise errors.BadInput(f'unknown config key {path}: {parent[:-1]} is a value, not a section')
-    if key is not None and key.is_tuple_of_blocks:
-      keys = {name: key.entry(name)} if is_index(name) else {}
-    else:
-      keys = fields.keys(kind, parent)
-    if name not in keys:
+    parent = '' if key is None else f'{key.path}.'
+    inner = _keys_inside(key, name)
+    if inner is None:
+      raise errors.BadInput(f'unknown config key {path}: {key.path} is a value, not a section')
+    if name not in inner:
       raise errors.BadInput(unknown_key(f'{parent}{name}', f'{parent}{name}' != path))
-    key = keys[name]
-    kind, parent = key.block, f'{key.path}.'
+    key = inner[name]
   return key
+
+
+def _keys_inside(key: fields.Key | None, name: str) -> dict[str, fields.Key] | None:
+  """Returns the keys inside of a key, or of the config, by name; None if it is a value.
+
+  Of a tuple of blocks, which has any number of blocks, that of the block called `name`, a number.
+  """
+  if key is None:
+    return fields.keys(Config)
+  if key.is_tuple_of_blocks:
+    return {name: key.entry(name)} if is_index(name) else {}
+  if key.block is None:
+    return None
+  return fields.keys(key.block, f'{key.path}.')
 
 
 def unknown_key(path: str, is_section: bool = False) -> str:
   """Returns the message for a dotted key that does not exist, with the nearest one that does."""
+  paths = _paths_near(path)
+  if is_section:
+    paths = sorted({each.rpartition('.')[0] for each in paths} - {''})
+  name = _last_name(path)
+  same_name = [each for each in paths if _last_name(each) == name]
+  longer = [each for each in paths if each.startswith(path)]
+  abbreviated = []
+  if len(name) > 1:
+    abbreviated = [each for each in paths if _initials(_last_name(each)) == name]  # lr
+  candidates = same_name or longer or abbreviated or paths
+  near = difflib.get_close_matches(path, candidates, n=1, cutoff=0.0)
+  return f'unknown config key {path}: did you mean {near[0]}?'
+
+
+def _paths_near(path: str) -> list[str]:
+  """Returns the dotted keys of the config; of tuples of blocks, those of the tuple in `path`."""
   paths = []
   for key in fields.walk(Config):
     parent, in_tuple, name = key.path.partition('.0.')
@@ -162,25 +196,27 @@ def unknown_key(path: str, is_section: bool = False) -> str:
     elif path.startswith(parent):  # a key in a block of the tuple, maybe without the block's number
       index = path.removeprefix(f'{parent}.').split('.')[0]
       paths.append(f'{parent}.{index if is_index(index) else 0}.{name}')
-  if is_section:
-    paths = sorted({p.rpartition('.')[0] for p in paths} - {''})
-  name = path.split('.')[-1]
-  same_name = [p for p in paths if p.split('.')[-1] == name]
-  longer = [p for p in paths if p.startswith(path)]
-  initials = lambda p: ''.join(word[:1] for word in p.split('.')[-1].split('_'))
-  abbreviated = [p for p in paths if len(name) > 1 and initials(p) == name]  # lr
-  candidates = same_name or longer or abbreviated or paths
-  near = difflib.get_close_matches(path, candidates, n=1, cutoff=0.0)
-  return f'unknown config key {path}: did you mean {near[0]}?'
+  return paths
+
+
+def _last_name(path: str) -> str:
+  return path.split('.')[-1]
+
+
+def _initials(name: str) -> str:
+  """Returns the first letters of the words of a name: lr of learning_rate."""
+  return ''.join(word[:1] for word in name.split('_'))
 
 
 def check_variant(variant: str, variants: Iterable[str]) -> None:
   """Raises BadInput, which names the nearest variant, if a config file does not have this one."""
-  if variant not in (names := list(variants)):
-    longer = [name for name in names if name.endswith(f'_{variant}')]  # quickstart_engram
-    near = longer or difflib.get_close_matches(variant, names, n=1)
-    hint = f': did you mean {near[0]!r}? Available' if near else '; available'
-    raise errors.BadInput(f'no variant {variant!r}{hint}: {", ".join(names)}')
+  names = list(variants)
+  if variant in names:
+    return
+  longer = [name for name in names if name.endswith(f'_{variant}')]  # quickstart_engram
+  near = longer or difflib.get_close_matches(variant, names, n=1)
+  hint = f': did you mean {near[0]!r}? Available' if near else '; available'
+  raise errors.BadInput(f'no variant {variant!r}{hint}: {", ".join(names)}')
 
 
 def save(config: Config, path: pathlib.Path) -> None:
@@ -203,9 +239,11 @@ def load(path: pathlib.Path) -> Config:
   if missing and values.keys() != {'model', 'data'}:
     raise ValueError(f'no section {", ".join(sorted(missing))}')
   values.get('training', {}).pop('span_check_every', None)  # no longer used
-  vocabulary, own = values['data'].get('vocabulary_path'), stored_vocabulary(path.parent)
-  if vocabulary and own and not os.path.exists(os.path.expanduser(vocabulary)):
-    values['data']['vocabulary_path'] = str(own)  # the run may have been moved
+  data = values['data']
+  own_vocabulary = stored_vocabulary(path.parent)
+  if data.get('vocabulary_path') and own_vocabulary is not None:
+    if not os.path.exists(os.path.expanduser(data['vocabulary_path'])):  # the run may have moved
+      data['vocabulary_path'] = str(own_vocabulary)
   return resolve(values)
 
 
@@ -219,9 +257,11 @@ def describe(config: Config) -> str:
   """Formats every key of a config with its value and its meaning, one per line."""
   lines = []
   for key, value in fields.walk_values(config):
-    choices, only_for = key.choices, key.only_for
-    comment = f'{key.comment} ({", ".join(choices)})' if choices else key.comment
-    for name, values in only_for.items():
+    comment = key.comment
+    if key.choices:
+      comment += f' ({", ".join(key.choices)})'
+    for name, values in key.only_for.items():
       comment += f'; only for {name} {", ".join(map(str, values))}'
-    lines.append(f'{f"{key.path}={value!r}":36}  # {comment}')
+    assignment = f'{key.path}={value!r}'
+    lines.append(f'{assignment:36}  # {comment}')
   return '\n'.join(lines)
