@@ -77,24 +77,27 @@ class Gate(nn.Module):
       position_BxT: position of each token in its document, for the convolution.
       before_BxRxGxD: inputs of the convolution before the segment. None: zeros.
     """
-    G, D = h_BxTxGxD.shape[-2:]
+    D = h_BxTxGxD.shape[-1]
     alpha_BxTxG = self._gate(h_BxTxGxD, e_BxTxM)
     self.sow('intermediates', 'gate', alpha_BxTxG)
-    zero_value = {'kernel_init': nn.initializers.zeros} if self.is_neutral else {}
-    v_BxTxD = self._dense('value', e_BxTxM, (D,), ('embed',), **zero_value)
+    kernel_init = nn.initializers.zeros if self.is_neutral else dense.KERNEL_INIT
+    v_BxTxD = self._dense('value', e_BxTxM, (D,), ('embed',), kernel_init)
     u_BxTxGxD = alpha_BxTxG[..., None].astype(self.dtype) * v_BxTxD[:, :, None]
     if self.convolution is None:
       return u_BxTxGxD, None
     c_BxTxGxD = self._norm('convolution_norm', self.convolution.epsilon)(u_BxTxGxD)
     convolve = convolution.CausalConvolution(
-      *(self.convolution.taps, self.dtype, self.convolution.dilation),
+      taps=self.convolution.taps,
+      dtype=self.dtype,
+      dilation=self.convolution.dilation,
       taps_init=nn.initializers.zeros,  # the layer starts without the convolution
       names=(None, None),
       name='convolution',
     )
-    return u_BxTxGxD + jax.nn.silu(convolve(c_BxTxGxD, position_BxT, before_BxRxGxD)), c_BxTxGxD
+    convolved_BxTxGxD = convolve(c_BxTxGxD, position_BxT, before_BxRxGxD)
+    return u_BxTxGxD + jax.nn.silu(convolved_BxTxGxD), c_BxTxGxD
 
-  def _gate(self, h_BxTxGxD, e_BxTxM):
+  def _gate(self, h_BxTxGxD: jax.Array, e_BxTxM: jax.Array) -> jax.Array:
     """Returns alpha [B, T, G]."""
     G, D = h_BxTxGxD.shape[-2:]
     wide = jnp.promote_types(self.dtype, jnp.float32)
@@ -110,16 +113,33 @@ class Gate(nn.Module):
       sign_BxTxG = jnp.where(s_BxTxG >= 0, 1, sign_BxTxG)
     return jax.nn.sigmoid(sign_BxTxG * root_BxTxG)
 
-  def _dense(self, name, e_BxTxM, features, names, **options):
+  def _dense(
+    self,
+    name: str,
+    e_BxTxM: jax.Array,
+    features: tuple[int, ...],
+    names: tuple[str | None, ...],
+    kernel_init: nn.initializers.Initializer = dense.KERNEL_INIT,
+  ) -> jax.Array:
+    """Returns a projection of e to features with these axis names."""
     layer = dense.dense_general(
-      *((e_BxTxM.shape[-1],), features, (None, *names)),
+      inputs=e_BxTxM.shape[-1:],
+      features=features,
+      names=(None, *names),
       use_bias=self.bias,
+      kernel_init=kernel_init,
       dtype=self.dtype,
       name=name,
-      **options,
     )
     return checkpoint_name(layer(e_BxTxM), 'memory')
 
-  def _norm(self, name, epsilon, dtype=None):
-    dtype = self.dtype if dtype is None else dtype
-    return normalization.RMSNorm(2, epsilon, self.is_offset, dtype, name=name)
+  def _norm(
+    self, name: str, epsilon: float | None, dtype: jnp.dtype | None = None
+  ) -> normalization.RMSNorm:
+    return normalization.RMSNorm(
+      axes=2,
+      epsilon=epsilon,
+      is_offset=self.is_offset,
+      dtype=self.dtype if dtype is None else dtype,
+      name=name,
+    )

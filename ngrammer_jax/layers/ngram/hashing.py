@@ -8,7 +8,6 @@ G orders, K heads of each order, N ids in the longest n-gram.
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -34,20 +33,25 @@ class NGramHash(hashes.NumpyHash):
       raise ValueError(
         f'n-grams of orders {self.orders} need {max(self.orders)} ids, not {len(ids)}'
       )
-    return jnp.concatenate(
-      [self._order_rows(g, ids, multipliers) for g in range(len(self.orders))], axis=-1
-    )
+    rows = [self._order_rows(g, ids, multipliers) for g in range(len(self.orders))]
+    return jnp.concatenate(rows, axis=-1)
 
-  def _order_rows(self, g, ids, multipliers):
+  def _order_rows(
+    self, g: int, ids: Sequence[jax.Array], multipliers: jax.Array | None
+  ) -> jax.Array:
     """Returns the rows in the heads of order g, int32 [..., K]."""
     factors = uint64.split_words(self.factors(g))
     if self.is_xor and multipliers is not None:
       factors = multipliers[: self.orders[g], None]
-    products = [
-      uint64.multiply(uint64.from_int32(x), uint64.from_words(factors_Kx2))
-      for x, factors_Kx2 in zip(ids, factors, strict=False)
-    ]
-    mix = functools.reduce(uint64.xor if self.is_xor else uint64.add, products)
+    mix = None
+    for x, factors_Kx2 in zip(ids, factors, strict=False):
+      product = uint64.multiply(uint64.from_int32(x), uint64.from_words(factors_Kx2))
+      if mix is None:
+        mix = product
+      elif self.is_xor:
+        mix = uint64.xor(mix, product)
+      else:
+        mix = uint64.add(mix, product)
     sizes_K = np.array(self.sizes[g])
     if self.kind != 'praxis':
       return uint64.signed_remainder(mix, sizes_K)

@@ -33,23 +33,34 @@ def initializer(initialize: Callable[..., jax.Array]) -> Callable[..., jax.Array
   """Returns an initializer with the same arguments and values, which runs on the host."""
 
   def initialize_on_host(*args):
-    make = lambda: jax.device_put(initialize(*args), jax.memory.Space.Host)
-    return _on_host(make)()
+    @_on_host
+    def make():
+      return jax.device_put(initialize(*args), jax.memory.Space.Host)
+
+    return make()
 
   return initialize_on_host
 
 
 def broadcast(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Returns an array in host memory, broadcast there from one on the device."""
-  array = jax.device_put(array, jax.memory.Space.Host)
-  return _on_host(lambda array: jnp.broadcast_to(array, shape))(array)
+
+  @_on_host
+  def broadcast_to_shape(array):
+    return jnp.broadcast_to(array, shape)
+
+  return broadcast_to_shape(jax.device_put(array, jax.memory.Space.Host))
 
 
 def take(array_VxE: jax.Array, rows_Lx: jax.Array) -> jax.Array:
   """Returns rows of an array in host memory, on the device; rows are from 0 to V - 1."""
+
+  @_on_host
+  def get_rows(array_VxE, rows_Lx):
+    return array_VxE.at[rows_Lx].get(mode='promise_in_bounds')
+
   rows_Lx = jax.device_put(rows_Lx, jax.memory.Space.Host)
-  get = _on_host(lambda array_VxE, rows_Lx: array_VxE.at[rows_Lx].get(mode='promise_in_bounds'))
-  return jax.device_put(get(array_VxE, rows_Lx), jax.memory.Space.Device)
+  return jax.device_put(get_rows(array_VxE, rows_Lx), jax.memory.Space.Device)
 
 
 def put(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ n-gram, K heads of an order, I = orders x K, E width of a looked-up vector, R ea
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -48,7 +49,9 @@ from ngrammer_jax.layers.ngram import (
 )
 from ngrammer_jax.layers.state import State
 
-BYTE_OFFSET, DOCUMENT_START = 4, 1  # ids of BLT: a byte plus 4, and 1 before a document
+# Ids of BLT: a byte plus 4, and 1 before a document.
+BYTE_OFFSET = 4
+DOCUMENT_START = 1
 
 
 class NGramMemory(nn.Module):
@@ -88,12 +91,16 @@ class NGramMemory(nn.Module):
     """
     if self._is_paired:
       return self._pairs().empty_state(batch, self.options.heads, slots)
-    columns = self.id_columns or (self.options.heads if self.has_clusters else 1)
-    window = self.windows().empty_state(batch, columns)
-    state = {} if window is None else {'window': window}
-    if self._convolution() is not None:
-      shape = batch, self._convolution().rows, self.branches, self.width
-      state |= {'rows': jnp.zeros(shape, self.dtype), 'position': jnp.zeros((batch,), jnp.int32)}
+    columns = self.options.heads if self.has_clusters else 1
+    window = self.windows().empty_state(batch, self.id_columns or columns)
+    state = {}
+    if window is not None:
+      state['window'] = window
+    convolution = self._convolution()
+    if convolution is not None:
+      shape = (batch, convolution.rows, self.branches, self.width)
+      state['rows'] = jnp.zeros(shape, self.dtype)
+      state['position'] = jnp.zeros((batch,), jnp.int32)
     return state or None
 
   def __call__(
@@ -124,40 +131,48 @@ class NGramMemory(nn.Module):
     `id_columns`): cluster ids, token ids, classes of tokens or bytes.
     """
     self._check(x, context)
-    state = self.empty_state(len(x)) if state is None else state
+    if state is None:
+      state = self.empty_state(len(x))
     ids_BxTxK = self._ids(x, context)
     if self._is_paired:
-      grams, next_state = self._pairs()(ids_BxTxK, context, state), {}
+      ngrams = self._pairs()(ids_BxTxK, context, state)
+      next_state = {}
     else:
-      grams, next_state = self._window_grams(ids_BxTxK, context, state)
-    e_BxTxIxE = self._look_up(grams)
+      ngrams, next_state = self._window_ngrams(ids_BxTxK, context, state)
+    e_BxTxIxE = self._look_up(ngrams)
     if self._records_values:  # nothing else is asked for
       return x, next_state or None, ids_BxTxK
     if self.options.join in PER_HEAD_JOINS:
-      heads = x.reshape(*x.shape[:2], self.options.heads, -1)
-      y = per_head.combine(heads, e_BxTxIxE, self.options.join, self.dtype).reshape(x.shape)
+      heads_BxTxKxH = x.reshape(*x.shape[:2], self.options.heads, -1)
+      y = per_head.combine(heads_BxTxKxH, e_BxTxIxE, self.options.join, self.dtype)
+      y = y.reshape(x.shape)
       y = self._without_padding(y, context)
     else:
       e_BxTxIxE = self._without_padding(e_BxTxIxE.astype(self.dtype), context)
-      y, rows = self._join(x, e_BxTxIxE, context, state)
-      next_state |= rows
+      y, convolution_state = self._join(x, e_BxTxIxE, context, state)
+      next_state |= convolution_state
     if self.options.start == 'neutral' and self.options.join != 'gate':
       zeros = axis_names.with_axis_names(nn.initializers.zeros, (None,))
-      g_D = self.param('mix', zeros, (self.width,), jnp.promote_types(self.dtype, jnp.float32))
+      g_D = self.param('mix', zeros, (self.width,), self._wide_dtype)
       y = x + g_D.astype(self.dtype) * (y - x)
     if self._is_paired:
       next_state = self._pairs().advance(ids_BxTxK, context, state, after_BxTxD=y)
     return y, next_state or None, ids_BxTxK
 
-  def _check(self, x, context):
-    if axes := jax.typeof(x).sharding.mesh.explicit_axes:
+  def _check(self, x: jax.Array, context: Context) -> None:
+    """Raises the errors of `__call__`."""
+    axes = jax.typeof(x).sharding.mesh.explicit_axes
+    if axes:
       raise errors.BadInput(
         f'an n-gram memory cannot be sharded over the explicit mesh axes {", ".join(axes)}: it '
         f'leaves the sharding of look-ups to XLA; make the mesh with axis_types=(AxisType.Auto,), '
         f'or call the layer in jax.sharding.auto_axes'
       )
-    shapes = {(self.width,)} if self.branches == 1 else set()
-    shapes |= {(self.branches, self.width)} if self.options.join == 'gate' else set()
+    shapes = []
+    if self.branches == 1:
+      shapes.append((self.width,))
+    if self.options.join == 'gate':
+      shapes.append((self.branches, self.width))
     if x.shape[2:] not in shapes:
       raise ValueError(
         f'the input [B, T, ...] has features {list(x.shape[2:])}, but the memory has '
@@ -169,23 +184,27 @@ class NGramMemory(nn.Module):
     if needs_tokens:
       token_ids.check('context.tokens_BxT', context.tokens_BxT, self.vocabulary_size)
 
-  def _window_grams(self, ids_BxTxK, context, state):
+  def _window_ngrams(
+    self, ids_BxTxK: jax.Array, context: Context, state: State | None
+  ) -> tuple[list[jax.Array], State]:
     """Returns the ids at each place of the n-grams [B, T, K], and the next state."""
-    grams, window = self.windows()(
+    ngrams, window = self.windows()(
       ids_BxTxK,
       None if self.options.boundary == 'none' else context.documents_BxT,
       None if state is None else state.get('window'),
       valid_BxT=context.valid_BxT,
       tokens_BxT=context.tokens_BxT,
     )
-    return grams, {} if window is None else {'window': window}
+    if window is None:
+      return ngrams, {}
+    return ngrams, {'window': window}
 
-  def _look_up(self, grams):
+  def _look_up(self, ngrams: list[jax.Array]) -> jax.Array:
     """Returns the vectors of all n-grams [B, T, I, E].
 
     The intermediate `lookup` has the `ids` [B, T, 1 or K] at each place and the `rows` [B, T, I].
     """
-    keys, multipliers = self._keys(grams)
+    keys, multipliers = self._keys(ngrams)
     rows_BxTxI = checkpoint_name(self.ngram_hash()(keys, multipliers), 'memory')
     self.sow('intermediates', 'lookup', {'ids': keys, 'rows': rows_BxTxI})
     sizes_I = np.array(self.ngram_hash().sizes, np.int32).ravel()
@@ -196,18 +215,20 @@ class NGramMemory(nn.Module):
     is_trained_BxTxIx1 = (rows_BxTxI != self.options.untrained_row)[..., None]
     return jnp.where(is_trained_BxTxIx1, e_BxTxIxE, jax.lax.stop_gradient(e_BxTxIxE))
 
-  def _without_padding(self, array_BxTx, context):
+  def _without_padding(self, array_BxTx: jax.Array, context: Context) -> jax.Array:
     """Returns an array with zeros at padding."""
     if context.valid_BxT is None or self.options.padding_trains:
       return array_BxTx
     is_valid_BxTx = jnp.expand_dims(context.valid_BxT > 0, range(2, array_BxTx.ndim))
     return jnp.where(is_valid_BxTx, array_BxTx, 0)
 
-  def _join(self, x, e_BxTxIxE, context, state):
+  def _join(
+    self, x: jax.Array, e_BxTxIxE: jax.Array, context: Context, state: State | None
+  ) -> tuple[jax.Array, State]:
     """Returns x with the gate or the sum of the vectors, and the next state of the convolution."""
     if self.options.join == 'gate':
-      y, rows = self._gate(x, e_BxTxIxE, context, state)
-      return x + y, rows
+      y, convolution_state = self._gate(x, e_BxTxIxE, context, state)
+      return x + y, convolution_state
     join = token_sum.TokenSum(
       is_mean=self.options.join == 'mean',
       is_projected=self.options.projection,
@@ -217,12 +238,13 @@ class NGramMemory(nn.Module):
     )
     return join(x, e_BxTxIxE), {}
 
-  def _ids(self, x, context):
+  def _ids(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns the ids of the tokens [B, T, 1 or K]: tokens, bytes, or clusters of each head."""
     o = self.options
     if not self.has_clusters:
       ids = context.tokens_BxT.astype(jnp.int32)
-      ids = ids if ids.ndim == 3 else ids[..., None]
+      if ids.ndim == 2:
+        ids = ids[..., None]
       if o.key == 'bytes':
         ids = jnp.where(ids < 256, ids + BYTE_OFFSET, DOCUMENT_START)
       return jnp.broadcast_to(ids, (*x.shape[:2], self.id_columns or ids.shape[2]))
@@ -233,30 +255,36 @@ class NGramMemory(nn.Module):
       x = vocabulary.rows_VxD[vocabulary.tokens_BxT]
     quantize = self.make_quantizer(name='quantizer')
     heads_BxTxKxH = x.reshape(*x.shape[:2], o.heads, -1)
-    return quantize(heads_BxTxKxH, None if o.padding_trains else context.valid_BxT, vocabulary)
+    valid_BxT = None if o.padding_trains else context.valid_BxT
+    return quantize(heads_BxTxKxH, valid_BxT, vocabulary)
 
   def make_quantizer(self, **fields: Any) -> quantizer.ProductQuantizer:
     """Returns the quantiser of a memory with clusters; unbound with `parent=None`."""
     return quantizer.make(self.options, **fields)
 
-  def _keys(self, ids):
+  def _keys(self, ids: list[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
     """Returns what is hashed for the ids at each place, and multipliers known at run time only."""
     if self.options.key != 'compressed':
       return ids, None
-    V, replicated = self.vocabulary_size, axis_names.with_axis_names
-    each_token = replicated(lambda: jnp.arange(V, dtype=jnp.int32), (None,))
-    classes_V = self.variable('codebook', 'token_classes', each_token).value
+    # Before training, each token is its own class.
+    init = functools.partial(jnp.arange, self.vocabulary_size, dtype=jnp.int32)
+    init = axis_names.with_axis_names(init, (None,))
+    classes_V = self.variable('codebook', 'token_classes', init).value
     # A negative id stands for what is not text, and is its own class.
     classes = [jnp.where(id < 0, id, classes_V[id]) for id in ids]
     if not self.ngram_hash().is_xor:
       return classes, None
     words_Nx2 = uint64.split_words(self.ngram_hash().multipliers())
-    initial = replicated(lambda: jnp.asarray(words_Nx2), (None, None))
-    return classes, self.variable('codebook', 'multipliers', initial).value
+    init = functools.partial(jnp.asarray, words_Nx2)
+    init = axis_names.with_axis_names(init, (None, None))
+    return classes, self.variable('codebook', 'multipliers', init).value
 
-  def _gate(self, x, e_BxTxIxE, context, state):
+  def _gate(
+    self, x: jax.Array, e_BxTxIxE: jax.Array, context: Context, state: State | None
+  ) -> tuple[jax.Array, State]:
     """Returns what is added to the residual stream, and the next state of the convolution."""
-    o, convolution = self.options, self._convolution()
+    o = self.options
+    convolution = self._convolution()
     h_BxTxGxD = x if x.ndim == 4 else x[:, :, None]
     layer = gate.Gate(
       convolution=convolution,
@@ -275,27 +303,35 @@ class NGramMemory(nn.Module):
       return y_BxTxGxD.reshape(x.shape), {}
     position_BxT = self._positions(context, state, len(x), x.shape[1])
     y_BxTxGxD, c_BxTxGxD = layer(h_BxTxGxD, e_BxTxM, position_BxT, state['rows'])
-    keep_last = lambda before, new: cache.keep_last(before, new, context.valid_BxT)
-    rows = keep_last(state['rows'], jax.lax.stop_gradient(c_BxTxGxD))
-    position = keep_last(state['position'][:, None], position_BxT + 1)[:, 0]
-    return y_BxTxGxD.reshape(x.shape), {'rows': rows, 'position': position}
+    c_BxTxGxD = jax.lax.stop_gradient(c_BxTxGxD)
+    rows = cache.keep_last(state['rows'], c_BxTxGxD, context.valid_BxT)
+    before_Bx1 = state['position'][:, None]
+    position_Bx1 = cache.keep_last(before_Bx1, position_BxT + 1, context.valid_BxT)
+    return y_BxTxGxD.reshape(x.shape), {'rows': rows, 'position': position_Bx1[:, 0]}
 
-  def _positions(self, context, state, B, T):
+  def _positions(self, context: Context, state: State, B: int, T: int) -> jax.Array:
     """Returns the position of each token in its document, in the stream without boundaries."""
     starts_BxT = context.starts_BxT
     if starts_BxT is None or self.options.boundary == 'none':
       starts_BxT = jnp.zeros((B, T), bool)
     return document_masks.positions(starts_BxT, state['position'])
 
-  def _table_rows(self, rows_BxTxI):
+  def _table_rows(self, rows_BxTxI: jax.Array) -> jax.Array:
     """Returns rows of the table [B, T, I, E].
 
     Those of a table in host memory may be looked up before (see `models.host_tables`): then they
     are in the collection `table.VALUES`. If it is mutable, they are recorded there instead.
     """
     if self.options.table_memory == 'device':
-      lookup = self, 'table', self._table(), rows_BxTxI, self.options.exchange, self.options.width
-      return checkpoint_name(table.lookup_parameter(*lookup), 'memory')
+      values_BxTxIxE = table.lookup_parameter(
+        self,
+        'table',
+        self._table(),
+        rows_BxTxI,
+        exchange=self.options.exchange,
+        width=self.options.width,
+      )
+      return checkpoint_name(values_BxTxIxE, 'memory')
     if self.has_variable(table.VALUES, 'table') and not self._records_values:
       return self.get_variable(table.VALUES, 'table')
     values_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, 'rows')
@@ -305,23 +341,42 @@ class NGramMemory(nn.Module):
       self.sow(table.VALUES, 'table', values_BxTxIxE)
     return values_BxTxIxE
 
-  def _table(self):
+  def _table(self) -> jax.Array:
     """Returns the table parameter [rows, E], or packed (see `table`)."""
-    o, stored = self.options, nn.unbox(self.get_variable('params', 'table'))
+    stored = nn.unbox(self.get_variable('params', 'table'))
     if stored is not None and stored.shape == table.packed_shape(*self.table_shape()):
       return stored
-    axes, draw = table.AXES, nn.initializers.normal(o.deviation or 0.0)
+    init = self._table_initializer()
+    axes = table.AXES
+    if self.options.table_memory == 'host':
+      init = host_memory.initializer(init)
+      axes = table.HOST_AXES
+    init = axis_names.with_axis_names(init, axes)
+    if self.options.table_dtype == 'float32':
+      dtype = self._wide_dtype
+    else:
+      dtype = jnp.dtype(self.options.table_dtype)
+    return self.param('table', init, self.table_shape(), dtype)
+
+  def _table_initializer(self) -> nn.initializers.Initializer:
+    """Returns the initializer of the table, which draws the same numbers in any dtype."""
+    o = self.options
     if o.table_initial == 'xavier':
       draw = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
     elif o.deviation is None:
       draw = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
-    wide = jnp.promote_types(self.dtype, jnp.float32)
-    init = lambda key, shape, dtype: draw(key, shape, wide).astype(dtype)  # the same in any dtype
-    if o.table_memory == 'host':
-      init, axes = host_memory.initializer(init), table.HOST_AXES
-    init = axis_names.with_axis_names(init, axes)
-    dtype = wide if o.table_dtype == 'float32' else jnp.dtype(o.table_dtype)
-    return self.param('table', init, self.table_shape(), dtype)
+    else:
+      draw = nn.initializers.normal(o.deviation)
+    wide = self._wide_dtype
+
+    def initialize(key, shape, dtype):
+      return draw(key, shape, wide).astype(dtype)
+
+    return initialize
+
+  @property
+  def _wide_dtype(self) -> jnp.dtype:
+    return jnp.promote_types(self.dtype, jnp.float32)
 
   def ngram_hash(self) -> hashing.NGramHash:
     """Returns the hash of this layer, with the rows of each head."""
@@ -338,7 +393,8 @@ class NGramMemory(nn.Module):
     return rows[self.options.index(self.block)], self.options.width
 
   @property
-  def _records_values(self):
+  def _records_values(self) -> bool:
+    """Whether rows of a table in host memory are looked up and recorded, and nothing else."""
     return self.is_mutable_collection(table.VALUES) and not self.is_initializing()
 
   @property
@@ -352,19 +408,29 @@ class NGramMemory(nn.Module):
     return self.has_clusters and (self.is_at_embedding or self.options.key == 'embedding_clusters')
 
   @property
-  def _is_paired(self):
+  def _is_paired(self) -> bool:
+    """Whether n-grams are of a token and the one that it attends to most."""
     return self.options.pairing == 'attended'
 
-  def _pairs(self):
+  def _pairs(self) -> pairs.AttendedPairs:
     return pairs.AttendedPairs(self.options.start_id(self.vocabulary_size))
 
   def windows(self) -> windows.Windows:
     """Returns the windows of ids that n-grams of consecutive tokens are made of."""
-    o, fill_id = self.options, self.options.start_id(self.vocabulary_size)
-    return windows.Windows(max(o.orders), o.boundary, o.eos_id, fill_id, o.displacement)
+    o = self.options
+    return windows.Windows(
+      places=max(o.orders),
+      boundary=o.boundary,
+      eos_id=o.eos_id,
+      fill_id=o.start_id(self.vocabulary_size),
+      displacement=o.displacement,
+    )
 
-  def _convolution(self):
+  def _convolution(self) -> gate.Convolution | None:
+    """Returns the options of the convolution of a gate; None without one."""
     o = self.options
     if o.join != 'gate' or not o.convolution:
       return None
-    return gate.Convolution(o.convolution, max(o.orders), o.convolution_epsilon)
+    return gate.Convolution(
+      taps=o.convolution, dilation=max(o.orders), epsilon=o.convolution_epsilon
+    )

@@ -13,7 +13,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.config.ngram.memory import PER_HEAD_JOINS
+from ngrammer_jax.config.ngram.memory import PER_HEAD_JOINS, NGramMemoryConfig
 from ngrammer_jax.config.ngram.ngrammer import memory_options
 from ngrammer_jax.layers.context import Context, EmbeddingLookup
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -129,8 +129,11 @@ class NGrammer(nn.Module):
     y_BxTxD, state, ids_BxTxN = layer.join_with_ids(x_BxTxD, context, state)
     if not self.return_memory:
       return y_BxTxD
-    # 1-grams have no state.
-    return y_BxTxD, {'ids': ids_BxTxN} if pair_ids is not None else state and state['window']
+    if pair_ids is not None:
+      return y_BxTxD, {'ids': ids_BxTxN}
+    if state is None:  # of 1-grams
+      return y_BxTxD, None
+    return y_BxTxD, state['window']
 
   def empty_memory(self, batch: int) -> dict[str, jax.Array]:
     """Returns the memory before the first segment, see `windows.Windows`."""
@@ -142,7 +145,10 @@ class NGrammer(nn.Module):
       raise ValueError(f'combine {self.combine!r} is not one of {", ".join(PER_HEAD_JOINS)}')
     self._options('previous').check_sizes(width)
 
-  def _check_ids(self, ids, pair_ids, memory):
+  def _check_ids(
+    self, ids: jax.Array | None, pair_ids: jax.Array | None, memory: dict[str, jax.Array] | None
+  ) -> None:
+    """Raises ValueError for arguments that the layer does not have or cannot combine."""
     if self.clusters is not None and self.clusters < 1:
       raise ValueError(f'clusters={self.clusters} must be at least 1, or None for raw ids')
     if self.clusters is None and (ids is None or self.id_vocabulary is None):
@@ -152,5 +158,5 @@ class NGrammer(nn.Module):
     if pair_ids is not None and self.orders != (2,):
       raise ValueError(f'pair_ids need orders=(2,), not {self.orders}')
 
-  def _options(self, pairing):
+  def _options(self, pairing: str) -> NGramMemoryConfig:
     return memory_options(self, layers=(0,), point='after_attention', pairing=pairing)

@@ -47,7 +47,9 @@ class AttendedPairs:
 
   def empty_state(self, batch: int, heads: int, slots: int | None) -> State | None:
     """Returns the state before the first segment, None if the layers keep no earlier tokens."""
-    return None if slots is None else {'ids': jnp.zeros((batch, heads, slots), jnp.int32)}
+    if slots is None:
+      return None
+    return {'ids': jnp.zeros((batch, heads, slots), jnp.int32)}
 
   def __call__(
     self, ids_BxTxN: jax.Array, context: Context, state: State | None
@@ -56,7 +58,8 @@ class AttendedPairs:
 
     Pairs may cross document boundaries, but the first token of a document has no pair.
     """
-    ids_BxSxN, continues_BxT = ids_BxTxN, None
+    ids_BxSxN = ids_BxTxN
+    continues_BxT = None
     if state is not None:
       ids_BxSxN = jnp.concatenate([state['ids'].swapaxes(1, 2), ids_BxTxN], axis=1)
     elif context.documents_BxT is not None:

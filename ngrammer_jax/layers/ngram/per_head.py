@@ -30,10 +30,13 @@ def combine(
   norm = functools.partial(normalization.LayerNorm, per_head=True, dtype=dtype)
   unigram_BxTxNxH = norm(name='unigram_norm')(x_BxTxNxH)
   ngram_BxTxGNxE = norm(name='ngram_norm')(ngram_BxTxGNxE)
-  (N, H), (GN, E) = x_BxTxNxH.shape[-2:], ngram_BxTxGNxE.shape[-2:]
-  ngrams = jnp.split(ngram_BxTxGNxE, GN // N, axis=-2)
+  N, H = x_BxTxNxH.shape[-2:]
+  GN, E = ngram_BxTxGNxE.shape[-2:]
+  G = GN // N
+  ngrams = jnp.split(ngram_BxTxGNxE, G, axis=-2)
   if join == 'add':
     return sum(ngrams, start=unigram_BxTxNxH)
   # Overwrites the last features in place, so that there is only one array of this size.
-  ngram, first = jnp.concatenate(ngrams, axis=-1), H - GN // N * E
-  return jax.lax.dynamic_update_slice_in_dim(unigram_BxTxNxH, ngram, first, axis=-1)
+  ngrams_BxTxNxGE = jnp.concatenate(ngrams, axis=-1)
+  first = H - G * E
+  return jax.lax.dynamic_update_slice_in_dim(unigram_BxTxNxH, ngrams_BxTxNxGE, first, axis=-1)

@@ -15,7 +15,7 @@ reset: its centroid moves next to that of a frequent cluster and takes some of i
 B batch, T segment length, C tokens of a chunk, N heads, H head width, K clusters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
@@ -28,7 +28,8 @@ from ngrammer_jax.layers.context import EmbeddingLookup
 
 # Number of distances computed at a time on one device, unless a time step has more. On a CPU they
 # fit in the cache: 8 MB in float32, twice as fast as 64 MB. Accelerators need larger products.
-CPU_DISTANCES, DISTANCES = 2**21, 2**25
+CPU_DISTANCES = 2**21
+DISTANCES = 2**25
 
 INPUTS = 'quantizer_inputs'  # collection of the inputs of quantisers, if it is mutable
 USAGE_DECAY = 0.99  # usage averages over about 100 steps
@@ -51,13 +52,15 @@ def nearest_centroids(x_BxTxNxH: jax.Array, centroids_NxKxH: jax.Array) -> jax.A
   The lowest id wins a tie, and a token that is not finite gets id 0. The distances
   [B, T, N, K] are computed for a few time steps at a time.
   """
-  with_limit = lambda limit: functools.partial(_nearest, limit=limit)
   return jax.lax.platform_dependent(
-    x_BxTxNxH, centroids_NxKxH, cpu=with_limit(CPU_DISTANCES), default=with_limit(DISTANCES)
+    x_BxTxNxH,
+    centroids_NxKxH,
+    cpu=functools.partial(_nearest, limit=CPU_DISTANCES),
+    default=functools.partial(_nearest, limit=DISTANCES),
   )
 
 
-def _nearest(x_BxTxNxH, centroids_NxKxH, *, limit):
+def _nearest(x_BxTxNxH: jax.Array, centroids_NxKxH: jax.Array, *, limit: int) -> jax.Array:
   """Returns cluster ids, computing about `limit` distances at a time on a device."""
   B, T, N, H = x_BxTxNxH.shape
   K = centroids_NxKxH.shape[1]
@@ -77,8 +80,8 @@ def _nearest(x_BxTxNxH, centroids_NxKxH, *, limit):
   steps = min(max(limit // (rows_per_device * N * K), 1), T)
 
   def quantize(start, ids_BxTxN, steps=steps):
-    part = jax.lax.dynamic_slice_in_dim(x_BxTxNxH, start, steps, axis=1)
-    x_NxCxH = part.astype(dtype).transpose(2, 0, 1, 3).reshape(N, B * steps, H) - centre_Nx1xH
+    chunk_BxtxNxH = jax.lax.dynamic_slice_in_dim(x_BxTxNxH, start, steps, axis=1).astype(dtype)
+    x_NxCxH = chunk_BxtxNxH.transpose(2, 0, 1, 3).reshape(N, B * steps, H) - centre_Nx1xH
     # argmin |x - m|^2 = argmax x.m - |m|^2 / 2, as the first index that attains the maximum:
     # XLA's argmax takes ten times as long on a CPU.
     score_NxKxC = jnp.einsum('nkh,nch->nkc', centroids_NxKxH, x_NxCxH, precision=highest)
@@ -89,10 +92,14 @@ def _nearest(x_BxTxNxH, centroids_NxKxH, *, limit):
     ids = first_NxC.reshape(N, B, steps).transpose(1, 2, 0)
     return jax.lax.dynamic_update_slice_in_dim(ids_BxTxN, ids, start, axis=1)
 
+  def quantize_chunk(chunk, ids_BxTxN):
+    return quantize(chunk * steps, ids_BxTxN)
+
   chunks, rest = divmod(T, steps)
-  body = lambda chunk, ids_BxTxN: quantize(chunk * steps, ids_BxTxN)
-  ids_BxTxN = jax.lax.fori_loop(0, chunks, body, ids_BxTxN)
-  return quantize(T - rest, ids_BxTxN, rest) if rest else ids_BxTxN
+  ids_BxTxN = jax.lax.fori_loop(0, chunks, quantize_chunk, ids_BxTxN)
+  if rest:
+    ids_BxTxN = quantize(T - rest, ids_BxTxN, rest)
+  return ids_BxTxN
 
 
 def _coarse_centre(centroids_NxKxH: jax.Array) -> jax.Array:
@@ -137,19 +144,23 @@ def cluster_statistics(
   slot_BxTxN = ids_BxTxN + K * jnp.arange(N, dtype=jnp.int32)
   x_RxH = x_BxTxNxH.reshape(-1, H)
   sums = jax.lax.platform_dependent(
-    *(jnp.zeros((N * K, H), dtype), slot_BxTxN.ravel(), x_RxH), cpu=_add_windows, default=_add_rows
+    jnp.zeros((N * K, H), dtype),
+    slot_BxTxN.ravel(),
+    x_RxH,
+    cpu=_add_windows,
+    default=_add_rows,
   )
   counts = jnp.zeros((N * K,), dtype).at[slot_BxTxN].add(weight_BxTx1)
   return sums.reshape(N, K, H), counts.reshape(N, K)
 
 
-def _add_windows(sums_SxH, slot_R, x_RxH):
+def _add_windows(sums_SxH: jax.Array, slot_R: jax.Array, x_RxH: jax.Array) -> jax.Array:
   """Adds rows by windows of [1, H]: XLA:CPU turns rows into these by copying all of them."""
   window = jax.lax.ScatterDimensionNumbers((1, 2), (), (0,))
   return jax.lax.scatter_add(sums_SxH, slot_R[:, None], x_RxH[:, None], window)
 
 
-def _add_rows(sums_SxH, slot_R, x_RxH):
+def _add_rows(sums_SxH: jax.Array, slot_R: jax.Array, x_RxH: jax.Array) -> jax.Array:
   """Adds rows: XLA:TPU turns windows of [1, H] into a loop over them."""
   return sums_SxH.at[slot_R].add(x_RxH)
 
@@ -179,17 +190,19 @@ def reset_dead_codes(
   its donor has a usage of at least 1 / K, the code is set to 1.01 times the centroid of the donor,
   and each of the two gets half the usage of the donor.
   """
-  K = usage_NxK.shape[1]
+  N, K = usage_NxK.shape
   code_NxK = jnp.argsort(usage_NxK, axis=1)  # dead codes come first
   donor_NxK = code_NxK[:, ::-1]
   code_usage_NxK = jnp.take_along_axis(usage_NxK, code_NxK, axis=1)
   donor_usage_NxK = jnp.take_along_axis(usage_NxK, donor_NxK, axis=1)
   reset_NxK = (code_usage_NxK < DEAD / K) & (donor_usage_NxK >= 1 / K)
   near_NxKxH = 1.01 * jnp.take_along_axis(centroids_NxKxH, donor_NxK[..., None], axis=1)
-  head_Nx1, out_of_range = jnp.arange(usage_NxK.shape[0])[:, None], K  # dropped by `set`
+  head_Nx1 = jnp.arange(N)[:, None]
+  out_of_range = K  # dropped by `set`
   target_NxK = jnp.where(reset_NxK, code_NxK, out_of_range)
   centroids_NxKxH = centroids_NxKxH.at[head_Nx1, target_NxK].set(near_NxKxH, mode='drop')
-  for index_NxK in (target_NxK, jnp.where(reset_NxK, donor_NxK, out_of_range)):
+  reset_donor_NxK = jnp.where(reset_NxK, donor_NxK, out_of_range)
+  for index_NxK in (target_NxK, reset_donor_NxK):
     usage_NxK = usage_NxK.at[head_Nx1, index_NxK].set(donor_usage_NxK / 2, mode='drop')
   return centroids_NxKxH, usage_NxK
 
@@ -256,7 +269,8 @@ class ProductQuantizer(nn.Module):
     valid_1xT = jnp.ones((1, T), dtype) if weight_BxT is None else weight_BxT[:1]
     if rows_VxNxH is None or len(rows_VxNxH) >= B * T:
       ids_BxTxN = nearest_centroids(x_BxTxNxH, centroids.value)
-      quantized = x_BxTxNxH, ids_BxTxN
+      vectors = x_BxTxNxH
+      vector_ids = ids_BxTxN
     else:
       ids_VxN = nearest_of_rows(rows_VxNxH, centroids.value)
       ids_BxTxN = ids_VxN[vocabulary.tokens_BxT]
@@ -264,26 +278,32 @@ class ProductQuantizer(nn.Module):
       weight_BxT = zeros_1xV.at[0, vocabulary.tokens_BxT].add(
         1 if weight_BxT is None else weight_BxT
       )
-      quantized = rows_VxNxH[None], ids_VxN[None]
+      vectors = rows_VxNxH[None]
+      vector_ids = ids_VxN[None]
     if self.is_initializing():
       self._set_changed(jnp.zeros((N,), dtype))
     elif self.is_mutable_collection('statistics'):
-      sums, counts = cluster_statistics(*quantized, self.clusters, weight_BxT)
+      sums, counts = cluster_statistics(vectors, vector_ids, self.clusters, weight_BxT)
       self.put_variable('statistics', 'sums', sums)
       self.put_variable('statistics', 'counts', counts)
     elif self.is_mutable_collection('codebook'):
-      sums, counts = cluster_statistics(*quantized, self.clusters, weight_BxT)
+      sums, counts = cluster_statistics(vectors, vector_ids, self.clusters, weight_BxT)
       before = {'centroids': centroids.value, 'usage': usage.value}
       after = self.update_codebook(before, {'sums': sums, 'counts': counts})
-      centroids.value, usage.value = after['centroids'], after['usage']
+      centroids.value = after['centroids']
+      usage.value = after['usage']
       new_ids_1xTxN = nearest_centroids(x_BxTxNxH[:1], centroids.value)
       changed_1xTxN = (new_ids_1xTxN != ids_BxTxN[:1]) & (valid_1xT > 0)[..., None]
       self._set_changed(changed_1xTxN.sum((0, 1), dtype=dtype) / jnp.maximum(valid_1xT.sum(), 1))
     return ids_BxTxN
 
-  def _codebook(self, x_BxTxNxH, rows_VxNxH):
+  def _codebook(
+    self, x_BxTxNxH: jax.Array, rows_VxNxH: jax.Array | None
+  ) -> tuple[nn.Variable, nn.Variable]:
+    """Returns the variables of the centroids and of their usage."""
     N, H = x_BxTxNxH.shape[-2:]
-    K, dtype = self.clusters, x_BxTxNxH.dtype
+    K = self.clusters
+    dtype = x_BxTxNxH.dtype
 
     def initial_centroids():
       key = self.make_rng('params')
@@ -297,17 +317,22 @@ class ProductQuantizer(nn.Module):
       bound = (6 / (N * (K + H))) ** 0.5  # Xavier, heads as receptive field
       return jax.random.uniform(key, (N, K, H), dtype, -bound, bound)
 
-    def variable(name, init, *names):
-      return self.variable('codebook', name, axis_names.with_axis_names(init, names))
+    def initial_usage():
+      return jnp.full((N, K), 1 / K, dtype)
 
-    return (
-      variable('centroids', initial_centroids, 'heads', 'clusters', 'kv'),
-      variable('usage', lambda: jnp.full((N, K), 1 / K, dtype), 'heads', 'clusters'),
-    )
+    centroids = self._variable('centroids', initial_centroids, ('heads', 'clusters', 'kv'))
+    usage = self._variable('usage', initial_usage, ('heads', 'clusters'))
+    return centroids, usage
 
-  def _set_changed(self, share_N):
-    zeros = axis_names.with_axis_names(lambda: jnp.zeros_like(share_N), ('heads',))
-    self.variable('codebook', 'changed', zeros).value = share_N
+  def _set_changed(self, share_N: jax.Array) -> None:
+    changed = self._variable('changed', lambda: jnp.zeros_like(share_N), ('heads',))
+    changed.value = share_N
+
+  def _variable(
+    self, name: str, init: Callable[[], jax.Array], names: tuple[str, ...]
+  ) -> nn.Variable:
+    """Returns a variable of the codebook with logical axis names."""
+    return self.variable('codebook', name, axis_names.with_axis_names(init, names))
 
   def update_codebook(
     self, codebook: Mapping[str, jax.Array], statistics: Mapping[str, jax.Array]

@@ -34,7 +34,9 @@ from ngrammer_jax.layers.ngram import host_memory
 AXES = ('ngram_vocab', 'ngram_embed')  # logical axes of a table
 HOST_AXES = ('ngram_vocab', 'host_ngram_embed')  # of a table in host memory
 # Collections of `lookup_parameter`, and of values that are looked up before the model is applied.
-LOOKUPS, PERTURBATIONS, VALUES = 'table_lookups', 'table_perturbations', 'table_values'
+LOOKUPS = 'table_lookups'
+PERTURBATIONS = 'table_perturbations'
+VALUES = 'table_values'
 # `auto` exchanges rows if the devices together look up at most this share of the rows of a device.
 # Measured with E = 32 and V = 32,768 and 262,144 on 8 simulated CPU devices: a step takes 0.6 to
 # 0.8 of the time of `table` at 0.25, and 1.05 to 1.4 at 0.5. Rows are fewer bytes up to a share of
@@ -45,7 +47,8 @@ ROWS_SHARE = 0.25
 UNSHARDED_ROWS_SHARE = 0.125
 # Values that a device holds of the rows of all devices: 1 GiB in float32. On a TPU a row has whole
 # lanes. Without parts, memory would grow with the batch of all devices.
-MAX_VALUES, LANES = 2**28, 128
+MAX_VALUES = 2**28
+LANES = 128
 
 
 class Lookup(struct.PyTreeNode):
@@ -109,8 +112,8 @@ class TableSharding(NamedTuple):
     rows_Bx = local_Bx + size * jax.lax.axis_index(self.table)
     return jnp.where(local_Bx < size, rows_Bx, self.V)
 
-  def parts(self, rows: int, E: int, axes: tuple[str, ...]) -> int:
-    """Returns in how many parts devices along the axes exchange their rows, so many on each."""
+  def chunk_count(self, rows: int, E: int, axes: tuple[str, ...]) -> int:
+    """Returns in how many chunks devices along the axes exchange their rows, so many on each."""
     values = rows * self.size(axes) * (-(-E // LANES) * LANES)
     return min(max(1, -(-values // MAX_VALUES)), max(1, rows))
 
@@ -125,7 +128,9 @@ def lookup(table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto') -> 
   """
   sharding = make_sharding(len(table_VxE), len(rows_Bx), exchange)
   if sharding is None:
-    return take(table_VxE, rows_Bx) if host_memory.contains(table_VxE) else table_VxE[rows_Bx]
+    if host_memory.contains(table_VxE):
+      return take(table_VxE, rows_Bx)
+    return table_VxE[rows_Bx]
   return _lookup(sharding, table_VxE, rows_Bx)
 
 
@@ -141,7 +146,9 @@ def take(array_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Array:
 def packed_shape(V: int, E: int) -> tuple[int, int]:
   """Returns the shape of the packed table; its own if no full rows of 128 can be made of it."""
   P = LANES // E if LANES % E == 0 else 1
-  return (V, E) if V % P else (V // P, P * E)
+  if V % P:
+    return V, E
+  return V // P, P * E
 
 
 def lookup_parameter(
@@ -164,7 +171,7 @@ def lookup_parameter(
     table_VxE, rows_Bx, exchange: see `lookup`.
     width: E of a table that may be packed. None: it is not.
   """
-  P = table_VxE.shape[1] // (width or table_VxE.shape[1])
+  P = 1 if width is None else table_VxE.shape[1] // width
   if P > 1:
     packed_BxPE = lookup_parameter(module, name, table_VxE, rows_Bx // P, exchange)
     return _unpack(packed_BxPE, rows_Bx % P, P)
@@ -174,15 +181,18 @@ def lookup_parameter(
   number = len(module.get_variable(LOOKUPS, name, ()))
   module.sow(LOOKUPS, name, Lookup(rows_Bx, exchange))
   perturbations = module.get_variable(PERTURBATIONS, name)
-  return y_BxE if perturbations is None else y_BxE + perturbations[number]
+  if perturbations is None:
+    return y_BxE
+  return y_BxE + perturbations[number]
 
 
-def _unpack(packed_BxPE, part_Bx, P):
-  """Returns the rows [B, ..., E] with the numbers `part_Bx` in packed ones."""
+def _unpack(packed_BxPE: jax.Array, index_Bx: jax.Array, P: int) -> jax.Array:
+  """Returns the rows [B, ..., E] with the indices `index_Bx` in packed ones."""
   first_BxE, *others = jnp.split(packed_BxPE, P, axis=-1)
-  for number, other_BxE in enumerate(others, 1):
-    first_BxE = jnp.where(part_Bx[..., None] == number, other_BxE, first_BxE)
-  return first_BxE
+  y_BxE = first_BxE
+  for index, other_BxE in enumerate(others, 1):
+    y_BxE = jnp.where(index_Bx[..., None] == index, other_BxE, y_BxE)
+  return y_BxE
 
 
 def prefers_rows(V: int, B: int, lookups: int, exchange: str = 'auto') -> bool:
@@ -225,52 +235,63 @@ def _lookup(sharding: TableSharding, table_VxE: jax.Array, rows_Bx: jax.Array) -
     # Rows of other shards are zeros, so the sum over shards is exact.
     y_CxE = take(table_VxE, sharding.local_rows(rows_C))
     table_only = tuple(axis for axis in sharding.table if axis not in sharding.batch)
-    y_CxE = jax.lax.psum(y_CxE, table_only) if table_only else y_CxE
-    return jax.lax.psum_scatter(y_CxE, sharding.shared, tiled=True) if sharding.shared else y_CxE
+    if table_only:
+      y_CxE = jax.lax.psum(y_CxE, table_only)
+    if sharding.shared:
+      y_CxE = jax.lax.psum_scatter(y_CxE, sharding.shared, tiled=True)
+    return y_CxE
 
   def lookup_shard(table_VxE, rows_Bx):
     E = table_VxE.shape[1]
-    rows_PxC = _split(rows_Bx.ravel(), sharding.parts(rows_Bx.size, E, sharding.shared), sharding.V)
+    chunks = sharding.chunk_count(rows_Bx.size, E, sharding.shared)
+    rows_PxC = _split(rows_Bx.ravel(), chunks, sharding.V)
     y_PxCxE = jax.lax.map(functools.partial(look_up_part, table_VxE), rows_PxC)
     return y_PxCxE.reshape(-1, E)[: rows_Bx.size].reshape(*rows_Bx.shape, E)
 
   return sharding.shard_map(lookup_shard, ('table', 'batch'), 'batch')(table_VxE, rows_Bx)
 
 
-def _split(array_Rx: jax.Array, parts: int, fill: int) -> jax.Array:
-  """Splits the first axis into parts of equal size, the last one padded."""
+def _split(array_Rx: jax.Array, chunks: int, fill: int) -> jax.Array:
+  """Splits the first axis into chunks of equal size, the last one padded."""
   R, *rest = array_Rx.shape
-  padding = [(0, -R % parts)] + [(0, 0)] * len(rest)
-  return jnp.pad(array_Rx, padding, constant_values=fill).reshape(parts, -(-R // parts), *rest)
+  padding = [(0, -R % chunks)] + [(0, 0)] * len(rest)
+  return jnp.pad(array_Rx, padding, constant_values=fill).reshape(chunks, -(-R // chunks), *rest)
 
 
-def _forward(sharding, table_VxE, rows_Bx):
+def _forward(
+  sharding: TableSharding, table_VxE: jax.Array, rows_Bx: jax.Array
+) -> tuple[jax.Array, jax.Array]:
   return _lookup(sharding, table_VxE, rows_Bx), rows_Bx
 
 
-def _backward(sharding, rows_Bx, gradient_BxE):
+def _backward(
+  sharding: TableSharding, rows_Bx: jax.Array, gradient_BxE: jax.Array
+) -> tuple[jax.Array, None]:
   by_rows = prefers_rows(sharding.V, len(rows_Bx), rows_Bx.size, sharding.exchange)
   # Rows are gathered over these axes of the batch; over the others the whole gradient is summed.
   gathered = sharding.batch if by_rows else sharding.shared
-  rest = tuple(axis for axis in sharding.batch if axis not in gathered)
+  summed = tuple(axis for axis in sharding.batch if axis not in gathered)
 
-  def add_part(total_VxE, part):
-    rows_C, gradient_CxE = (all_gather(array, gathered) for array in part)
+  def add_chunk(total_VxE, chunk):
+    rows_C, gradient_CxE = chunk
+    rows_C = all_gather(rows_C, gathered)
+    gradient_CxE = all_gather(gradient_CxE, gathered)
     return total_VxE.at[sharding.local_rows(rows_C)].add(gradient_CxE, mode='drop'), None
 
   def add_shard(gradient_BxE, rows_Bx):
     E = gradient_BxE.shape[-1]
-    parts = sharding.parts(rows_Bx.size, E, gathered)
-    rows_PxC = _split(rows_Bx.ravel(), parts, sharding.V)
-    gradient_PxCxE = _split(gradient_BxE.reshape(-1, E), parts, 0)
+    chunks = sharding.chunk_count(rows_Bx.size, E, gathered)
+    rows_PxC = _split(rows_Bx.ravel(), chunks, sharding.V)
+    gradient_PxCxE = _split(gradient_BxE.reshape(-1, E), chunks, 0)
     zeros_VxE = jnp.zeros((sharding.shard_rows, E), gradient_BxE.dtype)
-    gradient_VxE, _ = jax.lax.scan(add_part, zeros_VxE, (rows_PxC, gradient_PxCxE))
-    if not rest:
+    gradient_VxE, _ = jax.lax.scan(add_chunk, zeros_VxE, (rows_PxC, gradient_PxCxE))
+    if not summed:
       return gradient_VxE
     dtype = jnp.bfloat16 if sharding.exchange == 'table_bfloat16' else gradient_VxE.dtype
-    return jax.lax.psum(gradient_VxE.astype(dtype), rest).astype(gradient_VxE.dtype)
+    return jax.lax.psum(gradient_VxE.astype(dtype), summed).astype(gradient_VxE.dtype)
 
-  return sharding.shard_map(add_shard, ('batch', 'batch'), 'table')(gradient_BxE, rows_Bx), None
+  add = sharding.shard_map(add_shard, ('batch', 'batch'), 'table')
+  return add(gradient_BxE, rows_Bx), None
 
 
 _lookup.defvjp(_forward, _backward)
@@ -278,4 +299,6 @@ _lookup.defvjp(_forward, _backward)
 
 def all_gather(array_Bx: jax.Array, axes: tuple[str, ...]) -> jax.Array:
   """Concatenates the shards of an array along mesh axes, in the order of the devices."""
-  return jax.lax.all_gather(array_Bx, axes, tiled=True) if axes else array_Bx
+  if not axes:
+    return array_Bx
+  return jax.lax.all_gather(array_Bx, axes, tiled=True)

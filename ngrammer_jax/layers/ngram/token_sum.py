@@ -38,7 +38,8 @@ class TokenSum(nn.Module):
     Raises:
       ValueError: E is not D, and nothing is projected.
     """
-    D, (count, E) = x_BxTxD.shape[-1], e_BxTxIxE.shape[-2:]
+    D = x_BxTxD.shape[-1]
+    count, E = e_BxTxIxE.shape[-2:]
     if self.is_projected:
       # The sum of all projections is one product; each has E inputs.
       init = nn.initializers.variance_scaling(1.0, 'fan_in', 'truncated_normal', 1, 2, 0)
@@ -52,7 +53,8 @@ class TokenSum(nn.Module):
     else:
       raise ValueError(f'n-gram vectors of width {E} are added to embeddings of width {D}: project')
     y_BxTxD = x_BxTxD + sum_BxTxD
-    y_BxTxD = y_BxTxD / (1 + count) if self.is_mean else y_BxTxD
+    if self.is_mean:
+      y_BxTxD = y_BxTxD / (1 + count)
     if self.amplification == 'sqrt_width':
       y_BxTxD = y_BxTxD * jnp.asarray(D**0.5, y_BxTxD.dtype)
     if self.amplification == 'norm':

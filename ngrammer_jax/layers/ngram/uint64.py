@@ -32,8 +32,9 @@ def from_words(words: jax.Array) -> UInt64:
 def from_int32(values: jax.Array) -> UInt64:
   """Returns integers of at most 32 bits, with their sign extended to the high word."""
   values = jnp.asarray(values, jnp.int32)
-  to_uint32 = lambda word: jax.lax.bitcast_convert_type(word, jnp.uint32)
-  return UInt64(to_uint32(values >> 31), to_uint32(values))
+  high = jax.lax.bitcast_convert_type(values >> 31, jnp.uint32)
+  low = jax.lax.bitcast_convert_type(values, jnp.uint32)
+  return UInt64(high, low)
 
 
 def xor(a: UInt64, b: UInt64) -> UInt64:
@@ -56,7 +57,10 @@ def multiply(a: UInt64, b: UInt64) -> UInt64:
 
 def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns the upper 32 bits of the product of two words, from the products of their halves."""
-  (a1, a0), (b1, b0) = ((word >> 16, word & 0xFFFF) for word in (a, b))
+  a1 = a >> 16
+  a0 = a & 0xFFFF
+  b1 = b >> 16
+  b0 = b & 0xFFFF
   middle = a1 * b0 + (a0 * b0 >> 16)  # at most 2^32 - 1
   other_middle = a0 * b1 + (middle & 0xFFFF)
   return a1 * b1 + (middle >> 16) + (other_middle >> 16)

@@ -47,18 +47,22 @@ class Windows:
   @property
   def slots(self) -> int:
     """R, tokens before a segment that its windows reach."""
-    return self.places - 1 + self.displacement if self.places > 1 else 0
+    if self.places < 2:
+      return 0
+    return self.places - 1 + self.displacement
 
   def empty_state(self, batch: int, heads: int = 1) -> State | None:
     """Returns the state before the first segment; None if windows have no predecessors."""
-    B, R = batch, self.slots
+    R = self.slots
     if not R:
       return None
     state = {
-      'ids': jnp.zeros((B, R, heads), jnp.int32),
-      'documents': jnp.full((B, R), document_masks.NONE, jnp.int32),
+      'ids': jnp.zeros((batch, R, heads), jnp.int32),
+      'documents': jnp.full((batch, R), document_masks.NONE, jnp.int32),
     }
-    return state | ({'is_eos': jnp.zeros((B, R), bool)} if self.boundary == 'eos_id' else {})
+    if self.boundary == 'eos_id':
+      state['is_eos'] = jnp.zeros((batch, R), bool)
+    return state
 
   def __call__(
     self,
@@ -86,22 +90,35 @@ class Windows:
       _check_documents(documents_BxT, (B, T))
     if not self.slots:
       return [ids_BxTxK], None
-    state = self.empty_state(B, K) if state is None else state
+    if state is None:
+      state = self.empty_state(B, K)
     if documents_BxT is None:
       number_Bx1 = jnp.maximum(state['documents'][:, -1:], 0)
       documents_BxT = jnp.broadcast_to(number_Bx1, (B, T))
     segment = {'ids': ids_BxTxK, 'documents': documents_BxT}
     if self.boundary == 'eos_id':
-      segment['is_eos'] = (ids_BxTxK[..., 0] if tokens_BxT is None else tokens_BxT) == self.eos_id
-    joined = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), state, segment)
-    keep_last = lambda before, new: cache.keep_last(before, new, valid_BxT)
-    return self._look_back(joined, T), jax.tree.map(keep_last, state, segment)
+      if tokens_BxT is None:
+        tokens_BxT = ids_BxTxK[..., 0]
+      segment['is_eos'] = tokens_BxT == self.eos_id
 
-  def _look_back(self, joined: State, T: int) -> list[jax.Array]:
+    def concatenate(before, new):
+      return jnp.concatenate([before, new], axis=1)
+
+    def keep_last(before, new):
+      return cache.keep_last(before, new, valid_BxT)
+
+    stream = jax.tree.map(concatenate, state, segment)
+    return self._look_back(stream, T), jax.tree.map(keep_last, state, segment)
+
+  def _look_back(self, stream: State, T: int) -> list[jax.Array]:
     """Returns the ids at each place of the windows of the last T of S tokens, [B, T, K] each."""
     R = self.slots
-    before = lambda name, steps: joined[name][:, R - steps : R - steps + T]
-    windows, is_inside_BxT = [before('ids', 0)], True
+
+    def before(name, steps):
+      return stream[name][:, R - steps : R - steps + T]
+
+    windows = [before('ids', 0)]
+    is_inside_BxT = True
     for steps in range(1, R + 1):
       if self.boundary == 'none':
         is_inside_BxT &= before('documents', steps) != document_masks.NONE
@@ -115,7 +132,8 @@ class Windows:
     return windows
 
 
-def _check_documents(documents_BxT, shape):
+def _check_documents(documents_BxT: jax.Array, shape: tuple[int, int]) -> None:
+  """Raises ValueError for document numbers that are not integers of a shape [B, T]."""
   if not jnp.issubdtype(documents_BxT.dtype, jnp.integer) or documents_BxT.shape != shape:
     raise ValueError(
       f'documents_BxT is {documents_BxT.dtype} {list(documents_BxT.shape)}: expected the document '
