@@ -13,7 +13,8 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
 def files() -> dict[str, pathlib.Path]:
   """Returns the config files that come with the package, by their names without `.py`."""
-  installed, checkout = PACKAGE / 'configs', PACKAGE.parent / 'configs'
+  installed = PACKAGE / 'configs'
+  checkout = PACKAGE.parent / 'configs'
   folder = installed if installed.is_dir() else checkout
   return {path.stem: path for path in sorted(folder.glob('[!_]*.py'))}
 

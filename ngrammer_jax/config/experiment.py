@@ -48,7 +48,8 @@ class Config:
 
   def warnings(self) -> Iterator[str]:
     """Yields a sentence about each number that is unlikely to be meant."""
-    o, steps = self.optimizer, self.training.steps
+    o = self.optimizer
+    steps = self.training.steps
     if o.warmup_steps >= steps:
       share = min(steps / o.warmup_steps, 1)
       yield (
@@ -72,24 +73,40 @@ class Config:
     self.optimizer.check_groups(self.model.parameter_groups())
 
   def _check_positions(self) -> None:
-    positions, limit = self.model.positions(), self.model.num_positions
-    memory = self.model.memory.length if self.model.memory else 0
-    context = self.training.segment_length + memory
-    if self.model.position == 'rope' and limit and context > limit:
+    """Raises BadInput if segments and their memories are longer than the positions of the model."""
+    if self.model.position == 'rope':
+      self._check_rotary_positions()
+    if self.model.position in ('learned', 'absolute'):
+      self._check_learned_positions()
+
+  def _check_rotary_positions(self) -> None:
+    limit = self.model.num_positions
+    context = self.training.segment_length + _memory_length(self.model)
+    if limit is not None and context > limit:
       raise errors.BadInput(
         f'training.segment_length={self.training.segment_length} with its memory is longer than '
         f'model.positional.scaling.original_length={limit}: use shorter segments, or '
         f'model.positional.scaling.is_long=True'
       )
-    context = max(context, self.evaluation_context())
-    if self.model.position in ('learned', 'absolute') and context > positions.max_length:
-      names = 'training.segment_length', 'evaluation.segment_length'
-      if self.model.memory:
-        names += 'model.memory.length', 'evaluation.memory.length'
-      raise errors.BadInput(
-        f'model.positional.max_length={positions.max_length} is less than the {context} tokens of '
-        f'a segment{" and its memory" * (len(names) > 2)}: raise it, or lower {" or ".join(names)}'
-      )
+
+  def _check_learned_positions(self) -> None:
+    """Raises BadInput if two keys of a token have the same position, or a segment has no room."""
+    num_keys = max(
+      _keys_of_a_token(self.model, self.training.segment_length),
+      _keys_of_a_token(self.evaluation_model(), self.evaluation_length()),
+    )
+    max_length = self.model.positions().max_length
+    if num_keys <= max_length:
+      return
+    tokens = 'a segment'
+    names = 'training.segment_length or evaluation.segment_length'
+    if self.model.memory is not None:
+      tokens += ' and its memory'
+      names += ' or model.memory.length or evaluation.memory.length'
+    raise errors.BadInput(
+      f'model.positional.max_length={max_length} is less than the {num_keys} tokens of {tokens}: '
+      f'raise it, or lower {names}'
+    )
 
   def evaluation_length(self) -> int:
     """Segment length of evaluation."""
@@ -99,16 +116,31 @@ class Config:
     """Maximum number of tokens that a token is predicted from in evaluation."""
     if self.model.recurrent is not None:
       return UNBOUNDED
-    memory = self.evaluation_model().memory
-    return self.evaluation_length() + (memory.length if memory else 0)
+    return self.evaluation_length() + _memory_length(self.evaluation_model())
 
   def evaluation_model(self) -> ModelConfig:
     """The model config with the memory and the positions of evaluation."""
-    memory = self.evaluation.memory
-    model = self.model if memory is None else memory.apply(self.model)
-    context = self.evaluation_length() + (model.memory.length if model.memory else 0)
-    if model.position == 'rope' and model.num_positions and context > model.num_positions:
+    model = self.model
+    if self.evaluation.memory is not None:
+      model = self.evaluation.memory.apply(model)
+    limit = model.num_positions
+    context = self.evaluation_length() + _memory_length(model)
+    if model.position == 'rope' and limit is not None and context > limit:
       scaling = dataclasses.replace(model.positional.scaling, is_long=True)
       positional = dataclasses.replace(model.positional, scaling=scaling)
       model = dataclasses.replace(model, positional=positional)
     return model
+
+
+def _memory_length(model: ModelConfig) -> int:
+  """Returns the length of the segment memory, 0 if there is none."""
+  return 0 if model.memory is None else model.memory.length
+
+
+def _keys_of_a_token(model: ModelConfig, segment_length: int) -> int:
+  """Returns the maximum number of keys that a token attends to, its own among them."""
+  context = segment_length + _memory_length(model)
+  window = None if model.memory is None else model.memory.window()
+  if window is None:
+    return context
+  return min(context, window)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 import math
-import sys
 import types
 import typing
 from typing import Any
@@ -69,8 +68,12 @@ class Key:
   @functools.cached_property
   def block(self) -> type | None:
     """The dataclass of a section, an optional block or a tuple of blocks; None for other values."""
-    kinds = (self.entry_type or kind for kind in self.types)
-    return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+    if self.is_tuple_of_blocks:
+      return self.entry_type
+    for each in self.types:
+      if dataclasses.is_dataclass(each):
+        return each
+    return None
 
   @functools.cached_property
   def is_tuple_of_blocks(self) -> bool:
@@ -80,8 +83,10 @@ class Key:
   @functools.cached_property
   def entry_type(self) -> type | None:
     """The type of the entries of a tuple; None for another value."""
-    tuples = (kind for kind in self.types if typing.get_origin(kind) is tuple)
-    return next((typing.get_args(kind)[0] for kind in tuples), None)
+    for each in self.types:
+      if typing.get_origin(each) is tuple:
+        return typing.get_args(each)[0]
+    return None
 
   def entry(self, index: int | str) -> 'Key':
     """Returns the key of one block of a tuple of blocks."""
@@ -116,39 +121,40 @@ class Key:
       if type(value) in item.types:
         return (value,)
     if float in self.types and type(value) is int:
-      if abs(value) <= sys.float_info.max:
-        return float(value)
-      return math.inf if value > 0 else -math.inf
+      return _to_float(value)
     if type(value) not in self.types:
-      name = lambda kind: str(kind) if typing.get_origin(kind) else kind.__name__
-      expected = ' or '.join('None' if k is types.NoneType else name(k) for k in self.types)
+      expected = ' or '.join(map(_type_name, self.types))
       raise errors.BadInput(f'{self.path}={format_value(value)} is not of type {expected}')
     return value
 
-  def allow(self, value: Any) -> bool:
+  def _is_allowed(self, value: Any) -> bool:
     """Whether choices or bounds allow a value, or an entry of a tuple."""
     if self.choices is not None:
       return value in self.choices
-    limits = (
-      self.at_least is None or value >= self.at_least,
-      self.above is None or value > self.above,
-      self.at_most is None or value <= self.at_most,
-      self.below is None or value < self.below,
-    )
-    return all(limits)
+    if self.at_least is not None and not value >= self.at_least:
+      return False
+    if self.above is not None and not value > self.above:
+      return False
+    if self.at_most is not None and not value <= self.at_most:
+      return False
+    return self.below is None or value < self.below
 
-  def describe(self) -> str:
-    """Formats the rules as the predicate of an error message."""
+  def _describe_allowed(self) -> str:
+    """Formats choices or bounds as the predicate of an error message."""
     if self.choices is not None:
       return f'is not one of: {", ".join(self.choices)}'
     if self.at_least is not None and self.at_most is not None:
       return f'must be from {self.at_least} to {self.at_most}'
-    bounds = {'at least': self.at_least, 'above': self.above}
-    bounds |= {'at most': self.at_most, 'below': self.below}
-    parts = [f'{words} {bound}' for words, bound in bounds.items() if bound is not None]
-    return f'must be {" and ".join(parts)}'
+    bounds = {
+      'at least': self.at_least,
+      'above': self.above,
+      'at most': self.at_most,
+      'below': self.below,
+    }
+    texts = [f'{words} {bound}' for words, bound in bounds.items() if bound is not None]
+    return f'must be {" and ".join(texts)}'
 
-  def problem(self, value: Any) -> str | None:
+  def _find_problem(self, value: Any) -> str | None:
     """Returns what is wrong with a value, or an entry of a tuple, as a predicate; None: nothing."""
     if value is None or value in self.also:
       return None
@@ -156,17 +162,22 @@ class Key:
       return 'must be finite'
     if isinstance(value, int) and value > MAX_INT and self.at_most is None:
       return f'must be at most {MAX_INT:,}'
-    if self.allow(value):
+    if self._is_allowed(value):
       return None
-    alternatives = (*self.also, None) if self.is_optional else self.also
-    suffix = ''.join(f', or {other}' for other in alternatives)
-    is_of_value = self.reason and not (self.only_for or self.needs)
-    return f'{self.describe()}{suffix}{f": {self.reason}" if is_of_value else ""}'
+    problem = self._describe_allowed()
+    for other in self.also:
+      problem += f', or {other}'
+    if self.is_optional:
+      problem += ', or None'
+    if self.reason and not (self.only_for or self.needs):
+      problem += f': {self.reason}'
+    return problem
 
   def check(self, value: Any) -> None:
     """Raises BadInput for a value that choices or bounds do not allow."""
     for item in value if isinstance(value, tuple) else (value,):
-      if problem := self.problem(item):
+      problem = self._find_problem(item)
+      if problem is not None:
         raise errors.BadInput(f'{self.path}={format_entry(value, item)} {problem}')
 
   def check_with_others(self, value: Any, blocks: Blocks) -> None:
@@ -188,12 +199,32 @@ class Key:
 
   def _excluded(self, value: Any, path: str, other: Any, choices: tuple[Any, ...]) -> str:
     """Returns the message for a value that the value of the key at a path excludes."""
-    remedy = '' if value == self.default else f': use {self.default!r}'
-    reason = f'; {self.reason}' if self.reason else ''
-    return (
+    message = (
       f'{self.path}={format_value(value)} is not for {path}={format_value(other)}, but for '
-      f'{", ".join(map(str, choices))}{remedy}{reason}'
+      f'{", ".join(map(str, choices))}'
     )
+    if value != self.default:
+      message += f': use {self.default!r}'
+    if self.reason:
+      message += f'; {self.reason}'
+    return message
+
+
+def _to_float(value: int) -> float:
+  """Returns an int as a float, infinite if it is too large."""
+  try:
+    return float(value)
+  except OverflowError:
+    return math.inf if value > 0 else -math.inf
+
+
+def _type_name(value_type: Any) -> str:
+  """Returns the name of a declared type, such as int, None or tuple[int, ...]."""
+  if value_type is types.NoneType:
+    return 'None'
+  if typing.get_origin(value_type):
+    return str(value_type)
+  return value_type.__name__
 
 
 def field(default: Any, comment: str, **rules: Any) -> Any:
@@ -202,31 +233,39 @@ def field(default: Any, comment: str, **rules: Any) -> Any:
 
 
 @functools.cache
-def keys(kind: type, path: str = '') -> dict[str, Key]:
+def keys(block: type, path: str = '') -> dict[str, Key]:
   """Returns the keys of a config dataclass by name, without those inside its blocks."""
-  members = lambda hint: typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-  own = lambda f: {'path': path + f.name, 'types': members(f.type)}
-  fields = dataclasses.fields(kind)
-  return {f.name: dataclasses.replace(f.metadata['key'], **own(f)) for f in fields}
+  own_keys = {}
+  for field in dataclasses.fields(block):
+    is_union = isinstance(field.type, types.UnionType)
+    own_keys[field.name] = dataclasses.replace(
+      field.metadata['key'],
+      path=f'{path}{field.name}',
+      types=typing.get_args(field.type) if is_union else (field.type,),
+    )
+  return own_keys
 
 
-def walk(kind: type, path: str = '') -> Iterator[Key]:
+def walk(block: type, path: str = '') -> Iterator[Key]:
   """Yields every key of a config dataclass: a section or block, then the keys inside it.
 
   Of a tuple of blocks, the keys of its first block.
   """
-  for key in keys(kind, path).values():
+  for key in keys(block, path).values():
     yield key
-    block = key.entry(0) if key.is_tuple_of_blocks else key
-    if block.block is not None:
-      yield from walk(block.block, f'{block.path}.')
+    if key.is_tuple_of_blocks:
+      yield from walk(key.block, f'{key.path}.0.')
+    elif key.block is not None:
+      yield from walk(key.block, f'{key.path}.')
 
 
 def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
   """Yields the key and value of every plain value, and of blocks that are None or ()."""
   for name, key in keys(type(config), path).items():
-    values = {key: getattr(config, name)}
-    for entry, value in (key.entries(values[key]) or values).items():
+    entries = key.entries(getattr(config, name))
+    if not entries:
+      yield key, ()
+    for entry, value in entries.items():
       if dataclasses.is_dataclass(value):
         yield from walk_values(value, f'{entry.path}.')
       else:
@@ -260,11 +299,15 @@ def _check_with_others(config: Any, path: str, enclosing: Blocks) -> None:
       entry.check_with_others(value, blocks)
 
 
+def _is_free_on_resume(key: Key) -> bool:
+  return key.free_on_resume
+
+
 def differences(
   before: Any,
   after: Any,
   path: str = '',
-  may_differ: Callable[[Key], bool] = lambda key: key.free_on_resume,
+  may_differ: Callable[[Key], bool] = _is_free_on_resume,
 ) -> Iterator[tuple[Key, Any, Any]]:
   """Yields key, old and new value for each difference that is not allowed, by default on resume.
 
@@ -278,7 +321,8 @@ def differences(
   for name, key in keys(type(before), path).items():
     if may_differ(key):
       continue
-    olds, news = (key.entries(getattr(config, name)) for config in (before, after))
+    olds = key.entries(getattr(before, name))
+    news = key.entries(getattr(after, name))
     for entry in olds | news:
       old, new = olds.get(entry), news.get(entry)
       if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):

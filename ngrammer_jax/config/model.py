@@ -164,17 +164,19 @@ class ModelConfig:
   @property
   def num_positions(self) -> int | None:
     """Maximum number of tokens that a token can be predicted from; None: no limit."""
-    p = self.positions()
     if self.position == 'absolute':
-      return p.max_length
-    has_short_factors = p.scaling is not None and p.scaling.kind == 'longrope'
-    return p.scaling.original_length if has_short_factors and not p.scaling.is_long else None
+      return self.positions().max_length
+    scaling = self.positions().scaling
+    if scaling is not None and scaling.kind == 'longrope' and not scaling.is_long:
+      return scaling.original_length
+    return None
 
   @property
   def longest_document(self) -> int | None:
     """Maximum number of tokens of a document that the model can read; None: no limit."""
-    repeats = self.position == 'absolute' and self.memory is not None
-    return None if repeats else self.num_positions
+    if self.position == 'absolute' and self.memory is not None:  # positions repeat
+      return None
+    return self.num_positions
 
   def attention_options(self) -> AttentionConfig:
     """Options of attention."""
@@ -191,13 +193,16 @@ class ModelConfig:
 
   def width_at(self, point: str) -> int:
     """Returns the features of what a memory changes: after attention, the values of all heads."""
-    return self.heads * self.head_features if point == 'after_attention' else self.width
+    if point == 'after_attention':
+      return self.heads * self.head_features
+    return self.width
 
   @property
   def outer_dropout(self) -> float:
     """Dropout of the embeddings, and of the final output if it has no norm."""
-    own = None if self.adaptive_softmax is None else self.adaptive_softmax.dropout
-    return self.dropout if own is None else own
+    if self.adaptive_softmax is None or self.adaptive_softmax.dropout is None:
+      return self.dropout
+    return self.adaptive_softmax.dropout
 
   @property
   def sees_later_tokens(self) -> bool:
@@ -207,20 +212,26 @@ class ModelConfig:
   @property
   def context_heads(self) -> int:
     """Number of heads that attend to the context."""
-    is_split = self.persistent is not None and self.persistent.kind == 'head_split'
-    return self.heads // 2 if is_split else self.heads
+    if self.persistent is not None and self.persistent.kind == 'head_split':
+      return self.heads // 2
+    return self.heads
 
   @property
   def context_key_heads(self) -> int:
     """Number of heads of keys and values of the context."""
-    own = self.key_value_heads
-    return self.context_heads if own in (None, self.heads) else own
+    if self.key_value_heads in (None, self.heads):
+      return self.context_heads
+    return self.key_value_heads
 
   def parameter_groups(self) -> tuple[str, ...]:
     """Names of the groups of the parameters, see `models.parameter_groups`."""
-    memories = [name for name in ('ngram', 'persistent', 'span') if getattr(self, name) is not None]
-    memories += map(ngram_memory.name, range(len(self.ngram_memories)))
-    return 'embedding', 'blocks', 'head', *memories
+    names = ['embedding', 'blocks', 'head']
+    for name in ('ngram', 'persistent', 'span'):
+      if getattr(self, name) is not None:
+        names.append(name)
+    for number in range(len(self.ngram_memories)):
+      names.append(ngram_memory.name(number))
+    return tuple(names)
 
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
@@ -247,27 +258,43 @@ class ModelConfig:
 
   def attention_needs(self) -> dict[str, str]:
     """Returns what attention needs (see `kernels.NEEDS`), with the option that asks for it."""
-    pairings = {f'ngram_memories.{i}': each.pairing for i, each in enumerate(self.ngram_memories)}
-    if self.ngram is not None and self.ngram.layer == 'attention':
-      pairings |= {'ngram': self.ngram.pairing}
-    attended = [f'{path}.pairing' for path, pairing in pairings.items() if 'attended' in pairing]
     options = self.attention_options()
-    norm, span, persistent = options.query_key_norm, self.span, self.persistent
-    needs = {
-      'distances': self.position in BACKWARD_POSITIONS and f'position={self.position!r}',
-      'mask': self.memory is not None and 'memory',
-      'grouped': self.context_key_heads != self.context_heads and 'key_value_heads',
-      'joint_norm': self.memory and norm == 'full' and 'attention.query_key_norm="full"',
-      'spans': span is not None and 'span',
-      'all_keys': span and span.counts_all_keys(self.kernel) and 'span.epsilon_keys="all"',
-      'persistent': persistent is not None and persistent.vectors > 0 and 'persistent',
-      'dropout': self.attention_dropout > 0 and f'attention_dropout={self.attention_dropout}',
-      'pairs': attended and f'{attended[0]}="attended"',
-      'cap': options.logit_cap is not None and f'attention.logit_cap={options.logit_cap}',
-    }
+    needs = {}
+    if self.position in BACKWARD_POSITIONS:
+      needs['distances'] = f'position={self.position!r}'
     if options.window is not None:
       needs['mask'] = f'attention.window={options.window}'
-    return {name: option for name, option in needs.items() if option}
+    elif self.memory is not None:
+      needs['mask'] = 'memory'
+    if self.context_key_heads != self.context_heads:
+      needs['grouped'] = 'key_value_heads'
+    if self.memory is not None and options.query_key_norm == 'full':
+      needs['joint_norm'] = 'attention.query_key_norm="full"'
+    if self.span is not None:
+      needs['spans'] = 'span'
+      if self.span.counts_all_keys(self.kernel):
+        needs['all_keys'] = 'span.epsilon_keys="all"'
+    if self.persistent is not None and self.persistent.vectors > 0:
+      needs['persistent'] = 'persistent'
+    if self.attention_dropout > 0:
+      needs['dropout'] = f'attention_dropout={self.attention_dropout}'
+    attended = self._attended_pairings()
+    if attended:
+      needs['pairs'] = f'{attended[0]}="attended"'
+    if options.logit_cap is not None:
+      needs['cap'] = f'attention.logit_cap={options.logit_cap}'
+    return needs
+
+  def _attended_pairings(self) -> list[str]:
+    """Returns the keys that pair tokens with those that have the most attention."""
+    paths = []
+    for index, memory in enumerate(self.ngram_memories):
+      if memory.pairing == 'attended':
+        paths.append(f'ngram_memories.{index}.pairing')
+    if self.ngram is not None and self.ngram.layer == 'attention':
+      if 'attended' in self.ngram.pairing:
+        paths.append('ngram.pairing')
+    return paths
 
   def _check_kernel(self) -> None:
     """Raises BadInput if the kernel cannot compute the attention of the model."""
@@ -279,15 +306,20 @@ class ModelConfig:
         )
 
   def _check_table(self) -> None:
+    """Raises BadInput if a token attends to keys further away than the table has distances."""
     window = None if self.memory is None else self.memory.window()
-    num_keys = None if window is None else window - (not self.memory.sees_itself())
-    if num_keys is None or num_keys > self.positions().max_length:
-      raise errors.BadInput(
-        f'model.position="table" has vectors for model.positional.max_length='
-        f'{self.positions().max_length} distances, but a token attends to '
-        f'{"an unlimited number of" if num_keys is None else num_keys} keys: limit them by '
-        f'model.memory.length and model.memory.same_length, also in evaluation, or raise max_length'
-      )
+    if window is None:
+      num_keys = 'an unlimited number of'
+    else:
+      num_keys = window if self.memory.sees_itself() else window - 1
+      if num_keys <= self.positions().max_length:
+        return
+    raise errors.BadInput(
+      f'model.position="table" has vectors for model.positional.max_length='
+      f'{self.positions().max_length} distances, but a token attends to {num_keys} keys: limit '
+      f'them by model.memory.length and model.memory.same_length, also in evaluation, or raise '
+      f'max_length'
+    )
 
 
 @functools.cache  # one warning per process, which may read a config several times

@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import operator
 from typing import Any, NamedTuple
 
 from ngrammer_jax import errors
@@ -32,9 +33,20 @@ class Comparison(NamedTuple):
   change: str
 
 
+def _divides(value: int, other: int) -> bool:
+  return other % value == 0
+
+
+def _is_multiple(value: int, other: int) -> bool:
+  return value % other == 0
+
+
 def _nearest_divisor(value: int, other: int) -> int:
   """Returns the largest divisor of a number up to a value."""
-  return next(divisor for divisor in range(min(value, other), 0, -1) if other % divisor == 0)
+  for divisor in range(min(value, other), 1, -1):
+    if other % divisor == 0:
+      return divisor
+  return 1
 
 
 def _nearest_multiple(value: int, other: int) -> int:
@@ -43,15 +55,22 @@ def _nearest_multiple(value: int, other: int) -> int:
 
 def _largest_below(value: Any, other: Any) -> int | None:
   """Returns the largest int below another one. There is no largest float."""
-  return other - 1 if isinstance(value, int) else None
+  if isinstance(value, int):
+    return other - 1
+  return None
 
 
-DIVIDES = Comparison('divide', lambda v, other: other % v == 0, _nearest_divisor, 'another')
-DIVISIBLE = Comparison('be divisible by', lambda v, n: v % n == 0, _nearest_multiple, 'another')
-LESS_THAN = Comparison('be less than', lambda v, limit: v < limit, _largest_below, 'a larger')
-AT_MOST = Comparison('be at most', lambda v, limit: v <= limit, lambda v, limit: limit, 'a larger')
-AT_LEAST = Comparison('be at least', lambda v, least: v >= least, lambda v, n: n, 'a smaller')
-EQUALS = Comparison('equal', lambda v, other: v == other, lambda v, other: other, 'another')
+def _other_itself(value: Any, other: Any) -> Any:
+  del value
+  return other
+
+
+DIVIDES = Comparison('divide', _divides, _nearest_divisor, 'another')
+DIVISIBLE = Comparison('be divisible by', _is_multiple, _nearest_multiple, 'another')
+LESS_THAN = Comparison('be less than', operator.lt, _largest_below, 'a larger')
+AT_MOST = Comparison('be at most', operator.le, _other_itself, 'a larger')
+AT_LEAST = Comparison('be at least', operator.ge, _other_itself, 'a smaller')
+EQUALS = Comparison('equal', operator.eq, _other_itself, 'another')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,27 +108,34 @@ class Relation:
     """
     if not all(_matches(find(name, blocks), values) for name, values in self.where.items()):
       return
-    name, other = '', self.other
+    name = ''
+    other = self.other
     if isinstance(other, str):
       name, other = find(other, blocks) or ('', None)
       if other is None:
         return
-    number = other if other is None else self.times * other - self.minus
-    for item in value if isinstance(value, tuple) else (value,):
-      if item is not None and not self.comparison.holds(item, number):
+    number = other
+    if number is not None:
+      number = self.times * other - self.minus
+    entries = value if isinstance(value, tuple) else (value,)
+    for entry in entries:
+      if entry is not None and not self.comparison.holds(entry, number):
         raise errors.BadInput(
-          f'{path}={format_entry(value, item)} must {self.comparison.words} '
+          f'{path}={format_entry(value, entry)} must {self.comparison.words} '
           f'{self._describe_other(name, other)}{self._describe_where(blocks)}: '
-          f'{self._remedy(item, name, number)}{f"; {self.reason}" if self.reason else ""}'
+          f'{self._remedy(entry, name, number)}'
         )
 
   def _describe_other(self, name: str, other: Any) -> str:
     """Formats the other key with its value, and what is computed from it."""
     if not name:
       return format_value(other)
-    factor = f'{self.times} x ' if self.times != 1 else ''
-    difference = f' - {self.minus}' if self.minus else ''
-    return f'{factor}{name}={format_value(other)}{difference}'
+    text = f'{name}={format_value(other)}'
+    if self.times != 1:
+      text = f'{self.times} x {text}'
+    if self.minus:
+      text = f'{text} - {self.minus}'
+    return text
 
   def _describe_where(self, blocks: Blocks) -> str:
     """Formats the conditions on keys that are set."""
@@ -118,12 +144,17 @@ class Relation:
     return f' for {" and ".join(texts)}' if texts else ''
 
   def _remedy(self, value: Any, name: str, number: Any) -> str:
-    """Returns what to change: the value, or the other key."""
+    """Returns what to change, the value or the other key, and the reason."""
     nearest = self.comparison.nearest(value, number)
-    is_unknown = nearest is None and number is not None
-    own = 'another value' if is_unknown else format_value(nearest)
-    other = f', or {self.comparison.change} {name}' if name else ''
-    return f'use {own}{other}'
+    if nearest is None and number is not None:
+      text = 'use another value'
+    else:
+      text = f'use {format_value(nearest)}'
+    if name:
+      text += f', or {self.comparison.change} {name}'
+    if self.reason:
+      text += f'; {self.reason}'
+    return text
 
 
 def find(name: str, blocks: Blocks) -> tuple[str, Any] | None:

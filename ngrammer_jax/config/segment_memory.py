@@ -38,8 +38,11 @@ class MemoryConfig:
     'initial slots: masked, or zeros that are attended to',
     choices=('empty', 'zeros'),
     needs={
-      'zeros': {'bias': (False,), 'norm': ('post', 'post_skip')}
-      | {'attention.query_key_value_bias': (None, False)}
+      'zeros': {
+        'bias': (False,),
+        'norm': ('post', 'post_skip'),
+        'attention.query_key_value_bias': (None, False),
+      }
     },
     reason='zero inputs must have zero keys and values',
   )
@@ -51,15 +54,25 @@ class MemoryConfig:
     at_least=0,
     free_on_init=True,
     free_on_resume=True,
-    only_for={'position': ('rope', 'none'), 'same_length': ('no',)}
-    | {'span': (None,), 'recurrent': (None,)},
+    only_for={
+      'position': ('rope', 'none'),
+      'same_length': ('no',),
+      'span': (None,),
+      'recurrent': (None,),
+    },
     relations=(less_than('length'),),
     reason='the keys of the first tokens move, which needs rotary positions',
   )
 
   def window(self) -> int | None:
     """Distance in tokens below which keys are attended to; None: no limit."""
-    return {'no': None, 'memory': self.length}.get(self.same_length, self.length + 1)
+    match self.same_length:
+      case 'no':
+        return None
+      case 'memory':
+        return self.length
+      case _:
+        return self.length + 1
 
   def sees_itself(self) -> bool:
     """Whether a token attends to itself."""

@@ -11,8 +11,13 @@ KINDS = ('adaptive', 'dynamic')
 # Keys within the span and its ramp, as in the official code, which trims its cache; or all keys, as
 # in its formula. Kernels that skip the keys beyond a span support `span` alone.
 EPSILON_KEYS = ('span', 'all')
-INITIAL = {('adaptive', False): 0.0, ('dynamic', False): -4.0}  # by kind, and whether neutral
-INITIAL |= {('adaptive', True): 1.0, ('dynamic', True): 4.0}
+# Initial values by kind, and whether the start is neutral.
+INITIAL = {
+  ('adaptive', False): 0.0,
+  ('adaptive', True): 1.0,
+  ('dynamic', False): -4.0,
+  ('dynamic', True): 4.0,
+}
 MIN_LIMIT = 64  # below it, unless such a kernel is named, there is little to skip: `all`
 
 
@@ -61,13 +66,16 @@ class SpanConfig:
 
   def initial_value(self) -> float:
     """Returns the initial parameter."""
-    default = INITIAL[self.kind, self.start == 'neutral']
-    return default if self.initial is None else self.initial
+    if self.initial is not None:
+      return self.initial
+    return INITIAL[self.kind, self.start == 'neutral']
 
   def initial_span(self) -> float:
     """Returns the initial span of a neutral start, in tokens."""
     z = self.initial_value()
-    return self.limit * (z if self.kind == 'adaptive' else 1 / (1 + math.exp(-z)))
+    if self.kind == 'adaptive':
+      return self.limit * z
+    return self.limit * (1 / (1 + math.exp(-z)))
 
   def counts_all_keys(self, kernel: str | None) -> bool:
     """Whether keys beyond the span count in the normaliser, with `model.kernel`."""

@@ -269,6 +269,23 @@ def test_a_call_ends_at_every_event_and_nowhere_by_where_a_run_began():
   assert list(rarely.calls(0)) == [(0, 4), (4, 8), (8, 12), (12, 16), (16, 17)]
 
 
+@pytest.mark.parametrize('same_length, is_allowed', [('no', False), ('memory', True)])
+def test_keys_of_a_token_have_different_positions(same_length, is_allowed):
+  """With `same_length`, these are fewer than the tokens of the segment and its memory."""
+  memory = {'length': 500, 'same_length': same_length}
+  model = {'position': 'absolute', 'memory': memory, 'positional': {'max_length': 512}}
+  resolve = lambda: config.resolve({'model': model, 'training': {'segment_length': 128}})
+  if is_allowed:
+    assert resolve().evaluation_context() == 628
+  else:
+    with bad_input(
+      'model.positional.max_length=512 is less than the 628 tokens of a segment and its memory: '
+      'raise it, or lower training.segment_length or evaluation.segment_length or '
+      'model.memory.length or evaluation.memory.length'
+    ):
+      resolve()
+
+
 def longrope(training, evaluation):
   scaling = {'kind': 'longrope', 'factor': 2.0, 'original_length': 48}
   scaling |= {'short_factors': [1.0] * 32, 'long_factors': [2.0] * 32}
