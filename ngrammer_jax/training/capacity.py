@@ -20,7 +20,7 @@ from ngrammer_jax.training import state as train_state
 TRAINING_ARRAYS = 'parameters, optimizer state, memory and batch'
 
 
-def check(config: experiment.Config, state: train_state.TrainState) -> None:
+def check_training_fits(config: experiment.Config, state: train_state.TrainState) -> None:
   """Raises BadInput for a model or a batch that is too large.
 
   Args:
@@ -28,18 +28,20 @@ def check(config: experiment.Config, state: train_state.TrainState) -> None:
     state: the abstract train state, with shardings.
   """
   mesh = state.step.sharding.mesh
-  t, by_row = config.training, sharding.rows_sharding(mesh, axis=1)
+  t = config.training
   shape = t.segments_per_call, t.batch_size, t.segment_length
-  call = checksums.named_leaves({'batch': programs.abstract_segment(shape, by_row)})
-  arrays = checksums.named_leaves(state) | call | _evaluation(config, mesh)
-  device, machine = memory_limits.device_memory(mesh), memory_limits.machine_memory(mesh)
-  on_host = {name: leaf for name, leaf in arrays.items() if sharding.is_on_host(leaf)}
+  batch = programs.abstract_segment(shape, sharding.rows_sharding(mesh, axis=1))
+  call = checksums.named_leaves({'batch': batch})
+  arrays = checksums.named_leaves(state) | call | _validation_arrays(config, mesh)
+  device = memory_limits.device_memory(mesh)
+  machine = memory_limits.machine_memory(mesh)
   if device.name == machine.name:  # the devices are the processor
     memory_limits.check_fits(arrays, machine, TRAINING_ARRAYS)
-  else:
-    on_device = {name: leaf for name, leaf in arrays.items() if name not in on_host}
-    memory_limits.check_fits(on_device, device, TRAINING_ARRAYS)
-    memory_limits.check_fits(on_host, machine, TRAINING_ARRAYS)
+    return
+  on_host = {name: leaf for name, leaf in arrays.items() if sharding.is_on_host(leaf)}
+  on_device = {name: leaf for name, leaf in arrays.items() if name not in on_host}
+  memory_limits.check_fits(on_device, device, TRAINING_ARRAYS)
+  memory_limits.check_fits(on_host, machine, TRAINING_ARRAYS)
 
 
 def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Compiled) -> None:
@@ -60,18 +62,23 @@ def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Comp
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int:
   """Returns the bytes of a device that a program needs: arguments, temporary arrays, results."""
-  m = compiled.memory_analysis()
-  results = m.output_size_in_bytes - m.alias_size_in_bytes  # others reuse donated arguments
-  return m.argument_size_in_bytes + m.temp_size_in_bytes + results
+  analysis = compiled.memory_analysis()
+  # The other results reuse donated arguments.
+  results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+  return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + results
 
 
-def _evaluation(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def _validation_arrays(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
   """Returns the abstract arrays of a segment of validation and of its memory, by name."""
-  model, by_row = config.evaluation_model(), sharding.rows_sharding(mesh)
+  model = config.evaluation_model()
   rows = sharding.round_rows(min(config.training.batch_size, config.evaluation.streams), mesh)
-  # Learned spans shorten the cache: its size is not known yet.
-  slots = 0 if model.memory is None or model.span is not None else model.memory.length
-  memory = jax.eval_shape(lambda: language_model.empty_memory(model, rows, slots) if slots else {})
+  by_row = sharding.rows_sharding(mesh)
   segment = programs.abstract_segment((rows, config.evaluation_length()), by_row)
+  memory = {}
+  # Learned spans shorten the cache: its size is not known yet.
+  if model.memory is not None and model.span is None and model.memory.length > 0:
+    memory = jax.eval_shape(
+      lambda: language_model.empty_memory(model, rows, model.memory.length)
+    )
   arrays = checksums.named_leaves({'evaluation': sharding.abstract(memory, by_row)})
   return arrays | checksums.named_leaves({'evaluation': segment})

@@ -49,7 +49,7 @@ def train(
     BadInput: the input is invalid, or the loss is not finite.
   """
   start_time = time.monotonic()
-  profile.check(trace, config.training.steps)
+  profile.check_steps(trace, config.training.steps)
 
   with hosts.collective_errors():
     config = workdirs.with_kept_values(workdir, config)
@@ -106,7 +106,7 @@ def prepare(
     source = reader.frozen_dtypes(workdir) if has_checkpoint else task.source_dtypes
   run = programs.Programs(config, task.vocabulary.size, _make_mesh(config), source, task.loss)
   with hosts.collective_errors():  # hosts may differ in their memory
-    capacity.check(config, run.abstract)
+    capacity.check_training_fits(config, run.abstract)
   return task, run
 
 

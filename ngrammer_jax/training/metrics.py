@@ -29,23 +29,29 @@ def codebook_metrics(before: Any, after: Any, is_full_batch: bool = True) -> Met
   """
   pairs = zip(_quantizers(before), _quantizers(after), strict=True)
   values = [_quantizer_metrics(old, new, is_full_batch) for old, new in pairs]
-  return jax.tree.map(lambda *scalars: sum(scalars) / len(scalars), *values) if values else {}
+  if not values:
+    return {}
+  return jax.tree.map(lambda *scalars: sum(scalars) / len(scalars), *values)
 
 
 def _quantizers(codebook: Any) -> list[dict[str, jax.Array]]:
   """Returns the variables of every quantiser of a model."""
-  parts = traverse_util.flatten_dict(codebook, is_leaf=lambda _, part: 'centroids' in part)
-  return [part for part in parts.values() if isinstance(part, Mapping)]
+  by_path = traverse_util.flatten_dict(
+    codebook, is_leaf=lambda _, variables: 'centroids' in variables
+  )
+  return [variables for variables in by_path.values() if isinstance(variables, Mapping)]
 
 
-def _quantizer_metrics(old, new, is_full_batch) -> Metrics:
+def _quantizer_metrics(
+  old: Mapping[str, jax.Array], new: Mapping[str, jax.Array], is_full_batch: bool
+) -> Metrics:
   usage_NxK = new['usage']
   entropy_N = -jax.scipy.special.xlogy(usage_NxK, usage_NxK).sum(axis=-1)
   update_NxKxH = new['centroids'] - old['centroids']
-  changed = {'codebook/changed': new['changed'].mean()} if is_full_batch else {}
-  return {
-    'codebook/perplexity': jnp.exp(entropy_N).mean(),
-    'codebook/dead': (usage_NxK < quantizer.DEAD / usage_NxK.shape[1]).mean(),
-    'codebook/drift': jnp.linalg.norm(update_NxKxH) / jnp.linalg.norm(old['centroids']),
-    **changed,
-  }
+  metrics = {}
+  if is_full_batch:
+    metrics['codebook/changed'] = new['changed'].mean()
+  metrics['codebook/perplexity'] = jnp.exp(entropy_N).mean()
+  metrics['codebook/dead'] = (usage_NxK < quantizer.DEAD / usage_NxK.shape[1]).mean()
+  metrics['codebook/drift'] = jnp.linalg.norm(update_NxKxH) / jnp.linalg.norm(old['centroids'])
+  return metrics

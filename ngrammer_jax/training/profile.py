@@ -13,7 +13,7 @@ import jax
 from ngrammer_jax import errors
 
 
-def check(steps: range | None, total: int) -> None:
+def check_steps(steps: range | None, total: int) -> None:
   """Raises BadInput if the steps to trace begin after the last step of a run."""
   if steps and steps.start >= total:
     raise errors.BadInput(
@@ -32,9 +32,11 @@ class Trace:
   """
 
   def __init__(self, steps: range | None, workdir: pathlib.Path, synchronize: Callable[[], Any]):
-    self._steps, self._synchronize = steps or range(0), synchronize
+    self._steps = steps or range(0)
+    self._synchronize = synchronize
     self._folder = workdir / 'tensorboard'
-    self._is_tracing = self._has_traced = False
+    self._is_tracing = False
+    self._has_traced = False
 
   def __enter__(self) -> 'Trace':
     return self
@@ -47,7 +49,8 @@ class Trace:
       logging.info('step %s  tracing, into %s/plugins/profile', f'{step:,}', self._folder)
       self._synchronize()
       jax.profiler.start_trace(str(self._folder))
-      self._is_tracing = self._has_traced = True
+      self._is_tracing = True
+      self._has_traced = True
 
   def _stop(self) -> None:
     self._synchronize()
@@ -60,5 +63,8 @@ class Trace:
     elif self._is_tracing:
       jax.profiler.stop_trace()
     elif self._steps and not self._has_traced:
-      first, last = self._steps.start, self._steps.stop
-      logging.warning('--trace=%s:%s: no trace, because no call began in these steps', first, last)
+      logging.warning(
+        '--trace=%s:%s: no trace, because no call began in these steps',
+        self._steps.start,
+        self._steps.stop,
+      )

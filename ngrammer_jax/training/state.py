@@ -1,7 +1,6 @@
 """The train state and its creation."""
 
 from collections.abc import Callable, Collection, Mapping
-import functools
 from typing import Any
 
 from flax import linen as nn
@@ -80,10 +79,11 @@ def make_initializer(
       key = jax.random.fold_in(jax.random.key(seed), 1)
       params = initialization.reinitialize(model.config.initial, params, key)
 
-    def as_stored(path, leaf):
+    def as_stored(path: tuple[str, ...], leaf: Any) -> Any:
       name = '/'.join(path)
-      start = jnp.zeros_like if name in replaced else lambda x: x
-      return jax.tree.map(lambda x: start(x).astype(frozen.get(name, x.dtype)), leaf)
+      if name in replaced:
+        leaf = jax.tree.map(jnp.zeros_like, leaf)
+      return jax.tree.map(lambda x: x.astype(frozen.get(name, x.dtype)), leaf)
 
     params = traverse_util.path_aware_map(as_stored, params)
     return TrainState(
@@ -100,11 +100,14 @@ def make_initializer(
   shardings = shardings.replace(memory=jax.tree.map(lambda _: rows, shardings.memory))
   if is_split:
     shardings = shardings.replace(opt_state=zero.split(shapes.opt_state, shardings.opt_state))
-  with_sharding = lambda leaf, leaf_sharding: leaf.update(sharding=leaf_sharding)
-  abstract = jax.tree.map(with_sharding, nn.unbox(shapes), shardings)
+  abstract = jax.tree.map(
+    lambda leaf, leaf_sharding: leaf.update(sharding=leaf_sharding), nn.unbox(shapes), shardings
+  )
 
   def create() -> TrainState:
-    init = lambda: nn.unbox(make_state(model_variables.init(model, batch_size, seed)))
+    def init() -> TrainState:
+      return nn.unbox(make_state(model_variables.init(model, batch_size, seed)))
+
     options = GPU_OPTIONS if mesh.devices.flat[0].platform == 'gpu' else None
     with sharding.use(mesh):
       return jax.jit(init, out_shardings=shardings, compiler_options=options)()
@@ -124,25 +127,32 @@ def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]
     labels: label of every parameter that is trained.
     optimizers: name of the optimizer of each label of tables.
   """
-  by_name = lambda tree: traverse_util.flatten_dict(tree, sep='/')
-  params = by_name(abstract.params)
-  packed = [
-    (name, params[name].shape)
-    for name, label in by_name(labels).items()
-    if optimizers.get(label) in PACKED_OPTIMIZERS and params[name].dtype != jnp.bfloat16
-  ]
+  params = traverse_util.flatten_dict(abstract.params, sep='/')
+  packed_shapes = {}
+  for name, label in traverse_util.flatten_dict(labels, sep='/').items():
+    if optimizers.get(label) in PACKED_OPTIMIZERS and params[name].dtype != jnp.bfloat16:
+      packed_shapes[name] = params[name].shape
 
-  def pack(path, leaf):
-    name = sharding.leaf_name(path)
-    if not any(f'/{name}'.endswith(f'/{end}') and leaf.shape == shape for end, shape in packed):
+  def is_packed_table(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a leaf is a table that is packed, or has its name and shape in an optimizer."""
+    return any(
+      f'/{name}'.endswith(f'/{table_name}') and shape == table_shape
+      for table_name, table_shape in packed_shapes.items()
+    )
+
+  def pack(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    if not is_packed_table(sharding.leaf_name(path), leaf.shape) or sharding.is_on_host(leaf):
       return leaf
-    rows, width = leaf.sharding.shard_shape(leaf.shape)
     shape = table.packed_shape(*leaf.shape)
-    is_whole = table.packed_shape(rows, width)[1] == shape[1] and not sharding.is_on_host(leaf)
-    return leaf.update(shape=shape) if is_whole else leaf
+    shard_shape = table.packed_shape(*leaf.sharding.shard_shape(leaf.shape))
+    if shard_shape[1] != shape[1]:  # the shard has no whole number of packed rows
+      return leaf
+    return leaf.update(shape=shape)
 
-  pack_all = functools.partial(jax.tree_util.tree_map_with_path, pack)
-  return abstract.replace(params=pack_all(abstract.params), opt_state=pack_all(abstract.opt_state))
+  return abstract.replace(
+    params=jax.tree_util.tree_map_with_path(pack, abstract.params),
+    opt_state=jax.tree_util.tree_map_with_path(pack, abstract.opt_state),
+  )
 
 
 def reshape_tables(state: TrainState, like: TrainState, delete: bool = False) -> TrainState:
@@ -154,7 +164,7 @@ def reshape_tables(state: TrainState, like: TrainState, delete: bool = False) ->
     delete: delete each array that is reshaped, so that at most one array exists twice at a time.
   """
 
-  def reshape(leaf, like):
+  def reshape(leaf: jax.Array, like: Any) -> jax.Array:
     if leaf.shape == like.shape:
       return leaf
     new = jax.jit(jnp.reshape, static_argnums=1, out_shardings=like.sharding)(leaf, like.shape)

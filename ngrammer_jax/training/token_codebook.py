@@ -24,8 +24,10 @@ def fill(
     config: of the model.
     vocabulary: the vocabulary of the run.
   """
-  modules = memories.ngram_modules(config, vocabulary.size)
-  compressed = {path: module for path, module in modules if module.options.key == 'compressed'}
+  compressed = {}
+  for path, module in memories.ngram_modules(config, vocabulary.size):
+    if module.options.key == 'compressed':
+      compressed[path] = module
   if not compressed:
     return codebook
   classes_V = token_classes.token_classes(*vocabulary.token_texts())

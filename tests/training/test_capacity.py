@@ -49,7 +49,7 @@ def shapes(model=None, mesh=None, **sections):
 )
 def test_what_is_too_large_is_refused_and_the_largest_array_named(values, largest):
   with pytest.raises(errors.BadInput) as caught:
-    capacity.check(*shapes(**values))
+    capacity.check_training_fits(*shapes(**values))
   sentence = str(caught.value)
   assert sentence.startswith('parameters, optimizer state, memory and batch need')
   assert f': the largest array is {largest}' in sentence
@@ -68,28 +68,28 @@ def test_shards_are_counted_once_and_copies_on_every_device(monkeypatch):
   wide = {'feed_forward_width': 2**16}  # 12.6 MB of parameters, 37.7 MB with their moments
   sharded, copied = (shapes(wide, mesh_of(*sizes)) for sizes in ((1, 2), (2,)))
   limit(monkeypatch, machine=45 * 10**6)
-  capacity.check(*sharded)
+  capacity.check_training_fits(*sharded)
   with pytest.raises(errors.BadInput, match='need 72.* MiB, but this machine has 42.9 MiB: '):
-    capacity.check(*copied)
+    capacity.check_training_fits(*copied)
   limit(monkeypatch, device=25 * 10**6, machine=1)
-  capacity.check(*sharded)
+  capacity.check_training_fits(*sharded)
   with pytest.raises(errors.BadInput, match=r'need 36.* MiB, but a device \(TPU\) has 23.8 MiB: '):
-    capacity.check(*copied)
+    capacity.check_training_fits(*copied)
 
 
 def test_tables_of_the_host_are_in_the_memory_of_the_machine(monkeypatch):
   table = {'layers': (0,), 'rows': (20_000,), 'heads': 1, 'width': 8, 'table_memory': 'host'}
   abstract = shapes({'ngram_memories': (table,)})
   limit(monkeypatch, device=10**6, machine=10**7)
-  capacity.check(*abstract)  # 2.6 MB of tables and accumulators
+  capacity.check_training_fits(*abstract)  # 2.6 MB of tables and accumulators
   limit(monkeypatch, device=10**6, machine=10**6)
   with pytest.raises(errors.BadInput, match='this machine has 1.0 MiB: .*ngram_memory_0/table '):
-    capacity.check(*abstract)
+    capacity.check_training_fits(*abstract)
 
 
 def test_an_unknown_size_of_a_memory_is_no_limit(monkeypatch):
   limit(monkeypatch)
-  capacity.check(*shapes({'feed_forward_width': 10**9}))
+  capacity.check_training_fits(*shapes({'feed_forward_width': 10**9}))
 
 
 def test_a_container_has_the_memory_that_it_may_use(monkeypatch, tmp_path):

@@ -48,7 +48,7 @@ def test_steps_beyond_the_run_are_refused(tiny, tmp_path):
   with bad_input(message):
     loop.train(tiny(), tmp_path / 'run', trace=range(12, 20))
   assert not (tmp_path / 'run').exists()
-  profile.check(range(11, 20), 12)
+  profile.check_steps(range(11, 20), 12)
 
 
 @pytest.mark.parametrize('text', ['5', '5:5', '-1:3', 'a:b'])
