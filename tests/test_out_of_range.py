@@ -16,7 +16,7 @@ from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.layers import NGramMemory, NGrammer, context
 from ngrammer_jax.models import language_model
-from ngrammer_jax.training import loop, train_task
+from ngrammer_jax.training import preparation, train_task
 from tests import test_generate
 
 V = 11
@@ -96,6 +96,11 @@ def test_ids_that_the_engine_is_given(trained):
       {'warmup_steps': 5, 'rates': (optimizer_config.RateConfig('head', 0.0),)},
       'optimizer.rates.0.factor=0: head does not learn',
     ),
+    (
+      {'warmup_steps': 5, 'train': ('head',)},
+      'optimizer.train names the head, whose matrix is the embedding',
+    ),
+    ({'warmup_steps': 5, 'train': ('head', 'embedding')}, None),
     ({'warmup_steps': 19}, None),
   ],
 )
@@ -110,7 +115,7 @@ def test_a_schedule_that_does_not_fit_the_steps(section, warning):
 def test_training_says_its_warnings(tiny, tmp_path, caplog):
   """Before devices are touched; and a step that is larger than the text."""
   config = tiny(optimizer={'warmup_steps': 30}, training={'batch_size': 2_000})
-  loop.prepare(
+  preparation.prepare(
     dataclasses.replace(config, training=dataclasses.replace(config.training, batch_size=8)),
     tmp_path / 'run',
     train_task.CorpusTask,

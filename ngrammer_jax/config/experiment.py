@@ -61,6 +61,12 @@ class Config:
         f'optimizer.drop.steps={o.drop.steps:,} are all of training.steps={steps:,}: no step has '
         f'the learning rate that was asked for'
       )
+    is_tied = self.model.tie_embeddings and self.model.adaptive_softmax is None
+    if is_tied and 'head' in o.train and not {'all', 'embedding'} & set(o.train):
+      yield (
+        'optimizer.train names the head, whose matrix is the embedding (model.tie_embeddings=True) '
+        'and stays frozen: name embedding too to train it'
+      )
     for index, rate in enumerate(o.rates):
       if not rate.factor:
         yield (

@@ -18,7 +18,10 @@ from ngrammer_jax.models import language_model
 from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import state as train_state
 
-INPUTS_PER_CLUSTER, MAX_BATCHES = 8, 16  # how many batches are read
+# Batches are read until there are so many inputs for each cluster, or so many batches.
+INPUTS_PER_CLUSTER = 8
+MAX_BATCHES = 16
+
 Path = tuple[str, ...]
 
 
@@ -42,29 +45,39 @@ def draw(
   """
   mesh = state.step.sharding.mesh
 
-  def apply(state, segment):
-    read_rows = lambda rows, _: (read_inputs(state, *rows), ())
-    accumulate = accumulation.GradientAccumulation(microbatches, mesh)
-    inputs, _ = accumulate(read_rows, (segment, state.memory))
-    return inputs, segment.valid_BxT
+  def batch_inputs(
+    state: train_state.TrainState, batch: streams.Batch
+  ) -> tuple[dict[Path, jax.Array], jax.Array]:
+    """Returns the inputs of each quantiser in a batch, and which of them are no padding."""
 
-  def read_inputs(state, segment, memory):
-    _, updated = model.apply(
-      state.variables, segment.tokens_BxT, memory, **segment.marks, mutable=[quantizer.INPUTS]
-    )
-    inputs = traverse_util.flatten_dict(updated[quantizer.INPUTS])
-    return {path: inputs[*path, 'quantizer', 'x'][0] for path in paths}
+    def microbatch_inputs(rows: tuple[streams.Batch, Any], _: jax.Array) -> tuple[Any, tuple]:
+      segment, memory = rows
+      _, updated = model.apply(
+        state.variables, segment.tokens_BxT, memory, **segment.marks, mutable=[quantizer.INPUTS]
+      )
+      inputs = traverse_util.flatten_dict(updated[quantizer.INPUTS])
+      return {path: inputs[*path, 'quantizer', 'x'][0] for path in paths}, ()
+
+    accumulate = accumulation.GradientAccumulation(microbatches, mesh)
+    inputs, _ = accumulate(microbatch_inputs, (batch, state.memory))
+    return inputs, batch.valid_BxT
 
   arrays = traverse_util.flatten_dict(state.codebook, keep_empty_nodes=True)
   centroid_paths = {path: (*path, 'quantizer', 'centroids') for path in paths}
-  most = INPUTS_PER_CLUSTER * max(arrays[each].shape[1] for each in centroid_paths.values())
-  compute, batches = jax.jit(apply, out_shardings=sharding.replicated(mesh)), []
+  clusters = max(arrays[path].shape[1] for path in centroid_paths.values())
+  compute = jax.jit(batch_inputs, out_shardings=sharding.replicated(mesh))
+  batches = []
+  count = 0
   with sharding.use(mesh):
-    while len(batches) < MAX_BATCHES and sum(valid.sum() for _, valid in batches) < most:
-      batches.append(jax.device_get(compute(state, read(len(batches)))))
+    while len(batches) < MAX_BATCHES and count < INPUTS_PER_CLUSTER * clusters:
+      inputs, valid_BxT = jax.device_get(compute(state, read(len(batches))))
+      batches.append((inputs, valid_BxT))
+      count += valid_BxT.sum()
   for path, centroid_path in centroid_paths.items():
     N, K, H = arrays[centroid_path].shape
-    inputs_RxD = np.concatenate([x[path][valid > 0].reshape(-1, N * H) for x, valid in batches])
+    inputs_RxD = np.concatenate(
+      [inputs[path][valid_BxT > 0].reshape(-1, N * H) for inputs, valid_BxT in batches]
+    )
     inputs_RxD = np.unique(inputs_RxD, axis=0)  # a token has the same embedding wherever it stands
     if len(inputs_RxD) < K:
       message = '%s: the first batches have %d different inputs for %d clusters: some start equal'

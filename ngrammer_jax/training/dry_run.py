@@ -16,7 +16,9 @@ from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.data import streams
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import progress, text_tables
-from ngrammer_jax.training import loop, train_task
+from ngrammer_jax.training import preparation, train_task
+from ngrammer_jax.training import programs as training_programs
+from ngrammer_jax.training import state as train_state
 
 MAX_TIMED_STEPS = 5
 
@@ -37,27 +39,29 @@ def dry_run(
     BadInput: as in `loop.train`.
   """
   config = workdirs.with_kept_values(workdir, config)
-  task, run = loop.prepare(config, workdir, make_task)
+  task, programs = preparation.prepare(config, workdir, make_task)
   task.log_summary()
   t = config.training
   first_step = max(reader.steps(workdir), default=0)
-  state = run.pack(run.create())
+  state = programs.pack(programs.create())
   state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-  segments = _random_segments(config, task.vocabulary.size, run.mesh)
+  segments = _random_segments(config, task.vocabulary.size, programs.mesh)
   start_time = time.monotonic()
-  run.compile(state, segments)
+  programs.compile(state, segments)
   compilation = time.monotonic() - start_time
-  memory, needed = memory_limits.device_memory(run.mesh), run.peak_bytes()
-  size = ''
+  memory = memory_limits.device_memory(programs.mesh)
+  peak = memory_limits.format_bytes(memory.devices * programs.peak_bytes())
+  limit = ''
   if memory.size is not None:
-    size = f', {memory.name} has {memory_limits.format_bytes(memory.size)}'
-  seconds = _time_step(run, state, segments, min(t.segments_per_call, MAX_TIMED_STEPS))
-  steps_left, tokens = t.steps - first_step, t.tokens_per_step
+    limit = f', {memory.name} has {memory_limits.format_bytes(memory.size)}'
+  seconds = _time_step(programs, state, segments, min(t.segments_per_call, MAX_TIMED_STEPS))
+  steps_left = t.steps - first_step
+  tokens = t.tokens_per_step
   time_left = progress.format_duration(steps_left * seconds)
   rows = {
-    'parameters': f'{model_variables.count_elements(run.abstract.params):,}',
+    'parameters': f'{model_variables.count_elements(programs.abstract.params):,}',
     'train state': f'{memory_limits.format_bytes(state_bytes)} (parameters, optimizer, memory)',
-    'peak memory': f'{memory_limits.format_bytes(memory.devices * needed)} in a step{size}',
+    'peak memory': f'{peak} in a step{limit}',
     'compilation': progress.format_duration(compilation),
     'step': f'{seconds:.3g} s, {tokens / seconds:,.0f} tokens/s',
     'steps': f'{steps_left:,} of {t.steps:,} left, {tokens:,} tokens each',
@@ -66,11 +70,13 @@ def dry_run(
   return '\n'.join(text_tables.align_columns(list(rows.items()), '<'))
 
 
-def _random_segments(config, vocabulary_size, mesh) -> streams.Batch:
+def _random_segments(
+  config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh
+) -> streams.Batch:
   """Returns the segments of one call, [steps, B, T], on the devices."""
   t = config.training
 
-  def stack(rows):
+  def stack(rows: slice) -> streams.Batch:
     shape = (t.segments_per_call, rows.stop - rows.start, t.segment_length)
     tokens = np.random.default_rng(rows.start).integers(0, vocabulary_size, shape, np.int32)
     no_starts = np.zeros(shape, bool)
@@ -79,9 +85,14 @@ def _random_segments(config, vocabulary_size, mesh) -> streams.Batch:
   return sharding.global_rows(mesh, t.batch_size, stack, axis=1)
 
 
-def _time_step(run, state, segments, steps):
+def _time_step(
+  programs: training_programs.Programs,
+  state: train_state.TrainState,
+  segments: streams.Batch,
+  steps: int,
+) -> float:
   """Returns the seconds of a step. A first call, which is not timed, warms up."""
-  state, _ = jax.block_until_ready(run.call(state, segments, 1))
+  state, _ = jax.block_until_ready(programs.call(state, segments, 1))
   start_time = time.monotonic()
-  jax.block_until_ready(run.call(state, segments, steps))
+  jax.block_until_ready(programs.call(state, segments, steps))
   return (time.monotonic() - start_time) / steps

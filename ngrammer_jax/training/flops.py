@@ -71,9 +71,13 @@ class ModelFlops:
         nothing.
     """
     M, T = self.memory, self.length
-    span = np.minimum(spans, M).mean(axis=-1) if np.ndim(spans) else min(spans, M)
+    if np.ndim(spans):
+      span = np.minimum(spans, M).mean(axis=-1)
+    else:
+      span = min(spans, M)
     keys = span if self.is_window else M + T / 2
-    return self.per_token + self.per_key * keys + self.per_segment * (span / M if M else 1) / T
+    share_of_memory = span / M if M else 1
+    return self.per_token + self.per_key * keys + self.per_segment * share_of_memory / T
 
 
 def count(
@@ -97,17 +101,19 @@ def count(
     (hidden_BxTxD, *_), _ = model.apply(variables, tokens_BxT, memory, mutable='intermediates')
     return model.apply(variables, hidden_BxTxD, tokens_BxT, method='scores')
 
-  def count_segment(T):
+  def count_segment(T: int) -> float:
     tokens_BxT = jax.ShapeDtypeStruct((batch_size, T), jnp.int32)
     return matrix_flops(jax.make_jaxpr(forward)(variables, memory, tokens_BxT)) / batch_size
 
-  m, T = model.config.memory, max(length, 3)
-  M = 0 if m is None else m.length
+  segment_memory = model.config.memory
+  M = 0 if segment_memory is None else segment_memory.length
+  T = max(length, 3)
   G0, G1, G2 = (count_segment(T - i) for i in range(3))
   b = (G0 - 2 * G1 + G2) / 2
   a = G0 - G1 - b * (M + 2 * T - 1)
   s = G0 - a * T - b * T * (M + T)
-  return ModelFlops(s, a, b, length, M, M > 0 and m.window() is not None)
+  is_window = M > 0 and segment_memory.window() is not None
+  return ModelFlops(s, a, b, length, M, is_window)
 
 
 def matrix_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> int:
@@ -116,7 +122,7 @@ def matrix_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> int:
   A multiply-add counts as two. A conditional counts as its most expensive branch, of branches for
   platforms as the cheapest; a loop with an unknown trip count counts as one iteration.
   """
-  return sum(map(equation_flops, jaxpr.eqns))
+  return sum(equation_flops(equation) for equation in jaxpr.eqns)
 
 
 def equation_flops(equation: core.JaxprEqn) -> int:
@@ -149,14 +155,19 @@ def kernel_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> dict[tuple, float]:
     for inner_jaxpr in core.jaxprs_in_params(equation.params):
       flops_by_kernel |= kernel_flops(inner_jaxpr)
     if equation.primitive.name == 'pallas_call':
-      name, blocks = equation.params['name'], equation.params['grid_mapping'].grid
-      share = (blocks[-1] + 1) / (2 * blocks[-1]) if f'{name}'.startswith('splash_mha') else 1
-      axes = (variable.aval.shape for variable in equation.outvars)
-      flops_by_kernel[name, *axes] = share * equation_flops(equation)
+      name = equation.params['name']
+      share = 1
+      if f'{name}'.startswith('splash_mha'):
+        blocks = equation.params['grid_mapping'].grid[-1]
+        share = (blocks + 1) / (2 * blocks)
+      shapes = (variable.aval.shape for variable in equation.outvars)
+      flops_by_kernel[name, *shapes] = share * equation_flops(equation)
   return flops_by_kernel
 
 
 def peak_flops(kind: str) -> float | None:
   """Returns the peak of a device kind. A suffix is ignored, as in A100-SXM4-40GB."""
   names = [name for name in PEAK_FLOPS if re.match(rf'{re.escape(name)}($|-| \d| [A-Z])', kind)]
-  return PEAK_FLOPS[max(names, key=len)] if names else None
+  if not names:
+    return None
+  return PEAK_FLOPS[max(names, key=len)]

@@ -5,25 +5,21 @@ import dataclasses
 import logging
 import pathlib
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 
-import ngrammer_jax
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.checkpoints import writer as checkpoint_writer
-from ngrammer_jax.config import kernels
-from ngrammer_jax.data import mixture, prefetch, streams
-from ngrammer_jax.layers.attention import fused
-from ngrammer_jax.models import model_variables, parameter_groups, precision
-from ngrammer_jax.optimizers import partition
+from ngrammer_jax.data import mixture, prefetch
+from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.system import hosts, signals
-from ngrammer_jax.training import capacity, profile, programs, recorder, train_task
+from ngrammer_jax.training import call_data, preparation, profile, recorder, train_task
+from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
-from ngrammer_jax.training.records import watchdog
+from ngrammer_jax.training.records import model_summary, validation_history, watchdog
 
 
 def train(
@@ -38,7 +34,7 @@ def train(
   Args:
     config: the experiment.
     workdir: run directory.
-    make_task: makes the data and the validation of a config.
+    make_task: makes the data, the loss and the validation of a config.
     watchdog_minutes: minutes without progress before the stacks of all threads are logged.
     trace: steps to trace with the profiler.
 
@@ -53,7 +49,7 @@ def train(
 
   with hosts.collective_errors():
     config = workdirs.with_kept_values(workdir, config)
-  task, run = prepare(config, workdir, make_task)
+  task, programs = preparation.prepare(config, workdir, make_task)
   with (
     signals.SignalHandler() as stop,
     workdirs.lock_workdir(workdir, config, task.vocabulary, task.content_hash),
@@ -61,53 +57,26 @@ def train(
     checkpoint_writer.CheckpointWriter(workdir, config.training.keep_checkpoints) as writer,
   ):
 
-    def check_preemption(_=0):
+    def check_preemption(_: int = 0) -> None:
       watch.beat()
       stop.check()
 
     # State: the newest intact checkpoint, or a new one.
-    trainer = _Trainer(config, workdir, task, run, writer, check_preemption)
+    trainer = _Trainer(config, workdir, task, programs, writer, check_preemption)
     if not trainer.restore():
       return False
 
     # Training.
     first_step = trainer.first_step
+    record = recorder.Recorder(config, programs, workdir, first_step, start_time, writer.last_saved)
+    calls = call_data.read_calls(task, config, programs.mesh, first_step)
     with (
-      recorder.Recorder(config, run, workdir, first_step, start_time, writer.last_saved) as record,
-      sharding.use(run.mesh),
-      prefetch.run_ahead(_batches(task, config, run.mesh, first_step)) as batches,
+      record,
+      sharding.use(programs.mesh),
+      prefetch.run_ahead(calls) as prefetched_calls,
       profile.Trace(trace, workdir, lambda: jax.block_until_ready(trainer.state)) as tracing,
     ):
-      segments = record.time_data_wait(batches)
-      calls = config.training.calls(first_step)
-      return trainer.train(zip(calls, segments, strict=True), record, tracing)
-
-
-def prepare(
-  config: experiment.Config, workdir: pathlib.Path, make_task: train_task.MakeTask
-) -> tuple[train_task.TrainTask, programs.Programs]:
-  """Returns the data and the programs of a run. Everything that can be refused is refused here.
-
-  Raises:
-    BadInput: the input is invalid.
-  """
-  # Data: checked and tokenised before any device is touched.
-  for warning in config.warnings() if hosts.is_primary() else ():
-    logging.warning('%s', warning)
-  with hosts.collective_errors():
-    workdirs.check(workdir, config)
-    task = make_task(config)
-    workdirs.check_text(workdir, config, task.content_hash)
-    config.model.check_vocabulary(task.vocabulary.size)
-
-  # Devices and programs.
-  has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
-  with hosts.collective_errors():
-    source = reader.frozen_dtypes(workdir) if has_checkpoint else task.source_dtypes
-  run = programs.Programs(config, task.vocabulary.size, _make_mesh(config), source, task.loss)
-  with hosts.collective_errors():  # hosts may differ in their memory
-    capacity.check_training_fits(config, run.abstract)
-  return task, run
+      return trainer.train(record.time_data_wait(prefetched_calls), record, tracing)
 
 
 @dataclasses.dataclass
@@ -122,31 +91,34 @@ class _Trainer:
   config: experiment.Config
   workdir: pathlib.Path
   task: train_task.TrainTask
-  run: programs.Programs
+  programs: training_programs.Programs
   writer: checkpoint_writer.CheckpointWriter
   check_preemption: Callable[..., None]
   first_step: int = 0
   state: train_state.TrainState | None = None
 
   def __post_init__(self):
-    self.history = recorder.ValidationHistory(self.workdir, self.task)
+    self.history = validation_history.ValidationHistory(
+      self.workdir, self.task.best_metric, self.task.patience
+    )
 
   def restore(self) -> bool:
     """Restores the newest checkpoint, or creates the state. Returns whether to train further."""
-    restored = reader.restore_newest(self.workdir, self.run.abstract, set_aside=True)
-    self.first_step, self.state = restored or (0, self.task.initial_state(self.run.create()))
+    restored = reader.restore_newest(self.workdir, self.programs.abstract, set_aside=True)
     if restored is not None:
+      self.first_step, self.state = restored
       self.task.restore_rows(self.first_step, reader.read_rows(self.workdir, self.first_step))
-    if restored is None:
-      self.writer.save_frozen(parameter_groups.select(self.state.params, self.run.frozen))
-    if restored is None and (self.workdir / 'metrics.jsonl').exists():
-      logging.info('%s has no checkpoint: starting again from the first step', self.workdir)
-    self.state = self.run.pack(self.state)
-    _log_model(self.config, self.run.labels, self.state)
+    else:
+      self.state = self.task.initial_state(self.programs.create())
+      self.writer.save_frozen(parameter_groups.select(self.state.params, self.programs.frozen))
+      if (self.workdir / 'metrics.jsonl').exists():
+        logging.info('%s has no checkpoint: starting again from the first step', self.workdir)
+    self.state = self.programs.pack(self.state)
+    model_summary.log(self.programs.labels, self.state)
     self.task.log_summary()
     validation = self.history.value_at(self.first_step)
     if validation is not None:
-      if restored:
+      if restored is not None:
         hosts.on_primary(self.writer.set_validation, self.first_step, validation)
       is_last = self.first_step >= self.config.training.steps
       if is_last or self.history.stops_at(self.first_step):
@@ -156,36 +128,47 @@ class _Trainer:
 
   def train(
     self,
-    calls: Iterator[tuple[tuple[int, int], '_Segments']],
+    calls: Iterator[call_data.CallData],
     record: recorder.Recorder,
     tracing: profile.Trace,
   ) -> bool:
     """Trains until the last step or early stopping; returns whether it trained.
 
     Args:
-      calls: first and end step of each call, and its data.
+      calls: the data of each call.
       record: recorder of the metrics.
       tracing: profiler trace.
     """
-    t, first_step = self.config.training, self.first_step
-    if _is_due(first_step, t.evaluate_every, t.steps) and self.history.value_at(first_step) is None:
-      # The run was stopped before this validation.
-      hosts.on_primary(self.writer.set_validation, first_step, self._validate(first_step, record))
-      if self.history.stops_at(first_step):
+    if self._is_validation_missing():
+      validation = self._validate(self.first_step, record)
+      hosts.on_primary(self.writer.set_validation, self.first_step, validation)
+      if self.history.stops_at(self.first_step):
         return False
-    for (start, end), (segments, row_states) in calls:
-      tracing.on_call(start)
-      if not self.run.is_compiled:
-        self.check_preemption()
-        with record.timed('compilation'):
-          self.run.compile(self.state, segments)
-        self.check_preemption()
-      self.state, metrics = self.run.call(self.state, segments, end - start)
-      record.add(end, metrics)
-      if self._end_call(end, record, row_states):
-        logging.info(f'step {end:,}  stopped early: no better validation in {self.task.patience}')
+    for call in calls:
+      tracing.on_call(call.first)
+      if not self.programs.is_compiled:
+        self._compile(call, record)
+      steps = call.end - call.first
+      self.state, metrics = self.programs.call(self.state, call.segments, steps)
+      record.add(call.end, metrics)
+      if self._end_call(call.end, record, call.row_states):
+        patience = self.task.patience
+        logging.info(f'step {call.end:,}  stopped early: no better validation in {patience}')
         break
     return True
+
+  def _is_validation_missing(self) -> bool:
+    """Whether the run was stopped between a step and its validation."""
+    t = self.config.training
+    is_due = _is_due(self.first_step, t.evaluate_every, t.steps)
+    return is_due and self.history.value_at(self.first_step) is None
+
+  def _compile(self, call: call_data.CallData, record: recorder.Recorder) -> None:
+    """Compiles the program of a call."""
+    self.check_preemption()
+    with record.timed('compilation'):
+      self.programs.compile(self.state, call.segments)
+    self.check_preemption()
 
   def _end_call(self, end: int, record: recorder.Recorder, row_states: list[Any] | None) -> bool:
     """Validates and saves what is due. Returns whether to stop early.
@@ -195,7 +178,9 @@ class _Trainer:
       record: recorder of the metrics.
       row_states: states of the rows of this process before this step.
     """
-    t, interruption, validation = self.config.training, None, None
+    t = self.config.training
+    interruption = None
+    validation = None
     try:
       self.check_preemption()
       if _is_due(end, t.evaluate_every, t.steps):
@@ -208,7 +193,7 @@ class _Trainer:
       # no state with a loss that is not finite is saved.
       with record.timed('checkpoints'):
         rows = mixture.merge_row_states(hosts.all_gather(row_states))
-        self.writer.save(end, self.run.unpack(self.state), validation, rows)
+        self.writer.save(end, self.programs.unpack(self.state), validation, rows)
         record.mark_saved()
     if interruption:
       raise interruption
@@ -217,7 +202,7 @@ class _Trainer:
   def _validate(self, step: int, record: recorder.Recorder) -> float:
     """Validates and records the result; returns the metric of the best checkpoint."""
     with record.timed('evaluation'):
-      result = self.task.validate(self.run, self.state, self.check_preemption)
+      result = self.task.validate(self.programs, self.state, self.check_preemption)
       record.validation(step, result, self.task.format_metrics(result))
     return result[self.task.best_metric]
 
@@ -225,73 +210,3 @@ class _Trainer:
 def _is_due(step: int, every: int, steps: int) -> bool:
   """Whether an event is due at a step: every `every` steps (0: never), and at the last."""
   return step == steps or bool(step and every and step % every == 0)
-
-
-def _make_mesh(config) -> jax.sharding.Mesh:
-  """Returns the mesh of all devices."""
-  m, t = config.mesh, config.training
-  mesh = sharding.make_mesh(m.data, m.fsdp, m.model)
-  sharding.check_batch('training.batch_size', t.batch_size, mesh, t.microbatches)
-  _check_kernel(config, mesh)
-  devices = f'{jax.device_count()} {jax.devices()[0].device_kind}'
-  sizes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
-  logging.info(f'ngrammer_jax {ngrammer_jax.__version__} on {devices}, mesh {sizes}')
-  return mesh
-
-
-def _check_kernel(config, mesh) -> None:
-  """Raises BadInput if the kernel of the config cannot attend to the segments of training."""
-  m, t = config.model, config.training
-  if m.kernel is None:
-    return
-  shape = t.batch_size // t.microbatches, t.segment_length, m.heads, m.head_features
-  with sharding.use(mesh):
-    query = jax.ShapeDtypeStruct(shape, precision.compute_dtype(m))
-    workload = fused.workload(query, key_heads=m.context_key_heads)
-  if reason := kernels.unsupported_reason(m.kernel, frozenset(m.attention_needs()), workload):
-    raise errors.BadInput(f'model.kernel={m.kernel!r} {reason}: use None, which selects another')
-
-
-def _log_model(config, labels, state) -> None:
-  """Logs the size of the model."""
-  sizes = [f'{model_variables.count_elements(state.params):,} parameters']
-  groups = partition.leaves_by_label(labels, state.params)
-  if frozen := groups.pop(partition.FROZEN, []):
-    kinds = ', '.join(sorted({str(leaf.dtype) for leaf in frozen}))
-    sizes.append(f'{model_variables.count_elements(frozen):,} of them frozen, in {kinds}')
-  tables = [leaves for label, leaves in groups.items() if label != 'dense']
-  if tables:
-    sizes.append(f'{model_variables.count_elements(tables):,} of them in n-gram tables')
-  if state.codebook:
-    count = model_variables.count_elements(state.codebook)
-    sizes.append(f'{count:,} values without gradient (codebooks, token classes)')
-  logging.info('model: %s', ', '.join(sizes))
-
-
-class _Segments(NamedTuple):
-  """The data of a call.
-
-  Attributes:
-    batch: its segments, stacked [steps, B, T], on the devices.
-    row_states: states of the rows of this process after the call, see `TrainTask.row_states`.
-  """
-
-  batch: streams.Batch
-  row_states: list[Any] | None
-
-
-def _batches(task, config, mesh, first_step) -> Iterator[_Segments]:
-  """Yields the data of each call from `first_step` on.
-
-  If a call has fewer steps than the program, its last segment is repeated.
-  """
-  t = config.training
-  for first, end in t.calls(first_step):
-
-    def stack(rows, first=first, end=end):
-      segments = [task.segment(step, rows) for step in range(first, end)]
-      segments += [segments[-1]] * (t.segments_per_call - len(segments))
-      return streams.map_batches(lambda *parts: np.stack(parts), *segments)
-
-    batch = sharding.global_rows(mesh, t.batch_size, stack, axis=1)
-    yield _Segments(batch, task.row_states(end))

@@ -62,23 +62,34 @@ class Programs:
     source: Mapping[str, np.dtype] | None = None,
     loss: losses.Loss = losses.next_token,
   ):
-    self._config, self.mesh, self._vocabulary_size = config, mesh, vocabulary_size
-    t, finetune = config.training, config.finetune
+    self._config = config
+    self._vocabulary_size = vocabulary_size
+    self.mesh = mesh
+    t = config.training
     model = language_model.build(config.model, vocabulary_size, jit_layers=True)
     variables = model_variables.abstract(model)
     memories = config.model.ngram_memories
     for i, memory in enumerate(memories):
       if memory.table_memory == 'host':
         sharding.check_host_memory(f'model.ngram_memories.{i}.table_memory', mesh)
-    o = config.optimizer
-    parameter_groups.check([*o.train, *(rate.part for rate in o.rates)], variables['params'])
-    self.frozen = parameter_groups.frozen(o.train, variables['params'], source or {})
+    source = source or {}
+    parts = [*config.optimizer.train, *(rate.part for rate in config.optimizer.rates)]
+    parameter_groups.check(parts, variables['params'])
+    self.frozen = parameter_groups.frozen(config.optimizer.train, variables['params'], source)
     self.labels = partition.labels(variables['params'], memories, self.frozen)
     trained_labels = parameter_groups.without(self.labels, self.frozen)
     optimizer = partition.make(config.optimizer, t.steps, trained_labels, memories)
-    frozen, is_split = self.frozen, config.mesh.zero == 1
+    is_split = config.mesh.zero == 1
     self.create, self.abstract = train_state.make_initializer(
-      model, variables, optimizer, t.batch_size, config.seed, mesh, frozen, source or (), is_split
+      model,
+      variables,
+      optimizer,
+      t.batch_size,
+      config.seed,
+      mesh,
+      frozen=self.frozen,
+      replaced=source,
+      is_split=is_split,
     )
     self.packed = self.abstract
     if mesh.devices.flat[0].platform in train_state.PACKED_PLATFORMS:
@@ -92,7 +103,10 @@ class Programs:
         model=parameter_groups.without(placed, self.frozen),
         update=parameter_groups.without(update, self.frozen),
       )
-    by_microbatches = accumulation.GradientAccumulation(t.microbatches, mesh)
+    microbatches = None
+    if t.microbatches > 1:
+      microbatches = accumulation.GradientAccumulation(t.microbatches, mesh)
+    finetune = config.finetune
     self._step = train_step.TrainStep(
       model,
       optimizer,
@@ -100,7 +114,7 @@ class Programs:
       config.seed,
       half_loss=t.half_loss,
       frozen_codebook=finetune is not None and finetune.codebook == 'frozen',
-      microbatches=by_microbatches if t.microbatches > 1 else None,
+      microbatches=microbatches,
       frozen=tuple(self.frozen),
       shards=shards,
       loss=loss,
@@ -129,18 +143,13 @@ class Programs:
 
     `look_up` is a program of models with tables in host memory.
     """
-    config, t, state = self._config, self._config.training, self.abstract
+    config = self._config
+    t = config.training
     if name == 'train':
-      state = self.packed
       shape = t.segments_per_call, t.batch_size, t.segment_length
       segments = inference_programs.abstract_segment(shape, sharding.rows_sharding(self.mesh, 1))
-      return self.trace(state, segments), math.prod(shape)
-    served = functools.partial(embedding_and_head.for_serving, self.engine.model.config)
-    with sharding.use(self.mesh):
-      codebook = jax.eval_shape(served, state.params, state.codebook)
-    if codebook is not state.codebook:
-      codebook = sharding.abstract(codebook, sharding.replicated(self.mesh))
-    variables = {'params': state.params, 'codebook': codebook}
+      return self.trace(self.packed, segments), math.prod(shape)
+    variables = self._abstract_serving_variables()
     if name == 'decode':
       rows = sharding.batch_shards(self.mesh)
       return self.engine.trace_generate(variables, rows, config.evaluation_context()), rows
@@ -148,6 +157,16 @@ class Programs:
     rows = self.engine.round_rows(min(t.batch_size, config.evaluation.streams))
     trace = self.engine.trace_score if name == 'evaluate' else self.engine.trace_look_up
     return trace(variables, rows, length), rows * length
+
+  def _abstract_serving_variables(self) -> dict[str, Any]:
+    """Returns the abstract variables of inference, with precomputed clusters of tokens."""
+    state = self.abstract
+    served = functools.partial(embedding_and_head.for_serving, self.engine.model.config)
+    with sharding.use(self.mesh):
+      codebook = jax.eval_shape(served, state.params, state.codebook)
+    if codebook is not state.codebook:
+      codebook = sharding.abstract(codebook, sharding.replicated(self.mesh))
+    return {'params': state.params, 'codebook': codebook}
 
   def pack(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns a state for training, with packed tables; the others are deleted."""
@@ -161,8 +180,8 @@ class Programs:
     self, state: train_state.TrainState, segments: streams.Batch, steps: int
   ) -> tuple[train_state.TrainState, metrics.Metrics]:
     """Trains on the first segments. The state is donated; metrics are stacked by step."""
-    state, metrics = self._compiled(state, segments, np.int32(steps))
-    return state, jax.tree.map(lambda column: column[:steps], metrics)
+    state, metrics_of_call = self._compiled(state, segments, np.int32(steps))
+    return state, jax.tree.map(lambda column: column[:steps], metrics_of_call)
 
   @functools.cached_property
   def engine(self) -> inference.Engine:

@@ -13,8 +13,9 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.optimizers import schedule
-from ngrammer_jax.system import hosts, progress
-from ngrammer_jax.training import flops, metrics, programs, train_task
+from ngrammer_jax.system import progress
+from ngrammer_jax.training import flops, metrics
+from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training.records import goodput, writers
 
 
@@ -31,23 +32,23 @@ class Recorder:
   def __init__(
     self,
     config: experiment.Config,
-    run: programs.Programs,
+    programs: training_programs.Programs,
     workdir: pathlib.Path,
     first_step: int,
     start_time: float,
     last_saved: Callable[[], str],
   ):
-    t = config.training
+    steps = config.training.steps
+    self._config = config
+    self._programs = programs
     self._last_saved = last_saved
-    self._config, self._run = config, run
-    self._fraction = schedule.make(config.optimizer, t.steps)
+    self._learning_rate_fraction = schedule.make(config.optimizer, steps)
     self._goodput = goodput.Goodput(workdir, start_time)
     self._writer = writers.MetricsWriter(workdir, first_step)
-    peak = flops.peak_flops(jax.devices()[0].device_kind)
-    self._peak = peak and peak * jax.device_count()
+    self._peak_flops = _peak_flops()
     self._rate = math.nan  # tokens per second
     self._rates_measured = 0
-    self._bar = progress.Progress('training', t.steps, 'steps', initial=first_step, log_lines=False)
+    self._bar = progress.Progress('training', steps, 'steps', initial=first_step, log_lines=False)
     self._pending: tuple[int, metrics.Metrics] | None = None
     self._measured_step = first_step
 
@@ -89,18 +90,23 @@ class Recorder:
 
   def validation(self, step: int, result: dict[str, Any], message: str) -> None:
     """Records the result of a validation, and logs a message about it."""
-    numbers = {k: v for k, v in result.items() if isinstance(v, (int, float))}
-    self._writer.scalars(step, {f'validation/{k}': v for k, v in numbers.items()})
+    numbers = {}
+    for name, value in result.items():
+      if isinstance(value, (int, float)):
+        numbers[f'validation/{name}'] = value
+    self._writer.scalars(step, numbers)
     self._writer.sync()
     logging.info('step %s  validation%s', f'{step:,}', message)
 
   def _log_pending(self, new: tuple[int, metrics.Metrics] | None) -> None:
     """Logs the pending call, and replaces it by a new one."""
-    pending, self._pending = self._pending, new
+    pending = self._pending
+    self._pending = new
     if pending is not None:
       self._log(*pending)
 
-  def _log(self, end, metrics):
+  def _log(self, end: int, metrics: metrics.Metrics) -> None:
+    """Checks the metrics of the call that ends with a step, and logs them if that is due."""
     metrics = jax.device_get(metrics)
     metrics = {'loss': metrics.pop('loss'), **metrics}  # the loss comes first
     t = self._config.training
@@ -112,41 +118,54 @@ class Recorder:
     if end % t.log_every and end != t.steps:
       return
     values = {name: float(column.mean()) for name, column in metrics.items()}
-    values['learning_rate'] = float(self._config.optimizer.learning_rate * self._fraction(end - 1))
-    finished = self._finished_step(end)
-    if finished > self._measured_step:
-      tokens = (finished - self._measured_step) * t.tokens_per_step
-      self._measured_step, self._rate = finished, tokens / max(self._goodput.lap(), 1e-9)
-      self._rates_measured += 1
+    fraction = self._learning_rate_fraction(end - 1)
+    values['learning_rate'] = float(self._config.optimizer.learning_rate * fraction)
+    self._measure_rate(end)
     values['tokens_per_second'] = self._rate  # measured now, or before if the device was ahead
-    if self._peak is not None:  # a step costs three forward passes
-      values['mfu'] = self._rate * 3 * float(np.mean(self._forward_flops(metrics))) / self._peak
+    if self._peak_flops is not None:  # a step costs three forward passes
+      forward_flops = float(np.mean(self._forward_flops(metrics)))
+      values['mfu'] = self._rate * 3 * forward_flops / self._peak_flops
     values['goodput'] = self._goodput.share()
     self._goodput.write()
     self._writer.scalars(end, values)
-    # The first rate is that of a device that has just started.
-    is_rate_steady = self._rates_measured > 1
-    seconds_left = (t.steps - end) * t.tokens_per_step / self._rate if is_rate_steady else None
-    self._bar.log(writers.format_line(end, t.steps, values, seconds_left))
+    self._bar.log(writers.format_line(end, t.steps, values, self._seconds_left(end)))
 
-  def _forward_flops(self, metrics):
-    """Returns the FLOPs of a token's forward pass, at each step of a call if spans are learned."""
-    if self._config.model.span is None:
-      return self._run.flops.forward()
-    layers = [metrics[f'span/average/layer_{i}'] for i in range(self._config.model.layers)]
-    return self._run.flops.forward(np.stack(layers, axis=-1))
+  def _measure_rate(self, end: int) -> None:
+    """Measures the tokens per second since the last measurement, if a step has finished since."""
+    finished = self._finished_step(end)
+    if finished <= self._measured_step:
+      return
+    tokens = (finished - self._measured_step) * self._config.training.tokens_per_step
+    self._rate = tokens / max(self._goodput.lap(), 1e-9)
+    self._measured_step = finished
+    self._rates_measured += 1
 
-  def _finished_step(self, end):
+  def _finished_step(self, end: int) -> int:
     """Returns the last step that the device has finished, which may be after `end`."""
     if self._pending is not None and self._pending[1]['loss'].is_ready():
       return self._pending[0]
     return max(end, self._measured_step)
 
-  def _check_finite(self, end, metrics):
+  def _seconds_left(self, end: int) -> float | None:
+    """Returns the seconds that the steps after `end` will take; None: not known yet."""
+    if self._rates_measured < 2:  # the first rate is that of a device that has just started
+      return None
+    t = self._config.training
+    return (t.steps - end) * t.tokens_per_step / self._rate
+
+  def _forward_flops(self, metrics: metrics.Metrics) -> np.ndarray:
+    """Returns the FLOPs of a token's forward pass, at each step of a call if spans are learned."""
+    if self._config.model.span is None:
+      return self._programs.flops.forward()
+    layers = range(self._config.model.layers)
+    spans = [metrics[f'span/average/layer_{layer}'] for layer in layers]
+    return self._programs.flops.forward(np.stack(spans, axis=-1))
+
+  def _check_finite(self, end: int, metrics: metrics.Metrics) -> None:
     """Raises BadInput for the first step of a call with a value that is not finite."""
     first = end - len(metrics['loss'])
-    for step, *row in zip(range(first + 1, end + 1), *metrics.values(), strict=True):
-      values = dict(zip(metrics, map(float, row), strict=True))
+    for index, step in enumerate(range(first + 1, end + 1)):
+      values = {name: float(column[index]) for name, column in metrics.items()}
       wrong = [f'{name} is {value}' for name, value in values.items() if not math.isfinite(value)]
       if wrong:
         raise errors.BadInput(
@@ -156,30 +175,9 @@ class Recorder:
         )
 
 
-class ValidationHistory:
-  """The validations that a run has recorded, the same for all processes.
-
-  Args:
-    workdir: run directory.
-    task: the task, for its `best_metric` and `patience`.
-  """
-
-  def __init__(self, workdir: pathlib.Path, task: train_task.TrainTask):
-    self._workdir, self._patience = workdir, task.patience
-    self._name = f'validation/{task.best_metric}'
-
-  def value_at(self, step: int) -> float | None:
-    """Returns the metric at a step, None if it is not recorded."""
-    return hosts.broadcast(self._values().get(step))
-
-  def stops_at(self, step: int) -> bool:
-    """Whether the last `patience` validations up to a step were no better than those before."""
-    values = [value for recorded, value in self._values().items() if recorded <= step]
-    count = self._patience
-    has_enough = count is not None and len(values) > count
-    return hosts.broadcast(has_enough and min(values[-count:]) >= min(values[:-count]))
-
-  def _values(self) -> dict[int, float]:
-    """Returns the recorded metric by step."""
-    records = (record for _, record in writers.read_lines(self._workdir))
-    return {record['step']: record[self._name] for record in records if self._name in record}
+def _peak_flops() -> float | None:
+  """Returns the peak FLOP/s of all devices together, None if it is not known."""
+  of_device = flops.peak_flops(jax.devices()[0].device_kind)
+  if of_device is None:
+    return None
+  return of_device * jax.device_count()

@@ -15,7 +15,8 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, mixture, streams, vocabularies
 from ngrammer_jax.inference import language_modeling
-from ngrammer_jax.training import losses, programs, token_codebook
+from ngrammer_jax.training import losses, token_codebook
+from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 
 
@@ -62,7 +63,10 @@ class TrainTask(Protocol):
     """
 
   def validate(
-    self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
+    self,
+    programs: training_programs.Programs,
+    state: train_state.TrainState,
+    report: Callable[[int], None],
   ) -> dict[str, Any]:
     """Returns the metrics of the validation split; `report` is called with units of progress."""
 
@@ -100,20 +104,24 @@ class CorpusTask:
     open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] = corpora.open_corpus,
     start: Any = None,
   ):
-    self._config, self._start = config, start
+    self._config = config
+    self._start = start
     self._mixture = mixture.prepare(
       config.data,
       open_corpus,
       vocabulary=_learned_before(config.data, workdir),
       workdir=workdir,
     )
-    self.vocabulary, self.content_hash = self._mixture.vocabulary, self._mixture.content_hash
+    self.vocabulary = self._mixture.vocabulary
+    self.content_hash = self._mixture.content_hash
     self._segments = mixture.TrainSegments(self._mixture, config, workdir)
 
   @property
   def source_dtypes(self) -> Mapping[str, np.dtype]:
     """Dtypes of the parameters of the other run by name."""
-    return {} if self._start is None else self._start.source_dtypes()
+    if self._start is None:
+      return {}
+    return self._start.source_dtypes()
 
   def split_names(self) -> list[str]:
     """Returns the splits that can be evaluated."""
@@ -139,37 +147,47 @@ class CorpusTask:
     """
     codebook = token_codebook.fill(state.codebook, self._config.model, self.vocabulary)
     state = state.replace(codebook=codebook)
-    return state if self._start is None else self._start(state, self.segment)
+    if self._start is None:
+      return state
+    return self._start(state, self.segment)
 
   def validate(
-    self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
+    self,
+    programs: training_programs.Programs,
+    state: train_state.TrainState,
+    report: Callable[[int], None],
   ) -> dict[str, Any]:
     """Scores the validation split, or that of each part; see `language_modeling.combine`."""
     results = {
-      name: run.evaluate(state, corpus.splits['validation'], report)
+      name: programs.evaluate(state, corpus.splits['validation'], report)
       for name, corpus in self._mixture.parts.items()
     }
-    if '' in results:
+    if '' in results:  # not a mixture
       return results['']
-    losses = {f'{name}/loss': result['nll_nats_per_token'] for name, result in results.items()}
-    epochs = {
-      f'{name}/epochs': rows.epochs_before(int(state.step))
-      for name, rows in self._segments.readers.items()
-      if isinstance(rows, streams.TrainStreams)
-    }
-    return language_modeling.combine(results, self._mixture.weights) | losses | epochs
+    combined = language_modeling.combine(results, self._mixture.weights)
+    for name, result in results.items():
+      combined[f'{name}/loss'] = result['nll_nats_per_token']
+    for name, rows in self._segments.readers.items():
+      if isinstance(rows, streams.TrainStreams):
+        combined[f'{name}/epochs'] = rows.epochs_before(int(state.step))
+    return combined
 
   def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats nats, perplexity, and bits per byte and per character if there are any."""
-    is_full_split = result['protocol']['whole_split']
-    split = '' if is_full_split else f' on the first {result["tokens"]:,} tokens'
-    losses = [f'{name} {result[f"{name}/loss"]:.4f}' for name in self._mixture.parts if name]
-    parts = [f'{result["nll_nats_per_token"]:.4f} nats/token']
-    parts.append(f'perplexity {result["perplexity"]:.2f}')
+    split = ''
+    if not result['protocol']['whole_split']:
+      split = f' on the first {result["tokens"]:,} tokens'
+    numbers = [f'{result["nll_nats_per_token"]:.4f} nats/token']
+    numbers.append(f'perplexity {result["perplexity"]:.2f}')
     for unit in ('byte', 'character'):
       bits = result.get(f'bits_per_{unit}')
-      parts += [] if bits is None else [f'{bits:.4f} bits/{unit}']
-    return f'{split}: {", ".join(parts + losses)}'
+      if bits is not None:
+        numbers.append(f'{bits:.4f} bits/{unit}')
+    for name in self._mixture.parts:
+      if name:
+        loss = result[f'{name}/loss']
+        numbers.append(f'{name} {loss:.4f}')
+    return f'{split}: {", ".join(numbers)}'
 
   def log_summary(self) -> None:
     """Logs the numbers of tokens and epochs, of each part."""
@@ -177,7 +195,8 @@ class CorpusTask:
     weighted = zip(self._mixture.parts.items(), self._mixture.weights, strict=True)
     for (name, corpus), weight in weighted:
       if corpus.train_shards is not None:
-        size, epochs = f'{len(corpus.train_shards.files):,} training shards', ''
+        size = f'{len(corpus.train_shards.files):,} training shards'
+        epochs = ''
       else:
         tokens = len(corpus.splits['train'].tokens)
         size = f'{tokens:,} training tokens'

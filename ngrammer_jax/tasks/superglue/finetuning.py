@@ -21,7 +21,8 @@ from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.system import progress, storage
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
-from ngrammer_jax.training import losses, programs, token_codebook
+from ngrammer_jax.training import losses, token_codebook
+from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 
 # Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
@@ -192,13 +193,16 @@ class FinetuneTask:
     return init_from.initial_state(self._config, self._workdir, state, self.segment)
 
   def validate(
-    self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
+    self,
+    programs: training_programs.Programs,
+    state: train_state.TrainState,
+    report: Callable[[int], None],
   ) -> dict[str, Any]:
     """Returns the metrics of the task, or of all tasks and their average.
 
     They are those of the first `evaluation.max_examples` examples of each task.
     """
-    evaluator = evaluation.Evaluator(run.engine, self.vocabulary, self._config)
+    evaluator = evaluation.Evaluator(programs.engine, self.vocabulary, self._config)
     limit = slice(self._config.evaluation.max_examples)
     results = {
       name: evaluator(state.params, state.codebook, name, examples[limit], report)[0]

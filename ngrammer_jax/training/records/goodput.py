@@ -17,7 +17,10 @@ from ngrammer_jax.system import file_errors, files, hosts, json_files, progress
 Item = TypeVar('Item')
 FILE = 'goodput.json'
 WRITE_INTERVAL = 10.0  # seconds
-TRAINING, DATA, LOST = 'training', 'data', 'lost'
+# Phases that the loop does not name.
+TRAINING = 'training'
+DATA = 'data'
+LOST = 'lost'
 
 
 class Goodput:
@@ -33,19 +36,24 @@ class Goodput:
 
   def __init__(self, workdir: pathlib.Path, start_time: float):
     self._path = workdir / FILE
-    self._phase, self._phase_start, self._last_write = 'start', start_time, 0.0
+    self._phase = 'start'
+    self._phase_start = start_time
+    self._last_write = 0.0
     previous = _read(self._path)
     lost = previous.get('unsaved', 0.0)
     self.starts = previous.get('starts', 0) + 1
     self.seconds = collections.Counter(previous.get('seconds', {}))
     self.seconds.update({LOST: lost, TRAINING: -lost})
-    self._saved, self._lap_start = self.seconds[TRAINING], 0.0
+    self._saved = self.seconds[TRAINING]
+    self._lap_start = 0.0
 
   def switch(self, phase: str) -> str:
     """Starts a phase and returns the one before."""
-    previous, now = self._phase, time.monotonic()
+    previous = self._phase
+    now = time.monotonic()
     self.seconds[previous] += now - self._phase_start
-    self._phase, self._phase_start = phase, now
+    self._phase = phase
+    self._phase_start = now
     return previous
 
   @contextlib.contextmanager
@@ -74,7 +82,8 @@ class Goodput:
   def lap(self) -> float:
     """Returns the seconds of training and of waiting for data since the last call."""
     self.switch(self._phase)
-    start, self._lap_start = self._lap_start, self.seconds[TRAINING] + self.seconds[DATA]
+    start = self._lap_start
+    self._lap_start = self.seconds[TRAINING] + self.seconds[DATA]
     return self._lap_start - start
 
   def share(self) -> float:
@@ -96,7 +105,8 @@ class Goodput:
 
   def format_summary(self) -> str:
     """Formats the total time, the share of training and the time of the other phases."""
-    share, total = self.share(), sum(self.seconds.values())
+    share = self.share()
+    total = sum(self.seconds.values())
     starts = f' in {self.starts} starts' if self.starts > 1 else ''
     parts = [f'training {share:.1%}']
     for phase, seconds in self.seconds.most_common():

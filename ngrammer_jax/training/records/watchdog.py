@@ -26,7 +26,8 @@ class Watchdog:
   """
 
   def __init__(self, workdir: pathlib.Path, minutes: float):
-    self._folder, self._name = workdir / 'logs', f'process_{hosts.process_index()}.log'
+    self._folder = workdir / 'logs'
+    self._name = f'process_{hosts.process_index()}.log'
     self._seconds = 60 * minutes
 
   def __enter__(self) -> 'Watchdog':

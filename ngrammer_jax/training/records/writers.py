@@ -80,7 +80,9 @@ class MetricsWriter:
 def read_lines(workdir: pathlib.Path) -> Iterator[tuple[bytes, dict[str, float]]]:
   """Yields each line of metrics.jsonl with its record; an invalid line has an empty record."""
   path = workdir / 'metrics.jsonl'
-  for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+  if not path.exists():
+    return
+  for line in path.read_bytes().splitlines(keepends=True):
     try:
       record = json.loads(line) if line.endswith(b'\n') else None
     except file_errors.DAMAGE_ERRORS:
@@ -90,7 +92,9 @@ def read_lines(workdir: pathlib.Path) -> Iterator[tuple[bytes, dict[str, float]]
 
 def _is_record(value: Any) -> bool:
   """Whether a JSON value is an object of numbers, one of which is the step."""
-  is_object = isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())
+  if not isinstance(value, dict):
+    return False
+  is_object = all(isinstance(number, int | float) for number in value.values())
   return is_object and type(value.get('step')) is int
 
 
@@ -98,12 +102,15 @@ def _tensorboard_tag(name: str) -> str:
   """Returns the tag of a value of metrics.jsonl in TensorBoard."""
   if name == 'validation/nll_nats_per_token':
     return 'validation/loss'
-  return name if '/' in name else f'train/{name}'
+  if '/' in name:
+    return name
+  return f'train/{name}'
 
 
 def _truncate(workdir: pathlib.Path, step: int) -> None:
   """Drops the lines after a step, and invalid lines, such as one that a kill cut short."""
-  path, lines = workdir / 'metrics.jsonl', []
+  path = workdir / 'metrics.jsonl'
+  lines = []
   for line, record in read_lines(workdir):
     if not record:
       text = line[:40].decode(errors='replace')

@@ -1,0 +1,77 @@
+"""What a training checks and makes before its first step: data, devices and programs."""
+
+import logging
+import pathlib
+
+import jax
+
+import ngrammer_jax
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors, sharding
+from ngrammer_jax.checkpoints import reader, workdirs
+from ngrammer_jax.config import kernels
+from ngrammer_jax.layers.attention import fused
+from ngrammer_jax.models import precision
+from ngrammer_jax.system import hosts
+from ngrammer_jax.training import capacity, train_task
+from ngrammer_jax.training import programs as training_programs
+
+
+def prepare(
+  config: experiment.Config, workdir: pathlib.Path, make_task: train_task.MakeTask
+) -> tuple[train_task.TrainTask, training_programs.Programs]:
+  """Returns the data and the programs of a run. Everything that can be refused is refused here.
+
+  Raises:
+    BadInput: the input is invalid.
+  """
+  # Data: checked and tokenised before any device is touched.
+  if hosts.is_primary():
+    for warning in config.warnings():
+      logging.warning('%s', warning)
+  with hosts.collective_errors():
+    workdirs.check(workdir, config)
+    task = make_task(config)
+    workdirs.check_text(workdir, config, task.content_hash)
+    config.model.check_vocabulary(task.vocabulary.size)
+
+  # Devices and programs.
+  has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
+  with hosts.collective_errors():
+    source_dtypes = reader.frozen_dtypes(workdir) if has_checkpoint else task.source_dtypes
+  mesh = _make_mesh(config)
+  programs = training_programs.Programs(
+    config, task.vocabulary.size, mesh, source_dtypes, task.loss
+  )
+  with hosts.collective_errors():  # hosts may differ in their memory
+    capacity.check_training_fits(config, programs.abstract)
+  return task, programs
+
+
+def _make_mesh(config: experiment.Config) -> jax.sharding.Mesh:
+  """Returns the mesh of all devices. Raises BadInput if the batch or the kernel does not fit it."""
+  t = config.training
+  mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
+  sharding.check_batch('training.batch_size', t.batch_size, mesh, t.microbatches)
+  _check_kernel(config, mesh)
+  devices = f'{jax.device_count()} {jax.devices()[0].device_kind}'
+  sizes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
+  logging.info(f'ngrammer_jax {ngrammer_jax.__version__} on {devices}, mesh {sizes}')
+  return mesh
+
+
+def _check_kernel(config: experiment.Config, mesh: jax.sharding.Mesh) -> None:
+  """Raises BadInput if the kernel of the config cannot attend to the segments of training."""
+  model = config.model
+  t = config.training
+  if model.kernel is None:
+    return
+  shape = t.batch_size // t.microbatches, t.segment_length, model.heads, model.head_features
+  with sharding.use(mesh):
+    query = jax.ShapeDtypeStruct(shape, precision.compute_dtype(model))
+    workload = fused.workload(query, key_heads=model.context_key_heads)
+  needs = frozenset(model.attention_needs())
+  if reason := kernels.unsupported_reason(model.kernel, needs, workload):
+    raise errors.BadInput(
+      f'model.kernel={model.kernel!r} {reason}: use None, which selects another'
+    )
