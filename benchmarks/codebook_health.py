@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 
-from ngrammer_jax.config.ngram import ngrammer as ngram_config
+from ngrammer_jax.config.ngram import memory as ngram_config
 
 QUICKSTART = pathlib.Path(__file__).parents[1] / 'configs' / 'quickstart.py'
 SMALL = (

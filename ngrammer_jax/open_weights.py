@@ -77,7 +77,7 @@ def open(path: pathlib.Path) -> Model:
   stored = tensors.canonical(checkpoint.tensors, family, str(path))
   checkpoint = dataclasses.replace(checkpoint, tensors=stored)
   slices = tensors.find_all(family, config, V, tensors.parameter_paths(family, config))
-  tensors.check(checkpoint, family, slices, config.tie_embeddings)
+  tensors.check_tensors(checkpoint, family, slices, config.tie_embeddings)
   if config.tie_embeddings:
     with file_errors.translate_damage(path):
       has_own_head = tensors.has_own_head(stored, slices)

@@ -20,8 +20,13 @@ from ngrammer_jax import errors
 from ngrammer_jax.interop import safetensors
 
 DTYPES = {
-  **{'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16},
-  **{'I64': np.int64, 'I32': np.int32, 'U8': np.uint8},
+  'F64': np.float64,
+  'F32': np.float32,
+  'F16': np.float16,
+  'BF16': ml_dtypes.bfloat16,
+  'I64': np.int64,
+  'I32': np.int32,
+  'U8': np.uint8,
 }
 MAX_HEADER = 2**22  # bytes; it has 35,000 arrays, many more than a file of today
 BLOCK_BYTES = 2**25  # of the rows of a large array that are read or written at once
@@ -50,7 +55,8 @@ class StoredArray(NamedTuple):
 
   def read(self, start: int, stop: int) -> np.ndarray:
     """Returns the rows from `start` to before `stop`, and reads no others."""
-    first_byte, count = self.first_byte + start * self.row_bytes, (stop - start) * self.row_bytes
+    first_byte = self.first_byte + start * self.row_bytes
+    count = (stop - start) * self.row_bytes
     values = np.fromfile(self.path, np.uint8, count, offset=first_byte).view(self.dtype)
     return values.reshape(stop - start, *self.shape[1:])
 
@@ -100,11 +106,12 @@ def new_file(
     metadata: texts by name.
   """
   header: dict[str, Any] = {'__metadata__': dict(metadata)}
-  stored, end = {}, 0
-  # As in the library, wide dtypes first, so that every array is aligned.
-  by_width = sorted(arrays.items(), key=lambda item: -np.dtype(item[1][1]).itemsize)
-  for name, (shape, dtype) in by_width:
-    code, start = _CODES[np.dtype(dtype)], end
+  stored: dict[str, StoredArray] = {}  # with the first byte after the header
+  end = 0
+  for name in _widest_first(arrays):
+    shape, dtype = arrays[name]
+    code = _CODES[np.dtype(dtype)]
+    start = end
     end += math.prod(shape) * np.dtype(dtype).itemsize
     header[name] = {'dtype': code, 'shape': list(shape), 'data_offsets': [start, end]}
     stored[name] = StoredArray(path, code, tuple(shape), start)
@@ -125,3 +132,16 @@ def new_file(
     os.replace(unfinished, path)
   finally:
     unfinished.unlink(missing_ok=True)
+
+
+def _widest_first(arrays: Mapping[str, tuple[tuple[int, ...], Any]]) -> list[str]:
+  """Returns the names, those of wide dtypes first, so that every array is aligned.
+
+  The library has the same order.
+  """
+
+  def width(name: str) -> int:
+    _, dtype = arrays[name]
+    return np.dtype(dtype).itemsize
+
+  return sorted(arrays, key=width, reverse=True)

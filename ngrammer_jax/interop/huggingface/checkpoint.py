@@ -17,11 +17,15 @@ from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.system import file_errors, json_files, storage
 
-CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
+CONFIG = 'config.json'
+WEIGHTS = 'model.safetensors'
+INDEX = 'model.safetensors.index.json'
 PICKLES = ('*.bin', '*.pt', '*.pth', '*.ckpt')
 # Files about text that belong to a model, besides tokenizer.json.
 TEXT_FILES = (
-  *('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json'),
+  'tokenizer_config.json',
+  'special_tokens_map.json',
+  'generation_config.json',
   'chat_template.jinja',
 )
 
@@ -101,8 +105,11 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
   for name, file in weight_map.items():
     if name not in tensors or pathlib.Path(tensors[name].path).name != file:
       raise errors.BadInput(f'{folder / INDEX} says that {file} has {name}, but {file} lacks it')
-  texts = {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
-  return Checkpoint(folder, config, tensors, texts, versions)
+  text_files = {}
+  for name in TEXT_FILES:
+    if (folder / name).is_file():
+      text_files[name] = (folder / name).read_bytes()
+  return Checkpoint(folder, config, tensors, text_files, versions)
 
 
 def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str]]:
@@ -113,13 +120,14 @@ def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, s
     with file_errors.translate_damage(folder / INDEX):
       weight_map = dict(json_files.read(folder / INDEX)['weight_map'])
       names = sorted(set(weight_map.values()))
-      if foreign := [name for name in names if pathlib.Path(name).name != name]:
-        raise ValueError(f'{foreign[0]!r} is not a file of the folder')
+      for name in names:
+        if pathlib.Path(name).name != name:
+          raise ValueError(f'{name!r} is not a file of the folder')
       return [folder / name for name in names], weight_map
-  pickle = next((path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))), None)
   reason = ': get the files of the weights too'
-  if pickle:
-    reason = f', only pickles ({pickle}), which can run code and are never read: convert them'
+  pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
+  if pickles:
+    reason = f', only pickles ({pickles[0]}), which can run code and are never read: convert them'
   raise errors.BadInput(f'{folder} has neither {WEIGHTS} nor {INDEX}{reason}')
 
 

@@ -12,6 +12,7 @@ D width, N heads, K key heads, H head width, F inner width, V vocabulary, P posi
 
 from collections.abc import Mapping
 import dataclasses
+import types
 from typing import Any, NamedTuple
 
 REQUIRED = object()  # a field without a default
@@ -92,7 +93,8 @@ _POST_NORMS = {
   'feed_forward_post_norm': Tensor('post_feedforward_layernorm', 'D'),
 }
 _OLMO2_NORMS = _POST_NORMS | {
-  **dict.fromkeys(('attention_norm', 'feed_forward_norm')),  # it has none
+  'attention_norm': None,
+  'feed_forward_norm': None,
   'attention/query_norm': Tensor('self_attn.q_norm', 'NH'),
   'attention/key_norm': Tensor('self_attn.k_norm', 'KH'),
 }
@@ -134,89 +136,162 @@ _NEOX_TENSORS = {
 }
 
 _SIZES = {
-  **dict.fromkeys(('vocab_size', 'hidden_size', 'num_hidden_layers'), REQUIRED),
-  **{'num_attention_heads': REQUIRED, 'intermediate_size': REQUIRED, 'tie_word_embeddings': False},
+  'vocab_size': REQUIRED,
+  'hidden_size': REQUIRED,
+  'num_hidden_layers': REQUIRED,
+  'num_attention_heads': REQUIRED,
+  'intermediate_size': REQUIRED,
+  'tie_word_embeddings': False,
 }
 _ROPE = {
-  **{'rope_theta': 10_000.0, 'rope_scaling': {}, 'rope_parameters': {}},
+  'rope_theta': 10_000.0,
+  'rope_scaling': {},
+  'rope_parameters': {},
   'original_max_position_embeddings': None,
 }
 _LLAMA_FIELDS = {
-  **(_SIZES | _ROPE),
-  **{'num_key_value_heads': None, 'head_dim': None, 'hidden_act': 'silu', 'rms_norm_eps': 1e-6},
+  **_SIZES,
+  **_ROPE,
+  'num_key_value_heads': None,
+  'head_dim': None,
+  'hidden_act': 'silu',
+  'rms_norm_eps': 1e-6,
   'max_position_embeddings': 2048,
 }
 _BIASES = {'attention_bias': False, 'mlp_bias': False}
-_MISTRAL = {'num_key_value_heads': 8, 'sliding_window': 4096, 'max_position_embeddings': 131_072}
+_MISTRAL = {
+  'num_key_value_heads': 8,
+  'sliding_window': 4096,
+  'max_position_embeddings': 131_072,
+}
 _QWEN = {
-  **{'num_key_value_heads': 32, 'sliding_window': 4096, 'use_sliding_window': False},
-  **{'max_window_layers': 28, 'layer_types': None, 'max_position_embeddings': 32_768},
+  'num_key_value_heads': 32,
+  'sliding_window': 4096,
+  'use_sliding_window': False,
+  'max_window_layers': 28,
+  'layer_types': None,
+  'max_position_embeddings': 32_768,
 }
 _QWEN3 = _QWEN | {'head_dim': 128, 'attention_bias': False}
 _GEMMA = {
-  **{'attention_bias': False, 'num_key_value_heads': 16, 'head_dim': 256},
-  **{'hidden_act': 'gelu_pytorch_tanh', 'tie_word_embeddings': True},
+  'attention_bias': False,
+  'num_key_value_heads': 16,
+  'head_dim': 256,
+  'hidden_act': 'gelu_pytorch_tanh',
+  'tie_word_embeddings': True,
   'max_position_embeddings': 8192,
 }
 _WINDOWED_GEMMA = _GEMMA | {
-  **{'num_key_value_heads': 4, 'sliding_window': 4096, 'layer_types': None},
+  'num_key_value_heads': 4,
+  'sliding_window': 4096,
+  'layer_types': None,
   'query_pre_attn_scalar': 256,
 }
 _GEMMA2 = _WINDOWED_GEMMA | {'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0}
 _GEMMA3 = _WINDOWED_GEMMA | {
-  **{'vocab_size': 262_208, 'hidden_size': 2304, 'intermediate_size': 9216},
-  **{'num_hidden_layers': 26, 'num_attention_heads': 8},
-  **{'final_logit_softcapping': None, 'rope_theta': 1_000_000.0, 'rope_local_base_freq': 10_000.0},
-  **{'sliding_window_pattern': 6, 'max_position_embeddings': 131_072},
+  'vocab_size': 262_208,
+  'hidden_size': 2304,
+  'intermediate_size': 9216,
+  'num_hidden_layers': 26,
+  'num_attention_heads': 8,
+  'final_logit_softcapping': None,
+  'rope_theta': 1_000_000.0,
+  'rope_local_base_freq': 10_000.0,
+  'sliding_window_pattern': 6,
+  'max_position_embeddings': 131_072,
 }
 _SMOLLM3 = _BIASES | {
-  **{'num_key_value_heads': 4, 'tie_word_embeddings': True, 'rope_theta': 2_000_000.0},
-  **{'no_rope_layers': None, 'no_rope_layer_interval': 4, 'layer_types': None},
-  **{'sliding_window': None, 'use_sliding_window': False, 'max_position_embeddings': 32_768},
+  'num_key_value_heads': 4,
+  'tie_word_embeddings': True,
+  'rope_theta': 2_000_000.0,
+  'no_rope_layers': None,
+  'no_rope_layer_interval': 4,
+  'layer_types': None,
+  'sliding_window': None,
+  'use_sliding_window': False,
+  'max_position_embeddings': 32_768,
 }
 _OLMO2 = {'attention_bias': False, 'rms_norm_eps': 1e-5}
 _PHI3 = {
-  **{'rms_norm_eps': 1e-5, 'sliding_window': None, 'max_position_embeddings': 4096},
-  **{'original_max_position_embeddings': 4096, 'partial_rotary_factor': 1.0},
+  'rms_norm_eps': 1e-5,
+  'sliding_window': None,
+  'max_position_embeddings': 4096,
+  'original_max_position_embeddings': 4096,
+  'partial_rotary_factor': 1.0,
 }
 _GPT2 = _SIZES | {
-  **{'intermediate_size': None, 'hidden_act': 'gelu_new', 'rms_norm_eps': 1e-5},
-  **{'tie_word_embeddings': True, 'max_position_embeddings': 1024},
-  **{'scale_attn_weights': True, 'scale_attn_by_inverse_layer_idx': False},
+  'intermediate_size': None,
+  'hidden_act': 'gelu_new',
+  'rms_norm_eps': 1e-5,
+  'tie_word_embeddings': True,
+  'max_position_embeddings': 1024,
+  'scale_attn_weights': True,
+  'scale_attn_by_inverse_layer_idx': False,
 }
 _NEOX = {
-  **(_SIZES | _ROPE),
-  **{'hidden_act': 'gelu', 'rms_norm_eps': 1e-5, 'max_position_embeddings': 2048},
-  **{'partial_rotary_factor': 0.25, 'attention_bias': True, 'use_parallel_residual': True},
+  **_SIZES,
+  **_ROPE,
+  'hidden_act': 'gelu',
+  'rms_norm_eps': 1e-5,
+  'max_position_embeddings': 2048,
+  'partial_rotary_factor': 0.25,
+  'attention_bias': True,
+  'use_parallel_residual': True,
 }
 _GEMMA_NAMES = {'hidden_act': 'hidden_activation'}
 _GPT2_NAMES = {
-  **{'hidden_size': 'n_embd', 'num_hidden_layers': 'n_layer', 'intermediate_size': 'n_inner'},
-  **{'num_attention_heads': 'n_head', 'max_position_embeddings': 'n_positions'},
-  **{'rms_norm_eps': 'layer_norm_epsilon', 'hidden_act': 'activation_function'},
+  'hidden_size': 'n_embd',
+  'num_hidden_layers': 'n_layer',
+  'intermediate_size': 'n_inner',
+  'num_attention_heads': 'n_head',
+  'max_position_embeddings': 'n_positions',
+  'rms_norm_eps': 'layer_norm_epsilon',
+  'hidden_act': 'activation_function',
 }
 _NEOX_NAMES = {
-  **{'rms_norm_eps': 'layer_norm_eps', 'partial_rotary_factor': 'rotary_pct'},
+  'rms_norm_eps': 'layer_norm_eps',
+  'partial_rotary_factor': 'rotary_pct',
   'rope_theta': 'rotary_emb_base',
 }
-_RMS = {'norm_kind': 'rms', 'gated': True, 'softmax_bias': False, 'scale_embeddings': False}
+_RMS = {
+  'norm_kind': 'rms',
+  'gated': True,
+  'softmax_bias': False,
+  'scale_embeddings': False,
+}
 _QWEN3_OPTIONS = {'attention.query_key_norm': 'head'}
 _OLMO2_OPTIONS = {'norm': 'post', 'attention.query_key_norm': 'full'}
 _GEMMA_OPTIONS = {'norm_offset': True, 'scale_embeddings': True}
 _GEMMA2_OPTIONS = _GEMMA_OPTIONS | {'norm': 'hybrid'}
 _GEMMA3_OPTIONS = _GEMMA2_OPTIONS | _QWEN3_OPTIONS
 _LAYER_NORM = {
-  **{'norm_kind': 'layer', 'gated': False, 'softmax_bias': False, 'scale_embeddings': False},
+  'norm_kind': 'layer',
+  'gated': False,
+  'softmax_bias': False,
+  'scale_embeddings': False,
   'feed_forward_bias': True,
 }
 _GPT2_OPTIONS = _LAYER_NORM | {'bias': True, 'position': 'absolute'}
 
 
-def _llama(model_type, architecture, fields, options=None, tensors=None, names=None):
+def _llama(
+  model_type: str,
+  architecture: str,
+  fields: Mapping[str, Any],
+  options: Mapping[str, Any] = types.MappingProxyType({}),
+  tensors: Mapping[str, Tensor | None] = types.MappingProxyType({}),
+  names: Mapping[str, str] = types.MappingProxyType({}),
+) -> Family:
   """Returns a family that has what Llama has, but for these fields, options and tensors."""
-  tensors = {name: t for name, t in (_LLAMA_TENSORS | (tensors or {})).items() if t is not None}
-  parts = _LLAMA_FIELDS | fields, _RMS | (options or {}), tensors
-  return Family(model_type, architecture, *parts, names or {})
+  all_tensors = {**_LLAMA_TENSORS, **tensors}
+  return Family(
+    model_type=model_type,
+    architecture=architecture,
+    fields={**_LLAMA_FIELDS, **fields},
+    options={**_RMS, **options},
+    tensors={name: tensor for name, tensor in all_tensors.items() if tensor is not None},
+    names=dict(names),
+  )
 
 
 _ALL = (
@@ -230,8 +305,23 @@ _ALL = (
   _llama('smollm3', 'SmolLM3ForCausalLM', _SMOLLM3),
   _llama('olmo2', 'Olmo2ForCausalLM', _OLMO2, _OLMO2_OPTIONS, _OLMO2_NORMS),
   _llama('phi3', 'Phi3ForCausalLM', _PHI3, tensors=_FUSED),
-  Family('gpt2', 'GPT2LMHeadModel', _GPT2, _GPT2_OPTIONS, _GPT2_TENSORS, _GPT2_NAMES, 'h'),
-  Family('gpt_neox', 'GPTNeoXForCausalLM', _NEOX, _LAYER_NORM, _NEOX_TENSORS, _NEOX_NAMES),
+  Family(
+    model_type='gpt2',
+    architecture='GPT2LMHeadModel',
+    fields=_GPT2,
+    options=_GPT2_OPTIONS,
+    tensors=_GPT2_TENSORS,
+    names=_GPT2_NAMES,
+    layer_list='h',
+  ),
+  Family(
+    model_type='gpt_neox',
+    architecture='GPTNeoXForCausalLM',
+    fields=_NEOX,
+    options=_LAYER_NORM,
+    tensors=_NEOX_TENSORS,
+    names=_NEOX_NAMES,
+  ),
 )
 FAMILIES = {family.model_type: family for family in _ALL}
 LLAMA = FAMILIES['llama']

@@ -4,6 +4,8 @@ The package `gguf` dequantises. Tensors get the names and the order of rows of a
 checkpoint, and the config its keys, so that a loader of those needs to know nothing of GGUF.
 """
 
+from collections.abc import Iterable, Mapping
+import dataclasses
 import itertools
 import math
 import pathlib
@@ -17,7 +19,7 @@ from ngrammer_jax.config.positions import RotaryScalingConfig
 from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import configs, families
+from ngrammer_jax.interop.huggingface import families, rotary_fields
 from ngrammer_jax.layers.attention import rotary_scaling
 from ngrammer_jax.system import file_errors, files
 
@@ -25,11 +27,17 @@ PIECE_VALUES = 2**17  # that are dequantised at once: they and what they come fr
 PLAIN = ('F32', 'F16', 'BF16')  # types that are not quantised, by their name in the package
 # Modules by their names in a file, as in a Hugging Face checkpoint; * is the number of a layer.
 MODULES = {
-  **{'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm', 'output': 'lm_head'},
-  **{f'blk.*.attn_{name}': f'model.layers.*.self_attn.{name}_proj' for name in 'qkv'},
-  **{f'blk.*.ffn_{n}': f'model.layers.*.mlp.{n}_proj' for n in ('gate', 'up', 'down')},
+  'token_embd': 'model.embed_tokens',
+  'output_norm': 'model.norm',
+  'output': 'lm_head',
+  'blk.*.attn_q': 'model.layers.*.self_attn.q_proj',
+  'blk.*.attn_k': 'model.layers.*.self_attn.k_proj',
+  'blk.*.attn_v': 'model.layers.*.self_attn.v_proj',
   'blk.*.attn_output': 'model.layers.*.self_attn.o_proj',
   'blk.*.attn_norm': 'model.layers.*.input_layernorm',
+  'blk.*.ffn_gate': 'model.layers.*.mlp.gate_proj',
+  'blk.*.ffn_up': 'model.layers.*.mlp.up_proj',
+  'blk.*.ffn_down': 'model.layers.*.mlp.down_proj',
   'blk.*.ffn_norm': 'model.layers.*.post_attention_layernorm',
   'rope_freqs': 'rope_freqs',
 }
@@ -40,26 +48,29 @@ FOREIGN_KEYS = re.compile(
 )
 
 
-class StoredTensor(NamedTuple):
-  """Where a tensor is, and how it is stored.
+class GgufTensor(NamedTuple):
+  """Where a tensor is, and how it is stored: a `checkpoint.StoredTensor`.
 
   Attributes:
     stored: its rows in the file, as bytes if they are quantised.
     shape: the shape, rows first.
-    kind: the type of quantised rows, a `gguf.GGMLQuantizationType`; None: they are not quantised.
+    quantization: the type of quantised rows, a `gguf.GGMLQuantizationType`; None: they are not
+      quantised.
     head_width: rows of an attention head, if its rotary pairs are side by side and so have to be
       put half a head apart; None: the rows are in order.
   """
 
   stored: row_files.StoredArray
   shape: tuple[int, ...]
-  kind: Any
+  quantization: Any
   head_width: int | None = None
 
   @property
   def dtype(self) -> np.dtype:
     """The dtype of what `read` returns: the stored one, float32 if the tensor is quantised."""
-    return self.stored.dtype if self.kind is None else np.dtype(np.float32)
+    if self.quantization is None:
+      return self.stored.dtype
+    return np.dtype(np.float32)
 
   def read(self, start: int, stop: int) -> np.ndarray:
     """Returns the rows from `start` to before `stop`, dequantised; reads no others.
@@ -67,10 +78,11 @@ class StoredTensor(NamedTuple):
     Of a tensor with permuted rows, it reads all rows of the heads that these belong to.
     """
     H = self.head_width or 1
-    first, last = start // H * H, -(-stop // H) * H
+    first = start // H * H
+    last = -(-stop // H) * H
     rows = self.stored.read(first, last)
-    if self.kind is not None:
-      rows = _dequantize(rows, self.kind)
+    if self.quantization is not None:
+      rows = _dequantize(rows, self.quantization)
     if self.head_width is not None:
       rows = rows.reshape(-1, H // 2, 2, *self.shape[1:]).swapaxes(1, 2)
     return rows.reshape(last - first, *self.shape[1:])[start - first : stop - first]
@@ -87,16 +99,16 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
   version = checkpoints.version(path)
   with file_errors.translate_damage(path, 'download it again'), errors.named(path):
     metadata, entries = gguf_header.read(path)
-    if (architecture := metadata.get('general.architecture')) != 'llama':
+    architecture = metadata.get('general.architecture')
+    if architecture != 'llama':
       raise errors.BadInput(
         f'it has the architecture {architecture!r}; of GGUF files only llama can be loaded '
         f'(Llama, Mistral, SmolLM2): use the safetensors files of this model'
       )
-    tensors = {_translate_name(n): _stored_tensor(path, n, each) for n, each in entries.items()}
-    stored = sorted((tensor.stored for tensor in tensors.values()), key=lambda s: s.first_byte)
-    for one, other in itertools.pairwise(stored):
-      if one.first_byte + one.shape[0] * one.row_bytes > other.first_byte:
-        raise ValueError('two tensors overlap')
+    tensors = {}
+    for name, entry in entries.items():
+      tensors[_translate_name(name)] = _stored_tensor(path, name, entry)
+    _check_no_overlap(tensor.stored for tensor in tensors.values())
     factors = tensors.pop('rope_freqs.weight', None)
     config = _make_config(metadata, tensors)
     if factors is not None:
@@ -104,7 +116,17 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
     for name, tensor in tensors.items():
       if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
         tensors[name] = tensor._replace(head_width=config['head_dim'])
-  return checkpoints.Checkpoint(path, config, tensors, {}, {path: version})
+  return checkpoints.Checkpoint(
+    path=path, config=config, tensors=tensors, text_files={}, versions={path: version}
+  )
+
+
+def _check_no_overlap(arrays: Iterable[row_files.StoredArray]) -> None:
+  """Raises ValueError if two arrays of a file have bytes in common."""
+  by_place = sorted(arrays, key=lambda array: array.first_byte)
+  for array, following in itertools.pairwise(by_place):
+    if array.first_byte + array.shape[0] * array.row_bytes > following.first_byte:
+      raise ValueError('two tensors overlap')
 
 
 def _package():
@@ -118,44 +140,57 @@ def _package():
   return gguf
 
 
-def _dequantize(rows: np.ndarray, kind: Any) -> np.ndarray:
+def _dequantize(rows: np.ndarray, quantization: Any) -> np.ndarray:
   """Returns the values of rows of bytes, with a row for each block.
 
   The package takes 16 rows at a time, which is slow for short ones: it gets long pieces as a row.
   """
   package = _package()
-  block_values, block_bytes = package.GGML_QUANT_SIZES[kind]
+  block_values, block_bytes = package.GGML_QUANT_SIZES[quantization]
   blocks = rows.reshape(-1, block_bytes)
-  values, size = np.empty((len(blocks), block_values), np.float32), PIECE_VALUES // block_values
+  values = np.empty((len(blocks), block_values), np.float32)
+  size = PIECE_VALUES // block_values
   for i in range(0, len(blocks), size):
     piece = blocks[i : i + size].reshape(1, -1)
-    values[i : i + size] = package.dequantize(piece, kind).reshape(-1, block_values)
+    values[i : i + size] = package.dequantize(piece, quantization).reshape(-1, block_values)
   return values
 
 
-def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> StoredTensor:
+def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> GgufTensor:
   """Returns a tensor. Raises for one that cannot be read."""
-  package, shape, kind = _package(), entry.shape, entry.kind
-  try:
-    kind = package.GGMLQuantizationType(kind)
-    values, block_bytes = package.GGML_QUANT_SIZES[kind]
-    package.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
-  except (ValueError, NotImplementedError) as error:
-    raise errors.BadInput(
-      f'{name} has the type {getattr(kind, "name", kind)}, which the package gguf cannot '
-      f'dequantise: use another file'
-    ) from error
+  shape = entry.shape
+  quantization = _quantization(name, entry.kind)
+  block_values, block_bytes = _package().GGML_QUANT_SIZES[quantization]
   if not all(shape):
     raise ValueError(f'{name} has the shape {list(shape)}')
-  if values > 1 and (len(shape) == 1 or shape[-1] % values):
-    raise ValueError(f'{name}, of the shape {list(shape)}, has no whole blocks of {values} values')
-  row_bytes = math.prod(shape[1:]) // values * block_bytes
+  if block_values > 1 and (len(shape) == 1 or shape[-1] % block_values):
+    raise ValueError(
+      f'{name}, of the shape {list(shape)}, has no whole blocks of {block_values} values'
+    )
+  row_bytes = math.prod(shape[1:]) // block_values * block_bytes
   if entry.first_byte + shape[0] * row_bytes > files.size(path):
     raise ValueError(f'{name}, of the shape {list(shape)}, ends beyond the file')
-  is_plain = kind.name in PLAIN
-  code, stored_shape = (kind.name, shape) if is_plain else ('U8', (shape[0], row_bytes))
-  stored = row_files.StoredArray(path, code, stored_shape, entry.first_byte)
-  return StoredTensor(stored, shape, None if is_plain else kind)
+  if quantization.name in PLAIN:
+    stored = row_files.StoredArray(path, quantization.name, shape, entry.first_byte)
+    return GgufTensor(stored, shape, quantization=None)
+  stored = row_files.StoredArray(path, 'U8', (shape[0], row_bytes), entry.first_byte)
+  return GgufTensor(stored, shape, quantization)
+
+
+def _quantization(name: str, number: int) -> Any:
+  """Returns the `gguf.GGMLQuantizationType` of a number. Raises BadInput for an unknown one."""
+  package = _package()
+  quantization = number
+  try:
+    quantization = package.GGMLQuantizationType(number)
+    _, block_bytes = package.GGML_QUANT_SIZES[quantization]
+    package.dequantize(np.zeros((1, block_bytes), np.uint8), quantization)
+  except (ValueError, NotImplementedError) as error:
+    raise errors.BadInput(
+      f'{name} has the type {getattr(quantization, "name", number)}, which the package gguf cannot '
+      f'dequantise: use another file'
+    ) from error
+  return quantization
 
 
 def _translate_name(name: str) -> str:
@@ -168,74 +203,116 @@ def _translate_name(name: str) -> str:
   return f'{translated.replace("*", layer)}.{ending}'
 
 
-def _make_config(metadata, tensors) -> dict[str, Any]:
-  """Returns what the config.json of the model says."""
+@dataclasses.dataclass(frozen=True)
+class _LlamaMetadata:
+  """The metadata `llama.NAME`, checked."""
 
-  def get(name, default=None, kind=int):
-    value = metadata.get(f'llama.{name}', default)
-    if isinstance(value, np.ndarray) and len(set(value.tolist())) == 1:  # the same in every layer
-      value = value[0].item()
-    allowed = (int, float) if kind is float else kind
-    if not isinstance(value, allowed) or (kind is not str and not 0 < value < math.inf):
+  metadata: Mapping[str, Any]
+
+  def integer(self, name: str, default: int | None = None) -> int:
+    """Returns a positive integer. Raises ValueError for another value."""
+    return self._positive(name, default, int)
+
+  def number(self, name: str, default: float | None = None) -> float:
+    """Returns a positive finite number. Raises ValueError for another value."""
+    return self._positive(name, default, (int, float))
+
+  def text(self, name: str, default: str) -> str:
+    """Returns a text. Raises ValueError for another value."""
+    value = self._value(name, default)
+    if not isinstance(value, str):
       raise ValueError(f'llama.{name} is {value}')
     return value
 
-  for key in filter(FOREIGN_KEYS.fullmatch, metadata):
-    if np.any(metadata[key]):
+  def _positive(self, name: str, default: Any, allowed: type | tuple[type, ...]) -> Any:
+    value = self._value(name, default)
+    if not isinstance(value, allowed) or not 0 < value < math.inf:
+      raise ValueError(f'llama.{name} is {value}')
+    return value
+
+  def _value(self, name: str, default: Any) -> Any:
+    value = self.metadata.get(f'llama.{name}', default)
+    if isinstance(value, np.ndarray) and len(set(value.tolist())) == 1:  # the same in every layer
+      return value[0].item()
+    return value
+
+
+def _make_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+  """Returns what the config.json of the model says."""
+  for key in metadata:
+    if FOREIGN_KEYS.fullmatch(key) and np.any(metadata[key]):
       raise errors.BadInput(f'{key} is set: such a model is not a Llama, and not supported')
-  layers, width, heads = get('block_count'), get('embedding_length'), get('attention.head_count')
+  llama = _LlamaMetadata(metadata)
+  layers = llama.integer('block_count')
+  width = llama.integer('embedding_length')
+  heads = llama.integer('attention.head_count')
   query = tensors['model.layers.0.self_attn.q_proj.weight']
-  head_width = get('attention.key_length', query.shape[0] // heads)  # not always width / heads
-  for key in ('attention.value_length', 'rope.dimension_count'):
-    if get(key, head_width) != head_width:
-      raise errors.BadInput(f'llama.{key} is not the width of the heads: this is not supported')
-  bos, eos, eot = (metadata.get(f'tokenizer.ggml.{n}_token_id') for n in ('bos', 'eos', 'eot'))
+  # It is not always width / heads.
+  head_width = llama.integer('attention.key_length', query.shape[0] // heads)
+  for name in ('attention.value_length', 'rope.dimension_count'):
+    if llama.integer(name, head_width) != head_width:
+      raise errors.BadInput(f'llama.{name} is not the width of the heads: this is not supported')
   config = {
     'model_type': 'llama',
     'hidden_size': width,
     'num_hidden_layers': layers,
     'num_attention_heads': heads,
-    'num_key_value_heads': get('attention.head_count_kv', heads),
+    'num_key_value_heads': llama.integer('attention.head_count_kv', heads),
     'head_dim': head_width,
-    'intermediate_size': get('feed_forward_length'),
+    'intermediate_size': llama.integer('feed_forward_length'),
     'vocab_size': tensors['model.embed_tokens.weight'].shape[0],
-    'max_position_embeddings': get('context_length', 2048),
-    'rms_norm_eps': get('attention.layer_norm_rms_epsilon', kind=float),
-    'rope_theta': get('rope.freq_base', 10_000.0, float),
-    'rope_scaling': _scaling(get),
+    'max_position_embeddings': llama.integer('context_length', 2048),
+    'rms_norm_eps': llama.number('attention.layer_norm_rms_epsilon'),
+    'rope_theta': llama.number('rope.freq_base', 10_000.0),
+    'rope_scaling': _scaling(llama),
     'tie_word_embeddings': 'lm_head.weight' not in tensors,
     'attention_bias': 'model.layers.0.self_attn.q_proj.bias' in tensors,
     'mlp_bias': 'model.layers.0.mlp.up_proj.bias' in tensors,
-    'bos_token_id': bos,
-    'eos_token_id': eos if None in (eos, eot) else list(dict.fromkeys([eos, eot])),
+    'bos_token_id': metadata.get('tokenizer.ggml.bos_token_id'),
+    'eos_token_id': _end_tokens(metadata),
   }
-  if window := metadata.get('llama.attention.sliding_window'):
+  window = metadata.get('llama.attention.sliding_window')
+  if window:
     config |= {'model_type': 'mistral', 'sliding_window': window}
   return config
 
 
-def _scaling(get) -> dict[str, Any] | None:
+def _end_tokens(metadata: Mapping[str, Any]) -> Any:
+  """Returns the end token, or the tokens that end a text and a turn."""
+  end = metadata.get('tokenizer.ggml.eos_token_id')
+  end_of_turn = metadata.get('tokenizer.ggml.eot_token_id')
+  if end is None or end_of_turn is None:
+    return end
+  return list(dict.fromkeys([end, end_of_turn]))
+
+
+def _scaling(llama: _LlamaMetadata) -> dict[str, Any] | None:
   """Returns the scaling of rotary positions that the metadata have."""
-  kind = get('rope.scaling.type', 'none', str)
-  if kind == 'none':
+  scaling_type = llama.text('rope.scaling.type', 'none')
+  if scaling_type == 'none':
     return None
-  if kind not in ('linear', 'yarn'):
-    raise errors.BadInput(f'llama.rope.scaling.type is {kind}; supported: none, linear, yarn')
-  factor = get('rope.scaling.factor', kind=float)
-  scaling = {'rope_type': kind, 'factor': factor}
-  if kind == 'yarn':
-    length = get('rope.scaling.original_context_length', get('context_length'))
+  if scaling_type not in ('linear', 'yarn'):
+    raise errors.BadInput(
+      f'llama.rope.scaling.type is {scaling_type}; supported: none, linear, yarn'
+    )
+  factor = llama.number('rope.scaling.factor')
+  scaling = {'rope_type': scaling_type, 'factor': factor}
+  if scaling_type == 'yarn':
+    original_length = llama.integer(
+      'rope.scaling.original_context_length', llama.integer('context_length')
+    )
     scaling |= {
-      'original_max_position_embeddings': length,
-      'beta_fast': get('rope.scaling.yarn_beta_fast', 32.0, float),
-      'beta_slow': get('rope.scaling.yarn_beta_slow', 1.0, float),
+      'original_max_position_embeddings': original_length,
+      'beta_fast': llama.number('rope.scaling.yarn_beta_fast', 32.0),
+      'beta_slow': llama.number('rope.scaling.yarn_beta_slow', 1.0),
     }
-    if (extra := get('rope.scaling.attn_factor', 1.0, float)) != 1:
-      scaling['attention_factor'] = extra * (0.1 * math.log(factor) + 1)
+    attention_factor = llama.number('rope.scaling.attn_factor', 1.0)
+    if attention_factor != 1:
+      scaling['attention_factor'] = attention_factor * (0.1 * math.log(factor) + 1)
   return scaling
 
 
-def _factor_scaling(factors: np.ndarray, config) -> dict[str, Any]:
+def _factor_scaling(factors: np.ndarray, config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the scaling that divides every frequency by its factor.
 
   It is `llama3` where the factors are those of a published Llama 3.x. Else they stand in a
@@ -249,6 +326,12 @@ def _factor_scaling(factors: np.ndarray, config) -> dict[str, Any]:
   llama3 = RotaryScalingConfig('llama3', float(factors.max()))  # all else is as in Llama 3.x
   scaled, _ = rotary_scaling.scale(frequencies, llama3, config['rope_theta'])
   if np.allclose(factors, frequencies / scaled, rtol=1e-5, atol=0):
-    return configs.write_scaling(llama3, families.LLAMA)
-  scaling = {'rope_type': 'longrope', 'factor': 1.0, 'attention_factor': 1.0}
-  return scaling | dict.fromkeys(('short_factor', 'long_factor'), factors.astype(float).tolist())
+    return rotary_fields.write_scaling(llama3, families.LLAMA)
+  values = factors.astype(float).tolist()
+  return {
+    'rope_type': 'longrope',
+    'factor': 1.0,
+    'attention_factor': 1.0,
+    'short_factor': values,
+    'long_factor': values,
+  }

@@ -4,7 +4,7 @@ Only rows that a shard needs are read, in `row_files.blocks`, and copied into th
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import math
 import pathlib
 import re
@@ -23,7 +23,7 @@ from ngrammer_jax.system import file_errors
 
 PARAMETER = re.compile(r'(?:layer_(\d+)/)?(.+?)(?:/(kernel|scale|bias))?')
 HEAD = 'softmax_weight'
-PLAIN = 'embedding', 'absolute_position', HEAD  # modules that are an array
+PLAIN = ('embedding', 'absolute_position', HEAD)  # modules that are an array
 
 Stored = Mapping[str, checkpoints.StoredTensor]  # by name
 
@@ -47,14 +47,16 @@ class TensorSlice(NamedTuple):
   index: tuple[slice | int, ...]
   order: tuple[int, ...]
 
-  def rows(self, rows: np.ndarray) -> np.ndarray:
+  def with_our_axes(self, rows: np.ndarray) -> np.ndarray:
     """Returns rows of the tensor with our axes, as a view."""
     return rows.reshape(-1, *self.view[1:])[self.index].transpose(self.order)
 
   def read(self, tensor: checkpoints.StoredTensor, start: int, stop: int) -> np.ndarray:
     """Returns indices of the first axis of `view`, with our axes, and reads no others."""
-    first, step = self.first_row, self.num_rows // self.view[0]
-    return self.rows(tensor.read(first + start * step, first + stop * step))
+    rows_per_index = self.num_rows // self.view[0]
+    first = self.first_row + start * rows_per_index
+    last = self.first_row + stop * rows_per_index
+    return self.with_our_axes(tensor.read(first, last))
 
   @property
   def num_rows(self) -> int:
@@ -66,32 +68,53 @@ Slices = Mapping[str, TensorSlice]  # by the path of the parameter
 
 
 def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> TensorSlice:
-  """Returns where a parameter is in a file, such as `layer_0/attention/out/bias`."""
-  layer, module, kind = PARAMETER.fullmatch(path).groups()
+  """Returns where a parameter is in a file, such as `layer_0/attention/out/bias`.
+
+  Args:
+    family: the family.
+    path: the path of the parameter.
+    sizes: the size of each letter of the axes, see `families`.
+  """
+  layer, module, suffix = PARAMETER.fullmatch(path).groups()
   tensor = family.tensors[module]
-  groups = tensor.axes.split()
-  # The width is the input of all maps but `out`, of which it is the output.
-  is_input = lambda group: (group == 'D') != module.endswith('/out')
-  inputs_first = sorted(groups, key=is_input, reverse=True)  # as in our kernels
-  if kind == 'bias':  # of the outputs
-    groups = inputs_first[-1:]
-  axes = ''.join(inputs_first if kind == 'kernel' else groups).replace('q', '')
-  count = lambda axes: math.prod(sizes[letter] for letter in axes)
-  joined = [count(part) for part in tensor.parts]
-  if groups[0][0] == 'q':  # then the parts of a vector are rows that are joined, too
-    groups = [groups[0][1:]]
-    joined = [count(groups[0])] * sizes['q']
-  letters = ''.join(groups)
-  before, has_parts, after = letters.partition('q')
-  name = f'{tensor.name}.{"bias" if kind == "bias" else "weight"}'
+  axis_groups = tensor.axes.split()
+  inputs_first = _inputs_first(axis_groups, module)
+  if suffix == 'bias':  # of the outputs
+    axis_groups = inputs_first[-1:]
+  our_axes = ''.join(inputs_first if suffix == 'kernel' else axis_groups).replace('q', '')
+
+  def size(axes: str) -> int:
+    return math.prod(sizes[letter] for letter in axes)
+
+  joined_sizes = [size(part) for part in tensor.parts]
+  if axis_groups[0].startswith('q'):  # then the parts of a vector are rows that are joined, too
+    axis_groups = [axis_groups[0].removeprefix('q')]
+    joined_sizes = [size(axis_groups[0])] * sizes['q']
+  letters = ''.join(axis_groups)
+  index = ()
+  if 'q' in letters:
+    index = (slice(None),) * letters.index('q') + (tensor.part,)
+  stored_axes = letters.replace('q', '')
+  name = f'{tensor.name}.{"bias" if suffix == "bias" else "weight"}'
   return TensorSlice(
     name=name if layer is None else f'{family.layers}{layer}.{name}',
-    shape=(sum(joined) or count(groups[0]), *map(count, groups[1:])),
-    first_row=sum(joined[: tensor.part]),
+    shape=(sum(joined_sizes) or size(axis_groups[0]), *[size(axes) for axes in axis_groups[1:]]),
+    first_row=sum(joined_sizes[: tensor.part]),
     view=tuple(sizes[letter] for letter in letters),
-    index=(slice(None),) * len(before) + (tensor.part,) if has_parts else (),
-    order=tuple(map((before + after).index, axes)),
+    index=index,
+    order=tuple(stored_axes.index(letter) for letter in our_axes),
   )
+
+
+def _inputs_first(axis_groups: Sequence[str], module: str) -> list[str]:
+  """Returns the axes of the inputs before those of the outputs, as in our kernels.
+
+  The width is the input of all maps but `out`, of which it is the output.
+  """
+  is_output_map = module.endswith('/out')
+  inputs = [axes for axes in axis_groups if (axes == 'D') != is_output_map]
+  outputs = [axes for axes in axis_groups if (axes == 'D') == is_output_map]
+  return inputs + outputs
 
 
 def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
@@ -105,14 +128,22 @@ def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
   may_have_images = family.model_type == 'gemma3_text'
   ignored = re.compile(families.BUFFERS_AND_IMAGES if may_have_images else families.BUFFERS)
   beside_images = 'language_model.' if may_have_images else ''
-  tensors = {n.replace(beside_images, '', 1): tensors[n] for n in tensors if not ignored.search(n)}
-  embedding, head = (f'{family.tensors[each].name}.weight' for each in ('embedding', HEAD))
-  prefix = f'{family.layers.partition(".")[0]}.'
+  tensors = {
+    name.replace(beside_images, '', 1): tensor
+    for name, tensor in tensors.items()
+    if not ignored.search(name)
+  }
+  embedding = f'{family.tensors["embedding"].name}.weight'
+  head = f'{family.tensors[HEAD].name}.weight'
+  unwrapped = named_arrays.without_wrappers(tensors, (embedding,), origin)
+  if embedding in unwrapped:
+    return unwrapped
   # A model without its head may be saved without this prefix.
-  for name, added in ((embedding, ''), (embedding.removeprefix(prefix), prefix)):
-    bare = named_arrays.without_wrappers(tensors, (name,), origin)
-    if name in bare:
-      return {n if n == head else added + n: tensor for n, tensor in bare.items()}
+  prefix = f'{family.layers.partition(".")[0]}.'
+  short_name = embedding.removeprefix(prefix)
+  unwrapped = named_arrays.without_wrappers(tensors, (short_name,), origin)
+  if short_name in unwrapped:
+    return {n if n == head else prefix + n: tensor for n, tensor in unwrapped.items()}
   return tensors
 
 
@@ -120,9 +151,12 @@ def has_own_head(tensors: Stored, slices: Slices) -> bool:
   """Whether a file has an output matrix that differs from the embedding."""
   if slices[HEAD].name not in tensors:
     return False
-  head, embedding = (tensors[slices[each].name] for each in (HEAD, 'embedding'))
-  blocks = row_files.blocks(0, head.shape[0], math.prod(head.shape[1:]) * 8)
-  return any(not np.array_equal(head.read(*b), embedding.read(*b)) for b in blocks)
+  head = tensors[slices[HEAD].name]
+  embedding = tensors[slices['embedding'].name]
+  for start, stop in row_files.blocks(0, head.shape[0], math.prod(head.shape[1:]) * 8):
+    if not np.array_equal(head.read(start, stop), embedding.read(start, stop)):
+      return True
+  return False
 
 
 def parameter_paths(family: families.Family, config: ModelConfig) -> Iterator[str]:
@@ -135,16 +169,24 @@ def parameter_paths(family: families.Family, config: ModelConfig) -> Iterator[st
     if module in PLAIN:
       yield module
       continue
-    kind, has_bias = 'kernel', config.attention.query_key_value_bias
-    if module.endswith('norm'):
-      kind, has_bias = 'scale', config.norm_kind == 'layer'
-    elif module.startswith('feed_forward'):
-      has_bias = config.feed_forward_bias
-    elif module == 'attention/out':
-      has_bias = config.attention.output_bias
-    layers = [f'layer_{i}/' for i in range(config.layers)] if module != 'final_norm' else ['']
-    kinds = [kind, 'bias'] if has_bias else [kind]
-    yield from (f'{layer}{module}/{kind}' for layer in layers for kind in kinds)
+    suffixes = ['scale' if module.endswith('norm') else 'kernel']
+    if _has_bias(module, config):
+      suffixes.append('bias')
+    layers = [''] if module == 'final_norm' else [f'layer_{i}/' for i in range(config.layers)]
+    for layer in layers:
+      for suffix in suffixes:
+        yield f'{layer}{module}/{suffix}'
+
+
+def _has_bias(module: str, config: ModelConfig) -> bool:
+  """Returns whether a module has a bias."""
+  if module.endswith('norm'):
+    return config.norm_kind == 'layer'
+  if module.startswith('feed_forward'):
+    return config.feed_forward_bias
+  if module == 'attention/out':
+    return config.attention.output_bias
+  return config.attention.query_key_value_bias
 
 
 def find_all(
@@ -152,9 +194,14 @@ def find_all(
 ) -> dict[str, TensorSlice]:
   """Returns where each parameter is in a file, by its path."""
   sizes = {
-    **{'D': config.width, 'N': config.heads, 'K': config.context_key_heads, 'V': vocabulary_size},
-    **{'H': config.head_features, 'F': config.feed_forward_width, 'q': 3},
+    'D': config.width,
+    'N': config.heads,
+    'K': config.context_key_heads,
+    'H': config.head_features,
+    'F': config.feed_forward_width,
+    'V': vocabulary_size,
     'P': config.positions().max_length,
+    'q': 3,
   }
   return {path: find(family, path, sizes) for path in paths}
 
@@ -172,49 +219,66 @@ def load(checkpoint: checkpoints.Checkpoint, slices: Slices, abstract: Any) -> d
   Raises:
     BadInput: values are not finite; or a file is changed meanwhile.
   """
-  broken: collections.Counter[str] = collections.Counter()
-  leaves = traverse_util.flatten_dict(abstract, sep='/').items()
+  not_finite: collections.Counter[str] = collections.Counter()
+  loaded = {}
   try:
-    loaded = {path: _load(checkpoint, slices[path], leaf, broken) for path, leaf in leaves}
+    for path, leaf in traverse_util.flatten_dict(abstract, sep='/').items():
+      loaded[path] = _load(checkpoint, slices[path], leaf, not_finite)
   except errors.BadInput:
     checkpoint.check_unchanged()  # a change is also a reason for damage
     raise
   checkpoint.check_unchanged()
-  named_arrays.check_finite(str(checkpoint.path), broken)
+  named_arrays.check_finite(str(checkpoint.path), not_finite)
   return traverse_util.unflatten_dict(loaded, sep='/')
 
 
-def _load(checkpoint, selected, leaf, broken) -> jax.Array:
+Range = tuple[int, int]  # first and last index of an axis
+
+
+def _load(
+  checkpoint: checkpoints.Checkpoint,
+  selected: TensorSlice,
+  leaf: jax.ShapeDtypeStruct,
+  not_finite: collections.Counter[str],
+) -> jax.Array:
   """Returns a parameter in the shards of `leaf`, and counts values that are not finite.
 
   Each row is read once.
   """
   tensor = checkpoint.tensors[selected.name]
-  # First and last of each axis, by shard; devices may have the same.
-  range_of = lambda index: tuple(s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True))
-  indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-  shape_of = lambda key: [stop - start for start, stop in key]
-  shards = {key: np.empty(shape_of(key), leaf.dtype) for key in map(range_of, indices)}
+  shards: dict[tuple[Range, ...], np.ndarray] = {}  # devices may have the same ranges
+  for index in leaf.sharding.addressable_devices_indices_map(leaf.shape).values():
+    ranges = _ranges(index, leaf.shape)
+    shards[ranges] = np.empty([stop - start for start, stop in ranges], leaf.dtype)
   axis = selected.order.index(0)  # the one of ours that the rows of the file run along
   row_bytes = math.prod(selected.view[1:]) * tensor.dtype.itemsize
-  for first, last in sorted({key[axis] for key in shards}):
-    for start, stop in row_files.blocks(first, last, row_bytes):
+  for rows in sorted({ranges[axis] for ranges in shards}):
+    for start, stop in row_files.blocks(*rows, row_bytes):
       with file_errors.translate_damage(
         f'{selected.name} in {checkpoint.path}', 'download it again'
       ):
         block = selected.read(tensor, start, stop)
-      broken[selected.name] += named_arrays.count_not_finite(block)
-      for key, shard in shards.items():
-        if key[axis] == (first, last):
-          target, source = [slice(None)] * shard.ndim, [slice(*pair) for pair in key]
-          target[axis], source[axis] = slice(start - first, stop - first), slice(None)
+      not_finite[selected.name] += named_arrays.count_not_finite(block)
+      for ranges, shard in shards.items():
+        if ranges[axis] == rows:
+          first = rows[0]
+          target = [slice(None)] * shard.ndim
+          target[axis] = slice(start - first, stop - first)
+          source = [slice(*each) for each in ranges]
+          source[axis] = slice(None)
           shard[tuple(target)] = block[tuple(source)]
-  shard_of = lambda index: shards[range_of(index)]
-  array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard_of)
+  array = jax.make_array_from_callback(
+    leaf.shape, leaf.sharding, lambda index: shards[_ranges(index, leaf.shape)]
+  )
   return array.block_until_ready()  # or tensors would queue up in the memory of the host
 
 
-def check(
+def _ranges(index: tuple[slice, ...], shape: Sequence[int]) -> tuple[Range, ...]:
+  """Returns the first and the last index of each axis of a shard."""
+  return tuple(axis.indices(size)[:2] for axis, size in zip(index, shape, strict=True))
+
+
+def check_tensors(
   checkpoint: checkpoints.Checkpoint, family: families.Family, slices: Slices, is_tied: bool
 ) -> None:
   """Raises BadInput for tensors of the wrong name, shape or dtype, by the headers of the files.
@@ -225,9 +289,11 @@ def check(
     slices: see `find_all`.
     is_tied: whether the output matrix may be absent.
   """
-  path, stored = checkpoint.path, checkpoint.tensors
+  path = checkpoint.path
+  stored = checkpoint.tensors
   expected = {each.name: each.shape for each in slices.values()}
-  if (head := slices[HEAD].name) not in stored:
+  head = slices[HEAD].name
+  if head not in stored:
     if not is_tied:
       raise errors.BadInput(
         f'{path} has no {head}, but tie_word_embeddings=false: the file is incomplete'
@@ -263,13 +329,15 @@ def save(
   """
   leaves = traverse_util.flatten_dict(params, sep='/')
   slices = find_all(family, config, vocabulary_size, leaves)
-  described = {each.name: (each.shape, dtype or leaves[p].dtype) for p, each in slices.items()}
+  described = {}
+  for parameter, each in slices.items():
+    described[each.name] = (each.shape, dtype or leaves[parameter].dtype)
   with row_files.new_file(path, described, {'format': 'pt'}) as write:
-    for name, (shape, kind) in described.items():
-      values = np.empty(shape, kind)
-      for p, each in slices.items():
+    for name, (shape, stored_dtype) in described.items():
+      values = np.empty(shape, stored_dtype)
+      for parameter, each in slices.items():
         if each.name == name:
           rows = values[each.first_row : each.first_row + each.num_rows]
-          each.rows(rows)[...] = np.asarray(leaves[p])
+          each.with_our_axes(rows)[...] = np.asarray(leaves[parameter])
       write(name, 0, values)
   return str(np.dtype(dtype or leaves['embedding'].dtype))
