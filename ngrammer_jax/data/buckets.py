@@ -4,7 +4,8 @@ At most 3 blocks of BLOCK bytes are held or on their way for each open file. The
 stores try transient errors again, a few times.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+import contextlib
 import dataclasses
 import importlib.util
 import io
@@ -16,16 +17,38 @@ from ngrammer_jax import errors
 
 BLOCK = 512 << 10  # bytes of a request
 TIMEOUT = 60  # seconds for one
-# Package, extra, where credentials come from, and options of the file system.
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+  """A kind of object storage.
+
+  Attributes:
+    package: the package that reads it.
+    extra: the extra of this package that brings it.
+    credentials: where credentials come from.
+    options: options of the file system of `fsspec`.
+  """
+
+  package: str
+  extra: str
+  credentials: str
+  options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
 STORES = {
-  'gs': (*('gcsfs', 'gcs', 'gcloud auth application-default login'), {'requests_timeout': TIMEOUT}),
-  's3': (
-    *('s3fs', 's3', 'AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws'),
+  'gs': Store(
+    'gcsfs', 'gcs', 'gcloud auth application-default login', {'requests_timeout': TIMEOUT}
+  ),
+  's3': Store(
+    's3fs',
+    's3',
+    'AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws',
     {'config_kwargs': {'connect_timeout': TIMEOUT, 'read_timeout': TIMEOUT}},
   ),
-  'hf': ('huggingface_hub', 'hf', 'hf auth login', {}),
+  'hf': Store('huggingface_hub', 'hf', 'hf auth login'),
 }
-LOST = FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError
+LOST = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 VERSIONS = ('md5Hash', 'ETag', 'etag', 'blob_id', 'generation', 'LastModified', 'mtime')
 
 
@@ -54,9 +77,20 @@ class BucketFile:
   def __lt__(self, other: 'BucketFile') -> bool:
     return pathlib.PurePosixPath(self.url) < pathlib.PurePosixPath(other.url)
 
-  name = property(lambda self: pathlib.PurePosixPath(self.url).name)
-  suffix = property(lambda self: pathlib.PurePosixPath(self.url).suffix)
-  parent = property(lambda self: self.url.rpartition('/')[0])
+  @property
+  def name(self) -> str:
+    """The last part of the address."""
+    return pathlib.PurePosixPath(self.url).name
+
+  @property
+  def suffix(self) -> str:
+    """The suffix of the name."""
+    return pathlib.PurePosixPath(self.url).suffix
+
+  @property
+  def parent(self) -> str:
+    """The address of the folder."""
+    return self.url.rpartition('/')[0]
 
   def relative_to(self, root: str) -> pathlib.PurePosixPath:
     """Returns its path within a folder; a store may write the address of the folder otherwise."""
@@ -77,30 +111,39 @@ def find(url: str) -> list[BucketFile]:
   Raises:
     BadInput: there are none, a package is missing, or the bucket cannot be reached.
   """
-  kind = url.partition('://')[0]
-  package, extra, credentials, _ = STORES[kind]
-  if importlib.util.find_spec(package) is None:
-    raise errors.BadInput(f"{url} needs {package}: pip install 'ngrammer_jax[{extra}]'")
+  protocol = url.partition('://')[0]
+  store = STORES[protocol]
+  if importlib.util.find_spec(store.package) is None:
+    raise errors.BadInput(f"{url} needs {store.package}: pip install 'ngrammer_jax[{store.extra}]'")
   try:
     infos = _file_system(url).find(url, detail=True)
   except Exception as error:  # each library has classes of its own
     raise errors.BadInput(
       f'data.path={url} cannot be read: check its name, the network and the credentials '
-      f'({credentials}). {_one_line(error)}'
+      f'({store.credentials}). {_one_line(error)}'
     ) from error
   if not infos:
     raise errors.BadInput(f'data.path={url} has no files: expected those of a corpus')
-  version = lambda info: next((str(info[name]) for name in VERSIONS if info.get(name)), '')
-  to_file = lambda path, info: BucketFile(f'{kind}://{path}', info['size'] or 0, version(info))
-  return [to_file(path, info) for path, info in infos.items()]
+  return [
+    BucketFile(f'{protocol}://{path}', info['size'] or 0, _version(info))
+    for path, info in infos.items()
+  ]
+
+
+def _version(info: Mapping[str, Any]) -> str:
+  """Returns what changes with the content of a file, as far as the store says it."""
+  for name in VERSIONS:
+    if info.get(name):
+      return str(info[name])
+  return ''
 
 
 def _file_system(url: str) -> Any:
   """Returns the file system of an address."""
   import fsspec  # only for such files
 
-  kind = url.partition('://')[0]
-  return fsspec.filesystem(kind, use_listings_cache=False, **STORES[kind][-1])
+  protocol = url.partition('://')[0]
+  return fsspec.filesystem(protocol, use_listings_cache=False, **STORES[protocol].options)
 
 
 def _one_line(error: Exception) -> str:
@@ -111,20 +154,35 @@ class _Stream(io.RawIOBase):
   """The bytes of a file; the block after the one that is read is on its way."""
 
   def __init__(self, file: BucketFile):
-    self._file, options = file, {'cache_type': 'background', 'cache_options': {'maxblocks': 2}}
-    open_file = lambda: _file_system(file.url).open(file.url, block_size=BLOCK, **options)
-    self._stream = self._translate_errors(open_file)
-    self.readable = self.seekable = lambda: True
-    self.seek, self.tell = self._stream.seek, self._stream.tell
+    self._file = file
+    with self._translate_errors():
+      self._stream = _file_system(file.url).open(
+        file.url, block_size=BLOCK, cache_type='background', cache_options={'maxblocks': 2}
+      )
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    return self._stream.seek(offset, whence)
+
+  def tell(self) -> int:
+    return self._stream.tell()
 
   def readinto(self, buffer: Any) -> int:
-    data = self._translate_errors(lambda: self._stream.read(len(buffer)))
+    with self._translate_errors():
+      data = self._stream.read(len(buffer))
     buffer[: len(data)] = data
     return len(data)
 
-  def _translate_errors(self, call: Callable[[], Any]) -> Any:
+  @contextlib.contextmanager
+  def _translate_errors(self) -> Iterator[None]:
+    """Raises BadInput if the file is lost, PeerLostError for any other error of the store."""
     try:
-      return call()
+      yield
     except LOST as error:
       raise errors.BadInput(f'{self._file} is lost: {_one_line(error)}') from error
     except Exception as error:

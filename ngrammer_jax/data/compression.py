@@ -1,7 +1,8 @@
 """Compressed files: recognised by their first bytes, read from any of their frames on.
 
 A gzip, bzip2, xz or zstandard file is one frame or several, one after another. Reading can begin at
-each of them, so a place in a long file of many frames is reached without reading what is before it.
+each of them, so a position in a long file of many frames is reached without reading what is before
+it. A file of one frame is decompressed from its beginning.
 """
 
 import bz2
@@ -17,29 +18,36 @@ import zlib
 from ngrammer_jax import errors
 
 BLOCK = 1 << 16  # bytes of a file that are read at a time
+DECOMPRESSED_BLOCK = 1 << 18
+SKIPPED_BLOCK = 1 << 20
+ZSTANDARD_WINDOW = 1 << 31  # of `zstd --long=31`; only as much is allocated as a file needs
 SUFFIXES = {'.gz': 'gzip', '.bz2': 'bzip2', '.xz': 'xz', '.zst': 'zstandard', '.zip': 'zip'}
 MAGIC = {
   b'\x1f\x8b': 'gzip',
   b'BZh': 'bzip2',
   b'\xfd7zXZ\0': 'xz',
   b'\x28\xb5\x2f\xfd': 'zstandard',
-  **{bytes([byte, 0x2A, 0x4D, 0x18]): 'zstandard' for byte in range(0x50, 0x60)},  # without text
   b'PK\x03\x04': 'zip',
 }
+for byte in range(0x50, 0x60):
+  MAGIC[bytes([byte, 0x2A, 0x4D, 0x18])] = 'zstandard'  # a frame without text
 
 
-def _zstandard() -> Any:
+def _gzip_decompressor() -> Any:
+  return zlib.decompressobj(31)  # 31: with the header of gzip
+
+
+def _zstandard_decompressor() -> Any:
   import zstandard  # only for such files
 
-  # The window of `zstd --long=31`, of which only as much is allocated as a file needs.
-  return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+  return zstandard.ZstdDecompressor(max_window_size=ZSTANDARD_WINDOW).decompressobj()
 
 
 DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-  'gzip': lambda: zlib.decompressobj(31),
+  'gzip': _gzip_decompressor,
   'bzip2': bz2.BZ2Decompressor,
   'xz': lzma.LZMADecompressor,
-  'zstandard': _zstandard,
+  'zstandard': _zstandard_decompressor,
 }
 
 
@@ -49,12 +57,12 @@ def find(path: pathlib.Path, head: bytes) -> str | None:
   Raises:
     BadInput: its name says that it is compressed, but it is not, or in another way.
   """
-  actual = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
-  suffix_kind = SUFFIXES.get(path.suffix.lower())
-  if head and suffix_kind not in (None, actual):
+  actual = next((method for magic, method in MAGIC.items() if head.startswith(magic)), None)
+  expected = SUFFIXES.get(path.suffix.lower())
+  if head and expected not in (None, actual):
+    found = f'{actual} compressed' if actual else f'not compressed by {expected}'
     raise errors.BadInput(
-      f'{path} is damaged: it is named {path.suffix}, but is {actual or "not"} compressed'
-      f'{"" if actual else f" by {suffix_kind}"}: copy it again, or rename it'
+      f'{path} is damaged: it is named {path.suffix}, but is {found}: copy it again, or rename it'
     )
   return actual
 
@@ -64,31 +72,31 @@ def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.Buffe
 
   Args:
     path: the file; of a zip archive, its only member is read.
-    frame: where in the file the frame begins that is read first, see `Frames.place`.
+    frame: where in the file the frame begins that is read first, see `Frames.position`.
     offset: of the first byte, in the text from this frame on.
 
   Raises:
     BadInput: the file is not compressed as its name says, or an archive of several files.
   """
   file = path.open('rb', buffering=BLOCK)
-  kind = find(path, file.peek(8)[:8])
-  if kind is None:
+  method = find(path, file.peek(8)[:8])
+  if method is None:
     file.seek(offset)
     return file
-  if kind == 'zip':
+  if method == 'zip':
     archive = zipfile.ZipFile(file)
     members = archive.namelist()
     if len(members) != 1:
       raise errors.BadInput(f'{path} holds {len(members)} files, expected one')
     decompressed = archive.open(members[0])
   else:
-    decompressed = io.BufferedReader(Frames(file, kind, frame), 1 << 18)
-  while data := decompressed.read(min(offset, 1 << 20)):
+    decompressed = io.BufferedReader(Frames(file, method, frame), DECOMPRESSED_BLOCK)
+  while data := decompressed.read(min(offset, SKIPPED_BLOCK)):
     offset -= len(data)
   return decompressed
 
 
-def place(file: BinaryIO, offset: int) -> tuple[int, int]:
+def position(file: BinaryIO, offset: int) -> tuple[int, int]:
   """Returns the offset of a text in its frame, and where in the file that frame begins.
 
   Args:
@@ -96,7 +104,7 @@ def place(file: BinaryIO, offset: int) -> tuple[int, int]:
     offset: of the text, from the frame on that reading began with; all text before it was read.
   """
   raw = getattr(file, 'raw', None)
-  return raw.place(offset) if isinstance(raw, Frames) else (offset, 0)
+  return raw.position(offset) if isinstance(raw, Frames) else (offset, 0)
 
 
 class Frames(io.RawIOBase):
@@ -104,38 +112,44 @@ class Frames(io.RawIOBase):
 
   Args:
     file: the compressed file.
-    kind: a key of DECOMPRESSORS.
+    method: a key of DECOMPRESSORS.
     start: where the first frame begins.
   """
 
-  def __init__(self, file: BinaryIO, kind: str, start: int = 0):
-    self._file, self._make = file, DECOMPRESSORS[kind]
-    self._decompressor, self._input, self._text = None, b'', memoryview(b'')
+  def __init__(self, file: BinaryIO, method: str, start: int = 0):
+    self._file = file
+    self._make_decompressor = DECOMPRESSORS[method]
+    self._decompressor = None
+    self._unused_input = b''
+    self._text = memoryview(b'')
     self._offset = 0
-    self._frames = collections.deque()  # text before, and place of each frame
+    # Of each frame: bytes of text before it, and where it begins in the file.
+    self._frames: collections.deque[tuple[int, int]] = collections.deque()
     file.seek(start)
 
   def readable(self) -> bool:
     return True
 
   def readinto(self, buffer: Any) -> int:
-    while not self._text and self._fill():
-      pass
+    while not self._text:
+      if not self._decompress_block():
+        break
     size = min(len(buffer), len(self._text))
-    buffer[:size], self._text = self._text[:size], self._text[size:]
+    buffer[:size] = self._text[:size]
+    self._text = self._text[size:]
     self._offset += size
     return size
 
-  def _fill(self) -> bool:
+  def _decompress_block(self) -> bool:
     """Decompresses a block; False at the end of the file."""
-    data, self._input = self._input or self._file.read(BLOCK), b''
+    data = self._unused_input or self._file.read(BLOCK)
+    self._unused_input = b''
     if self._decompressor is None or self._decompressor.eof:
-      while data and not (data := data.lstrip(b'\0')):  # some writers pad their files
-        data = self._file.read(BLOCK)
+      data = self._skip_padding(data)
       if not data:
         return False
       self._frames.append((self._offset, self._file.tell() - len(data)))
-      self._decompressor = self._make()
+      self._decompressor = self._make_decompressor()
     elif not data:
       raise EOFError('Compressed file ended before the end-of-stream marker was reached')
     try:
@@ -143,12 +157,21 @@ class Frames(io.RawIOBase):
     except Exception as error:  # each library has a class of its own
       raise ValueError(f'{error}') from error
     if self._decompressor.eof:
-      self._input = self._decompressor.unused_data
+      self._unused_input = self._decompressor.unused_data
     return True
 
-  def place(self, offset: int) -> tuple[int, int]:
-    """Returns the offset in the last frame that begins at `offset` or before, and its place."""
+  def _skip_padding(self, data: bytes) -> bytes:
+    """Returns data without the zeros that some writers put between frames."""
+    while data:
+      stripped = data.lstrip(b'\0')
+      if stripped:
+        return stripped
+      data = self._file.read(BLOCK)
+    return b''
+
+  def position(self, offset: int) -> tuple[int, int]:
+    """Returns the offset in the last frame that begins at `offset` or before, and its begin."""
     while len(self._frames) > 1 and self._frames[1][0] <= offset:
-      self._frames.popleft()  # earlier places are not asked for again
+      self._frames.popleft()  # earlier positions are not asked for again
     before, begin = self._frames[0]
     return offset - before, begin

@@ -6,8 +6,7 @@ import logging
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import fingerprints
-from ngrammer_jax.data import shards as shard_files
-from ngrammer_jax.data.formats import FilePosition
+from ngrammer_jax.data.formats.interface import FilePosition, Shards
 
 BLOCK_DOCUMENTS = 128
 BLOCK_BYTES = 256 << 10
@@ -16,7 +15,7 @@ MAX_SHARED_BLOCKS = 1 << 14
 MAX_ROW_FILES = 64  # open files of rows that are further behind
 NEAR = 1 << 15  # documents that are read on the way to a block, rather than opening its file again
 
-Documents = Iterator[tuple[bytes, FilePosition]]  # see `shards.Shards.read`
+Documents = Iterator[tuple[bytes, FilePosition]]  # see `Shards.read`
 
 
 @dataclasses.dataclass
@@ -25,7 +24,7 @@ class DocumentBlock:
 
   Attributes:
     position: where the first one begins.
-    records: their records, see `shards.Shards`; b'' for one that no row waits for.
+    records: their records, see `Shards`; b'' for one that no row waits for.
     size: bytes of the records.
     next_position: where the next block begins; None at the end of the shard.
     num_waiting: number of rows that will ask for the block, if several rows share the shard.
@@ -76,7 +75,7 @@ class BlockReader:
 
   def __init__(
     self,
-    shards: shard_files.Shards,
+    shards: Shards,
     shard_fingerprints: fingerprints.ShardFingerprints,
     keeps_blank: bool,
     rows: Sequence[int],

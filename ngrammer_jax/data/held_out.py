@@ -5,7 +5,6 @@ import dataclasses
 import functools
 
 from ngrammer_jax.data import text_files
-from ngrammer_jax.data.shard_documents import ShardDocuments
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
 
@@ -43,7 +42,7 @@ class InterleavedDocuments:
     order: which of them are held out.
   """
 
-  documents: ShardDocuments
+  documents: Iterable[Document]
   order: HeldOutOrder
 
   def __iter__(self) -> Iterator[tuple[str, Document]]:
@@ -67,21 +66,21 @@ class InterleavedSplit:
   @property
   def num_empty(self) -> int:
     """Number of empty documents in the last iteration."""
-    return self.source.documents.num_empty
+    return getattr(self.source.documents, 'num_empty', 0)
 
 
 def hold_out(
-  documents: ShardDocuments | list[Document], share: float = 0.05, splits: Sequence[str] = SPLITS
+  documents: Iterable[Document], share: float = 0.05, splits: Sequence[str] = SPLITS
 ) -> Splits:
   """Divides documents among splits. Returns those of each split.
 
   Args:
-    documents: the documents; a list has whole files.
+    documents: the documents; if it is a list, they are whole files.
     share: of the documents, or of each if they are few, for each split but the first.
     splits: train, and the splits that are held out.
   """
   order = HeldOutOrder(max(round(1 / share), len(splits)), splits)
-  if isinstance(documents, ShardDocuments):
+  if not isinstance(documents, list):
     source = InterleavedDocuments(documents, order)
     return {split: InterleavedSplit(source, split) for split in splits}
   if len(documents) >= order.period:

@@ -12,17 +12,17 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import (
   cache_folders,
-  corpora,
   split_reader,
   text_files,
   token_writer,
   vocabularies,
 )
+from ngrammer_jax.data.corpus import Corpus, hash_json
 from ngrammer_jax.system import json_files, storage
 
 
 def open_vocabulary(
-  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus], may_delete: bool
+  config: data_config.DataConfig, all_corpora: Sequence[Corpus], may_delete: bool
 ) -> vocabularies.Vocabulary:
   """Reads the vocabulary of a config, or loads it from the cache, or learns it.
 
@@ -46,7 +46,7 @@ def open_vocabulary(
     corpus.identity(part) for part, corpus in zip(config.parts().values(), all_corpora, strict=True)
   ]
   key = [config.vocabulary, config.vocabulary_size, config.weights(), sources]
-  name = f'vocabulary-{corpora.hash_json(key)}'
+  name = f'vocabulary-{hash_json(key)}'
 
   def write(folder: pathlib.Path) -> None:
     vocabulary = _learn(config, all_corpora)
@@ -64,7 +64,7 @@ def open_vocabulary(
 
 
 def _learn(
-  config: data_config.DataConfig, all_corpora: Sequence[corpora.Corpus]
+  config: data_config.DataConfig, all_corpora: Sequence[Corpus]
 ) -> vocabularies.Vocabulary:
   """Returns a vocabulary that is learned from corpora."""
   if config.vocabulary == 'characters' and len({c.encoding for c in all_corpora}) > 1:
@@ -97,7 +97,7 @@ def _learn(
 
 
 def _learn_characters(
-  all_corpora: Sequence[corpora.Corpus], readers: Sequence[split_reader.SplitReader]
+  all_corpora: Sequence[Corpus], readers: Sequence[split_reader.SplitReader]
 ) -> vocabularies.Vocabulary:
   """Returns the vocabulary of the characters of all splits."""
   encoding = all_corpora[0].encoding
@@ -123,9 +123,7 @@ def _read_train(reader: split_reader.SplitReader) -> Iterator[bytes]:
     yield from token_writer.read_chunks(document, 'utf-8')
 
 
-def _sample(
-  corpus: corpora.Corpus, reader: split_reader.SplitReader, limit: float
-) -> Iterable[bytes]:
+def _sample(corpus: Corpus, reader: split_reader.SplitReader, limit: float) -> Iterable[bytes]:
   """Returns at most about `limit` bytes of a training text.
 
   They are spread evenly over it; of a text that is tokenised during training they are the first.

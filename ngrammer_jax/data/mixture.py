@@ -55,9 +55,12 @@ class Mixture:
 
   def split_names(self) -> list[str]:
     """Returns the names of all splits, such as 'test' and, of a part, 'test/PART'."""
-    corpora_of = self.parts.values()
-    shared = [name for name in corpora.SPLITS if all(name in c.splits for c in corpora_of)]
-    of_parts = [f'{name}/{part}' for part, c in self.parts.items() if part for name in c.splits]
+    corpora_of_parts = self.parts.values()
+    shared = [s for s in corpora.SPLITS if all(s in corpus.splits for corpus in corpora_of_parts)]
+    of_parts = []
+    for part, corpus in self.parts.items():
+      if part:
+        of_parts += [f'{split}/{part}' for split in corpus.splits]
     return shared + of_parts
 
   def split(self, name: str) -> token_cache.TokenSplit:
@@ -88,10 +91,12 @@ def prepare(
       `token_cache.prepare`.
   """
   config.check()
-  opened, prepared = [], []
+  opened = []
+  prepared = []
   for index, part in enumerate(config.parts().values()):
     with config.errors_of_part(index):
-      sizes = fingerprints.first_sizes(workdir, f'*-{index}' if config.mixture else '*')
+      folders = f'*-{index}' if config.mixture else '*'
+      sizes = fingerprints.first_sizes(workdir, folders)
       opened.append(dataclasses.replace(open_corpus(part), first_sizes=sizes))
   if vocabulary is None:
     vocabulary = learned_vocabulary.open_vocabulary(config, opened, may_delete)
@@ -100,16 +105,20 @@ def prepare(
       prepared.append(token_cache.prepare(part, opened[index], vocabulary, may_delete))
   if hosts.is_primary():
     _log_counts(config, prepared)
-  content_hash, weights = prepared[0].content_hash, config.weights()
+  parts = dict(zip(config.parts(), prepared, strict=True))
+  return Mixture(parts, config.weights(), vocabulary, _content_hash(config, prepared))
+
+
+def _content_hash(config: data_config.DataConfig, prepared: list[token_cache.TokenCorpus]) -> str:
+  """Returns the hash of a mixture, see `Mixture`."""
+  content_hash = prepared[0].content_hash
   if config.mixture:
     hashes = [corpus.content_hash for corpus in prepared]
-    settings = [part.weight for part in config.mixture], config.mixture_temperature
-    text = json.dumps([hashes, *settings, config.mixture_block])
+    weights = [part.weight for part in config.mixture]
+    text = json.dumps([hashes, weights, config.mixture_temperature, config.mixture_block])
     content_hash = hashlib.sha256(text.encode()).hexdigest()
   starts = [c.splits['train'].starts.tobytes() for c in prepared if 'train' in c.splits]
-  content_hash += f'-{hashlib.sha256(b"".join(starts)).hexdigest()[:16]}'
-  parts = dict(zip(config.parts(), prepared, strict=True))
-  return Mixture(parts, weights, vocabulary, content_hash)
+  return f'{content_hash}-{hashlib.sha256(b"".join(starts)).hexdigest()[:16]}'
 
 
 def _log_counts(config: data_config.DataConfig, prepared: list[token_cache.TokenCorpus]) -> None:

@@ -23,7 +23,7 @@ from ngrammer_jax.data import (
   text_files,
   vocabularies,
 )
-from ngrammer_jax.data import shards as shard_files
+from ngrammer_jax.data.formats.interface import Shards
 from ngrammer_jax.system import synced_folder
 
 PREFETCH_BYTES = 6  # of text for each missing token: more than most have
@@ -49,7 +49,7 @@ class PackedDataset:
 
   def __init__(
     self,
-    shards: shard_files.Shards,
+    shards: Shards,
     vocabulary: vocabularies.Vocabulary,
     schedule: mixture_schedule.PartSchedule,
     length: int,

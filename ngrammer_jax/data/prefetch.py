@@ -4,13 +4,14 @@ import collections
 from collections.abc import Iterator
 from concurrent import futures
 import contextlib
-from typing import Any
+from typing import TypeVar
 
+Item = TypeVar('Item')
 _END = object()
 
 
 @contextlib.contextmanager
-def run_ahead(items: Iterator[Any], depth: int = 2) -> Iterator[Iterator[Any]]:
+def run_ahead(items: Iterator[Item], depth: int = 2) -> Iterator[Iterator[Item]]:
   """Runs an iterator ahead in a thread, which ends with the block.
 
   An exception of the iterator is raised in place of the item.
@@ -20,12 +21,11 @@ def run_ahead(items: Iterator[Any], depth: int = 2) -> Iterator[Iterator[Any]]:
     depth: maximum number of items that wait while the thread computes the next one.
   """
   executor = futures.ThreadPoolExecutor(1, thread_name_prefix='prefetch')
-  compute_next = lambda: executor.submit(next, items, _END)
-  pending = collections.deque(compute_next() for _ in range(depth + 1))
+  pending = collections.deque(executor.submit(next, items, _END) for _ in range(depth + 1))
 
-  def iterate():
+  def iterate() -> Iterator[Item]:
     while (item := pending.popleft().result()) is not _END:
-      pending.append(compute_next())
+      pending.append(executor.submit(next, items, _END))
       yield item
 
   try:

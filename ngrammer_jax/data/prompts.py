@@ -4,11 +4,11 @@ import pathlib
 import sys
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import formats, kinds, text_files
+from ngrammer_jax.data import file_formats, formats, text_files
 from ngrammer_jax.system import file_errors
 
 STANDARD_INPUT = pathlib.Path('-')
-LAYOUT = formats.Layout(('prompt',), has_paragraphs=False, remedy='name it "prompt"')
+OPTIONS = formats.ReadOptions(('prompt',), has_paragraphs=False, remedy='name it "prompt"')
 
 
 def read(path: pathlib.Path) -> list[str]:
@@ -18,29 +18,40 @@ def read(path: pathlib.Path) -> list[str]:
     BadInput: the file cannot be read, or a line of JSON has no prompt.
   """
   name = f'--prompts={path}'
+  file, records = _read_records(path, name)
+  if not any(records):
+    raise errors.BadInput(f'{name} is empty; expected one prompt per line')
+  is_json = file.format == file_formats.LINES
+  numbered = [(i, r) for i, r in enumerate(records) if r.strip() or not is_json]
+  is_named_json = file_formats.FORMAT_SUFFIXES.get(file_formats.suffix(path)) == file_formats.LINES
+  has_prompt = not is_json or is_named_json or b'"prompt"' in numbered[0][1]
+  if file.format != file_formats.TEXT and has_prompt:
+    file_format = file.format
+    prompts = [file.text(i, record).decode() for i, record in numbered]
+  else:
+    file_format = file_formats.TEXT
+    prompts = _split_lines(b''.join(record for _, record in numbered), path)
+  if path != STANDARD_INPUT:
+    counts = f'{len(prompts):,} prompts'
+    file_formats.log_files(name, {'': [path]}, counts=counts, formats={path: file_format})
+  return prompts
+
+
+def _read_records(path: pathlib.Path, name: str) -> tuple[formats.DocumentFile, list[bytes]]:
+  """Returns a file, or standard input, and its records."""
   if path == STANDARD_INPUT:
     with file_errors.translate_damage(name):
       data = sys.stdin.buffer.read()
-    file = formats.DocumentFile(path, kinds.identify_bytes(name, data[: kinds.HEAD]), LAYOUT)
-    records = data.splitlines(keepends=True)
-  elif path.exists():
-    file = formats.DocumentFile.open(path, LAYOUT)
-    records = [record for record, _ in file.read()]
-  else:
+    file_format = file_formats.identify_bytes(name, data[: file_formats.HEAD])
+    return formats.DocumentFile(path, file_format, OPTIONS), data.splitlines(keepends=True)
+  if not path.exists():
     raise errors.BadInput(f'{name}: no such file; expected one prompt per line')
-  if not any(records):
-    raise errors.BadInput(f'{name} is empty; expected one prompt per line')
-  is_json = file.format == kinds.LINES
-  numbered = [(i, r) for i, r in enumerate(records) if r.strip() or not is_json]
-  is_named = kinds.FORMAT_SUFFIXES.get(kinds.suffix(path)) == kinds.LINES
-  has_prompt = not is_json or is_named or b'"prompt"' in numbered[0][1]
-  if file.format != kinds.TEXT and has_prompt:
-    file_format, texts = file.format, [file.text(i, record).decode() for i, record in numbered]
-  else:
-    text = text_files.decode(b''.join(r for _, r in numbered), str(path)).removeprefix('\ufeff')
-    text = text.replace('\r\n', '\n').replace('\r', '\n')  # of Windows
-    file_format, texts = kinds.TEXT, text.removesuffix('\n').split('\n')
-  if path != STANDARD_INPUT:
-    counts = f'{len(texts):,} prompts'
-    kinds.log_files(name, {'': [path]}, counts=counts, formats={path: file_format})
-  return texts
+  file = formats.DocumentFile.open(path, OPTIONS)
+  return file, [record for record, _ in file.read()]
+
+
+def _split_lines(data: bytes, path: pathlib.Path) -> list[str]:
+  """Returns the lines of a text, of Windows too."""
+  text = text_files.decode(data, str(path)).removeprefix('\ufeff')
+  text = text.replace('\r\n', '\n').replace('\r', '\n')
+  return text.removesuffix('\n').split('\n')

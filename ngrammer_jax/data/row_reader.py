@@ -10,7 +10,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import document_blocks
-from ngrammer_jax.data.formats import FilePosition
+from ngrammer_jax.data.formats.interface import FilePosition
 
 
 class RowState(NamedTuple):

@@ -14,6 +14,9 @@ BOOK_MARKER = b'_BOOK_TITLE_'
 HEADING = re.compile(rb'^ = (?!= )(.*\S.*)(?<! =) = $')
 
 
+SplitFile = Callable[[pathlib.Path], Iterator[tuple[str, bytes]]]  # yields names and texts
+
+
 @dataclasses.dataclass(frozen=True)
 class SectionedFile:
   """The sections of a file as documents.
@@ -24,7 +27,7 @@ class SectionedFile:
   """
 
   path: pathlib.Path
-  split: Callable[[pathlib.Path], Iterator[tuple[str, bytes]]]
+  split: SplitFile
 
   def __iter__(self) -> Iterator[text_files.Document]:
     for name, text in self.split(self.path):
@@ -38,19 +41,23 @@ def split_books(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
   Raises:
     BadInput: the first line is not a title.
   """
-  title, is_title = None, lambda line: line.startswith(BOOK_MARKER)
-  for are_titles, lines in itertools.groupby(text_files.read_lines(path), is_title):
-    if are_titles:
-      *_, line = lines  # a title right before another one is that of an empty book
+  title = None
+  book: list[bytes] = []
+  for line in text_files.read_lines(path):
+    if line.startswith(BOOK_MARKER):
+      if book:
+        yield title, b''.join(book)
+        book = []
       title = line.decode(errors='replace').partition(':')[2].strip().removesuffix('.txt.out')
     elif title is None:
       raise errors.BadInput(
         f'{path}, line 1: expected a title, as in "_BOOK_TITLE_ : Author___Title.txt.out", found '
-        f"{text_files.quote_line(next(lines))}: this is not a raw text file of the Children's Book "
-        f'Test'
+        f"{text_files.quote_line(line)}: this is not a raw text file of the Children's Book Test"
       )
     else:
-      yield title, b''.join(lines)
+      book.append(line)
+  if book:
+    yield title, b''.join(book)
 
 
 def split_articles(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
@@ -63,7 +70,9 @@ def split_articles(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
   Raises:
     BadInput: there is no heading.
   """
-  name, article, before = None, [], b''
+  name = None
+  article: list[bytes] = []
+  before = b''
   lines = itertools.chain(text_files.read_lines(path), [b'end'])  # no heading is the last line
   for line, after in itertools.pairwise(lines):
     match = HEADING.match(line.rstrip(b'\r\n'))

@@ -1,43 +1,25 @@
-"""Corpora that are too large to tokenise in advance: many files (shards) of many documents.
+"""Corpora of many files (shards) of many documents, which may be too large to tokenise in advance.
 
-A shard is read from any place on, see `formats`; other shards are not read for it.
+A shard is read from any position on, see `formats`; other shards are not read for it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
 import dataclasses
 import functools
 import hashlib
+import logging
 import math
 import pathlib
-from typing import Protocol
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import formats, kinds, split_files
-from ngrammer_jax.data.formats import ANY, START, FilePosition, Layout
+from ngrammer_jax.data import file_formats, formats, split_files, text_files
+from ngrammer_jax.data.formats import DEFAULT_OPTIONS, START, FilePosition, ReadOptions
+from ngrammer_jax.data.formats import Shards as Shards
 
 HELD_OUT_BYTES = 32 << 20  # of files that are held out for validation, and of their text
-
-
-class Shards(Protocol):
-  """The shards of a split.
-
-  Attributes:
-    files: the file of each shard.
-  """
-
-  files: tuple[pathlib.Path, ...]
-
-  def read(self, shard: int, place: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
-    """Yields the record of each document from a place on, and the place of the next document.
-
-    The place is one that this method yielded, or that of the first document.
-    """
-
-  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
-    """Returns the text of a document; None for one of another split.
-
-    Raises BadInput if its record is invalid.
-    """
+DEFAULT_SHARE = 0.05  # of the training text that is held out
+# Multiples of the golden ratio are spread evenly, also among the rows that share a file.
+GOLDEN_RATIO = 0.6180339887498949
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,36 +28,93 @@ class FileShards:
 
   Attributes:
     files: the file of each shard.
-    layout: where the text of a document is.
+    options: how their documents are read.
     held_out: the share of the documents of each file that are held out; 0: none.
     is_held_out: whether these are the documents, or the files, that are held out.
   """
 
   files: tuple[pathlib.Path, ...]
-  layout: Layout = ANY
+  options: ReadOptions = DEFAULT_OPTIONS
   held_out: float = 0.0
   is_held_out: bool = False
 
   @functools.cached_property
-  def _file(self) -> Callable[[int], formats.DocumentFile]:
-    return functools.cache(lambda shard: formats.DocumentFile.open(self.files[shard], self.layout))
+  def _opened(self) -> dict[int, formats.DocumentFile]:
+    return {}
 
-  def read(self, shard: int, place: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
+  def _file(self, shard: int) -> formats.DocumentFile:
+    """Returns the file of a shard, whose format is looked at once."""
+    if shard not in self._opened:
+      self._opened[shard] = formats.DocumentFile.open(self.files[shard], self.options)
+    return self._opened[shard]
+
+  def read(
+    self, shard: int, position: FilePosition = START
+  ) -> Iterator[tuple[bytes, FilePosition]]:
     """See `Shards`."""
-    yield from self._file(shard).read(place)
+    yield from self._file(shard).read(position)
 
   def text(self, shard: int, document: int, record: bytes) -> bytes | None:
     """See `Shards`."""
     if self.held_out:
-      # Multiples of the golden ratio are spread evenly, also among the rows that share a file.
-      is_held_out = document * 0.6180339887498949 % 1 > 1 - self.held_out
+      is_held_out = document * GOLDEN_RATIO % 1 > 1 - self.held_out
       if is_held_out != self.is_held_out:
         return None
     return self._file(shard).text(document, record)
 
 
+@dataclasses.dataclass
+class ShardDocuments:
+  """Iterates over the documents of shards, which are read again each time.
+
+  Attributes:
+    shards: the shards.
+    has_blank: whether documents of white space are read.
+    max_bytes: no document is read after so much text.
+    num_empty: number of empty documents in the last iteration.
+  """
+
+  shards: Shards
+  has_blank: bool = False
+  max_bytes: float = math.inf
+  num_empty: int = 0
+
+  def __iter__(self) -> Iterator[text_files.Document]:
+    self.num_empty = 0
+    num_bytes = 0
+    for shard, file in enumerate(self.shards.files):
+      for document, (record, _) in enumerate(self.shards.read(shard)):
+        text = self.shards.text(shard, document, record)
+        if text is None:  # of another split
+          continue
+        if not text or not (self.has_blank or text.strip()):
+          self.num_empty += 1
+          continue
+        num_bytes += len(text)
+        read = functools.partial(text_files.split_long, text)
+        yield text_files.Document(f'{file}, document {document + 1:,}', read)
+        if num_bytes >= self.max_bytes:
+          logging.info('only the first %s bytes are read, the last of %s', f'{num_bytes:,}', file)
+          return
+
+
+def open_documents(
+  paths: Sequence[pathlib.Path], options: ReadOptions, all_formats: Collection[str]
+) -> list[text_files.Document] | ShardDocuments:
+  """Returns the documents of files; each file is one, if all are texts without a separator.
+
+  Args:
+    paths: the files.
+    options: how their documents are read.
+    all_formats: formats of all files of the corpus.
+  """
+  if options.separator is None and set(all_formats) == {file_formats.TEXT}:
+    return [text_files.whole_file(path) for path in paths]
+  return ShardDocuments(FileShards(tuple(paths), options))
+
+
 def find(
-  root: pathlib.Path, layout: Layout = ANY, share: float | None = None
+  root: pathlib.Path, options: ReadOptions = DEFAULT_OPTIONS, share: float | None = None
 ) -> tuple[dict[str, FileShards], list[pathlib.Path]]:
   """Returns the shards of a folder by split, and the files that are none.
 
@@ -83,42 +122,62 @@ def find(
 
   Args:
     root: the folder, or one file.
-    layout: where the text of a document is.
+    options: how documents are read.
     share: what is held out; None: 0.05, if no name speaks of a split.
 
   Raises:
     BadInput: there are no shards for train or validation.
   """
   paths = split_files.visible_files(root)
-  shards = [path for path in paths if kinds.suffix(path) in kinds.FORMAT_SUFFIXES]
+  suffixes = file_formats.FORMAT_SUFFIXES
+  shards = [path for path in paths if file_formats.suffix(path) in suffixes]
   if not shards:
     raise errors.BadInput(
       f'data.path={root} has no shards: expected a folder of files with one of the suffixes '
-      f'{", ".join(kinds.FORMAT_SUFFIXES)}, optionally followed by .gz, .bz2, .xz, .zst or .zip'
+      f'{", ".join(suffixes)}, optionally followed by .gz, .bz2, .xz, .zst or .zip'
     )
   files_by_split, _ = split_files.find(root, shards, share)
   if not files_by_split:
-    files_by_split, share = {'train': shards}, share or 0.05
-  by_split = {split: FileShards(tuple(files), layout) for split, files in files_by_split.items()}
+    files_by_split = {'train': shards}
+    share = share or DEFAULT_SHARE
+  by_split = {split: FileShards(tuple(files), options) for split, files in files_by_split.items()}
   if 'validation' not in by_split:
-    by_split |= _hold_out(by_split['train'], root, share)
+    train, validation = _hold_out(by_split['train'], root, share)
+    by_split |= {'train': train, 'validation': validation}
   used = {file for split in by_split.values() for file in split.files}
   return by_split, [path for path in paths if path not in used]
 
 
-def _hold_out(train: FileShards, root: pathlib.Path, share: float) -> Mapping[str, FileShards]:
+def _hold_out(train: FileShards, root: pathlib.Path, share: float) -> tuple[FileShards, FileShards]:
   """Returns the shards of train and validation: whole files by their names, nothing is read."""
   if len(train.files) == 1:
     train = dataclasses.replace(train, held_out=share)
-    return {'train': train, 'validation': dataclasses.replace(train, is_held_out=True)}
+    return train, dataclasses.replace(train, is_held_out=True)
+
+  def hash_name(file: pathlib.Path) -> bytes:
+    return hashlib.sha256(str(file.relative_to(root)).encode()).digest()
+
   sizes = {file: file.stat().st_size for file in train.files}
-  limit = min(share * sum(sizes.values()), HELD_OUT_BYTES)
-  name = lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest()
-  held_out, total = [], 0
-  for file in sorted(train.files, key=name)[: max(math.ceil(share * len(sizes)), 1)]:
-    if total < limit:
+  max_bytes = min(share * sum(sizes.values()), HELD_OUT_BYTES)
+  max_files = max(math.ceil(share * len(sizes)), 1)
+  held_out: list[pathlib.Path] = []
+  num_bytes = 0
+  for file in sorted(train.files, key=hash_name)[:max_files]:
+    if num_bytes < max_bytes:
       held_out.append(file)
-      total += sizes[file]
+      num_bytes += sizes[file]
   files = tuple(file for file in train.files if file not in held_out)
-  validation = FileShards(tuple(held_out), train.layout, is_held_out=True)
-  return {'train': dataclasses.replace(train, files=files), 'validation': validation}
+  validation = FileShards(tuple(held_out), train.options, is_held_out=True)
+  return dataclasses.replace(train, files=files), validation
+
+
+def documents_by_split(
+  shards_by_split: dict[str, Shards],
+) -> dict[str, Iterable[text_files.Document]]:
+  """Returns the documents of each split; of held out shards a bounded part."""
+  splits = {}
+  for split, shards in shards_by_split.items():
+    is_held_out = getattr(shards, 'is_held_out', False)
+    max_bytes = HELD_OUT_BYTES if is_held_out else math.inf
+    splits[split] = ShardDocuments(shards, has_blank=True, max_bytes=max_bytes)
+  return splits

@@ -1,6 +1,6 @@
 """The splits of a corpus, and the files of a folder that belong to each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 import pathlib
 import re
 
@@ -33,25 +33,55 @@ def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path) -> SplitFi
   If no word of a name is that of a split, those of its folders within `root` count, the nearest
   first. A split without such a file has those with a word that ends so, as in `mytrain.txt`.
   """
-  paths, splits = list(paths), []
-  for path in paths:
-    names_within = path.relative_to(root).parts[::-1]
-    names = (_find_split(name, SPLIT_WORDS, WORD) for name in names_within)
-    splits.append(next(filter(None, names), None))
+  paths = list(paths)
+  splits = [_split_of_path(path, root) for path in paths]
   second = 'test' if 'validation' in splits and 'test' not in splits else 'validation'
   splits = [second if split == 'second' else split for split in splits]
-  ends = [_find_split(path.name, LONG_WORDS, ENDS_WORD) for path in paths]
-  if set(splits) != {None} or ('train' in ends and len({*ends, None}) > 2):
-    missing = {*SPLITS} - {*splits}
-    splits = [s or (e if e in missing else None) for s, e in zip(splits, ends, strict=True)]
-  select = lambda split: [p for p, other in zip(paths, splits, strict=True) if other == split]
-  return {split: select(split) for split in SPLITS if split in splits}, select(None)
+  splits = _add_uncertain(paths, splits)
+  by_split: dict[str, list[pathlib.Path]] = {}
+  for split in SPLITS:
+    if split in splits:
+      by_split[split] = _select(paths, splits, split)
+  return by_split, _select(paths, splits, None)
 
 
-def _find_split(name: str, words: dict[str, str], pattern: str) -> str | None:
+def _split_of_path(path: pathlib.Path, root: pathlib.Path) -> str | None:
+  """Returns the split that the name of a file, or else of its nearest folder, speaks of."""
+  for name in reversed(path.relative_to(root).parts):
+    split = _find_split(name, SPLIT_WORDS, WORD)
+    if split is not None:
+      return split
+  return None
+
+
+def _add_uncertain(paths: Sequence[pathlib.Path], splits: list[str | None]) -> list[str | None]:
+  """Adds files whose names only end in the word of a split, where that split has no file."""
+  endings = [_find_split(path.name, LONG_WORDS, ENDS_WORD) for path in paths]
+  has_certain = set(splits) != {None}
+  has_train_and_another = 'train' in endings and len(set(endings) - {None}) > 1
+  if not has_certain and not has_train_and_another:
+    return splits
+  missing = set(SPLITS) - set(splits)
+  return [
+    ending if split is None and ending in missing else split
+    for split, ending in zip(splits, endings, strict=True)
+  ]
+
+
+def _select(
+  paths: Sequence[pathlib.Path], splits: Sequence[str | None], split: str | None
+) -> list[pathlib.Path]:
+  """Returns the files of a split."""
+  return [path for path, other in zip(paths, splits, strict=True) if other == split]
+
+
+def _find_split(name: str, words: Mapping[str, str], pattern: str) -> str | None:
+  """Returns the split of the first word that a name has."""
   name = re.sub('(?<=[a-z])(?=[A-Z])', '-', name)  # trainA.txt, wikiTrain.txt
-  search = lambda word: re.search(pattern.format(word=word), name, re.IGNORECASE)
-  return next((split for word, split in words.items() if search(word)), None)
+  for word, split in words.items():
+    if re.search(pattern.format(word=word), name, re.IGNORECASE):
+      return split
+  return None
 
 
 def find(
@@ -74,9 +104,12 @@ def find(
   if [str(path) for path in paths] == [str(root)]:
     return {}, paths
   needed = ('train',) if share else ('train', 'validation')
-  beside, others = group_by_split((p for p in paths if str(p.parent) == str(root)), root)
-  if prefers_root and set(needed) <= set(beside):
-    return beside, others + [path for path in paths if str(path.parent) != str(root)]
+  if prefers_root:
+    beside = [path for path in paths if str(path.parent) == str(root)]
+    within = [path for path in paths if str(path.parent) != str(root)]
+    by_split, others = group_by_split(beside, root)
+    if set(needed) <= set(by_split):
+      return by_split, others + within
   by_split, others = group_by_split(paths, root)
   missing = [split for split in needed if split not in by_split]
   if by_split and missing:
@@ -97,10 +130,15 @@ def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:
   """
   if buckets.is_bucket(root):
     paths = buckets.find(str(root))
+  elif root.is_file():
+    paths = [root]
   else:
-    paths = [root] if root.is_file() else [path for path in root.rglob('*') if path.is_file()]
-  is_hidden = lambda path: any(part.startswith('.') for part in path.relative_to(root).parts)
-  return sorted(path for path in paths if path.name not in METADATA and not is_hidden(path))
+    paths = [path for path in root.rglob('*') if path.is_file()]
+  return sorted(p for p in paths if p.name not in METADATA and not _is_hidden(p, root))
+
+
+def _is_hidden(path: pathlib.Path, root: pathlib.Path | str) -> bool:
+  return any(part.startswith('.') for part in path.relative_to(root).parts)
 
 
 def stamp(path: pathlib.Path) -> tuple[str, int, str | int]:

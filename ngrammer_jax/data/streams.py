@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import mixture_schedule, token_cache
+from ngrammer_jax.data import mixture_schedule, token_split
 
 
 class Batch(NamedTuple):
@@ -74,7 +74,7 @@ class TrainStreams:
   """
 
   def __init__(
-    self, split: token_cache.TokenSplit, length: int, schedule: mixture_schedule.PartSchedule
+    self, split: token_split.TokenSplit, length: int, schedule: mixture_schedule.PartSchedule
   ):
     self._split, self._length, self._schedule, self.epochs = split, length, schedule, 0
     self._stride = len(split.tokens) // schedule.batch_size
@@ -130,7 +130,7 @@ class EvaluationStreams:
 
   def __init__(
     self,
-    split: token_cache.TokenSplit,
+    split: token_split.TokenSplit,
     streams: int,
     length: int,
     max_tokens: int = 0,

@@ -19,16 +19,17 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import (
   cache_folders,
-  corpora,
   duplicates,
-  kinds,
+  file_formats,
+  shards,
   split_reader,
   token_split,
   token_writer,
   vocabularies,
 )
-from ngrammer_jax.data.formats import ANY, Layout
-from ngrammer_jax.data.shards import Shards
+from ngrammer_jax.data.corpus import Corpus, hash_json
+from ngrammer_jax.data.formats import DEFAULT_OPTIONS, ReadOptions
+from ngrammer_jax.data.formats.interface import Shards
 from ngrammer_jax.data.token_split import TokenSplit as TokenSplit
 from ngrammer_jax.data.token_split import join as join
 from ngrammer_jax.system import files, json_files, progress
@@ -59,7 +60,7 @@ class TokenCorpus:
 
 def prepare(
   config: data_config.DataConfig,
-  corpus: corpora.Corpus,
+  corpus: Corpus,
   vocabulary: vocabularies.Vocabulary,
   may_delete: bool,
 ) -> TokenCorpus:
@@ -76,7 +77,7 @@ def prepare(
     BadInput: the corpus is truncated, empty, has a wrong checksum or is not valid UTF-8, or the
       vocabulary does not fit it; or a damaged folder may not be deleted.
   """
-  key = corpora.hash_json([corpus.identity(config), vocabulary.digest])
+  key = hash_json([corpus.identity(config), vocabulary.digest])
   name = f'{corpus.name.replace("/", "-")}-{key}'
 
   def write(folder: pathlib.Path) -> None:
@@ -90,7 +91,7 @@ def prepare(
 
 def _write(
   config: data_config.DataConfig,
-  corpus: corpora.Corpus,
+  corpus: Corpus,
   vocabulary: vocabularies.Vocabulary,
   folder: pathlib.Path,
 ) -> None:
@@ -137,7 +138,7 @@ def _write(
 
 
 def _write_arrays(
-  corpus: corpora.Corpus, split: str, written: token_writer.WrittenSplit, folder: pathlib.Path
+  corpus: Corpus, split: str, written: token_writer.WrittenSplit, folder: pathlib.Path
 ) -> None:
   """Writes what a split has beside its tokens. Raises BadInput if it has none."""
   if not written.meta['tokens']:
@@ -146,9 +147,7 @@ def _write_arrays(
   np.save(folder / f'{split}.keys.npy', np.sort(written.keys))
 
 
-def _load(
-  corpus: corpora.Corpus, vocabulary: vocabularies.Vocabulary, folder: pathlib.Path
-) -> TokenCorpus:
+def _load(corpus: Corpus, vocabulary: vocabularies.Vocabulary, folder: pathlib.Path) -> TokenCorpus:
   """Loads the folder of a corpus. Raises one of `file_errors.DAMAGE_ERRORS` if it is damaged."""
   meta = json_files.read(folder / 'meta.json')
   splits = {}
@@ -169,7 +168,7 @@ def _load(
 
 
 def encode_file(
-  path: pathlib.Path, vocabulary: vocabularies.Vocabulary, layout: Layout = ANY
+  path: pathlib.Path, vocabulary: vocabularies.Vocabulary, options: ReadOptions = DEFAULT_OPTIONS
 ) -> token_split.TokenSplit:
   """Returns the tokens of a file, in memory: a text as one document, other files as their own.
 
@@ -181,8 +180,8 @@ def encode_file(
   """
   if not path.is_file():
     raise errors.BadInput(f'{path}: no such file; expected a text file')
-  formats = {path: kinds.identify(path, layout.any_bytes)}
-  documents = corpora.open_documents([path], layout, formats.values())
+  formats = {path: file_formats.identify(path, options.any_bytes)}
+  documents = shards.open_documents([path], options, formats.values())
   file = io.BytesIO()
   written = token_writer.write(
     f'{path}, the text',
@@ -194,7 +193,9 @@ def encode_file(
   )
   if not written.meta['bytes']:
     raise errors.BadInput(f'{path} is empty; expected text')
-  kinds.log_files(str(path), {'': [path]}, counts=_format_counts(written.meta), formats=formats)
+  file_formats.log_files(
+    str(path), {'': [path]}, counts=_format_counts(written.meta), formats=formats
+  )
   tokens = np.frombuffer(file.getbuffer(), written.meta['dtype'])
   split = _token_split(tokens, written.starts, written.meta, vocabulary)
   if vocabulary.adds_start or len(split.tokens) < 2:

@@ -22,7 +22,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.data import cloze, kinds, vocabularies
+from ngrammer_jax.data import cloze, file_formats, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, pairs
 from ngrammer_jax.system import text_tables
@@ -69,10 +69,10 @@ def open_questions(path: pathlib.Path, split: str) -> tuple[QuestionSource, int]
   """
   name = path.stem if path.is_file() else split
   source = QuestionSource(name, cloze.find_files(path, split))
-  formats = {file: kinds.identify(file) for file in source.file_by_kind.values()}
+  formats = {file: file_formats.identify(file) for file in source.file_by_kind.values()}
   count = sum(1 for _ in source.read())
   counts = f'{count:,} questions'
-  kinds.log_files(f'--cloze={path}', {name: [*formats]}, counts=counts, formats=formats)
+  file_formats.log_files(f'--cloze={path}', {name: [*formats]}, counts=counts, formats=formats)
   return source, count
 
 

@@ -275,8 +275,8 @@ class Run:
       BadInput: the file cannot be read, or the vocabulary lacks a character of it.
     """
     with hosts.collective_errors():
-      layout = corpora.layout_of(self.config.data)
-      tokens = token_cache.encode_file(storage.user_path('--text', path), self.vocabulary, layout)
+      options = corpora.read_options(self.config.data)
+      tokens = token_cache.encode_file(storage.user_path('--text', path), self.vocabulary, options)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
     if streams < self.config.evaluation.streams:

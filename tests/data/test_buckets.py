@@ -155,7 +155,7 @@ def test_a_lost_file_and_a_changed_one_are_named(hub, tmp_path):
 
 
 def test_row_groups_in_a_bucket_are_read_once(hub, tmp_path, monkeypatch):
-  monkeypatch.setattr(formats.parquet, 'PART', 50)
+  monkeypatch.setattr(formats.parquet, 'PART_BYTES', 50)
   reads, read_row_groups = [], parquet.ParquetFile.read_row_groups
   note = lambda *args, **options: reads.append(args) or read_row_groups(*args, **options)
   monkeypatch.setattr(parquet.ParquetFile, 'read_row_groups', note)

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import corpora, kinds, text_files
+from ngrammer_jax.data import corpora, file_formats, text_files
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -280,7 +280,7 @@ def test_wikitext_is_text(tmp_path_factory, suffix, content, message):
 def test_compressions_that_are_not_read_are_refused(tmp_path, name, content):
   write(tmp_path / name, content)
   with pytest.raises(errors.BadInput, match='compressed'):
-    kinds.identify(tmp_path / name, any_bytes=True)
+    file_formats.identify(tmp_path / name, any_bytes=True)
 
 
 def test_incomplete_wikitext_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import duplicates, kinds, shards, text_files, token_cache
+from ngrammer_jax.data import duplicates, file_formats, shards, text_files, token_cache
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.data import document_files
@@ -135,7 +135,7 @@ def test_files_of_documents_are_scored_as_documents(tmp_path, caplog):
       split = token_cache.encode_file(path, vocabulary)
       assert split.text_bytes == sum(map(len, texts)) and split.starts.tolist() == [0, 4, 14]
       assert split.tokens.tolist() == [*b'one', 256, *b'two\nlines', 256, *b'three']
-      assert caplog.messages[-1].startswith(f'{path}: 1 file ({kinds.identify(path)}')
+      assert caplog.messages[-1].startswith(f'{path}: 1 file ({file_formats.identify(path)}')
       size = path.stat().st_size
       assert caplog.messages[-1].endswith(
         f', {size:,} bytes: 19 tokens, 17 bytes of text, 3 documents'

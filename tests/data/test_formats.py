@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression, formats, kinds, prompts, text_files
+from ngrammer_jax.data import compression, file_formats, formats, prompts, text_files
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -31,7 +31,7 @@ def read_all(file, place=formats.START):
 
 
 def open_file(path, **layout):
-  return formats.DocumentFile.open(path, formats.Layout(**layout))
+  return formats.DocumentFile.open(path, formats.ReadOptions(**layout))
 
 
 @each('name', document_files.NAMES)
@@ -46,12 +46,18 @@ def test_reading_can_start_at_any_document(tmp_path, name):
 
 @each(
   'name, value',
-  [('SMALL', 0), ('PART', 300), ('PART', 1 << 20), ('MAX_DECODERS', 0), ('MAX_DECODERS', 1)],
+  [
+    ('SMALL_GROUP', 0),
+    ('PART_BYTES', 300),
+    ('PART_BYTES', 1 << 20),
+    ('MAX_DECODERS', 0),
+    ('MAX_DECODERS', 1),
+  ],
 )
 def test_row_groups_of_every_size_are_read_from_any_row(tmp_path, monkeypatch, name, value):
-  monkeypatch.setattr(formats.parquet, 'PART', 300)
-  monkeypatch.setattr(formats.parquet, 'SMALL', 1000)
-  monkeypatch.setattr(formats.parquet, 'BATCH', 3)
+  monkeypatch.setattr(formats.parquet, 'PART_BYTES', 300)
+  monkeypatch.setattr(formats.parquet, 'SMALL_GROUP', 1000)
+  monkeypatch.setattr(formats.parquet, 'BATCH_ROWS', 3)
   monkeypatch.setattr(formats.parquet, name, value)
   path = tmp_path / 'x.parquet'
   schema = pa.schema({'text': pa.string()})
@@ -76,7 +82,7 @@ def test_few_of_many_files_are_open(tmp_path, monkeypatch, small, max_open):
   texts = [f'{i} ' + 'some text ' * 50 for i in range(5000)]
   path = tmp_path / 'x.parquet'
   parquet.write_table(pa.table({'text': texts}), path)
-  monkeypatch.setattr(formats.parquet, 'SMALL', small)
+  monkeypatch.setattr(formats.parquet, 'SMALL_GROUP', small)
   monkeypatch.setattr(formats.parquet, 'MAX_DECODERS', max_open)
   allocated = pa.total_allocated_bytes()
   readers = [open_file(path).read() for _ in range(8)]
@@ -93,9 +99,9 @@ def test_frames_before_a_place_are_not_decompressed(tmp_path, suffix):
   content = path.read_bytes()
   assert 0 < place.frame < len(content) and place.offset < document_files.FRAME + 200
   path.write_bytes(content[:8].ljust(place.frame, b'\0') + content[place.frame :])
-  assert [text for text, _ in read_all(formats.DocumentFile(path, kinds.LINES), place)] == TEXTS[
-    31:
-  ]
+  assert [
+    text for text, _ in read_all(formats.DocumentFile(path, file_formats.LINES), place)
+  ] == TEXTS[31:]
 
 
 def test_decompressed_files_are_read_at_any_offset(tmp_path):
@@ -252,7 +258,7 @@ def test_what_is_no_text_is_refused_by_name(tmp_path):
       ('l.txt', 'l'),
       (codecs.BOM_UTF8 + b'[\n {"text": "a",\n "id": 1},\n {"text": "b"}]\n', one_value),
     ),
-    'long.txt': (b'[{"text": "a"}, {"text": "' + b'b' * kinds.HEAD, one_value),
+    'long.txt': (b'[{"text": "a"}, {"text": "' + b'b' * file_formats.HEAD, one_value),
     'l.gguf': (b'GGUF\3\0\0\0', f'is a GGUF model, not text: {remedy}'),
     'm.json': (b'[{"text": "a"}, {"text": "b"}]', one_value),
     'n.parquet': (b'text', 'is damaged: it is named .parquet, but is not Parquet'),
@@ -269,37 +275,43 @@ def test_what_is_no_text_is_refused_by_name(tmp_path):
   for name, (content, message) in cases.items():
     (tmp_path / name).write_bytes(content)
     with bad_input(f'{tmp_path / name} {message}'):
-      kinds.identify(tmp_path / name)
+      file_formats.identify(tmp_path / name)
 
 
 def test_what_a_file_is_does_not_depend_on_its_suffix_alone(tmp_path):
   lines = b'{"text": "a"}\n{"text": "b"}\n'
   cases = {
-    'a.txt': (lines, kinds.LINES),
-    'b': (codecs.BOM_UTF8 + lines, kinds.LINES),
-    'c.data': (zstandard.compress(lines), kinds.LINES),
-    'd.txt': (b'{"a": 1}\nand so on\n', kinds.TEXT),
-    'e.txt': (b'{ begins so\n', kinds.TEXT),
-    'l.txt': (b'[{"a": 1}] begins so\n', kinds.TEXT),
-    'm.txt': (b'[1] begins so\n', kinds.TEXT),
-    'n.txt': (b'[1, 2]', kinds.TEXT),
-    'o.txt': (b'[{"a" and so on\n' * kinds.HEAD, kinds.TEXT),
-    'p.txt': (b'[{"a": 1}]\n' * kinds.HEAD, kinds.TEXT),
-    'q.txt': (b'[{}](link) and so on\n' * kinds.HEAD, kinds.TEXT),
-    'r.txt': (b'ORCHIDS', kinds.TEXT),
-    's.txt': (b'GGUF is a format of files\n', kinds.TEXT),
-    'f.jsonl': (b'not JSON\n', kinds.LINES),
-    'g.txt': ('\u0641 text'.encode(), kinds.TEXT),
-    'h.txt': (b'', kinds.TEXT),
-    'i.bin': (document_files.write(tmp_path / 'x.parquet', ['a']).read_bytes(), kinds.PARQUET),
-    'j.bin': (document_files.write(tmp_path / 'x.arrow', ['a']).read_bytes(), kinds.ARROW),
-    'k.bin': (document_files.write(tmp_path / 'x.stream.arrow', ['a']).read_bytes(), kinds.ARROW),
+    'a.txt': (lines, file_formats.LINES),
+    'b': (codecs.BOM_UTF8 + lines, file_formats.LINES),
+    'c.data': (zstandard.compress(lines), file_formats.LINES),
+    'd.txt': (b'{"a": 1}\nand so on\n', file_formats.TEXT),
+    'e.txt': (b'{ begins so\n', file_formats.TEXT),
+    'l.txt': (b'[{"a": 1}] begins so\n', file_formats.TEXT),
+    'm.txt': (b'[1] begins so\n', file_formats.TEXT),
+    'n.txt': (b'[1, 2]', file_formats.TEXT),
+    'o.txt': (b'[{"a" and so on\n' * file_formats.HEAD, file_formats.TEXT),
+    'p.txt': (b'[{"a": 1}]\n' * file_formats.HEAD, file_formats.TEXT),
+    'q.txt': (b'[{}](link) and so on\n' * file_formats.HEAD, file_formats.TEXT),
+    'r.txt': (b'ORCHIDS', file_formats.TEXT),
+    's.txt': (b'GGUF is a format of files\n', file_formats.TEXT),
+    'f.jsonl': (b'not JSON\n', file_formats.LINES),
+    'g.txt': ('\u0641 text'.encode(), file_formats.TEXT),
+    'h.txt': (b'', file_formats.TEXT),
+    'i.bin': (
+      document_files.write(tmp_path / 'x.parquet', ['a']).read_bytes(),
+      file_formats.PARQUET,
+    ),
+    'j.bin': (document_files.write(tmp_path / 'x.arrow', ['a']).read_bytes(), file_formats.ARROW),
+    'k.bin': (
+      document_files.write(tmp_path / 'x.stream.arrow', ['a']).read_bytes(),
+      file_formats.ARROW,
+    ),
   }
   for name, (content, expected) in cases.items():
     (tmp_path / name).write_bytes(content)
-    assert kinds.identify(tmp_path / name) == expected, name
+    assert file_formats.identify(tmp_path / name) == expected, name
   (tmp_path / 'l').write_bytes(bytes(range(256)))
-  assert kinds.identify(tmp_path / 'l', any_bytes=True) == kinds.TEXT
+  assert file_formats.identify(tmp_path / 'l', any_bytes=True) == file_formats.TEXT
 
 
 @each('name', document_files.NAMES)

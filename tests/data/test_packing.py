@@ -8,7 +8,6 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import (
-  corpora,
   document_blocks,
   fingerprints,
   packing,
@@ -483,7 +482,7 @@ def test_documents_of_the_other_split_are_not_counted_as_empty(tmp_path, caplog)
   caplog.set_level('INFO')
   texts = ['a', ''] + ['b'] * 400  # of which 20 are held out
   source = shards.find(document_files.write(tmp_path / 'x.jsonl', texts))[0]['train']
-  documents = corpora.ShardDocuments(source)
+  documents = shards.ShardDocuments(source)
   assert len(list(documents)) == 381 and documents.num_empty == 1
   documents_of(packed(tmp_path, source, 1), 100)
   assert [m for m in caplog.messages if 'empty' in m] == [

@@ -110,7 +110,7 @@ def test_without_validation_files_a_share_is_held_out(tmp_path_factory, count, s
   documents = [[f'{shard}/{i}' for i in range(200)] for shard in range(count)]
   for shard, texts in enumerate(documents):
     document_files.write(folder / f'{shard:03}_00000.parquet', texts)
-  by_split = find(folder, shards.ANY, share)
+  by_split = find(folder, shards.DEFAULT_OPTIONS, share)
   assert list(by_split) == ['train', 'validation']
   parts = {
     split: [{*read_texts(part, shard)} - {''} for shard in range(len(part.files))]
@@ -125,7 +125,7 @@ def test_without_validation_files_a_share_is_held_out(tmp_path_factory, count, s
   else:
     assert len(by_split['validation'].files) == 1 and len(by_split['train'].files) == count - 1
     moved = folder.rename(folder.with_name(f'moved {count}'))
-    again = find(moved, shards.ANY, share)['validation'].files
+    again = find(moved, shards.DEFAULT_OPTIONS, share)['validation'].files
     assert [p.name for p in again] == [p.name for p in by_split['validation'].files]
 
 

@@ -1,15 +1,22 @@
-"""Files of documents: one module for each format, which reads them from any place on."""
+"""Files of documents: one module for each format, which reads them from any position on."""
 
 from collections.abc import Iterator
 import dataclasses
 import pathlib
 
-from ngrammer_jax.data import kinds, text_files
+from ngrammer_jax.data import file_formats, text_files
 from ngrammer_jax.data.formats import arrow, columns, lines, parquet
-from ngrammer_jax.data.formats.positions import ANY, START, FilePosition, Layout
+from ngrammer_jax.data.formats.interface import DEFAULT_OPTIONS as DEFAULT_OPTIONS
+from ngrammer_jax.data.formats.interface import START as START
+from ngrammer_jax.data.formats.interface import FilePosition as FilePosition
+from ngrammer_jax.data.formats.interface import ReadOptions as ReadOptions
+from ngrammer_jax.data.formats.interface import Shards as Shards
 from ngrammer_jax.system import file_errors
 
-COLUMNS = {kinds.PARQUET: parquet.read_batches, kinds.ARROW: arrow.read_batches}
+READ_BATCHES = {
+  file_formats.PARQUET: parquet.read_batches,
+  file_formats.ARROW: arrow.read_batches,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,33 +25,34 @@ class DocumentFile:
 
   Attributes:
     path: the file.
-    format: its format, see `kinds.identify`.
-    layout: where the text of a document is.
+    format: its format, see `file_formats.identify`.
+    options: how its documents are read.
   """
 
   path: pathlib.Path
   format: str
-  layout: Layout = ANY
+  options: ReadOptions = DEFAULT_OPTIONS
 
   @classmethod
-  def open(cls, path: pathlib.Path, layout: Layout) -> 'DocumentFile':
+  def open(cls, path: pathlib.Path, options: ReadOptions) -> 'DocumentFile':
     """Returns a file, whose format is looked at. Raises BadInput if it cannot be read."""
-    return cls(path, kinds.identify(path, layout.any_bytes), layout)
+    return cls(path, file_formats.identify(path, options.any_bytes), options)
 
-  def read(self, place: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
-    """Yields the record of each document from a place on, and the place of the next document.
+  def read(self, position: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
+    """Yields the record of each document from a position on, and the position of the next one.
 
     Args:
-      place: one that this method yielded, or that of the first document.
+      position: one that this method yielded, or that of the first document.
 
     Raises:
       BadInput: the file is damaged, or lacks the column of the text.
     """
     with file_errors.translate_damage(self.path):
-      if self.format in COLUMNS:
-        yield from columns.read(self.path, place, self.layout, COLUMNS[self.format])
+      if self.format in READ_BATCHES:
+        yield from columns.read(self.path, position, self.options, READ_BATCHES[self.format])
       else:
-        yield from lines.read(self.path, place, self.layout, self.format == kinds.LINES)
+        is_json = self.format == file_formats.LINES
+        yield from lines.read(self.path, position, self.options, is_json)
 
   def text(self, document: int, record: bytes) -> bytes:
     """Returns the text of a document.
@@ -52,11 +60,13 @@ class DocumentFile:
     Raises:
       BadInput: the record has no text, or it is not UTF-8.
     """
-    if self.format == kinds.LINES:
-      return lines.parse(record, f'{self.path}, line {document + 1:,}', self.layout)
-    if not self.layout.any_bytes:
-      unit = 'document' if self.format == kinds.TEXT else 'row'
+    if self.format == file_formats.LINES:
+      return lines.parse(record, f'{self.path}, line {document + 1:,}', self.options)
+    is_text = self.format == file_formats.TEXT
+    if not self.options.any_bytes:
+      unit = 'document' if is_text else 'row'
       text_files.decode(record, f'{self.path}, {unit} {document + 1:,}')
-    if self.format == kinds.TEXT:
-      record = record.removesuffix((self.layout.separator or '').encode()).strip(b'\r\n')
-    return record
+    if not is_text:
+      return record
+    separator = self.options.separator or ''
+    return record.removesuffix(separator.encode()).strip(b'\r\n')

@@ -18,8 +18,11 @@ def read_batches(
   source = pa.memory_map(str(path)) if isinstance(path, pathlib.Path) else path.open()
   is_file = source.read(6) == b'ARROW1'
   source.seek(0)
-  reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-  batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+  if is_file:
+    reader = pa.ipc.open_file(source)
+    batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+  else:
+    batches = reader = pa.ipc.open_stream(source)
   for batch in columns.skip(batches, row):
     for first in range(0, len(batch), ROWS):
       yield batch.slice(first, ROWS), reader.schema.names

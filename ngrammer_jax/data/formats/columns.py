@@ -1,37 +1,40 @@
 """The columns of Parquet and Arrow that hold the text of documents."""
 
-from collections.abc import Callable, Iterable, Iterator
-import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.formats.positions import FilePosition, Layout
+from ngrammer_jax.data.formats.interface import FilePosition, ReadOptions
+
+# Batches of rows from a row of a file on, each with the names of all columns of the file.
+ReadBatches = Callable[[pathlib.Path, Sequence[str], int], Iterator[tuple[Any, Sequence[str]]]]
 
 
 def read(
-  path: pathlib.Path, place: FilePosition, layout: Layout, read_batches: Callable[..., Any]
+  path: pathlib.Path, position: FilePosition, options: ReadOptions, read_batches: ReadBatches
 ) -> Iterator[tuple[bytes, FilePosition]]:
-  """Yields the text of each row from a place on, and the place of the next row.
+  """Yields the text of each row from a position on, and the position of the next row.
 
   The fields of a row are joined by a newline.
 
   Args:
     path: the file.
-    place: where to begin.
-    layout: the columns of the text.
+    position: where to begin.
+    options: has the columns of the text.
     read_batches: that of the module of a format.
 
   Raises:
     BadInput: there is no such column, or it holds something else.
   """
-  document = place.document
-  for batch, names in read_batches(path, layout.fields, document):
-    columns = [_texts(path, batch, field, names, layout) for field in layout.fields]
+  document = position.document
+  for batch, names in read_batches(path, options.fields, document):
+    columns = [_texts(path, batch, field, names, options) for field in options.fields]
     del batch  # or it is in memory until the last text of it is read
-    for parts in zip(*columns, strict=True):
+    for fields in zip(*columns, strict=True):
       document += 1
-      yield b'\n'.join(part for part in parts if part is not None), FilePosition(document)
+      text = b'\n'.join(field for field in fields if field is not None)
+      yield text, FilePosition(document)
 
 
 def skip(batches: Iterable[Any], rows: int) -> Iterator[Any]:
@@ -42,22 +45,26 @@ def skip(batches: Iterable[Any], rows: int) -> Iterator[Any]:
     rows = max(rows - len(batch), 0)
 
 
-def _texts(path, batch, field, names, layout):
-  """Returns the texts of a column, bytes or None."""
+def _texts(
+  path: pathlib.Path, batch: Any, field: str, names: Sequence[str], options: ReadOptions
+) -> list[bytes | None]:
+  """Returns the texts of a column; a dot of its name is for a field within a field."""
   import pyarrow as pa
   from pyarrow import compute
 
-  outer, *inner = [field] if field in batch.schema.names else field.split('.')
+  field_names = [field] if field in batch.schema.names else field.split('.')
   try:
-    column = functools.reduce(compute.struct_field, inner, batch.column(outer))
+    column = batch.column(field_names[0])
+    for name in field_names[1:]:
+      column = compute.struct_field(column, name)
   except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
     raise errors.BadInput(
-      f'{path} has no column {field!r}, but {", ".join(names)}: {layout.remedy}'
+      f'{path} has no column {field!r}, but {", ".join(names)}: {options.remedy}'
     ) from error
   try:
     return column.cast(pa.large_binary()).to_pylist()
   except pa.ArrowNotImplementedError as error:
     raise errors.BadInput(
       f'{path}: column {field!r} of {", ".join(names)} holds {column.type}, not text: '
-      f'{layout.remedy}'
+      f'{options.remedy}'
     ) from error

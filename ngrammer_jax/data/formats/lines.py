@@ -6,36 +6,42 @@ from typing import Any, BinaryIO
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import compression, text_files
-from ngrammer_jax.data.formats.positions import FilePosition, Layout
+from ngrammer_jax.data.formats.interface import FilePosition, ReadOptions
 
 
 def read(
-  path: pathlib.Path, place: FilePosition, layout: Layout, is_json: bool
+  path: pathlib.Path, position: FilePosition, options: ReadOptions, is_json: bool
 ) -> Iterator[tuple[bytes, FilePosition]]:
-  """Yields the bytes of each document from a place on, and the place of the next one.
+  """Yields the bytes of each document from a position on, and the position of the next one.
 
   A JSON document is a line, and its number is the line number from 0.
   """
-  document, offset, frame = place
+  document, offset, frame = position
   with compression.open_binary(path, frame, offset) as file:
-    if is_json:
-      split = file
-    elif layout.separator is not None:
-      split = _split_at(file, layout.separator.encode())
-    else:
-      split = _split_paragraphs(file) if layout.has_paragraphs else iter([file.read()])
-    for record in split:
-      document, offset = document + 1, offset + len(record)
-      yield record, FilePosition(document, *compression.place(file, offset))
+    for record in _split(file, options, is_json):
+      document += 1
+      offset += len(record)
+      yield record, FilePosition(document, *compression.position(file, offset))
 
 
-def parse(record: bytes, location: str, layout: Layout) -> bytes:
+def _split(file: BinaryIO, options: ReadOptions, is_json: bool) -> Iterator[bytes]:
+  """Yields the bytes of each document, with what separates it from the next one."""
+  if is_json:
+    return file
+  if options.separator is not None:
+    return _split_at(file, options.separator.encode())
+  if options.has_paragraphs:
+    return _split_paragraphs(file)
+  return iter([file.read()])
+
+
+def parse(record: bytes, location: str, options: ReadOptions) -> bytes:
   """Returns the text of a line of JSON. An empty line, and null, is an empty document."""
   if not record.strip():
     return b''
-  needed = f'object with a "{layout.fields[0]}"'
+  needed = f'object with a "{options.fields[0]}"'
   value = text_files.parse_json(record, location, f'expected one {needed} per line')
-  texts = [_field(value, field) for field in layout.fields]
+  texts = [_field(value, field) for field in options.fields]
   try:
     return '\n'.join(text for text in texts if text is not None).encode()
   except (TypeError, UnicodeEncodeError) as error:
@@ -43,7 +49,7 @@ def parse(record: bytes, location: str, layout: Layout) -> bytes:
     beginning = text_files.quote_line(record.strip())[1:-1]
     raise errors.BadInput(
       f'{location}: expected an {needed}, found {beginning}, with the fields {names}: '
-      f'{layout.remedy}'
+      f'{options.remedy}'
     ) from error
 
 
@@ -52,7 +58,9 @@ def _field(value: Any, name: str) -> Any:
   if not isinstance(value, dict):
     return ...
   outer, dot, inner = name.partition('.')
-  return _field(value.get(outer), inner) if dot and name not in value else value.get(name, ...)
+  if dot and name not in value:
+    return _field(value.get(outer), inner)
+  return value.get(name, ...)
 
 
 def _split_at(file: BinaryIO, separator: bytes) -> Iterator[bytes]:
@@ -61,7 +69,8 @@ def _split_at(file: BinaryIO, separator: bytes) -> Iterator[bytes]:
   # Blocks grow with a document, or a long one would be searched once for each of them.
   while block := file.read(max(text_files.CHUNK_SIZE, len(buffer))):
     *documents, buffer = (buffer + block).split(separator)
-    yield from (document + separator for document in documents)
+    for document in documents:
+      yield document + separator
   if buffer:
     yield buffer
 

@@ -5,7 +5,7 @@ import contextlib
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression, kinds
+from ngrammer_jax.data import compression, file_formats
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
@@ -53,11 +53,11 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
   except errors.BadInput as error:
     raise errors.BadInput(f'data.vocabulary_path={path}: {error}') from error
   except (ValueError, RuntimeError) as error:
-    what = kinds.recognize(content[: kinds.HEAD])
-    remedy = kinds.UTF8_REMEDY if 'UTF' in str(what) else 'name that file'
+    what = file_formats.recognize(content[: file_formats.HEAD])
+    remedy = file_formats.UTF8_REMEDY if 'UTF' in str(what) else 'name that file'
     (other,) = FILES.keys() - {kind}
     with contextlib.suppress(ValueError, RuntimeError):
-      if what != kinds.GGUF:  # it has a tokenizer
+      if what != file_formats.GGUF:  # it has a tokenizer
         what = KINDS[other](content) and FILES[other]
       remedy = f'use data.vocabulary={other}'
     reason = f'{what}, not {FILES[kind]}: {remedy}' if what else f'not {FILES[kind]}: {error}'

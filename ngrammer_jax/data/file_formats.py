@@ -19,8 +19,11 @@ from ngrammer_jax.system import file_errors, files
 HEAD = 1 << 16  # bytes that are looked at
 TEXT, LINES, PARQUET, ARROW = 'text', 'JSON lines', 'Parquet', 'Arrow'
 FORMAT_SUFFIXES = {
-  **dict.fromkeys(('.txt', '.text'), TEXT),
-  **dict.fromkeys(('.jsonl', '.ndjson', '.json'), LINES),
+  '.txt': TEXT,
+  '.text': TEXT,
+  '.jsonl': LINES,
+  '.ndjson': LINES,
+  '.json': LINES,
   '.parquet': PARQUET,
   '.arrow': ARROW,
 }
@@ -29,16 +32,30 @@ COLUMNS = {b'PAR1': PARQUET, b'ARROW1': ARROW, b'\xff\xff\xff\xff': ARROW}
 # What other files are, by their first bytes.
 REFUSED = {
   b'PARE': 'an encrypted Parquet file',
-  **dict.fromkeys((b'7z\xbc\xaf', b'Rar!', b'\x04"M\x18'), 'an archive'),
-  **dict.fromkeys((b'\xd0\xcf\x11\xe0', b'{\\rtf'), 'a document of an office program'),
-  **dict.fromkeys((b'\x1f\x9d', b']\0\0'), 'compressed by compress or lzma'),
-  **{b'%PDF': 'a PDF', b'\x93NUMPY': 'a NumPy array', b'ORC': 'ORC', b'Obj\x01': 'Avro'},
-  **{b'SQLite format 3': 'a database', b'GGUF': GGUF},
+  b'7z\xbc\xaf': 'an archive',
+  b'Rar!': 'an archive',
+  b'\x04"M\x18': 'an archive',
+  b'\xd0\xcf\x11\xe0': 'a document of an office program',
+  b'{\\rtf': 'a document of an office program',
+  b'\x1f\x9d': 'compressed by compress or lzma',
+  b']\0\0': 'compressed by compress or lzma',
+  b'%PDF': 'a PDF',
+  b'\x93NUMPY': 'a NumPy array',
+  b'ORC': 'ORC',
+  b'Obj\x01': 'Avro',
+  b'SQLite format 3': 'a database',
+  b'GGUF': GGUF,
 }
-MARKS = {codecs.BOM_UTF32_LE: 32, codecs.BOM_UTF32_BE: 32, b'\xff\xfe': 16, b'\xfe\xff': 16}
-COMPRESSED = '.br', '.lz4', '.lzma', '.z'  # and not read
+BYTE_ORDER_MARKS = {
+  codecs.BOM_UTF32_LE: 32,
+  codecs.BOM_UTF32_BE: 32,
+  b'\xff\xfe': 16,
+  b'\xfe\xff': 16,
+}
+UNKNOWN_COMPRESSION = ('.br', '.lz4', '.lzma', '.z')
 REMEDY = 'write its text as .txt, .jsonl or .parquet'
 UTF8_REMEDY = 'convert it to UTF-8'
+MAX_NAMES = 5  # of files that are left out, in the log
 
 
 def suffix(path: pathlib.Path) -> str:
@@ -58,15 +75,17 @@ def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
   Raises:
     BadInput: it is none of them, or is damaged.
   """
-  if path.suffix.lower() in COMPRESSED:
+  if path.suffix.lower() in UNKNOWN_COMPRESSION:
     suffixes = ', '.join(compression.SUFFIXES)
     raise errors.BadInput(f'{path} is compressed in a way that is not read: use one of {suffixes}')
   with file_errors.translate_damage(path), compression.open_binary(path) as file:
     head = file.read(HEAD)
-  suffix_format = FORMAT_SUFFIXES.get(name := suffix(path), TEXT)
+  suffix_format = FORMAT_SUFFIXES.get(suffix(path), TEXT)
   file_format = identify_bytes(path, head, suffix_format, any_bytes)
   if suffix_format in (PARQUET, ARROW) and head and file_format != suffix_format:
-    raise errors.BadInput(f'{path} is damaged: it is named {name}, but is not {suffix_format}')
+    raise errors.BadInput(
+      f'{path} is damaged: it is named {suffix(path)}, but is not {suffix_format}'
+    )
   return file_format
 
 
@@ -81,12 +100,13 @@ def identify_bytes(
     named: the format that the suffix of its name says.
     any_bytes: see `identify`.
   """
-  what = recognize(head)
-  if what in COLUMNS.values():
-    return what
-  if what is not None:
-    remedy = UTF8_REMEDY if what.startswith('UTF') else REMEDY
-    raise errors.BadInput(f'{name} is {what}{", not text" * (remedy == REMEDY)}: {remedy}')
+  other = recognize(head)
+  if other in COLUMNS.values():
+    return other
+  if other is not None and other.startswith('UTF'):
+    raise errors.BadInput(f'{name} is {other}: {UTF8_REMEDY}')
+  if other is not None:
+    raise errors.BadInput(f'{name} is {other}, not text: {REMEDY}')
   if b'\0' in head and not any_bytes:
     raise errors.BadInput(f'{name} is binary, not text: {REMEDY}, or use data.vocabulary=bytes')
   return LINES if _is_json_lines(name, head, named) else TEXT
@@ -96,14 +116,17 @@ def recognize(head: bytes) -> str | None:
   """Returns the name of a known format other than text, by the first bytes; else None."""
   if head[257:262] == b'ustar':
     return 'a tar archive'
-  for magic, what in (COLUMNS | REFUSED).items():
+  for magic, name in (COLUMNS | REFUSED).items():
     if head.startswith(magic) and (b'\0' in head or not magic.isalpha()):  # a text may begin so
-      return what
-  encoding = next((bits for mark, bits in MARKS.items() if head.startswith(mark)), None)
-  if encoding is None and b'\0' in head:
-    halves = [half.count(0) / max(len(half), 1) for half in (head[::2], head[1::2])]
-    encoding = 16 if max(halves) > 0.4 and min(halves) < 0.1 else None
-  return encoding and f'UTF-{encoding}'
+      return name
+  for mark, bits in BYTE_ORDER_MARKS.items():
+    if head.startswith(mark):
+      return f'UTF-{bits}'
+  if b'\0' in head:
+    zeros_of_halves = [half.count(0) / max(len(half), 1) for half in (head[::2], head[1::2])]
+    if max(zeros_of_halves) > 0.4 and min(zeros_of_halves) < 0.1:
+      return 'UTF-16'
+  return None
 
 
 def log_files(
@@ -123,38 +146,53 @@ def log_files(
     counts: what they hold, such as a number of documents, if it is known.
     formats: formats of files that are not those of their suffixes.
   """
-  parts = []
+  messages = []
   for split, paths in files_by_split.items():
-    named = {formats.get(p) or FORMAT_SUFFIXES.get(suffix(p), TEXT) for p in paths}
-    packed = {compression.SUFFIXES[p.suffix] for p in paths if p.suffix in compression.SUFFIXES}
-    names, count = ', '.join(sorted(named) + sorted(packed)), len(paths)
-    what = f'{count:,} file{"s" * (count != 1)} ({names}), {sum(map(files.size, paths)):,} bytes'
-    parts.append(f'{split}{": " * bool(split)}{what if paths else "held out of train"}')
+    message = _describe_files(paths, formats) if paths else 'held out of train'
+    messages.append(f'{split}: {message}' if split else message)
   if left_out:
-    more = f' and {len(left_out) - 5:,} more' * (len(left_out) > 5)
-    parts.append(f'left out: {", ".join(path.name for path in left_out[:5])}{more}')
-  logging.info('%s: %s%s', name, '; '.join(parts), counts and f': {counts}')
+    names = ', '.join(path.name for path in left_out[:MAX_NAMES])
+    if len(left_out) > MAX_NAMES:
+      names += f' and {len(left_out) - MAX_NAMES:,} more'
+    messages.append(f'left out: {names}')
+  end = f': {counts}' if counts else ''
+  logging.info('%s: %s%s', name, '; '.join(messages), end)
+
+
+def _describe_files(paths: Sequence[pathlib.Path], formats: Mapping[pathlib.Path, str]) -> str:
+  """Returns number, formats and size of some files, for the log."""
+  names = {formats.get(path) or FORMAT_SUFFIXES.get(suffix(path), TEXT) for path in paths}
+  suffixes = {path.suffix for path in paths if path.suffix in compression.SUFFIXES}
+  methods = sorted(compression.SUFFIXES[end] for end in suffixes)
+  unit = 'file' if len(paths) == 1 else 'files'
+  size = sum(files.size(path) for path in paths)
+  return f'{len(paths):,} {unit} ({", ".join([*sorted(names), *methods])}), {size:,} bytes'
 
 
 def _is_json_lines(name: pathlib.Path | str, head: bytes, named: str) -> bool:
   """Whether each line is a JSON value: the name says so, or the first two lines are objects."""
-  *lines, last = head.removeprefix(codecs.BOM_UTF8).split(b'\n')
-  lines += [] if len(head) == HEAD else [last]  # else it may be a part of a line
+  lines = head.removeprefix(codecs.BOM_UTF8).split(b'\n')
+  if len(head) == HEAD:
+    lines.pop()  # it may be a part of a line
   lines = [line.strip() for line in lines if line.strip()][:2]
-  is_value = lines and (lines[0] in (b'{', b'[', b'[{') or isinstance(_parse(lines[0]), list))
+  is_value = bool(lines) and (lines[0] in (b'{', b'[', b'[{') or isinstance(_parse(lines[0]), list))
   if (is_value and named == LINES) or _is_array_of_objects(head):
     raise errors.BadInput(
       f'{name} is one JSON value, not lines such as {{"text": "..."}}: of objects, '
       f"jq -c '.[]' writes them"
     )
-  return named == LINES or (bool(lines) and all(isinstance(_parse(line), dict) for line in lines))
+  if named == LINES:
+    return True
+  return bool(lines) and all(isinstance(_parse(line), dict) for line in lines)
 
 
 def _is_array_of_objects(head: bytes) -> bool:
   """Whether content is a JSON array of objects; if its end is not seen, the first one counts."""
   text = head.removeprefix(codecs.BOM_UTF8).strip()
   is_cut = len(head) == HEAD and text.startswith(b'[') and _parse(text, is_whole=False) is None
-  value = [_parse(text[1:], is_whole=False)] if is_cut else _parse(text)
+  if is_cut:
+    return isinstance(_parse(text[1:], is_whole=False), dict)
+  value = _parse(text)
   return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
 
 
@@ -165,4 +203,5 @@ def _parse(data: bytes, is_whole: bool = True) -> Any:
     value, end = json.JSONDecoder().raw_decode(text)
   except (ValueError, RecursionError):
     return None
-  return None if is_whole and text[end:].strip() else value
+  has_more = bool(text[end:].strip())
+  return None if is_whole and has_more else value

@@ -1,0 +1,73 @@
+"""A corpus on disk: its files, and the documents of its splits."""
+
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data import split_files
+from ngrammer_jax.data.formats import interface
+from ngrammer_jax.data.text_files import Document
+
+# The keys of a config that decide on its text, beside the files.
+KEYS = (
+  'newlines',
+  'text_field',
+  'document_separator',
+  'validation_share',
+  'begin_of_text',
+  'drop_duplicates',
+)
+FORMAT_VERSION = 3  # increase it when the cache files or the reading of a corpus change
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """A corpus on disk.
+
+  Attributes:
+    name: name of the corpus.
+    files: the files that it is read from.
+    splits: the documents of each split.
+    encoding: encoding of the characters of a character vocabulary, see `Vocabulary`.
+    is_altered: the documents are not the raw text of the files, so bits per byte are undefined.
+    verify: checks the files against published checksums, if there are any.
+    train_shards: shards of the training split, if it is tokenised during training.
+    is_sectioned: the documents are sections of one text, each of whole lines. If the vocabulary's
+      line end is also its document start, no further token separates them.
+    first_sizes: sizes that shards had which were damaged, by number and name.
+    reading: what else decides on the documents, as a JSON value: which files are of which split.
+  """
+
+  name: str
+  files: tuple[pathlib.Path, ...]
+  splits: dict[str, Iterable[Document]]
+  encoding: str = 'utf-8'
+  is_altered: bool = False
+  verify: Callable[[], None] = lambda: None
+  train_shards: interface.Shards | None = None
+  is_sectioned: bool = False
+  first_sizes: Mapping[tuple[int, str], int] = dataclasses.field(default_factory=dict)
+  reading: Any = None
+
+  def identity(self, config: data_config.DataConfig) -> list[Any]:
+    """Returns what decides on the text: files with sizes, times and splits, and keys; for JSON."""
+    stamps = [split_files.stamp(path) for path in self.files]
+    sizes = sorted(self.first_sizes.items())
+    keys = [getattr(config, key) for key in KEYS]
+    return [self.name, stamps, sizes, self.reading, keys]
+
+  def too_little_text(self, split: str) -> errors.BadInput:
+    """Returns the error of a split without text."""
+    return errors.BadInput(
+      f'the {split} split of {self.name} is empty: {self.files[0]} holds too little text'
+    )
+
+
+def hash_json(value: Any) -> str:
+  """Returns a hash of a JSON value, for the name of a folder of the cache."""
+  return hashlib.sha256(json.dumps([FORMAT_VERSION, value]).encode()).hexdigest()[:16]

@@ -1,0 +1,70 @@
+"""What the formats of files share: positions in a file, how its documents are read, and shards."""
+
+from collections.abc import Iterator
+import dataclasses
+import pathlib
+from typing import NamedTuple, Protocol
+
+
+class FilePosition(NamedTuple):
+  """Where a document begins.
+
+  Attributes:
+    document: number of the document in its file, from 0.
+    offset: bytes of text from the frame to the document; 0 in a file of columns.
+    frame: byte of the file where a compressed frame begins, see `compression.Frames`.
+  """
+
+  document: int = 0
+  offset: int = 0
+  frame: int = 0
+
+
+START = FilePosition()
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+  """How the documents of a file are read.
+
+  Attributes:
+    fields: names of the fields of a JSON object or of columns that hold the text, joined by a
+      newline; a dot is for a field within a field.
+    separator: what separates the documents of a text.
+    has_paragraphs: whether empty lines do, if there is no separator; else a text is one document.
+    any_bytes: whether a text may be of any bytes, see `file_formats.identify`.
+    remedy: what to do if there is no such field.
+  """
+
+  fields: tuple[str, ...] = ('text',)
+  separator: str | None = None
+  has_paragraphs: bool = True
+  any_bytes: bool = False
+  remedy: str = 'set data.text_field to the name of the one with the text'
+
+
+DEFAULT_OPTIONS = ReadOptions()
+
+
+class Shards(Protocol):
+  """The shards of a split: files of many documents.
+
+  Attributes:
+    files: the file of each shard.
+  """
+
+  files: tuple[pathlib.Path, ...]
+
+  def read(
+    self, shard: int, position: FilePosition = START
+  ) -> Iterator[tuple[bytes, FilePosition]]:
+    """Yields the record of each document from a position on, and the position of the next one.
+
+    The position is one that this method yielded, or that of the first document.
+    """
+
+  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
+    """Returns the text of a document; None for one of another split.
+
+    Raises BadInput if its record is invalid.
+    """
