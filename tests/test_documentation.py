@@ -361,13 +361,13 @@ class Pages:
 def pages(tmp_path, cache, one_device, monkeypatch, request):
   """Runs pages in an empty folder, with the beginnings of the addresses as the built-in text."""
   addresses = []
-  for source in corpus_files._sotu().files:
+  for source in corpus_files._open_sotu().files:
     addresses.append(tmp_path / 'addresses' / source.name)
     addresses[-1].parent.mkdir(exist_ok=True)
     addresses[-1].write_text(source.read_text(encoding='utf-8')[:1000], encoding='utf-8')
   splits = held_out.hold_out([*map(corpus_files.text_files.whole_file, addresses)])
   corpus = corpus_files.Corpus('sotu', tuple(addresses), splits)
-  monkeypatch.setattr(corpus_files, '_sotu', lambda: corpus)
+  monkeypatch.setattr(corpus_files, '_open_sotu', lambda: corpus)
   monkeypatch.chdir(tmp_path)
   return Pages(tmp_path, lambda: request.getfixturevalue('corpora'))
 

@@ -40,7 +40,10 @@ def load_or_write(
   Raises:
     BadInput: the folder is damaged and may not be deleted, or cannot be written.
   """
-  root = storage.user_path(KEY, config.cache_dir) if config.cache_dir else storage.user_cache(KEY)
+  if config.cache_dir:
+    root = storage.user_path(KEY, config.cache_dir)
+  else:
+    root = storage.user_cache(KEY)
   folder = root / name
   if folder.exists():
     try:
@@ -67,7 +70,9 @@ def load_or_write(
       pathlib.Path(scratch).rename(folder)
   except OSError as error:
     if not folder.exists():  # else another process was faster
-      remedy = '' if config.cache_dir else '; name another folder with NGRAMMER_JAX_CACHE'
+      remedy = ''
+      if not config.cache_dir:
+        remedy = '; name another folder with NGRAMMER_JAX_CACHE'
       raise errors.BadInput(
         f'{KEY}={root} cannot be written: {error.strerror}; no incomplete cache is left{remedy}'
       ) from error

@@ -17,7 +17,8 @@ from ngrammer_jax.data import text_files
 KINDS = ('NE', 'CN', 'V', 'P')  # named entities, common nouns, verbs, prepositions
 SPLIT_SUFFIXES = {'train': 'train', 'validation': 'valid_2000ex', 'test': 'test_2500ex'}
 PLACEHOLDER = 'XXXXX'
-NUM_CONTEXT_SENTENCES, NUM_CANDIDATES = 20, 10
+NUM_CONTEXT_SENTENCES = 20
+NUM_CANDIDATES = 10
 FILE_NAME = re.compile(rf'cbtest_({"|".join(KINDS)})_({"|".join(SPLIT_SUFFIXES.values())})\.txt')
 QUERY_LINE = re.compile(r'([^\t]+)\t([^\t]+)\t\t([^\t]+)')
 REMEDY = 'use a file cbtest_*.txt as published'
@@ -105,9 +106,12 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
     )
 
 
-def _parse_question(location, block, kind, file, line):
+def _parse_question(location: str, block: list[str], kind: str, file: str, line: int) -> Question:
+  """Returns the question of a block of lines. Raises BadInput if its last line is no query."""
   match = QUERY_LINE.fullmatch(block[-1])
-  query, answer, candidate_list = match.groups() if match else ('', '', '')
+  query = answer = candidate_list = ''
+  if match:
+    query, answer, candidate_list = match.groups()
   candidates = tuple(candidate_list.split('|'))
   is_valid = query.count(PLACEHOLDER) == 1 and answer in candidates
   if not is_valid or len(candidates) != NUM_CANDIDATES:

@@ -60,7 +60,9 @@ def find(path: pathlib.Path, head: bytes) -> str | None:
   actual = next((method for magic, method in MAGIC.items() if head.startswith(magic)), None)
   expected = SUFFIXES.get(path.suffix.lower())
   if head and expected not in (None, actual):
-    found = f'{actual} compressed' if actual else f'not compressed by {expected}'
+    found = f'not compressed by {expected}'
+    if actual:
+      found = f'{actual} compressed'
     raise errors.BadInput(
       f'{path} is damaged: it is named {path.suffix}, but is {found}: copy it again, or rename it'
     )
@@ -104,7 +106,9 @@ def position(file: BinaryIO, offset: int) -> tuple[int, int]:
     offset: of the text, from the frame on that reading began with; all text before it was read.
   """
   raw = getattr(file, 'raw', None)
-  return raw.position(offset) if isinstance(raw, Frames) else (offset, 0)
+  if isinstance(raw, Frames):
+    return raw.position(offset)
+  return offset, 0
 
 
 class Frames(io.RawIOBase):

@@ -49,8 +49,8 @@ REFUSED = {
 BYTE_ORDER_MARKS = {
   codecs.BOM_UTF32_LE: 32,
   codecs.BOM_UTF32_BE: 32,
-  b'\xff\xfe': 16,
-  b'\xfe\xff': 16,
+  codecs.BOM_UTF16_LE: 16,
+  codecs.BOM_UTF16_BE: 16,
 }
 UNKNOWN_COMPRESSION = ('.br', '.lz4', '.lzma', '.z')
 REMEDY = 'write its text as .txt, .jsonl or .parquet'
@@ -148,15 +148,21 @@ def log_files(
   """
   messages = []
   for split, paths in files_by_split.items():
-    message = _describe_files(paths, formats) if paths else 'held out of train'
-    messages.append(f'{split}: {message}' if split else message)
+    message = 'held out of train'
+    if paths:
+      message = _describe_files(paths, formats)
+    if split:
+      message = f'{split}: {message}'
+    messages.append(message)
   if left_out:
     names = ', '.join(path.name for path in left_out[:MAX_NAMES])
     if len(left_out) > MAX_NAMES:
       names += f' and {len(left_out) - MAX_NAMES:,} more'
     messages.append(f'left out: {names}')
-  end = f': {counts}' if counts else ''
-  logging.info('%s: %s%s', name, '; '.join(messages), end)
+  line = f'{name}: {"; ".join(messages)}'
+  if counts:
+    line += f': {counts}'
+  logging.info('%s', line)
 
 
 def _describe_files(paths: Sequence[pathlib.Path], formats: Mapping[pathlib.Path, str]) -> str:
@@ -203,5 +209,6 @@ def _parse(data: bytes, is_whole: bool = True) -> Any:
     value, end = json.JSONDecoder().raw_decode(text)
   except (ValueError, RecursionError):
     return None
-  has_more = bool(text[end:].strip())
-  return None if is_whole and has_more else value
+  if is_whole and text[end:].strip():
+    return None
+  return value

@@ -66,7 +66,9 @@ class Mixture:
   def split(self, name: str) -> token_cache.TokenSplit:
     """Returns one of `split_names`: that of a part, or those of all parts one after another."""
     split, _, part = name.partition('/')
-    parts = [self.parts[part]] if part else self.parts.values()
+    parts = self.parts.values()
+    if part:
+      parts = [self.parts[part]]
     return token_cache.join([corpus.splits[split] for corpus in parts])
 
 
@@ -123,24 +125,31 @@ def _content_hash(config: data_config.DataConfig, prepared: list[token_cache.Tok
 
 def _log_counts(config: data_config.DataConfig, prepared: list[token_cache.TokenCorpus]) -> None:
   """Logs what each part holds, and how many held-out documents are in the training text of any."""
-  train = [corpus.document_keys['train'] for corpus in prepared]
-  is_in = lambda keys, part: np.searchsorted(part, keys, 'right') > np.searchsorted(part, keys)
-  sampled = f' (of shards, the first {duplicates.COMPARED_BYTES >> 20} MB)' * config.is_streamed
+  train_keys = [corpus.document_keys['train'] for corpus in prepared]
+  sampled = ''
+  if config.is_streamed:
+    sampled = f' (of shards, the first {duplicates.COMPARED_BYTES >> 20} MB)'
   for name, corpus in zip(config.parts(), prepared, strict=True):
-    copies = {
-      split: np.any([is_in(keys, part) for part in train], axis=0)
-      for split, keys in corpus.document_keys.items()
-      if split != 'train'
-    }
-    shares = [
-      f'{c.sum():,} of {c.size:,} {s} documents ({c.mean():.1%})' for s, c in copies.items()
-    ]
-    should_warn = any(is_copy.mean() > WARN_SHARE for is_copy in copies.values())
+    shares = []
+    level = logging.INFO
+    for split, keys in corpus.document_keys.items():
+      if split == 'train':
+        continue
+      is_copy = np.any([_is_in(keys, part) for part in train_keys], axis=0)
+      share = is_copy.mean()
+      shares.append(f'{is_copy.sum():,} of {is_copy.size:,} {split} documents ({share:.1%})')
+      if share > WARN_SHARE:
+        level = logging.WARNING
     logging.log(
-      logging.WARNING if should_warn else logging.INFO,
+      level,
       f'{name or config.corpus}: {corpus.counts}; {", ".join(shares)} are also in the training '
       f'text{sampled}',
     )
+
+
+def _is_in(keys: np.ndarray, sorted_keys: np.ndarray) -> np.ndarray:
+  """Returns whether each key is one of some sorted keys."""
+  return np.searchsorted(sorted_keys, keys, 'right') > np.searchsorted(sorted_keys, keys)
 
 
 class TrainSegments:
@@ -157,7 +166,8 @@ class TrainSegments:
   """
 
   def __init__(self, mixture: Mixture, config: experiment.Config, workdir: pathlib.Path | None):
-    B, T = config.training.batch_size, config.training.segment_length
+    B = config.training.batch_size
+    T = config.training.segment_length
     self._schedule = mixture_schedule.MixtureSchedule(mixture.weights, B, config.data.mixture_block)
     self._batch_size = B
     self._vocabulary = mixture.vocabulary
@@ -192,7 +202,9 @@ class TrainSegments:
   ) -> streams.TrainStreams:
     """Returns the reader of a part that was tokenised in advance."""
     if len(split.tokens) < self._batch_size:
-      source = f'training tokens of {name}' if name else 'training tokens'
+      source = 'training tokens'
+      if name:
+        source += f' of {name}'
       raise errors.BadInput(
         f'training.batch_size={self._batch_size} is more than the {len(split.tokens)} {source}'
       )
@@ -229,7 +241,9 @@ class TrainSegments:
     for reader in self.readers.values():
       is_streamed = isinstance(reader, packing.PackedDataset)
       parts.append(reader.states(step) if is_streamed else None)
-    return parts if any(parts) else None
+    if not any(parts):
+      return None
+    return parts
 
   def restore_rows(self, step: int, states: list[Any] | None) -> None:
     """Continues at a step, with the `row_states` of all rows before it.
@@ -241,7 +255,9 @@ class TrainSegments:
         reader.restore(step, saved)
 
   def _warn_of_epochs(self, name: str) -> None:
-    text = f'the whole training text of {name}' if name else 'the whole training text'
+    text = 'the whole training text'
+    if name:
+      text += f' of {name}'
     hosts.warn_once(f'a step of {self._size} reads {text}: lower one of them')
 
 

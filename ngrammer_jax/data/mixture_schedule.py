@@ -30,7 +30,9 @@ class MixtureSchedule:
   """
 
   def __init__(self, weights: Sequence[float], batch_size: int, block: int = 1):
-    self._weights, self.batch_size, self._block = weights, batch_size, block
+    self._weights = weights
+    self.batch_size = batch_size
+    self._block = block
     self._blocks_before = functools.lru_cache(maxsize=4)(self._count_blocks)
 
   def parts(self, step: int) -> np.ndarray:
@@ -41,18 +43,20 @@ class MixtureSchedule:
   def segments_before(self, step: int) -> np.ndarray:
     """Returns the number of segments of each part that each row reads before a step, [P, B]."""
     block, segments_of_block = divmod(step, self._block)
-    before, after = self._blocks_before(block), self._blocks_before(block + 1)
+    before = self._blocks_before(block)
+    after = self._blocks_before(block + 1)
     return before * self._block + (after - before) * segments_of_block
 
-  def _count_blocks(self, blocks):
+  def _count_blocks(self, blocks: int) -> np.ndarray:
     """Returns how many of the first blocks of each row are of each part, [P, B]."""
     return np.stack(self._divide(np.full(self.batch_size, blocks, np.int64), self._weights, 0))
 
-  def _divide(self, blocks_B, weights, level):
+  def _divide(self, blocks_B: np.ndarray, weights: Sequence[float], level: int) -> list[np.ndarray]:
     """Divides the blocks of each row among parts with these weights."""
     if len(weights) == 1:
       return [blocks_B]
-    middle, total = len(weights) // 2, sum(weights)
+    middle = len(weights) // 2
+    total = sum(weights)
     share = int(sum(weights[:middle]) / total * (1 << BITS)) if total else 0
     rows = np.arange(self.batch_size)
     if level:

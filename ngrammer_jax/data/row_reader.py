@@ -116,13 +116,14 @@ class RowReader:
 
   def _read_epoch(self, state: RowState) -> Iterator[tuple[RowState, bytes]]:
     """Yields the state before each document of an epoch from a state on, and its text."""
-    epoch, tokens = state.epoch, state.tokens
+    epoch = state.epoch
+    tokens = state.tokens
     order = self._order.permutation(len(self._blocks.files), epoch)
     for shard in range(state.shard, len(self._shard_indices)):
       file = order[self._shard_indices[shard]]
-      position, first_index = FilePosition(), 0
-      if shard == state.shard:
-        position, first_index = state.position, state.index
+      begin = state if shard == state.shard else RowState()
+      position = begin.position
+      first_index = begin.index
       while position is not None:
         block = self._blocks.read(file, position, epoch, self._row, self._sharing_rows)
         documents = self._order.permutation(len(block.records), epoch, file, position.document)

@@ -35,8 +35,10 @@ def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path) -> SplitFi
   """
   paths = list(paths)
   splits = [_split_of_path(path, root) for path in paths]
-  second = 'test' if 'validation' in splits and 'test' not in splits else 'validation'
-  splits = [second if split == 'second' else split for split in splits]
+  meaning = {'second': 'validation'}
+  if 'validation' in splits and 'test' not in splits:
+    meaning['second'] = 'test'
+  splits = [meaning.get(split, split) for split in splits]
   splits = _add_uncertain(paths, splits)
   by_split: dict[str, list[pathlib.Path]] = {}
   for split in SPLITS:
@@ -62,10 +64,12 @@ def _add_uncertain(paths: Sequence[pathlib.Path], splits: list[str | None]) -> l
   if not has_certain and not has_train_and_another:
     return splits
   missing = set(SPLITS) - set(splits)
-  return [
-    ending if split is None and ending in missing else split
-    for split, ending in zip(splits, endings, strict=True)
-  ]
+  completed = []
+  for split, ending in zip(splits, endings, strict=True):
+    if split is None and ending in missing:
+      split = ending
+    completed.append(split)
+  return completed
 
 
 def _select(
@@ -103,7 +107,9 @@ def find(
   """
   if [str(path) for path in paths] == [str(root)]:
     return {}, paths
-  needed = ('train',) if share else ('train', 'validation')
+  needed = ['train']
+  if not share:
+    needed.append('validation')
   if prefers_root:
     beside = [path for path in paths if str(path.parent) == str(root)]
     within = [path for path in paths if str(path.parent) != str(root)]
@@ -114,7 +120,9 @@ def find(
   missing = [split for split in needed if split not in by_split]
   if by_split and missing:
     present = ', '.join(f'{split}: {paths[0].name}' for split, paths in by_split.items())
-    remedy = ', or set data.validation_share=0.05' if missing == ['validation'] else ''
+    remedy = ''
+    if missing == ['validation']:
+      remedy = ', or set data.validation_share=0.05'
     raise errors.BadInput(
       f'data.path={root} has no file for {" and ".join(missing)} ({present}): put one there with '
       f'train, valid or test in its name{remedy}'
@@ -145,5 +153,6 @@ def stamp(path: pathlib.Path) -> tuple[str, int, str | int]:
   """Returns where a file is, its size, and what changes with its content."""
   if isinstance(path, pathlib.Path):
     return str(path.resolve()), files.size(path), path.stat().st_mtime_ns
-  changes = path.version if isinstance(path, buckets.BucketFile) else path.stat().mtime
-  return str(path), files.size(path), changes
+  if isinstance(path, buckets.BucketFile):
+    return str(path), files.size(path), path.version
+  return str(path), files.size(path), path.stat().mtime

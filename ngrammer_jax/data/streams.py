@@ -41,7 +41,7 @@ class Batch(NamedTuple):
     return {name: getattr(self, name) for name in ('starts_BxT', 'valid_BxT', 'prefix_BxT')}
 
 
-# Inputs, targets and document starts of one row, [T].
+# Inputs, targets and document starts of one row, and valid if there is padding, [T].
 Row = tuple[np.ndarray, ...]
 
 
@@ -76,7 +76,10 @@ class TrainStreams:
   def __init__(
     self, split: token_split.TokenSplit, length: int, schedule: mixture_schedule.PartSchedule
   ):
-    self._split, self._length, self._schedule, self.epochs = split, length, schedule, 0
+    self._split = split
+    self._length = length
+    self._schedule = schedule
+    self.epochs = 0
     self._stride = len(split.tokens) // schedule.batch_size
 
   def rows(self, step: int, rows: range) -> dict[int, Row]:
@@ -84,12 +87,15 @@ class TrainStreams:
 
     They do not depend on the number of hosts.
     """
-    is_reading_B, segments_B = self._schedule.is_reading(step), self._schedule.segments_before(step)
+    is_reading_B = self._schedule.is_reading(step)
+    segments_B = self._schedule.segments_before(step)
     self.epochs = int(self.epochs_before(step + 1))
-    position = lambda row: row * self._stride + int(segments_B[row]) * self._length
-    return {
-      row: self._split.window(position(row), self._length) for row in rows if is_reading_B[row]
-    }
+    segments = {}
+    for row in rows:
+      if is_reading_B[row]:
+        position = row * self._stride + int(segments_B[row]) * self._length
+        segments[row] = self._split.window(position, self._length)
+    return segments
 
   def epochs_before(self, step: int) -> float:
     """Returns the number of epochs that all rows of the batch read before a step."""
@@ -136,10 +142,13 @@ class EvaluationStreams:
     max_tokens: int = 0,
     protocol: str = 'streams',
   ):
-    self._split, self.length, self.protocol = split, length, protocol
+    self._split = split
+    self.length = length
+    self.protocol = protocol
     tokens = min(max_tokens or len(split.tokens), len(split.tokens))
     if protocol in ('transformer_xl', 'adaptive_span'):
-      self.streams, self._num_skipped = min(streams, max(tokens // 2, 1)), 1
+      self.streams = min(streams, max(tokens // 2, 1))
+      self._num_skipped = 1
       self._stride = tokens // self.streams
       self._targets_per_stream = self._stride - 1
       if protocol == 'adaptive_span':
@@ -148,7 +157,8 @@ class EvaluationStreams:
     else:
       self._targets_per_stream = self._stride = math.ceil(tokens / streams)
       self.streams = math.ceil(tokens / self._targets_per_stream)
-      self.tokens, self._num_skipped = tokens, 0
+      self.tokens = tokens
+      self._num_skipped = 0
     if not self.tokens:
       raise errors.BadInput(
         f'evaluation.protocol={protocol!r}: {tokens:,} tokens in {streams} streams fill no '
@@ -175,7 +185,8 @@ class EvaluationStreams:
       windows.append((*self._split.window(begin, self.length), valid))
     return stack_rows(windows)
 
-  def _segment_row(self, stream: int, index: int):
+  def _segment_row(self, stream: int, index: int) -> Row:
+    """Returns a segment of a stream: inputs, targets, starts and valid."""
     offset = index * self.length
     first = stream * self._stride + self._num_skipped + offset
     num_left = self.tokens - stream * self._targets_per_stream  # none beyond the last stream

@@ -58,11 +58,11 @@ def split_chunks(blocks: Iterable[bytes]) -> Iterator[bytes]:
   for block in blocks:
     buffer += block
     while len(buffer) >= CHUNK_SIZE:
-      end = (
-        buffer.rfind(b'\n', 0, CHUNK_SIZE) + 1
-        or buffer.rfind(b' ', 0, CHUNK_SIZE) + 1
-        or _last_character_start(buffer, CHUNK_SIZE)
-      )
+      end = buffer.rfind(b'\n', 0, CHUNK_SIZE) + 1
+      if not end:
+        end = buffer.rfind(b' ', 0, CHUNK_SIZE) + 1
+      if not end:
+        end = _last_character_start(buffer, CHUNK_SIZE)
       yield buffer[:end]
       buffer = buffer[end:]
   if buffer:
@@ -79,7 +79,8 @@ def split_long(text: bytes) -> Iterator[bytes]:
   if len(text) > LONG:
     size = f'{len(text) / 1e6:,.0f} MB'
     logging.info('a document of %s is tokenised in pieces, cut at spaces between words', size)
-    while (limit := start + CHUNK_SIZE) < len(text):
+    while start + CHUNK_SIZE < len(text):
+      limit = start + CHUNK_SIZE
       character = start + _last_character_start(text[start : limit + 1], CHUNK_SIZE)
       spaces = SPACE.finditer(text, max(limit - 4096, start + 1), limit)
       stop = max((space.start() for space in spaces), default=character)

@@ -22,13 +22,18 @@ def normalizer() -> Any:
   """
   from tokenizers import Regex, normalizers  # other vocabularies do not need it
 
-  steps = (
-    *(normalizers.NFKC(), normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()),
-    normalizers.Replace(Regex(r'[ \t\r\n]+'), ' '),
-    normalizers.Replace(Regex(r'^ $'), PRIVATE),
-    *(normalizers.Strip(), normalizers.Replace(PRIVATE, ' ')),
+  return normalizers.Sequence(
+    [
+      normalizers.NFKC(),
+      normalizers.NFD(),
+      normalizers.StripAccents(),
+      normalizers.Lowercase(),
+      normalizers.Replace(Regex(r'[ \t\r\n]+'), ' '),
+      normalizers.Replace(Regex(r'^ $'), PRIVATE),
+      normalizers.Strip(),
+      normalizers.Replace(PRIVATE, ' '),
+    ]
   )
-  return normalizers.Sequence(list(steps))
 
 
 def token_classes(texts: Sequence[str], raw_tokens: Sequence[str]) -> np.ndarray:

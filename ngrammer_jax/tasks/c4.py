@@ -15,7 +15,7 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, vocabularies
-from ngrammer_jax.data.formats import START, FilePosition
+from ngrammer_jax.data.formats.interface import START, FilePosition
 from ngrammer_jax.system import storage
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary
@@ -71,7 +71,12 @@ def register(
 
 @dataclasses.dataclass(frozen=True)
 class TfdsShards:
-  """Shards of a split that TFDS has prepared (see `data.shards.Shards`)."""
+  """Shards of a split that TFDS has prepared, see `formats.Shards`.
+
+  Attributes:
+    source: a `seqio.TfdsDataSource`.
+    split: the split.
+  """
 
   source: Any
   split: str
@@ -81,14 +86,16 @@ class TfdsShards:
     """Paths of the shards, in order."""
     return tuple(map(storage.path, self.source.list_shards(self.split)))
 
-  def read(self, shard: int, place: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
-    """See `data.shards.Shards`. The place is the number of the document."""
+  def read(
+    self, shard: int, position: FilePosition = START
+  ) -> Iterator[tuple[bytes, FilePosition]]:
+    """See `formats.Shards`. The position is the number of the document."""
     info = seqio.ShardInfo(shard, len(self.files))
     dataset = self.source.get_dataset(self.split, shuffle=False, shard_info=info)
     options = tf.data.Options()
     # Many datasets are open at once. With autotuning, closing one takes seconds.
     options.autotune.enabled = False
-    document = place.document
+    document = position.document
     dataset = dataset.skip(document).batch(READ_BATCH).with_options(options)
     try:
       for examples in dataset.as_numpy_iterator():
@@ -99,7 +106,7 @@ class TfdsShards:
       raise errors.BadInput(f'{self.files[shard]} is damaged: {error.message}') from error
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """See `data.shards.Shards`."""
+    """See `formats.Shards`."""
     text_files.decode(record, f'{self.files[shard]}, example {document + 1:,}')
     return record
 
@@ -110,10 +117,8 @@ def _open_source(name: str, data_dir: str | None) -> Any:
 
   root = data_dir or tfds.core.constants.DATA_DIR
   root = storage.path(root) if storage.is_remote(root) else storage.user_path('data.path', root)
-  prepared = sorted(
-    (folder.parent for folder in (root / name).glob('*/dataset_info.json')),
-    key=lambda folder: tuple(int(part) for part in folder.name.split('.') if part.isdigit()),
-  )
+  folders = [path.parent for path in (root / name).glob('*/dataset_info.json')]
+  prepared = sorted(folders, key=_version)
   if not prepared:
     raise errors.BadInput(
       f'data.corpus={name!r}: TFDS has prepared nothing in {root / name}. Set data.path to the '
@@ -123,3 +128,8 @@ def _open_source(name: str, data_dir: str | None) -> Any:
   return seqio.TfdsDataSource(
     f'{name}:{prepared[-1].name}', tfds_data_dir=str(root), read_only=True
   )
+
+
+def _version(folder: pathlib.Path) -> tuple[int, ...]:
+  """Returns the numbers of the version that a folder is named after."""
+  return tuple(int(part) for part in folder.name.split('.') if part.isdigit())

@@ -19,7 +19,8 @@ from ngrammer_jax.data.formats import columns
 BATCH_ROWS = 32  # that are decoded at a time
 BUFFER_BYTES = 128 << 10  # that are read at a time
 PART_BYTES = 1 << 20  # of text for which a file is opened
-SMALL_GROUP, HUGE_GROUP = 8 << 20, 256 << 20  # bytes of a row group
+SMALL_GROUP = 8 << 20  # bytes of a row group
+HUGE_GROUP = 256 << 20
 MAX_DECODERS = 16
 _decoders: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -46,7 +47,8 @@ def read_batches(path: pathlib.Path, fields: Sequence[str], row: int) -> Batches
   num_rows = math.inf  # until the file is opened
   while row < num_rows:
     part = _read_part(path, fields, row)
-    row, num_rows = part.end, part.num_rows
+    row = part.end
+    num_rows = part.num_rows
     yield from part.batches
 
 
