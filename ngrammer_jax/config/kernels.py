@@ -1,4 +1,7 @@
-"""Which kernel computes attention, and why another one does not. Imports no JAX.
+"""Which kernel computes attention, and why another one does not.
+
+This is in the config, and imports no JAX, because the check of `model.kernel` reads the table of
+what each kernel supports, before JAX is imported; the choice beside it reads the same table.
 
   xla      all scores at once (`layers.attention.full`), in windows of queries (`local`)
   blocks   a running softmax over blocks of keys (`layers.attention.blocks`)
@@ -39,7 +42,9 @@ LANES = 128  # vector lanes of a TPU, which must divide the segments of splash
 HALF_PRECISION = ('bfloat16', 'float16')  # of cudnn
 UNSUPPORTED_TPUS = ('TPU v2', 'TPU v3')  # splash needs larger matrix units
 GENERATOR = 'threefry2x32'  # blocks need a generator that can draw a part of the dropout mask
-MIN_QUERIES, MIN_SCORES = 64, 2**14  # of a head; with fewer, full scores are faster on a CPU
+# Of a head; with fewer, full scores are faster on a CPU.
+MIN_QUERIES = 64
+MIN_SCORES = 2**14
 
 
 class Workload(NamedTuple):
@@ -114,13 +119,16 @@ def blocks_are_faster(workload: Workload, has_spans: bool) -> bool:
   T = 1024 and 0.4 to 0.6 with 2048, and evaluation 0.6 with 800 and 0.5 with 1800. Other devices
   prefer few large products.
   """
-  T, M = workload.T, workload.M
+  T = workload.T
+  M = workload.M
   scores = T * (M + T)
   if T < MIN_QUERIES or scores < MIN_SCORES:
     return False
-  # Of a context of T tokens, a KV cache has T - 1.
-  is_large = scores >= (2 if M >= T - 1 else 32) * MIN_SCORES
-  return has_spans or (is_large and workload.platform == 'cpu')
+  if has_spans:
+    return True
+  has_long_memory = M >= T - 1  # of a context of T tokens, a KV cache has T - 1
+  least = 2 * MIN_SCORES if has_long_memory else 32 * MIN_SCORES
+  return workload.platform == 'cpu' and scores >= least
 
 
 def select(kernel: str | None, needs: frozenset[str], workload: Workload) -> str:

@@ -1,4 +1,7 @@
-"""Hashes of n-grams: ids of consecutive tokens to rows of a table. Imports no JAX.
+"""Hashes of n-grams: ids of consecutive tokens to rows of a table.
+
+They are in the config, and import no JAX, because a config is refused before JAX is imported if its
+hash overflows. Converters of weights use them too.
 
 For the n-gram (x_t, x_{t-1}, ..., x_{t-n+1}), head j of its order and a table of p rows:
 
@@ -28,8 +31,17 @@ from ngrammer_jax.config.ngram.sizes import primes_above
 
 KINDS = ('engram', 'ple', 'polynomial', 'blt', 'praxis')
 BLT_FACTORS = (
-  *(1000000007, 5915587277, 1500450271, 3267000013, 5754853343, 4093082899),
-  *(9576890767, 3628273133, 2860486313, 5463458053, 3367900313),
+  1000000007,
+  5915587277,
+  1500450271,
+  3267000013,
+  5754853343,
+  4093082899,
+  9576890767,
+  3628273133,
+  2860486313,
+  5463458053,
+  3367900313,
 )
 
 
@@ -132,7 +144,8 @@ class NumpyHash:
 
   def factors(self, g: int) -> np.ndarray:
     """Returns the factor of the id s places back in n-grams of order g, uint64 [n, K or 1]."""
-    places, divisors_K = range(self.orders[g]), self.divisors(g)
+    places = range(self.orders[g])
+    divisors_K = self.divisors(g)
     match self.kind:
       case 'engram' | 'ple':
         return self.multipliers()[: len(places), None]
@@ -149,4 +162,6 @@ class NumpyHash:
   def divisors(self, g: int) -> tuple[int, ...]:
     """Returns the divisor of each head in the first remainder, [K]."""
     sizes_K = self.sizes[g]
-    return primes_above(sizes_K[0], len(sizes_K)) if self.kind == 'praxis' else sizes_K
+    if self.kind == 'praxis':
+      return primes_above(sizes_K[0], len(sizes_K))
+    return sizes_K

@@ -222,7 +222,9 @@ class NGramMemoryConfig:
     """Returns the id that is read in place of those before a boundary."""
     if self.distinct_start:
       return self.num_ids(vocabulary_size)
-    return self.eos_id if self.fill_id is None else self.fill_id
+    if self.fill_id is None:
+      return self.eos_id
+    return self.fill_id
 
   def index(self, block: int) -> int:
     """Returns which of the layers of the memory a block is, from 0; 0 for a memory at the input.
@@ -230,15 +232,19 @@ class NGramMemoryConfig:
     Raises:
       ValueError: the memory is not in this block.
     """
-    if self.layers and block not in self.layers:
+    if not self.layers:
+      return 0
+    if block not in self.layers:
       raise ValueError(f'block {block} is not among the layers {self.layers} of the memory')
-    return self.layers.index(block) if self.layers else 0
+    return self.layers.index(block)
 
   def num_ids(self, vocabulary_size: int | None) -> int | None:
     """Returns the number of distinct ids of the key, before compression."""
     if self.key in CLUSTER_KEYS:
       return self.clusters
-    return BYTE_IDS if self.key == 'bytes' else vocabulary_size
+    if self.key == 'bytes':
+      return BYTE_IDS
+    return vocabulary_size
 
   def hashes(self, vocabulary_size: int) -> tuple[ngram_hashes.NumpyHash, ...]:
     """Returns the hash of each layer, with the rows of each head, see `sizes.table_sizes`.
@@ -251,15 +257,23 @@ class NGramMemoryConfig:
     sizes = ngram_sizes.table_sizes(
       self.row_rule, self.rows, self.orders, self.heads, num_ids, len(layers)
     )
-    return tuple(
-      ngram_hashes.NumpyHash(self.hash, self.orders, sizes[index], num_ids, self.seed, layer, index)
-      for index, layer in enumerate(layers)
-    )
+    hashes = []
+    for index, layer in enumerate(layers):
+      hashes.append(
+        ngram_hashes.NumpyHash(
+          self.hash, self.orders, sizes[index], num_ids, self.seed, layer, index
+        )
+      )
+    return tuple(hashes)
 
   def table_rows(self, vocabulary_size: int) -> tuple[int, ...]:
     """Returns the rows of the table of each layer, a multiple of `row_multiple`."""
-    totals = [sum(map(sum, hash_.sizes)) for hash_ in self.hashes(vocabulary_size)]
-    return tuple(-(-total // self.row_multiple) * self.row_multiple for total in totals)
+    padded_rows = []
+    for ngram_hash in self.hashes(vocabulary_size):
+      rows = sum(map(sum, ngram_hash.sizes))
+      rows += -rows % self.row_multiple
+      padded_rows.append(rows)
+    return tuple(padded_rows)
 
   def check(self, model: Any, path: str) -> None:
     """Raises BadInput for a memory that is invalid for the model.
@@ -270,15 +284,17 @@ class NGramMemoryConfig:
     """
     self._check_places(model, path)
     D = model.width_at(self.point)
-    name = f'model.width={D}' if D == model.width else f'model.heads x model.head_width = {D}'
     if self.key in CLUSTER_KEYS and D % self.heads:
-      raise errors.BadInput(f'{path}.heads={self.heads} must divide {name}')
+      width = f'model.width={D}'
+      if D != model.width:
+        width = f'model.heads x model.head_width = {D}'
+      raise errors.BadInput(f'{path}.heads={self.heads} must divide {width}')
     if self.table_initial == 'xavier' and len(set(self.rows)) > 1:
       raise errors.BadInput(
         f'{path}.table_initial="xavier" needs the same number of rows for all orders, not '
         f'{path}.rows={self.rows}: use one number, or "normal"'
       )
-    self._check_sizes(D, 1, path)  # the rest in `check_vocabulary`
+    self._check_tables(D, 1, path)  # the rest in `check_vocabulary`
 
   def check_vocabulary(self, size: int, width: int, path: str) -> None:
     """Raises BadInput for ids outside a vocabulary, or sizes that do not fit it."""
@@ -289,7 +305,7 @@ class NGramMemoryConfig:
           f'{path}.{name}={value} is not below the number of ids {num_ids:,} of '
           f'{path}.key={self.key!r}: use an id of the vocabulary of this run'
         )
-    self._check_sizes(width, size, path)
+    self._check_tables(width, size, path)
 
   def _check_places(self, model: Any, path: str) -> None:
     """Raises BadInput for blocks that the memory cannot be in, or pairs that they do not have."""
@@ -315,17 +331,19 @@ class NGramMemoryConfig:
       ngram_sizes.check_widths(width, self.heads, self.width, self.join, len(self.orders))
     self.hashes(vocabulary_size)
 
-  def _check_sizes(self, width: int, vocabulary_size: int, path: str) -> None:
+  def _check_tables(self, width: int, vocabulary_size: int, path: str) -> None:
+    """Raises BadInput for tables that cannot exist, see `check_sizes`, or rows that they lack."""
     try:
       self.check_sizes(width, vocabulary_size)
       sizes = self.hashes(vocabulary_size)[0].sizes
       largest = max(self.table_rows(vocabulary_size))
     except ValueError as error:
       raise errors.BadInput(f'{path}: {error}') from error
-    if self.untrained_row is not None and self.untrained_row >= min(map(min, sizes)):
+    smallest = min(map(min, sizes))
+    if self.untrained_row is not None and self.untrained_row >= smallest:
       raise errors.BadInput(
-        f'{path}.untrained_row={self.untrained_row} is not below the {min(map(min, sizes)):,} rows '
-        f'of the smallest head: use None, or more rows'
+        f'{path}.untrained_row={self.untrained_row} is not below the {smallest:,} rows of the '
+        f'smallest head: use None, or more rows'
       )
     if largest >= 2**31:
       raise errors.BadInput(

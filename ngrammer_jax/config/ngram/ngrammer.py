@@ -18,8 +18,16 @@ PAIRING = ('previous', 'attended', 'none')
 _BLOCKS = {'layer': ('attention',)}
 # Fields that mean the same in an n-gram memory.
 _MEMORY_FIELDS = (
-  *('orders', 'heads', 'distinct_start', 'decay', 'epsilon', 'prenormalize', 'empty', 'initial'),
-  *('padding_trains', 'exchange'),
+  'orders',
+  'heads',
+  'distinct_start',
+  'decay',
+  'epsilon',
+  'prenormalize',
+  'empty',
+  'initial',
+  'padding_trains',
+  'exchange',
 )
 
 
@@ -71,8 +79,10 @@ class NGramConfig:
     if self.layer == 'attention':
       blocks = [block for block in range(layers) if self.pairing_of(block) != 'none']
       return tuple(Place('after_attention', block) for block in blocks)
-    before = {'input': 0, 'begin': 1, 'middle': layers // 2, 'end': layers}[self.layer]
-    return (Place('after_block', before - 1) if before else Place('input'),)
+    blocks_before = {'input': 0, 'begin': 1, 'middle': layers // 2, 'end': layers}[self.layer]
+    if blocks_before == 0:
+      return (Place('input'),)
+    return (Place('after_block', blocks_before - 1),)
 
   def as_memory(
     self, model: Any, place: Place, vocabulary_size: int | None = None
@@ -84,25 +94,38 @@ class NGramConfig:
       place: one of `places`.
       vocabulary_size: V. Centroids start from rows of the embedding if these outnumber them.
     """
-    is_at_input, pairing = place.point == 'input', self.pairing_of(place.block)
-    reads_embedding = self.layer == 'input' and model.adaptive_softmax is None
-    rows = vocabulary_size if reads_embedding else 0
-    has_rows = self.clusters is not None and self.clusters < (rows or 0)
+    layers = (place.block,)
+    point = place.point
+    if place.point == 'input':
+      layers = ()
+      point = 'before_attention'
+    pairing = self.pairing_of(place.block)
     return memory_options(
       self,
-      layers=() if is_at_input else (place.block,),
-      point='before_attention' if is_at_input else place.point,
+      layers=layers,
+      point=point,
       pairing='attended' if pairing == 'attended' else 'previous',
       heads=self.heads or model.heads,
-      initial=self.initial or ('data' if has_rows else None),
+      initial=self._initial_centroids(model, vocabulary_size),
       start=self.start,
     )
+
+  def _initial_centroids(self, model: Any, vocabulary_size: int | None) -> str | None:
+    """Returns the field `initial` of the memory: rows of the embedding if they are enough."""
+    if self.initial is not None:
+      return self.initial
+    reads_embedding = self.layer == 'input' and model.adaptive_softmax is None
+    if not reads_embedding or self.clusters is None or vocabulary_size is None:
+      return None
+    return 'data' if self.clusters < vocabulary_size else None
 
   def pairing_of(self, block: int) -> str:
     """Returns the pairing after the attention of a block."""
     if self.layer != 'attention':
       return 'none'
-    return self.pairing[block if len(self.pairing) > 1 else 0]
+    if len(self.pairing) == 1:
+      return self.pairing[0]
+    return self.pairing[block]
 
   def check(self, model: Any) -> None:
     """Raises BadInput for a layer that is invalid for the model."""
@@ -128,14 +151,13 @@ def memory_options(layer: Any, **fields: Any) -> memory.NGramMemoryConfig:
     layer: a `layers.NGrammer`, or a `NGramConfig`.
     **fields: fields of the memory that differ from those of the layer.
   """
-  options = {name: getattr(layer, name) for name in _MEMORY_FIELDS} | dict(
-    key='tokens' if layer.clusters is None else 'clusters',
-    hash='praxis',
-    join=layer.combine,
-    rows=(layer.vocabulary_size,),
-    row_rule='exact',
-    width=layer.dim,
-    table_initial='xavier',
-    clusters=layer.clusters or memory.NGramMemoryConfig.clusters,
-  )
+  options = {name: getattr(layer, name) for name in _MEMORY_FIELDS}
+  options['key'] = 'tokens' if layer.clusters is None else 'clusters'
+  options['hash'] = 'praxis'
+  options['join'] = layer.combine
+  options['rows'] = (layer.vocabulary_size,)
+  options['row_rule'] = 'exact'
+  options['width'] = layer.dim
+  options['table_initial'] = 'xavier'
+  options['clusters'] = layer.clusters or memory.NGramMemoryConfig.clusters
   return memory.NGramMemoryConfig(**options | fields)

@@ -1,4 +1,7 @@
-"""Sizes of the tables of n-gram memories, and the primes among them. Imports no JAX.
+"""Sizes of the tables of n-gram memories, and the primes among them.
+
+They are in the config, and import no JAX, because a config whose tables cannot exist is refused
+before JAX is imported.
 
 G orders, K heads of each order, V distinct ids.
 """
@@ -47,7 +50,8 @@ def primes_above(V: int, count: int) -> tuple[int, ...]:
   Raises:
     ValueError: there are fewer.
   """
-  primes = tuple(itertools.islice(filter(is_prime, range(V + 1, 2 * V)), count))
+  candidates = (n for n in range(V + 1, 2 * V) if is_prime(n))
+  primes = tuple(itertools.islice(candidates, count))
   if len(primes) < count:
     raise ValueError(
       f'{count} heads need {count} primes between {V} and {2 * V}, but there are only '
@@ -85,7 +89,7 @@ def table_sizes(
       f'rows {rows} has {len(rows)} numbers for {len(orders)} orders: '
       f'expected one for all orders, or one for each'
     )
-  bases = rows if len(rows) == len(orders) else rows * len(orders)
+  bases = rows * len(orders) if len(rows) == 1 else rows
   if not 1 <= min(bases) <= max(bases) <= MAX_ROWS:
     raise ValueError(f'rows {rows} of a head must be between 1 and {MAX_ROWS:,}')
   if rule == 'prime':
@@ -97,35 +101,56 @@ def table_sizes(
   return sizes
 
 
-def _prime_sizes(bases, heads, layers):
+def _prime_sizes(
+  bases: tuple[int, ...], heads: int, layers: int
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+  """Returns the rows of each head [layers][G][K], primes that differ from each other."""
   used_primes: set[int] = set()
+  sizes = []
+  for _ in range(layers):
+    layer_sizes = []
+    for base in bases:
+      unused = (n for n in itertools.count(base) if n not in used_primes and is_prime(n))
+      primes = tuple(itertools.islice(unused, heads))
+      used_primes.update(primes)
+      layer_sizes.append(primes)
+    sizes.append(tuple(layer_sizes))
+  return tuple(sizes)
 
-  def draw(base):
-    unused = (n for n in itertools.count(base) if n not in used_primes and is_prime(n))
-    primes = tuple(itertools.islice(unused, heads))
-    used_primes.update(primes)
-    return primes
 
-  return tuple(tuple(map(draw, bases)) for _ in range(layers))
-
-
-def _regular_sizes(rule, bases, heads, vocabulary):
+def _regular_sizes(
+  rule: str, bases: tuple[int, ...], heads: int, num_ids: int
+) -> tuple[tuple[int, ...], ...]:
   """Returns the rows of each head [G][K] by a rule other than 'prime'."""
-  multiple = lambda rows: vocabulary * max(1, (rows + vocabulary // 2) // vocabulary)
-  formulas = {
-    'longcat': lambda rows, g, j: rows + 2 * (g * heads + j) + 1,
-    'over_encoding': lambda rows, g, j: rows + 2 * j,
-    'exact': lambda rows, g, j: rows,
-    'multiple': lambda rows, g, j: multiple(rows),
-    'multiple_plus_one': lambda rows, g, j: multiple(rows) + 1,
-  }
-  formula = formulas[rule]
-  return tuple(tuple(formula(rows, g, j) for j in range(heads)) for g, rows in enumerate(bases))
+  sizes = []
+  for g, rows in enumerate(bases):
+    sizes.append(tuple(_regular_size(rule, rows, g * heads, j, num_ids) for j in range(heads)))
+  return tuple(sizes)
 
 
-def _check_table(sizes, orders):
+def _regular_size(rule: str, rows: int, earlier_heads: int, j: int, num_ids: int) -> int:
+  """Returns the rows of head j of an order, after the heads of earlier orders."""
+  match rule:
+    case 'longcat':
+      return rows + 2 * (earlier_heads + j) + 1
+    case 'over_encoding':
+      return rows + 2 * j
+    case 'exact':
+      return rows
+    case 'multiple':
+      return _nearest_multiple(rows, num_ids)
+    case 'multiple_plus_one':
+      return _nearest_multiple(rows, num_ids) + 1
+
+
+def _nearest_multiple(rows: int, num_ids: int) -> int:
+  return num_ids * max(1, (rows + num_ids // 2) // num_ids)
+
+
+def _check_table(sizes: tuple[tuple[int, ...], ...], orders: tuple[int, ...]) -> None:
   """Raises ValueError for a head or a table with too many rows."""
-  largest, total = max(map(max, sizes)), sum(map(sum, sizes))
+  largest = max(map(max, sizes))
+  total = sum(map(sum, sizes))
   if largest > MAX_ROWS:
     raise ValueError(
       f'a head of {largest:,} rows exceeds the {MAX_ROWS:,} that its hash can address: '
