@@ -54,12 +54,17 @@ class AttentionConfig:
 
   def layer_kinds(self, layers: int) -> tuple[LayerKind, ...]:
     """Returns the kind of each layer."""
-    names = [self.layer_pattern[i % len(self.layer_pattern)] for i in range(layers)]
-    divisors = range(1, layers + 1) if self.inverse_layer_scale else [1] * layers
-    return tuple(
-      LayerKind('window' in name, 'unrotated' not in name, divisor)
-      for name, divisor in zip(names, divisors, strict=True)
-    )
+    kinds = []
+    for layer in range(layers):
+      name = self.layer_pattern[layer % len(self.layer_pattern)]
+      kinds.append(
+        LayerKind(
+          has_window='window' in name,
+          is_rotated='unrotated' not in name,
+          score_divisor=layer + 1 if self.inverse_layer_scale else 1,
+        )
+      )
+    return tuple(kinds)
 
   def check(self, model: Any) -> None:
     """Raises BadInput for options that are invalid for the model."""

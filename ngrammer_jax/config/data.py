@@ -27,19 +27,23 @@ class PartConfig:
 
   def full_name(self, data: 'DataConfig') -> str:
     """Returns the name of the part in a section `data`."""
+    if self.name:
+      return self.name
     stem = pathlib.PurePath(self.path or self.corpus or data.corpus).stem
-    return self.name or re.sub(r'[^\w.-]', '_', stem)
+    return re.sub(r'[^\w.-]', '_', stem)
 
   def config(self, data: 'DataConfig') -> 'DataConfig':
     """Returns the config of the part alone, in a section `data`."""
     corpus = self.corpus or data.corpus
     part = dataclasses.replace(data, corpus=corpus, path=self.path, mixture=())
-    has_no_effect = ['drop_duplicates' if part.is_streamed else 'shuffle']
+    without_effect = ['drop_duplicates' if part.is_streamed else 'shuffle']
     for name, key in fields.keys(DataConfig).items():
-      has_no_effect += [name] * (corpus not in key.only_for.get('corpus', (corpus,)))
-    defaults = {name: getattr(DataConfig, name) for name in has_no_effect}
-    own = {} if self.text_field is None else {'text_field': self.text_field}
-    return dataclasses.replace(part, **defaults | own)
+      if 'corpus' in key.only_for and corpus not in key.only_for['corpus']:
+        without_effect.append(name)
+    changes = {name: getattr(DataConfig, name) for name in without_effect}
+    if self.text_field is not None:
+      changes['text_field'] = self.text_field
+    return dataclasses.replace(part, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +129,17 @@ class DataConfig:
 
   def parts(self) -> dict[str, 'DataConfig']:
     """Returns the config of each part of a mixture by name; of a single corpus, its own as ''."""
-    return {part.full_name(self): part.config(self) for part in self.mixture} or {'': self}
+    if not self.mixture:
+      return {'': self}
+    return {part.full_name(self): part.config(self) for part in self.mixture}
 
   def weights(self) -> tuple[float, ...]:
     """Returns the share of each part in the tokens: weight ** (1 / temperature), with sum 1."""
-    largest = max((part.weight for part in self.mixture), default=1.0)
+    if not self.mixture:
+      return (1.0,)
+    largest = max(part.weight for part in self.mixture)
     exponent = 1 / self.mixture_temperature
-    weights = [(part.weight / largest) ** exponent for part in self.mixture] or [1.0]
+    weights = [(part.weight / largest) ** exponent for part in self.mixture]
     return tuple(weight / sum(weights) for weight in weights)
 
   @contextlib.contextmanager
@@ -150,6 +158,22 @@ class DataConfig:
     if self.mixture:
       self._check_mixture()
       return
+    self._check_vocabulary()
+    if self.is_streamed:
+      self._check_streamed()
+    elif self.shuffle is not None:
+      raise errors.BadInput(
+        f'data.shuffle={self.shuffle} is for streamed corpora, but data.corpus={self.corpus!r} is '
+        f'tokenised in advance: add data.shuffle=None'
+      )
+    if not all(self.text_field) or not self.text_field or self.document_separator == '':
+      raise errors.BadInput(
+        f'data.text_field={self.text_field!r} and data.document_separator='
+        f'{self.document_separator!r} must not be empty'
+      )
+
+  def _check_vocabulary(self) -> None:
+    """Raises BadInput if the file of the vocabulary is missing."""
     path = self.vocabulary_path
     if path is not None:
       file = storage.user_path('data.vocabulary_path', path)
@@ -161,28 +185,22 @@ class DataConfig:
         "data.vocabulary='tokenizer' is not learned from the text: set data.vocabulary_path to the "
         'tokenizer.json of a Hugging Face tokenizer'
       )
-    if self.is_streamed and self.vocabulary in ('characters', 'words'):
+
+  def _check_streamed(self) -> None:
+    """Raises BadInput for what needs the whole text before training."""
+    if self.vocabulary in ('characters', 'words'):
       raise errors.BadInput(
         f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
         f'{self.vocabulary!r} needs the whole text in advance: use sentencepiece or bytes'
       )
-    if self.is_streamed and self.drop_duplicates:
+    if self.drop_duplicates:
       raise errors.BadInput(
         f'data.drop_duplicates=True needs a corpus that is tokenised in advance, but data.corpus='
         f'{self.corpus!r} is tokenised during training: use data.corpus=text'
       )
-    if self.shuffle is not None and not self.is_streamed:
-      raise errors.BadInput(
-        f'data.shuffle={self.shuffle} is for streamed corpora, but data.corpus={self.corpus!r} is '
-        f'tokenised in advance: add data.shuffle=None'
-      )
-    if not all(self.text_field) or not self.text_field or self.document_separator == '':
-      raise errors.BadInput(
-        f'data.text_field={self.text_field!r} and data.document_separator='
-        f'{self.document_separator!r} must not be empty'
-      )
 
   def _check_mixture(self) -> None:
+    """Raises BadInput for weights or names of parts, or for an invalid part."""
     if not any(part.weight for part in self.mixture):
       raise errors.BadInput('data.mixture: all weights are 0: set data.mixture.0.weight=1')
     names = [part.full_name(self) for part in self.mixture]
@@ -190,7 +208,8 @@ class DataConfig:
       key = f'data.mixture.{index}.name'
       if not re.fullmatch(r'[\w.-]+', name):
         raise errors.BadInput(f"{key}={name!r}: use letters, digits, '_', '-' and '.' only")
-      if (first := names.index(name)) < index:
+      first = names.index(name)
+      if first < index:
         raise errors.BadInput(f'data.mixture.{first} has the name {name!r}, too: set {key}')
       with self.errors_of_part(index):
         part.config(self).check()

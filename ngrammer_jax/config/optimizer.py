@@ -7,10 +7,8 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.fields import ANY, field
 
 ALGORITHMS = ('adam', 'adamw', 'lamb', 'adagrad')
-SCHEDULES = (
-  *('cosine', 'linear', 'rsqrt', 'constant'),
-  *('transformer_xl', 'transformer_xl_tensorflow'),  # as in the official implementations
-)
+OFFICIAL_SCHEDULES = ('transformer_xl', 'transformer_xl_tensorflow')  # of these implementations
+SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant', *OFFICIAL_SCHEDULES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +82,10 @@ class OptimizerConfig:
       groups: see `ModelConfig.parameter_groups`.
     """
     valid = ('all', 'new', *groups)
-    named = [('optimizer.train', name, valid) for name in self.train]
-    named += [(f'optimizer.rates.{i}.part', rate.part, groups) for i, rate in enumerate(self.rates)]
-    for path, name, choices in named:
-      if name not in choices:
-        near = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)[0]
-        raise errors.BadInput(
-          f'{path}={name!r} is no part of this model: use {near!r}? It has {", ".join(choices)}'
-        )
+    for name in self.train:
+      _check_group('optimizer.train', name, valid)
+    for index, rate in enumerate(self.rates):
+      _check_group(f'optimizer.rates.{index}.part', rate.part, groups)
     if len(self.train) != 1 and ('all' in self.train or not self.train):
       raise errors.BadInput(
         f'optimizer.train={self.train} is not a list of parts: use "all" alone, or some of '
@@ -99,3 +93,12 @@ class OptimizerConfig:
       )
     if len({rate.part for rate in self.rates}) < len(self.rates):
       raise errors.BadInput('optimizer.rates has a part twice: give each part one factor')
+
+
+def _check_group(path: str, name: str, choices: tuple[str, ...]) -> None:
+  """Raises BadInput, which names the nearest part, for one that the model does not have."""
+  if name not in choices:
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)[0]
+    raise errors.BadInput(
+      f'{path}={name!r} is no part of this model: use {near!r}? It has {", ".join(choices)}'
+    )

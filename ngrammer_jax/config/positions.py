@@ -60,10 +60,11 @@ class RotaryScalingConfig:
   def check_pairs(self, pairs: int) -> None:
     """Raises BadInput for factors that do not fit the number of rotated pairs of features."""
     name = 'long_factors' if self.is_long else 'short_factors'
-    if self.kind == 'longrope' and len(getattr(self, name)) != pairs:
+    count = len(getattr(self, name))
+    if self.kind == 'longrope' and count != pairs:
       raise errors.BadInput(
-        f'model.positional.scaling.{name} has {len(getattr(self, name))} factors, but heads have '
-        f'{pairs} rotated pairs of features'
+        f'model.positional.scaling.{name} has {count} factors, but heads have {pairs} rotated '
+        f'pairs of features'
       )
 
 

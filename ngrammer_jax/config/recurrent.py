@@ -20,9 +20,20 @@ ATTENTION = ('attention', 'key_value', 'key_value_predict')
 EMPTY_SLOTS = ('mask', 'zeros')  # see `layers.recurrent.readout.AttentionReadout`
 # Fields of `ModelConfig` that apply to recurrent models; the others are only for Transformers.
 SHARED = (
-  *('width', 'heads', 'tie_embeddings', 'scale_embeddings', 'softmax_bias', 'vocabulary_chunk'),
-  *('dropout', 'dtype', 'logits_dtype', 'scan_layers', 'ngram', 'ngram_memories'),
-  *('adaptive_softmax', 'recurrent'),
+  'width',
+  'heads',
+  'tie_embeddings',
+  'scale_embeddings',
+  'softmax_bias',
+  'vocabulary_chunk',
+  'dropout',
+  'dtype',
+  'logits_dtype',
+  'scan_layers',
+  'ngram',
+  'ngram_memories',
+  'adaptive_softmax',
+  'recurrent',
 )
 _MEMORY = {'readout': ('recurrent_memory',)}
 UNBOUNDED = 2**31 - 1  # context length of recurrent models, in tokens
@@ -71,7 +82,13 @@ class RecurrentConfig:
     """Number of previous tokens in the memory of the readout."""
     if self.readout in ATTENTION:
       return self.window
-    return {'ngram': self.slices - 1, 'recurrent_memory': self.window - 1}.get(self.readout, 0)
+    match self.readout:
+      case 'ngram':
+        return self.slices - 1
+      case 'recurrent_memory':
+        return self.window - 1
+      case _:
+        return 0
 
   def parameters(self, width: int, vocabulary_size: int) -> int:
     """Returns the number of parameters without the embedding, for an untied output layer.
@@ -80,14 +97,27 @@ class RecurrentConfig:
       width: width of the embedding.
       vocabulary_size: V.
     """
-    K, J, V, G = self.hidden, self.width, vocabulary_size, CELLS[self.cell]
-    gates = 6 * K * (K + self.gate_bias)
-    by_readout = {
-      'ngram': K * J,
-      'recurrent_memory': 2 * V * K + self.temporal_tables * self.window * K + gates,
-      **dict.fromkeys(ATTENTION, 4 * J * J + J),
-    }
-    return G * K * (width + K + 1) + by_readout.get(self.readout, 0) + V * (J + 1)
+    K = self.hidden
+    J = self.width
+    cell = CELLS[self.cell] * K * (width + K + 1)
+    output_layer = vocabulary_size * (J + 1)
+    return cell + self._readout_parameters(vocabulary_size) + output_layer
+
+  def _readout_parameters(self, vocabulary_size: int) -> int:
+    """Returns the number of parameters of the readout."""
+    K = self.hidden
+    J = self.width
+    if self.readout in ATTENTION:
+      return 4 * J * J + J  # four matrices and a vector for the scores
+    match self.readout:
+      case 'ngram':
+        return K * J
+      case 'recurrent_memory':
+        gates = 6 * K * (K + self.gate_bias)
+        temporal_tables = self.temporal_tables * self.window * K
+        return 2 * vocabulary_size * K + temporal_tables + gates
+      case _:
+        return 0
 
   def matched(self, budget: int, width: int, vocabulary_size: int) -> 'RecurrentConfig':
     """Returns this config with the hidden size whose number of parameters is closest to a budget.
@@ -95,12 +125,18 @@ class RecurrentConfig:
     The hidden size is a multiple of the number of parts; of two sizes that are equally close, the
     smaller one is selected. For the arguments see `parameters`.
     """
-    with_width = lambda J: dataclasses.replace(self, hidden=self.num_slices * J)
-    count = lambda J: with_width(J).parameters(width, vocabulary_size)
-    upper = 1
-    while count(upper) < budget:
-      upper += 1
-    return with_width(min((max(upper - 1, 1), upper), key=lambda J: abs(count(J) - budget)))
+    larger = self._with_width(1)
+    smaller = larger
+    while larger.parameters(width, vocabulary_size) < budget:
+      smaller = larger
+      larger = self._with_width(larger.width + 1)
+    excess = larger.parameters(width, vocabulary_size) - budget
+    deficit = abs(budget - smaller.parameters(width, vocabulary_size))
+    return smaller if deficit <= excess else larger
+
+  def _with_width(self, J: int) -> 'RecurrentConfig':
+    """Returns this config with another width of the output of the readout."""
+    return dataclasses.replace(self, hidden=self.num_slices * J)
 
   def check(self, model: Any) -> None:
     """Raises BadInput for sizes or other options that are invalid for a recurrent model."""
@@ -117,17 +153,23 @@ class RecurrentConfig:
     if model.adaptive_softmax is not None:
       self._check_output_width(model, 'adaptive_softmax', f'model.width={self.width}')
 
-  def _check_transformer_options(self, model) -> None:
-    defaults = {f.name: f.default for f in dataclasses.fields(model)}
-    # Without n-grams there are no heads.
-    shared = set(SHARED) if model.ngram is not None else {*SHARED} - {'heads'}
-    invalid = [k for k, v in defaults.items() if k not in shared and getattr(model, k) != v]
-    if invalid:
-      keys = ', '.join(f'model.{key}' for key in invalid)
-      remedy = ', '.join(f'model.{key}={defaults[key]!r}' for key in invalid)
-      raise errors.BadInput(f'{keys}: only for Transformers, not model.recurrent; use {remedy}')
+  def _check_transformer_options(self, model: Any) -> None:
+    """Raises BadInput for options of the model that recurrent models do not have."""
+    shared = set(SHARED)
+    if model.ngram is None:
+      shared -= {'heads'}
+    keys = []
+    remedies = []
+    for option in dataclasses.fields(model):
+      if option.name not in shared and getattr(model, option.name) != option.default:
+        keys.append(f'model.{option.name}')
+        remedies.append(f'model.{option.name}={option.default!r}')
+    if keys:
+      raise errors.BadInput(
+        f'{", ".join(keys)}: only for Transformers, not model.recurrent; use {", ".join(remedies)}'
+      )
 
-  def _check_output_width(self, model, option: str, remedy: str) -> None:
+  def _check_output_width(self, model: Any, option: str, remedy: str) -> None:
     """Raises BadInput if the widths that an option requires to be equal are not."""
     if self.width != model.width:
       raise errors.BadInput(

@@ -1,6 +1,7 @@
 """Adaptive input and softmax."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 from ngrammer_jax import errors
@@ -30,11 +31,13 @@ class AdaptiveSoftmaxConfig:
   def check(self, model: Any) -> None:
     """Raises BadInput for invalid clusters."""
     borders = (0, *self.cutoffs)
-    if any(b <= a for a, b in zip(borders, borders[1:], strict=False)):
+    if any(end <= start for start, end in itertools.pairwise(borders)):
       raise errors.BadInput(
         f'model.adaptive_softmax.cutoffs={self.cutoffs} must increase, the first above 0'
       )
-    width = model.width if self.embedding_width is None else self.embedding_width
+    width = self.embedding_width
+    if width is None:
+      width = model.width
     clusters = len(borders)
     if width // self.divisor ** (clusters - 1) < 1:
       raise errors.BadInput(

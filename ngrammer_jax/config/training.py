@@ -31,7 +31,9 @@ class TrainingConfig:
   @property
   def microbatches(self) -> int:
     """Number of microbatches that a batch is split into."""
-    return 1 if self.accumulation is None else self.accumulation.parts
+    if self.accumulation is None:
+      return 1
+    return self.accumulation.parts
 
   @property
   def tokens_per_step(self) -> int:
@@ -44,7 +46,12 @@ class TrainingConfig:
     A call ends at the last step and at every event, so call boundaries do not depend on
     `first_step`.
     """
-    intervals = self.segments_per_call, self.log_every, self.evaluate_every, self.checkpoint_every
+    intervals = (
+      self.segments_per_call,
+      self.log_every,
+      self.evaluate_every,
+      self.checkpoint_every,
+    )
     while first_step < self.steps:
       ends = [(first_step // steps + 1) * steps for steps in intervals if steps]
       end = min(*ends, self.steps)

@@ -26,11 +26,18 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
   """Adds --compilation_cache, the argument of `enable`."""
   parser.add_argument(
     '--compilation_cache',
-    type=lambda text: None if text == 'None' else storage.path(text),
+    type=_path_or_none,
     default=DEFAULT,
     metavar='DIR',
     help='persistent compilation cache directory; None: no cache',
   )
+
+
+def _path_or_none(text: str) -> pathlib.Path | None:
+  """Parses --compilation_cache."""
+  if text == 'None':
+    return None
+  return storage.path(text)
 
 
 def enable(folder: pathlib.Path | None) -> None:

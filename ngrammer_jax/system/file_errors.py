@@ -82,4 +82,6 @@ def is_unusable_path(error: OSError) -> bool:
 
 def remedy(error: OSError) -> str:
   """Returns what a user can do about an error of writing."""
-  return 'free some space, or use another path' if error.errno in FULL else 'use another path'
+  if error.errno in FULL:
+    return 'free some space, or use another path'
+  return 'use another path'

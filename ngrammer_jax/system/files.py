@@ -46,7 +46,9 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
 
 def encode(content: str | bytes) -> bytes:
   """Returns the bytes that `write` writes."""
-  return content.encode() if isinstance(content, str) else content
+  if isinstance(content, str):
+    return content.encode()
+  return content
 
 
 def make_folder(folder: pathlib.Path) -> None:
@@ -90,12 +92,16 @@ def iter_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 def size(path: pathlib.Path) -> int:
   """Returns the size of a file in bytes."""
   status = path.stat()
-  return status.length if hasattr(status, 'length') else status.st_size  # `epath` has its own
+  if hasattr(status, 'length'):  # of a remote path
+    return status.length
+  return status.st_size
 
 
 def free_bytes(folder: pathlib.Path) -> float:
   """Returns the free space on the disk of a folder; infinite if the folder is remote."""
-  return float('inf') if is_remote(folder) else shutil.disk_usage(folder).free
+  if is_remote(folder):
+    return float('inf')
+  return shutil.disk_usage(folder).free
 
 
 def remove(path: pathlib.Path) -> None:

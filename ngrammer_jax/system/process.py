@@ -46,7 +46,10 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
     signals.exit_on_signals()
     status = main(sys.argv[1:]) or 0
   except (Exception, KeyboardInterrupt) as error:
-    status = _report(error)
+    row = _find_exit(error)
+    if row is None:
+      raise
+    status = _report(error, row)
   if status in (1, 2) and hosts.is_multiprocess():
     _exit_alone(status)
   sys.exit(status)
@@ -59,31 +62,26 @@ class Exit(NamedTuple):
     exception: class of the exception.
     status: the exit status, or a function from the exception to it.
     message: function from the exception to the line on standard error; None: no line.
-    condition: of the exceptions of this class, those that it is true for.
-    prepare: called with the exception before the message is printed.
+    condition: of the exceptions of this class, those that it is true for; None: all.
+    prepare: called with the exception before the message is printed, if there is something to do.
     is_immediate: exits without the shutdown of Python.
   """
 
   exception: type[BaseException]
   status: int | Callable[[Any], int]
   message: Callable[[Any], str] | None
-  condition: Callable[[Any], bool] = lambda error: True
-  prepare: Callable[[Any], None] = lambda error: None
+  condition: Callable[[Any], bool] | None = None
+  prepare: Callable[[Any], None] | None = None
   is_immediate: bool = False
 
 
-def _report(error: BaseException) -> int:
+def _report(error: BaseException, row: Exit) -> int:
   """Prints the message of an exception and returns the exit status.
 
-  What all of several processes raise (`is_shared`), the first one prints. An exception that is not
-  in EXITS is a bug: it is raised again.
+  What all of several processes raise (`is_shared`), the first one prints.
   """
-  for row in EXITS:
-    if isinstance(error, row.exception) and row.condition(error):
-      break
-  else:
-    raise error
-  row.prepare(error)
+  if row.prepare is not None:
+    row.prepare(error)
   is_shared = getattr(error, 'is_shared', False)
   if row.message is not None and (hosts.is_primary() or not is_shared):
     with contextlib.suppress(OSError):
@@ -94,6 +92,14 @@ def _report(error: BaseException) -> int:
   return status
 
 
+def _find_exit(error: BaseException) -> Exit | None:
+  """Returns the first row of EXITS that fits an exception; None for a bug."""
+  for row in EXITS:
+    if isinstance(error, row.exception) and (row.condition is None or row.condition(error)):
+      return row
+  return None
+
+
 def _error_message(error: Exception) -> str:
   return f'error: {error}'
 
@@ -102,6 +108,11 @@ def _signal_status(error: errors.Interrupted) -> int:
   """Returns 128 + the number of the signal; of several processes, each may have another one."""
   number = signal.SIGTERM if hosts.is_multiprocess() else error.signal
   return 128 + number
+
+
+def _interrupted_message(error: KeyboardInterrupt) -> str:
+  del error
+  return 'interrupted'
 
 
 def _discard_output(error: BrokenPipeError) -> None:
@@ -131,8 +142,10 @@ def _out_of_memory_message(error: Exception) -> str:
 
 
 def _place_message(error: OSError) -> str:
-  name = f'{error.filename} cannot be used: ' if error.filename else ''
-  return f'error: {name}{error.strerror}; {file_errors.remedy(error)}'
+  reason = f'{error.strerror}; {file_errors.remedy(error)}'
+  if error.filename:
+    return f'error: {error.filename} cannot be used: {reason}'
+  return f'error: {reason}'
 
 
 def _is_in_multiprocess(error: Exception) -> bool:
@@ -151,7 +164,7 @@ EXITS = (
   Exit(errors.Interrupted, _signal_status, str),
   Exit(errors.PeerLostError, 1, _error_message),
   # XLA may be compiling, and would crash while Python shuts down.
-  Exit(KeyboardInterrupt, 130, lambda error: 'interrupted', is_immediate=True),
+  Exit(KeyboardInterrupt, 130, _interrupted_message, is_immediate=True),
   Exit(BrokenPipeError, 128 + signal.SIGPIPE, None, prepare=_discard_output),
   # Without open files, threads of the libraries hang while Python shuts down.
   Exit(Exception, 2, _open_files_message, _has_too_many_open_files, is_immediate=True),

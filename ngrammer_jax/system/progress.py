@@ -19,7 +19,9 @@ def format_duration(seconds: float) -> str:
     return f'{days}d{hours:02d}h'
   if hours:
     return f'{hours}h{minutes:02d}m'
-  return f'{minutes}m{seconds:02d}s' if minutes else f'{seconds}s'
+  if minutes:
+    return f'{minutes}m{seconds:02d}s'
+  return f'{seconds}s'
 
 
 class LogHandler(logging.Handler):
@@ -49,7 +51,9 @@ class Progress:
   def __init__(
     self, description: str, total: int | None, unit: str, initial: int = 0, log_lines: bool = True
   ):
-    self._description, self._total, self._unit = description, total, unit
+    self._description = description
+    self._total = total
+    self._unit = unit
     self._done = initial
     self._has_bar = sys.stderr.isatty() and hosts.is_primary()
     self._log_lines = log_lines and not self._has_bar

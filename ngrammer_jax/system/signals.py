@@ -6,11 +6,13 @@ These are SIGTERM, SIGUSR1 and SIGUSR2 (Slurm's --signal), SIGHUP (a closed term
 JAX tells all of several processes of a SIGTERM to one of them: the other signals become one.
 """
 
+from collections.abc import Callable, Sequence
 import contextlib
 import itertools
 import os
 import signal
 import threading
+from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.system import hosts
@@ -26,7 +28,7 @@ def exit_on_signals() -> None:
   Ctrl-C stays a KeyboardInterrupt.
   """
 
-  def exit_now(number, frame):
+  def exit_now(number: int, frame: object) -> None:
     if hosts.is_multiprocess() and number != signal.SIGTERM:
       os.kill(os.getpid(), signal.SIGTERM)
       return
@@ -36,7 +38,9 @@ def exit_on_signals() -> None:
   _handle(exit_now, SIGNALS[:-1])
 
 
-def _handle(handler, numbers):
+def _handle(
+  handler: Callable[[int, Any], None], numbers: Sequence[signal.Signals]
+) -> dict[signal.Signals, Any]:
   """Sets the handler of signals that are not ignored; returns the handlers before, by signal.
 
   It does nothing outside the main thread, the only one that gets signals.
@@ -47,7 +51,7 @@ def _handle(handler, numbers):
   return {number: signal.signal(number, handler) for number in heard}
 
 
-def _print(message):
+def _print(message: str) -> None:
   # Not through logging, which the signal may have interrupted.
   with contextlib.suppress(OSError):  # standard error may be closed
     os.write(2, f'{message}\n'.encode())

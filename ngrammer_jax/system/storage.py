@@ -53,7 +53,9 @@ def _literal_path_class() -> type[pathlib.PurePosixPath]:
 
 def orbax_path(path: pathlib.Path) -> pathlib.PurePosixPath:
   """Returns the absolute path for Orbax, which searches in it with `glob`."""
-  return path if is_remote(path) else _literal_path_class()(path.resolve())
+  if is_remote(path):
+    return path
+  return _literal_path_class()(path.resolve())
 
 
 def check_reachable(path: pathlib.Path) -> None:
