@@ -133,7 +133,7 @@ def _preset_values(kind: type, values: Mapping[str, Any], path: str) -> dict[str
   name = values.get('preset')
   if key is None or name is None:
     return {}
-  key.check(name)
+  key.check_value(name)
   return dict(vars(kind.from_preset(name)))
 
 

@@ -173,7 +173,7 @@ class Key:
       problem += f': {self.reason}'
     return problem
 
-  def check(self, value: Any) -> None:
+  def check_value(self, value: Any) -> None:
     """Raises BadInput for a value that choices or bounds do not allow."""
     for item in value if isinstance(value, tuple) else (value,):
       problem = self._find_problem(item)
@@ -280,7 +280,7 @@ def check_values(config: Any, path: str = '') -> None:
     path: its dotted path, with a dot at the end.
   """
   for key, value in walk_values(config, path):
-    key.check(value)
+    key.check_value(value)
   _check_with_others(config, path, ())
 
 

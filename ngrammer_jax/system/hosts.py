@@ -39,6 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _address(text: str) -> str:
+  """Parses --coordinator: HOST:PORT."""
   host, _, port = text.rpartition(':')
   if not (host and port.isdecimal()):
     raise argparse.ArgumentTypeError(f'{text} is not HOST:PORT')
@@ -53,13 +54,13 @@ def join(options: argparse.Namespace) -> None:
     PeerLostError: the other processes did not connect in time.
   """
   is_listed = (options.coordinator, options.processes, options.process_id) != (None, None, None)
-  if not is_listed and not options.distributed and int(os.environ.get(SLURM_TASKS) or 1) < 2:
-    tasks = os.environ.get('SLURM_NTASKS', '1')
-    if tasks != '1' and SLURM_TASKS not in os.environ:
-      message = 'this Slurm job has %s tasks, and one process is used: start it with srun'
-      logging.warning(message, tasks)
+  has_slurm_tasks = int(os.environ.get(SLURM_TASKS) or 1) > 1
+  if not (is_listed or options.distributed or has_slurm_tasks):
+    _warn_of_unused_slurm_tasks()
     return
-  name = f'process {options.process_id} of {options.processes}: ' if is_listed else ''
+  name = ''
+  if is_listed:
+    name = f'process {options.process_id} of {options.processes}: '
   logging.info('%swaiting for the others, %d minutes at most', name, WAIT_TIMEOUT // 60)
   import jax  # not at the top: every command imports this module, and --help need not wait for JAX
 
@@ -88,6 +89,15 @@ def join(options: argparse.Namespace) -> None:
     logging.info(message, HEARTBEAT_TIMEOUT, errors.RERUN_ALL)
 
 
+def _warn_of_unused_slurm_tasks() -> None:
+  """Warns of a Slurm job of several tasks that was started as one process."""
+  tasks = os.environ.get('SLURM_NTASKS', '1')
+  if tasks != '1' and SLURM_TASKS not in os.environ:
+    logging.warning(
+      'this Slurm job has %s tasks, and one process is used: start it with srun', tasks
+    )
+
+
 def is_multiprocess() -> bool:
   """Whether there are other processes."""
   return _process['count'] > 1
@@ -105,7 +115,9 @@ def is_primary() -> bool:
 
 def prefix() -> str:
   """Returns what a message of this process begins with: its index, of the primary nothing."""
-  return '' if is_primary() else f'process {process_index()}: '
+  if is_primary():
+    return ''
+  return f'process {process_index()}: '
 
 
 @functools.cache

@@ -68,7 +68,7 @@ def test_every_number_has_bounds():
       if value == 2**31 and key.path == 'seed':
         continue  # it has 32 bits
       with pytest.raises(errors.BadInput, match=rf'\A{re.escape(key.path)}='):
-        key.check(value)
+        key.check_value(value)
       count += 1
   assert count > 200
 

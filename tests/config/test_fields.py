@@ -51,7 +51,7 @@ def test_every_key_has_a_comment_of_one_line():
 def test_every_default_is_allowed():
   for key in fields.walk(config.Config):
     if not dataclasses.is_dataclass(key.default):
-      key.check(key.convert(key.default))
+      key.check_value(key.convert(key.default))
 
 
 def test_keys_that_may_differ_on_resume():

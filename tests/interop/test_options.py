@@ -69,7 +69,7 @@ def other_values(key, current):
   for value in key.choices or CANDIDATES:
     try:
       value = key.convert(value)
-      key.check(value)
+      key.check_value(value)
     except errors.BadInput:
       continue
     if value not in (key.default, current):

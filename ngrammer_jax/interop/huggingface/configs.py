@@ -141,7 +141,7 @@ def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, 
     rules = _rules(name, family.fields[name])
     if value is not None and rules:
       key = fields.Key(family.fields[name], '', own_names[name], **rules)
-      key.check(key.convert(value))
+      key.check_value(key.convert(value))
   return values
 
 
