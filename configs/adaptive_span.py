@@ -25,10 +25,30 @@ text8 of the official code has 28 characters, because it includes <eos>. Only th
 have been trained with this code.
 """
 
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
 from ngrammer_jax import config
 
-# Layers, width, heads, inner width or vectors, span, segment, dropout, penalty; steps, final steps
-# at a tenth of the learning rate, warm-up steps.
+
+class Experiment(NamedTuple):
+  """The options of a script of the official code."""
+
+  layers: int
+  width: int
+  heads: int
+  inner: int  # width of the feed-forward, or number of persistent vectors
+  span: int
+  segment_length: int
+  dropout: float
+  penalty: float
+  steps: int
+  final_steps: int  # at a tenth of the learning rate
+  warmup_steps: int
+
+
+# The values of `Experiment`.
 OFFICIAL = {
   'enwik8_small': (8, 256, 4, 1024, 1024, 256, 0.0, 2e-6, 150_000, 0, 8000),
   'enwik8': (12, 512, 8, 2048, 8192, 512, 0.3, 5e-7, 600_000, 0, 32_000),
@@ -52,7 +72,7 @@ ABLATIONS = {
 VARIANTS = (*OFFICIAL, *SMALL, *ABLATIONS)
 
 
-def get_config(variant: str = 'enwik8_small'):
+def get_config(variant: str = 'enwik8_small') -> ConfigDict:
   """Returns the config of one of VARIANTS."""
   config.check_variant(variant, VARIANTS)
   c = config.default()
@@ -65,58 +85,88 @@ def get_config(variant: str = 'enwik8_small'):
   m.final_norm = False
   m.tie_embeddings = False
   m.scale_embeddings = False
-  return _official(c, variant) if variant in OFFICIAL else _small(c, variant)
-
-
-def _official(c, variant):
-  m, t, o, corpus = c.model, c.training, c.optimizer, variant.split('_')[0]
-  m.layers, m.width, m.heads, inner, span, t.segment_length, dropout, penalty = OFFICIAL[variant][
-    :8
-  ]
-  t.steps, drop_steps, o.warmup_steps = OFFICIAL[variant][8:]
-  m.attention_dropout = m.inner_dropout = dropout
-  m.position = 'table'
-  m.positional = config.block('model.positional', max_length=span)
-  m.memory = config.block(
-    'model.memory', length=span, first='zeros', same_length='memory_alone', across_documents=True
-  )
-  m.span = config.block('model.span', limit=span, penalty=penalty)
-  if 'pers' in variant:
-    m.feed_forward_width = 0
-    m.persistent = config.block('model.persistent', vectors=inner)
+  if variant in OFFICIAL:
+    _use_official(c, variant)
   else:
-    m.feed_forward_width = inner
-  m.initial = config.block('model.initial', recipe='adaptive_span')
-  t.batch_size = 64
-  t.log_every = 200
-  t.evaluate_every = t.checkpoint_every = 2000
-  o.algorithm = 'adagrad'
-  o.learning_rate = 0.07
-  o.schedule = 'constant'
-  o.epsilon = 1e-10
-  o.clip_norm = 0.03
-  if drop_steps:
-    o.drop = config.block('optimizer.drop', steps=drop_steps)
-  c.data.corpus = corpus
-  c.data.vocabulary = 'characters'
-  c.evaluation.protocol = 'adaptive_span'
-  c.evaluation.streams = 8
-  if corpus == 'wiki103':
-    c.data.corpus, c.data.vocabulary = 'wikitext', 'words'
-    m.tie_embeddings = m.scale_embeddings = True
-    m.adaptive_softmax = config.block(
-      'model.adaptive_softmax', cutoffs=(20_000, 40_000, 200_000), divisor=4, dropout=0.1
-    )
-    o.algorithm = 'adam'
-    o.learning_rate, o.epsilon, o.clip_norm = 2.5e-4, 1e-8, 1.0
-    o.adam = config.block('optimizer.adam', beta2=0.999)
+    _use_small(c, variant)
   return c
 
 
-def _small(c, variant):
-  m, t = c.model, c.training
-  m.layers, m.width, m.heads, m.feed_forward_width = 3, 192, 6, 768
-  m.tie_embeddings = m.scale_embeddings = True
+def _use_official(c: ConfigDict, variant: str) -> None:
+  """Sets the options of a script of the official code."""
+  m = c.model
+  t = c.training
+  o = c.optimizer
+  options = Experiment(*OFFICIAL[variant])
+  m.layers = options.layers
+  m.width = options.width
+  m.heads = options.heads
+  m.attention_dropout = options.dropout
+  m.inner_dropout = options.dropout
+  m.position = 'table'
+  m.positional = config.block('model.positional', max_length=options.span)
+  m.memory = config.block(
+    'model.memory',
+    length=options.span,
+    first='zeros',
+    same_length='memory_alone',
+    across_documents=True,
+  )
+  m.span = config.block('model.span', limit=options.span, penalty=options.penalty)
+  if 'pers' in variant:
+    m.feed_forward_width = 0
+    m.persistent = config.block('model.persistent', vectors=options.inner)
+  else:
+    m.feed_forward_width = options.inner
+  m.initial = config.block('model.initial', recipe='adaptive_span')
+  t.steps = options.steps
+  t.batch_size = 64
+  t.segment_length = options.segment_length
+  t.log_every = 200
+  t.evaluate_every = 2000
+  t.checkpoint_every = 2000
+  o.algorithm = 'adagrad'
+  o.learning_rate = 0.07
+  o.schedule = 'constant'
+  o.warmup_steps = options.warmup_steps
+  o.epsilon = 1e-10
+  o.clip_norm = 0.03
+  if options.final_steps:
+    o.drop = config.block('optimizer.drop', steps=options.final_steps)
+  c.data.corpus = variant.split('_')[0]
+  c.data.vocabulary = 'characters'
+  c.evaluation.protocol = 'adaptive_span'
+  c.evaluation.streams = 8
+  if c.data.corpus == 'wiki103':
+    _use_wikitext103(c)
+
+
+def _use_wikitext103(c: ConfigDict) -> None:
+  """Sets words, an adaptive softmax and Adam."""
+  c.data.corpus = 'wikitext'
+  c.data.vocabulary = 'words'
+  c.model.tie_embeddings = True
+  c.model.scale_embeddings = True
+  c.model.adaptive_softmax = config.block(
+    'model.adaptive_softmax', cutoffs=(20_000, 40_000, 200_000), divisor=4, dropout=0.1
+  )
+  c.optimizer.algorithm = 'adam'
+  c.optimizer.learning_rate = 2.5e-4
+  c.optimizer.epsilon = 1e-8
+  c.optimizer.clip_norm = 1.0
+  c.optimizer.adam = config.block('optimizer.adam', beta2=0.999)
+
+
+def _use_small(c: ConfigDict, variant: str) -> None:
+  """Sets the options of a small variant."""
+  m = c.model
+  t = c.training
+  m.layers = 3
+  m.width = 192
+  m.heads = 6
+  m.feed_forward_width = 768
+  m.tie_embeddings = True
+  m.scale_embeddings = True
   m.position = 'relative'
   m.memory = config.block('model.memory', length=256, same_length='memory_and_self')
   if variant not in ('small_xl', 'small_span'):
@@ -125,21 +175,30 @@ def _small(c, variant):
     vectors = 0 if variant in ('ffattn', 'pers_none') else 768
     m.persistent = config.block('model.persistent', vectors=vectors, kind=kind)
   if variant == 'ffattn':
-    m.feed_forward_width, m.activation, m.feed_forward_bias = 768, 'softmax', False
+    m.feed_forward_width = 768
+    m.activation = 'softmax'
+    m.feed_forward_bias = False
   if variant in ('small_span', 'small_pers_span', 'small_all'):
     m.span = config.block('model.span', limit=256, ramp=32, penalty=2e-5)
   if variant == 'small_all':
     m.persistent.vectors = 600  # fewer, so that parameters with the table are equal
     m.ngram = config.block('model.ngram', clusters=64, vocabulary_size=4096)
-  t.batch_size, t.segment_length, t.steps = 16, 128, 240
-  t.evaluate_every = t.checkpoint_every = 240
+  t.batch_size = 16
+  t.segment_length = 128
+  t.steps = 240
+  t.evaluate_every = 240
+  t.checkpoint_every = 240
   # The optimizer of the official code. With Adam at 2e-3 or 5e-4, persistent vectors learn much
   # less in so few steps (3.06 and 3.18 bits per character, not 2.78), because their values are
   # scaled by the square root of their number.
   o = c.optimizer
-  o.algorithm, o.learning_rate, o.clip_norm, o.epsilon = 'adagrad', 0.07, 0.03, 1e-10
-  o.schedule, o.warmup_steps = 'constant', 50
+  o.algorithm = 'adagrad'
+  o.learning_rate = 0.07
+  o.clip_norm = 0.03
+  o.epsilon = 1e-10
+  o.schedule = 'constant'
+  o.warmup_steps = 50
   c.evaluation.max_tokens = 65_536
   c.evaluation.streams = 32
-  c.data.corpus, c.data.vocabulary = 'text8', 'characters'
-  return c
+  c.data.corpus = 'text8'
+  c.data.vocabulary = 'characters'

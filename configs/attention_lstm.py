@@ -40,6 +40,8 @@ on WikiText-2, mean and standard error of seeds 0 to 2 (docs/attention_lstm.md):
   wikitext2_4gram                 127.2 +- 1.3
 """
 
+from ml_collections import ConfigDict
+
 from ngrammer_jax import config, errors
 
 # Readout, hidden size in the paper, window or number of slices.
@@ -62,13 +64,11 @@ SMALL = {
   'cbt': ('cbt', 10_000, 64, 1_076_000, 780),
 }
 
-VARIANTS = (
-  *READOUTS,
-  *(f'{corpus}_{name}' for corpus in SMALL for name in READOUTS if not name.endswith('_printed')),
-)
+SMALL_NAMES = [name for name in READOUTS if not name.endswith('_printed')]
+VARIANTS = (*READOUTS, *(f'{corpus}_{name}' for corpus in SMALL for name in SMALL_NAMES))
 
 
-def get_config(variant: str = 'key_value_predict'):
+def get_config(variant: str = 'key_value_predict') -> ConfigDict:
   """Returns the config of [CORPUS_]NAME[_WINDOW]: a key of SMALL, a key of READOUTS, a window."""
   corpus, _, rest = variant.partition('_')
   name, window = _split_window(rest if corpus in SMALL else variant)
@@ -79,8 +79,10 @@ def get_config(variant: str = 'key_value_predict'):
     )
   readout, hidden, size = READOUTS[name]
   c = config.default()
-  m, t = c.model, c.training
-  m.recurrent = r = config.block('model.recurrent', readout=readout, hidden=hidden)
+  m = c.model
+  t = c.training
+  r = config.block('model.recurrent', readout=readout, hidden=hidden)
+  m.recurrent = r
   if name == 'rnn':
     r.cell = 'rnn'
   if readout == 'ngram':
@@ -89,7 +91,8 @@ def get_config(variant: str = 'key_value_predict'):
     r.window = size if window is None else window
   m.width = 300
   m.vocabulary_chunk = 7_700
-  m.tie_embeddings = m.scale_embeddings = False
+  m.tie_embeddings = False
+  m.scale_embeddings = False
 
   c.data.corpus = 'text'
   c.data.vocabulary = 'words'
@@ -107,26 +110,32 @@ def get_config(variant: str = 'key_value_predict'):
   t.steps = 175_000  # ten epochs of 22.5M words
   t.segments_per_call = 50
   t.log_every = 50
-  t.evaluate_every = t.checkpoint_every = 5000
+  t.evaluate_every = 5000
+  t.checkpoint_every = 5000
   c.evaluation.streams = 64
   if corpus in SMALL:
-    _small(c, corpus)
+    _use_small(c, corpus)
   return c
 
 
-def _split_window(variant):
+def _split_window(variant: str) -> tuple[str, int | None]:
   """Returns the name and the window of a variant; None if it names no window."""
   name, _, last = variant.rpartition('_')
   has_window = name in READOUTS and READOUTS[name][0] not in ('none', 'ngram')
-  return (name, int(last)) if has_window and last.isdecimal() else (variant, None)
+  if has_window and last.isdecimal():
+    return name, int(last)
+  return variant, None
 
 
-def _small(c, corpus):
+def _use_small(c: ConfigDict, corpus: str) -> None:
   """Changes a config to the small variant, with the parameters of an LSTM of 100 units."""
   m = c.model.recurrent
+  name, words, width, budget, steps = SMALL[corpus]
   c.model.vocabulary_chunk = None
-  c.data.corpus, words, c.model.width, budget, c.training.steps = SMALL[corpus]
+  c.model.width = width
+  c.data.corpus = name
   c.data.vocabulary_size = words
+  c.training.steps = steps
   # With the range of the paper, [-0.1, 0.1] for 300 units, the small readouts learn only word
   # frequencies in 240 steps. The range and the learning rate were selected by the loss after these.
   m.initial = 0.3
@@ -135,6 +144,7 @@ def _small(c, corpus):
   c.optimizer.warmup_steps = 20
   c.training.segments_per_call = 10
   c.training.log_every = 10
-  c.training.evaluate_every = c.training.checkpoint_every = 390
+  c.training.evaluate_every = 390
+  c.training.checkpoint_every = 390
   recurrent = config.resolve(c).model.recurrent
-  m.hidden = recurrent.matched(budget, c.model.width, words).hidden
+  m.hidden = recurrent.matched(budget, width, words).hidden

@@ -42,6 +42,10 @@ width, are chosen to match. The tables of all methods are trained by Adagrad, as
 with a learning rate of their own. The sizes of the small variants are ours.
 """
 
+from typing import Any
+
+from ml_collections import ConfigDict
+
 from ngrammer_jax import config
 
 # Preset, vocabulary size, model width, blocks and heads; values that differ from the preset.
@@ -82,11 +86,11 @@ TABLE_LEARNING_RATES = {
   'blt': 0.03,
 }
 WIDE = {'quickstart': 968, 'wikitext2': 968, 'text8': 626}
-SMALL = (*(f'{text}_{method}' for text in TEXTS for method in METHODS), 'quickstart_blt')
-VARIANTS = (*PUBLISHED, *SMALL)
+SMALL = [f'{text}_{method}' for text in TEXTS for method in METHODS]
+VARIANTS = (*PUBLISHED, *SMALL, 'quickstart_blt')
 
 
-def get_config(variant: str = 'quickstart_engram'):
+def get_config(variant: str = 'quickstart_engram') -> ConfigDict:
   """Returns the config of one of VARIANTS."""
   config.check_variant(variant, VARIANTS)
   c = config.default()
@@ -105,12 +109,22 @@ def get_config(variant: str = 'quickstart_engram'):
     rate = TABLE_LEARNING_RATES[method]
     c.optimizer.table = config.block('optimizer.table', learning_rate=rate)
   if method == 'blt':
-    c.data.vocabulary, c.data.vocabulary_size = 'bytes', None
+    c.data.vocabulary = 'bytes'
+    c.data.vocabulary_size = None
     c.training.segment_length = 256
   return c
 
 
-def _use_published_tables(c, preset, vocabulary_size, width, layers, heads, values):
+def _use_published_tables(
+  c: ConfigDict,
+  preset: str,
+  vocabulary_size: int | None,
+  width: int,
+  layers: int,
+  heads: int,
+  values: dict[str, Any],
+) -> None:
+  """Sets a published memory, and a model of our own around it."""
   c.data.corpus = 'c4/en'
   c.data.vocabulary = 'sentencepiece' if vocabulary_size else 'bytes'
   c.data.vocabulary_size = vocabulary_size
@@ -137,11 +151,19 @@ def _use_published_tables(c, preset, vocabulary_size, width, layers, heads, valu
   c.evaluation.max_tokens = 2**22
 
 
-def _use_small_model(c, text):
+def _use_small_model(c: ConfigDict, text: str) -> None:
   """Sets the text and the model of configs/quickstart.py or configs/ngrammer_text8.py."""
   c.data.corpus = {'quickstart': 'sotu', 'text8': 'text8', 'wikitext2': 'wikitext'}[text]
-  c.data.vocabulary = 'characters' if text == 'text8' else 'sentencepiece'
-  c.data.vocabulary_size = None if text == 'text8' else 4096
+  if text == 'text8':
+    c.data.vocabulary = 'characters'
+    c.data.vocabulary_size = None
+    c.training.steps = 240
+    c.training.segment_length = 256
+  else:
+    c.data.vocabulary = 'sentencepiece'
+    c.data.vocabulary_size = 4096
+    c.training.steps = 300
+    c.training.segment_length = 128
 
   c.model.layers = 3
   c.model.width = 192
@@ -151,21 +173,20 @@ def _use_small_model(c, text):
   c.optimizer.learning_rate = 4e-3
   c.optimizer.warmup_steps = 50
 
-  c.training.steps = 240 if text == 'text8' else 300
   c.training.batch_size = 16
-  c.training.segment_length = 256 if text == 'text8' else 128
   c.training.evaluate_every = c.training.steps // 2
   c.training.checkpoint_every = c.training.steps // 2
   c.evaluation.max_tokens = 65_536
 
 
-def _ngrammer(text):
+def _ngrammer(text: str) -> ConfigDict:
   """Returns the N-Grammer of configs/quickstart.py or configs/ngrammer_text8.py."""
-  clusters, rows = (64, 4096) if text == 'text8' else (128, 16_384)
-  return config.block('model.ngram', clusters=clusters, vocabulary_size=rows, dim=8)
+  if text == 'text8':
+    return config.block('model.ngram', clusters=64, vocabulary_size=4096, dim=8)
+  return config.block('model.ngram', clusters=128, vocabulary_size=16_384, dim=8)
 
 
-def _small_memory(text, method):
+def _small_memory(text: str, method: str) -> ConfigDict:
   """Returns the memory of a method, with about as many parameters as the N-Grammer."""
   values = dict(optimizer='adagrad', learning_rate_factor=None, rows=ROWS[method][text])
   if method == 'latent_engram':

@@ -36,12 +36,25 @@ are the defaults of the library of the same authors. None of these has been trai
 from ngrammer_jax import config
 
 VARIANTS = (
-  *('transformer', 'transformer_l', 'primer', 'primer_l'),
-  *('196k_12', '196k_25', '196k_50'),
-  *('196k_4k_12', '196k_4k_25', '196k_4k_50'),
-  *('196k_8k_12', '196k_8k_25', '196k_8k_50'),
-  *('393k_8k_12', '393k_8k_25', '393k_8k_50'),
-  *('393k_8k_50_begin', '393k_8k_50_middle', '393k_8k_50_end'),
+  'transformer',
+  'transformer_l',
+  'primer',
+  'primer_l',
+  '196k_12',
+  '196k_25',
+  '196k_50',
+  '196k_4k_12',
+  '196k_4k_25',
+  '196k_4k_50',
+  '196k_8k_12',
+  '196k_8k_25',
+  '196k_8k_50',
+  '393k_8k_12',
+  '393k_8k_25',
+  '393k_8k_50',
+  '393k_8k_50_begin',
+  '393k_8k_50_middle',
+  '393k_8k_50_end',
 )
 PLACES = ('begin', 'middle', 'end')
 LAYERS = {'transformer_l': 20, 'primer_l': 18}

@@ -14,17 +14,21 @@ docs/superglue.md: at most 5 % of the inputs of a task are truncated.
 
 from ngrammer_jax import config
 
-VARIANTS = (
-  *('boolq', 'cb', 'copa', 'multirc', 'record', 'rte', 'wic', 'wsc', 'wsc_simple'),
-  *('mixture', 'all'),
-)
 # Tokens of a row: `training.segment_length`. Rows of short tasks hold several examples.
 ROW_LENGTHS = {
-  **dict.fromkeys(('copa', 'wic', 'wsc', 'wsc_simple'), 256),
-  **dict.fromkeys(('cb', 'rte'), 384),
-  **{'boolq': 512, 'record': 768},
-  **dict.fromkeys(('multirc', 'mixture', 'all'), 1024),
+  'boolq': 512,
+  'cb': 384,
+  'copa': 256,
+  'multirc': 1024,
+  'record': 768,
+  'rte': 384,
+  'wic': 256,
+  'wsc': 256,
+  'wsc_simple': 256,
+  'mixture': 1024,
+  'all': 1024,
 }
+VARIANTS = tuple(ROW_LENGTHS)
 # Tokens of a row that are reserved for the target: `finetune.targets_length`. Labels are short.
 FREE_TEXT = ('record', 'wsc_simple', 'mixture', 'all')
 

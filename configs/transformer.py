@@ -25,30 +25,46 @@ llama_8b_ngrammer adds the best layer of ngrammer_c4.py, with 402,663,424 parame
 Neither has been trained with this code; docs/compile.md has their memory on TPU slices.
 """
 
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
 from ngrammer_jax import config
 
-# Layers, width, heads, key heads, width of the feed-forward.
+
+class Size(NamedTuple):
+  """The size of a Transformer."""
+
+  layers: int
+  width: int
+  heads: int
+  key_value_heads: int
+  feed_forward_width: int
+
+
 SIZES = {
-  'quickstart': (3, 192, 6, 2, 512),
-  'text8': (3, 192, 6, 2, 512),
-  'enwik8': (12, 512, 8, 2, 1408),
-  'c4': (16, 1024, 16, 4, 2816),
-  '8b': (32, 4096, 32, 8, 14_336),
+  'quickstart': Size(3, 192, 6, 2, 512),
+  'text8': Size(3, 192, 6, 2, 512),
+  'enwik8': Size(12, 512, 8, 2, 1408),
+  'c4': Size(16, 1024, 16, 4, 2816),
+  '8b': Size(32, 4096, 32, 8, 14_336),
 }
-VARIANTS = (
-  *(f'{style}_{size}' for style in ('llama', 'qwen3') for size in SIZES if size != '8b'),
-  *('llama_8b', 'llama_8b_ngrammer'),
-)
+BASELINES = [f'{style}_{size}' for style in ('llama', 'qwen3') for size in SIZES if size != '8b']
+VARIANTS = (*BASELINES, 'llama_8b', 'llama_8b_ngrammer')
 
 
-def get_config(variant: str = 'llama_quickstart'):
+def get_config(variant: str = 'llama_quickstart') -> ConfigDict:
   """Returns the config of one of VARIANTS."""
   config.check_variant(variant, VARIANTS)
   style, size, *ngrammer = variant.split('_')
   c = config.default()
-  m, t = c.model, c.training
+  m = c.model
 
-  m.layers, m.width, m.heads, m.key_value_heads, m.feed_forward_width = SIZES[size]
+  m.layers = SIZES[size].layers
+  m.width = SIZES[size].width
+  m.heads = SIZES[size].heads
+  m.key_value_heads = SIZES[size].key_value_heads
+  m.feed_forward_width = SIZES[size].feed_forward_width
   m.activation = 'silu'
   m.norm_kind = 'rms'
   m.norm_epsilon = 1e-5
@@ -60,56 +76,108 @@ def get_config(variant: str = 'llama_quickstart'):
     m.attention = config.block('model.attention', query_key_norm='head')
     m.positional = config.block('model.positional', max_timescale=1e6)
 
-  if size == 'quickstart':
-    c.data.corpus = 'sotu'
-    c.data.vocabulary = 'sentencepiece'
-    c.data.vocabulary_size = 4096
-    t.steps, t.batch_size, t.segment_length = 300, 16, 128
-    t.evaluate_every, t.checkpoint_every = 150, 100
-    c.optimizer.learning_rate, c.optimizer.warmup_steps = 4e-3, 50
-  elif size == 'c4':
-    m.remat = 'minimal'
-    m.vocabulary_chunk = 8192
-    c.data.corpus = 'c4/en'
-    c.data.vocabulary = 'sentencepiece'
-    c.data.vocabulary_size = 32_000
-    c.data.shuffle = 0
-    t.steps, t.batch_size, t.segment_length = 1_000_000, 256, 1024
-    t.log_every, t.evaluate_every, t.checkpoint_every = 100, 10_000, 2_000
-    c.optimizer.learning_rate, c.optimizer.warmup_steps = 1e-3, 4_000
-    c.optimizer.schedule = 'rsqrt'
-    c.evaluation.streams, c.evaluation.max_tokens = 256, 2**22
-  elif size == '8b':
-    m.scale_embeddings = False
-    m.positional = config.block('model.positional', max_timescale=5e5)
-    m.remat = 'full'
-    m.vocabulary_chunk = 8192
-    c.mesh.data, c.mesh.fsdp = 1, -1
-    c.data.corpus = 'c4/en'
-    c.data.vocabulary = 'sentencepiece'
-    c.data.vocabulary_size = 128_256
-    c.data.shuffle = 0
-    t.steps, t.batch_size, t.segment_length = 500_000, 64, 4096
-    t.log_every, t.evaluate_every, t.checkpoint_every = 100, 10_000, 1_000
-    c.optimizer.learning_rate, c.optimizer.warmup_steps = 3e-4, 8_000
-    c.optimizer.schedule = 'rsqrt'
-    c.evaluation.streams, c.evaluation.max_tokens = 64, 2**22
-  elif size == 'text8':
-    c.data.corpus = 'text8'
-    c.data.vocabulary = 'characters'
-    t.steps, t.batch_size, t.segment_length = 240, 16, 256
-    t.log_every, t.evaluate_every, t.checkpoint_every = 10, 40, 120
-    c.optimizer.learning_rate, c.optimizer.warmup_steps = 4e-3, 50
-    c.evaluation.streams, c.evaluation.max_tokens = 32, 65_536
-  else:
-    c.data.corpus = 'enwik8'
-    c.data.vocabulary = 'bytes'
-    t.steps, t.batch_size, t.segment_length = 400_000, 24, 512
-    t.log_every, t.evaluate_every, t.checkpoint_every = 100, 10_000, 2_000
-    c.optimizer.learning_rate, c.optimizer.warmup_steps = 1e-3, 2_000
-    c.evaluation.streams = 24
-  if size == '8b':
-    m.scan_layers = True  # compiles sooner
+  match size:
+    case 'quickstart':
+      _use_quickstart(c)
+    case 'text8':
+      _use_text8(c)
+    case 'enwik8':
+      _use_enwik8(c)
+    case 'c4':
+      _use_c4(c)
+    case '8b':
+      _use_8b(c)
   if ngrammer:
     m.ngram = config.block('model.ngram', clusters=8192, vocabulary_size=1536 * 256, dim=32)
   return c
+
+
+def _use_quickstart(c: ConfigDict) -> None:
+  """Sets the corpus and the steps of configs/quickstart.py."""
+  c.data.corpus = 'sotu'
+  c.data.vocabulary = 'sentencepiece'
+  c.data.vocabulary_size = 4096
+  c.training.steps = 300
+  c.training.batch_size = 16
+  c.training.segment_length = 128
+  c.training.evaluate_every = 150
+  c.training.checkpoint_every = 100
+  c.optimizer.learning_rate = 4e-3
+  c.optimizer.warmup_steps = 50
+
+
+def _use_text8(c: ConfigDict) -> None:
+  """Sets the corpus and the steps of configs/ngrammer_text8.py."""
+  c.data.corpus = 'text8'
+  c.data.vocabulary = 'characters'
+  c.training.steps = 240
+  c.training.batch_size = 16
+  c.training.segment_length = 256
+  c.training.log_every = 10
+  c.training.evaluate_every = 40
+  c.training.checkpoint_every = 120
+  c.optimizer.learning_rate = 4e-3
+  c.optimizer.warmup_steps = 50
+  c.evaluation.streams = 32
+  c.evaluation.max_tokens = 65_536
+
+
+def _use_enwik8(c: ConfigDict) -> None:
+  c.data.corpus = 'enwik8'
+  c.data.vocabulary = 'bytes'
+  c.training.steps = 400_000
+  c.training.batch_size = 24
+  c.training.segment_length = 512
+  c.training.log_every = 100
+  c.training.evaluate_every = 10_000
+  c.training.checkpoint_every = 2_000
+  c.optimizer.learning_rate = 1e-3
+  c.optimizer.warmup_steps = 2_000
+  c.evaluation.streams = 24
+
+
+def _use_c4(c: ConfigDict) -> None:
+  """Sets the corpus and the steps of configs/ngrammer_c4.py."""
+  c.model.remat = 'minimal'
+  c.model.vocabulary_chunk = 8192
+  c.data.corpus = 'c4/en'
+  c.data.vocabulary = 'sentencepiece'
+  c.data.vocabulary_size = 32_000
+  c.data.shuffle = 0
+  c.training.steps = 1_000_000
+  c.training.batch_size = 256
+  c.training.segment_length = 1024
+  c.training.log_every = 100
+  c.training.evaluate_every = 10_000
+  c.training.checkpoint_every = 2_000
+  c.optimizer.learning_rate = 1e-3
+  c.optimizer.warmup_steps = 4_000
+  c.optimizer.schedule = 'rsqrt'
+  c.evaluation.streams = 256
+  c.evaluation.max_tokens = 2**22
+
+
+def _use_8b(c: ConfigDict) -> None:
+  """Sets C4, and what a model of eight billion parameters needs."""
+  c.model.scale_embeddings = False
+  c.model.positional = config.block('model.positional', max_timescale=5e5)
+  c.model.remat = 'full'
+  c.model.vocabulary_chunk = 8192
+  c.model.scan_layers = True  # compiles sooner
+  c.mesh.data = 1
+  c.mesh.fsdp = -1
+  c.data.corpus = 'c4/en'
+  c.data.vocabulary = 'sentencepiece'
+  c.data.vocabulary_size = 128_256
+  c.data.shuffle = 0
+  c.training.steps = 500_000
+  c.training.batch_size = 64
+  c.training.segment_length = 4096
+  c.training.log_every = 100
+  c.training.evaluate_every = 10_000
+  c.training.checkpoint_every = 1_000
+  c.optimizer.learning_rate = 3e-4
+  c.optimizer.warmup_steps = 8_000
+  c.optimizer.schedule = 'rsqrt'
+  c.evaluation.streams = 64
+  c.evaluation.max_tokens = 2**22

@@ -31,10 +31,33 @@ warm-up of enwik8_large. The cutoffs of NVIDIA are a few words lower, because it
 another order. Only the small variants have been trained with this code.
 """
 
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
 from ngrammer_jax import config
 
-# Layers, width, heads, inner width, dropout, attention dropout; batch size, segment and memory
-# length, steps, warm-up steps; in evaluation: segment, memory and clamp length, streams.
+
+class Experiment(NamedTuple):
+  """The options of a script of the official code."""
+
+  layers: int
+  width: int
+  heads: int
+  feed_forward_width: int
+  dropout: float
+  attention_dropout: float
+  batch_size: int
+  segment_length: int  # and length of the memory
+  steps: int
+  warmup_steps: int
+  evaluation_segment_length: int
+  evaluation_memory_length: int
+  evaluation_clamp_length: int | None
+  evaluation_streams: int
+
+
+# The values of `Experiment`.
 VARIANTS = {
   'enwik8_base': (12, 512, 8, 2048, 0.1, 0.0, 22, 512, 400_000, 0, 80, 2100, 820, 10),
   'enwik8_large': (24, 1024, 8, 3072, 0.15, 0.15, 64, 768, 400_000, 4000, 128, 3800, 1000, 10),
@@ -57,16 +80,27 @@ CUTOFFS = {
 }
 
 
-def get_config(variant: str = 'enwik8_base'):
+def get_config(variant: str = 'enwik8_base') -> ConfigDict:
   """Returns the config of one of VARIANTS."""
   config.check_variant(variant, VARIANTS)
-  c, (corpus, size) = config.default(), variant.split('_')
-  m, t, e = c.model, c.training, c.evaluation
-  m.layers, m.width, m.heads, m.feed_forward_width, m.dropout, m.attention_dropout = VARIANTS[
-    variant
-  ][:6]
-  t.batch_size, t.segment_length, t.steps, c.optimizer.warmup_steps = VARIANTS[variant][6:10]
-  e.segment_length, memory_length, clamp_length, e.streams = VARIANTS[variant][10:]
+  corpus, size = variant.split('_')
+  options = Experiment(*VARIANTS[variant])
+  c = config.default()
+  m = c.model
+  t = c.training
+  e = c.evaluation
+  m.layers = options.layers
+  m.width = options.width
+  m.heads = options.heads
+  m.feed_forward_width = options.feed_forward_width
+  m.dropout = options.dropout
+  m.attention_dropout = options.attention_dropout
+  t.batch_size = options.batch_size
+  t.segment_length = options.segment_length
+  t.steps = options.steps
+  c.optimizer.warmup_steps = options.warmup_steps
+  e.segment_length = options.evaluation_segment_length
+  e.streams = options.evaluation_streams
 
   m.inner_dropout = m.dropout
   m.activation = 'relu'
@@ -87,8 +121,8 @@ def get_config(variant: str = 'enwik8_base'):
   )
   e.memory = config.block(
     'evaluation.memory',
-    length=memory_length,
-    clamp_length=clamp_length,
+    length=options.evaluation_memory_length,
+    clamp_length=options.evaluation_clamp_length,
     same_length=same_length if is_official else None,
   )
 
@@ -115,15 +149,17 @@ def get_config(variant: str = 'enwik8_base'):
     c.optimizer.schedule = 'cosine'
     c.optimizer.final_fraction = 0.1
     e.max_tokens = 65_536
-    t.evaluate_every = t.checkpoint_every = 240
+    t.evaluate_every = 240
+    t.checkpoint_every = 240
   else:
     e.protocol = 'transformer_xl'
     t.log_every = 200
-    t.evaluate_every = t.checkpoint_every = 4000
+    t.evaluate_every = 4000
+    t.checkpoint_every = 4000
   return c
 
 
-def _use_words(c, corpus, size):
+def _use_words(c: ConfigDict, corpus: str, size: str) -> None:
   """Sets a vocabulary of words and an adaptive softmax."""
   c.data.vocabulary = 'words'
   adaptive = {'cutoffs': CUTOFFS[corpus]}
