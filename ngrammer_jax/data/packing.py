@@ -125,6 +125,11 @@ class PackedDataset:
     return reader
 
 
+def _document_of(reader: row_reader.RowReader) -> tuple[int, int, int]:
+  """Returns where the current document of a row is, in the order of reading."""
+  return reader.state[:3]
+
+
 class _BatchReader:
   """Reads a range of batch rows, segment by segment."""
 
@@ -159,7 +164,7 @@ class _BatchReader:
     while incomplete := [r for r in readers if r.num_buffered < self._length]:
       documents = []  # reader, state and text
       # In the order of their documents: those of a shard are read on from the first one.
-      for reader in sorted(incomplete, key=lambda reader: reader.state[:3]):
+      for reader in sorted(incomplete, key=_document_of):
         missing_bytes = PREFETCH_BYTES * (self._length - reader.num_buffered)
         while missing_bytes > 0:
           state, text = next(reader.documents)

@@ -48,7 +48,7 @@ def write(
   vocabulary: vocabularies.Vocabulary,
   separator: Sequence[int],
   file: BinaryIO,
-  on_chunk: Callable[[bytes], None] = lambda chunk: None,
+  on_chunk: Callable[[bytes], None] | None = None,
   remedy: str = REMEDY,
 ) -> WrittenSplit:
   """Writes the tokens of documents, and of what separates them, to a file.
@@ -77,7 +77,8 @@ def write(
     starts.append(file.tell() // dtype.itemsize)
     key = duplicates.DocumentKey()
     for chunk in read_chunks(document, vocabulary.encoding, remedy):
-      on_chunk(chunk)
+      if on_chunk is not None:
+        on_chunk(chunk)
       key.update(chunk)
       for token in spelled:
         spelled[token] += chunk.count(token.encode())
