@@ -3,10 +3,10 @@
 The rows of a segment depend on its token ids and on those before it, not on anything that the model
 computes: they can be on their way while the model still works on the segment before.
 
-B batch, T segment length, D model width.
+B batch, T segment length, D model width, I heads of all orders, E width of a row.
 """
 
-import functools
+from collections.abc import Iterator
 from typing import Any
 
 from flax import traverse_util
@@ -16,6 +16,7 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.layers.state import State
 from ngrammer_jax.models import memories, parameter_groups
 
@@ -54,7 +55,6 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
     segment: with `tokens_BxT`, `starts_BxT` and `valid_BxT`.
     state: that of the segment before, or `empty_state`.
   """
-  config, V = model.config, model.vocabulary_size
   documents_BxT = document_masks.numbers(segment.starts_BxT, state['document'])
   context = Context(
     tokens_BxT=segment.tokens_BxT,
@@ -62,23 +62,38 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
     documents_BxT=documents_BxT,
     valid_BxT=segment.valid_BxT,
   )
-  values, states = {}, {}
-  for path, memory in _memories(config, V):
-    in_memory = lambda tree, path=path: functools.reduce(lambda t, k: t.get(k, {}), path, tree)
-    own = {name: in_memory(collection) for name, collection in variables.items()}
+  values = {}
+  states = {}
+  for path, memory in _memories(model.config, model.vocabulary_size):
+    memory_variables = {name: _subtree(tree, path) for name, tree in variables.items()}
     before = state['memories'][path]
     x_BxTxD = jnp.zeros((*segment.tokens_BxT.shape, memory.width))  # only ids count
-    (_, after), recorded = memory.apply(own, x_BxTxD, context, before, mutable=[table.VALUES])
-    (values[(*path, 'table')],) = recorded[table.VALUES]['table']
-    states[path] = before and before | (after or {})
-  starts_BxT, valid_BxT = segment.starts_BxT, segment.valid_BxT
-  counted_BxT = starts_BxT if valid_BxT is None else starts_BxT & (valid_BxT > 0)
-  document_B = document_masks.numbers(counted_BxT, state['document'])[:, -1]
+    (_, after), recorded = memory.apply(
+      memory_variables, x_BxTxD, context, before, mutable=[table.VALUES]
+    )
+    (rows_BxTxIxE,) = recorded[table.VALUES]['table']
+    values[*path, 'table'] = rows_BxTxIxE
+    states[path] = before
+    if before and after:
+      states[path] = before | after
+  starts_BxT = segment.starts_BxT
+  if segment.valid_BxT is not None:  # no document starts at padding
+    starts_BxT = starts_BxT & (segment.valid_BxT > 0)
+  document_B = document_masks.numbers(starts_BxT, state['document'])[:, -1]
   next_state = {'document': document_B, 'memories': states}
   return traverse_util.unflatten_dict(values), next_state
 
 
-def _memories(config, vocabulary_size=None):
+def _subtree(tree: Any, path: Path) -> Any:
+  """Returns the variables at a path of a collection, empty if there are none."""
+  for name in path:
+    tree = tree.get(name, {})
+  return tree
+
+
+def _memories(
+  config: ModelConfig, vocabulary_size: int | None = None
+) -> Iterator[tuple[Path, NGramMemory]]:
   """Yields the path and the module of every memory with a table in host memory."""
   for path, memory in memories.ngram_modules(config, vocabulary_size):
     if memory.options.table_memory == 'host':

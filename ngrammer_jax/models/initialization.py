@@ -29,19 +29,20 @@ _DISTANCES = ('content_bias', 'position_bias', 'distance_embedding', 'position')
 def reinitialize(config: initial.InitialConfig, params: Any, key: jax.Array) -> Any:
   """Returns the parameters with new values by the recipe; the key of each depends on its name."""
   fan_in = _bias_fan_in(params)
-  init = {'transformer_xl': _init_transformer_xl, 'adaptive_span': _init_adaptive_span}
 
   def reinitialize_leaf(path, leaf):
     names = path_names(path)
     if any(name.startswith(('ngrammer', ngram_memory.PREFIX)) for name in names):
       return leaf
     leaf_key = jax.random.fold_in(key, zlib.crc32('/'.join(names).encode()))
-    return init[config.recipe](config, leaf_key, names, leaf, fan_in)
+    if config.recipe == 'transformer_xl':
+      return _init_transformer_xl(config, leaf_key, names, leaf)
+    return _init_adaptive_span(leaf_key, names, leaf, fan_in)
 
   return jax.tree_util.tree_map_with_path(reinitialize_leaf, params)
 
 
-def _bias_fan_in(params):
+def _bias_fan_in(params: Any) -> dict[tuple[str, ...], int]:
   """Returns the number of inputs of every linear map, by the path of its bias."""
   fan_in = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -57,20 +58,26 @@ def _bias_fan_in(params):
   return fan_in
 
 
-def _init_transformer_xl(config, key, names, leaf, fan_in):
-  del fan_in
+def _init_transformer_xl(
+  config: initial.InitialConfig, key: jax.Array, names: list[str], leaf: jax.Array
+) -> jax.Array:
+  """Returns a new value of a parameter, or the parameter if it is not of the recipe."""
   suffix = param_suffix(names)
-  deviation = config.projection_deviation if suffix in _PROJECTIONS else config.deviation
-  normal = lambda: deviation * jax.random.normal(key, leaf.shape, leaf.dtype)
-  if suffix == 'scale':
-    return 1 + normal()
   if suffix == 'distance_bias':
     return jnp.zeros_like(leaf)
-  return normal() if suffix in ('kernel', *_BIAS_OF, *_PROJECTIONS, *_DISTANCES) else leaf
+  if suffix not in ('scale', 'kernel', *_BIAS_OF, *_PROJECTIONS, *_DISTANCES):
+    return leaf
+  deviation = config.projection_deviation if suffix in _PROJECTIONS else config.deviation
+  value = deviation * jax.random.normal(key, leaf.shape, leaf.dtype)
+  if suffix == 'scale':
+    return 1 + value
+  return value
 
 
-def _init_adaptive_span(config, key, names, leaf, fan_in):
-  del config
+def _init_adaptive_span(
+  key: jax.Array, names: list[str], leaf: jax.Array, fan_in: dict[tuple[str, ...], int]
+) -> jax.Array:
+  """Returns a new value of a parameter, or the parameter if it is not of the recipe."""
   suffix = param_suffix(names)
   if suffix in ('embedding', 'distance_embedding'):
     return jax.random.normal(key, leaf.shape, leaf.dtype)
@@ -78,11 +85,14 @@ def _init_adaptive_span(config, key, names, leaf, fan_in):
     inputs = leaf.shape[0]  # width of the cluster
   elif suffix in ('softmax_weight', 'cluster_weight'):
     inputs = leaf.shape[-1]
+  elif suffix == 'kernel':
+    inputs = fan_in.get((*names[:-1], 'bias'))
   else:
-    inputs = fan_in.get((*names[:-1], 'bias') if suffix == 'kernel' else tuple(names))
+    inputs = fan_in.get(tuple(names))
   if inputs is None:
     return leaf
-  return jax.random.uniform(key, leaf.shape, leaf.dtype, -(inputs**-0.5), inputs**-0.5)
+  bound = inputs**-0.5
+  return jax.random.uniform(key, leaf.shape, leaf.dtype, -bound, bound)
 
 
 def path_names(path: Any) -> list[str]:

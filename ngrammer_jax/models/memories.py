@@ -19,8 +19,7 @@ B batch, T segment length, D model width.
 from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 import functools
-import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -28,10 +27,11 @@ import jax.numpy as jnp
 
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.config.ngram import memory as ngram_memory
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.place import BETWEEN_BLOCKS, POINTS, Place
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.memory import NGramMemory
-from ngrammer_jax.layers.state import Memory
+from ngrammer_jax.layers.state import Memory, State
 from ngrammer_jax.models import precision
 
 # Other keys of the memories of models and blocks.
@@ -69,8 +69,9 @@ class PlacedMemory:
   @property
   def path(self) -> tuple[str, ...]:
     """Path of its module in the collections of the model."""
-    block = () if self.is_between_blocks else (f'layer_{self.place.block}',)
-    return *block, self.name
+    if self.is_between_blocks:
+      return (self.name,)
+    return f'layer_{self.place.block}', self.name
 
   @property
   def is_between_blocks(self) -> bool:
@@ -93,45 +94,75 @@ class PlacedMemory:
     if state is not None and self.state_field is not None:
       state = {self.state_field: state}
     y_BxTxD, next_state = module(x_BxTxD, context, state)
-    before, after = (
-      jax.tree.map(lambda x: f'{jnp.result_type(x)}{list(jnp.shape(x))}', each)
-      for each in (state, next_state)
-    )
+    before = jax.tree.map(_describe, state)
+    after = jax.tree.map(_describe, next_state)
     if before != after:
       raise ValueError(f'memory {self.name}: its state {before} became {after} in a segment')
     return y_BxTxD, self._store(next_state)
 
-  def _store(self, state):
+  def _store(self, state: State | None) -> Memory:
+    """Returns the state of the module by name, empty if it has none."""
     if state is None:
       return {}
-    return {self.state_key: state if self.state_field is None else state[self.state_field]}
+    if self.state_field is not None:
+      state = state[self.state_field]
+    return {self.state_key: state}
 
 
-def _ngrammer(config, place, dtype, vocabulary_size):
+def _describe(array: jax.Array) -> str:
+  """Returns dtype and shape."""
+  return f'{jnp.result_type(array)}{list(jnp.shape(array))}'
+
+
+def _ngrammer(
+  config: ModelConfig, place: Place, dtype: jnp.dtype, vocabulary_size: int | None
+) -> PlacedMemory:
   """Makes the N-Grammer layer of `model.ngram`."""
   options = config.ngram.as_memory(config, place, vocabulary_size)
-  is_at_input = place.point == 'input'
-  fields = {'id_columns': options.heads, 'is_at_embedding': is_at_input}
-  make = _maker(options, config, place, dtype, vocabulary_size, **fields)
   is_attended = options.pairing == 'attended'
-  # The names of the state are those of the first versions, whose workdirs have them.
-  state_name, state_field = ('ids', 'ids') if is_attended else ('ngram', 'window')
+  is_at_input = place.point == 'input'
+  make = _maker(options, config, place, dtype, vocabulary_size)
   return PlacedMemory(
-    'ngrammer', place, make, state_name, state_field, is_attended, needs_embedding=is_at_input
+    name='ngrammer',
+    place=place,
+    make=functools.partial(make, id_columns=options.heads, is_at_embedding=is_at_input),
+    # The names of the state are those of the first versions, whose workdirs have them.
+    state_name='ids' if is_attended else 'ngram',
+    state_field='ids' if is_attended else 'window',
+    needs_pairs=is_attended,
+    needs_embedding=is_at_input,
   )
 
 
-def _ngram_memory(config, place, dtype, vocabulary_size, number):
+def _ngram_memory(
+  config: ModelConfig, place: Place, dtype: jnp.dtype, vocabulary_size: int | None, number: int
+) -> PlacedMemory:
   """Makes memory `number` of `model.ngram_memories`."""
   options = config.ngram_memories[number]
-  make = _maker(options, config, place, dtype, vocabulary_size)
-  needs_pairs = options.pairing == 'attended'
-  return PlacedMemory(ngram_memory.name(number), place, make, needs_pairs=needs_pairs)
+  return PlacedMemory(
+    name=ngram_memory.name(number),
+    place=place,
+    make=_maker(options, config, place, dtype, vocabulary_size),
+    needs_pairs=options.pairing == 'attended',
+  )
 
 
-def _maker(options, config, place, dtype, vocabulary_size, **fields):
-  sizes = {'vocabulary_size': vocabulary_size, 'width': config.width_at(place.point)}
-  return functools.partial(NGramMemory, options, **sizes, block=place.block, dtype=dtype, **fields)
+def _maker(
+  options: NGramMemoryConfig,
+  config: ModelConfig,
+  place: Place,
+  dtype: jnp.dtype,
+  vocabulary_size: int | None,
+) -> Callable[..., NGramMemory]:
+  """Returns a function that makes the module of a memory of n-grams."""
+  return functools.partial(
+    NGramMemory,
+    options=options,
+    vocabulary_size=vocabulary_size,
+    width=config.width_at(place.point),
+    block=place.block,
+    dtype=dtype,
+  )
 
 
 # For each field of `ModelConfig`, a function that makes the memory at a place from the config of
@@ -154,9 +185,11 @@ class Memories(NamedTuple):
   between_blocks: tuple[PlacedMemory, ...]
   in_blocks: tuple[tuple[PlacedMemory, ...], ...]
 
-  def everywhere(self) -> Iterator[PlacedMemory]:
+  def flatten(self) -> Iterator[PlacedMemory]:
     """Yields all of them."""
-    return itertools.chain(self.between_blocks, *self.in_blocks)
+    yield from self.between_blocks
+    for block_memories in self.in_blocks:
+      yield from block_memories
 
 
 def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
@@ -170,21 +203,41 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
     ValueError: a place that does not exist, two memories of one name, or a memory before one that
       needs the embedding.
   """
-  memories, dtype = [], precision.compute_dtype(config)
+  dtype = precision.compute_dtype(config)
+  memories = []
   for key, memory_config, make_at in _configured(config):
     for place in memory_config.places(config.layers):
       if place.point not in POINTS or place.block not in range(config.layers):
         raise ValueError(f'{key}: {place} is not in a model of {config.layers} blocks')
       memories.append(make_at(config, place, dtype, vocabulary_size))
+  _check_names(memories)
+  _check_embedding(memories)
+  between_blocks = tuple(memory for memory in memories if memory.is_between_blocks)
+  in_blocks = [[] for _ in range(config.layers)]
+  for memory in memories:
+    if not memory.is_between_blocks:
+      in_blocks[memory.place.block].append(memory)
+  return Memories(between_blocks, tuple(tuple(block) for block in in_blocks))
+
+
+def _check_names(memories: list[PlacedMemory]) -> None:
+  """Raises ValueError for a name that another memory of the block, or between blocks, has."""
   used = set()
   for memory in memories:
-    scope = None if memory.is_between_blocks else memory.place.block
-    for kind, name in (('name', memory.name), ('state_name', memory.state_key)):
-      is_reserved = kind == 'state_name' and name in RESERVED
-      if is_reserved or (scope, kind, name) in used:
-        problem = 'reserved' if is_reserved else 'already used'
-        raise ValueError(f'memory at {memory.place}: {kind}={name!r} is {problem}')
-      used.add((scope, kind, name))
+    block = None if memory.is_between_blocks else memory.place.block
+    for field, name in (('name', memory.name), ('state_name', memory.state_key)):
+      problem = None
+      if field == 'state_name' and name in RESERVED:
+        problem = 'reserved'
+      elif (block, field, name) in used:
+        problem = 'already used'
+      if problem is not None:
+        raise ValueError(f'memory at {memory.place}: {field}={name!r} is {problem}')
+      used.add((block, field, name))
+
+
+def _check_embedding(memories: list[PlacedMemory]) -> None:
+  """Raises ValueError for a memory that needs the embedding but is not the first at the input."""
   at_input = [memory for memory in memories if memory.place.point == 'input']
   for memory in at_input[1:]:
     if memory.needs_embedding:
@@ -192,13 +245,11 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
         f'memory {memory.name} needs the embedding, which {at_input[0].name} changes before it: '
         f'its entry in MEMORIES must be the first at the input'
       )
-  between = tuple(memory for memory in memories if memory.is_between_blocks)
-  inside = [memory for memory in memories if not memory.is_between_blocks]
-  in_block = lambda block: tuple(memory for memory in inside if memory.place.block == block)
-  return Memories(between, tuple(map(in_block, range(config.layers))))
 
 
-def _configured(config):
+def _configured(
+  config: ModelConfig,
+) -> Iterator[tuple[str, Any, Callable[..., PlacedMemory]]]:
   """Yields the key and the config of every memory, and the function that makes it at a place."""
   for name, make_at in MEMORIES.items():
     field = getattr(config, name)
@@ -211,14 +262,17 @@ def _configured(config):
 
 def empty_states(memories: Iterable[PlacedMemory], batch: int, slots: int | None = None) -> Memory:
   """Returns the states of memories before the first segment, by name."""
-  return {k: v for memory in memories for k, v in memory.empty_state(batch, slots).items()}
+  states = {}
+  for memory in memories:
+    states |= memory.empty_state(batch, slots)
+  return states
 
 
 def ngram_modules(
   config: ModelConfig, vocabulary_size: int | None = None
 ) -> Iterator[tuple[tuple[str, ...], NGramMemory]]:
   """Yields the path of every n-gram memory in the collections, and its module without variables."""
-  for placed in make(config, vocabulary_size).everywhere():
-    module = placed.make(parent=None)
+  for memory in make(config, vocabulary_size).flatten():
+    module = memory.make(parent=None)
     if isinstance(module, NGramMemory):
-      yield placed.path, module
+      yield memory.path, module

@@ -20,13 +20,16 @@ HEAD = ('final_norm', 'softmax', 'adaptive')  # prefixes
 
 def group_of(name: str) -> str:
   """Returns the group of a parameter, such as `layer_0/attention/query/kernel`."""
-  keys = name.split('/')
-  if memory := memory_of(name):
-    key = memory.rsplit('/', 1)[-1]
-    return MODULES.get(key, key)
-  if keys[0] in EMBEDDINGS:
+  memory = memory_of(name)
+  if memory is not None:
+    module = memory.split('/')[-1]
+    return MODULES.get(module, module)
+  module = name.split('/')[0]
+  if module in EMBEDDINGS:
     return 'embedding'
-  return 'head' if keys[0].startswith(HEAD) else 'blocks'
+  if module.startswith(HEAD):
+    return 'head'
+  return 'blocks'
 
 
 def memory_of(name: str) -> str | None:
@@ -55,23 +58,28 @@ def frozen(
   if 'all' in train or (tuple(train) == ('new',) and not source):
     return {}
   names = traverse_util.flatten_dict(params, sep='/')
-  is_trained = lambda name: group_of(name) in train or ('new' in train and name not in source)
-  if not any(map(is_trained, names)):
+  dtypes = {}
+  for name in names:
+    is_new = 'new' in train and name not in source
+    if not is_new and group_of(name) not in train:
+      dtypes[name] = source.get(name, np.dtype(np.float32))
+  if len(dtypes) == len(names):
+    groups = sorted({group_of(name) for name in names})
     raise errors.BadInput(
       f'optimizer.train={tuple(train)} trains nothing: init_from has all parameters; name some of '
-      f'{", ".join(sorted({*map(group_of, names)}))}'
+      f'{", ".join(groups)}'
     )
-  return {name: source.get(name, np.dtype(np.float32)) for name in names if not is_trained(name)}
+  return dtypes
 
 
 def check(named: Iterable[str], params: Any) -> None:
   """Raises BadInput for a part of `optimizer.train` or `rates` that has no parameters."""
-  present = {'all', 'new', *map(group_of, traverse_util.flatten_dict(params, sep='/'))}
+  groups = {group_of(name) for name in traverse_util.flatten_dict(params, sep='/')}
   for name in named:
-    if name not in present:
+    if name not in groups and name not in ('all', 'new'):
       raise errors.BadInput(
         f'optimizer names the part {name!r}, which has no parameters of its own in this model: use '
-        f'{", ".join(sorted(present - {"all", "new"}))}'
+        f'{", ".join(sorted(groups))}'
       )
 
 
@@ -81,7 +89,8 @@ def without(params: Any, names: Iterable[str]) -> Any:
   if not names:
     return params
   leaves = traverse_util.flatten_dict(params, keep_empty_nodes=True, sep='/')
-  return traverse_util.unflatten_dict({n: x for n, x in leaves.items() if n not in names}, sep='/')
+  others = {name: leaf for name, leaf in leaves.items() if name not in names}
+  return traverse_util.unflatten_dict(others, sep='/')
 
 
 def select(params: Any, names: Iterable[str]) -> Any:
@@ -92,5 +101,6 @@ def select(params: Any, names: Iterable[str]) -> Any:
 
 def merge(params: Any, others: Any) -> Any:
   """Returns the parameters of both trees; those of the second replace those of the first."""
-  flatten = lambda tree: traverse_util.flatten_dict(tree, keep_empty_nodes=True)
-  return traverse_util.unflatten_dict(flatten(params) | flatten(others))
+  leaves = traverse_util.flatten_dict(params, keep_empty_nodes=True)
+  leaves |= traverse_util.flatten_dict(others, keep_empty_nodes=True)
+  return traverse_util.unflatten_dict(leaves)

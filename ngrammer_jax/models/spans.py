@@ -41,8 +41,9 @@ def empty_state(config: ModelConfig, batch: int) -> dict[str, Spans]:
   """
   if config.span is None or config.span.kind != 'dynamic':
     return {}
-  zeros = lambda *shape: jnp.zeros((batch, config.layers, *shape), jnp.float32)
-  return {'spans': Spans(zeros(), zeros(config.context_heads))}
+  means_BxL = jnp.zeros((batch, config.layers), jnp.float32)
+  longest_BxLxN = jnp.zeros((batch, config.layers, config.context_heads), jnp.float32)
+  return {'spans': Spans(means_BxL, longest_BxLxN)}
 
 
 def stack(spans: Sequence[Spans]) -> Spans:
@@ -66,7 +67,12 @@ def is_span(path: Any) -> bool:
 
 def clip_updates(updates: Any, params: Any) -> Any:
   """Clips the updates so that adaptive spans stay in [0, 1]."""
-  clip = lambda path, p, u: jnp.clip(p + u, 0, 1) - p if is_span(path) else u
+
+  def clip(path, param, update):
+    if not is_span(path):
+      return update
+    return jnp.clip(param + update, 0, 1) - param
+
   return jax.tree_util.tree_map_with_path(clip, params, updates)
 
 
@@ -75,19 +81,24 @@ def metrics(config: ModelConfig, params: Any, memory: Any) -> dict[str, jax.Arra
 
   Dynamic spans are those of the last segment, which are in the memory.
   """
-  s = config.span
-  if s.kind == 'dynamic':
-    spans_LxN, means_L = memory['spans'].longest_BxN.max(axis=0), memory['spans'].mean.mean(axis=0)
+  if config.span.kind == 'dynamic':
+    spans_LxN = memory['spans'].longest_BxN.max(axis=0)
+    means_L = memory['spans'].mean.mean(axis=0)
   else:
     spans_LxN = adaptive_spans(config, params)
     means_L = spans_LxN.mean(axis=1)
-  with_ramp = lambda tokens_L: jnp.minimum(jnp.ceil(tokens_L) + s.ramp, s.limit)
-  averages_L, longest_L = with_ramp(means_L), with_ramp(spans_LxN.max(axis=1))
+  averages_L = _with_ramp(config, means_L)
+  longest_L = _with_ramp(config, spans_LxN.max(axis=1))
   result = {'span/average': averages_L.mean(), 'span/maximum': longest_L.max()}
   for i in range(config.layers):
     result[f'span/average/layer_{i}'] = averages_L[i]
     result[f'span/maximum/layer_{i}'] = longest_L[i]
   return result
+
+
+def _with_ramp(config: ModelConfig, spans_L: jax.Array) -> jax.Array:
+  """Returns spans in whole tokens with the ramp, up to the limit."""
+  return jnp.minimum(jnp.ceil(spans_L) + config.span.ramp, config.span.limit)
 
 
 def cache_slots(config: ModelConfig, params: Any, mesh: jax.sharding.Mesh | None = None) -> int:
@@ -97,9 +108,10 @@ def cache_slots(config: ModelConfig, params: Any, mesh: jax.sharding.Mesh | None
   tokens, nor where the normaliser of the softmax includes all keys.
   """
   length = 0 if config.memory is None else config.memory.length
-  s = config.span
-  is_adaptive = s is not None and s.kind == 'adaptive' and s.renormalize
-  if not is_adaptive or s.counts_all_keys(config.kernel):
+  span = config.span
+  if span is None or span.kind != 'adaptive' or not span.renormalize:
+    return length
+  if span.counts_all_keys(config.kernel):
     return length
   # Every process needs the spans of all heads.
   out_sharding = None if mesh is None else sharding.replicated(mesh)
@@ -107,4 +119,4 @@ def cache_slots(config: ModelConfig, params: Any, mesh: jax.sharding.Mesh | None
   spans = jax.jit(adaptive_spans, static_argnums=0, out_shardings=out_sharding)
   longest = np.nan_to_num(jax.device_get(spans(config, params))).max()
   # The next power of two, at least 64: few sizes need few compiled programs.
-  return min(length, max(64, 1 << (int(longest) + s.ramp).bit_length()))
+  return min(length, max(64, 1 << (int(longest) + span.ramp).bit_length()))
