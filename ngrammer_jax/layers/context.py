@@ -241,7 +241,10 @@ def make(
     sees_itself=visibility.sees_itself,
     has_prefix=segment.prefix_BxT is not None,
   )
-  position_BxT = document_masks.positions(starts_BxT, 0 if tokens is None else tokens.position)
+  if tokens is None:
+    position_BxT = document_masks.positions(starts_BxT)
+  else:
+    position_BxT = document_masks.positions(starts_BxT, tokens.position)
   position_BxP = position_BxT
   slots_BxT = None
   sink_shift_BxS = None

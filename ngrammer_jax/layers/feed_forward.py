@@ -107,5 +107,8 @@ class FeedForward(nn.Module):
     """`dense.project` with zeros beside the kernel, whose inner features `out` multiplies by 0."""
     del features
     kernel = nn.unbox(self.variables['params'][name]['kernel']).astype(dtype)
-    widths = [(0, padding if axis == 'mlp' else 0) for axis in names]
-    return x_BxTx.astype(dtype) @ jnp.pad(kernel, widths)
+    if names[0] == 'mlp':
+      kernel = jnp.pad(kernel, ((0, padding), (0, 0)))
+    else:
+      kernel = jnp.pad(kernel, ((0, 0), (0, padding)))
+    return x_BxTx.astype(dtype) @ kernel

@@ -164,7 +164,10 @@ def _chunked_summary(
   R = -(-V // C)
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
   lowest = jnp.finfo(dtype).min / 4
-  bias_V = jnp.zeros(V, dtype) if bias_V is None else bias_V.astype(dtype)
+  if bias_V is None:
+    bias_V = jnp.zeros(V, dtype)
+  else:
+    bias_V = bias_V.astype(dtype)
   # The barrier makes the optimizer read the gradient in the order of rows, not of chunks.
   weight_VxD = jax.lax.optimization_barrier(weight_VxD.astype(hidden_BxTxD.dtype))
   # Chunk c has the ids c, c + C, c + 2 C, ..., so that every device has its share of every chunk if

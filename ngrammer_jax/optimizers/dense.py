@@ -22,7 +22,11 @@ def make(
     fraction: the fraction of the learning rate at a step.
     decay_mask: whether each parameter decays.
   """
-  scale_by_rate = optax.scale_by_learning_rate(lambda step: config.learning_rate * fraction(step))
+
+  def rate(step):
+    return config.learning_rate * fraction(step)
+
+  scale_by_rate = optax.scale_by_learning_rate(rate)
   if config.algorithm == 'adagrad':
     return optax.chain(scale_by_adagrad(config.epsilon, config.clip_norm), scale_by_rate)
 

@@ -132,5 +132,9 @@ def _scale_groups(rates: Sequence[RateConfig]) -> optax.GradientTransformation:
 def leaves_by_label(labels: Any, tree: Any) -> dict[str, list[Any]]:
   """Groups the leaves of a tree of parameters or gradients by their labels."""
   groups: dict[str, list[Any]] = {}
-  jax.tree.map(lambda label, leaf: groups.setdefault(label, []).append(leaf), labels, tree)
+
+  def add(label, leaf):
+    groups.setdefault(label, []).append(leaf)
+
+  jax.tree.map(add, labels, tree)
   return groups

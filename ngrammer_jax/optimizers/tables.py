@@ -51,21 +51,25 @@ def make(
 
   def scale_by_rate(learning_rate, default_factor):
     factor = default_factor if learning_rate_factor is None else learning_rate_factor
-    return optax.scale_by_learning_rate(lambda step: factor * learning_rate * fraction(step))
+
+    def rate(step):
+      return factor * learning_rate * fraction(step)
+
+    return optax.scale_by_learning_rate(rate)
 
   if name == 'adagrad':
     table = config.table or experiment.TableConfig()
     scale_by_rss = optax.scale_by_rss(table.accumulator, table.epsilon)
     return on_visited_rows(optax.chain(scale_by_rss, scale_by_rate(table.learning_rate, 1)))
 
-  rate = scale_by_rate(config.learning_rate, LEARNING_RATE_FACTOR)
+  scale = scale_by_rate(config.learning_rate, LEARNING_RATE_FACTOR)
   if name == 'sinkhorn':
-    return on_all_rows(optax.chain(scale_by_sinkhorn(), optax.scale(SINKHORN_SCALE), rate))
+    return on_all_rows(optax.chain(scale_by_sinkhorn(), optax.scale(SINKHORN_SCALE), scale))
   adam = config.adam or experiment.AdamConfig()
   scale_by_adam = optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon)
   if name == 'lazy_adam':
-    return on_visited_rows(optax.chain(scale_by_adam, rate))
-  return on_all_rows(optax.chain(scale_by_adam, rate))
+    return on_visited_rows(optax.chain(scale_by_adam, scale))
+  return on_all_rows(optax.chain(scale_by_adam, scale))
 
 
 def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -98,13 +102,20 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
       return gradient.replace(values=update)
     return jnp.where(_is_visited(gradient), update, 0)
 
+  def gradient_of(array, gradient):
+    del array
+    return gradient
+
+  def no_gradient(number):
+    del number
+
   def update(gradients, state, params=None):
     del params
     visited_state = optax.tree.map_params(transform, take, state, gradients)
     updates, next_visited = transform.update(row_gradient.values(gradients), visited_state)
     # The gradient beside each array of the state; None beside its numbers.
     state_gradients = optax.tree.map_params(
-      transform, lambda _, gradient: gradient, state, gradients, transform_non_params=lambda _: None
+      transform, gradient_of, state, gradients, transform_non_params=no_gradient
     )
     state = jax.tree.map(put, state, next_visited, state_gradients)
     return row_gradient.map_leaves(put_update, gradients, updates), state

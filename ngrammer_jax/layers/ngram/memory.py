@@ -188,10 +188,16 @@ class NGramMemory(nn.Module):
     self, ids_BxTxK: jax.Array, context: Context, state: State | None
   ) -> tuple[list[jax.Array], State]:
     """Returns the ids at each place of the n-grams [B, T, K], and the next state."""
+    documents_BxT = context.documents_BxT
+    if self.options.boundary == 'none':
+      documents_BxT = None
+    window = None
+    if state is not None:
+      window = state.get('window')
     ngrams, window = self.windows()(
       ids_BxTxK,
-      None if self.options.boundary == 'none' else context.documents_BxT,
-      None if state is None else state.get('window'),
+      documents_BxT,
+      window,
       valid_BxT=context.valid_BxT,
       tokens_BxT=context.tokens_BxT,
     )
@@ -285,7 +291,9 @@ class NGramMemory(nn.Module):
     """Returns what is added to the residual stream, and the next state of the convolution."""
     o = self.options
     convolution = self._convolution()
-    h_BxTxGxD = x if x.ndim == 4 else x[:, :, None]
+    h_BxTxGxD = x
+    if x.ndim == 3:
+      h_BxTxGxD = x[:, :, None]
     layer = gate.Gate(
       convolution=convolution,
       bias=o.bias,

@@ -25,7 +25,10 @@ def paired_ids(
     continues_BxT: false at document starts, which have no pair. None ignores documents.
     start: the id in place of a missing pair.
   """
-  index_BxTxN = pair_ids[..., None] if pair_ids.ndim == 2 else pair_ids.swapaxes(1, 2)
+  if pair_ids.ndim == 2:
+    index_BxTxN = pair_ids[..., None]
+  else:
+    index_BxTxN = pair_ids.swapaxes(1, 2)
   padded = jnp.pad(ids_BxSxN, ((0, 0), (0, 1), (0, 0)), constant_values=start)
   pairs_BxTxN = jnp.take_along_axis(padded, index_BxTxN, axis=1)
   if continues_BxT is None:

@@ -265,8 +265,12 @@ class ProductQuantizer(nn.Module):
       rows_VxNxH = quantizer_input(vocabulary.rows_VxD.reshape(-1, N, H), self.prenormalize)
     centroids, usage = self._codebook(x_BxTxNxH, rows_VxNxH)
     dtype = x_BxTxNxH.dtype
-    weight_BxT = None if valid_BxT is None else (valid_BxT > 0).astype(dtype)
-    valid_1xT = jnp.ones((1, T), dtype) if weight_BxT is None else weight_BxT[:1]
+    if valid_BxT is None:
+      weight_BxT = None
+      valid_1xT = jnp.ones((1, T), dtype)
+    else:
+      weight_BxT = (valid_BxT > 0).astype(dtype)
+      valid_1xT = weight_BxT[:1]
     if rows_VxNxH is None or len(rows_VxNxH) >= B * T:
       ids_BxTxN = nearest_centroids(x_BxTxNxH, centroids.value)
       vectors = x_BxTxNxH
@@ -275,9 +279,8 @@ class ProductQuantizer(nn.Module):
       ids_VxN = nearest_of_rows(rows_VxNxH, centroids.value)
       ids_BxTxN = ids_VxN[vocabulary.tokens_BxT]
       zeros_1xV = jnp.zeros((1, len(rows_VxNxH)), dtype)
-      weight_BxT = zeros_1xV.at[0, vocabulary.tokens_BxT].add(
-        1 if weight_BxT is None else weight_BxT
-      )
+      counts = 1 if weight_BxT is None else weight_BxT
+      weight_BxT = zeros_1xV.at[0, vocabulary.tokens_BxT].add(counts)
       vectors = rows_VxNxH[None]
       vector_ids = ids_VxN[None]
     if self.is_initializing():
