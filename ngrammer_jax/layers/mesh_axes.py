@@ -26,7 +26,7 @@ def shards(name: str) -> int:
 def head_axes(N: int, C: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
   """Returns the mesh axes of N query heads, and of the C key heads that they share.
 
-  If there are more devices than key heads, each has all of them (see `own_key_heads`).
+  If there are more devices than key heads, each has all of them (see `local_key_heads`).
   """
   heads = axes('heads', N)
   devices = shards('heads')
@@ -37,7 +37,7 @@ def head_axes(N: int, C: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] |
   return None, None
 
 
-def own_key_heads(axes: tuple[str, ...], N: int, tree: Any, axis: int) -> Any:
+def local_key_heads(axes: tuple[str, ...], N: int, tree: Any, axis: int) -> Any:
   """Returns the key heads of the query heads of this device, inside `shard_map`.
 
   Args:

@@ -160,10 +160,10 @@ def _attend_sharded(
 
   def attend(operands, constants):
     if head_axes != key_head_axes:  # every device has all key heads
-      own = functools.partial(mesh_axes.own_key_heads, head_axes, N)
-      keys, weights = own((operands.keys, operands.weights), 0)
+      select_heads = functools.partial(mesh_axes.local_key_heads, head_axes, N)
+      keys, weights = select_heads((operands.keys, operands.weights), 0)
       operands = operands._replace(keys=keys, weights=weights)
-      source = constants.source.replace(cache=own(constants.source.cache, 1))
+      source = constants.source.replace(cache=select_heads(constants.source.cache, 1))
       constants = constants.replace(source=source)
     return _attend(operands, constants)
 

@@ -65,7 +65,7 @@ def attend(
   def attend_own(query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT):
     shared = key_BxTxCxH, value_BxTxCxH
     if by_head != by_key_head:
-      shared = mesh_axes.own_key_heads(by_head, N, shared, 2)
+      shared = mesh_axes.local_key_heads(by_head, N, shared, 2)
     return run(query_BxTxNxH, *shared, documents_BxT)
 
   if rows or by_head:
