@@ -4,10 +4,11 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from ngrammer_jax import errors
-from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.fields import ANY, field
 
 _ROPE = {'position': ('rope',)}
 LAYER_KINDS = ('full', 'window', 'unrotated', 'unrotated_window')
+WINDOWED = ('window', 'unrotated_window')
 
 
 class LayerKind(NamedTuple):
@@ -43,13 +44,22 @@ class AttentionConfig:
   )
   query_key_value_bias: bool | None = field(None, 'biases of queries, keys, values; None: `bias`')
   output_bias: bool | None = field(None, 'bias of the output; None: same as `model.bias`')
-  window: int | None = field(None, 'keys that a token attends to, its own too', at_least=1)
+  window: int | None = field(
+    None,
+    'keys that a token attends to, its own too',
+    at_least=1,
+    only_for={'layer_pattern': WINDOWED},
+  )
   layer_pattern: tuple[str, ...] = field(
     ('full',),
     'kinds of layers, repeated; unrotated: without rotary positions',
     choices=LAYER_KINDS,
-    needs={'unrotated': _ROPE, 'unrotated_window': _ROPE},
-    reason='only rotary positions have layers without rotation: use "full" and "window"',
+    needs={
+      'window': {'window': (ANY,)},
+      'unrotated': _ROPE,
+      'unrotated_window': {'window': (ANY,)} | _ROPE,
+    },
+    reason='layers with a window need `window`, and layers without rotation rotary positions',
   )
 
   def layer_kinds(self, layers: int) -> tuple[LayerKind, ...]:
@@ -70,10 +80,3 @@ class AttentionConfig:
     """Raises BadInput for options that are invalid for the model."""
     if not self.layer_pattern:
       raise errors.BadInput('model.attention.layer_pattern=() has no layer: use ("full",)')
-    kinds = self.layer_kinds(model.layers)
-    has_window = any(kind.has_window for kind in kinds)
-    if has_window != (self.window is not None):
-      raise errors.BadInput(
-        f'model.attention.window={self.window} does not fit model.attention.layer_pattern='
-        f'{self.layer_pattern}: layers of the kind "window" need a window, and a window such layers'
-      )

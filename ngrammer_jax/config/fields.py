@@ -39,7 +39,8 @@ class Key:
     at_least, above, at_most, below: bounds of a number.
     also: further valid values, outside the bounds.
     only_for: other keys, of the same block or an enclosing one, each with its values with which the
-      field has an effect. With other values the field must have its default.
+      field has an effect, of a tuple those of an entry. With other values the field must have its
+      default.
     needs: for a value of the field, other keys and the values that it needs, as in `only_for`. For
       an entry of a tuple, what the entry needs.
     relations: comparisons with other keys, see `config.relations`.

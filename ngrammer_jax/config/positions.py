@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from ngrammer_jax import errors
+from ngrammer_jax.config.attention import WINDOWED
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.relations import less_than
 
@@ -75,7 +76,10 @@ class PositionalConfig:
   min_timescale: float = field(1.0, 'shortest timescale', above=0, only_for=_ROPE)
   max_timescale: float = field(10_000.0, 'longest timescale, `theta`', above=0, only_for=_ROPE)
   window_max_timescale: float | None = field(
-    None, 'longest timescale in layers with a window; None: the same', above=0, only_for=_ROPE
+    None,
+    'longest timescale in layers with a window; None: the same',
+    above=0,
+    only_for=_ROPE | {'attention.layer_pattern': WINDOWED},
   )
   rotary_fraction: float = field(1.0, 'rotated share of a head', above=0, at_most=1, only_for=_ROPE)
   interleaved: bool = field(False, 'rotate features 2 j and 2 j + 1 together', only_for=_ROPE)
@@ -96,12 +100,6 @@ class PositionalConfig:
     """Raises BadInput for options that are invalid for the model."""
     if model.position != 'rope':
       return
-    has_window = any(kind.has_window for kind in model.layer_kinds())
-    if self.window_max_timescale is not None and not has_window:
-      raise errors.BadInput(
-        f'model.positional.window_max_timescale={self.window_max_timescale} is for layers with a '
-        f'window, and model.attention.layer_pattern has none: use None'
-      )
     features = self.rotated_features(model.head_features)
     if features % 2 or not features:
       raise errors.BadInput(

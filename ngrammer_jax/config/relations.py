@@ -182,14 +182,16 @@ def _matches(found: tuple[str, Any] | None, values: tuple[Any, ...]) -> bool:
   if found is None:
     return False
   _, value = found
-  return is_among(value, values) or (
-    isinstance(value, tuple) and any(entry in values for entry in value)
-  )
+  return is_among(value, values)
 
 
 def is_among(value: Any, values: tuple[Any, ...]) -> bool:
-  """Whether a value is one of values, which may have ANY."""
-  return value in values or (ANY in values and value not in (None, ()))
+  """Whether a value, or an entry of a tuple, is one of values, which may have ANY."""
+  if value in values:
+    return True
+  if isinstance(value, tuple) and any(entry in values for entry in value):
+    return True
+  return ANY in values and value not in (None, ())
 
 
 def divides(other: str | int, **options: Any) -> Relation:

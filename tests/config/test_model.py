@@ -157,14 +157,20 @@ def spans(**fields):
     ),
     (
       attention(layer_pattern=('full', 'window')),
-      "model.attention.window=None does not fit model.attention.layer_pattern=('full', 'window'): "
-      'layers of the kind "window" need a window, and a window such layers',
+      "model.attention.layer_pattern=('full', 'window') is not for model.attention.window=None, "
+      "but for a value: use ('full',); layers with a window need `window`, and layers without "
+      'rotation rotary positions',
+    ),
+    (
+      attention(window=8),
+      "model.attention.window=8 is not for model.attention.layer_pattern=('full',), but for "
+      'window, unrotated_window: use None',
     ),
     (
       attention(layer_pattern=('unrotated',)) | {'position': 'sinusoid'},
       "model.attention.layer_pattern=('unrotated',) is not for model.position='sinusoid', but for "
-      'rope: use (\'full\',); only rotary positions have layers without rotation: use "full" and '
-      '"window"',
+      "rope: use ('full',); layers with a window need `window`, and layers without rotation rotary "
+      'positions',
     ),
     (
       attention(inverse_layer_scale=True) | {'per_dim_scale': True},
@@ -182,8 +188,8 @@ def spans(**fields):
     ),
     (
       positional('rope', window_max_timescale=1e4),
-      'model.positional.window_max_timescale=10000.0 is for layers with a window, and '
-      'model.attention.layer_pattern has none: use None',
+      'model.positional.window_max_timescale=10000.0 is not for '
+      'model.attention.layer_pattern=None, but for window, unrotated_window: use None',
     ),
     (
       positional('rope', rotary_fraction=0.3),
