@@ -7,21 +7,7 @@ import shutil
 import uuid
 
 from ngrammer_jax import errors
-
-# Names of an earlier version of this module, until `data` calls them where they are.
-from ngrammer_jax.system.file_errors import DAMAGE_ERRORS as DAMAGE_ERRORS
-from ngrammer_jax.system.file_errors import is_busy as is_busy
-from ngrammer_jax.system.file_errors import translate_damage as translate_damage
-from ngrammer_jax.system.file_errors import translate_disk_full as translate_disk_full
-from ngrammer_jax.system.json_files import append_line as append_json  # noqa: F401
-from ngrammer_jax.system.json_files import read as read_json  # noqa: F401
-from ngrammer_jax.system.json_files import read_lines as read_json_lines  # noqa: F401
-from ngrammer_jax.system.storage import check_reachable as check_reachable
-from ngrammer_jax.system.storage import is_remote as is_remote
-from ngrammer_jax.system.storage import orbax_path as orbax_path
-from ngrammer_jax.system.storage import path as path
-from ngrammer_jax.system.storage import user_cache as user_cache
-from ngrammer_jax.system.storage import user_path as user_path
+from ngrammer_jax.system.storage import is_remote
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:

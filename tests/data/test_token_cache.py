@@ -28,7 +28,7 @@ from ngrammer_jax.data import (
   vocabularies,
 )
 from ngrammer_jax.data import corpora as corpus_files
-from ngrammer_jax.system import files, synced_folder
+from ngrammer_jax.system import storage, synced_folder
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.data import document_files
@@ -420,7 +420,7 @@ def test_a_run_knows_where_its_documents_begin(tmp_path):
 
 def test_shards_of_tfds_in_a_bucket(monkeypatch, tmp_path):
   """Their paths are those of `epath`, whose `stat` has other names."""
-  paths = [files.path(f'gs://bucket/c4/{name}') for name in ('train-0', 'train-1', 'valid')]
+  paths = [storage.path(f'gs://bucket/c4/{name}') for name in ('train-0', 'train-1', 'valid')]
   times = []
   stat = lambda path: stat_utils.StatResult(False, len(path.name), times[-1])
   monkeypatch.setattr(type(paths[0]), 'stat', stat)

@@ -17,7 +17,7 @@ from ngrammer_jax.data.vocabularies.sentencepiece import learn_sentencepiece as 
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
 from ngrammer_jax.data.vocabularies.words import WordVocabulary
 from ngrammer_jax.data.vocabularies.words import learn_words as learn_words
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, json_files, storage
 
 CLASSES = (
   *(ByteVocabulary, CharacterVocabulary, WordVocabulary),
@@ -47,7 +47,7 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
   if not path.exists():
     raise errors.BadInput(f'data.vocabulary_path={path} does not exist')
   try:
-    with files.translate_damage(path), compression.open_binary(path) as file:
+    with file_errors.translate_damage(path), compression.open_binary(path) as file:
       content = file.read().removeprefix(codecs.BOM_UTF8)
     return KINDS[kind](content, **options)
   except errors.BadInput as error:
@@ -67,7 +67,7 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
 def check_path(kind: str, path: str, vocabulary: Vocabulary, workdir: pathlib.Path) -> None:
   """Raises BadInput if `data.vocabulary_path` is not the vocabulary of a run."""
   size = vocabulary.size if kind == 'tokenizer' else None
-  other = read(kind, files.user_path('data.vocabulary_path', path), size)
+  other = read(kind, storage.user_path('data.vocabulary_path', path), size)
   if other.definition != vocabulary.definition:
     raise errors.BadInput(
       f'data.vocabulary_path={path}, with {other.size:,} token ids, is not the vocabulary of '
@@ -78,10 +78,10 @@ def check_path(kind: str, path: str, vocabulary: Vocabulary, workdir: pathlib.Pa
 def load(folder: pathlib.Path) -> Vocabulary:
   """Loads the vocabulary of a folder that `save` wrote. Raises BadInput if it is damaged."""
   remedy = 'the training command writes it again if steps are left'
-  with files.translate_damage(folder / 'vocabulary.json', remedy):
-    fields = files.read_json(folder / 'vocabulary.json')
+  with file_errors.translate_damage(folder / 'vocabulary.json', remedy):
+    fields = json_files.read(folder / 'vocabulary.json')
     make = KINDS[fields.pop('kind')]
     if make.file is None:
       return make(**fields)
-  with files.translate_damage(folder / make.file, remedy):
+  with file_errors.translate_damage(folder / make.file, remedy):
     return make((folder / make.file).read_bytes(), **fields)

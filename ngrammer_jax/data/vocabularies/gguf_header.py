@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors
 
 MAX_HEADER = 1 << 26  # bytes; the largest vocabularies of today need a tenth
 MAX_ENTRIES = 1 << 12  # keys, and tensors; the largest Llama has 1,138 tensors
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 def is_gguf(path: pathlib.Path) -> bool:
   """Whether a path is a file of that name, or of that content."""
-  with contextlib.suppress(*files.DAMAGE_ERRORS):
+  with contextlib.suppress(*file_errors.DAMAGE_ERRORS):
     if path.is_file():
       with path.open('rb') as file:
         return path.suffix == '.gguf' or file.read(4) == b'GGUF'

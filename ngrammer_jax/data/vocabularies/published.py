@@ -18,7 +18,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.data.vocabularies.sentencepiece import SPACE_MARK
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
-from ngrammer_jax.system import files
+from ngrammer_jax.system import file_errors, json_files
 
 # Types of tokens, the same in SentencePiece models and in GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -43,7 +43,10 @@ PRE_TOKENIZER_NAMES = {
 @contextlib.contextmanager
 def translate_damage(path: pathlib.Path) -> Iterator[None]:
   """Raises BadInput for any error of reading the tokenizer in a folder or file."""
-  with files.translate_damage(f'the tokenizer in {path}', 'download it again'), errors.named(path):
+  with (
+    file_errors.translate_damage(f'the tokenizer in {path}', 'download it again'),
+    errors.named(path),
+  ):
     yield
 
 
@@ -85,7 +88,7 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   import tokenizers  # other vocabularies do not need it
 
   names = 'config', 'generation_config', 'tokenizer_config', 'special_tokens_map', 'added_tokens'
-  read_if_present = lambda path: files.read_json(path) if path.exists() else {}
+  read_if_present = lambda path: json_files.read(path) if path.exists() else {}
   contents = [read_if_present(folder / f'{name}.json') for name in names]
   config, generation, settings, special_tokens, added = contents
   settings = special_tokens | {k: v for k, v in settings.items() if v is not None}
@@ -180,7 +183,7 @@ def _folder_content(folder, settings, added_ids, model_type) -> bytes:
   name = settings.get('tokenizer_class', '').removesuffix('Fast')
   pre_tokenizer = PRE_TOKENIZER_NAMES.get(name or model_type)
   problem = f'there is no tokenizer.json, and the class of the tokenizer is {name or None!r}'
-  vocabulary = files.read_json(folder / 'vocab.json') | ids
+  vocabulary = json_files.read(folder / 'vocab.json') | ids
   return _byte_level(vocabulary, merges, pre_tokenizer, added, problem)
 
 
