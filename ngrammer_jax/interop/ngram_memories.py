@@ -24,15 +24,15 @@ from ngrammer_jax.interop.named_arrays import ArraySource
 from ngrammer_jax.layers.ngram import uint64
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 
-_SIZES = ('heads', 'rows', 'row_multiple', 'width')
-_GATE = ('layers', 'norm_epsilon', 'seed')
-_CONVOLUTION = ('convolution', 'convolution_epsilon')
+_SIZE_OPTIONS = ('heads', 'rows', 'row_multiple', 'width')
+_GATE_OPTIONS = ('layers', 'norm_epsilon', 'seed')
+_CONVOLUTION_OPTIONS = ('convolution', 'convolution_epsilon')
 # Options of any value, and the values of others that can be loaded; `orders` have to be 2, 3, ...
 FREE_OPTIONS = {
-  'longcat': (*_SIZES, 'eos_id'),
-  'qwen_ple': (*_SIZES, *_GATE, *_CONVOLUTION, 'eos_id'),
-  'engram_demo': (*_SIZES, *_GATE, *_CONVOLUTION, 'fill_id'),
-  'engram_v41': (*_SIZES, *_GATE, 'fill_id'),
+  'longcat': (*_SIZE_OPTIONS, 'eos_id'),
+  'qwen_ple': (*_SIZE_OPTIONS, *_GATE_OPTIONS, *_CONVOLUTION_OPTIONS, 'eos_id'),
+  'engram_demo': (*_SIZE_OPTIONS, *_GATE_OPTIONS, *_CONVOLUTION_OPTIONS, 'fill_id'),
+  'engram_v41': (*_SIZE_OPTIONS, *_GATE_OPTIONS, 'fill_id'),
 }
 SUPPORTED_OPTIONS = {
   'longcat': {

@@ -135,8 +135,11 @@ def config_from_args(args: official_args.OfficialArgs) -> model_config.ModelConf
   values = official_args.with_defaults(args, ARGS, TRAINING_ARGS, ORIGIN)
   _check_values(values)
   position = ATTENTION_TYPES[values['attn_type']]
+  options = MODEL_OPTIONS | {'position': position}
+  if values['pre_lnorm']:
+    options['norm'] = 'pre'
   config = model_config.ModelConfig(
-    **MODEL_OPTIONS | {'position': position, 'norm': 'pre' if values['pre_lnorm'] else 'post_skip'},
+    **options,
     layers=values['n_layer'],
     width=values['d_model'],
     heads=values['n_head'],
@@ -176,8 +179,8 @@ def _check_values(values: Mapping[str, Any]) -> None:
 def _positional_config(values: Mapping[str, Any], position: str) -> model_config.PositionalConfig:
   """Returns the positional options of the arguments."""
   options = {}
-  if position in ('relative', 'shaw'):
-    options['clamp_length'] = values['clamp_len'] if values['clamp_len'] > 0 else None
+  if position in ('relative', 'shaw') and values['clamp_len'] > 0:
+    options['clamp_length'] = values['clamp_len']
   if position == 'shaw':
     options['max_length'] = values['tgt_len'] + values['mem_len']
   elif position == 'learned':

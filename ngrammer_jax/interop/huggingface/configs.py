@@ -224,7 +224,9 @@ def _layer_pattern(
   num_layers = values['num_hidden_layers']
   _check_layer_list('layer_types', values.get('layer_types'), LAYER_TYPES, num_layers)
   _check_layer_list('no_rope_layers', values.get('no_rope_layers'), (0, 1), num_layers)
-  window = values.get('sliding_window') if values.get('use_sliding_window', True) else None
+  window = None
+  if values.get('use_sliding_window', True):
+    window = values.get('sliding_window')
   is_rotated = _rotated_layers(values)
   has_window = [
     is_windowed and bool(window) for is_windowed in _windowed_layers(values, family, is_rotated)

@@ -81,7 +81,7 @@ def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Tensor
   inputs_first = _inputs_first(axis_groups, module)
   if suffix == 'bias':  # of the outputs
     axis_groups = inputs_first[-1:]
-  our_axes = ''.join(inputs_first if suffix == 'kernel' else axis_groups).replace('q', '')
+  our_axes = inputs_first if suffix == 'kernel' else axis_groups
 
   def size(axes: str) -> int:
     return math.prod(sizes[letter] for letter in axes)
@@ -95,14 +95,16 @@ def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Tensor
   if 'q' in letters:
     index = (slice(None),) * letters.index('q') + (tensor.part,)
   stored_axes = letters.replace('q', '')
-  name = f'{tensor.name}.{"bias" if suffix == "bias" else "weight"}'
+  name = f'{tensor.name}.bias' if suffix == 'bias' else f'{tensor.name}.weight'
+  if layer is not None:
+    name = f'{family.layers}{layer}.{name}'
   return TensorSlice(
-    name=name if layer is None else f'{family.layers}{layer}.{name}',
+    name=name,
     shape=(sum(joined_sizes) or size(axis_groups[0]), *[size(axes) for axes in axis_groups[1:]]),
     first_row=sum(joined_sizes[: tensor.part]),
     view=tuple(sizes[letter] for letter in letters),
     index=index,
-    order=tuple(stored_axes.index(letter) for letter in our_axes),
+    order=tuple(stored_axes.index(letter) for letter in ''.join(our_axes).replace('q', '')),
   )
 
 
@@ -125,14 +127,7 @@ def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
     family: the family.
     origin: the file, for the log.
   """
-  may_have_images = family.model_type == 'gemma3_text'
-  ignored = re.compile(families.BUFFERS_AND_IMAGES if may_have_images else families.BUFFERS)
-  beside_images = 'language_model.' if may_have_images else ''
-  tensors = {
-    name.replace(beside_images, '', 1): tensor
-    for name, tensor in tensors.items()
-    if not ignored.search(name)
-  }
+  tensors = _text_tensors(tensors, family)
   embedding = f'{family.tensors["embedding"].name}.weight'
   head = f'{family.tensors[HEAD].name}.weight'
   unwrapped = named_arrays.without_wrappers(tensors, (embedding,), origin)
@@ -145,6 +140,20 @@ def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
   if short_name in unwrapped:
     return {n if n == head else prefix + n: tensor for n, tensor in unwrapped.items()}
   return tensors
+
+
+def _text_tensors(tensors: Stored, family: families.Family) -> Stored:
+  """Returns the tensors of the parameters of a model of text, by the names without images."""
+  ignored = families.BUFFERS
+  beside_images = ''
+  if family.model_type == 'gemma3_text':  # it may have images
+    ignored = families.BUFFERS_AND_IMAGES
+    beside_images = 'language_model.'
+  selected = {}
+  for name, tensor in tensors.items():
+    if not re.search(ignored, name):
+      selected[name.replace(beside_images, '', 1)] = tensor
+  return selected
 
 
 def has_own_head(tensors: Stored, slices: Slices) -> bool:
@@ -172,10 +181,12 @@ def parameter_paths(family: families.Family, config: ModelConfig) -> Iterator[st
     suffixes = ['scale' if module.endswith('norm') else 'kernel']
     if _has_bias(module, config):
       suffixes.append('bias')
-    layers = [''] if module == 'final_norm' else [f'layer_{i}/' for i in range(config.layers)]
-    for layer in layers:
+    prefixes = [f'layer_{i}/' for i in range(config.layers)]
+    if module == 'final_norm':
+      prefixes = ['']
+    for prefix in prefixes:
       for suffix in suffixes:
-        yield f'{layer}{module}/{suffix}'
+        yield f'{prefix}{module}/{suffix}'
 
 
 def _has_bias(module: str, config: ModelConfig) -> bool:
