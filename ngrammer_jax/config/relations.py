@@ -88,6 +88,7 @@ class Relation:
       has to be among them.
     times: a factor of the other number.
     minus: subtracted from the other number.
+    unless: values that are always valid.
     reason: explanation at the end of the error message.
   """
 
@@ -96,6 +97,7 @@ class Relation:
   where: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict, hash=False)
   times: int = 1
   minus: int = 0
+  unless: tuple[Any, ...] = ()
   reason: str = ''
 
   def check(self, path: str, value: Any, blocks: Blocks) -> None:
@@ -119,7 +121,9 @@ class Relation:
       number = self.times * other - self.minus
     entries = value if isinstance(value, tuple) else (value,)
     for entry in entries:
-      if entry is not None and not self.comparison.holds(entry, number):
+      if entry is None or entry in self.unless:
+        continue
+      if not self.comparison.holds(entry, number):
         raise errors.BadInput(
           f'{path}={format_entry(value, entry)} must {self.comparison.words} '
           f'{self._describe_other(name, other)}{self._describe_where(blocks)}: '

@@ -60,7 +60,7 @@ class MemoryConfig:
       'span': (None,),
       'recurrent': (None,),
     },
-    relations=(less_than('length'),),
+    relations=(less_than('length', unless=(0,)),),
     reason='the keys of the first tokens move, which needs rotary positions',
   )
 
