@@ -1,7 +1,7 @@
 """Lists, verifies and restores the checkpoints of a run; `checkpoints.writer` writes them.
 
-<workdir>/checkpoints/300           a complete checkpoint: Orbax files and manifest.json; rows.json if
-                                    it has states of rows of the batch
+<workdir>/checkpoints/300           a complete checkpoint: Orbax files and manifest.json; of
+                                    streamed corpora rows.json too
 <workdir>/checkpoints/400.scratch*  an incomplete one: being written, or left by a killed run
 <workdir>/checkpoints/200.damaged   a corrupt one, set aside
 <workdir>/base                      the parameters that are not trained, which no checkpoint repeats
