@@ -59,7 +59,7 @@ PARTS = {
   'feed-forward': 'feed_forward/',
   'projections': r'attention/(?:attention\.\w+/)*(?:query|key|value|out)/',
   'kernels': 'pallas_call|splash',
-  'rotary': r'rotary|attention\._make_heads',
+  'rotary': r'rotary|attention\._rotate_and_scale',
   'other attention': 'attention/',
   'residual': r'\._residual/',
   'norms': r'\w*norm/',

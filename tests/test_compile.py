@@ -329,12 +329,12 @@ print(json.dumps([outcomes, parts]))
 """
 
 
-LAYERS = 'jit(call)/jvp(TransformerLM)/TransformerLM._layers/TransformerLM._run'
+LAYERS = 'jit(call)/jvp(TransformerLM)/TransformerLM._apply_layers/TransformerLM._apply_run'
+ATTENTION = f'{LAYERS}/while/body/closed_call/Block/Block._attend/attention'
 SCOPES = {  # of instructions, and the part of the model
-  f'{LAYERS}/while/body/closed_call/Block/Block._attend/attention/attention._project/key/dot_general':
-    'projections',
-  f'{LAYERS}/while/body/closed_call/Block/Block._attend/attention/out/dot_general': 'projections',
-  f'{LAYERS}/while/body/closed_call/Block/attention/attention._make_heads/rotary/mul': 'rotary',
+  f'{ATTENTION}/attention._project/key/dot_general': 'projections',
+  f'{ATTENTION}/attention._project_output/out/dot_general': 'projections',
+  f'{ATTENTION}/attention._rotate_and_scale/rotary/mul': 'rotary',
   f'{LAYERS}/Block/attention/shard_map/vmap()/splash_mha_fwd/pallas_call': 'kernels',
   f'{LAYERS}/Block/attention/shard_map/transpose': 'layout changes',
   f'{LAYERS}/while/body/closed_call/Block/attention_norm/reduce_sum': 'norms',

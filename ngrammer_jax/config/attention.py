@@ -7,11 +7,11 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.fields import ANY, field
 
 _ROPE = {'position': ('rope',)}
-LAYER_KINDS = ('full', 'window', 'unrotated', 'unrotated_window')
+LAYER_TYPES = ('full', 'window', 'unrotated', 'unrotated_window')
 WINDOWED = ('window', 'unrotated_window')
 
 
-class LayerKind(NamedTuple):
+class LayerType(NamedTuple):
   """What attention of one layer has.
 
   Attributes:
@@ -53,7 +53,7 @@ class AttentionConfig:
   layer_pattern: tuple[str, ...] = field(
     ('full',),
     'kinds of layers, repeated; unrotated: without rotary positions',
-    choices=LAYER_KINDS,
+    choices=LAYER_TYPES,
     needs={
       'window': {'window': (ANY,)},
       'unrotated': _ROPE,
@@ -62,13 +62,13 @@ class AttentionConfig:
     reason='layers with a window need `window`, and layers without rotation rotary positions',
   )
 
-  def layer_kinds(self, layers: int) -> tuple[LayerKind, ...]:
+  def layer_types(self, layers: int) -> tuple[LayerType, ...]:
     """Returns the kind of each layer."""
     kinds = []
     for layer in range(layers):
       name = self.layer_pattern[layer % len(self.layer_pattern)]
       kinds.append(
-        LayerKind(
+        LayerType(
           has_window='window' in name,
           is_rotated='unrotated' not in name,
           score_divisor=layer + 1 if self.inverse_layer_scale else 1,

@@ -6,7 +6,7 @@ import logging
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields, kernels
-from ngrammer_jax.config.attention import AttentionConfig, LayerKind
+from ngrammer_jax.config.attention import AttentionConfig, LayerType
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
 from ngrammer_jax.config.ngram import memory as ngram_memory
@@ -182,9 +182,9 @@ class ModelConfig:
     """Options of attention."""
     return self.attention or AttentionConfig()
 
-  def layer_kinds(self) -> tuple[LayerKind, ...]:
+  def layer_types(self) -> tuple[LayerType, ...]:
     """The kind of attention of each layer."""
-    return self.attention_options().layer_kinds(self.layers)
+    return self.attention_options().layer_types(self.layers)
 
   @property
   def head_features(self) -> int:

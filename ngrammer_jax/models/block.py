@@ -3,7 +3,7 @@
 B batch, T segment length, D model width, N heads, H head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 
 from flax import linen as nn
@@ -21,7 +21,7 @@ from ngrammer_jax.models.memories import PlacedMemory
 
 def empty_memory(
   config: model_config.ModelConfig,
-  own_memories: Sequence[PlacedMemory],
+  placed_memories: Sequence[PlacedMemory],
   batch: int,
   cache_slots: int,
 ) -> Memory:
@@ -30,20 +30,25 @@ def empty_memory(
   Keys: `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `cache.KeyValues`; and the
   states of the memories in the block, by name.
   """
-  c, slots, memory = config, None, {}
-  lookback = (c.convolution or 1) - 1
+  c = config
+  dtype = precision.compute_dtype(c)
+  lookback = projections(c).lookback
+  memory = {}
+  slots = None
   if cache_slots:
     slots = cache_slots
-    names = projections(c).names if c.convolution is not None else ()
-    heads = {'query': c.heads}
-    rows = {name: (lookback, heads.get(name, c.context_key_heads)) for name in names}
+    convolution_rows = {}
+    if c.convolution is not None:
+      for name in projections(c).names:
+        num_heads = c.heads if name == 'query' else c.context_key_heads
+        convolution_rows[name] = lookback, num_heads
     shape = batch, c.context_key_heads, slots, c.head_features
-    dtype = precision.compute_dtype(c)
-    memory['cache'] = cache.empty_layer(shape, dtype, rows)
+    memory['cache'] = cache.empty_layer(shape, dtype, convolution_rows)
   elif c.memory is not None:
-    slots, rows = c.memory.length, c.memory.length + lookback
-    memory['hidden'] = jnp.zeros((batch, rows, c.width), precision.compute_dtype(c))
-  return memory | memories.empty_states(own_memories, batch, slots)
+    slots = c.memory.length
+    rows = c.memory.length + lookback
+    memory['hidden'] = jnp.zeros((batch, rows, c.width), dtype)
+  return memory | memories.empty_states(placed_memories, batch, slots)
 
 
 class Block(nn.Module):
@@ -52,13 +57,13 @@ class Block(nn.Module):
   Attributes:
     config: model config.
     dtype: dtype of the activations.
-    own_memories: memories in this block (see `models.memories`).
-    score_divisor: see `config.attention.LayerKind`.
+    placed_memories: memories in this block (see `models.memories`).
+    score_divisor: see `config.attention.LayerType`.
   """
 
   config: model_config.ModelConfig
   dtype: jnp.dtype
-  own_memories: tuple[PlacedMemory, ...] = ()
+  placed_memories: tuple[PlacedMemory, ...] = ()
   score_divisor: int = 1
 
   @nn.compact
@@ -69,71 +74,100 @@ class Block(nn.Module):
 
     The spans are 0 if none are learned.
     """
-    c, keys = self.config, (None,) * 4
+    c = self.config
+    attention_residual_key = feed_forward_residual_key = attention_key = feed_forward_key = None
     if dropout_key is not None:
-      keys = jax.random.split(dropout_key, 4)
+      (attention_residual_key, feed_forward_residual_key, attention_key, feed_forward_key) = (
+        jax.random.split(dropout_key, 4)
+      )
     x_BxTxD = self._add_position(x_BxTxD)
     before = self._make_memories('before_attention')
     x_BxTxD, next_memory = _apply_memories(before, x_BxTxD, context, memory)
     if 'hidden' in memory:
       hidden_BxTxD = jax.lax.stop_gradient(x_BxTxD)
       next_memory['hidden'] = cache.keep_last(memory['hidden'], hidden_BxTxD, context.valid_BxT)
-    norm, input_BxTxD = self._norm('attention'), x_BxTxD
+
+    # Attention.
+    input_BxTxD = x_BxTxD
+    norm = self._norm('attention')
     y_BxTxD = x_BxTxD if norm is None else norm(x_BxTxD)
-    y_BxTxD, projected, states = self._attend(y_BxTxD, context, memory, norm, keys[2])
-    x_BxTxD = self._residual('attention', x_BxTxD, y_BxTxD, keys[0])
+    y_BxTxD, projected, states = self._attend(y_BxTxD, context, memory, norm, attention_key)
+    next_memory |= states
+    x_BxTxD = self._residual('attention', x_BxTxD, y_BxTxD, attention_residual_key)
     if 'cache' in memory:
       next_memory['cache'] = _update_cache(memory['cache'], projected, context, after_BxTxD=x_BxTxD)
     layer_spans = projected.spans
     if layer_spans is None:
       layer_spans = span.Spans(jnp.zeros(()), jnp.zeros((len(x_BxTxD), c.context_heads)))
+
+    # Feed-forward.
     if c.feed_forward_width:
       norm = self._norm('feed_forward')
       y_BxTxD = input_BxTxD if c.parallel_residual else x_BxTxD
-      y_BxTxD = y_BxTxD if norm is None else norm(y_BxTxD)
-      y_BxTxD = self._feed_forward(y_BxTxD, context.valid_BxT, keys[3])
-      x_BxTxD = self._residual('feed_forward', x_BxTxD, y_BxTxD, keys[1])
-    return x_BxTxD, next_memory | states, layer_spans
+      if norm is not None:
+        y_BxTxD = norm(y_BxTxD)
+      y_BxTxD = self._feed_forward(y_BxTxD, context.valid_BxT, feed_forward_key)
+      x_BxTxD = self._residual('feed_forward', x_BxTxD, y_BxTxD, feed_forward_residual_key)
+    return x_BxTxD, next_memory, layer_spans
 
-  def _attend(self, x_BxTxD, context, memory, norm, dropout_key):
+  def _attend(
+    self,
+    x_BxTxD: jax.Array,
+    context: Context,
+    memory: Memory,
+    norm: nn.Module | None,
+    dropout_key: jax.Array | None,
+  ) -> tuple[jax.Array, attention.Projected, Memory]:
     """Returns the output of attention, its projections, and the next states of the memories."""
-    earlier, states = memory.get('cache'), {}
+    earlier = memory.get('cache')
     if 'hidden' in memory:
       earlier = attention.LayerInputs(memory['hidden'], norm)
     after = self._make_memories('after_attention')
+    states = {}
 
-    def apply_memories(values_BxTxNxH, pair_BxNxT):
-      shape, y_BxTxD = values_BxTxNxH.shape, values_BxTxNxH.reshape(*x_BxTxD.shape[:2], -1)
+    def apply_memories(values_BxTxNxH: jax.Array, pair_BxNxT: jax.Array | None) -> jax.Array:
+      B, T, N, H = values_BxTxNxH.shape
+      y_BxTxD = values_BxTxNxH.reshape(B, T, N * H)
       paired = context.replace(pair_BxNxT=pair_BxNxT)
       y_BxTxD, next_states = _apply_memories(after, y_BxTxD, paired, memory)
       states.update(next_states)
-      return y_BxTxD.reshape(shape)
+      return y_BxTxD.reshape(B, T, N, H)
 
     post_attention_fn = apply_memories if after else None
-    return_pairs = any(placed.needs_pairs for placed in self.own_memories)
+    return_pairs = any(placed.needs_pairs for placed in self.placed_memories)
     attend = make_attention(self.config, self.dtype, self.score_divisor)
     y_BxTxD, projected = attend(
       x_BxTxD, context, earlier, post_attention_fn, return_pairs, dropout_key
     )
     return y_BxTxD, projected, states
 
-  def _make_memories(self, point):
+  def _make_memories(self, point: str) -> list[tuple[PlacedMemory, nn.Module]]:
     """Returns the memories at a point of the block, with their modules."""
-    at_point = [placed for placed in self.own_memories if placed.place.point == point]
-    return [(placed, placed.make(name=placed.name)) for placed in at_point]
+    at_point = []
+    for placed in self.placed_memories:
+      if placed.place.point == point:
+        at_point.append((placed, placed.make(name=placed.name)))
+    return at_point
 
-  def _feed_forward(self, x_BxTxD, valid_BxT, dropout_key):
+  def _feed_forward(
+    self, x_BxTxD: jax.Array, valid_BxT: jax.Array | None, dropout_key: jax.Array | None
+  ) -> jax.Array:
     c = self.config
-    bias = c.bias if c.feed_forward_bias is None else c.feed_forward_bias
     layer = feed_forward.FeedForward(
-      *(c.feed_forward_width, c.activation, c.gated, bias, c.inner_dropout, self.dtype),
+      width=c.feed_forward_width,
+      activation=c.activation,
+      gated=c.gated,
+      bias=c.bias if c.feed_forward_bias is None else c.feed_forward_bias,
+      dropout=c.inner_dropout,
+      dtype=self.dtype,
       name='feed_forward',
     )
     return layer(x_BxTxD, valid_BxT, dropout_key)
 
-  def _add_position(self, x_BxTxD):
+  def _add_position(self, x_BxTxD: jax.Array) -> jax.Array:
     """Adds the position embedding of this layer, if every layer has one."""
-    c, T = self.config, x_BxTxD.shape[1]
+    c = self.config
+    T = x_BxTxD.shape[1]
     if c.position != 'learned':
       return x_BxTxD
     init = axis_names.with_axis_names(nn.initializers.normal(0.02), (None, 'embed'))
@@ -144,36 +178,43 @@ class Block(nn.Module):
     table = self.param('position', init, (max_length, c.width), param_dtype)
     return x_BxTxD + table[max_length - T :].astype(self.dtype)
 
-  def _norm_policy(self, name):
+  def _norm_policy(self, name: str) -> str:
     """Returns the placement of the norms of a sub-layer."""
     if self.config.norm == 'primer':
       return 'pre' if name == 'attention' else 'post'
     return self.config.norm
 
-  def _make_norm(self, name):
-    return make_norm(self.config, self.dtype, name)
-
-  def _norm(self, name):
+  def _norm(self, name: str) -> nn.Module | None:
     """Returns the norm of the input of a sub-layer, None if it has none."""
-    return self._make_norm(f'{name}_norm') if self._norm_policy(name) in ('pre', 'hybrid') else None
+    if self._norm_policy(name) not in ('pre', 'hybrid'):
+      return None
+    return make_norm(self.config, self.dtype, f'{name}_norm')
 
-  def _residual(self, name, x_BxTxD, y_BxTxD, dropout_key):
+  def _residual(
+    self, name: str, x_BxTxD: jax.Array, y_BxTxD: jax.Array, dropout_key: jax.Array | None
+  ) -> jax.Array:
     """Adds the output y of a sub-layer to its input x, with the norms after it."""
-    policy, post_norm = self._norm_policy(name), f'{name}_post_norm'
+    policy = self._norm_policy(name)
     if policy in ('post', 'hybrid'):
-      y_BxTxD = self._make_norm(post_norm)(y_BxTxD)
+      post_norm = make_norm(self.config, self.dtype, f'{name}_post_norm')
+      y_BxTxD = post_norm(y_BxTxD)
     y_BxTxD = dropout.drop(y_BxTxD, self.config.dropout, dropout_key)
     x_BxTxD = mesh_axes.shard_rows(x_BxTxD + y_BxTxD)
-    return self._make_norm(post_norm)(x_BxTxD) if policy == 'post_skip' else x_BxTxD
+    if policy == 'post_skip':
+      post_norm = make_norm(self.config, self.dtype, f'{name}_post_norm')
+      x_BxTxD = post_norm(x_BxTxD)
+    return x_BxTxD
 
 
 def projections(config: model_config.ModelConfig) -> attention.Projections:
   """Returns the projection options of a config."""
-  c, options = config, config.attention_options()
-  bias = lambda own: c.bias if own is None else own
+  c = config
+  options = c.attention_options()
+  bias = options.query_key_value_bias
+  output_bias = options.output_bias
   return attention.Projections(
-    bias=bias(options.query_key_value_bias),
-    output_bias=bias(options.output_bias),
+    bias=c.bias if bias is None else bias,
+    output_bias=c.bias if output_bias is None else output_bias,
     per_dim_scale=c.per_dim_scale,
     taps=c.convolution,
     shared_query_key=c.shared_query_key,
@@ -185,26 +226,34 @@ def projections(config: model_config.ModelConfig) -> attention.Projections:
 
 def make_norm(config: model_config.ModelConfig, dtype: jnp.dtype, name: str | None) -> nn.Module:
   """Returns a norm of a config."""
-  c, fields = config, {'epsilon': config.norm_epsilon, 'dtype': dtype, 'name': name}
-  if c.norm_kind == 'rms':
-    return normalization.RMSNorm(is_offset=c.norm_offset, **fields)
-  return normalization.LayerNorm(**fields)
+  epsilon = config.norm_epsilon
+  if config.norm_kind == 'rms':
+    is_offset = config.norm_offset
+    return normalization.RMSNorm(epsilon=epsilon, is_offset=is_offset, dtype=dtype, name=name)
+  return normalization.LayerNorm(epsilon=epsilon, dtype=dtype, name=name)
 
 
 def make_attention(
   config: model_config.ModelConfig, dtype: jnp.dtype, score_divisor: int = 1
 ) -> attention.Attention:
   """Returns the attention layer of a config, whose scores are divided by a number."""
-  c, options, scale = config, config.attention_options(), config.attention_options().scale
-  p = c.persistent
+  c = config
+  options = c.attention_options()
+  scale = options.scale
   if score_divisor != 1:
-    scale = (c.head_features**-0.5 if scale is None else scale) / score_divisor
+    if scale is None:
+      scale = c.head_features**-0.5
+    scale /= score_divisor
+  vectors = None
+  if c.persistent is not None:
+    p = c.persistent
+    vectors = persistent.Persistent(p.vectors, p.kind, p.start == 'neutral')
   return attention.Attention(
     heads=c.heads,
     projections=projections(c),
-    position=_position(c),
+    position=_position_module(c),
     span=None if c.span is None else spans.module_of(c, dtype),
-    persistent=p and persistent.Persistent(p.vectors, p.kind, p.start == 'neutral'),
+    persistent=vectors,
     dropout=c.attention_dropout,
     logit_cap=options.logit_cap,
     key_heads=c.context_key_heads,
@@ -216,9 +265,10 @@ def make_attention(
   )
 
 
-def _position(config):
+def _position_module(config: model_config.ModelConfig) -> Callable[..., nn.Module] | None:
   """Returns a function that makes the module for distances, None if there is no such module."""
-  c, p = config, config.positions()
+  c = config
+  p = c.positions()
   if c.position == 'table':
     return relative.TablePosition
   if c.position == 'shaw':
@@ -237,7 +287,12 @@ def _position(config):
   )
 
 
-def _apply_memories(placed_modules, x_BxTxD, context, memory):
+def _apply_memories(
+  placed_modules: Sequence[tuple[PlacedMemory, nn.Module]],
+  x_BxTxD: jax.Array,
+  context: Context,
+  memory: Memory,
+) -> tuple[jax.Array, Memory]:
   """Applies memories in turn; returns [B, T, D] and their next states by name."""
   states = {}
   for placed, module in placed_modules:
@@ -246,12 +301,18 @@ def _apply_memories(placed_modules, x_BxTxD, context, memory):
   return x_BxTxD, states
 
 
-def _update_cache(key_values, projected, context, after_BxTxD):
-  """Returns the KV cache of a layer after a segment."""
-  write = lambda old, new: cache.write(old, context.slots_BxT, new, after_BxTxD)
-  keep_last = lambda before, new: cache.keep_last(before, new, context.valid_BxT)
-  return cache.KeyValues(
-    keys=write(key_values.keys, projected.keys_BxTxCxH),
-    values=write(key_values.values, projected.values_BxTxCxH),
-    rows=jax.tree.map(keep_last, key_values.rows, projected.convolved),
-  )
+def _update_cache(
+  key_values: cache.KeyValues,
+  projected: attention.Projected,
+  context: Context,
+  after_BxTxD: jax.Array,
+) -> cache.KeyValues:
+  """Returns the KV cache of a layer after a segment. For `after_BxTxD` see `cache.write`."""
+  slots_BxT = context.slots_BxT
+  keys = cache.write(key_values.keys, slots_BxT, projected.keys_BxTxCxH, after_BxTxD)
+  values = cache.write(key_values.values, slots_BxT, projected.values_BxTxCxH, after_BxTxD)
+  rows = {}
+  for name in sorted(key_values.rows):
+    before = key_values.rows[name]
+    rows[name] = cache.keep_last(before, projected.convolved[name], context.valid_BxT)
+  return cache.KeyValues(keys, values, rows)

@@ -36,10 +36,12 @@ class VocabularyModel(nn.Module):
   vocabulary_size: int
 
   def setup(self):
-    c, a, V = self.config, self.config.adaptive_softmax, self.vocabulary_size
+    c = self.config
+    V = self.vocabulary_size
     dtype = precision.compute_dtype(c)
     param_dtype = jnp.promote_types(dtype, jnp.float32)
-    if a is not None:
+    if c.adaptive_softmax is not None:
+      a = c.adaptive_softmax
       self.adaptive_softmax = adaptive_softmax.AdaptiveSoftmax(
         vocabulary_size=V,
         width=c.width,
@@ -54,7 +56,8 @@ class VocabularyModel(nn.Module):
       )
       return
     # Multiplied by sqrt(D), embeddings have unit variance.
-    table_init, bias_init = nn.initializers.normal(c.width**-0.5), nn.initializers.zeros
+    table_init = nn.initializers.normal(c.width**-0.5)
+    bias_init = nn.initializers.zeros
     if c.recurrent is not None:
       table_init = bias_init = dense.symmetric(c.recurrent.initial)
     table_init = axis_names.with_axis_names(table_init, ('vocab', 'embed'))
@@ -62,12 +65,12 @@ class VocabularyModel(nn.Module):
     if c.tie_embeddings:
       self.softmax_weight = self.embedding
     else:
-      shape = (V, c.width if c.recurrent is None else c.recurrent.width)
-      self.softmax_weight = self.param('softmax_weight', table_init, shape, param_dtype)
-    bias_init = axis_names.with_axis_names(bias_init, ('vocab',))
-    self.softmax_bias = (
-      self.param('softmax_bias', bias_init, (V,), param_dtype) if c.softmax_bias else None
-    )
+      width = c.width if c.recurrent is None else c.recurrent.width
+      self.softmax_weight = self.param('softmax_weight', table_init, (V, width), param_dtype)
+    self.softmax_bias = None
+    if c.softmax_bias:
+      bias_init = axis_names.with_axis_names(bias_init, ('vocab',))
+      self.softmax_bias = self.param('softmax_bias', bias_init, (V,), param_dtype)
 
   def embed(self, tokens_BxT: jax.Array) -> tuple[jax.Array, EmbeddingLookup]:
     """Returns the inputs [B, T, D], and their embedding lookup."""
@@ -88,9 +91,15 @@ class VocabularyModel(nn.Module):
     token_ids.check('targets', targets_BxT, self.vocabulary_size)
     if c.adaptive_softmax is not None:
       return self.adaptive_softmax.scores(hidden_BxTxJ, targets_BxT)
-    weights = self.softmax_weight, self.softmax_bias
-    options = c.vocabulary_chunk, c.final_logit_cap, c.logits_dtype
-    return softmax.token_scores(hidden_BxTxJ, *weights, targets_BxT, *options)
+    return softmax.token_scores(
+      hidden_BxTxJ,
+      self.softmax_weight,
+      self.softmax_bias,
+      targets_BxT,
+      chunk=c.vocabulary_chunk,
+      cap=c.final_logit_cap,
+      stored=c.logits_dtype,
+    )
 
   def logits(self, hidden_BxTxJ: jax.Array) -> jax.Array:
     """Returns logits [B, T, V] in at least float32, or log-probabilities if adaptive."""
@@ -122,6 +131,7 @@ def for_serving(config: model_config.ModelConfig, params: Any, codebook: Any) ->
     rows_VxKxH = rows_VxD.reshape(len(rows_VxD), memory.options.heads, -1)
     rows_VxKxH = quantizer.quantizer_input(rows_VxKxH, memory.options.prenormalize)
     centroids = served[(*path, 'quantizer', 'centroids')]
-    served = {name: leaf for name, leaf in served.items() if name[: len(path)] != path}
+    for name in [name for name in served if name[: len(path)] == path]:
+      del served[name]
     served[(*path, 'quantizer', 'token_ids')] = quantizer.nearest_of_rows(rows_VxKxH, centroids)
   return traverse_util.unflatten_dict(served)

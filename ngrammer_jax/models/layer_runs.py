@@ -1,4 +1,4 @@
-"""Runs of layers: consecutive layers that are applied together, in one scan if their kinds repeat.
+"""Runs of layers: consecutive layers that are applied together, in one scan if their types repeat.
 
 Layers that alternate between windowed and full attention, for example, repeat with a period of two:
 a scan over pairs of layers compiles two of them, whatever their number.
@@ -31,7 +31,7 @@ class LayerRun(NamedTuple):
   Attributes:
     first: number of the first layer.
     end: number after the last layer.
-    period: number of layers after which their kinds repeat. It divides the length.
+    period: number of layers after which their types repeat. It divides the length.
   """
 
   first: int
@@ -54,20 +54,22 @@ class LayerRun(NamedTuple):
     return self.period == 1 or self.period < self.length
 
 
-def find(kinds: Sequence[Hashable], splits: Collection[int], min_period: int) -> list[LayerRun]:
+def find(
+  layer_types: Sequence[Hashable], splits: Collection[int], min_period: int
+) -> list[LayerRun]:
   """Returns the runs of a model, in order.
 
   Layers after the last full repetition of a period are runs of their own.
 
   Args:
-    kinds: the kind of each layer. Layers of one kind differ in their parameters alone.
-    splits: numbers of layers that begin a new run, whatever their kind.
+    layer_types: the type of each layer. Layers of one type differ in their parameters alone.
+    splits: numbers of layers that begin a new run, whatever their type.
     min_period: smallest period, which is the number of layers that a scan compiles in a row.
   """
   runs = []
-  for first, end in itertools.pairwise(sorted({0, len(kinds), *splits})):
+  for first, end in itertools.pairwise(sorted({0, len(layer_types), *splits})):
     while first < end:
-      period = _find_period(kinds[first:end], min_period)
+      period = _find_period(layer_types[first:end], min_period)
       num_repetitions = (end - first) // period
       run = LayerRun(first, first + num_repetitions * period, period)
       runs.append(run)
@@ -75,9 +77,9 @@ def find(kinds: Sequence[Hashable], splits: Collection[int], min_period: int) ->
   return runs
 
 
-def _find_period(kinds: Sequence[Hashable], min_period: int) -> int:
-  """Returns the smallest number of layers after which all kinds repeat, at most all layers."""
-  for period in range(min(min_period, len(kinds)), len(kinds)):
-    if kinds[period:] == kinds[:-period]:
+def _find_period(layer_types: Sequence[Hashable], min_period: int) -> int:
+  """Returns the smallest number of layers after which all types repeat, at most all layers."""
+  for period in range(min(min_period, len(layer_types)), len(layer_types)):
+    if layer_types[period:] == layer_types[:-period]:
       return period
-  return len(kinds)
+  return len(layer_types)

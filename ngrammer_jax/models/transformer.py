@@ -17,16 +17,24 @@ import jax.numpy as jnp
 
 from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.attention import LayerKind
+from ngrammer_jax.config.attention import LayerType
 from ngrammer_jax.config.place import Place
 from ngrammer_jax.layers import axis_names, document_masks, dropout, mesh_axes
 from ngrammer_jax.layers import context as contexts
-from ngrammer_jax.layers.attention import cache, fused, position
+from ngrammer_jax.layers.attention import cache, fused, position, span
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.layers.state import Memory
-from ngrammer_jax.models import block, embedding_and_head, layer_runs, memories, precision, spans
-
-LayerResult = Sequence[Any]  # of one layer: its next memory and its spans
+from ngrammer_jax.models import (
+  apply_layers,
+  block,
+  embedding_and_head,
+  layer_runs,
+  memories,
+  precision,
+  spans,
+)
+from ngrammer_jax.models.apply_layers import LayerResult
+from ngrammer_jax.models.layer_runs import LayerRun
 
 # Arrays that `minimal` saves for the backward pass: the results of all products but those of whole
 # scores, and what splash attention and blocks need. Scores, norms, convolutions, rotations and sums
@@ -34,16 +42,22 @@ LayerResult = Sequence[Any]  # of one layer: its next memory and its spans
 SAVED_NAMES = 'attended', 'attention_output', 'inner_features', 'feed_forward_output', 'memory'
 
 
-def _saved_names(config):
+def _saved_names(config: model_config.ModelConfig) -> tuple[str, ...]:
   """Returns the names of the arrays that `minimal` saves."""
   c = config
   # The gradients of norms, convolutions, learned scales and biases need what these are applied to.
-  is_changed = c.convolution is not None or c.attention_options().query_key_norm is not None
-  is_changed |= c.per_dim_scale or 'distances' in c.attention_needs()
+  is_changed = (
+    c.convolution is not None
+    or c.attention_options().query_key_norm is not None
+    or c.per_dim_scale
+    or 'distances' in c.attention_needs()
+  )
   return *SAVED_NAMES, 'projected' if is_changed else 'heads'
 
 
-def _as_zero_tokens(tokens, count):
+def _as_zero_tokens(
+  tokens: contexts.RecentTokens | cache.CacheSlots, count: int
+) -> contexts.RecentTokens | cache.CacheSlots:
   """Turns the last empty slots into tokens of the first document, with zeros as keys and values."""
   index_M = jnp.arange(-tokens.documents.shape[1], 0)
   tokens = tokens.replace(documents=jnp.where(index_M >= -count, 0, tokens.documents))
@@ -65,7 +79,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
 
   Attributes:
     config, vocabulary_size: see `embedding_and_head.VocabularyModel`.
-    jit_layers: whether layers of one kind are traced once, so that programs of many layers start
+    jit_layers: whether layers of one type are traced once, so that programs of many layers start
       sooner; `nn.intercept_methods` then sees only one of them. Not for layers with memories, nor
       where intermediates are asked for.
   """
@@ -73,22 +87,23 @@ class TransformerLM(embedding_and_head.VocabularyModel):
   jit_layers: bool = False
 
   def setup(self):
-    c, V = self.config, self.vocabulary_size
-    dtype = self.dtype = precision.compute_dtype(c)
-    param_dtype = jnp.promote_types(dtype, jnp.float32)
+    c = self.config
+    self.dtype = precision.compute_dtype(c)
+    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     super().setup()  # first: initial values depend on the order of the parameters
-    own = memories.make(c, V)
-    self.between_blocks = own.between_blocks
-    for memory in own.between_blocks:
+    placed = memories.make(c, self.vocabulary_size)
+    self.between_blocks = placed.between_blocks
+    for memory in self.between_blocks:
       setattr(self, memory.name, memory.make())
-    self.kinds = c.layer_kinds()
+    self.layer_types = c.layer_types()
     self.layers_in_a_scan = layer_runs.layers_in_a_scan(c.scan_layers, c.layers)
-    self.layer = [
-      self._block(scanned=False)(c, dtype, in_block, kind.score_divisor)
-      for in_block, kind in zip(own.in_blocks, self.kinds, strict=True)
-    ]
+    make_block = self._block_class(is_scanned=False)
+    layers = []
+    for in_block, layer_type in zip(placed.in_blocks, self.layer_types, strict=True):
+      layers.append(make_block(c, self.dtype, in_block, layer_type.score_divisor))
+    self.layer = layers
     if c.final_norm:
-      self.final_norm = block.make_norm(c, dtype, None)
+      self.final_norm = block.make_norm(c, self.dtype, None)
     self.position_params = self._position_params(param_dtype)
     if c.position == 'absolute':
       init = axis_names.with_axis_names(nn.initializers.normal(0.02), (None, 'embed'))
@@ -109,33 +124,41 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     `block.empty_memory`); and in training with dynamic spans, `spans`, those of the last segment by
     layer (`layers.attention.span.Spans`).
     """
-    c, memory = self.config, {'document': jnp.zeros((batch,), jnp.int32)}
-    own = memories.make(c)
-    memory |= memories.empty_states(own.between_blocks, batch)
+    c = self.config
+    placed = memories.make(c)
+    memory: Memory = {'document': jnp.zeros((batch,), jnp.int32)}
+    memory |= memories.empty_states(placed.between_blocks, batch)
     if cache_slots:
       sinks = 0 if c.memory is None else c.memory.sinks
       memory['cache'] = cache.empty_slots(batch, cache_slots, sinks)
     else:
       memory |= spans.empty_state(c, batch)
-    if c.memory is not None and not cache_slots:
-      memory['recent'] = contexts.empty_tokens(batch, c.memory.length)
+      if c.memory is not None:
+        memory['recent'] = contexts.empty_tokens(batch, c.memory.length)
     if c.memory is not None and c.memory.zeros():
-      names = memory.keys() & {'cache', 'recent'}
-      memory |= {name: _as_zero_tokens(memory[name], c.memory.zeros()) for name in names}
-    layers = tuple(block.empty_memory(c, each, batch, cache_slots) for each in own.in_blocks)
-    return memory | ({'layers': layers} if any(layers) else {})
+      name = 'cache' if cache_slots else 'recent'
+      memory[name] = _as_zero_tokens(memory[name], c.memory.zeros())
+    layers = tuple(
+      block.empty_memory(c, in_block, batch, cache_slots) for in_block in placed.in_blocks
+    )
+    if any(layers):
+      memory['layers'] = layers
+    return memory
 
-  def _position_params(self, param_dtype):
-    """Creates the position parameters that all layers share."""
-    c, H = self.config, self.config.head_features
+  def _position_params(self, param_dtype: jnp.dtype) -> tuple[jax.Array, ...] | None:
+    """Creates the position parameters that all layers share. None: there are none."""
+    c = self.config
+    H = c.head_features
     if c.position == 'table':
       init = axis_names.with_axis_names(nn.initializers.normal(1.0), (None, 'kv'))
       return (self.param('distance_embedding', init, (c.positions().max_length, H), param_dtype),)
     if c.position != 'relative' or not c.positions().shared_biases:
       return None
     init = axis_names.with_axis_names(nn.initializers.normal(0.02), ('heads', 'kv'))
-    shape, names = (c.context_heads, H), ('content_bias', 'position_bias')
-    return tuple(self.param(name, init, shape, param_dtype) for name in names)
+    shape = c.context_heads, H
+    content_bias = self.param('content_bias', init, shape, param_dtype)
+    position_bias = self.param('position_bias', init, shape, param_dtype)
+    return content_bias, position_bias
 
   def __call__(
     self,
@@ -170,68 +193,88 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     counted_BxT = starts_BxT if valid_BxT is None else starts_BxT & (valid_BxT > 0)
     next_memory = {'document': document_masks.numbers(counted_BxT, memory['document'])[:, -1]}
     segment = contexts.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, tokens_BxT)
-    context, tokens_memory = self._context(segment, memory)
-    next_memory |= tokens_memory
+    context, earlier_tokens = self._context(segment, memory)
+    next_memory |= earlier_tokens
+
+    # Inputs.
     x_BxTxD, vocabulary = self.embed(tokens_BxT)
     context = context.replace(vocabulary=vocabulary)
     x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, context, memory)
     next_memory |= states
     x_BxTxD = self._add_positions(x_BxTxD, context.positions.position_BxP)
-    before, keys, after, distance_key = self._dropout_keys(train)
-    x_BxTxD = mesh_axes.shard_rows(dropout.drop(x_BxTxD, c.outer_dropout, before))
-    # All layers have the same dropout of distance encodings.
+    input_key, layer_keys, output_key, distance_key = self._dropout_keys(train)
+    x_BxTxD = mesh_axes.shard_rows(dropout.drop(x_BxTxD, c.outer_dropout, input_key))
+
+    # Layers. All have the same dropout of distance encodings.
     positions = context.positions.replace(distance_key=distance_key)
     context = context.replace(positions=positions)
-    kind_contexts = self._kind_contexts(context, prefix_BxT)
-    x_BxTxD, states, layer_spans = self._layers(x_BxTxD, context, kind_contexts, memory, keys)
+    type_contexts = {}
+    for layer_type in self.layer_types:
+      if layer_type not in type_contexts:
+        type_contexts[layer_type] = self._type_context(layer_type, context, prefix_BxT)
+    x_BxTxD, states, layer_spans = self._apply_layers(
+      x_BxTxD, context, type_contexts, memory, layer_keys
+    )
     next_memory |= states
+
+    # Outputs.
     if 'spans' in memory:
       next_memory['spans'] = jax.lax.stop_gradient(spans.stack(layer_spans))
-    aux = (
-      {} if c.span is None else {'span': c.span.penalty * sum(each.mean for each in layer_spans)}
-    )
-    return self._finalize(x_BxTxD, after), next_memory, aux
+    aux = {}
+    if c.span is not None:
+      aux['span'] = c.span.penalty * sum(of_layer.mean for of_layer in layer_spans)
+    return self._finalize(x_BxTxD, output_key), next_memory, aux
 
-  def _context(self, segment, memory):
+  def _context(
+    self, segment: contexts.Segment, memory: Memory
+  ) -> tuple[contexts.Context, dict[str, Any]]:
     """Returns the context of a segment for memories, and the earlier tokens of the next one."""
-    c, name = self.config, 'cache' if 'cache' in memory else 'recent'
+    name = 'cache' if 'cache' in memory else 'recent'
     tokens = memory.get(name)
     visibility = contexts.Visibility()
-    if c.memory is not None:
-      m = c.memory
+    if self.config.memory is not None:
+      m = self.config.memory
       visibility = contexts.Visibility(m.window(), m.sees_itself(), m.across_documents)
-    in_blocks = self._uses_blocks(segment, 0 if tokens is None else tokens.documents.shape[1])
+    num_earlier = 0 if tokens is None else tokens.documents.shape[1]
+    in_blocks = self._uses_blocks(segment, num_earlier)
     context, tokens = contexts.make(segment, visibility, tokens, in_blocks)
     positions = context.positions.replace(params=self.position_params)
-    return context.replace(positions=positions), {} if tokens is None else {name: tokens}
+    context = context.replace(positions=positions)
+    return context, {} if tokens is None else {name: tokens}
 
-  def _kind_contexts(self, context, prefix_BxT):
-    """Returns the context of each kind of layers: its window and its rotation."""
-    c, p = self.config, self.config.positions()
-    wide = jnp.promote_types(self.dtype, jnp.float32)
+  def _type_context(
+    self, layer_type: LayerType, context: contexts.Context, prefix_BxT: jax.Array | None
+  ) -> contexts.Context:
+    """Returns the context of the layers of a type, with its window and its rotation."""
+    c = self.config
+    p = c.positions()
+    max_timescale, scaling = p.max_timescale, p.scaling
+    if layer_type.has_window:
+      context = contexts.with_window(context, c.attention.window, prefix_BxT)
+      if p.window_max_timescale is not None:
+        max_timescale, scaling = p.window_max_timescale, None
+    if c.position != 'rope' or not layer_type.is_rotated:
+      return context
+    rotation_of = functools.partial(
+      position.rotation,
+      features=p.rotated_features(c.head_features),
+      min_timescale=p.min_timescale,
+      max_timescale=max_timescale,
+      dtype=jnp.promote_types(self.dtype, jnp.float32),
+      scaling=scaling,
+      interleaved=p.interleaved,
+    )
+    positions = context.positions
+    positions = positions.replace(rotation=rotation_of(positions.position_BxP))
+    if positions.sink_shift_BxS is not None:
+      shift = rotation_of(positions.sink_shift_BxS)
+      positions = positions.replace(sink_rotation=shift.without_factor())
+    return context.replace(positions=positions)
 
-    def context_of(kind):
-      result, max_timescale, scaling = context, p.max_timescale, p.scaling
-      if kind.has_window:
-        result = contexts.with_window(result, c.attention.window, prefix_BxT)
-        if p.window_max_timescale is not None:
-          max_timescale, scaling = p.window_max_timescale, None
-      if c.position != 'rope' or not kind.is_rotated:
-        return result
-      features, timescales = p.rotated_features(c.head_features), (p.min_timescale, max_timescale)
-      options = features, *timescales, wide, scaling, p.interleaved
-      rotation = position.rotation(context.positions.position_BxP, *options)
-      positions = context.positions.replace(rotation=rotation)
-      if positions.sink_shift_BxS is not None:
-        shift = position.rotation(positions.sink_shift_BxS, *options)
-        positions = positions.replace(sink_rotation=shift.without_factor())
-      return result.replace(positions=positions)
-
-    return {kind: context_of(kind) for kind in dict.fromkeys(self.kinds)}
-
-  def _uses_blocks(self, segment, M):
-    """Whether attention works in blocks (see `config.kernels`)."""
-    c, (B, T) = self.config, segment.documents_BxT.shape
+  def _uses_blocks(self, segment: contexts.Segment, M: int) -> bool:
+    """Whether attention works in blocks (see `config.kernels`), after M earlier tokens."""
+    c = self.config
+    B, T = segment.documents_BxT.shape
     if c.memory is not None and c.memory.sinks and c.attention_options().window:
       return False  # blocks count the distance to a sink in slots
     needs = {
@@ -243,51 +286,66 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     needs = frozenset(name for name, is_needed in needs.items() if is_needed)
     return kernels.uses_blocks(c.kernel, needs, fused.workload(query, M, c.context_key_heads))
 
-  def _layers(self, x_BxTxD, context, kind_contexts, memory, keys):
-    """Applies all layers, in runs of repeated kinds, and the memories between them.
+  def _apply_layers(
+    self,
+    x_BxTxD: jax.Array,
+    context: contexts.Context,
+    type_contexts: Mapping[LayerType, contexts.Context],
+    memory: Memory,
+    dropout_keys: jax.Array | None,
+  ) -> tuple[jax.Array, Memory, tuple[span.Spans, ...]]:
+    """Applies all layers, in runs of repeated types, and the memories between them.
 
     Returns [B, T, D], their next memory, and the spans of the layers.
     """
     layer_memories = memory.get('layers', ({},) * len(self.layer))
     next_memory, results = {}, []
     for run in self._find_runs():
-      run_keys = None if keys is None else keys[run.layers]
       run_memories = layer_memories[run.layers]
-      x_BxTxD, rest = self._apply_run(run, x_BxTxD, kind_contexts, run_memories, run_keys)
-      results += rest
+      run_keys = None if dropout_keys is None else dropout_keys[run.layers]
+      x_BxTxD, run_results = self._apply_run(run, x_BxTxD, type_contexts, run_memories, run_keys)
+      results += run_results
       place = Place('after_block', run.end - 1)
       x_BxTxD, states = self._apply_memories(place, x_BxTxD, context, memory)
       next_memory |= states
     layers, layer_spans = zip(*results, strict=True)
-    next_memory |= {'layers': layers} if 'layers' in memory else {}
+    if 'layers' in memory:
+      next_memory['layers'] = layers
     return x_BxTxD, next_memory, layer_spans
 
-  def _apply_memories(self, place, x_BxTxD, context, memory):
+  def _apply_memories(
+    self, place: Place, x_BxTxD: jax.Array, context: contexts.Context, memory: Memory
+  ) -> tuple[jax.Array, Memory]:
     """Applies the memories at a place; returns [B, T, D] and their next states by name."""
     next_states = {}
     for placed in self.between_blocks:
       if placed.place == place:
         x_BxTxD, state = placed.apply(getattr(self, placed.name), x_BxTxD, context, memory)
-        x_BxTxD, next_states = mesh_axes.shard_rows(x_BxTxD), next_states | state
+        x_BxTxD = mesh_axes.shard_rows(x_BxTxD)
+        next_states |= state
     return x_BxTxD, next_states
 
-  def _finalize(self, x_BxTxD, dropout_key):
+  def _finalize(self, x_BxTxD: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
     """Applies the final norm or, as in the official code of models without one, dropout."""
     if self.config.final_norm:
       return self.final_norm(x_BxTxD)
     return dropout.drop(x_BxTxD, self.config.outer_dropout, dropout_key)
 
-  def _dropout_keys(self, train):
+  def _dropout_keys(
+    self, train: bool
+  ) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None, jax.Array | None]:
     """Returns the keys of the embeddings, the layers, the output and the distances; or Nones."""
     c = self.config
-    if not train or not max(c.dropout, c.attention_dropout, c.inner_dropout, c.outer_dropout):
-      return (None,) * 4
+    has_dropout = max(c.dropout, c.attention_dropout, c.inner_dropout, c.outer_dropout) > 0
+    if not train or not has_dropout:
+      return None, None, None, None
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 2)
     return keys[0], keys[1:-1], keys[-1], jax.random.fold_in(keys[0], 1)
 
-  def _add_positions(self, x_BxTxD, position_BxP):
+  def _add_positions(self, x_BxTxD: jax.Array, position_BxP: jax.Array | None) -> jax.Array:
     """Adds absolute position encodings to the inputs, if the config has them."""
-    c, wide = self.config, jnp.promote_types(self.dtype, jnp.float32)
+    c = self.config
+    wide = jnp.promote_types(self.dtype, jnp.float32)
     T = x_BxTxD.shape[1]
     if c.position == 'segment_sinusoid':
       distance_T = jnp.arange(T - 1, -1, -1)
@@ -301,31 +359,32 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       return x_BxTxD
     return x_BxTxD + encoding_BxTxD.astype(self.dtype)
 
-  def _find_runs(self) -> list[layer_runs.LayerRun]:
+  def _find_runs(self) -> list[LayerRun]:
     """Returns the runs of layers. Memories of layers and memories between layers split them."""
     splits = set()
     for number, (before, layer) in enumerate(itertools.pairwise(self.layer), 1):
-      if layer.own_memories != before.own_memories:
+      if layer.placed_memories != before.placed_memories:
         splits.add(number)
     for placed in self.between_blocks:
       if placed.place.point == 'after_block':
         splits.add(placed.place.block + 1)
-    return layer_runs.find(self.kinds, splits, min_period=max(1, self.layers_in_a_scan))
+    return layer_runs.find(self.layer_types, splits, min_period=max(1, self.layers_in_a_scan))
 
-  def _block(self, scanned):
-    """Returns the block class, with the rematerialisation of the config."""
+  def _block_class(self, is_scanned: bool) -> type[nn.Module]:
+    """Returns the class of the blocks, with the rematerialisation of the config."""
     if self.config.remat == 'none':
       return block.Block
-    # Rows from the memory of the host, which cannot be read again.
-    names = table.VALUES, *(_saved_names(self.config) if self.config.remat == 'minimal' else ())
+    names = [table.VALUES]  # rows from the memory of the host, which cannot be read again
+    if self.config.remat == 'minimal':
+      names += _saved_names(self.config)
     policy = jax.checkpoint_policies.save_only_these_names(*names)
-    return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
+    return nn.remat(block.Block, policy=policy, prevent_cse=not is_scanned)
 
   def _apply_run(
     self,
-    run: layer_runs.LayerRun,
+    run: LayerRun,
     x_BxTxD: jax.Array,
-    kind_contexts: Mapping[LayerKind, contexts.Context],
+    type_contexts: Mapping[LayerType, contexts.Context],
     memory: Sequence[Any],
     dropout_keys: jax.Array | None,
   ) -> tuple[jax.Array, list[LayerResult]]:
@@ -334,117 +393,64 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     Args:
       run: the layers.
       x_BxTxD: their input.
-      kind_contexts: context of each kind of layers.
+      type_contexts: context of each type of layers.
       memory: memory of each layer of the run.
       dropout_keys: key of each layer of the run. None: no dropout.
 
     Returns:
       [B, T, D], and of each layer the next memory and the spans.
     """
-    kinds = self.kinds[run.layers]
+    layer_types = self.layer_types[run.layers]
     is_scanned = self.layers_in_a_scan > 0 and run.can_scan
     is_jitted = self.jit_layers and not self.is_mutable_collection('intermediates')
     # Memories may have codebooks.
-    has_variables = bool(self.layer[run.first].own_memories) or self.is_initializing()
+    has_variables = bool(self.layer[run.first].placed_memories) or self.is_initializing()
     if has_variables or not (is_scanned or is_jitted):
       layers = []
-      for layer, kind in zip(self.layer[run.layers], kinds, strict=True):
-        layers.append(functools.partial(_apply_bound, layer, kind_contexts[kind]))
-      return _apply_in_a_row(layers, x_BxTxD, memory, dropout_keys)
+      for layer, layer_type in zip(self.layer[run.layers], layer_types, strict=True):
+        layers.append(functools.partial(_apply_bound, layer, type_contexts[layer_type]))
+      return apply_layers.in_a_row(layers, x_BxTxD, memory, dropout_keys)
 
     params = [
       nn.unbox(self.variables['params'][f'layer_{number}']) for number in range(run.first, run.end)
     ]
-    make_block = self._block(is_scanned)
+    make_block = self._block_class(is_scanned)
 
-    def make_apply(kind):
-      block_of_kind = make_block(self.config, self.dtype, (), kind.score_divisor, parent=None)
-      return functools.partial(_apply_unbound, block_of_kind, kind_contexts[kind])
+    def make_apply(layer_type: LayerType) -> Callable[..., tuple[jax.Array, LayerResult]]:
+      layer = make_block(self.config, self.dtype, (), layer_type.score_divisor, parent=None)
+      return functools.partial(_apply_unbound, layer, type_contexts[layer_type])
 
     if is_scanned:
-      period = [make_apply(kind) for kind in kinds[: run.period]]
-      return _scan_layers(period, params, x_BxTxD, memory, dropout_keys)
-    apply_by_kind = {kind: jax.jit(make_apply(kind)) for kind in set(kinds)}
-    layers = [
-      functools.partial(apply_by_kind[kind], params_of_layer)
-      for kind, params_of_layer in zip(kinds, params, strict=True)
-    ]
-    return _apply_in_a_row(layers, x_BxTxD, memory, dropout_keys)
+      period = [make_apply(layer_type) for layer_type in layer_types[: run.period]]
+      return apply_layers.in_a_scan(period, params, x_BxTxD, memory, dropout_keys)
+    apply_type = {layer_type: jax.jit(make_apply(layer_type)) for layer_type in set(layer_types)}
+    layers = []
+    for layer_type, params_of_layer in zip(layer_types, params, strict=True):
+      layers.append(functools.partial(apply_type[layer_type], params_of_layer))
+    return apply_layers.in_a_row(layers, x_BxTxD, memory, dropout_keys)
 
 
-def _apply_bound(layer, context, x_BxTxD, memory, dropout_key):
+def _apply_bound(
+  layer: nn.Module,
+  context: contexts.Context,
+  x_BxTxD: jax.Array,
+  memory: Memory,
+  dropout_key: jax.Array | None,
+) -> tuple[jax.Array, LayerResult]:
   """Applies a layer that is bound to its parameters. Returns [B, T, D] and its result."""
   x_BxTxD, *result = layer(x_BxTxD, context, memory, dropout_key)
   return x_BxTxD, result
 
 
-def _apply_unbound(layer, context, params, x_BxTxD, memory, dropout_key):
+def _apply_unbound(
+  layer: nn.Module,
+  context: contexts.Context,
+  params: Any,
+  x_BxTxD: jax.Array,
+  memory: Memory,
+  dropout_key: jax.Array | None,
+) -> tuple[jax.Array, LayerResult]:
   """Applies a layer with the parameters. Returns [B, T, D] and its result."""
   variables = {'params': params}
   x_BxTxD, *result = layer.apply(variables, x_BxTxD, context, memory, dropout_key)
   return x_BxTxD, result
-
-
-def _apply_in_a_row(
-  layers: Sequence[Callable[..., tuple[jax.Array, LayerResult]]],
-  x_BxTxD: jax.Array,
-  memory: Sequence[Any],
-  dropout_keys: jax.Array | None,
-) -> tuple[jax.Array, list[LayerResult]]:
-  """Applies layers one after the other. Returns [B, T, D] and the result of each."""
-  results = []
-  for index, layer in enumerate(layers):
-    dropout_key = None if dropout_keys is None else dropout_keys[index]
-    x_BxTxD, result = layer(x_BxTxD, memory[index], dropout_key)
-    results.append(result)
-  return x_BxTxD, results
-
-
-def _scan_layers(
-  period: Sequence[Callable[..., tuple[jax.Array, LayerResult]]],
-  params: Sequence[Any],
-  x_BxTxD: jax.Array,
-  memory: Sequence[Any],
-  dropout_keys: jax.Array | None,
-) -> tuple[jax.Array, list[LayerResult]]:
-  """Applies layers in a scan over repetitions of a period.
-
-  Args:
-    period: applies one layer, for each layer of a period.
-    params: parameters of each layer of all repetitions.
-    x_BxTxD: input of the first layer.
-    memory: memory of each layer.
-    dropout_keys: key of each layer. None: no dropout.
-
-  Returns:
-    [B, T, D], and the result of each layer.
-  """
-  stacked_layers = []
-  for index in range(len(period)):
-    repetitions = slice(index, None, len(period))
-    keys = None if dropout_keys is None else dropout_keys[repetitions]
-    stacked_layers.append((_stack(params[repetitions]), _stack(memory[repetitions]), keys))
-
-  def apply_period(x_BxTxD, layers):
-    results = []
-    for apply, (params, memory, dropout_key) in zip(period, layers, strict=True):
-      x_BxTxD, result = apply(params, x_BxTxD, memory, dropout_key)
-      results.append(result)
-    return x_BxTxD, results
-
-  x_BxTxD, stacked_results = jax.lax.scan(apply_period, x_BxTxD, stacked_layers)
-  results = []
-  for number in range(len(params)):
-    repetition, index = divmod(number, len(period))
-    results.append(_take(stacked_results[index], repetition))
-  return x_BxTxD, results
-
-
-def _stack(trees: Sequence[Any]) -> Any:
-  """Stacks the corresponding arrays of trees along a new first axis."""
-  return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def _take(tree: Any, index: int) -> Any:
-  """Takes one entry along the first axis of all arrays of a tree."""
-  return jax.tree.map(lambda leaf: leaf[index], tree)

@@ -187,7 +187,7 @@ def receptive_field(config: model_config.ModelConfig) -> tuple[int, int]:
   attended = T
   if m is not None and m.same_length != 'no':
     attended = {'memory': m.length - 1}.get(m.same_length, m.length)
-  windows = [WINDOW - 1 if kind.has_window else T for kind in config.layer_kinds()]
+  windows = [WINDOW - 1 if kind.has_window else T for kind in config.layer_types()]
   attended_by_layer = [min(attended, window) for window in windows]
   if max(attended_by_layer) == T:
     return T, T

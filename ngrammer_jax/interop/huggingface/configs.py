@@ -19,7 +19,7 @@ from ngrammer_jax.interop.huggingface import config_fields, families, rotary_fie
 
 LAYER_TYPES = ('full_attention', 'sliding_attention')
 # Our kinds of layers, by whether they have rotary positions and a window.
-LAYER_KINDS = {('unrotated' not in kind, 'window' in kind): kind for kind in attention.LAYER_KINDS}
+LAYER_TYPES = {('unrotated' not in kind, 'window' in kind): kind for kind in attention.LAYER_TYPES}
 DEFAULT_LENGTH = 2048  # tokens of a segment in evaluation, if the model has that many positions
 
 
@@ -231,7 +231,7 @@ def _layer_pattern(
   has_window = [
     is_windowed and bool(window) for is_windowed in _windowed_layers(values, family, is_rotated)
   ]
-  kinds = [LAYER_KINDS[pair] for pair in zip(is_rotated, has_window, strict=True)]
+  kinds = [LAYER_TYPES[pair] for pair in zip(is_rotated, has_window, strict=True)]
   return _repeated(kinds), window if any(has_window) else None
 
 
@@ -290,7 +290,7 @@ def _write(
   scaling = rotary_fields.write_scaling(positional.scaling, family)
   if scaling is not None and 'type' in scaling:  # the factor of a Phi-3 is a ratio of lengths
     positions = round(positional.scaling.factor * positional.scaling.original_length)
-  kinds = model.layer_kinds()
+  kinds = model.layer_types()
   is_windowed = [kind.has_window for kind in kinds]
   values = {name: operator.attrgetter(key)(model) for name, key in config_fields.SHARED.items()}
   values |= {
