@@ -77,7 +77,8 @@ class BlockLayout:
     T = self.query_documents_BxT.shape[1]
     first = (self.memory_blocks - offset) * self.block_size + T
     key_BxT = jax.lax.dynamic_slice_in_dim(self.key_documents_BxS, first, T, 1)
-    query_AxK, key_AxK = self.to_blocks(self.query_documents_BxT), self.to_blocks(key_BxT)
+    query_AxK = self.to_blocks(self.query_documents_BxT)
+    key_AxK = self.to_blocks(key_BxT)
     return visible_KxK & (query_AxK[:, :, None] == key_AxK[:, None])
 
   def offsets(self, longest_NxB: jax.Array | None, N: int) -> jax.Array:
@@ -85,7 +86,8 @@ class BlockLayout:
 
     `longest_NxB` are the longest spans of the queries; None without learned spans.
     """
-    K, documents_BxS = self.block_size, self.key_documents_BxS
+    K = self.block_size
+    documents_BxS = self.key_documents_BxS
     index_S = jnp.arange(documents_BxS.shape[1])
     is_first_BxS = jnp.diff(documents_BxS, axis=1, prepend=documents_BxS[:, :1]) != 0
     first_BxS = jax.lax.cummax(jnp.where(is_first_BxS, index_S, 0), axis=1)
@@ -133,17 +135,18 @@ class BlockLayout:
 
 def make(keys: Keys, block_size: int) -> BlockLayout:
   """Returns the layout of a segment."""
-  T, S = keys.query_documents_BxT.shape[1], keys.key_documents_BxS.shape[1]
+  T = keys.query_documents_BxT.shape[1]
+  S = keys.key_documents_BxS.shape[1]
   after = -T % block_size
   before = (T - S) % block_size + T + after
   return BlockLayout(
-    pad(keys.query_documents_BxT, 1, (0, after), QUERY_PADDING),
-    pad(keys.key_documents_BxS, 1, (before, after), document_masks.NONE),
-    S - T,
-    T,
-    block_size,
-    keys.window,
-    keys.sees_itself,
+    query_documents_BxT=pad(keys.query_documents_BxT, 1, (0, after), QUERY_PADDING),
+    key_documents_BxS=pad(keys.key_documents_BxS, 1, (before, after), document_masks.NONE),
+    memory_length=S - T,
+    segment_length=T,
+    block_size=block_size,
+    window=keys.window,
+    sees_itself=keys.sees_itself,
   )
 
 

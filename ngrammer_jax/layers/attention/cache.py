@@ -46,7 +46,8 @@ class CacheSlots:
     self, documents_BxT: jax.Array, positions_BxT: jax.Array, valid_BxT: jax.Array
   ) -> jax.Array:
     """Returns the slot of every token, int32 [B, T]; M, out of range, if it is not stored."""
-    M, S, index_BxT = self.documents.shape[1], self.sinks, self.indices(valid_BxT)
+    M, S = self.documents.shape[1], self.sinks
+    index_BxT = self.indices(valid_BxT)
     is_valid_BxT = valid_BxT.astype(bool)
     is_stored_BxT = is_valid_BxT & (index_BxT > index_BxT[:, -1:] - (M - S))
     slots_BxT = jnp.where(is_stored_BxT, S + index_BxT % (M - S), M)
@@ -75,7 +76,10 @@ class CacheSlots:
     """Returns the slots after a segment."""
     row_Bx1 = jnp.arange(len(self.count))[:, None]
     slots_BxT = self.token_slots(documents_BxT, positions_BxT, valid_BxT)
-    put = lambda old, new: old.at[row_Bx1, slots_BxT].set(new, mode='drop')
+
+    def put(old_BxM: jax.Array, new_BxT: jax.Array) -> jax.Array:
+      return old_BxM.at[row_Bx1, slots_BxT].set(new_BxT, mode='drop')
+
     return self.replace(
       documents=put(self.documents, documents_BxT),
       index=put(self.index, self.indices(valid_BxT)),
@@ -108,12 +112,11 @@ class KeyValues:
 
 def empty_slots(batch: int, slots: int, sinks: int = 0) -> CacheSlots:
   """Returns slots without tokens."""
-  zeros = lambda *shape: jnp.zeros(shape, jnp.int32)
   return CacheSlots(
     documents=jnp.full((batch, slots), document_masks.NONE, jnp.int32),
-    index=zeros(batch, slots),
-    count=zeros(batch),
-    position=zeros(batch),
+    index=jnp.zeros((batch, slots), jnp.int32),
+    count=jnp.zeros((batch,), jnp.int32),
+    position=jnp.zeros((batch,), jnp.int32),
     sinks=min(sinks, slots - 1),
   )
 
@@ -158,5 +161,8 @@ def keep_last(
     return joined_BxSx[:, T:]
   # The next segment continues after the last valid token, which may be in an earlier segment.
   end_B = jnp.where(valid_BxT > 0, jnp.arange(1, T + 1), 0).max(axis=1)
-  take_rows = lambda rows, end: jax.lax.dynamic_slice_in_dim(rows, end, R)
+
+  def take_rows(rows_Sx: jax.Array, end: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(rows_Sx, end, R)
+
   return jax.vmap(take_rows)(joined_BxSx, end_B)

@@ -103,12 +103,15 @@ def attend(
   """
   scores_BxNxTxS = _scores(heads, cached, keys)
   scores_BxNxTxS = jnp.where(keys.visible_BxTxS[:, None], scores_BxNxTxS, MASKED_SCORE)
-  unclipped_xNxTxS = None if span_mask is None else _unclipped_mask(span_mask, keys)
-  if span_mask is not None and span_mask.renormalize and not span_mask.counts_all_keys:
-    scores_BxNxTxS = jnp.where(unclipped_xNxTxS >= 0, scores_BxNxTxS, MASKED_SCORE)
+  unclipped_xNxTxS = None
+  renormalize = False
+  if span_mask is not None:
+    unclipped_xNxTxS = _unclipped_mask(span_mask, keys)
+    renormalize = span_mask.renormalize
+    if renormalize and not span_mask.counts_all_keys:
+      scores_BxNxTxS = jnp.where(unclipped_xNxTxS >= 0, scores_BxNxTxS, MASKED_SCORE)
   highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
   exp_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
-  renormalize = span_mask is not None and span_mask.renormalize
   weights_BxNxTxS, masses_BxNxTxS = span.masked_weights(exp_BxNxTxS, unclipped_xNxTxS, renormalize)
   mass_BxNxTx1 = masses_BxNxTxS.sum(axis=-1, keepdims=True)
   scale_BxNxTx1 = 1 / mass_BxNxTx1
@@ -117,12 +120,13 @@ def attend(
     scale_BxNxTx1 *= keys.visible_BxTxS.any(axis=-1)[:, None, :, None]
   # Dividing the sums takes H numbers per query, dividing the weights S.
   values_BxTxNxH = _weighted_sums(drop(weights_BxNxTxS), heads, cached)
-  return PartialAttention(
-    values_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2),
-    (jnp.log(mass_BxNxTx1) + highest_BxNxTx1)[..., 0],
-    weights_BxNxTxS * scale_BxNxTx1,
-    _pairs(scores_BxNxTxS, unclipped_xNxTxS, keys) if return_pairs else None,
-  )
+  values_BxTxNxH = values_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2)
+  log_mass_BxNxTx1 = jnp.log(mass_BxNxTx1) + highest_BxNxTx1
+  weights_BxNxTxS = weights_BxNxTxS * scale_BxNxTx1
+  pair_BxNxT = None
+  if return_pairs:
+    pair_BxNxT = _pairs(scores_BxNxTxS, unclipped_xNxTxS, keys)
+  return PartialAttention(values_BxTxNxH, log_mass_BxNxTx1[..., 0], weights_BxNxTxS, pair_BxNxT)
 
 
 def joint_softmax(
@@ -137,18 +141,20 @@ def joint_softmax(
   """
   second_mass_BxNxT = second.log_mass_BxNxT + math.log1p(epsilon)
   log_mass_BxNxT = jnp.logaddexp(first.log_mass_BxNxT, second_mass_BxNxT)
-  parts = [(part, jnp.exp(part.log_mass_BxNxT - log_mass_BxNxT)) for part in (first, second)]
-  values_BxTxNxH = sum(
-    part.values_BxTxNxH * share_BxNxT.swapaxes(1, 2)[..., None] for part, share_BxNxT in parts
-  )
+  first_share_BxNxT = jnp.exp(first.log_mass_BxNxT - log_mass_BxNxT)
+  second_share_BxNxT = jnp.exp(second.log_mass_BxNxT - log_mass_BxNxT)
+  first_values_BxTxNxH = first.values_BxTxNxH * first_share_BxNxT.swapaxes(1, 2)[..., None]
+  second_values_BxTxNxH = second.values_BxTxNxH * second_share_BxNxT.swapaxes(1, 2)[..., None]
+  values_BxTxNxH = first_values_BxTxNxH + second_values_BxTxNxH
   weights_BxNxTxS = None
   if first.weights_BxNxTxS is not None:
-    weights = [part.weights_BxNxTxS * share_BxNxT[..., None] for part, share_BxNxT in parts]
-    weights_BxNxTxS = jnp.concatenate(weights, axis=-1)
+    first_weights_BxNxTxS = first.weights_BxNxTxS * first_share_BxNxT[..., None]
+    second_weights_BxNxTxP = second.weights_BxNxTxS * second_share_BxNxT[..., None]
+    weights_BxNxTxS = jnp.concatenate([first_weights_BxNxTxS, second_weights_BxNxTxP], axis=-1)
   return PartialAttention(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxS, first.pair_BxNxT)
 
 
-def _scores(heads, cached, keys):
+def _scores(heads: Heads, cached: KeyValues | None, keys: Keys) -> jax.Array:
   """Returns the capped scores without a mask, [B, N, T, S]."""
   # Concatenating cache and segment would copy the cache.
   scores_BxNxTxS = _query_products(heads.query_BxTxNxH, heads.key_BxSxCxH, 'bsch')
@@ -160,7 +166,7 @@ def _scores(heads, cached, keys):
   return softmax.cap_logits(scores_BxNxTxS, heads.logit_cap)
 
 
-def _unclipped_mask(span_mask, keys):
+def _unclipped_mask(span_mask: SpanMask, keys: Keys) -> jax.Array:
   """Returns `span.unclipped_mask` for all keys, [B or 1, N, T, S]."""
   distance_BxTxS = keys.distance_BxTxS
   if distance_BxTxS is None:
@@ -170,7 +176,7 @@ def _unclipped_mask(span_mask, keys):
   return span.unclipped_mask(z_BxNxTx1, nearest_Bx1xTxS, span_mask.ramp)
 
 
-def _weighted_sums(weights_BxNxTxS, heads, cached):
+def _weighted_sums(weights_BxNxTxS: jax.Array, heads: Heads, cached: KeyValues | None) -> jax.Array:
   """Returns the weighted sums of the values, in at least float32."""
   weights_BxNxTxS = weights_BxNxTxS.astype(heads.value_BxSxCxH.dtype)
   M = 0 if cached is None else cached.values.shape[2]
@@ -180,9 +186,10 @@ def _weighted_sums(weights_BxNxTxS, heads, cached):
   return values_BxTxNxH
 
 
-def _query_products(query_BxTxNxH, keys, key_axes):
+def _query_products(query_BxTxNxH: jax.Array, keys: jax.Array, key_axes: str) -> jax.Array:
   """Returns the products of queries and keys, [B, N, T, S], without a copy of shared keys."""
-  (B, T, N, H), C = query_BxTxNxH.shape, keys.shape[key_axes.index('c')]
+  B, T, N, H = query_BxTxNxH.shape
+  C = keys.shape[key_axes.index('c')]
   if N == C:
     return _product(f'btch,{key_axes}->bcts', query_BxTxNxH, keys)
 
@@ -199,9 +206,10 @@ def _query_products(query_BxTxNxH, keys, key_axes):
   return jax.lax.platform_dependent(query_BxTxNxH, keys, tpu=by_groups, default=by_rows)
 
 
-def _weighted_sum(weights_BxNxTxS, values, value_axes):
+def _weighted_sum(weights_BxNxTxS: jax.Array, values: jax.Array, value_axes: str) -> jax.Array:
   """Returns the weighted sums of the values, [B, T, N, H], without a copy of shared values."""
-  (B, N, T, S), C = weights_BxNxTxS.shape, values.shape[value_axes.index('c')]
+  B, N, T, S = weights_BxNxTxS.shape
+  C = values.shape[value_axes.index('c')]
   if N == C:
     return _product(f'bcts,{value_axes}->btch', weights_BxNxTxS, values)
 
@@ -217,7 +225,7 @@ def _weighted_sum(weights_BxNxTxS, values, value_axes):
   return jax.lax.platform_dependent(weights_BxNxTxS, values, tpu=by_groups, default=by_rows)
 
 
-def _pairs(scores_BxNxTxS, unclipped_xNxTxS, keys):
+def _pairs(scores_BxNxTxS: jax.Array, unclipped_xNxTxS: jax.Array | None, keys: Keys) -> jax.Array:
   """Returns the earlier key that each query attends to most; S for none."""
   scores_BxNxTxS = jax.lax.stop_gradient(scores_BxNxTxS)
   if unclipped_xNxTxS is not None:  # the masked weights increase with these scores
@@ -233,11 +241,12 @@ def most_attended(scores_BxNxTxS: jax.Array, allowed_BxTxS: jax.Array) -> jax.Ar
   The first of equal scores wins. S if no key is allowed or all scores are minus infinity.
   """
   scores_BxNxTxS = jnp.where(allowed_BxTxS[:, None], scores_BxNxTxS, -jnp.inf)
-  best_BxNxT, S = scores_BxNxTxS.argmax(axis=-1), scores_BxNxTxS.shape[-1]
+  best_BxNxT = scores_BxNxTxS.argmax(axis=-1)
+  S = scores_BxNxTxS.shape[-1]
   return jnp.where(scores_BxNxTxS.max(axis=-1) > -jnp.inf, best_BxNxT, S)
 
 
-def _product(indices, a, b):
+def _product(indices: str, a: jax.Array, b: jax.Array) -> jax.Array:
   """Multiplies in at least float32."""
   wide = jnp.promote_types(a.dtype, jnp.float32)
   return jnp.einsum(indices, a, b, preferred_element_type=wide)

@@ -7,7 +7,6 @@ head. `config.kernels` says where they are used.
 B batch, T segment length, N query heads, C key heads, H head width.
 """
 
-import functools
 import os
 import re
 from typing import Any
@@ -36,13 +35,24 @@ def workload(
   B, T, N, H = query.shape
   axes = mesh_axes.axes('batch', B), *mesh_axes.head_axes(N, key_heads or N)
   platform, device = mesh_axes.device()
-  flags = re.findall(r'--xla_gpu_deterministic_ops=(\w+)', os.environ.get('XLA_FLAGS', ''))
   return Workload(
-    *(T, M, H, query.dtype.name, platform, device),
+    T=T,
+    M=M,
+    H=H,
+    dtype=query.dtype.name,
+    platform=platform,
+    device=device,
     is_divisible=None not in axes,
     generator=jax.config.jax_default_prng_impl,
-    is_deterministic=bool(flags) and flags[-1].lower() in ('true', '1'),
+    is_deterministic=_has_deterministic_ops(),
   )
+
+
+def _has_deterministic_ops() -> bool:
+  """Whether XLA is asked for the deterministic operations of GPUs; the last flag counts."""
+  flags = os.environ.get('XLA_FLAGS', '')
+  values = re.findall(r'--xla_gpu_deterministic_ops=(\w+)', flags)
+  return bool(values) and values[-1].lower() in ('true', '1')
 
 
 def attend(
@@ -58,32 +68,59 @@ def attend(
     *options: the other arguments of `full.attend`, which ask for nothing here.
   """
   del span_mask, options
-  run = {'splash': functools.partial(_splash, heads.logit_cap), 'cudnn': _cudnn}[kernel]
-  (B, _, N, _), C = heads.query_BxTxNxH.shape, heads.key_BxSxCxH.shape[2]
-  rows, (by_head, by_key_head) = mesh_axes.axes('batch', B), mesh_axes.head_axes(N, C)
+  B, _, N, _ = heads.query_BxTxNxH.shape
+  C = heads.key_BxSxCxH.shape[2]
+  row_axes = mesh_axes.axes('batch', B)
+  head_axes, key_head_axes = mesh_axes.head_axes(N, C)
 
   def attend_own(query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT):
-    shared = key_BxTxCxH, value_BxTxCxH
-    if by_head != by_key_head:
-      shared = mesh_axes.local_key_heads(by_head, N, shared, 2)
-    return run(query_BxTxNxH, *shared, documents_BxT)
+    if head_axes != key_head_axes:
+      key_BxTxCxH, value_BxTxCxH = mesh_axes.local_key_heads(
+        head_axes, N, (key_BxTxCxH, value_BxTxCxH), 2
+      )
+    if kernel == 'splash':
+      return _splash(query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT, heads.logit_cap)
+    return _cudnn(query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT)
 
-  if rows or by_head:
-    spec, key_spec = jax.P(rows, None, by_head), jax.P(rows, None, by_key_head)
-    specs = spec, key_spec, key_spec, jax.P(rows)
-    attend_own = jax.shard_map(attend_own, in_specs=specs, out_specs=spec, check_vma=False)
-  return PartialAttention(attend_own(*heads[:3], keys.query_documents_BxT))
+  if row_axes or head_axes:
+    query_spec = jax.P(row_axes, None, head_axes)
+    key_spec = jax.P(row_axes, None, key_head_axes)
+    attend_own = jax.shard_map(
+      attend_own,
+      in_specs=(query_spec, key_spec, key_spec, jax.P(row_axes)),
+      out_specs=query_spec,
+      check_vma=False,
+    )
+  values_BxTxNxH = attend_own(
+    heads.query_BxTxNxH, heads.key_BxSxCxH, heads.value_BxSxCxH, keys.query_documents_BxT
+  )
+  return PartialAttention(values_BxTxNxH)
 
 
-def _splash(logit_cap, q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
+def _splash(
+  q_BxTxNxH: jax.Array,
+  k_BxTxNxH: jax.Array,
+  v_BxTxNxH: jax.Array,
+  documents_BxT: jax.Array,
+  logit_cap: float | None,
+) -> jax.Array:
   from jax.experimental.pallas.ops.tpu import splash_attention  # slow to import
 
   T, N = q_BxTxNxH.shape[1:3]
   block = next(size for size in BLOCK_SIZES if T % size == 0)
-  names = ('q', 'kv', 'kv_compute', 'q_dkv', 'kv_dkv', 'kv_dkv_compute', 'q_dq', 'kv_dq')
+  block_sizes = splash_attention.BlockSizes(
+    block_q=block,
+    block_kv=block,
+    block_kv_compute=block,
+    block_q_dkv=block,
+    block_kv_dkv=block,
+    block_kv_dkv_compute=block,
+    block_q_dq=block,
+    block_kv_dq=block,
+  )
   attend = splash_attention.make_splash_mha(
     splash_attention.MultiHeadMask([splash_attention.CausalMask((T, T))] * N),
-    block_sizes=splash_attention.BlockSizes(**{f'block_{name}': block for name in names}),
+    block_sizes=block_sizes,
     head_shards=1,
     q_seq_shards=1,
     attn_logits_soft_cap=logit_cap,
@@ -91,7 +128,7 @@ def _splash(logit_cap, q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
     residual_checkpoint_name='attended',
   )
   ids = splash_attention.SegmentIds(documents_BxT, documents_BxT)
-  by_head = (x.swapaxes(1, 2) for x in (q_BxTxNxH, k_BxTxNxH, v_BxTxNxH))
+  by_head = [x.swapaxes(1, 2) for x in (q_BxTxNxH, k_BxTxNxH, v_BxTxNxH)]
   return jax.vmap(attend)(*by_head, ids).swapaxes(1, 2)
 
 

@@ -21,9 +21,12 @@ BLOCK = 64  # minimum number of queries of a block, if the segment has as many
 
 def block_count(T: int, M: int) -> int:
   """Returns F, for blocks of about a quarter of the window whose length divides T and M."""
-  longest, common = max(M // 4, BLOCK), math.gcd(T, M)
+  longest = max(M // 4, BLOCK)
+  common = math.gcd(T, M)
   b = next((n for n in range(min(longest, common), 0, -1) if common % n == 0), T)
-  return 1 if b * 2 < min(BLOCK, T) else T // b  # one block instead of many small ones
+  if b * 2 < min(BLOCK, T):
+    return 1  # one block instead of many small ones
+  return T // b
 
 
 def applies(keys: Keys) -> bool:
@@ -40,11 +43,13 @@ def attend(
 
   The other arguments are those of `full.attend`.
   """
-  (B, T), S = heads.query_BxTxNxH.shape[:2], heads.key_BxSxCxH.shape[1]
+  B, T = heads.query_BxTxNxH.shape[:2]
+  S = heads.key_BxSxCxH.shape[1]
   F = block_count(T, S - T) if applies(keys) else 1
   if F == 1:
     return full.attend(heads, span_mask, keys, *options)
-  b, distance = T // F, heads.distance
+  b = T // F
+  distance = heads.distance
   if distance is not None:
     distance = distance._replace(
       query_BxTxNxH=_fold_queries(distance.query_BxTxNxH, F),
@@ -65,14 +70,18 @@ def attend(
   ]
   visible_BxTxS = jnp.stack(windows, axis=1).reshape(-1, *windows[0].shape[1:])
   part = full.attend(blocks, span_mask, keys.replace(visible_BxTxS=visible_BxTxS), *options)
-  by_head = lambda array: _unfold(array.swapaxes(1, 2), F).swapaxes(1, 2)
+
+  def unfold_by_head(array: jax.Array) -> jax.Array:
+    return _unfold(array.swapaxes(1, 2), F).swapaxes(1, 2)
+
   pair_BxNxT = part.pair_BxNxT
   if pair_BxNxT is not None:
     first_Bx1x1 = jnp.tile(jnp.arange(0, T, b), B)[:, None, None]
     is_none = pair_BxNxT == S - T + b
-    pair_BxNxT = by_head(jnp.where(is_none, S, first_Bx1x1 + pair_BxNxT))
+    pair_BxNxT = unfold_by_head(jnp.where(is_none, S, first_Bx1x1 + pair_BxNxT))
   values_BxTxNxH = _unfold(part.values_BxTxNxH, F)
-  return full.PartialAttention(values_BxTxNxH, by_head(part.log_mass_BxNxT), None, pair_BxNxT)
+  log_mass_BxNxT = unfold_by_head(part.log_mass_BxNxT)
+  return full.PartialAttention(values_BxTxNxH, log_mass_BxNxT, None, pair_BxNxT)
 
 
 def _fold_queries(x_BxTx: jax.Array, F: int) -> jax.Array:
@@ -83,7 +92,8 @@ def _fold_queries(x_BxTx: jax.Array, F: int) -> jax.Array:
 
 def _fold_keys(x_BxSx: jax.Array, F: int, T: int) -> jax.Array:
   """[B, S, ...] -> [B F, M + b, ...]: the keys of each block, and the M before it."""
-  (B, S), b = x_BxSx.shape[:2], T // F
+  B, S = x_BxSx.shape[:2]
+  b = T // F
   blocks = x_BxSx.reshape(B, S // b, b, *x_BxSx.shape[2:])
   before = (S - T) // b
   windows = jnp.stack([blocks[:, first : first + F] for first in range(before + 1)], axis=2)

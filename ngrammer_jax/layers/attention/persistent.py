@@ -60,9 +60,10 @@ class PersistentVectors(nn.Module):
     The scale and the factor sqrt(H) of the keys cancel: a score is q . n_k.
     """
     N, H = q_BxTxNxH.shape[-2:]
-    P, wide = self.vectors, jnp.promote_types(self.dtype, jnp.float32)
+    P = self.vectors
+    wide = jnp.promote_types(self.dtype, jnp.float32)
 
-    def param(name, deviation):
+    def param(name: str, deviation: float) -> jax.Array:
       init = nn.initializers.normal(deviation)
       names = ('heads', 'persistent', 'kv')
       return self.param(name, axis_names.with_axis_names(init, names), (N, P, H), wide)

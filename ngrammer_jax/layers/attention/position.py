@@ -56,7 +56,8 @@ def rotation(
   """
   if scaling is None:
     exponent_h = jnp.arange(features // 2, dtype=dtype) / (features // 2)
-    timescale_h, factor = min_timescale * (max_timescale / min_timescale) ** exponent_h, 1.0
+    timescale_h = min_timescale * (max_timescale / min_timescale) ** exponent_h
+    factor = 1.0
   else:
     timescales = rotary_scaling.timescales(features, min_timescale, max_timescale)
     frequency_h, factor = rotary_scaling.scale(1 / timescales, scaling, max_timescale)
@@ -65,9 +66,11 @@ def rotation(
   far, near = jnp.divmod(position_BxTx1x1, FAR)
   turned_h = jnp.mod(FAR / timescale_h, 2 * math.pi)
   angle_BxTx1xh = near.astype(dtype) / timescale_h + far.astype(dtype) * turned_h
-  sin, cos = jnp.sin(angle_BxTx1xh), jnp.cos(angle_BxTx1xh)
+  sin = jnp.sin(angle_BxTx1xh)
+  cos = jnp.cos(angle_BxTx1xh)
   if factor != 1:
-    sin, cos = factor * sin, factor * cos
+    sin = factor * sin
+    cos = factor * cos
   return Rotation(sin, cos, interleaved)
 
 
@@ -88,43 +91,60 @@ def rotate_by_product(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:
   return _rotate_by_product(x_BxTxNxH, rotation)
 
 
-def _rotate_by_product(x_BxTxNxH, rotation):
+def _rotate_by_product(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:
   H, h = x_BxTxNxH.shape[-1], rotation.sin.shape[-1]
-  first = np.arange(h) * 2 if rotation.interleaved else np.arange(h)
-  second = first + (1 if rotation.interleaved else h)
-  source_H, sign_H = np.arange(H), np.zeros(H, np.float32)
-  source_H[first], source_H[second], sign_H[first], sign_H[second] = second, first, -1, 1
+  if rotation.interleaved:
+    first_h = np.arange(h) * 2
+    second_h = first_h + 1
+  else:
+    first_h = np.arange(h)
+    second_h = first_h + h
+  source_H = np.arange(H)
+  source_H[first_h] = second_h
+  source_H[second_h] = first_h
+  sign_H = np.zeros(H, np.float32)
+  sign_H[first_h] = -1
+  sign_H[second_h] = 1
   swap_HxH = jnp.where(jnp.arange(H)[:, None] == source_H, sign_H, 0).astype(x_BxTxNxH.dtype)
 
-  def by_feature(part, other):  # `other` where features are not rotated
-    pairs = jnp.repeat(part, 2, -1) if rotation.interleaved else jnp.concatenate([part, part], -1)
+  def by_feature(part: jax.Array, unrotated: int) -> jax.Array:
+    """Returns the sine or cosine of each feature, and a constant where none is rotated."""
+    if rotation.interleaved:
+      pairs = jnp.repeat(part, 2, -1)
+    else:
+      pairs = jnp.concatenate([part, part], -1)
     padding = [(0, 0)] * (part.ndim - 1) + [(0, H - 2 * h)]
-    return jnp.pad(pairs, padding, constant_values=other)
+    return jnp.pad(pairs, padding, constant_values=unrotated)
 
-  sin, cos = by_feature(rotation.sin, 0), by_feature(rotation.cos, 1)
+  sin = by_feature(rotation.sin, 0)
+  cos = by_feature(rotation.cos, 1)
   # Every sum has one term: it is exact if the terms are.
   swapped = jnp.matmul(x_BxTxNxH, swap_HxH, precision='highest')
   rotated = x_BxTxNxH.astype(sin.dtype) * cos + swapped.astype(sin.dtype) * sin
   return rotated.astype(x_BxTxNxH.dtype)
 
 
-def _rotate_back(rotation, gradient_BxTxNxH):
+def _rotate_forward(x_BxTxNxH: jax.Array, rotation: Rotation) -> tuple[jax.Array, Rotation]:
+  return _rotate_by_product(x_BxTxNxH, rotation), rotation
+
+
+def _rotate_backward(rotation: Rotation, gradient_BxTxNxH: jax.Array) -> tuple[jax.Array, Rotation]:
   """Returns the gradient of x, rounded once."""
   back = rotation.replace(sin=-rotation.sin)
   return _rotate_by_product(gradient_BxTxNxH, back), jax.tree.map(jnp.zeros_like, rotation)
 
 
-rotate_by_product.defvjp(
-  lambda x, rotation: (_rotate_by_product(x, rotation), rotation), _rotate_back
-)
+rotate_by_product.defvjp(_rotate_forward, _rotate_backward)
 
 
 def rotate_pairs(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:
   """Returns (a cos - b sin, b cos + a sin) for the features a and b of each pair."""
-  sin, cos, r = rotation.sin, rotation.cos, 2 * rotation.sin.shape[-1]
+  sin, cos = rotation.sin, rotation.cos
+  r = 2 * sin.shape[-1]
   wide = x_BxTxNxH.astype(sin.dtype)
   if rotation.interleaved:
-    first, second = wide[..., :r:2], wide[..., 1:r:2]
+    first = wide[..., :r:2]
+    second = wide[..., 1:r:2]
   else:
     first, second = jnp.split(wide[..., :r], 2, axis=-1)
   pairs = first * cos - second * sin, second * cos + first * sin

@@ -70,7 +70,11 @@ def new_submodule(make: Callable[..., nn.Module], name: str) -> Callable[..., ja
 
 def with_params(params: Mapping[str, Any]) -> Bind:
   """Returns a `Bind` of submodules that have these parameters, by name, outside of any module."""
-  return lambda make, name: functools.partial(make(parent=None).apply, {'params': params[name]})
+
+  def bind(make: Callable[..., nn.Module], name: str) -> Callable[..., jax.Array]:
+    return functools.partial(make(parent=None).apply, {'params': params[name]})
+
+  return bind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,27 +111,42 @@ class HeadProjection:
       before: P - T.
       earlier: inputs of the convolution before these, [B, R, N, H], if `before` is 0. None: zeros.
     """
-    names, fields = ('embed', 'heads', 'kv'), {'use_bias': self.options.bias, 'dtype': self.dtype}
-    make = functools.partial(dense.dense_general, x_BxPxD.shape[-1:], features, names, **fields)
-    y_BxPxNxH = checkpoint_name(self.bind(make, name)(x_BxPxD), 'projected')
+    make = functools.partial(
+      dense.dense_general,
+      x_BxPxD.shape[-1:],
+      features,
+      ('embed', 'heads', 'kv'),
+      use_bias=self.options.bias,
+      dtype=self.dtype,
+    )
+    project = self.bind(make, name)
+    y_BxPxNxH = checkpoint_name(project(x_BxPxD), 'projected')
     if self.options.taps is None:
       return self._normalize(name, y_BxPxNxH), None
-    earlier = y_BxPxNxH[:, :before] if before else earlier
+    if before:
+      earlier = y_BxPxNxH[:, :before]
     make = functools.partial(convolution.CausalConvolution, self.options.taps, self.dtype)
     inputs_BxTxNxH = y_BxPxNxH[:, before:]
     convolve = self.bind(make, f'{name}_convolution')
     y_BxTxNxH = convolve(inputs_BxTxNxH, position_BxT, earlier)
     return self._normalize(name, y_BxTxNxH), inputs_BxTxNxH
 
-  def _normalize(self, name, x_BxTxNxH):
+  def _normalize(self, name: str, x_BxTxNxH: jax.Array) -> jax.Array:
     """Normalises queries and keys."""
     o = self.options
     if o.norm is None or name == 'value':
       return x_BxTxNxH
-    axes, is_joint = (2, True) if o.norm == 'full' else (1, False)
-    fields = axes, o.norm_epsilon, o.norm_offset, self.dtype, is_joint
-    make = functools.partial(normalization.RMSNorm, *fields)
-    return self.bind(make, f'{name}_norm')(x_BxTxNxH)
+    is_joint = o.norm == 'full'
+    make = functools.partial(
+      normalization.RMSNorm,
+      axes=2 if is_joint else 1,
+      epsilon=o.norm_epsilon,
+      is_offset=o.norm_offset,
+      dtype=self.dtype,
+      joint=is_joint,
+    )
+    normalize = self.bind(make, f'{name}_norm')
+    return normalize(x_BxTxNxH)
 
 
 def rotate_last(x_BxTxNxH: jax.Array, rotation: position.Rotation | None) -> jax.Array:

@@ -65,8 +65,10 @@ def shift_block(scores_AxKxR: jax.Array) -> jax.Array:
     rows = jax.lax.gather(scores_AxKxR.ravel(), first_Nx1, axes, (K,), mode='promise_in_bounds')
     return rows.reshape(A, K, K)
 
+  def pad_and_reshape(scores_AxKxR):
+    return shift(scores_AxKxR[:, None])[:, 0, :, :K]
+
   # A CPU copies rows three times as fast as it pads and reshapes, other devices do not.
-  pad_and_reshape = lambda scores_AxKxR: shift(scores_AxKxR[:, None])[:, 0, :, :K]
   return jax.lax.platform_dependent(scores_AxKxR, cpu=shift_rows, default=pad_and_reshape)
 
 
@@ -91,10 +93,11 @@ def scores(term: DistanceTerm, distance_BxTxS: jax.Array | None = None) -> jax.A
   queries.
   """
   wide = jnp.promote_types(term.query_BxTxNxH.dtype, jnp.float32)
-  indices = 'btnh,snh->bnts'
   encoding = term.encoding_SxNxH
+  indices = 'btnh,snh->bnts'
   if encoding.shape[1] == 1:  # the same for all heads
-    indices, encoding = 'btnh,sh->bnts', encoding[:, 0]
+    encoding = encoding[:, 0]
+    indices = 'btnh,sh->bnts'
   scores_BxNxTxS = jnp.einsum(indices, term.query_BxTxNxH, encoding, preferred_element_type=wide)
   if term.bias_SxN is not None:
     scores_BxNxTxS += term.bias_SxN.T[:, None]
@@ -132,9 +135,16 @@ class RelativePosition(nn.Module):
 
     `is_capped`: whether scores are capped, so that a term that all keys share has an effect.
     """
-    names, options = ('embed', 'heads', 'kv'), {'use_bias': False, 'dtype': self.dtype}
-    project = dense.dense_general((self.width,), (N, H), names, **options, name='position')
-    key, wide = context.positions.distance_key, jnp.promote_types(self.dtype, jnp.float32)
+    project = dense.dense_general(
+      (self.width,),
+      (N, H),
+      ('embed', 'heads', 'kv'),
+      use_bias=False,
+      dtype=self.dtype,
+      name='position',
+    )
+    key = context.positions.distance_key
+    wide = jnp.promote_types(self.dtype, jnp.float32)
     # R_0 cancels only if all keys have it, without dropout and cap.
     is_dropped = key is not None and self.dropout > 0
     cancels = not (self.shares_softmax or is_dropped or is_capped)
@@ -167,11 +177,13 @@ class ShawPosition(nn.Module):
     del is_capped
     wide = jnp.promote_types(self.dtype, jnp.float32)
     init = nn.initializers.normal(0.02)
-    rows = lambda *names: axis_names.with_axis_names(init, (None, 'heads', *names))
-    a = self.param('distance_embedding', rows('kv'), (self.max_length, N, H), wide)
-    b = self.param('distance_bias', rows(), (self.max_length, N), wide)
+    a_init = axis_names.with_axis_names(init, (None, 'heads', 'kv'))
+    a = self.param('distance_embedding', a_init, (self.max_length, N, H), wide)
+    b_init = axis_names.with_axis_names(init, (None, 'heads'))
+    b = self.param('distance_bias', b_init, (self.max_length, N), wide)
     farthest = min(self.max_length, self.clamp_length or self.max_length) - 1
-    row_S = self.max_length - 1 - jnp.minimum(jnp.arange(context.keys.count - 1, -1, -1), farthest)
+    distance_S = jnp.minimum(jnp.arange(context.keys.count - 1, -1, -1), farthest)
+    row_S = self.max_length - 1 - distance_S
     # A bias has no features, so the per-dim scale of praxis does not apply.
     return a[row_S].astype(self.dtype), b[row_S] * H**-0.5
 

@@ -29,12 +29,14 @@ def scale(
   frequency_h: np.ndarray, scaling: RotaryScalingConfig, max_timescale: float
 ) -> tuple[np.ndarray, float]:
   """Returns the scaled frequencies, and the factor of sine and cosine."""
-  c, M = scaling, scaling.original_length
+  c = scaling
+  M = c.original_length
   if c.kind == 'linear':
     return frequency_h / c.factor, 1.0
   if c.kind == 'llama3':
     turns_h = M * frequency_h / (2 * math.pi)
-    low, high = c.low_frequency_factor, c.high_frequency_factor
+    low = c.low_frequency_factor
+    high = c.high_frequency_factor
     kept_h = np.clip((turns_h - low) / (high - low), 0, 1)
     return frequency_h * (kept_h + (1 - kept_h) / c.factor), 1.0
   if c.kind == 'yarn':
@@ -42,20 +44,29 @@ def scale(
     factor = 0.1 * math.log(c.factor) + 1
     frequency_h = frequency_h * (1 - ramp_h) + frequency_h / c.factor * ramp_h
   else:
-    frequency_h = frequency_h / np.asarray(c.long_factors if c.is_long else c.short_factors)
+    factors_h = c.long_factors if c.is_long else c.short_factors
+    frequency_h = frequency_h / np.asarray(factors_h)
     factor = math.sqrt(1 + math.log(c.factor) / math.log(M))
   return frequency_h, factor if c.attention_factor is None else c.attention_factor
 
 
-def _yarn_ramp(pairs, scaling, max_timescale):
+def _yarn_ramp(pairs: int, scaling: RotaryScalingConfig, max_timescale: float) -> np.ndarray:
   """Returns the share of the divided frequency in that of each pair."""
-  c, r = scaling, 2 * pairs
-  place = lambda turns: (
-    r * math.log(c.original_length / (2 * math.pi * turns)) / (2 * math.log(max_timescale))
-  )
-  low, high = place(c.beta_fast), place(c.beta_slow)
+  c = scaling
+  r = 2 * pairs
+
+  def pair_with_turns(turns: float) -> float:
+    """Returns the number of the pair, a fraction, that makes so many turns in the length."""
+    timescale = c.original_length / (2 * math.pi * turns)
+    return r * math.log(timescale) / (2 * math.log(max_timescale))
+
+  low = pair_with_turns(c.beta_fast)
+  high = pair_with_turns(c.beta_slow)
   if c.truncate:
-    low, high = math.floor(low), math.ceil(high)
-  low, high = max(low, 0), min(high, r - 1)
-  high += 0.001 if low == high else 0
+    low = math.floor(low)
+    high = math.ceil(high)
+  low = max(low, 0)
+  high = min(high, r - 1)
+  if low == high:
+    high += 0.001
   return np.clip((np.arange(pairs) - low) / (high - low), 0, 1)

@@ -69,10 +69,11 @@ def masked_weights(
   if unclipped is None:
     return exp, exp
   weights = exp * unit_clip(unclipped)
-  return weights, weights + EPSILON * exp if renormalize else exp
+  masses = weights + EPSILON * exp if renormalize else exp
+  return weights, masses
 
 
-def _check(limit, ramp, width):
+def _check_sizes(limit: int, ramp: int, width: int) -> None:
   for name, size in (('limit', limit), ('ramp', ramp), ('width of the inputs', width)):
     if size < 1:
       raise ValueError(f'a span with a {name} of {size}: it must be at least 1')
@@ -121,7 +122,7 @@ class AdaptiveSpan(nn.Module):
   ) -> tuple[jax.Array, Spans]:
     """Returns the spans in tokens [1, 1, N], and their mean and maximum in the segment."""
     del valid_BxT
-    _check(self.limit, self.ramp, x_BxTxD.shape[-1])
+    _check_sizes(self.limit, self.ramp, x_BxTxD.shape[-1])
     init = axis_names.with_axis_names(nn.initializers.constant(self.initial), ('heads',))
     z_N = self.limit * self.param('span', init, (self.heads,), self.dtype)
     longest_BxN = jnp.broadcast_to(z_N, (len(x_BxTxD), self.heads))
@@ -141,15 +142,19 @@ class DynamicSpan(AdaptiveSpan):
     self, x_BxTxD: jax.Array, valid_BxT: jax.Array | None = None
   ) -> tuple[jax.Array, Spans]:
     """Returns the spans in tokens [B, T, N], and their mean and maximum in the segment."""
-    D, N = x_BxTxD.shape[-1], self.heads
-    _check(self.limit, self.ramp, D)
+    D = x_BxTxD.shape[-1]
+    N = self.heads
+    _check_sizes(self.limit, self.ramp, D)
     normal = nn.initializers.normal(0.0 if self.is_neutral else D**-0.5)
     normal = axis_names.with_axis_names(normal, ('embed', 'heads'))
     constant = axis_names.with_axis_names(nn.initializers.constant(self.initial), ('heads',))
     v_DxN = self.param('span_kernel', normal, (D, N), self.dtype)
     b_N = self.param('span_bias', constant, (N,), self.dtype)
     z_BxTxN = self.limit * jax.nn.sigmoid(x_BxTxD.astype(v_DxN.dtype) @ v_DxN + b_N)
-    valid_BxT = jnp.ones(x_BxTxD.shape[:2]) if valid_BxT is None else (valid_BxT > 0)
+    if valid_BxT is None:
+      valid_BxT = jnp.ones(x_BxTxD.shape[:2])
+    else:
+      valid_BxT = valid_BxT > 0
     z_BxTxN *= valid_BxT[..., None]
     self.sow('intermediates', 'spans', z_BxTxN)
     mean = z_BxTxN.mean(axis=-1).sum() / jnp.maximum(valid_BxT.sum(), 1)
