@@ -53,8 +53,10 @@ def make_mesh(
     BadInput: the product of the sizes is not the number of devices, or `data` is not divisible by
       the number of slices.
   """
-  devices = _find_devices() if devices is None else devices
-  sizes, count = [data, fsdp, model], len(devices)
+  if devices is None:
+    devices = _find_devices()
+  sizes = [data, fsdp, model]
+  count = len(devices)
   product = math.prod(size for size in sizes if size != -1)
   if sizes.count(-1) == 1 and count % product == 0:
     sizes[sizes.index(-1)] = count // product
@@ -66,19 +68,25 @@ def make_mesh(
     )
   # Linen needs Auto axes; the default of jax.make_mesh is Explicit.
   auto = (jax.sharding.AxisType.Auto,) * len(AXES)
-  # Other platforms may use slice_index for hosts, which have a faster network.
-  tpu = devices[0].platform == 'tpu'
-  slices = len({getattr(device, 'slice_index', 0) for device in devices}) if tpu else 1
+  slices = _count_slices(devices)
   if slices == 1:
     return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
   if sizes[0] % slices:
     raise errors.BadInput(
       f'mesh.data={sizes[0]} is not divisible by the {slices} slices: use a multiple of {slices}'
     )
-  slice_shape, slice_grid = [sizes[0] // slices, *sizes[1:]], [slices, 1, 1]
-  return jax.sharding.Mesh(
-    mesh_utils.create_hybrid_device_mesh(slice_shape, slice_grid, devices), AXES, axis_types=auto
-  )
+  shape_of_slice = [sizes[0] // slices, *sizes[1:]]
+  grid_of_slices = [slices, 1, 1]
+  device_grid = mesh_utils.create_hybrid_device_mesh(shape_of_slice, grid_of_slices, devices)
+  return jax.sharding.Mesh(device_grid, AXES, axis_types=auto)
+
+
+def _count_slices(devices: Sequence[jax.Device]) -> int:
+  """Returns the number of TPU slices; other devices are one."""
+  # Other platforms may use slice_index for hosts, which have a faster network.
+  if devices[0].platform != 'tpu':
+    return 1
+  return len({getattr(device, 'slice_index', 0) for device in devices})
 
 
 def _find_devices() -> list[jax.Device]:
@@ -87,7 +95,8 @@ def _find_devices() -> list[jax.Device]:
     with libtpu.skipped_without_tpu():
       return jax.devices()
   except (RuntimeError, AssertionError) as error:  # an AssertionError: of cuda without its plugin
-    platforms, texts = jax.config.jax_platforms, ('known backends', 'NOT_FOUND', 'NO_DEVICE')
+    platforms = jax.config.jax_platforms
+    texts = 'known backends', 'NOT_FOUND', 'NO_DEVICE'
     is_missing = isinstance(error, AssertionError) or any(text in str(error) for text in texts)
     if not platforms or not is_missing:  # else another try may help
       raise
@@ -105,7 +114,7 @@ def batch_shards(mesh: jax.sharding.Mesh) -> int:
 def round_rows(rows: int, mesh: jax.sharding.Mesh) -> int:
   """Rounds a number of rows up to one that can be sharded evenly."""
   shards = batch_shards(mesh)
-  return -(-rows // shards) * shards
+  return math.ceil(rows / shards) * shards
 
 
 def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh, microbatches: int = 1) -> None:
@@ -154,13 +163,14 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
   For arrays in host memory, with HOST_MEMORY_AXIS, it is a Format with such a sharding.
   An axis whose size is not divisible by its mesh axes is left unsharded, and logged.
   """
-  is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
-  unsharded: dict[tuple[str, int, int], list[str]] = {}
+  unsharded: dict[tuple[str, int, int], list[str]] = {}  # names of arrays by axis, size, shards
 
   def sharding_of(path, leaf):
     shape = nn.unbox(leaf).shape
+    names = (None,) * len(shape)
     # Sharding a vector saves nothing, and would reshard the activations that it scales.
-    names = leaf.names if is_box(leaf) and len(shape) > 1 else (None,) * len(shape)
+    if _is_box(leaf) and len(shape) > 1:
+      names = leaf.names
     spec = []
     for size, name, axes in zip(shape, names, nn.logical_to_mesh_axes(names, RULES), strict=True):
       group = (axes,) if isinstance(axes, str) else axes or ()
@@ -176,12 +186,17 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
     row_by_row = layout.Layout(tuple(range(len(shape))))
     return layout.Format(row_by_row, sharding.with_memory_kind(HOST_MEMORY_KIND))
 
-  result = jax.tree_util.tree_map_with_path(sharding_of, boxed, is_leaf=is_box)
+  result = jax.tree_util.tree_map_with_path(sharding_of, boxed, is_leaf=_is_box)
   for (name, size, shards), (leaf, *others) in unsharded.items():
     more = f' and {len(others)} others' if others else ''
     message = '%s%s: axis %s of size %d is not divisible by %d devices, left unsharded'
     logging.info(message, leaf, more, name, size, shards)
   return result
+
+
+def _is_box(leaf: Any) -> bool:
+  """Whether a node of a tree is an array with logical axis names."""
+  return isinstance(leaf, nn.LogicallyPartitioned)
 
 
 def leaf_name(path: Any) -> str:
@@ -201,7 +216,10 @@ def replicated(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
 
 def abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
   """Returns the shapes and dtypes of a tree of arrays, with one sharding for all."""
-  to_struct = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+  def to_struct(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
   return jax.tree.map(to_struct, tree)
 
 
@@ -220,23 +238,27 @@ def global_rows(
   """
   sharding = rows_sharding(mesh, axis)
 
-  range_of = lambda index: index[axis].indices(batch_size)[:2]
-  local = sharding.addressable_devices_indices_map((*[1] * axis, batch_size))
+  def range_of(index: tuple[slice, ...]) -> tuple[int, int]:
+    first, last, _ = index[axis].indices(batch_size)
+    return first, last
+
+  indices_of_devices = sharding.addressable_devices_indices_map((*[1] * axis, batch_size))
+  ranges_of_devices = {range_of(index) for index in indices_of_devices.values()}
   ranges: list[tuple[int, int]] = []  # those that follow each other are one
-  for first, last in sorted(set(map(range_of, local.values()))):
+  for first, last in sorted(ranges_of_devices):
     if ranges and ranges[-1][1] == first:
       first, _ = ranges.pop()
     ranges.append((first, last))
   loaded = [load(slice(first, last)) for first, last in ranges]
 
-  def to_global(*parts):
-    def shard(index):
+  def to_global(*arrays):  # one for each range
+    def rows_of_device(index: tuple[slice, ...]):
       first, last = range_of(index)
       number = bisect.bisect_right(ranges, (first, batch_size)) - 1
       begin, _ = ranges[number]
-      return parts[number][(slice(None),) * axis + (slice(first - begin, last - begin),)]
+      return arrays[number][(slice(None),) * axis + (slice(first - begin, last - begin),)]
 
-    shape = (*parts[0].shape[:axis], batch_size, *parts[0].shape[axis + 1 :])
-    return jax.make_array_from_callback(shape, sharding, shard)
+    shape = (*arrays[0].shape[:axis], batch_size, *arrays[0].shape[axis + 1 :])
+    return jax.make_array_from_callback(shape, sharding, rows_of_device)
 
   return jax.tree.map(to_global, *loaded)
