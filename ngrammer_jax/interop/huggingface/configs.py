@@ -18,8 +18,10 @@ from ngrammer_jax.interop import loader_options
 from ngrammer_jax.interop.huggingface import config_fields, families, rotary_fields
 
 LAYER_TYPES = ('full_attention', 'sliding_attention')
-# Our kinds of layers, by whether they have rotary positions and a window.
-LAYER_TYPES = {('unrotated' not in kind, 'window' in kind): kind for kind in attention.LAYER_TYPES}
+# Our types of layers, by whether they have rotary positions and a window.
+OUR_LAYER_TYPES = {
+  ('unrotated' not in name, 'window' in name): name for name in attention.LAYER_TYPES
+}
 DEFAULT_LENGTH = 2048  # tokens of a segment in evaluation, if the model has that many positions
 
 
@@ -231,7 +233,7 @@ def _layer_pattern(
   has_window = [
     is_windowed and bool(window) for is_windowed in _windowed_layers(values, family, is_rotated)
   ]
-  kinds = [LAYER_TYPES[pair] for pair in zip(is_rotated, has_window, strict=True)]
+  kinds = [OUR_LAYER_TYPES[pair] for pair in zip(is_rotated, has_window, strict=True)]
   return _repeated(kinds), window if any(has_window) else None
 
 
