@@ -12,7 +12,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.formatting import format_entry
 from ngrammer_jax.config.formatting import format_value as format_value
 from ngrammer_jax.config.relations import ANY as ANY
-from ngrammer_jax.config.relations import Blocks, Relation, find, is_among
+from ngrammer_jax.config.relations import Blocks, OtherKey, Relation, find, is_among
 
 MAX_INT = 2**31 - 1  # upper bound of every int without another one: sizes and ids are int32
 
@@ -192,17 +192,17 @@ class Key:
     for item in (value, *value) if isinstance(value, tuple) else (value,):
       needs |= self.needs.get(item, {})
     for name, choices in needs.items():
-      found = find(name, blocks)
-      if found is not None and not is_among(found[1], choices):
-        raise errors.BadInput(self._excluded(value, *found, choices))
+      other = find(name, blocks)
+      if other is not None and not is_among(other.value, choices):
+        raise errors.BadInput(self._excluded_message(value, other, choices))
     for relation in self.relations:
       relation.check(self.path, value, blocks)
 
-  def _excluded(self, value: Any, path: str, other: Any, choices: tuple[Any, ...]) -> str:
-    """Returns the message for a value that the value of the key at a path excludes."""
+  def _excluded_message(self, value: Any, other: OtherKey, choices: tuple[Any, ...]) -> str:
+    """Returns the message for a value that the value of another key excludes."""
     message = (
-      f'{self.path}={format_value(value)} is not for {path}={format_value(other)}, but for '
-      f'{", ".join(map(str, choices))}'
+      f'{self.path}={format_value(value)} is not for {other.path}={format_value(other.value)}, but '
+      f'for {", ".join(map(str, choices))}'
     )
     if value != self.default:
       message += f': use {self.default!r}'

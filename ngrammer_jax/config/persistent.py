@@ -4,7 +4,7 @@ import dataclasses
 
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import start_field
-from ngrammer_jax.config.ngram.ngrammer import BETWEEN_BLOCKS
+from ngrammer_jax.config.ngram.ngrammer import OUTSIDE_OF_BLOCKS
 from ngrammer_jax.config.relations import at_least
 
 ABLATIONS = ('attention_split', 'single_head', 'head_split')
@@ -26,7 +26,7 @@ class PersistentConfig:
     'how the vectors are combined with the context (the others: ablations)',
     choices=KINDS,
     # It has heads without keys, and without context.
-    needs={'head_split': {'shared_query_key': (False,), 'ngram.layer': (None, *BETWEEN_BLOCKS)}},
+    needs={'head_split': {'shared_query_key': (False,), 'ngram.layer': (None, *OUTSIDE_OF_BLOCKS)}},
   )
   start: str | None = start_field(
     needs={'neutral': {'kind': ('attention_split', 'single_head')}},

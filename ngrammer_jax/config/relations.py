@@ -108,14 +108,16 @@ class Relation:
       value: the value.
       blocks: the block of the key and each enclosing one.
     """
-    if not all(_matches(find(name, blocks), values) for name, values in self.where.items()):
+    if not self._applies(blocks):
       return
     name = ''
     other = self.other
     if isinstance(other, str):
-      name, other = find(other, blocks) or ('', None)
-      if other is None:
+      other_key = find(other, blocks)
+      if other_key is None or other_key.value is None:
         return
+      name = other_key.path
+      other = other_key.value
     number = other
     if number is not None:
       number = self.times * other - self.minus
@@ -129,6 +131,14 @@ class Relation:
           f'{self._describe_other(name, other)}{self._describe_where(blocks)}: '
           f'{self._remedy(entry, name, number)}'
         )
+
+  def _applies(self, blocks: Blocks) -> bool:
+    """Whether all keys of `where` have values with which the rule applies."""
+    for name, values in self.where.items():
+      key = find(name, blocks)
+      if key is None or not is_among(key.value, values):
+        return False
+    return True
 
   def _describe_other(self, name: str, other: Any) -> str:
     """Formats the other key with its value, and what is computed from it."""
@@ -145,7 +155,9 @@ class Relation:
     """Formats the conditions on keys that are set."""
     conditions = [find(name, blocks) for name in self.where]
     texts = [f'{path}={format_value(value)}' for path, value in conditions if value is not None]
-    return f' for {" and ".join(texts)}' if texts else ''
+    if not texts:
+      return ''
+    return f' for {" and ".join(texts)}'
 
   def _remedy(self, value: Any, name: str, number: Any) -> str:
     """Returns what to change, the value or the other key, and the reason."""
@@ -161,7 +173,14 @@ class Relation:
     return text
 
 
-def find(name: str, blocks: Blocks) -> tuple[str, Any] | None:
+class OtherKey(NamedTuple):
+  """The dotted path of a key, and its value."""
+
+  path: str
+  value: Any
+
+
+def find(name: str, blocks: Blocks) -> OtherKey | None:
   """Returns the path and the value of a key; None if none of the blocks has it.
 
   Args:
@@ -177,16 +196,8 @@ def find(name: str, blocks: Blocks) -> tuple[str, Any] | None:
     value = getattr(block, first)
     for part in others:
       value = getattr(value, part, None)
-    return f'{path}{within}', value
+    return OtherKey(f'{path}{within}', value)
   return None
-
-
-def _matches(found: tuple[str, Any] | None, values: tuple[Any, ...]) -> bool:
-  """Whether the value of a key, or an entry of a tuple, is among values; false if it is missing."""
-  if found is None:
-    return False
-  _, value = found
-  return is_among(value, values)
 
 
 def is_among(value: Any, values: tuple[Any, ...]) -> bool:

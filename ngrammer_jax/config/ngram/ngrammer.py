@@ -11,8 +11,8 @@ from ngrammer_jax.config.place import Place
 from ngrammer_jax.config.relations import equals
 
 # After the embedding; after the first, the middle or the last block; or after attention in blocks.
-BETWEEN_BLOCKS = ('input', 'begin', 'middle', 'end')
-LAYERS = (*BETWEEN_BLOCKS, 'attention')
+OUTSIDE_OF_BLOCKS = ('input', 'begin', 'middle', 'end')
+LAYERS = (*OUTSIDE_OF_BLOCKS, 'attention')
 # The previous token; the previous token with the most attention of the head; no layer in the block.
 PAIRING = ('previous', 'attended', 'none')
 _BLOCKS = {'layer': ('attention',)}
@@ -39,7 +39,7 @@ class NGramConfig:
     256,
     'clusters of each head; None: n-grams of token ids',
     at_least=1,
-    needs={None: {'layer': BETWEEN_BLOCKS}},  # attended values have no token ids
+    needs={None: {'layer': OUTSIDE_OF_BLOCKS}},  # attended values have no token ids
   )
   vocabulary_size: int = field(16_384, 'rows by head and order', at_least=1, at_most=sizes.MAX_ROWS)
   dim: int = field(8, 'width of an n-gram vector', at_least=1)
