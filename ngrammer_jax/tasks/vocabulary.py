@@ -50,19 +50,23 @@ class TaskVocabulary(seqio.Vocabulary):
   def _base_vocab_size(self):
     return self.vocabulary.size + ID_OFFSET
 
-  def _encode(self, s):
+  def _encode(self, s: str) -> list[int]:
     return (self.vocabulary.encode(s.encode()).astype(int) + ID_OFFSET).tolist()
 
-  def _decode(self, ids):
+  def _decode(self, ids: list[int]) -> str:
     ids = [i - ID_OFFSET for i in ids if i not in (0, self.eos_id)]
     return self.vocabulary.decode(ids).decode(errors='replace')
 
-  def _encode_tf(self, s):
-    encode = lambda text: self.vocabulary.encode(text).astype(np.int32) + ID_OFFSET
+  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+    def encode(text: bytes) -> np.ndarray:
+      return self.vocabulary.encode(text).astype(np.int32) + ID_OFFSET
+
     ids = tf.numpy_function(encode, [s], tf.int32, stateful=False)
     ids.set_shape([None])
     return ids
 
-  def _decode_tf(self, ids):
-    decode = lambda ids: self.decode(ids.tolist()).encode()
+  def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+    def decode(ids: np.ndarray) -> bytes:
+      return self.decode(ids.tolist()).encode()
+
     return tf.numpy_function(decode, [ids], tf.string, stateful=False)

@@ -50,7 +50,7 @@ def evaluate() -> dict[str, Any]:
     finetune = {'targets_length': 12, 'choosing': choosing}
     training = {'batch_size': 4, 'segment_length': 64}
     options = experiment.resolve({'training': training, 'finetune': finetune})
-    evaluator = evaluation.Evaluator(engine, vocabularies.ByteVocabulary(), options)
+    evaluator = evaluation.TaskEvaluator(engine, vocabularies.ByteVocabulary(), options)
     _, record_answers = evaluator(params, {}, 'record', examples)
     answers[choosing] = [answer.value for answer in record_answers]
   texts = [np.arange(10), np.arange(30)]

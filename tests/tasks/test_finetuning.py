@@ -324,7 +324,9 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
       calls.append((params['w'].tolist(), codebook['c'].tolist(), name, texts))
       scores = {'accuracy': 75.0, 'error_percent': 25.0} if examples[0].label >= 0 else {}
       labels = ('entailment', 'not_entailment')
-      answers = [evaluation.Answer(i % 2, labels[i % 2], -1.0 * i) for i in range(len(examples))]
+      answers = [
+        evaluation.TaskAnswer(i % 2, labels[i % 2], -1.0 * i) for i in range(len(examples))
+      ]
       return {'task': name, 'n': len(examples), **scores}, answers
 
     return evaluate

@@ -67,7 +67,7 @@ def make_evaluator(engine, **options):
   finetune = {'targets_length': 20, 'prefix': 'bidirectional'} | options
   training = {'batch_size': 2, 'segment_length': 96}
   config = experiment.resolve({'training': training, 'finetune': finetune})
-  return evaluation.Evaluator(engine, BYTES, config)
+  return evaluation.TaskEvaluator(engine, BYTES, config)
 
 
 def test_rank_selects_the_most_likely_label():
@@ -76,7 +76,7 @@ def test_rank_selects_the_most_likely_label():
   reports = []
   result, answers = make_evaluator(engine)(None, None, 'rte', examples, report=reports.append)
   assert values(answers) == [0, 1, 0, 1] and sum(reports) == 4
-  assert answers[1] == evaluation.Answer(1, 'not_entailment', -2.5)
+  assert answers[1] == evaluation.TaskAnswer(1, 'not_entailment', -2.5)
   assert engine.ranked_choices == 4 * [['entailment', 'not_entailment']]
   assert result == {
     'task': 'rte',
@@ -109,7 +109,7 @@ def test_greedy_answer_is_the_text_before_the_end():
   evaluator = make_evaluator(FakeEngine(texts=texts), choosing='greedy')
   result, answers = evaluator(None, None, 'rte', examples)
   assert values(answers) == [1, 0, -1, -1]
-  assert answers[2] == evaluation.Answer(-1, 'entail')  # not a label, but the text is kept
+  assert answers[2] == evaluation.TaskAnswer(-1, 'entail')  # not a label, but the text is kept
   assert result['accuracy'] == 50 and result['protocol']['choosing'] == 'greedy'
   examples = [
     example('a', answers=('Ada',), key=(1, 2)),
@@ -138,7 +138,7 @@ def test_answers_to_questions_are_words(monkeypatch):
   evaluator = make_evaluator(FakeEngine(), format='question')
   result, answers = evaluator(None, None, 'rte', [question])
   assert ranked == [[' yes', ' no']] and result['accuracy'] == 100
-  assert answers == [evaluation.Answer(1, 'no', -1.0)]
+  assert answers == [evaluation.TaskAnswer(1, 'no', -1.0)]
   texts = [BYTES.encode(text).tolist() for text in (b' no', b'not_entailment')]
   evaluator = make_evaluator(FakeEngine(texts=texts), format='question', choosing='greedy')
   _, answers = evaluator(None, None, 'rte', [question] * 2)

@@ -25,7 +25,7 @@ def register(tmp_path, registration):
 
   def register(lines, task='RTE', vocabulary=BYTES, **splits):
     folder = superglue_files.write(tmp_path, task, train=lines, val=lines, **splits)
-    return registration.register(registration.Source(folder), vocabulary)
+    return registration.register(registration.ExampleSource(folder), vocabulary)
 
   return register
 
@@ -52,7 +52,7 @@ def test_tokens_end_with_document_end_and_truncation_keeps_the_question(register
 def test_questions_have_no_end_token_and_lose_their_start(tmp_path, registration, features):
   lines = superglue_files.rte(3)
   folder = superglue_files.write(tmp_path, 'RTE', train=lines, val=lines)
-  registration.register(registration.Source(folder), BYTES, format='question')
+  registration.register(registration.ExampleSource(folder), BYTES, format='question')
   first, *_ = features.read_examples('rte', 'validation', 256, 16, True)
   question = 'Premise: It is rain.\nHypothesis: rain\nDoes the hypothesis follow?\nAnswer:'
   assert (text(first.inputs), text(first.targets)) == (question, ' yes')
@@ -78,7 +78,7 @@ def test_spans_of_wsc_can_be_marked_as_in_t5(registration, tmp_path):
   spans = {'span1_text': 'Bo', 'span1_index': 2, 'span2_text': 'He', 'span2_index': 1}
   line = {'text': 'He met Bo .', 'target': spans, 'idx': 0, 'label': True}
   folder = superglue_files.write(tmp_path, 'WSC', train=[line], val=[line])
-  source = registration.Source(folder)
+  source = registration.ExampleSource(folder)
   for wsc_spans, text in (('all', '# He # met * Bo * .'), ('t5', 'He met * Bo * .')):
     registration.register(source, BYTES, wsc_spans)
     task = registration.seqio.TaskRegistry.get('ngrammer_superglue_wsc')
@@ -109,7 +109,7 @@ def rows_of(tmp_path_factory, registration, features):
   for adds_start in (False, True):
     vocabulary = vocabularies.ByteVocabulary()
     vocabulary.adds_start = adds_start
-    registration.register(registration.Source(folder), vocabulary)
+    registration.register(registration.ExampleSource(folder), vocabulary)
     for packed in (False, True):
       read = features.read_training_rows('rte', 256, 32, packed, True)
       rows[packed, adds_start] = read
@@ -221,7 +221,7 @@ def test_a_tokenizer_encodes_every_text_and_its_end():
 
 def test_nothing_is_downloaded_by_default(tmp_path, registration):
   with pytest.raises(ValueError, match='SuperGLUE was not found: set data.superglue_dir to the'):
-    registration.Source(tfds_dir=pathlib.Path(tmp_path)).examples('rte', 'train')
+    registration.ExampleSource(tfds_dir=pathlib.Path(tmp_path)).examples('rte', 'train')
 
 
 def test_mixture_has_eight_tasks_with_sizes_as_rates(register, registration, seqio):

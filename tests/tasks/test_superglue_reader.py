@@ -336,7 +336,7 @@ def test_tfds_prepares_the_same_examples(tmp_path, monkeypatch):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     infos[reader.URL + files.zip] = checksums.UrlInfo(path.stat().st_size, digest, files.zip)
 
-  source = registration.Source(tfds_dir=tmp_path / 'data')
+  source = registration.ExampleSource(tfds_dir=tmp_path / 'data')
   key = lambda example: json.dumps(example, sort_keys=True)
   for config, files in reader.CONFIGS.items():
     builder = tfds.builder(f'super_glue/{config}:1.0.2', data_dir=tmp_path / 'data')

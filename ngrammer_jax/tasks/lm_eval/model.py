@@ -1,7 +1,7 @@
 """A run as a model of lm_eval. The harness itself splits texts into contexts and continuations."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import itertools
 import json
@@ -16,7 +16,7 @@ from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.system import progress
 
-PASSED = {'device', 'max_batch_size'}  # arguments of every model, without effect on this one
+IGNORED_ARGS = {'device', 'max_batch_size'}  # of every model; without effect on this one
 
 
 @registry.register_model('ngrammer_jax')
@@ -34,10 +34,16 @@ class HarnessModel(model.TemplateLM):
   """
 
   def __init__(
-    self, workdir=None, pretrained=None, step='newest', max_length=None, batch_size='auto', **others
+    self,
+    workdir: str | None = None,
+    pretrained: str | None = None,
+    step: str | int = 'newest',
+    max_length: int | None = None,
+    batch_size: str | int = 'auto',
+    **others: Any,
   ):
     super().__init__()
-    unknown = others.keys() - PASSED
+    unknown = others.keys() - IGNORED_ARGS
     if unknown or (workdir is None) == (pretrained is None):
       raise errors.BadInput(
         f'--model_args {" ".join(unknown)}: expected workdir=DIR or pretrained=NAME, and possibly '
@@ -48,17 +54,24 @@ class HarnessModel(model.TemplateLM):
     # The rotation of some models depends on the length.
     if run.published is not None and run.config.model.num_positions is None:
       max_length = max_length or run.origin['positions']
-    changes = [('evaluation.segment_length', str(max_length))] if max_length else []
-    config = command_line.override(run.config, changes, 'evaluation.*')
+    overrides = []
+    if max_length:
+      overrides.append(('evaluation.segment_length', str(max_length)))
+    config = command_line.override(run.config, overrides, 'evaluation.*')
     inference.check_model(config.model)
-    self.run, self.max_length = dataclasses.replace(run, config=config), config.evaluation_context()
-    is_auto = str(batch_size).startswith('auto')
-    self.batch_size = inference.MAX_ROWS if is_auto else int(batch_size)
+    self.run = dataclasses.replace(run, config=config)
+    self.max_length = config.evaluation_context()
+    if str(batch_size).startswith('auto'):
+      self.batch_size = inference.MAX_ROWS
+    else:
+      self.batch_size = int(batch_size)
 
   @property
   def eot_token_id(self) -> int:
     end = self.run.vocabulary.document_end
-    return self.prefix_token_id if end is None else end
+    if end is None:
+      return self.prefix_token_id
+    return end
 
   @property
   def prefix_token_id(self) -> int:
@@ -72,22 +85,31 @@ class HarnessModel(model.TemplateLM):
 
     As in the models of the harness, the spelling of a special token is that token.
     """
-    v = self.run.vocabulary
-    is_tokenizer = hasattr(v, 'encode_special')
-    ids = v.encode_special(string) if is_tokenizer else v.encode(string.encode()).astype(np.int32)
-    has_start = add_special_tokens is False or ids[:1].tolist() == [v.document_start]
-    return (ids if has_start else v.add_start(ids)).tolist()
+    vocabulary = self.run.vocabulary
+    if hasattr(vocabulary, 'encode_special'):
+      ids = vocabulary.encode_special(string)
+    else:
+      ids = vocabulary.encode(string.encode()).astype(np.int32)
+    has_start = ids[:1].tolist() == [vocabulary.document_start]
+    if add_special_tokens is not False and not has_start:
+      ids = vocabulary.add_start(ids)
+    return ids.tolist()
 
-  def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any):
-    scores = self.run.score_pairs([tuple(pair) for _, *pair in requests], self.batch_size)
-    return list(map(tuple, scores))
+  def _loglikelihood_tokens(
+    self, requests: Sequence[Any], **kwargs: Any
+  ) -> list[tuple[float, bool]]:
+    """Returns the log-likelihood of each continuation, and whether greedy decoding gives it."""
+    pairs = [(context_ids, continuation_ids) for _, context_ids, continuation_ids in requests]
+    return [tuple(score) for score in self.run.score_pairs(pairs, self.batch_size)]
 
   def loglikelihood_rolling(
     self, requests: Sequence[instance.Instance], disable_tqdm: bool = False
   ) -> list[float]:
     """Returns the log-likelihood of each text, in windows like those of the harness."""
-    encode = lambda text: self.tok_encode(text, add_special_tokens=False)
-    pairs = [([self.prefix_token_id], encode(request.args[0])) for request in requests]
+    pairs = []
+    for request in requests:
+      ids = self.tok_encode(request.args[0], add_special_tokens=False)
+      pairs.append(([self.prefix_token_id], ids))
     return [score.log_likelihood for score in self.run.score_pairs(pairs, self.batch_size)]
 
   def generate_until(
@@ -96,6 +118,7 @@ class HarnessModel(model.TemplateLM):
     """Returns a continuation of each context, up to a stop text of its task."""
     ids = [self.tok_encode(request.args[0]) for request in requests]
     options = [json.dumps(request.args[1], sort_keys=True) for request in requests]
+    # Texts of a batch have the same options and similar lengths.
     order = sorted(range(len(requests)), key=lambda i: (options[i], len(ids[i])))
     texts = [''] * len(requests)
     with progress.Progress('generating', len(requests), 'texts') as bar:
@@ -107,21 +130,29 @@ class HarnessModel(model.TemplateLM):
             bar.advance(1)
     return texts
 
-  def _complete(self, contexts, options):
-    """Yields the continuations of a batch; long contexts lose their first tokens."""
+  def _complete(
+    self, contexts: Sequence[tuple[str, list[int]]], options: dict[str, Any]
+  ) -> Iterator[str]:
+    """Yields the continuations of a batch; long contexts lose their first tokens.
+
+    Args:
+      contexts: text and token ids of each context.
+      options: options of the generation, as a task of the harness gives them.
+    """
     options = utils.normalize_gen_kwargs(options)
     tokens = options['max_gen_toks']
     room = max(self.max_length - tokens, 1)
-    decode = lambda ids: self.run.vocabulary.decode(ids[-room:]).decode(errors='replace')
-    prompts = [text if len(ids) <= room else decode(ids) for text, ids in contexts]
-    longest = min(max(len(ids) for _, ids in contexts), room)
-    # A short KV cache, unless there is none.
-    is_recurrent = self.run.config.model.recurrent is not None
-    context = self.max_length if is_recurrent else inference.bucket(longest + tokens + 1)
+    prompts = []
+    for text, ids in contexts:
+      if len(ids) > room:
+        text = self.run.vocabulary.decode(ids[-room:]).decode(errors='replace')
+      prompts.append(text)
+    context = self.max_length
+    if self.run.config.model.recurrent is None:  # a short KV cache
+      longest = min(max(len(ids) for _, ids in contexts), room)
+      context = min(inference.bucket(longest + tokens + 1), self.max_length)
     temperature = options.get('temperature', 1.0) if options['do_sample'] else 0.0
     sampler = sampling.SamplingConfig(temperature, options.get('top_k'), options.get('top_p'))
-    stop = utils.handle_stop_sequences(options.get('until'), None)
-    completions = self.run.completions(
-      prompts, sampler, tokens, context=min(context, self.max_length), stop=list(filter(None, stop))
-    )
-    return (completion.text for completion in completions)
+    stop = [text for text in utils.handle_stop_sequences(options.get('until'), None) if text]
+    for completion in self.run.completions(prompts, sampler, tokens, context=context, stop=stop):
+      yield completion.text

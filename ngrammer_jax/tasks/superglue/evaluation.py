@@ -37,7 +37,7 @@ def resolve_choosing(name: str, choosing: str | None) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class TaskAnswer:
   """The answer to an example.
 
   Attributes:
@@ -52,7 +52,7 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluator:
+class TaskEvaluator:
   """Predicts the answers of the examples of a task, and computes metrics.
 
   Attributes:
@@ -72,7 +72,7 @@ class Evaluator:
     name: str,
     examples: Sequence[Any],
     report: Callable[[int], None] = lambda examples: None,
-  ) -> tuple[dict[str, Any], list[Answer]]:
+  ) -> tuple[dict[str, Any], list[TaskAnswer]]:
     """Returns the metrics in percent, and the predicted answers.
 
     Args:
@@ -87,17 +87,14 @@ class Evaluator:
     f = self.config.finetune
     choosing = resolve_choosing(name, f.choosing)
     variables = self.engine.prepare({'params': params, 'codebook': codebook})
-    answer = self._rank_choices if choosing == 'rank' else self._generate_answers
-    answers = answer(variables, name, examples, report)
+    if choosing == 'rank':
+      answers = self._rank_choices(variables, name, examples, report)
+    else:
+      answers = self._generate_answers(variables, name, examples, report)
     result: dict[str, Any] = {'task': name, 'n': len(examples)}
     is_labelled = [e.label >= 0 or (name == 'record' and e.answers) for e in examples]
     if examples and all(is_labelled):
-      labels, keys, references = zip(*((e.label, e.key, e.answers) for e in examples), strict=True)
-      values = [answer.value for answer in answers]
-      scores = metrics.compute_metrics(name, labels, keys, references, values)
-      result |= scores | {'error_percent': 100 - float(np.mean(list(scores.values())))}
-      if formats.find_task(name).labels:
-        result['majority_percent'] = metrics.majority_accuracy(labels)
+      result |= _score_answers(name, examples, answers)
     result['protocol'] = {
       'choosing': choosing,
       'format': f.format,
@@ -107,63 +104,109 @@ class Evaluator:
     }
     return result, answers
 
-  def _prompt(self, example):
+  def _prompt(self, example: Any) -> np.ndarray:
+    """Returns the input ids of an example, with the document start if the model reads one."""
     return self.vocabulary.add_start(example.inputs).astype(np.int32)
 
-  def _rank_choices(self, variables, name, examples, report):
-    f, labels = self.config.finetune, formats.find_task(name).labels
-    max_tokens = f.targets_length - 1  # answers are truncated as in training
+  def _choice_ids(self, text: str) -> np.ndarray:
+    """Returns the ids of an answer, truncated as in training."""
+    f = self.config.finetune
+    ids = self.vocabulary.encode(text.encode())[: f.targets_length - 1]
     # Answers to a question are ranked without their end, as evaluation harnesses do.
     end = [self.vocabulary.document_end] if f.format == 't5' else []
-    ids = lambda text: np.append(self.vocabulary.encode(text.encode())[:max_tokens], end)
+    return np.append(ids, end).astype(np.int32)
+
+  def _rank_choices(
+    self,
+    variables: inference.Variables,
+    name: str,
+    examples: Sequence[Any],
+    report: Callable[[int], None],
+  ) -> list[TaskAnswer]:
+    """Returns the choice with the highest log-likelihood for each example."""
+    f = self.config.finetune
+    labels = formats.find_task(name).labels
     choice_texts = [example.choices or labels for example in examples]
-    choices = [[ids(text).astype(np.int32) for text in group] for group in choice_texts]
-    for i, group in enumerate(choices if labels else ()):
-      if len({tuple(answer) for answer in group}) < len(group):
-        raise errors.BadInput(
-          f'finetune.targets_length={max_tokens + 1} truncates different answers of {name} '
-          f'to equal ones: {", ".join(choice_texts[i])}; raise it'
-        )
-    answers: list[Answer | None] = [None] * len(examples)
+    choices = [[self._choice_ids(text) for text in group] for group in choice_texts]
+    if labels:
+      for texts_of_choices, group in zip(choice_texts, choices, strict=True):
+        if len({tuple(ids) for ids in group}) < len(group):
+          raise errors.BadInput(
+            f'finetune.targets_length={f.targets_length} truncates different answers of {name} '
+            f'to equal ones: {", ".join(texts_of_choices)}; raise it'
+          )
+    answers: list[TaskAnswer | None] = [None] * len(examples)
     prompts = [self._prompt(example) for example in examples]
     rows = self.config.training.batch_size
     ranked = self.engine.rank(variables, prompts, choices, rows, f.prefix == 'bidirectional')
     for i, scores, _ in ranked:
       best = int(scores.argmax())
       text = choice_texts[i][best].strip()
-      answers[i] = Answer(best if labels else text, text, float(scores[best]))
+      answers[i] = TaskAnswer(best if labels else text, text, float(scores[best]))
       report(1)
     return answers
 
-  def _generate_answers(self, variables, name, examples, report):
-    labels, t, f = formats.find_task(name).labels, self.config.training, self.config.finetune
+  def _generate_answers(
+    self,
+    variables: inference.Variables,
+    name: str,
+    examples: Sequence[Any],
+    report: Callable[[int], None],
+  ) -> list[TaskAnswer]:
+    """Returns the greedily decoded answer of each example."""
+    labels = formats.find_task(name).labels
+    t = self.config.training
+    f = self.config.finetune
     greedy = sampling.SamplingConfig(temperature=0.0)
-    config = texts.CompletionConfig(greedy, f.targets_length, seed=0, context=t.segment_length)
     prompts = [texts.EncodedText(example.text, self._prompt(example)) for example in examples]
-    args = self.engine, variables, self.vocabulary, prompts, config
     completions = texts.complete(
-      *args, rows=t.batch_size, is_prefix_bidirectional=f.prefix == 'bidirectional'
+      self.engine,
+      variables,
+      self.vocabulary,
+      prompts,
+      texts.CompletionConfig(greedy, f.targets_length, seed=0, context=t.segment_length),
+      rows=t.batch_size,
+      is_prefix_bidirectional=f.prefix == 'bidirectional',
     )
     answers = []
     for example, completion in zip(examples, completions, strict=True):
       text = completion.text.strip()
       choices = [choice.strip() for choice in example.choices or labels]
       label = choices.index(text) if text in choices else -1
-      answers.append(Answer(label if labels else text, text))
+      answers.append(TaskAnswer(label if labels else text, text))
       report(1)
     return answers
 
 
-def describe_answer(name: str, example: Any, answer: Answer) -> dict[str, Any]:
+def _score_answers(
+  name: str, examples: Sequence[Any], answers: Sequence[TaskAnswer]
+) -> dict[str, float]:
+  """Returns the metrics of the answers, their error, and the accuracy of the majority class."""
+  labels = [example.label for example in examples]
+  keys = [example.key for example in examples]
+  references = [example.answers for example in examples]
+  values = [answer.value for answer in answers]
+  scores = metrics.compute_metrics(name, labels, keys, references, values)
+  result = dict(scores)
+  result['error_percent'] = 100 - float(np.mean(list(scores.values())))
+  if formats.find_task(name).labels:
+    result['majority_percent'] = metrics.majority_accuracy(labels)
+  return result
+
+
+def describe_answer(name: str, example: Any, answer: TaskAnswer) -> dict[str, Any]:
   """Returns an answer beside its example, for `<split>_answers.jsonl`.
 
   The label is a text, or the list of all correct texts; None if it is hidden.
   """
-  if labels := formats.find_task(name).labels:
-    choices = example.choices or labels
-    label = choices[example.label].strip() if example.label >= 0 else None
-  else:
+  labels = formats.find_task(name).labels
+  if not labels:
     label = list(example.answers) or None
+  elif example.label < 0:
+    label = None
+  else:
+    choices = example.choices or labels
+    label = choices[example.label].strip()
   return {
     'task': name,
     'idx': example.key[0] if len(example.key) == 1 else list(example.key),
@@ -204,7 +247,8 @@ def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
   error_by_task = [result.get('error_percent') for result in results.values()]
   if None not in error_by_task:
     combined['error_percent'] = math.fsum(error_by_task) / len(results)
-    if (average := metrics.average(results)) is not None:
+    average = metrics.average(results)
+    if average is not None:
       combined['average'] = average
   return combined
 

@@ -4,6 +4,7 @@ B rows, T tokens per row.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class Example:
   Attributes:
     inputs, targets: token ids; each ends with the document end.
     text: input text, not truncated.
-    label, key, answers, choices: see `formats.Row`.
+    label, key, answers, choices: see `formats.FormattedExample`.
   """
 
   inputs: np.ndarray
@@ -51,19 +52,25 @@ def read_examples(
   Raises:
     BadInput: an example is longer and `truncate` is False.
   """
-  decode = lambda values: tuple(value.decode() for value in values.tolist())
-  return [
-    Example(
-      row['inputs'] - ID_OFFSET,
-      row['targets'] - ID_OFFSET,
-      row['inputs_pretokenized'].decode(),
-      int(row['label']),
-      tuple(row['idx'].tolist()),
-      decode(row['answers']),
-      decode(row['choices']),
-    )
-    for row in _read_rows(name, split, length, max_targets, truncate, shuffle=False)
-  ]
+  rows = _read_rows(name, split, length, max_targets, truncate, shuffle=False)
+  return [_to_example(row) for row in rows]
+
+
+def _to_example(row: dict[str, Any]) -> Example:
+  """Converts a row of the seqio task."""
+  return Example(
+    inputs=row['inputs'] - ID_OFFSET,
+    targets=row['targets'] - ID_OFFSET,
+    text=row['inputs_pretokenized'].decode(),
+    label=int(row['label']),
+    key=tuple(row['idx'].tolist()),
+    answers=_decode_texts(row['answers']),
+    choices=_decode_texts(row['choices']),
+  )
+
+
+def _decode_texts(values: np.ndarray) -> tuple[str, ...]:
+  return tuple(value.decode() for value in values.tolist())
 
 
 def read_training_rows(
@@ -95,14 +102,16 @@ def read_training_rows(
   )
   rows = list(converter(dataset, lengths).as_numpy_iterator())
   arrays = {feature: np.stack([row[feature] for row in rows]) for feature in rows[0]}
-  return _to_segment(arrays, vocabulary.vocabulary.adds_start)
+  return _to_batch(arrays, vocabulary.vocabulary.adds_start)
 
 
-def _task(name):
+def _task(name: str) -> seqio.Task:
   return seqio.get_mixture_or_task(registration.TASK_PREFIX + name)
 
 
-def _read_rows(name, split, length, max_targets, truncate, **shuffling):
+def _read_rows(
+  name: str, split: str, length: int, max_targets: int, truncate: bool, **shuffling: Any
+) -> list[dict[str, Any]]:
   """Returns the examples of a task as NumPy arrays; logs how many inputs are truncated."""
   lengths = {'inputs': length - max_targets, 'targets': max_targets}
   dataset = _task(name).get_dataset(lengths if truncate else None, split, **shuffling)
@@ -124,8 +133,8 @@ def _read_rows(name, split, length, max_targets, truncate, **shuffling):
   return rows
 
 
-def _to_segment(features, adds_start):
-  """Converts the features of the seqio converter into a segment with all rows.
+def _to_batch(features: dict[str, np.ndarray], adds_start: bool) -> streams.Batch:
+  """Converts the features of the seqio converter into a batch with all rows.
 
   Without `adds_start`, the document start that the converter puts before an input is padding.
   """
@@ -140,13 +149,13 @@ def _to_segment(features, adds_start):
   if not adds_start:
     valid_BxT = valid_BxT & ~starts_BxT
     starts_BxT = np.roll(starts_BxT, 1, axis=1)
-  remove_offset = lambda ids: np.where(valid_BxT, ids - ID_OFFSET, 0).astype(np.int32)
+  inputs_BxT = features['decoder_input_tokens']
   # The bidirectional prefix includes the input token of the first target.
   return streams.Batch(
-    remove_offset(features['decoder_input_tokens']),
-    remove_offset(targets_BxT),
-    starts_BxT,
-    valid_BxT.astype(np.float32),
-    features['decoder_loss_weights'].astype(np.float32),
-    (features['decoder_causal_attention'] > 0) & valid_BxT,
+    tokens_BxT=np.where(valid_BxT, inputs_BxT - ID_OFFSET, 0).astype(np.int32),
+    targets_BxT=np.where(valid_BxT, targets_BxT - ID_OFFSET, 0).astype(np.int32),
+    starts_BxT=starts_BxT,
+    valid_BxT=valid_BxT.astype(np.float32),
+    counts_BxT=features['decoder_loss_weights'].astype(np.float32),
+    prefix_BxT=(features['decoder_causal_attention'] > 0) & valid_BxT,
   )

@@ -47,24 +47,28 @@ def resolve_config(
     BadInput: there is no initial checkpoint, the command line overrides an inherited key, or the
       model does not support the options.
   """
-  is_set = lambda name: any(key.startswith(f'model.{name}.') for key in override_keys)
-  parts = set(filter(is_set, memory_blocks.NAMES))
+  overridden_memories = set()
+  for name in memory_blocks.NAMES:
+    if any(key.startswith(f'model.{name}.') for key in override_keys):
+      overridden_memories.add(name)
+  memory_prefixes = tuple(f'model.{name}.' for name in overridden_memories)
   overridable = (*OVERRIDABLE_KEYS, 'data.vocabulary_path')
   for key in override_keys:
-    is_part = key.startswith(tuple(f'model.{name}.' for name in parts))
-    if key.startswith(INHERITED_KEYS) and key not in overridable and not is_part:
+    is_inherited = key.startswith(INHERITED_KEYS) and not key.startswith(memory_prefixes)
+    if is_inherited and key not in overridable:
       raise errors.BadInput(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
   storage.check_reachable(workdir)
   source = _source(config, workdir)
-  changes = {name: getattr(config.model, name) for name in parts}
+  changes = {name: getattr(config.model, name) for name in overridden_memories}
   model = dataclasses.replace(source.config.model, **changes)
   init_from.check_model(source, dataclasses.replace(config, model=model))
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
-  kind, path = source.config.data.vocabulary, config.data.vocabulary_path
+  kind = source.config.data.vocabulary
+  path = config.data.vocabulary_path
   if path is not None:
     vocabularies.check_path(kind, path, source.vocabulary, source.workdir)
   config = dataclasses.replace(
@@ -99,7 +103,9 @@ def _source(config: experiment.Config, workdir: pathlib.Path) -> runs.Run:
   return init_from.open_run(config.init_from)
 
 
-def _finetuned_model(config, model, override_keys) -> model_config.ModelConfig:
+def _finetuned_model(
+  config: experiment.Config, model: model_config.ModelConfig, override_keys: list[str]
+) -> model_config.ModelConfig:
   """Returns the model config of the initial checkpoint with the changes that are possible."""
   fields = [key.removeprefix('model.') for key in OVERRIDABLE_KEYS if key in override_keys]
   changes = {field: getattr(config.model, field) for field in fields}
@@ -134,32 +140,38 @@ class FinetuneTask:
   loss = staticmethod(losses.next_token)
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
-    self._config, self.patience = config, config.finetune.patience
+    self._config = config
     self._workdir = workdir
+    self.patience = config.finetune.patience
     self.vocabulary = _source(config, workdir).vocabulary
-    names, f, length = task_names(config), config.finetune, config.training.segment_length
+    names = task_names(config)
+    f = config.finetune
+    length = config.training.segment_length
     registration.register(example_source(config), self.vocabulary, f.wsc_spans, f.format)
     rows_by_task = {
       name: features.read_training_rows(name, length, f.targets_length, f.packed, f.truncate)
       for name in names
     }
     self._counts = {name: int(rows.starts_BxT.sum()) for name, rows in rows_by_task.items()}
-    self._rows = streams.map_batches(lambda *parts: np.concatenate(parts), *rows_by_task.values())
+    self._rows = streams.map_batches(lambda *arrays: np.concatenate(arrays), *rows_by_task.values())
     if f.prefix == 'causal':
       self._rows = self._rows._replace(prefix_BxT=None)
     self._validation = {name: load_examples(config, name, 'validation') for name in names}
     self.content_hash = self._hash_data()
     self._order = functools.lru_cache(maxsize=2)(self._permutation)
 
-  def _hash_data(self):
+  def _hash_data(self) -> str:
+    """Returns the hash of the training rows and the validation examples."""
     digest = hashlib.sha256()
-    for array in (a for a in self._rows if a is not None):
-      digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
+    for array in self._rows:
+      if array is not None:
+        digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
     for example in itertools.chain(*self._validation.values()):  # they select the best checkpoint
       digest.update(repr((example.inputs.tolist(), example.targets.tolist())).encode())
     return digest.hexdigest()
 
-  def _permutation(self, epoch):
+  def _permutation(self, epoch: int) -> np.ndarray:
+    """Returns the order of the rows in an epoch."""
     count = len(self._rows.tokens_BxT)
     return np.random.default_rng((self._config.seed, epoch)).permutation(count)
 
@@ -170,7 +182,8 @@ class FinetuneTask:
 
   def segment(self, step: int, rows: slice) -> streams.Batch:
     """Returns the segment of a step. Each epoch has all rows once, in another random order."""
-    B, count = self._config.training.batch_size, len(self._rows.tokens_BxT)
+    B = self._config.training.batch_size
+    count = len(self._rows.tokens_BxT)
     positions = [divmod(step * B + row, count) for row in range(B)[rows]]
     indices = np.array([self._order(epoch)[position] for epoch, position in positions])
     return streams.map_batches(lambda array: array[indices], self._rows)
@@ -202,12 +215,11 @@ class FinetuneTask:
 
     They are those of the first `evaluation.max_examples` examples of each task.
     """
-    evaluator = evaluation.Evaluator(programs.engine, self.vocabulary, self._config)
+    evaluator = evaluation.TaskEvaluator(programs.engine, self.vocabulary, self._config)
     limit = slice(self._config.evaluation.max_examples)
-    results = {
-      name: evaluator(state.params, state.codebook, name, examples[limit], report)[0]
-      for name, examples in self._validation.items()
-    }
+    results = {}
+    for name, examples in self._validation.items():
+      results[name], _ = evaluator(state.params, state.codebook, name, examples[limit], report)
     return evaluation.combine_results(results)
 
   def format_metrics(self, result: dict[str, Any]) -> str:
@@ -216,7 +228,8 @@ class FinetuneTask:
 
   def log_summary(self) -> None:
     """Logs the numbers of examples, rows and epochs."""
-    t, rows = self._config.training, len(self._rows.tokens_BxT)
+    t = self._config.training
+    rows = len(self._rows.tokens_BxT)
     examples = ', '.join(f'{name} {count:,}' for name, count in self._counts.items())
     logging.info(
       f'data: examples of {examples}, in {rows:,} rows of {t.segment_length:,} tokens, '
@@ -244,10 +257,10 @@ def check_examples(
       source.examples(formats.find_task(name).config, split)
 
 
-def example_source(config: experiment.Config) -> registration.Source:
+def example_source(config: experiment.Config) -> registration.ExampleSource:
   """Returns the location of the examples."""
   f = config.finetune
-  return registration.Source(config.data.superglue_dir, f.tfds_dir, f.download)
+  return registration.ExampleSource(config.data.superglue_dir, f.tfds_dir, f.download)
 
 
 def load_examples(config: experiment.Config, name: str, split: str) -> list[features.Example]:
@@ -272,7 +285,7 @@ def evaluate(
   """
   config, f = run.config, run.config.finetune
   registration.register(example_source(config), run.vocabulary, f.wsc_spans, f.format)
-  evaluator = evaluation.Evaluator(run.engine, run.vocabulary, config)
+  evaluator = evaluation.TaskEvaluator(run.engine, run.vocabulary, config)
   results, lines, submissions = {}, [], {}
   for name in task_names(config):
     examples = load_examples(config, name, split)[:max_examples]

@@ -1,6 +1,6 @@
 """SuperGLUE in the text-to-text format of T5 (Raffel et al. 2020), or as questions.
 
-Examples have the TFDS schema (see `reader`). A formatted example is a `Row`: the input text, the
+Examples have the TFDS schema (see `reader`). A `FormattedExample` has the input text, the
 target text, and the answer choices.
 """
 
@@ -79,8 +79,8 @@ SUPERGLUE_TASKS = tuple(metrics.METRICS_BY_TASK)
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """A formatted example.
+class FormattedExample:
+  """An example as text.
 
   Attributes:
     inputs, targets: input text and target text.
@@ -114,7 +114,7 @@ def format_rows(
   split: str,
   wsc_spans: str = 'all',
   format: str = 't5',
-) -> Iterator[Row]:
+) -> Iterator[FormattedExample]:
   """Formats the examples of a split.
 
   As in T5, a training example of `record` yields one row per answer, and `wsc_simple` is trained
@@ -128,17 +128,27 @@ def format_rows(
     format: value of finetune.format.
   """
   for example in examples:
-    rows = [_format_classification(name, example, wsc_spans)] if find_task(name).labels else []
-    if name == 'record':
-      rows = _format_record(example, split)
-    elif name == 'wsc_simple' and (split != 'train' or example['label'] == 1):
-      rows = [_format_referent(example)]
-    yield from rows if format == 't5' else (_as_question(name, example, row) for row in rows)
+    for row in _format_example(name, example, split, wsc_spans):
+      yield row if format == 't5' else _as_question(name, example, row)
 
 
-def _as_question(name, example, row):
+def _format_example(
+  name: str, example: Mapping[str, Any], split: str, wsc_spans: str
+) -> Iterator[FormattedExample]:
+  """Yields the rows of an example in the format of T5."""
+  if name == 'record':
+    yield from _format_record(example, split)
+  elif name == 'wsc_simple':
+    if split != 'train' or example['label'] == 1:
+      yield _format_referent(example)
+  else:
+    yield _format_classification(name, example, wsc_spans)
+
+
+def _as_question(name: str, example: Mapping[str, Any], row: FormattedExample) -> FormattedExample:
   """Returns a row with the input of QUESTIONS, and answers in words after a space."""
-  fields, choices = dict(example), [ANSWERS.get(choice, choice) for choice in row.choices]
+  fields = dict(example)
+  choices = [ANSWERS.get(choice, choice) for choice in row.choices]
   if name == 'copa':
     fields |= {'premise': example['premise'].rstrip('. '), 'link': LINKS[example['question']]}
     choices = [_lower_first(example[choice]) for choice in row.choices]
@@ -152,46 +162,65 @@ def _as_question(name, example, row):
   return dataclasses.replace(row, inputs=text, targets=f' {target}', choices=choices)
 
 
-def _lower_first(text):
-  return text if text.startswith(('I ', "I'")) else text[:1].lower() + text[1:]
+def _lower_first(text: str) -> str:
+  """Returns a sentence as the second part of another one."""
+  if text.startswith(('I ', "I'")):
+    return text
+  return text[:1].lower() + text[1:]
 
 
-def _format_classification(name, example, wsc_spans):
+def _format_classification(
+  name: str, example: Mapping[str, Any], wsc_spans: str
+) -> FormattedExample:
+  """Formats an example whose answer is one of the labels."""
   if name == 'wsc':
     example = {**example, 'text': WSC_SPANS[wsc_spans](example)}
-  text, labels, label = _join_fields(name, example), find_task(name).labels, int(example['label'])
+  text = _join_fields(name, example)
   if name == 'multirc':
     text = re.sub('</?b>', '', re.sub('<br>', ' ', text))
+  labels = find_task(name).labels
+  label = int(example['label'])
   target = labels[label] if label >= 0 else UNKNOWN
-  return Row(text, target, label, labels, (), _key(example))
+  return FormattedExample(text, target, label, labels, (), _key(example))
 
 
-def _format_record(example, split):
+def _format_record(example: Mapping[str, Any], split: str) -> Iterator[FormattedExample]:
+  """Formats an example of ReCoRD: one row for each correct answer in training, else one."""
   passage = re.sub(r'([.?!"\'])\n@highlight\n', r'\1 ', example['passage'])
   passage = re.sub(r'\n@highlight\n', '. ', passage)
   texts = {**example, 'entities': ', '.join(example['entities']), 'passage': passage}
   answers = tuple(example['answers'])
-  inputs, choices, key = _join_fields('record', texts), tuple(example['entities']), _key(example)
   targets = answers if split == 'train' else answers[:1]
   for target in targets or (UNKNOWN,):
-    yield Row(inputs, target, label=-1, choices=choices, answers=answers, key=key)
+    yield FormattedExample(
+      inputs=_join_fields('record', texts),
+      targets=target,
+      label=-1,
+      choices=tuple(example['entities']),
+      answers=answers,
+      key=_key(example),
+    )
 
 
-def _format_referent(example):
+def _format_referent(example: Mapping[str, Any]) -> FormattedExample:
+  """Formats an example of WSC whose referent is generated."""
   text = f'wsc: {wsc.mark_pronoun(example)}'
   referent = example['span1_text']
-  return Row(text, referent, int(example['label']), (), (referent,), _key(example))
+  return FormattedExample(text, referent, int(example['label']), (), (referent,), _key(example))
 
 
-def _join_fields(name, example):
+def _join_fields(name: str, example: Mapping[str, Any]) -> str:
   """Returns the prefix of a task, and the name and the text of each of its fields."""
   task = find_task(name)
-  names = (field.partition('=')[::2] for field in task.fields.split())
-  texts = (f'{name}: {example[field or name]}' for name, field in names)
-  return ' '.join([task.prefix or task.config, *texts])
+  texts = [task.prefix or task.config]
+  for field in task.fields.split():
+    shown_name, _, own_name = field.partition('=')
+    texts.append(f'{shown_name}: {example[own_name or shown_name]}')
+  return ' '.join(texts)
 
 
-def _key(example):
+def _key(example: Mapping[str, Any]) -> tuple[int, ...]:
+  """Returns the indices of an example."""
   idx = example['idx']
   if isinstance(idx, Mapping):
     names = ('paragraph', 'question', 'answer') if 'paragraph' in idx else ('passage', 'query')

@@ -82,7 +82,8 @@ def with_task(run: runs.Run, task: str, overrides: list[tuple[str, str]]) -> run
 
 def write_zip(folder: pathlib.Path) -> pathlib.Path:
   """Writes a zip of the ten files in a folder, and returns its path."""
-  path, content = folder / ZIP, io.BytesIO()
+  path = folder / ZIP
+  content = io.BytesIO()
   with zipfile.ZipFile(content, 'w') as archive:
     for task in TASKS:
       name = submission.file_name(task)

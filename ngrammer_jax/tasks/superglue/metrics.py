@@ -94,9 +94,11 @@ def record(
   first_rows: dict[Hashable, tuple[Sequence[str], str]] = {}
   for query, texts, prediction in zip(queries, answers, predictions, strict=True):
     first_rows.setdefault(query, (texts, prediction))
-  f1, is_equal = [], []
+  f1 = []
+  is_equal = []
   for texts, prediction in first_rows.values():
-    predicted_text, correct_texts = _normalize(prediction), [_normalize(text) for text in texts]
+    predicted_text = _normalize(prediction)
+    correct_texts = [_normalize(text) for text in texts]
     f1.append(max(_word_f1(text, predicted_text) for text in correct_texts))
     is_equal.append(predicted_text in correct_texts)
   return {'f1': 100 * sum(f1) / len(f1), 'exact_match': _percent(is_equal)}
@@ -112,16 +114,21 @@ def match_referent(reference: str, prediction: str) -> int:
     reference: candidate noun phrase for the pronoun.
     prediction: generated referent of the pronoun.
   """
-  expected, predicted = (
-    {word for word in text.lower().split() if word not in _DETERMINERS}
-    for text in (reference, prediction)
-  )
+  expected = _words_without_determiners(reference)
+  predicted = _words_without_determiners(prediction)
   if not predicted:
     return -1  # 0 would be correct if the label is 0
-  has_apostrophe = lambda words: any("'" in word for word in words)
-  if not expected or has_apostrophe(predicted) != has_apostrophe(expected):
+  if not expected or _has_apostrophe(predicted) != _has_apostrophe(expected):
     return 0
   return int(predicted <= expected or expected <= predicted)
+
+
+def _words_without_determiners(text: str) -> set[str]:
+  return {word for word in text.lower().split() if word not in _DETERMINERS}
+
+
+def _has_apostrophe(words: set[str]) -> bool:
+  return any("'" in word for word in words)
 
 
 def matthews(targets: Classes, predictions: Classes) -> dict[str, float]:
@@ -132,9 +139,12 @@ def matthews(targets: Classes, predictions: Classes) -> dict[str, float]:
   """
   targets, predictions = _as_arrays(targets, predictions)
   predictions = _opposite_where_invalid(targets, predictions)
-  targets, predictions = targets - targets.mean(), predictions - predictions.mean()
+  targets = targets - targets.mean()
+  predictions = predictions - predictions.mean()
   scale = math.sqrt((targets**2).sum() * (predictions**2).sum())
-  return {'matthews': 100 * float((targets * predictions).sum()) / scale if scale else 0.0}
+  if not scale:
+    return {'matthews': 0.0}
+  return {'matthews': 100 * float((targets * predictions).sum()) / scale}
 
 
 def gender_parity(
@@ -193,7 +203,7 @@ def compute_metrics(
 
   Args:
     name: task name, a key of `formats.TASKS`.
-    labels, keys, answers: these fields of the examples, see `formats.Row`.
+    labels, keys, answers: these fields of the examples, see `formats.FormattedExample`.
     predictions: classes, or texts if the task has no labels.
   """
   if name == 'cb':
@@ -270,6 +280,9 @@ def _normalize(text: str) -> str:
 
 def _word_f1(answer: str, prediction: str) -> float:
   """Returns the F1 of the words, from 0 to 1. Repeated words count as often as they occur."""
-  answer, prediction = (collections.Counter(text.split()) for text in (answer, prediction))
-  hits = (answer & prediction).total()
-  return 2 * hits / (answer.total() + prediction.total()) if hits else 0.0
+  expected = collections.Counter(answer.split())
+  predicted = collections.Counter(prediction.split())
+  hits = (expected & predicted).total()
+  if not hits:
+    return 0.0
+  return 2 * hits / (expected.total() + predicted.total())

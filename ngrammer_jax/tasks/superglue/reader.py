@@ -24,7 +24,7 @@ _translate_damage = functools.partial(file_errors.translate_damage, remedy='down
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class TaskFiles:
   """Files and schema of a config of the TFDS dataset super_glue:1.0.2.
 
   Attributes:
@@ -46,26 +46,29 @@ class Config:
 
   def file(self, split: str) -> str:
     """Returns the path of the file of a split, in a folder or in a zip."""
+    if self.splits != SPLITS:  # a diagnostic set has one file
+      return f'{self.folder}/{self.folder}.jsonl'
     name = {'train': 'train', 'validation': 'val', 'test': 'test'}[split]
-    return f'{self.folder}/{name if self.splits == SPLITS else self.folder}.jsonl'
+    return f'{self.folder}/{name}.jsonl'
 
 
-BOOLEAN, ENTAILMENT = ('False', 'True'), ('entailment', 'not_entailment')
-_WSC = Config('WSC', ('text', 'span1_text', 'span2_text', 'span1_index', 'span2_index'), BOOLEAN)
+BOOLEAN = ('False', 'True')
+ENTAILMENT = ('entailment', 'not_entailment')
+_WSC = TaskFiles('WSC', ('text', 'span1_text', 'span2_text', 'span1_index', 'span2_index'), BOOLEAN)
 CONFIGS = {
-  'boolq': Config('BoolQ', ('question', 'passage'), BOOLEAN),
-  'cb': Config('CB', ('premise', 'hypothesis'), ('entailment', 'contradiction', 'neutral')),
-  'copa': Config('COPA', ('premise', 'choice1', 'choice2', 'question'), ('choice1', 'choice2')),
-  'multirc': Config('MultiRC', ('paragraph', 'question', 'answer'), BOOLEAN),
-  'record': Config('ReCoRD', ('passage', 'query', 'entities', 'answers'), ()),
-  'rte': Config('RTE', ('premise', 'hypothesis'), ENTAILMENT),
-  'wic': Config(
+  'boolq': TaskFiles('BoolQ', ('question', 'passage'), BOOLEAN),
+  'cb': TaskFiles('CB', ('premise', 'hypothesis'), ('entailment', 'contradiction', 'neutral')),
+  'copa': TaskFiles('COPA', ('premise', 'choice1', 'choice2', 'question'), ('choice1', 'choice2')),
+  'multirc': TaskFiles('MultiRC', ('paragraph', 'question', 'answer'), BOOLEAN),
+  'record': TaskFiles('ReCoRD', ('passage', 'query', 'entities', 'answers'), ()),
+  'rte': TaskFiles('RTE', ('premise', 'hypothesis'), ENTAILMENT),
+  'wic': TaskFiles(
     'WiC', ('word', 'sentence1', 'sentence2', 'start1', 'start2', 'end1', 'end2'), BOOLEAN
   ),
   'wsc': _WSC,
   'wsc.fixed': _WSC,
-  'axb': Config('AX-b', ('sentence1', 'sentence2'), ENTAILMENT, splits=('test',)),
-  'axg': Config('AX-g', ('premise', 'hypothesis'), ENTAILMENT, splits=('test',)),
+  'axb': TaskFiles('AX-b', ('sentence1', 'sentence2'), ENTAILMENT, splits=('test',)),
+  'axg': TaskFiles('AX-g', ('premise', 'hypothesis'), ENTAILMENT, splits=('test',)),
 }
 # Size in bytes and SHA-256 of the official zips, by folder.
 OFFICIAL_ZIPS = {
@@ -108,7 +111,8 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
   """
   check_split(config, split)
   path, file = _find_file(storage.user_path('data.superglue_dir', folder), config, split)
-  examples, line_by_idx = [], {}
+  examples = []
+  line_by_idx: dict[str, int] = {}
   with _translate_damage(path), file.open('rb') as lines:
     for number, line in enumerate(lines, 1):
       if not line.strip():
@@ -139,24 +143,32 @@ def _find_file(
   file = files.file(split)
   if (folder / file).is_file():
     return folder / file, folder / file
-  for path in (folder / files.zip, folder if folder.suffix == '.zip' else folder / COMBINED_ZIP):
+  combined = folder if folder.suffix == '.zip' else folder / COMBINED_ZIP
+  for path in (folder / files.zip, combined):
     if not path.is_file():
       continue
     if path.name == files.zip:
       _warn_if_not_official(config, path)
     with _translate_damage(path):
       archive = zipfile.ZipFile(path)
-      # In any folder of the zip.
-      is_member = lambda name: f'/{name}'.endswith(f'/{file}') and not name.startswith('__MACOSX/')
-      members = sorted(filter(is_member, archive.namelist()), key=lambda n: (n.count('/'), n))
-    if members:
-      return path, zipfile.Path(archive, members[0])
+      member = _find_member(archive.namelist(), file)
+    if member is not None:
+      return path, zipfile.Path(archive, member)
   size, digest = OFFICIAL_ZIPS[files.folder]
   raise errors.BadInput(
     f'{folder} has no {split} split of SuperGLUE {config}: expected the file {file}, which can '
     f'also be inside {files.zip} ({size:,} bytes, sha256 {digest}) or {COMBINED_ZIP}; '
     f'download {URL}{files.zip}'
   )
+
+
+def _find_member(names: list[str], file: str) -> str | None:
+  """Returns the member of a zip that is a file, in the outermost folder; None: there is none."""
+  members = []
+  for name in names:
+    if f'/{name}'.endswith(f'/{file}') and not name.startswith('__MACOSX/'):
+      members.append(name)
+  return min(members, key=lambda name: (name.count('/'), name), default=None)
 
 
 @functools.cache  # one warning per file
@@ -188,7 +200,7 @@ def _to_examples(config: str, split: str, row: dict[str, Any]) -> Iterator[dict[
     yield wsc.repair_spans(example) if config == 'wsc.fixed' else example
 
 
-def _multirc_examples(split, row):
+def _multirc_examples(split: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
   """Yields one example per answer option."""
   passage = row['passage']
   for question in passage['questions']:
@@ -202,9 +214,10 @@ def _multirc_examples(split, row):
       }
 
 
-def _record_examples(split, row):
+def _record_examples(split: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
   """Yields one example per query."""
-  text, entities = row['passage']['text'], row['passage']['entities']
+  text = row['passage']['text']
+  entities = row['passage']['entities']
   entity_texts = {text[entity['start'] : entity['end'] + 1] for entity in entities}
   for query in row['qas']:
     answers = query.get('answers', []) if split == 'test' else query['answers']
@@ -219,7 +232,8 @@ def _record_examples(split, row):
 
 def _label(config: str, split: str, fields: dict[str, Any]) -> int:
   """Returns the class in the field `label`, -1 if a test split does not have it."""
-  labels, label = CONFIGS[config].labels, fields.get('label')
+  labels = CONFIGS[config].labels
+  label = fields.get('label')
   if label is None and split == 'test':
     return -1
   values = (0, 1) if labels is BOOLEAN or config == 'copa' else labels  # 0, or false

@@ -6,6 +6,7 @@
 This module imports seqio and TensorFlow, so it is imported only when a task is used.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import pathlib
@@ -22,11 +23,12 @@ from ngrammer_jax.tasks.vocabulary import TaskVocabulary
 
 tf, seqio = tensorflow.load()
 
-TASK_PREFIX, MIXTURE_NAME = 'ngrammer_superglue_', 'ngrammer_superglue_mixture'
+TASK_PREFIX = 'ngrammer_superglue_'
+MIXTURE_NAME = 'ngrammer_superglue_mixture'
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ExampleSource:
   """Location of the examples: original files, or datasets prepared by TFDS.
 
   Attributes:
@@ -60,7 +62,10 @@ class Source:
 
 
 def register(
-  source: Source, vocabulary: vocabularies.Vocabulary, wsc_spans: str = 'all', format: str = 't5'
+  source: ExampleSource,
+  vocabulary: vocabularies.Vocabulary,
+  wsc_spans: str = 'all',
+  format: str = 't5',
 ) -> list[str]:
   """Registers the seqio tasks of `formats.TASKS`, and the mixture of `formats.SUPERGLUE_TASKS`.
 
@@ -76,53 +81,66 @@ def register(
   is_question = format == 'question'
   read = functools.cache(source.examples)
 
-  def read_rows(name, split):
+  def read_rows(name: str, split: str) -> list[formats.FormattedExample]:
     examples = read(formats.TASKS[name].config, split)
     return list(formats.format_rows(name, examples, split, wsc_spans, format))
 
   features = {
-    name: seqio.Feature(task_vocabulary, add_eos=has_end, dtype=tf.int32)
-    for name, has_end in (('inputs', not is_question), ('targets', True))
+    'inputs': seqio.Feature(task_vocabulary, add_eos=not is_question, dtype=tf.int32),
+    'targets': seqio.Feature(task_vocabulary, add_eos=True, dtype=tf.int32),
   }
   for name, task in formats.TASKS.items():
+    preprocessors = [
+      functools.partial(seqio.preprocessors.tokenize, with_eos=False),
+      _count_inputs,
+    ]
+    if is_question or task.truncated_side == 'left':
+      preprocessors.append(_truncate_left)
+    preprocessors.append(seqio.preprocessors.append_eos_after_trim)
     seqio.TaskRegistry.remove(TASK_PREFIX + name)
     seqio.TaskRegistry.add(
       TASK_PREFIX + name,
       source=seqio.FunctionDataSource(
         functools.partial(_make_dataset, name, read_rows), splits=reader.CONFIGS[task.config].splits
       ),
-      preprocessors=[
-        functools.partial(seqio.preprocessors.tokenize, with_eos=False),
-        _count_inputs,
-        *([_truncate_left] if is_question or task.truncated_side == 'left' else []),
-        seqio.preprocessors.append_eos_after_trim,
-      ],
+      preprocessors=preprocessors,
       output_features=features,
       postprocess_fn=functools.partial(_postprocess, name),
       metric_fns=[functools.partial(_compute_metrics, name)],
     )
   seqio.MixtureRegistry.remove(MIXTURE_NAME)
-  rates = [  # the number of training rows of each task
-    (TASK_PREFIX + name, lambda task, name=name: float(len(read_rows(name, 'train'))))
-    for name in formats.SUPERGLUE_TASKS
-  ]
+  rates = []
+  for name in formats.SUPERGLUE_TASKS:
+    rates.append((TASK_PREFIX + name, functools.partial(_count_training_rows, name, read_rows)))
   seqio.MixtureRegistry.add(MIXTURE_NAME, rates)
   return [*(TASK_PREFIX + name for name in formats.TASKS), MIXTURE_NAME]
 
 
-def _make_dataset(name, read_rows, split, shuffle_files, seed=None):
+ReadRows = Callable[[str, str], list[formats.FormattedExample]]  # of a task and a split
+
+
+def _count_training_rows(name: str, read_rows: ReadRows, task: seqio.Task) -> float:
+  """Returns the rate of a task in the mixture: the number of its training rows."""
+  del task
+  return float(len(read_rows(name, 'train')))
+
+
+def _make_dataset(
+  name: str, read_rows: ReadRows, split: str, shuffle_files: bool, seed: int | None = None
+) -> tf.data.Dataset:
   """Returns the rows of a split as a TensorFlow dataset."""
   del shuffle_files, seed  # all rows are read, and seqio shuffles them
   rows = read_rows(name, split)
-  ragged = lambda lists: tf.ragged.constant(lists, dtype=tf.string)
+  choices = [list(row.choices) for row in rows]
+  answers = [list(row.answers) for row in rows]
   return tf.data.Dataset.from_tensor_slices(
     {
       'inputs': tf.constant([row.inputs for row in rows], tf.string),
       'targets': tf.constant([row.targets for row in rows], tf.string),
       'label': tf.constant([row.label for row in rows], tf.int32),
       'idx': tf.constant([row.key for row in rows], tf.int32),
-      'choices': ragged([list(row.choices) for row in rows]),
-      'answers': ragged([list(row.answers) for row in rows]),
+      'choices': tf.ragged.constant(choices, dtype=tf.string),
+      'answers': tf.ragged.constant(answers, dtype=tf.string),
     }
   )
 
@@ -141,7 +159,9 @@ def _truncate_left(example, sequence_length):
   return example
 
 
-def _postprocess(name, text, example=None, is_target=False):
+def _postprocess(
+  name: str, text: str, example: dict[str, Any] | None = None, is_target: bool = False
+) -> Any:
   """Converts a target to (label, key, answers), and a predicted text to a class or a text."""
   task = formats.find_task(name)
   if is_target:
@@ -153,12 +173,14 @@ def _postprocess(name, text, example=None, is_target=False):
   return text
 
 
-def _compute_metrics(name, targets, predictions):
+def _compute_metrics(
+  name: str, targets: list[tuple[Any, ...]], predictions: list[Any]
+) -> dict[str, float]:
   labels, keys, answers = zip(*targets, strict=True)
   return metrics.compute_metrics(name, labels, keys, answers, predictions)
 
 
-def _to_plain_values(example):
+def _to_plain_values(example: Any) -> Any:
   """Converts an example of TFDS to plain Python values."""
   if isinstance(example, dict):
     return {name: _to_plain_values(value) for name, value in example.items()}

@@ -15,10 +15,9 @@ def format_answers(name: str, examples: Sequence[Any], answers: Sequence[Any]) -
     texts = {example.key[-1]: answer for example, answer in zip(examples, answers, strict=True)}
     lines = [{'idx': idx, 'label': text} for idx, text in texts.items()]
   else:
-    lines = [
-      {'idx': example.key[0], 'label': _label(name, example, answer)}
-      for example, answer in zip(examples, answers, strict=True)
-    ]
+    lines = []
+    for example, answer in zip(examples, answers, strict=True):
+      lines.append({'idx': example.key[0], 'label': _label(name, example, answer)})
   return ''.join(json.dumps(line) + '\n' for line in lines)
 
 
@@ -27,7 +26,7 @@ def file_name(name: str) -> str:
   return f'{reader.CONFIGS[formats.find_task(name).config].folder}.jsonl'
 
 
-def _label(name, example, answer):
+def _label(name: str, example: Any, answer: Any) -> int | str:
   """Returns the label in the format of the benchmark. An invalid answer becomes the first class."""
   if name == 'wsc_simple':
     answer = metrics.match_referent(example.answers[0], answer)
@@ -38,19 +37,15 @@ def _label(name, example, answer):
   return formats.find_task(name).labels[max(answer, 0)]
 
 
-def _multirc_lines(examples, answers):
+def _multirc_lines(examples: Sequence[Any], answers: Sequence[Any]) -> list[dict[str, Any]]:
   """Returns one line per paragraph, with its questions and their options."""
   paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
   for example, answer in zip(examples, answers, strict=True):
     paragraph, question, option = example.key
     options = paragraphs.setdefault(paragraph, {}).setdefault(question, [])
     options.append({'idx': option, 'label': int(answer == 1)})
-  return [
-    {
-      'idx': paragraph,
-      'passage': {
-        'questions': [{'idx': q, 'answers': options} for q, options in questions.items()]
-      },
-    }
-    for paragraph, questions in paragraphs.items()
-  ]
+  lines = []
+  for paragraph, options_by_question in paragraphs.items():
+    questions = [{'idx': q, 'answers': options} for q, options in options_by_question.items()]
+    lines.append({'idx': paragraph, 'passage': {'questions': questions}})
+  return lines

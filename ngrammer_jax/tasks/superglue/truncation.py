@@ -20,17 +20,22 @@ def log_lengths(
     max_targets: tokens of a row that are reserved for the target.
   """
   lengths = np.asarray(lengths)
-  excess, level = lengths[lengths > max_inputs] - max_inputs, logging.INFO
+  excess = lengths[lengths > max_inputs] - max_inputs
   share = len(excess) / len(lengths)
-  message = (
-    f'{len(excess):,} of {len(lengths):,} inputs ({share:.1%}) are truncated to {max_inputs:,} '
-    f'tokens and lose {np.median(excess):,.0f} tokens (median), at most {excess.max():,}'
-    if len(excess)
-    else f'none of {len(lengths):,} inputs is truncated, the longest has {lengths.max():,} of at '
-    f'most {max_inputs:,} tokens'
-  )
+  if len(excess):
+    message = (
+      f'{len(excess):,} of {len(lengths):,} inputs ({share:.1%}) are truncated to {max_inputs:,} '
+      f'tokens and lose {np.median(excess):,.0f} tokens (median), at most {excess.max():,}'
+    )
+  else:
+    message = (
+      f'none of {len(lengths):,} inputs is truncated, the longest has {lengths.max():,} of at '
+      f'most {max_inputs:,} tokens'
+    )
+  level = logging.INFO
   if share > MAX_TRUNCATED_SHARE:
-    row_length, level = required_row_length(lengths, max_targets), logging.WARNING
+    level = logging.WARNING
+    row_length = required_row_length(lengths, max_targets)
     message += (
       f'; at most {MAX_TRUNCATED_SHARE:.0%} are truncated with training.segment_length={row_length}'
     )

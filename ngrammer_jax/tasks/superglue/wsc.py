@@ -30,7 +30,8 @@ def repair_spans(example: Mapping[str, Any]) -> dict[str, Any]:
   """
   fixed = dict(example)
   for span in ('span1', 'span2'):
-    text, index = fixed[f'{span}_text'], fixed[f'{span}_index']
+    text = fixed[f'{span}_text']
+    index = fixed[f'{span}_index']
     if text in fixed['text'] or text in SPLIT_REFERENTS:
       continue
     words = fixed['text'].split()
@@ -83,7 +84,8 @@ def mark_spans_by_index(example: Mapping[str, Any]) -> str:
   A span is marked only if its text is at its word index: after that many words, each followed by
   one ASCII space, and with the marks of the first span counted as words.
   """
-  index1, index2 = example['span1_index'], example['span2_index']
+  index1 = example['span1_index']
+  index2 = example['span2_index']
   text = _mark_at_index(example['text'], example['span1_text'], index1, '*')
   return _mark_at_index(text, example['span2_text'], index2 + 2 * (index1 < index2), '#')
 
@@ -93,13 +95,16 @@ def _mark_at_index(text: str, span_text: str, index: int, mark: str) -> str:
   match = re.match(rf'(?:\S+\s){{{index}}}', text, re.ASCII)
   if match is None or not text.startswith(span_text, match.end()):
     return text
-  start, end = match.end(), match.end() + len(span_text)
+  start = match.end()
+  end = start + len(span_text)
   return f'{text[:start]}{mark} {span_text} {mark}{text[end:]}'
 
 
 def _locate_span(example: Mapping[str, Any], span: str) -> tuple[int, int]:
   """Returns start and end of a span in the text: at its index, else at the nearest occurrence."""
-  text, span_text, index = example['text'], example[f'{span}_text'], example[f'{span}_index']
+  text = example['text']
+  span_text = example[f'{span}_text']
+  index = example[f'{span}_index']
   words = text.split(' ')
   size = len(span_text.split(' '))
   start = sum(len(word) + 1 for word in words[:index])
@@ -111,12 +116,15 @@ def _locate_span(example: Mapping[str, Any], span: str) -> tuple[int, int]:
     starts = [match.start() for match in re.finditer(re.escape(span_text), text)]
   if not starts:
     raise _missing_span_error(example, span)
-  word_index = lambda position: text.count(' ', 0, position)
-  start = min(starts, key=lambda position: abs(word_index(position) - index))
+
+  def distance_in_words(position: int) -> int:
+    return abs(text.count(' ', 0, position) - index)
+
+  start = min(starts, key=distance_in_words)
   return start, start + len(span_text)
 
 
-def _missing_span_error(example, span):
+def _missing_span_error(example: Mapping[str, Any], span: str) -> errors.BadInput:
   return errors.BadInput(
     f'WSC example {example.get("idx")}: {span}_text={example[f"{span}_text"]!r} is not in its text '
     f'{example["text"]!r}, expected a substring; read the config wsc.fixed or download '
