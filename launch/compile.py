@@ -31,8 +31,13 @@ import traceback
 from typing import Any, NamedTuple
 
 # JAX and libtpu read these when they start; then they use no device and query no metadata server.
-os.environ |= {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
-os.environ |= {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_ACCELERATOR_TYPE': 'v5litepod-4'}
+os.environ |= {
+  'JAX_PLATFORMS': 'cpu',
+  'TPU_SKIP_MDS_QUERY': '1',
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'TPU_ACCELERATOR_TYPE': 'v5litepod-4',
+}
 
 import hlo
 import jax
@@ -83,8 +88,12 @@ METRICS = {  # of a program, with the unit to print
   'mfu': ('MFU at best', 1e-2, '%'),
   'cycles': ("the compiler's cycles", 1e-3, 'ms'),
 }
-PART_COLUMNS = {'GB': ('bytes', 1e9), '%': ('share', 1e-2)}
-PART_COLUMNS |= {'bound, ms': ('bound', 1e-3), 'cycles, ms': ('cycles', 1e-3)}
+PART_COLUMNS = {
+  'GB': ('bytes', 1e9),
+  '%': ('share', 1e-2),
+  'bound, ms': ('bound', 1e-3),
+  'cycles, ms': ('cycles', 1e-3),
+}
 
 
 class Chip(NamedTuple):
@@ -126,16 +135,20 @@ def slice_devices(topology: str, slices: int) -> list[jax.Device]:
       f'--topology={topology}: {str(error).splitlines()[0]}; expected for example v3:4x4, '
       f'v4:2x2x4, v5e:4x8, v5p:4x4x8 or v6e:8x8'
     ) from error
-  if (kind := topology_devices[0].device_kind) not in CHIPS:
+  kind = topology_devices[0].device_kind
+  if kind not in CHIPS:
     raise errors.BadInput(f'--topology={topology}: {kind} is not one of: {", ".join(CHIPS)}')
   return topology_devices
 
 
 def vocabulary_size(config: experiment.Config, override: int | None) -> int:
   """Returns the vocabulary size. Raises BadInput if it depends on the text."""
-  is_bytes = config.data.vocabulary == 'bytes'
-  size = vocabularies.ByteVocabulary.size if is_bytes else config.data.vocabulary_size
-  size = size if override is None else override
+  if override is not None:
+    size = override
+  elif config.data.vocabulary == 'bytes':
+    size = vocabularies.ByteVocabulary.size
+  else:
+    size = config.data.vocabulary_size
   if size is None or size < 2:
     raise errors.BadInput(
       f'the size of data.vocabulary={config.data.vocabulary!r} is {size or "that of the text"}: '
@@ -144,28 +157,38 @@ def vocabulary_size(config: experiment.Config, override: int | None) -> int:
   return size
 
 
-def compile_program(run: programs.Programs, name: str, slices: int = 1) -> dict[str, Any]:
+def compile_program(run_programs: programs.Programs, name: str, slices: int = 1) -> dict[str, Any]:
   """Compiles one of `programs.NAMES`; returns its statistics, or why it does not fit."""
-  start_time, kind = time.monotonic(), run.mesh.devices.flat[0].device_kind
-  traced, tokens = run.trace_program(name)
-  result = {'parameters': model_variables.count_elements(run.abstract.params), 'tokens': tokens}
-  result |= {'memory_limit': CHIPS[kind].memory * 2**30, 'fits': False}
+  start_time = time.monotonic()
+  mesh = run_programs.mesh
+  kind = mesh.devices.flat[0].device_kind
+  traced, tokens = run_programs.trace_program(name)
+  result = {
+    'parameters': model_variables.count_elements(run_programs.abstract.params),
+    'tokens': tokens,
+    'memory_limit': CHIPS[kind].memory * 2**30,
+    'fits': False,
+  }
   try:
-    with sharding.use(run.mesh):
+    with sharding.use(mesh):
       compiled = traced.lower().compile()
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    return result | {'reason': str(error).splitlines()[0]}
-  memory, peak = compiled.memory_analysis(), capacity.peak_bytes(compiled)
-  result |= {'compile_seconds': time.monotonic() - start_time, 'peak': peak}
-  result |= {'arguments': memory.argument_size_in_bytes, 'temporaries': memory.temp_size_in_bytes}
+    result['reason'] = str(error).splitlines()[0]
+    return result
+  memory = compiled.memory_analysis()
+  result['compile_seconds'] = time.monotonic() - start_time
+  result['peak'] = capacity.peak_bytes(compiled)
+  result['arguments'] = memory.argument_size_in_bytes
+  result['temporaries'] = memory.temp_size_in_bytes
   result['host'] = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
-  result['fits'] = peak <= result['memory_limit']
-  axes = dict(run.mesh.shape) | {'data': run.mesh.shape['data'] // slices}
+  result['fits'] = result['peak'] <= result['memory_limit']
+  axes = dict(mesh.shape)
+  axes['data'] //= slices
   result |= count(compiled.as_text(), axes, kind, flops.kernel_flops(traced.jaxpr))
   if name == 'train':
-    model_flops = 3 * run.flops.forward() * tokens / run.mesh.size
+    model_flops = 3 * run_programs.flops.forward() * tokens / mesh.size
     result['mfu'] = model_flops / flops.peak_flops(kind) / result['bound']
   return result
 
@@ -182,33 +205,55 @@ def count(text: str, mesh: dict[str, int], kind: str, kernels: dict[tuple, float
   chip = CHIPS[kind]
   rates = hlo.Rates(flops.peak_flops(kind), chip.memory_rate * 1e9, chip.network_rate * 1e9)
   program = hlo.Program(text, mesh, rates, kernels)
-  parts, without_cycles = collections.defaultdict(collections.Counter), collections.Counter()
-  for work in program.work:
-    each = {name: getattr(work, name) for name in ('bytes', 'padding', 'flops', 'exposed')}
-    each |= {'bound': work.seconds + work.exposed, 'cycles': work.cycles / chip.clock / 1e9}
-    parts[part_of(work)].update({name: work.times * value for name, value in each.items()})
-    if not work.cycles:
-      what = work.name if work.opcode in ('fusion', 'tpu_custom_call') else work.opcode
-      without_cycles[re.sub(r'[.\d]+$', '', what)] += work.times * work.bytes
-  total, found = collections.Counter(), program.collectives()
-  for part in parts.values():
-    total.update(part)
-    part['share'] = part['bytes'] / max(program.bytes_moved(), 1)
-  between = sum(c.bytes_sent for c in found if c.kind == hlo.BETWEEN_SLICES)
+  parts = _count_by_part(program.work, chip)
+  total: collections.Counter = collections.Counter()
+  for numbers in parts.values():
+    total.update(numbers)
+    numbers['share'] = numbers['bytes'] / max(program.bytes_moved(), 1)
+  collectives = program.collectives()
+  between = sum(c.bytes_sent for c in collectives if c.kind == hlo.BETWEEN_SLICES)
   not_counted = [*dict.fromkeys(program.not_counted)]
   if math.isinf(chip.network_rate):
     not_counted.append(f'the waits for collectives: no network rate of {kind} is published')
   if between:
     not_counted.append('the waits for other slices: their network has no published rate')
+  by_bytes = sorted(parts, key=lambda name: -parts[name]['bytes'])
   return {
     **total,
-    'sent': sum(c.bytes_sent for c in found) - between,
+    'sent': sum(c.bytes_sent for c in collectives) - between,
     'sent_between_slices': between,
-    'parts': {name: dict(parts[name]) for name in sorted(parts, key=lambda n: -parts[n]['bytes'])},
-    'collectives': [c._asdict() | {'sent': c.bytes_sent} for c in found],
-    'without_cycles': dict(without_cycles.most_common()),
+    'parts': {name: dict(parts[name]) for name in by_bytes},
+    'collectives': [c._asdict() | {'sent': c.bytes_sent} for c in collectives],
+    'without_cycles': dict(_bytes_without_cycles(program.work).most_common()),
     'not_counted': not_counted,
   }
+
+
+def _count_by_part(all_work: list[hlo.Work], chip: Chip) -> dict[str, collections.Counter]:
+  """Returns what all executions compute and move, by part of the model."""
+  parts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+  for work in all_work:
+    numbers = {
+      'bytes': work.bytes,
+      'padding': work.padding,
+      'flops': work.flops,
+      'exposed': work.exposed,
+      'bound': work.seconds + work.exposed,
+      'cycles': work.cycles / chip.clock / 1e9,
+    }
+    for name, value in numbers.items():
+      parts[part_of(work)][name] += work.times * value
+  return parts
+
+
+def _bytes_without_cycles(all_work: list[hlo.Work]) -> collections.Counter:
+  """Returns the bytes of instructions for which the compiler estimates no cycles, by name."""
+  without_cycles: collections.Counter = collections.Counter()
+  for work in all_work:
+    if not work.cycles:
+      name = work.name if work.opcode in ('fusion', 'tpu_custom_call') else work.opcode
+      without_cycles[re.sub(r'[.\d]+$', '', name)] += work.times * work.bytes
+  return without_cycles
 
 
 def part_of(work: hlo.Work) -> str:
@@ -222,42 +267,61 @@ def part_of(work: hlo.Work) -> str:
 
 
 def difference(this: Any, other: Any) -> Any:
-  """Returns the difference of two numbers, or of those of nested dictionaries; None is 0."""
+  """Returns the difference of two numbers, or of those of nested dictionaries; None is 0.
+
+  It is None for what is neither, such as a text.
+  """
   if isinstance(this or other, dict):
-    this, other = this or {}, other or {}
+    this = this or {}
+    other = other or {}
     return {key: difference(this.get(key), other.get(key)) for key in this | other}
-  return (this or 0) - (other or 0) if isinstance(this or other or 0, int | float) else None
+  if not isinstance(this or other or 0, int | float):
+    return None
+  return (this or 0) - (other or 0)
 
 
-def format_numbers(r: dict, sign: str = '') -> list[str]:
+def format_numbers(result: dict, sign: str = '') -> list[str]:
   """Formats the numbers of a program, in all and by part; `sign` as in format specifications."""
-  rows = [
-    (f'  {title}', f'{r[key] / scale:{sign},.2f}', unit)
-    for key, (title, scale, unit) in METRICS.items()
-    if r.get(key)
-  ]
-  lines, rows = text_tables.align_columns(rows, '<><'), [('  part', *PART_COLUMNS)]
-  for part, numbers in r['parts'].items():
-    values = (numbers.get(key, 0) / scale for key, scale in PART_COLUMNS.values())
-    rows.append((f'  {part}', *(f'{value:{sign},.2f}' for value in values)))
-  return lines + text_tables.align_columns(rows, '<>')
+  totals = []
+  for key, (title, scale, unit) in METRICS.items():
+    if result.get(key):
+      totals.append((f'  {title}', f'{result[key] / scale:{sign},.2f}', unit))
+  rows = [['  part', *PART_COLUMNS]]
+  for part, numbers in result['parts'].items():
+    cells = [f'  {part}']
+    for key, scale in PART_COLUMNS.values():
+      cells.append(f'{numbers.get(key, 0) / scale:{sign},.2f}')
+    rows.append(cells)
+  return text_tables.align_columns(totals, '<><') + text_tables.align_columns(rows, '<>')
 
 
-def format_report(name: str, r: dict) -> str:
+def format_report(name: str, result: dict) -> str:
   """Formats the statistics of a program."""
-  status = 'fits' if r['fits'] else f'DOES NOT FIT; {REMEDIES}'
-  lines = [f'{name}, {r["tokens"]:,} tokens: {status}']
-  if 'bytes' not in r:
-    return '\n'.join([*lines, f'  {r["reason"]}'])
-  lines[0] += f'; compiled in {progress.format_duration(r["compile_seconds"])}'
-  lines += format_numbers(r)
-  for c in (c for c in r['collectives'] if c['sent'] >= MIN_BYTES):
-    row = f'  {c["kind"]} over {",".join(c["axes"])} of {c["devices"]}, {c["times"]} times: '
-    row += f'{c["sent"] / 1e6:,.1f} MB sent, {1e3 * c["exposed"]:.2f} ms waited, {c["shape"][:50]}'
-    lines.append(row)
-  sizes = [f'{name} {size / 1e9:.2f}' for name, size in r['without_cycles'].items() if size >= 1e7]
-  lines += [f'  without cycles, GB: {", ".join(sizes)}'] if sizes else []
-  return '\n'.join(lines + [f'  not counted: {what}' for what in r['not_counted']])
+  status = 'fits' if result['fits'] else f'DOES NOT FIT; {REMEDIES}'
+  title = f'{name}, {result["tokens"]:,} tokens: {status}'
+  if 'bytes' not in result:
+    return f'{title}\n  {result["reason"]}'
+  title += f'; compiled in {progress.format_duration(result["compile_seconds"])}'
+  lines = [title, *format_numbers(result)]
+  for collective in result['collectives']:
+    if collective['sent'] >= MIN_BYTES:
+      lines.append(_format_collective(collective))
+  sizes = []
+  for instruction, size in result['without_cycles'].items():
+    if size >= 1e7:
+      sizes.append(f'{instruction} {size / 1e9:.2f}')
+  if sizes:
+    lines.append(f'  without cycles, GB: {", ".join(sizes)}')
+  lines += [f'  not counted: {what}' for what in result['not_counted']]
+  return '\n'.join(lines)
+
+
+def _format_collective(c: dict[str, Any]) -> str:
+  """Formats a collective in one line."""
+  return (
+    f'  {c["kind"]} over {",".join(c["axes"])} of {c["devices"]}, {c["times"]} times: '
+    f'{c["sent"] / 1e6:,.1f} MB sent, {1e3 * c["exposed"]:.2f} ms waited, {c["shape"][:50]}'
+  )
 
 
 def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
@@ -291,35 +355,50 @@ def read_report(path: pathlib.Path | None) -> dict[str, dict]:
 def main(argv: list[str]) -> int:
   """Prints the statistics of each program. Returns 1 if one does not fit."""
   args, config = parse_args(argv)
-  V, m, t = vocabulary_size(config, args.vocabulary_size), config.mesh, config.training
+  V = vocabulary_size(config, args.vocabulary_size)
   config.model.check_vocabulary(V)
   if args.json is not None:
     result_files.check_output_file('--json', args.json, 'report.json')
-  other, meshes, reports = read_report(args.against), {}, []
-  for topology in args.topology:  # errors in any topology are reported before compiling
-    devices = slice_devices(topology, args.slices)
-    meshes[topology] = sharding.make_mesh(m.data, m.fsdp, m.model, devices)
-    sharding.check_batch('training.batch_size', t.batch_size, meshes[topology], t.microbatches)
+  other = read_report(args.against)
+  # Errors in any topology are reported before compiling.
+  meshes = {topology: make_mesh(config, topology, args.slices) for topology in args.topology}
+  reports = []
   for topology, mesh in meshes.items():
     axes = ' x '.join(f'{name} {size}' for name, size in mesh.shape.items())
     kind = mesh.devices.flat[0].device_kind
     print(f'{args.slices} x {topology}: {mesh.size} devices ({kind}), mesh {axes}', flush=True)
-    run, results = programs.Programs(config, V, mesh), {}
+    run_programs = programs.Programs(config, V, mesh)
+    results = {}
     for name in args.programs:
       if name == 'look_up' and not host_tables.exist(config.model):
         continue
-      results[name] = compile_program(run, name, args.slices)
+      results[name] = compile_program(run_programs, name, args.slices)
       print(format_report(name, results[name]), flush=True)
       if 'parts' in results[name] and 'parts' in other.get(name, {}):
         print(f'{name}: difference from {args.against}')
         print('\n'.join(format_numbers(difference(results[name], other[name]), '+')))
-    report = {'topology': topology, 'slices': args.slices, 'mesh': dict(mesh.shape)}
-    reports.append(report | {'programs': results})
+    reports.append(
+      {
+        'topology': topology,
+        'slices': args.slices,
+        'mesh': dict(mesh.shape),
+        'programs': results,
+      }
+    )
     if args.json is not None:
       result_files.write_output(args.json, json.dumps(reports, indent=2) + '\n')
   results = [result for report in reports for result in report['programs'].values()]
   print(f'{results[0]["parameters"]:,} parameters')
   return 0 if all(result['fits'] for result in results) else 1
+
+
+def make_mesh(config: experiment.Config, topology: str, slices: int) -> jax.sharding.Mesh:
+  """Returns the mesh of the config on slices. Raises BadInput if the batch does not fit it."""
+  t = config.training
+  devices = slice_devices(topology, slices)
+  mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model, devices)
+  sharding.check_batch('training.batch_size', t.batch_size, mesh, t.microbatches)
+  return mesh
 
 
 def main_or_crash(argv: list[str]) -> int:

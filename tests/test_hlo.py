@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch import hlo
+from launch import hlo, hlo_text
 from ngrammer_jax import sharding
 from tests import jaxprs
 
@@ -345,4 +345,4 @@ def test_trip_counts_of_nested_loops_multiply():
   ],
 )
 def test_device_groups(text, groups):
-  assert hlo._device_group(text, 4) == groups[0]
+  assert hlo_text.device_group(text, 4) == groups[0]
