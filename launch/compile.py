@@ -123,7 +123,9 @@ CHIPS = {
 
 def slice_devices(topology: str, slices: int) -> list[jax.Device]:
   """Returns the devices of one or more slices. Raises BadInput if libtpu has no such topology."""
-  options = {'num_slices': slices} if slices > 1 else {}
+  options: dict[str, Any] = {}
+  if slices > 1:
+    options['num_slices'] = slices
   if topology.startswith('v4'):  # the two cores of a v4 chip are one device, not as those of a v3
     options['chip_config_name'] = 'megacore'
   try:
@@ -263,7 +265,9 @@ def part_of(work: hlo.Work) -> str:
   if work.opcode in LAYOUT_CHANGES or work.scope.endswith('/transpose'):
     return 'layout changes'
   matches = [*SCOPES.finditer(work.scope)]
-  return [*PARTS][matches[-1].lastindex - 1] if matches else 'other'
+  if not matches:
+    return 'other'
+  return [*PARTS][matches[-1].lastindex - 1]
 
 
 def difference(this: Any, other: Any) -> Any:
@@ -346,8 +350,10 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
 
 def read_report(path: pathlib.Path | None) -> dict[str, dict]:
   """Returns the programs of the first slice of a report. Raises BadInput if it is none."""
+  if path is None:
+    return {}
   try:
-    return {} if path is None else json.loads(path.read_text())[0]['programs']
+    return json.loads(path.read_text())[0]['programs']
   except (OSError, ValueError, LookupError, TypeError) as error:
     raise errors.BadInput(f'--against={path} is not a report of --json: {error}') from error
 
@@ -389,7 +395,9 @@ def main(argv: list[str]) -> int:
       result_files.write_output(args.json, json.dumps(reports, indent=2) + '\n')
   results = [result for report in reports for result in report['programs'].values()]
   print(f'{results[0]["parameters"]:,} parameters')
-  return 0 if all(result['fits'] for result in results) else 1
+  if all(result['fits'] for result in results):
+    return 0
+  return 1
 
 
 def make_mesh(config: experiment.Config, topology: str, slices: int) -> jax.sharding.Mesh:

@@ -283,9 +283,11 @@ def _async_keys(i: Instruction, marker: str) -> list[str]:
   marked = [value for each in i.fused if each.opcode == marker for value in each.operands]
   if marked:
     return [each.find(r'channel_id=(\d+)') for each in marked if 'channel_id' in each.text]
-  if i.opcode.endswith('-done'):
-    return [i.operands[0].name] if marker == hlo_text.ASYNC_DONE else []
-  return [i.name] if i.is_start and marker == hlo_text.ASYNC_START else []
+  if i.opcode.endswith('-done') and marker == hlo_text.ASYNC_DONE:
+    return [i.operands[0].name]
+  if i.is_start and marker == hlo_text.ASYNC_START:
+    return [i.name]
+  return []
 
 
 def _scope(i: Instruction) -> str:

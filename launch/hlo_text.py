@@ -72,7 +72,9 @@ class Instruction:
   def find(self, pattern: str) -> str:
     """Returns the first group of a pattern in the text, '' without a match."""
     match = re.search(pattern, self.text)
-    return match[1] if match else ''
+    if match is None:
+      return ''
+    return match[1]
 
   def called(self, role: str) -> list[str]:
     """Returns the names of the computations that it calls in a role."""
@@ -116,7 +118,8 @@ def _parse_instruction(line: str, by_name: dict[str, Instruction]) -> Instructio
   is_start = opcode.endswith('-start') or opcode == 'send'
   if opcode == 'custom-call':
     target = re.search(r'custom_call_target="([^"]*)"', rest)
-    opcode = target[1] if target else opcode
+    if target:
+      opcode = target[1]
   else:
     opcode = opcode.removesuffix('-start')
   instruction = Instruction(name, opcode, parse_arrays(shape), operands, rest, bool(root), is_start)
@@ -166,7 +169,9 @@ def _bits(dtype: str) -> int:
   digits = re.search(r'\d+', dtype)
   if digits:
     return int(digits[0])
-  return 8 if dtype == 'pred' else 0
+  if dtype == 'pred':
+    return 8
+  return 0
 
 
 def device_group(text: str, devices: int) -> list[int]:

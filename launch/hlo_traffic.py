@@ -22,7 +22,9 @@ def moved_bytes(i: Instruction, measure: str) -> float:
   """
 
   def bytes_of(array: Array) -> int:
-    return 0 if array.on_chip else getattr(array, measure)
+    if array.on_chip:
+      return 0
+    return getattr(array, measure)
 
   total = 0
   for operand in dict.fromkeys(i.operands):
@@ -78,7 +80,9 @@ def _read_share(user: Instruction, value: Instruction) -> float:
   if user.opcode in ASYNC or (user.opcode == 'tuple' and value.opcode == 'parameter'):
     return 0.0
   if positions == ['0'] and _is_in_place(user):
-    return 0.0 if user.opcode == 'dynamic-update-slice' else _written_share(user)
+    if user.opcode == 'dynamic-update-slice':
+      return 0.0
+    return _written_share(user)
   if user.opcode in SLICES and '0' in positions:
     return min(1.0, user.elements / value.elements) * _total_read_share(user)
   is_elementwise = user.opcode not in PRODUCTS and len(user.arrays) == 1

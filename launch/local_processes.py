@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 GRACE = 60  # seconds for the other processes to exit by themselves
 
@@ -56,24 +57,33 @@ def wait(processes: list[subprocess.Popen]) -> int:
   """Waits for all processes. Returns 0, or the exit status of the first that failed."""
   received = []
 
-  def forward(number, frame):
+  def forward(number: int, frame: types.FrameType | None) -> None:
     received.append(number)
     if len(received) == 1:  # not by print, which the signal may have interrupted
       os.write(2, f'{signal.Signals(number).name}: passed on to all as SIGTERM\n'.encode())
-    for process in processes if len(received) != 2 else ():
-      process.send_signal(signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
+      send_to_all(signal.SIGTERM)
+    elif len(received) > 2:
+      send_to_all(signal.SIGKILL)
+
+  def send_to_all(number: signal.Signals) -> None:
+    for process in processes:
+      process.send_signal(number)
 
   for name in ('SIGTERM', 'SIGUSR1', 'SIGUSR2', 'SIGHUP', 'SIGINT'):
     if signal.getsignal(signal.Signals[name]) != signal.SIG_IGN:  # as under nohup
       signal.signal(signal.Signals[name], forward)
-  failed, deadline = {}, math.inf
+  failed: dict[int, int] = {}  # exit status by index, in the order of their ends
+  deadline = math.inf
   while len(failed) + sum(process.poll() == 0 for process in processes) < len(processes):
     ended = [i for i, process in enumerate(processes) if process.poll() and i not in failed]
     # Killed ones first: the others ended because of them.
     for index in sorted(ended, key=lambda index: processes[index].returncode):
-      status = failed[index] = processes[index].returncode
+      status = processes[index].returncode
+      failed[index] = status
       deadline = min(deadline, time.monotonic() + GRACE)
-      reason = f'status {status}' if status > 0 else signal.Signals(-status).name
+      reason = f'status {status}'
+      if status < 0:
+        reason = signal.Signals(-status).name
       print(f'process {index} ended with {reason}', file=sys.stderr, flush=True)
     if time.monotonic() > deadline:
       for index, process in enumerate(processes):
@@ -84,7 +94,9 @@ def wait(processes: list[subprocess.Popen]) -> int:
       deadline = math.inf
     time.sleep(0.1)
   status = next(iter(failed.values()), 0)
-  return status if status >= 0 else 128 - status
+  if status < 0:  # of a signal, as shells do
+    return 128 - status
+  return status
 
 
 if __name__ == '__main__':

@@ -27,7 +27,8 @@ def resolve_choosing(name: str, choosing: str | None) -> str:
     BadInput: the task cannot be answered like that.
   """
   labels = formats.find_task(name).labels
-  choosing = choosing or ('rank' if labels else 'greedy')
+  if not choosing:
+    choosing = 'rank' if labels else 'greedy'
   if choosing == 'rank' and name == 'wsc_simple':
     raise errors.BadInput(
       'finetune.choosing="rank": wsc_simple has no choices to rank, its referents are generated; '
@@ -113,8 +114,9 @@ class TaskEvaluator:
     f = self.config.finetune
     ids = self.vocabulary.encode(text.encode())[: f.targets_length - 1]
     # Answers to a question are ranked without their end, as evaluation harnesses do.
-    end = [self.vocabulary.document_end] if f.format == 't5' else []
-    return np.append(ids, end).astype(np.int32)
+    if f.format == 't5':
+      ids = np.append(ids, self.vocabulary.document_end)
+    return ids.astype(np.int32)
 
   def _rank_choices(
     self,

@@ -37,7 +37,9 @@ class Task:
   @property
   def labels(self) -> tuple[str, ...]:
     """Label texts by class; empty for free text."""
-    return () if self.is_free_text else reader.CONFIGS[self.config].labels
+    if self.is_free_text:
+      return ()
+    return reader.CONFIGS[self.config].labels
 
 
 TASKS = {
@@ -222,7 +224,8 @@ def _join_fields(name: str, example: Mapping[str, Any]) -> str:
 def _key(example: Mapping[str, Any]) -> tuple[int, ...]:
   """Returns the indices of an example."""
   idx = example['idx']
-  if isinstance(idx, Mapping):
-    names = ('paragraph', 'question', 'answer') if 'paragraph' in idx else ('passage', 'query')
-    return tuple(int(idx[name]) for name in names)
-  return (int(idx),)
+  if not isinstance(idx, Mapping):
+    return (int(idx),)
+  if 'paragraph' in idx:
+    return int(idx['paragraph']), int(idx['question']), int(idx['answer'])
+  return int(idx['passage']), int(idx['query'])

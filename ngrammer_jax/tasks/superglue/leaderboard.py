@@ -31,7 +31,8 @@ def find_runs(workdirs: Sequence[pathlib.Path], step: int | str) -> dict[str, ru
     for folder in _run_folders(workdir):
       run = runs.load_run(folder, step)
       for task in _check_run(run):
-        task = 'wsc' if task == 'wsc_simple' else task
+        if task == 'wsc_simple':
+          task = 'wsc'
         if task in run_by_task:
           raise errors.BadInput(
             f'--workdir={run_by_task[task].workdir} and --workdir={folder} are both runs of '
@@ -53,7 +54,9 @@ def _run_folders(workdir: pathlib.Path) -> list[pathlib.Path]:
   folders = [workdir / task for task in formats.SUPERGLUE_TASKS]
   folders = [folder for folder in folders if (folder / 'config.json').exists()]
   is_run = (workdir / 'config.json').exists()
-  return [workdir] if is_run or not folders else folders
+  if is_run or not folders:
+    return [workdir]
+  return folders
 
 
 def _check_run(run: runs.Run) -> tuple[str, ...]:

@@ -193,11 +193,15 @@ def _to_examples(config: str, split: str, row: dict[str, Any]) -> Iterator[dict[
   elif config == 'record':
     yield from _record_examples(split, row)
   else:
-    fields = row | row['target'] if config.startswith('wsc') else row
+    fields = row
+    if config.startswith('wsc'):
+      fields = row | row['target']
     example = {name: fields[name] for name in CONFIGS[config].fields}
     # The idx of AX-b is "0", "1", ...
     example |= {'idx': int(row['idx']), 'label': _label(config, split, row)}
-    yield wsc.repair_spans(example) if config == 'wsc.fixed' else example
+    if config == 'wsc.fixed':
+      example = wsc.repair_spans(example)
+    yield example
 
 
 def _multirc_examples(split: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
