@@ -211,7 +211,9 @@ def encode_file(
 def _format_counts(meta: dict[str, Any]) -> str:
   """Formats the entry of a split in meta.json."""
   counts = f'{meta["tokens"]:,} tokens, {meta["bytes"]:,} bytes of text, '
-  counts += f'{meta["documents"]:,} documents'
+  counts += f'{meta["documents"]:,} document'
+  if meta['documents'] != 1:
+    counts += 's'
   if meta.get('empty'):
     counts += f' ({meta["empty"]:,} empty ones skipped)'
   return counts
