@@ -331,7 +331,7 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
 
     return evaluate
 
-  monkeypatch.setattr(evaluation, 'Evaluator', make_evaluator)
+  monkeypatch.setattr(evaluation, 'TaskEvaluator', make_evaluator)
   task = finetuning.FinetuneTask(config, folder / 'run')
   training = types.SimpleNamespace(engine='the engine of the run')
   for step in (2, 3):
