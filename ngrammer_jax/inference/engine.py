@@ -378,7 +378,7 @@ class Engine:
     """Pads token ids to [rows, length]; returns the ids, and 1 where they are not padding."""
     padded = np.zeros((2, rows, length), np.int32)
     for row, ids in enumerate(sequences):
-      token_ids.check('token ids', ids, self.model.vocabulary_size)
+      token_ids.check_range('token ids', ids, self.model.vocabulary_size)
       padded[0, row, : len(ids)], padded[1, row, : len(ids)] = ids, 1
     return padded
 

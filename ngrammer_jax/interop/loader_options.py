@@ -106,7 +106,7 @@ def _options(
 def check_layer_width(layer: ngrammer.NGrammer, width: int) -> None:
   """Raises BadInput if a layer cannot have inputs of this width."""
   try:
-    layer.check(width)
+    layer.check_width(width)
   except ValueError as error:
     raise errors.BadInput(f'the layer does not fit inputs of width {width}: {error}') from error
 

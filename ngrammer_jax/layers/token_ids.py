@@ -9,7 +9,7 @@ import numpy as np
 from ngrammer_jax import errors
 
 
-def check(name: str, ids: Any, size: int | None) -> None:
+def check_range(name: str, ids: Any, size: int | None) -> None:
   """Raises BadInput for ids that are not integers, or known to be out of range.
 
   Args:

@@ -90,7 +90,9 @@ class Block(nn.Module):
     # Attention.
     input_BxTxD = x_BxTxD
     norm = self._norm('attention')
-    y_BxTxD = x_BxTxD if norm is None else norm(x_BxTxD)
+    y_BxTxD = x_BxTxD
+    if norm is not None:
+      y_BxTxD = norm(x_BxTxD)
     y_BxTxD, projected, states = self._attend(y_BxTxD, context, memory, norm, attention_key)
     next_memory |= states
     x_BxTxD = self._residual('attention', x_BxTxD, y_BxTxD, attention_residual_key)

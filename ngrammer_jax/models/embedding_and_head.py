@@ -75,7 +75,7 @@ class VocabularyModel(nn.Module):
   def embed(self, tokens_BxT: jax.Array) -> tuple[jax.Array, EmbeddingLookup]:
     """Returns the inputs [B, T, D], and their embedding lookup."""
     c = self.config
-    token_ids.check('tokens', tokens_BxT, self.vocabulary_size)
+    token_ids.check_range('tokens', tokens_BxT, self.vocabulary_size)
     if c.adaptive_softmax is not None:
       x_BxTxD = scale_embedding(c, self.adaptive_softmax.embed(tokens_BxT))
       # There is no single embedding table; precomputed cluster ids need only the tokens.
@@ -88,7 +88,7 @@ class VocabularyModel(nn.Module):
   def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Returns the negative log-likelihood of every target, and whether it was predicted."""
     c = self.config
-    token_ids.check('targets', targets_BxT, self.vocabulary_size)
+    token_ids.check_range('targets', targets_BxT, self.vocabulary_size)
     if c.adaptive_softmax is not None:
       return self.adaptive_softmax.scores(hidden_BxTxJ, targets_BxT)
     return softmax.token_scores(

@@ -72,7 +72,7 @@ def frozen(
   return dtypes
 
 
-def check(named: Iterable[str], params: Any) -> None:
+def check_names(named: Iterable[str], params: Any) -> None:
   """Raises BadInput for a part of `optimizer.train` or `rates` that has no parameters."""
   groups = {group_of(name) for name in traverse_util.flatten_dict(params, sep='/')}
   for name in named:

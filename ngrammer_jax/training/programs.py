@@ -74,7 +74,7 @@ class Programs:
         sharding.check_host_memory(f'model.ngram_memories.{i}.table_memory', mesh)
     source = source or {}
     parts = [*config.optimizer.train, *(rate.part for rate in config.optimizer.rates)]
-    parameter_groups.check(parts, variables['params'])
+    parameter_groups.check_names(parts, variables['params'])
     self.frozen = parameter_groups.frozen(config.optimizer.train, variables['params'], source)
     self.labels = partition.labels(variables['params'], memories, self.frozen)
     trained_labels = parameter_groups.without(self.labels, self.frozen)

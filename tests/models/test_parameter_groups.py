@@ -53,12 +53,12 @@ def test_trees_are_divided_and_merged():
 
 
 def test_a_part_without_parameters_is_refused():
-  parameter_groups.check(['all', 'new', 'head', 'ngram_memory_0'], PARAMS)
+  parameter_groups.check_names(['all', 'new', 'head', 'ngram_memory_0'], PARAMS)
   with bad_input(
     "optimizer names the part 'span', which has no parameters of its own in this model: use "
     'blocks, embedding, head, ngram_memory_0'
   ):
-    parameter_groups.check(['head', 'span'], PARAMS)
+    parameter_groups.check_names(['head', 'span'], PARAMS)
 
 
 def test_a_training_of_nothing_is_refused():

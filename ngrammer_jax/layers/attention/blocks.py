@@ -83,13 +83,16 @@ def attend(
   first_query_NxB = (jnp.arange(B) * N + jnp.arange(N)[:, None]) * T
   source = source.replace(rows=jax.tree.map(layout.pad_memory, source.rows))
   operands = _operands(heads, span_mask, source, layout)
+  ramp, renormalize = 1, True  # of no effect without spans
+  if span_mask is not None:
+    ramp, renormalize = span_mask.ramp, span_mask.renormalize
   constants = Constants(
     layout=layout,
     source=source.replace(weights=None),
     first_query_NxB=first_query_NxB,
     drop=drop,
-    ramp=1 if span_mask is None else span_mask.ramp,
-    renormalize=True if span_mask is None else span_mask.renormalize,
+    ramp=ramp,
+    renormalize=renormalize,
     return_pairs=return_pairs,
     logit_cap=heads.logit_cap,
   )

@@ -182,7 +182,7 @@ class NGramMemory(nn.Module):
     if needs_tokens and context.tokens_BxT is None:
       raise ValueError('a memory of n-grams needs context.tokens_BxT')
     if needs_tokens:
-      token_ids.check('context.tokens_BxT', context.tokens_BxT, self.vocabulary_size)
+      token_ids.check_range('context.tokens_BxT', context.tokens_BxT, self.vocabulary_size)
 
   def _window_ngrams(
     self, ids_BxTxK: jax.Array, context: Context, state: State | None

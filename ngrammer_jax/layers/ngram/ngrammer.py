@@ -105,7 +105,7 @@ class NGrammer(nn.Module):
         f'{x_BxTxD.shape}: for one sequence [T, D], pass x[None]'
       )
     width = x_BxTxD.shape[-1]
-    self.check(width)
+    self.check_width(width)
     self._check_ids(ids, pair_ids, memory)
     layer = NGramMemory(
       self._options('previous' if pair_ids is None else 'attended'),
@@ -139,11 +139,13 @@ class NGrammer(nn.Module):
     """Returns the memory before the first segment, see `windows.Windows`."""
     return Windows(max(self.orders)).empty_state(batch, self.heads)
 
-  def check(self, width: int) -> None:
+  def check_width(self, width: int) -> None:
     """Raises ValueError if the sizes of the layer do not fit inputs of this width, D."""
     if self.combine not in PER_HEAD_JOINS:
       raise ValueError(f'combine {self.combine!r} is not one of {", ".join(PER_HEAD_JOINS)}')
     self._options('previous').check_sizes(width)
+
+  check = check_width  # its name in earlier versions
 
   def _check_ids(
     self, ids: jax.Array | None, pair_ids: jax.Array | None, memory: dict[str, jax.Array] | None
