@@ -140,13 +140,14 @@ class BlockReader:
     self, shard: int, position: FilePosition, epoch: int, sharing_rows: Sequence[int]
   ) -> DocumentBlock:
     """Reads up to a block that nobody has read yet; keeps what other rows will ask for."""
-    local_turns = {sharing_rows.index(row) for row in self._rows if row in sharing_rows}
+    # Document d is read by the row at d % len(sharing_rows).
+    local_remainders = {sharing_rows.index(row) for row in self._rows if row in sharing_rows}
     block = None
     for block in self._read_up_to(shard, position, self._shared_files, (epoch, shard)):
       for number in range(len(block.records)):
-        if (block.position.document + number) % len(sharing_rows) not in local_turns:
+        if (block.position.document + number) % len(sharing_rows) not in local_remainders:
           block.take(number)
-      block.num_waiting = len(local_turns)
+      block.num_waiting = len(local_remainders)
       self._shared_blocks[epoch, shard, block.position] = block
       self._limit_shared_blocks()
     self._newest[epoch, shard] = position

@@ -40,16 +40,21 @@ class ShardFingerprints:
     self._paths = paths
     self._lines: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)  # of each shard
     self._checked: dict[int, dict[str, Any]] = {}
-    for saved in (old_folder, folder.folder):
-      for line in [] if saved is None else _read(saved):
-        self._lines[line['file']].append(line)
+    if old_folder is not None:
+      self._add_lines(old_folder)
+    self._add_lines(folder.folder)
+
+  def _add_lines(self, folder: pathlib.Path) -> None:
+    for line in _read(folder):
+      self._lines[line['file']].append(line)
 
   def check(self, number: int) -> None:
     """Raises BadInput if a shard is no longer what the run first read, which was not damaged."""
     path = self._paths[number]
     lines = self._lines[number]
     with file_errors.translate_damage(path):
-      size, content = files.size(path), _fingerprint(path)
+      size = files.size(path)
+      content = _fingerprint(path)
     contents = {line['content'] for line in lines}
     # A content that any process has found damaged is damaged.
     intact = contents - {line['content'] for line in lines if line.get('was_damaged')}
@@ -58,11 +63,12 @@ class ShardFingerprints:
         f'{path} has changed since this run first read it: put the old file back, or use another '
         f'workdir'
       )
-    # The text that a run began with is known by the first size.
-    line = {'file': number, 'name': path.name, 'size': lines[0]['size'] if lines else size}
-    self._checked[number] = line | {'content': content}
+    if lines:  # the text that a run began with is known by the first size
+      size = lines[0]['size']
+    line = {'file': number, 'name': path.name, 'size': size, 'content': content}
+    self._checked[number] = line
     if content not in contents:
-      self._write(self._checked[number])
+      self._write(line)
 
   @contextlib.contextmanager
   def record_damage(self, number: int) -> Iterator[None]:
@@ -99,6 +105,7 @@ def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[tuple[int, s
 
 
 def _read(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Yields the lines of all processes, without damaged ones."""
   for path in sorted(folder.glob('files-*.jsonl')):
     for line in json_files.read_lines(path):
       if {'file', 'name', 'size', 'content'} <= line.keys():

@@ -75,8 +75,9 @@ def hold_out(
   """Divides documents among splits. Returns those of each split.
 
   Args:
-    documents: the documents; if it is a list, they are whole files.
-    share: of the documents, or of each if they are few, for each split but the first.
+    documents: the documents. Those of a list are whole files; others are read from their files each
+      time.
+    share: of the documents, or of each if they are few files, for each split but the first.
     splits: train, and the splits that are held out.
   """
   order = HeldOutOrder(max(round(1 / share), len(splits)), splits)

@@ -109,9 +109,10 @@ class PackedDataset:
     if first_step > step:
       first_step = 0
       states = dict.fromkeys(rows, row_reader.RowState())
-    saved = self._places.newest(step, rows) if first_step < step else None
-    if saved is not None and saved[0] > first_step:
-      first_step, states = saved
+    if first_step < step:
+      saved = self._places.newest(step, rows)
+      if saved is not None and saved[0] > first_step:
+        first_step, states = saved
     # Of this reader alone: a document that a row has taken is gone.
     blocks = document_blocks.BlockReader(self._shards, self._fingerprints, self._keeps_blank, rows)
     row_readers = {}

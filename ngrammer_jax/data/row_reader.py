@@ -97,12 +97,17 @@ class RowReader:
   @property
   def state(self) -> RowState:
     """Position of the next token."""
-    return self._buffer[0][0] if self._buffer else self._state_if_empty
+    if not self._buffer:
+      return self._state_if_empty
+    state, _ = self._buffer[0]
+    return state
 
   def _read_documents(self, state: RowState) -> Iterator[tuple[RowState, bytes]]:
     """Yields the state before each document, and its text, without end."""
     for epoch in itertools.count(state.epoch):
-      begin = state if epoch == state.epoch else RowState(epoch)
+      begin = RowState(epoch)
+      if epoch == state.epoch:
+        begin = state
       has_documents = False
       for document in self._read_epoch(begin):
         has_documents = True
