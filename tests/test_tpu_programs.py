@@ -38,7 +38,7 @@ from flax import linen as nn
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.models import language_model
 sizes = {'layers': 2, 'width': 256, 'heads': 2, 'feed_forward_width': 256, 'remat': 'minimal'}
-config = model_config.ModelConfig(**sizes, dtype='bfloat16')
+config = model_config.ModelConfig(**sizes, dtype='bfloat16', scan_layers=True)
 model = language_model.build(config, 256)
 tokens = jax.ShapeDtypeStruct((1, 512), jnp.int32, sharding=place)
 
