@@ -377,7 +377,9 @@ def test_the_readme_runs(pages):
   pages.smaller = ('--config.model.layers=1',)
   names = pages.run(README)
   api = documentation.blocks(ROOT / 'docs' / 'python_api.md')
+  (training_step,) = (block.text for block in api if 'def train_step(' in block.text)
   (in_nnx,) = (block.text for block in api if 'MyNNXModel' in block.text)
+  exec(training_step, names)
   exec(in_nnx, names)
   assert pages.has_run >= {'ngrammer_jax.train', 'python'}
   # Its layer learns, in NNX too.
