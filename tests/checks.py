@@ -81,6 +81,11 @@ def rest_is_slow(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
   return [v if v in quick else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
+def rest_is_full(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
+  """Parameters of a test, of which only some are in the quick tier, the others in the full one."""
+  return [v if v in quick else pytest.param(v, marks=pytest.mark.full) for v in values]
+
+
 def mesh_of(data: int, fsdp: int = 1, model: int = 1) -> jax.sharding.Mesh:
   """The first devices as a mesh of these sizes."""
   return sharding.make_mesh(data, fsdp, model, jax.devices()[: data * fsdp * model])

@@ -66,6 +66,13 @@ WORKER_GROUPS = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+  """A slow case of a test that is marked `full` is only slow."""
+  if config.option.markexpr == 'full':
+    items[:] = [item for item in items if item.get_closest_marker('slow') is None]
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
   """One worker runs all tests of a file, and all files of a group."""

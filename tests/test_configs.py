@@ -107,6 +107,7 @@ LARGE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'spec, layers',
   [(spec, 1) for spec in list(LARGE)[:2]]
@@ -174,6 +175,7 @@ XL = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('variant', variants(XL, ['enwik8_large', 'wt103_base', 'wikitext2_small']))
 def test_rows_of_transformer_xl(variant):
   params, words = XL[variant]
@@ -198,6 +200,7 @@ SPAN = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('variant', variants(SPAN, ['text8_large', 'wiki103_pers', 'small_all']))
 def test_rows_of_adaptive_span(variant):
   params, words = SPAN[variant]
@@ -244,6 +247,7 @@ def test_rows_of_attention_lstms_count_their_parameters():
     assert model.recurrent.parameters(model.width, 77_000) == params, variant
 
 
+@pytest.mark.full
 def test_small_rows_of_attention_lstms_are_of_one_size():
   for variant in ('lstm', 'attention', 'key_value', 'key_value_predict', '4gram', 'attention_1'):
     params, _ = counts(f'attention_lstm.py:wikitext2_{variant}')
@@ -307,6 +311,7 @@ def test_small_ngram_memories_have_the_model_of_other_configs():
     load('ngram_memories.py:engram')
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'variant, words, params, centroids',
   [

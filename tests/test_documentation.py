@@ -398,6 +398,7 @@ RUNNABLE = [
 ]
 
 
+@pytest.mark.full
 def test_snippets_of_layers_are_traced():
   """They are not compiled."""
   for page in ('spans', 'ngram_memories'):

@@ -48,6 +48,7 @@ def main(run, monkeypatch):
   return lambda *arguments: generate.main([f'--workdir={run.workdir}', *arguments])
 
 
+@pytest.mark.full
 def test_the_score_of_a_text_matches_evaluation(run, trained):
   """If the split is one document and one stream."""
   tokens = mixture.prepare(run.config.data).split('test').tokens
@@ -61,6 +62,7 @@ def test_the_score_of_a_text_matches_evaluation(run, trained):
   assert score.bits_per_byte == pytest.approx(result['bits_per_byte'], rel=1e-6)
 
 
+@pytest.mark.full
 def test_scores_do_not_depend_on_other_texts(run):
   batched = run.score(TEXTS * 4)  # several batches
   assert [score.text for score in batched] == TEXTS * 4
@@ -147,6 +149,7 @@ def test_a_document_that_ends_at_once(run, main, monkeypatch, capsys, caplog):
   assert generate._format_speed([]) == '0 tokens'
 
 
+@pytest.mark.full
 def test_greedy_tokens_have_the_best_score(run):
   prompts = ['the unio', 'of s', 'is\n', 'strong u', '', 'sta', 'tates', 'union']
   completions = run.generate(prompts, tokens=7, temperature=0)

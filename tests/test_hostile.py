@@ -54,6 +54,7 @@ def shortcomings(run, subcommands, cases, folders):
   return found
 
 
+@pytest.mark.full
 def test_damage_is_refused_in_one_sentence(trained_copy, subcommands, tmp_path, no_device):
   """Each damage with one of the commands that read the file, in turn."""
   cases = []

@@ -55,6 +55,7 @@ def test_processes_end_if_another_one_cannot_start(monkeypatch):
   assert len(started) == 1 and ended == started
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('code, status', [('0', 0), ('2', 2), ('143', 143)])
 def test_status_is_that_of_the_first_process_that_fails(code, status):
   script = f'import sys; sys.exit({code} if sys.argv[-1] == "--process_id=1" else 0)'

@@ -208,6 +208,7 @@ def test_checksums_are_those_of_the_usual_tool(damaged):
   subprocess.run(command, cwd=damaged, check=True, capture_output=True)
 
 
+@pytest.mark.full
 def test_a_pretrained_model_scores_a_text(weights, trained, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   text = tmp_path / 'speech.txt'
@@ -225,6 +226,7 @@ def test_a_pretrained_model_scores_a_text(weights, trained, tmp_path, monkeypatc
   assert result['step'] == 12 and result['bits_per_byte'] == pytest.approx(score.bits_per_byte)
 
 
+@pytest.mark.full
 def test_a_short_text_is_one_stream(weights, tmp_path):
   text, run = tmp_path / 'short.txt', ngrammer_jax.load_pretrained('tiny')
   text.write_text('the union')
@@ -300,6 +302,7 @@ def test_the_config_of_a_pretrained_model_has_its_vocabulary(damaged):
     command_line.load_file('pretrained:othr')
 
 
+@pytest.mark.full
 def test_a_training_starts_from_a_pretrained_model(weights, tiny, tmp_path):
   config = tiny(init_from='pretrained:tiny')
   start = init_from.Start(config, tmp_path)

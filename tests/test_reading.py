@@ -66,6 +66,7 @@ def imported_modules():
   return imported
 
 
+@pytest.mark.full
 def test_no_modules_import_each_other():
   remaining = imported_modules()
   while leaves := [name for name, others in remaining.items() if not others & remaining.keys()]:

@@ -268,6 +268,7 @@ def test_an_analysis_loses_and_replaces_nothing(
   assert {path.name for path in tmp_path.iterdir()} == names | numbered
 
 
+@pytest.mark.full
 def test_an_export_and_a_start_on_a_full_disk_name_the_folder(trained, tiny, tmp_path, monkeypatch):
   def full(*args):
     raise OSError(errno.ENOSPC, 'No space left on device')  # without a name

@@ -112,6 +112,7 @@ def no_results(monkeypatch):
   monkeypatch.setattr(runs.Run, 'generate', lambda *_: [])
 
 
+@pytest.mark.full
 @each(
   'changes, problem',
   [
@@ -127,6 +128,7 @@ def test_a_baseline_that_does_not_compare_is_refused(run, ship, no_results, chan
   assert not list(ship_model.pretrained_models.FOLDER.glob('*'))
 
 
+@pytest.mark.full
 def test_too_many_bytes_are_refused(run, ship, no_results, monkeypatch):
   monkeypatch.setattr(ship_model, 'MAX_BYTES', 10_000)
   with pytest.raises(errors.BadInput, match='bytes with this one, at most 10,000 are allowed'):
@@ -134,6 +136,7 @@ def test_too_many_bytes_are_refused(run, ship, no_results, monkeypatch):
   assert not list(pretrained_models.FOLDER.iterdir())
 
 
+@pytest.mark.full
 def test_another_command_is_refused(run, ship, tmp_path):
   command = f'--config={tmp_path}/config.py --config.training.steps=13'
   with bad_input(f'--command={command} trains with training.steps=13, the run has 12'):

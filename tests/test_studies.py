@@ -4,7 +4,6 @@ import itertools
 import json
 import pathlib
 
-from matplotlib import pyplot
 import numpy as np
 import pytest
 
@@ -114,6 +113,7 @@ def test_controls_change_what_they_say():
   assert memory_of('ngrammer_few_rows').rows == (24,)
 
 
+@pytest.mark.full
 def test_persistent_vectors_replace_the_feed_forward_at_equal_parameters():
   all_attention, feed_forward = (
     count(f'context.py:{model}', 27) for model in ('all_attention', 'span_256')
@@ -144,6 +144,7 @@ def test_unknown_variants_are_refused(variant):
     ngram_memories.get_config(variant)
 
 
+@pytest.mark.full
 def test_every_cell_has_a_config():
   todo = list(cells.missing_cells(tuned_results()))
   assert len({cell.name for cell in todo}) == len(todo)
@@ -274,6 +275,7 @@ def split_of(tokens):
   return token_cache.TokenSplit(np.asarray(tokens), np.zeros(1, np.int64), None, 0)
 
 
+@pytest.mark.full
 def test_bigrams_are_classified_by_their_count_in_training():
   rng = np.random.default_rng(0)
   train, test = rng.integers(0, 5, 400), rng.integers(0, 7, 60)
@@ -319,6 +321,7 @@ def test_a_segment_memory_is_compared_with_none_by_seed():
   assert rows[1].endswith('| 1 | 1.5000 | -0.5000 |  |  |  |  | 1.2500 |')
 
 
+@pytest.mark.full
 def test_figures_show_the_means_of_the_results(tmp_path):
   results = [result('main', m, s, 2 + s) for m in ngram_memories.METHODS for s in range(2)]
   results += [result('sizes', 'engram_quarter', 0, 2.7) | {'table_bytes': 1_000_000}]
@@ -342,6 +345,8 @@ def test_figures_show_the_means_of_the_results(tmp_path):
   plots.save_all(results, longer, tmp_path)
   names = {'results_main.png', 'results_sizes.png', 'results_longer.png'}
   assert {path.name for path in tmp_path.iterdir()} == names
+  from matplotlib import pyplot
+
   figure = pyplot.figure()
   axes = figure.subplots(4)
   plots.draw_methods([r for r in results if r['table'] == 'main'], axes[0])

@@ -100,6 +100,7 @@ def test_the_status_says_why_the_runs_stopped(runner, monkeypatch):
   thread.join()
 
 
+@pytest.mark.full
 def test_the_line_of_a_run_has_its_sizes(trained):
   cell = dataclasses.replace(CELL, evaluations={})
   trained_run, line = runs.load_run(trained), run.describe(cell, trained)

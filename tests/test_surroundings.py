@@ -4,6 +4,8 @@ import json
 import pathlib
 import random
 
+import pytest
+
 from ngrammer_jax import __main__, analyze
 from ngrammer_jax.checkpoints import reader
 from tests import tiny_run
@@ -13,6 +15,7 @@ from tests.training.helpers import write_config
 HARSH = ('no HOME', 'missing TMPDIR', 'ASCII', 'python -O', 'umask 077', 'no /dev/shm')
 
 
+@pytest.mark.full
 def test_training_and_evaluation_in_all_harsh_surroundings(tmp_path):
   """At once, in a relative folder with a leading dash, brackets and characters of no ASCII."""
   lab = surroundings.Lab(tmp_path)

@@ -83,6 +83,7 @@ MEMORY = model_config.MemoryConfig(16)
 EVALUATION_MEMORY = evaluation_config.EvaluationMemory(length=20)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'memory, evaluation_memory',
   [(None, None), pytest.param(MEMORY, None, marks=pytest.mark.slow), (MEMORY, EVALUATION_MEMORY)],

@@ -35,6 +35,7 @@ def test_perplexity():
   assert clusters._perplexity(np.array([1, 3])) == pytest.approx(4 / 3**0.75)
 
 
+@pytest.mark.full
 def test_clusters_of_a_run(tiny, untrained, capsys):
   usage = np.array([[0.5, 0.25, 0.25, 0, 0, 0, 0, 0], [1 / 8] * 8])
 
@@ -92,6 +93,7 @@ def test_model_without_token_clusters_raises_bad_input(tiny, untrained):
     analyze.main(['clusters', f'--workdir={workdir}'])
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings('error:No artists')
 def test_more_clusters_than_tokens(tiny, untrained, monkeypatch):
   """No cluster has two tokens: the coherence is null, and the JSON has no NaN."""

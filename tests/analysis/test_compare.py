@@ -7,7 +7,6 @@ import types
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import compare, token_losses
@@ -56,6 +55,8 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   error = statistics.stdev(differences) / math.sqrt(3)
   assert result['mean'] == pytest.approx(statistics.fmean(differences))
   assert result['seed_error'] == pytest.approx(error)
+  from scipy import stats
+
   expected = stats.t.interval(0.95, 2, loc=result['mean'], scale=error)
   assert result['interval'] == pytest.approx(list(expected))
   table = compare.format_table(result)

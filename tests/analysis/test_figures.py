@@ -5,7 +5,6 @@ import math
 import pathlib
 import types
 
-from matplotlib import pyplot
 import numpy as np
 import pytest
 
@@ -24,6 +23,7 @@ def test_a_figure_is_an_image_beside_its_result(tmp_path):
   assert contents[path].startswith(b'\x89PNG') and not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('image_format', ['png', 'svg', 'pdf'])
 def test_a_figure_is_the_same_bytes_when_it_is_drawn_again(tmp_path, monkeypatch, image_format):
   path, images = tmp_path / f'figure.{image_format}', []
@@ -67,6 +67,8 @@ def test_labels_of_tokens_show_spaces_and_line_breaks():
 @pytest.fixture
 def panels():
   """Returns a function that makes the panels of a figure."""
+  from matplotlib import pyplot
+
   yield lambda count: pyplot.subplots(1, count, layout='constrained')[1]
   pyplot.close('all')
 

@@ -281,6 +281,7 @@ def test_retention(one_device, tiny, untrained, texts, monkeypatch, capsys):
       assert group['share'] == pytest.approx(share, rel=1e-2, abs=1e-2)
 
 
+@pytest.mark.full
 def test_a_memory_is_removed_and_the_others_stay(tiny, untrained):
   """Memories are numbered, so that those after it have other names."""
   others = dataclasses.replace(GATED, layers=(1,)), dataclasses.replace(GATED, heads=1)

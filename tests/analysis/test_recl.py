@@ -97,6 +97,7 @@ def test_lengths_follow_the_procedure_of_the_paper(monkeypatch):
   assert '>= 50' in printed and '37 tokens of validation' in printed
 
 
+@pytest.mark.full
 def test_two_runs_and_bad_input(one_device, tiny, untrained, text, tmp_path, monkeypatch, capsys):
   config = tiny({'layers': 1, 'ngram': None, 'memory': MEMORY}, evaluation=EVALUATION)
   workdir = untrained(config)

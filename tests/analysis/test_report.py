@@ -6,7 +6,6 @@ import re
 import shutil
 
 import jax
-from matplotlib import figure
 import numpy as np
 import pytest
 
@@ -130,6 +129,8 @@ def test_two_runs_side_by_side(pair):
   assert len(page.figures['clusters']) == 4 and len(page.figures['attention']) == 2
   assert 'stroke: #000000' not in text and 'currentColor' in text and 'var(--c1)' in text
   records = [record for _, record in writers.read_lines(first)]
+  from matplotlib import figure
+
   panels = figure.Figure().subplots(1, 2)
   report.plot_curves([found, other], panels)
   for key, axes in zip(('validation/nll_nats_per_token', 'loss'), panels, strict=True):
@@ -190,6 +191,8 @@ def test_runs_with_one_label_are_their_mean_in_the_curves(pair):
     other._replace(name='$x', records=[{'step': 2, 'loss': 5.0}, {'step': 6, 'loss': 1.0}]),
     found._replace(name='one', color=2, records=[{'step': 6, 'loss': 1.5}]),
   ]
+  from matplotlib import figure
+
   _, axes = panels = figure.Figure().subplots(1, 2)
   report.plot_curves(seeds, panels)
   mean, one = axes.lines

@@ -96,6 +96,7 @@ def test_documents_and_evaluation_memory(tiny, untrained, monkeypatch, kind, mem
   assert result['along'] is None or len(result['along']['spans']) == spans.MAX_RECORDED_TOKENS
 
 
+@pytest.mark.full
 def test_dynamic_spans_along_a_text(tiny, untrained, capsys):
   """The spans of the first layer depend on the token alone, those of the second on nothing."""
   bias_N = np.array([-1.0, 0.5])

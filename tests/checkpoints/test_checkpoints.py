@@ -130,6 +130,7 @@ def test_names_that_no_save_gives_are_no_steps(workdir, newest):
   assert reader.steps(workdir) == [4, 8, 12]
 
 
+@pytest.mark.full
 def test_a_flip_anywhere_in_the_manifest_is_found(newest):
   path = newest / 'manifest.json'
   content = path.read_bytes()
@@ -218,6 +219,7 @@ def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog
   ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'name, change, message',
   [
@@ -356,6 +358,7 @@ FULL = [
 PLACES = [(ocp.StandardCheckpointer, 'save'), (manifest, 'write')]  # at once, and in its thread
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('fails', FULL)
 @pytest.mark.parametrize('place', PLACES)
 def test_a_full_disk_is_named_and_spares_what_is_there(tmp_path, monkeypatch, place, fails):
@@ -426,6 +429,7 @@ def test_a_validation_that_was_made_up_for_counts(tmp_path):
   assert same(reader.restore(tmp_path, 8, abstract()), state(8))
 
 
+@pytest.mark.full
 def test_a_state_may_be_donated_while_it_is_written(tmp_path):
   add = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
   tree = {'table': jnp.zeros((1000, 1000))}

@@ -47,6 +47,7 @@ def flipped(array, element, bit):
   return changed
 
 
+@pytest.mark.full
 def test_every_bit_counts(array):
   bits = 1 if array.dtype == bool else 8 * array.itemsize  # of a bool, only the last is one
   places = list(itertools.product(range(array.size), range(bits)))
@@ -63,6 +64,7 @@ def test_every_place_counts(array):
     assert (checksum(jnp.asarray(swapped)) != before) == (words[i] != words[j]), (i, j)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('dtype', ['float32', 'bool'])
 @pytest.mark.parametrize('sizes', [(8, 1), (2, 4)])
 def test_no_sharding_changes_it(sizes, dtype):
@@ -105,6 +107,7 @@ def test_every_leaf_has_a_name():
   assert list(checksums.checksums(tree)) == ['memory/0', 'memory/1', 'params/kernel']
 
 
+@pytest.mark.full
 def test_on_the_device_as_on_the_host():
   """Two ways to the same sums: an accelerator computes its own, a host needs few programs."""
   shapes = [(), (0, 3), (7,), (3, 5, 2)]

@@ -207,6 +207,7 @@ def test_text8_is_split_at_90_and_95_million_bytes(hundred_megabytes):
   assert not corpus.is_altered
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'newlines, first, last, change', [('eos', b'\na', b'\n', 1), ('drop', b'a\0', b'\0z', -2)]
 )

@@ -459,6 +459,7 @@ def test_files_that_rows_read_for_themselves_are_closed(tmp_path, monkeypatch):
   assert 2 < most <= 2 + 2 + 1  # two of shards, two of rows, and one that is just opened
 
 
+@pytest.mark.full
 def test_rows_in_another_epoch_of_a_file_do_not_open_it_each(tmp_path, monkeypatch):
   """Rows that have finished their file begin one that others still read."""
   monkeypatch.setattr(document_blocks, 'BLOCK_DOCUMENTS', 3)

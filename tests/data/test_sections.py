@@ -96,6 +96,7 @@ def test_articles_change_no_token_of_wikitext(tmp_path, cache):
     assert len(whole.splits[split].starts) == 1 and len(articles.splits[split].starts) == 3
 
 
+@pytest.mark.full
 def test_wikitext_2_has_its_published_articles_and_tokens(corpora, cache):
   corpus = prepare(corpora / 'wikitext2', 'wikitext_articles', 'words')
   assert corpus.vocabulary.size == 33_278

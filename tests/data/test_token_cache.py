@@ -299,6 +299,7 @@ def remove(path):
   path.unlink()
 
 
+@pytest.mark.full
 def test_damaged_cache_is_written_again(text, cache, write_calls, caplog):
   """Whichever of its files is damaged, and however."""
   settings = {'vocabulary': 'sentencepiece', 'vocabulary_size': 290}

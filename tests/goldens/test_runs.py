@@ -19,6 +19,7 @@ def forget_later_steps(path):
   path.write_text(''.join(line for line in lines if json.loads(line)['step'] <= runs.RESTORED))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('row', rest_is_slow(runs.ROWS, QUICK))
 def test_a_checkpoint_resumes_with_the_recorded_losses(
   row, one_device, cache, tmp_path, monkeypatch

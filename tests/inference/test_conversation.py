@@ -150,6 +150,7 @@ def test_a_conversation_reads_every_token_once(run, monkeypatch):
   assert len(reads) == 1 and third.prompt == ''
 
 
+@pytest.mark.full
 def test_a_single_message(run):
   """Its answer is the first one of a conversation."""
   (completion,) = run.generate('of text', tokens=4, temperature=0, context=250, chat=True)
@@ -160,6 +161,7 @@ def test_a_single_message(run):
   assert completion == answer and ''.join(streamed) == answer.text
 
 
+@pytest.mark.full
 def test_a_template_that_shows_earlier_messages_differently(run, with_template, monkeypatch):
   monkeypatch.setitem(run.__dict__, 'vocabulary', with_template('<s>{{ messages[-1].content }}'))
   chat = run.converse(GREEDY, tokens=3, context=250)

@@ -104,6 +104,7 @@ def check_answers(answers, select_token, bidirectional=False):
     assert answer == select_token(log_probs_TxV)[length - 1 :].tolist()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'mesh, bidirectional',
   [
@@ -258,6 +259,7 @@ def test_the_cache_has_as_many_slots_as_the_longest_span_needs(
   assert slots == {min(slots_taken, 199)} and (tokens == expected) == is_enough
 
 
+@pytest.mark.full
 def test_tokens_are_sampled_independently(x64):
   """With a model of uniform probabilities, in which only the random keys differ."""
   uniform = jax.tree.map(jnp.zeros_like, model_and_variables(CONFIG)[1])

@@ -153,6 +153,7 @@ def test_tables_of_a_result():
   assert row.split() == ['1,000', '16', 'False', 'streams']
 
 
+@pytest.mark.full
 def test_a_segment_that_is_longer_than_the_text_is_a_warning(caplog):
   hosts.warn_once.cache_clear()
   for length, max_tokens in ((128, 48), (129, 48), (129, 48), (129, 130)):

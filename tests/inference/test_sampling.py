@@ -102,6 +102,7 @@ def test_values_out_of_range_raise_bad_input(fields, message):
     sampling.SamplingConfig(**fields).check()
 
 
+@pytest.mark.full
 def test_greedy_compares_in_model_precision(x64):
   @jax.jit
   def sample_tokens(log_probs_BxV, sampler):

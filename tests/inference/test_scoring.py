@@ -17,6 +17,7 @@ from tests.inference import reference
 LENGTH, START = 8, 10
 
 
+@pytest.mark.full
 def test_documents_of_any_length_match_the_reference():
   """The model has no memory: only n-grams cross the boundary of two segments."""
   ngram = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4, orders=(2, 3))

@@ -111,6 +111,7 @@ def adagrad(f, dtype, V=23):
   return partition.make(optimizer_config, 100, labels), load, config
 
 
+@pytest.mark.full
 def test_adagrad_updates_from_reference_gradients(x64, reference):
   f = reference('span_train_adagrad')
   optimizer, load, _ = adagrad(f, 'float64')

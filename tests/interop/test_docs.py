@@ -55,6 +55,7 @@ def test_a_layer_of_praxis(tmp_path, monkeypatch):
   assert_close(run(PRAXIS_LAYER)['y_BxTxD'], layer.apply(variables, x), 1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'example, name, file',
   [

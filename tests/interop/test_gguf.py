@@ -312,6 +312,7 @@ def test_real_model_in_bfloat16(one_device):
   assert sum(leaf.nbytes for leaf in jax.tree.leaves(run.variables)) < 270e6
 
 
+@pytest.mark.full
 def test_reference_model(one_device):
   """Log-probabilities and greedy tokens of the official Llama with the dequantised weights."""
   folder = checks.REFERENCE / 'hf' / 'llama_gguf'

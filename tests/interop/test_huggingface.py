@@ -109,6 +109,7 @@ def test_equals_the_official_model_and_its_gradient(folder, name, one_device, x6
     assert (np.abs(values - expected[f'grad/{tensor}']) <= limit).all(), tensor
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', rest_is_slow(FOLDERS, ['qwen2_window']))
 def test_float32(folder, name, one_device):
   run = runs.load_pretrained(folder(name))
@@ -120,6 +121,7 @@ def test_float32(folder, name, one_device):
   np.testing.assert_allclose(logits, expected['logits_float32'], rtol=0, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', FOLDERS)
 def test_round_trip(folder, name, one_device, tmp_path):
   run = runs.load_pretrained(folder(name))

@@ -343,6 +343,7 @@ def test_a_training_keeps_what_else_is_published(tmp_path, one_device):
   assert runs.load_run(out).vocabulary.end_tokens == run.vocabulary.end_tokens
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
 def test_a_published_model_becomes_an_exported_run(tmp_path, one_device, dtype):
   folder, out = tmp_path / 'model', tmp_path / 'out'
@@ -367,6 +368,7 @@ def test_a_published_model_becomes_an_exported_run(tmp_path, one_device, dtype):
       unread.export(out, format=format)
 
 
+@pytest.mark.full
 def test_nothing_is_added_to_a_published_model(copied, tmp_path, one_device, capsys):
   names, text = sorted(path.name for path in copied.iterdir()), tmp_path / 'text.txt'
   text.write_text('a few lines of some text')
@@ -479,6 +481,7 @@ def test_absent_fields(family):
     assert value == expected, key
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('family', [*DEFAULTS, 'gpt2'])
 def test_paths_are_those_of_the_model(family):
   """What the tensors are compared with is known without the model, and is what it has."""

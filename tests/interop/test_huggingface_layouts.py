@@ -112,6 +112,7 @@ def test_greedy_continuation_in_turns(reference_model, name, one_device):
     assert found == greedy, size
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', rest_is_slow(MODELS, ['gpt2']))
 def test_documents_in_one_row_equal_each_alone(reference_model, name, one_device, x64):
   run, expected = reference_model(name, 'float64')

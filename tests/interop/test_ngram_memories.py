@@ -107,6 +107,7 @@ def test_engram_demo(reference, tmp_path, monkeypatch, name, block):
     assert_written_back(layout, variables, tmp_path / 'ours', arrays)
 
 
+@pytest.mark.full
 def test_engram_v41(reference, tmp_path):
   f = reference('engram_v41_gate')
   arrays = {k: f[k] for k in f if k.startswith('weights/')}
@@ -176,6 +177,7 @@ def test_no_table_is_whole_in_the_memory_of_the_host(tmp_path, monkeypatch):
   np.testing.assert_array_equal(*tables)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('axes', [(('model', 'data'), None), ('model', 'data'), (None, None)])
 def test_devices_read_their_own_rows(tmp_path, monkeypatch, axes):
   monkeypatch.setattr(row_files, 'BLOCK_BYTES', 20 * 256)

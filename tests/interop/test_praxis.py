@@ -37,6 +37,7 @@ def praxis_layer_arrays(f, dtype):
 FLOAT64_AND_SLOW_FLOAT32 = [PRECISIONS[0], pytest.param(*PRECISIONS[1], marks=pytest.mark.slow)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('dtype, tolerance', FLOAT64_AND_SLOW_FLOAT32)
 def test_ngrammer_layer(reference, dtype, tolerance):
   f = reference('ng_layer_concat_E4')
@@ -187,6 +188,7 @@ def ngrammer_shapes(prefix, heads=2, H=8, V=50, E=8):
   return shapes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('prefix', ['', 'params/ngram_layer/'])
 def test_layer_without_clusters_is_loaded(prefix):
   """Names of an Ngrammer and of the Ngrammer inside a VQNgrammer."""
@@ -203,6 +205,7 @@ def test_layer_without_clusters_is_loaded(prefix):
   np.testing.assert_allclose(params['unigram_norm']['scale'][1], gamma, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_untied_language_model_with_ngram_layer(x64):
   """Compares with NumPy code: sinusoids, ReLU without gate, no biases except in the softmax."""
   ngram = model_config.NGramConfig(clusters=8, vocabulary_size=50, dim=8, combine='add')
@@ -281,6 +284,7 @@ def test_an_ngram_layer_between_blocks_has_the_names_of_one_at_the_input(place):
   jax.tree.map(np.testing.assert_array_equal, load(arrays, place), load(arrays, 'input'))
 
 
+@pytest.mark.full
 def test_praxis_names_of_ngrammers_after_attention():
   ngram = model_config.NGramConfig(
     clusters=8, vocabulary_size=50, dim=4, layer='attention', pairing=('previous', 'attended')

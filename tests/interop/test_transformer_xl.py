@@ -56,6 +56,7 @@ def config_of(f, dtype, **fields):
   return model_config.ModelConfig(**options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('dtype, tolerance, scan', with_scan(PRECISIONS))
 def test_stream_matches_reference(reference, dtype, tolerance, scan):
   f = reference('xl_base')

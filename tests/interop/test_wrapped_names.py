@@ -77,6 +77,7 @@ def praxis_loaders():
     yield functools.partial(load, layer=layer, width=16), shapes
 
 
+@pytest.mark.full
 def test_dtype_is_that_of_the_parameters():
   for load, shapes in [*loaders(), *praxis_loaders()]:
     params, expected = (

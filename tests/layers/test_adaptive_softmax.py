@@ -142,6 +142,7 @@ def test_equals_slow_loop_with_the_gradients_of_finite_differences(x64, case, wi
     assert_gradient(gradient, slow, args)
 
 
+@pytest.mark.full
 def test_logits_of_all_words_never_exist():
   layer = adaptive_softmax.AdaptiveSoftmax(4096, D, (128, 1024), 2)
   hidden, targets = np.zeros((4, 16, D), 'float32'), np.zeros((4, 16), 'int32')

@@ -5,6 +5,7 @@ from flax import nnx
 import jax
 import numpy as np
 import optax
+import pytest
 
 from ngrammer_jax.layers import FeedForward, NGrammer
 from ngrammer_jax.optimizers import with_adagrad_tables
@@ -66,6 +67,7 @@ def test_training_in_nnx_equals_linen():
   np.testing.assert_array_equal(model.quantizer['centroids'].get_value(), centroids)
 
 
+@pytest.mark.full
 def test_names_shard_with_a_mesh_and_rules_alone():
   def kernel():
     layer = FeedForward(4, gated=False)

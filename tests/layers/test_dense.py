@@ -124,6 +124,7 @@ def test_float32_parameters_compute_in_bfloat16():
   assert {leaf.dtype.name for leaf in jax.tree.leaves(variables)} == {'float32'}
 
 
+@pytest.mark.full
 def test_gradients_in_bfloat16_equal_those_of_lax():
   """The product has the same precision, and gradients have the dtypes of their operands."""
   random = np.random.default_rng(4)

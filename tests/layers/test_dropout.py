@@ -32,6 +32,7 @@ def test_a_block_of_what_is_kept_is_that_of_the_whole(x64):
     assert len(np.unique(block)) == 2
 
 
+@pytest.mark.full
 def test_rows_beyond_32_bits_have_numbers_of_their_own():
   """Row 2 begins at element 2^32, whose lower 32 bits are those of row 0."""
   rows, columns = np.array([[0, 2]]), np.arange(64)

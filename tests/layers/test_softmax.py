@@ -65,6 +65,7 @@ def assert_equals_log_softmax(arrays, targets, cotangent, chunk):
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), actual, expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('chunk', ALL_CHUNKS)
 def test_likelihood_and_gradients_equal_log_softmax(x64, chunk):
   assert_equals_log_softmax(*random_case(), chunk)

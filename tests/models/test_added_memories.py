@@ -209,6 +209,7 @@ def test_every_pair_starts_as_the_trained_model(x64, one_device, name, memory, d
   check_pair(name, memory, dtype)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'name', ['llama', *(pytest.param(n, marks=pytest.mark.slow) for n in ('gemma3', 'gpt2', 'own'))]
 )

@@ -31,6 +31,7 @@ def config_of(f, dtype, carry):
   return model_config.ModelConfig(width=option('w'), recurrent=recurrent, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('carry', [False, True])
 @pytest.mark.parametrize(
   'dtype, tolerance', [PRECISIONS[0], pytest.param(*PRECISIONS[1], marks=pytest.mark.slow)]

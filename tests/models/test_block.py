@@ -58,6 +58,7 @@ def slow_pairing(pairing, ids, probs):
   return paired
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('pairing', ['previous', 'attended'])
 def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   config = dataclasses.replace(CONFIG, ngram=dataclasses.replace(NGRAM, pairing=(pairing,)))
@@ -101,6 +102,7 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   assert_close(y, rest(x), 1e-12)
 
 
+@pytest.mark.full
 def test_padding_trains_no_codebook():
   """Unlike in praxis, which gives the layer after attention no paddings."""
   config = dataclasses.replace(CONFIG, dtype='float32')
@@ -114,6 +116,7 @@ def test_padding_trains_no_codebook():
   jax.tree.map(np.testing.assert_array_equal, learn(x), learn(other))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('pairing', ['previous', 'attended'])
 def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   """Its layer after attention is given no paddings: they are clustered, joined and counted."""

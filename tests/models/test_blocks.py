@@ -271,6 +271,7 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
     assert np.array_equal(y, z) == same
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'kernel, T, slots, change, in_blocks',
   [
@@ -324,6 +325,7 @@ def test_a_config_of_the_removed_kernel_is_read(tmp_path, caplog, span, kernel):
   assert caplog.messages == [expected]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('slots', [0, 128])
 def test_no_program_has_an_array_of_all_scores(slots):
   """Neither training nor evaluation, with a KV cache, keeps the scores of all heads and rows."""

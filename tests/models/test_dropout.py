@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import dropout
@@ -35,6 +36,7 @@ def draws(model, variables, train=True):
   return count('random_bits', segment, variables)
 
 
+@pytest.mark.full
 def test_where_dropout_draws():
   """Behind the embeddings, every sub-layer, and a result without a norm; in training alone."""
   fields = {'ngram': None, 'scan_layers': False}
@@ -47,6 +49,7 @@ def test_where_dropout_draws():
   assert draws(model, variables, train=False) == 0
 
 
+@pytest.mark.full
 def test_layers_drop_for_themselves_and_share_the_encodings_of_distances(monkeypatch):
   """They are encoded once for a model (Transformer-XL, pos_emb), and dropped once."""
   calls, drop = [], dropout.drop
@@ -79,6 +82,7 @@ def test_layers_drop_for_themselves_and_share_the_encodings_of_distances(monkeyp
   assert len(other_masks) == 1 + 2 * SMALL['layers']  # of the embeddings and every sub-layer
 
 
+@pytest.mark.full
 def test_what_is_dropped_of_a_distance_does_not_depend_on_the_others():
   layer = relative.RelativePosition(width=8, dropout=0.5)
   q = np.ones((1, 1, 1, 4), np.float32)
@@ -98,6 +102,7 @@ def test_what_is_dropped_of_a_distance_does_not_depend_on_the_others():
   np.testing.assert_allclose(few, many[-5:], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_the_dropout_of_an_adaptive_softmax_is_that_of_embeddings_and_result():
   def model_of(model_dropout, own):
     adaptive = model_config.AdaptiveSoftmaxConfig(cutoffs=(5,), dropout=own)

@@ -104,6 +104,7 @@ def test_two_key_heads_on_four_devices_along_model(monkeypatch, kernel, memory, 
     jax.tree.map(close, reference, expected)
 
 
+@pytest.mark.full
 def test_no_program_repeats_the_keys():
   """The KV cache has the key heads, and attention makes no array of all query heads of keys."""
   config = dataclasses.replace(CONFIG, memory=model_config.MemoryConfig(96), kernel='xla')

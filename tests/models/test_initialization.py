@@ -103,6 +103,7 @@ def test_adaptive_span():
   assert num_drawn == 2 + 8  # the softmax, and 4 kernels and 2 with their biases
 
 
+@pytest.mark.full
 def test_projections_of_adaptive_span():
   params = reinitialized('adaptive_span', adaptive_softmax=ADAPTIVE)
   for i, width in enumerate((D, D // 2)):
@@ -114,6 +115,7 @@ def test_projections_of_adaptive_span():
     assert 0 < spread(params[f'adaptive_softmax/{name}'])[2] <= D**-0.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('recipe', initial_config.RECIPES)
 def test_what_no_recipe_knows_stays_as_it_is(recipe):
   params = reinitialized(recipe, **OTHERS)

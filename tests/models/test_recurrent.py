@@ -162,6 +162,7 @@ def test_what_is_looked_back_at_is_not_carried(x64, name):
       assert_close(actual[row], reference, 1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'fields',
   [
@@ -218,6 +219,7 @@ def test_latent_bigrams_at_the_input(x64):
   assert np.abs(changed - hidden).max() > 1e-3
 
 
+@pytest.mark.full
 def test_an_adaptive_softmax_at_both_ends(x64):
   a = model_config.AdaptiveSoftmaxConfig(cutoffs=(4, 8), divisor=2)
   config = config_of('attention', width=5, adaptive_softmax=a, tie_embeddings=True)

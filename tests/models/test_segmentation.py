@@ -203,6 +203,7 @@ DECODED = model_config.ModelConfig(
 )
 
 
+@pytest.mark.full
 def test_tokens_one_by_one_see_as_many_as_there_are_slots(x64):
   """A token sees the slots and itself, as in a window; rows wait for one another."""
   slots, tokens = 3, np.tile(TOKENS, (2, 1))
@@ -232,6 +233,7 @@ def test_tokens_one_by_one_see_as_many_as_there_are_slots(x64):
   assert_close(states, one_pass, TOLERANCE)
 
 
+@pytest.mark.full
 def test_a_decoded_token_copies_no_cache():
   """What a step needs beside its arguments is far less than the cache it writes into."""
   config, slots = dataclasses.replace(DECODED, dtype='float32', convolution=None), 4096

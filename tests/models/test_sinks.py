@@ -72,6 +72,7 @@ def test_sinks_stand_before_the_last_tokens(kernel, positional, T):
         np.testing.assert_allclose(hidden[row, :count], expected, atol=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('window', [pytest.param(None, marks=pytest.mark.slow), 350])
 def test_blocks_read_sinks_before_the_cache_is_full(window):
   """Empty slots, and other documents, are between the sinks and the last tokens.

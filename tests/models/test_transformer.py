@@ -87,6 +87,7 @@ def count(primitive, function, *arguments):
 # Compilation: scan and recomputation change nothing but time and memory.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('scan', [True, pytest.param(False, marks=slow)])
 def test_backward_pass_recomputes_what_the_policy_says(scan):
   variables = variables_of(small_model(ngram=None))
@@ -128,6 +129,7 @@ def test_products_are_kept_wherever_a_gradient_needs_them(fields, repeated):
   assert products['minimal'] - products['none'] == repeated * SMALL['layers']
 
 
+@pytest.mark.full
 def test_what_is_computed_again_in_a_row_is_not_optimised_away():
   ngram = dataclasses.replace(NGRAM, layer='attention', pairing=('previous', 'none'))
 
@@ -144,6 +146,7 @@ def test_what_is_computed_again_in_a_row_is_not_optimised_away():
   assert kept_apart(ngram=ngram, scan_layers=True) == {True, False}
 
 
+@pytest.mark.full
 def test_scanned_and_unrolled_share_parameters():
   scanned, unrolled = (variables_of(small_model(scan_layers=scan)) for scan in (True, False))
   jax.tree.map(np.testing.assert_array_equal, scanned, unrolled)
@@ -157,6 +160,7 @@ def test_scanned_and_unrolled_share_parameters():
 PLAIN = {'ngram': None, 'scale_embeddings': False}
 
 
+@pytest.mark.full
 def test_who_hears_of_whom():
   """Of every token another one, in prefixes and documents; and behind padding as without it."""
   model = small_model(position='none', **PLAIN)
@@ -194,6 +198,7 @@ def test_who_hears_of_whom():
   assert_close(behind[3:], separate[:3], 1e-5)
 
 
+@pytest.mark.full
 def test_padding_does_not_move_the_codebook():
   model, valid = small_model(layers=1), (np.arange(T) < 4) * np.ones((B, 1))
   variables, memory = variables_of(model), language_model.empty_memory(model.config, B)
@@ -247,6 +252,7 @@ def test_positions_are_added_to_the_embeddings(kind):
 # Memory.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'ngram, length', [(None, 1), (NGRAM, T), (dataclasses.replace(NGRAM, heads=4), 1)]
 )
@@ -269,6 +275,7 @@ def test_scripts_for_version_0_2_find_the_empty_memory():
   )
 
 
+@pytest.mark.full
 def test_without_a_memory_what_is_before_a_segment_is_the_seam_of_n_grams():
   """A stream split at document starts equals one pass; within one a bi-gram straddles the seam."""
   model = small_model(layers=1)
@@ -300,6 +307,7 @@ def test_without_a_memory_what_is_before_a_segment_is_the_seam_of_n_grams():
   assert (np.abs(goes_on[3:6] - separate[3:6]).max(axis=-1) > 1e-3).all()  # by its bi-gram
 
 
+@pytest.mark.full
 def test_no_gradient_flows_through_the_memory():
   """Of inputs, and of what is known of spans, from any parameter."""
   span = model_config.SpanConfig('dynamic', limit=4, ramp=2)
@@ -322,6 +330,7 @@ def test_no_gradient_flows_through_the_memory():
 # Head, precision.
 
 
+@pytest.mark.full
 def test_untied_chunked_head_equals_log_softmax_of_the_logits():
   model = small_model(ngram=None, tie_embeddings=False, vocabulary_chunk=4)
   params = jax.tree.map(np.asarray, variables_of(model)['params'])
@@ -341,6 +350,7 @@ def test_untied_chunked_head_equals_log_softmax_of_the_logits():
   assert_close(scores.nll_BxT, -chosen[..., 0], 1e-6)
 
 
+@pytest.mark.full
 def test_bfloat16_runs_with_float32_parameters():
   fields = {'layers': 1, 'ngram': None}
   model = small_model(dtype='bfloat16', **fields)
@@ -399,6 +409,7 @@ def test_where_clusters_depend_on_more_than_the_token_nothing_is_cached(fields):
   assert embedding_and_head.for_serving(model.config, {}, codebook) is codebook
 
 
+@pytest.mark.full
 def test_training_clusters_the_vocabulary_where_it_is_smaller():
   """The same step, whether rows or tokens are clustered, up to rounding."""
   fields = {'layers': 1, 'feed_forward_width': 0}
@@ -425,6 +436,7 @@ def test_training_clusters_the_vocabulary_where_it_is_smaller():
   assert largest == without_ngrams  # no distances of 64 x 64 tokens
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'layer, before, scan',
   [
@@ -480,6 +492,7 @@ def test_gradients_of_layers_in_groups():
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), *map(of, models))
 
 
+@pytest.mark.full
 def test_abstract_layers_are_those_of_the_model():
   """Of equal layers, only one is traced."""
   options = {'position': 'learned', 'positional': model_config.PositionalConfig(max_length=9)}

@@ -65,8 +65,8 @@ def fingerprint() -> str:
 
 def run_tests(files: list[str], root: pathlib.Path, timeout: float) -> dict[str, Any]:
   """Runs quick tests in a copy up to the first failure: which test failed, and CPU seconds."""
-  command = [sys.executable, '-m', 'pytest', '-o', 'addopts=', '-m', 'not slow', '-x', '-q']
-  command += ['-rfE', '--tb=no', '--no-header', '-p', 'no:cacheprovider', *files]
+  command = [sys.executable, '-m', 'pytest', '-o', 'addopts=', '-m', 'not slow and not full']
+  command += ['-x', '-q', '-rfE', '--tb=no', '--no-header', '-p', 'no:cacheprovider', *files]
   env = os.environ | {'PYTHONPATH': str(root), 'PYTHONDONTWRITEBYTECODE': '1'}
   shared = mutants.ROOT.parent / 'shared'
   if shared.is_dir():

@@ -123,6 +123,7 @@ def test_updates_equal_adam_and_adagrad_by_hand():
     np.testing.assert_allclose(get(params, path), value, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_adamw_is_adam_with_weight_decay_and_that_of_optax():
   fields = {'schedule': 'constant', 'warmup_steps': 0, 'clip_norm': None, 'weight_decay': 0.1}
   params = jax.tree.map(lambda leaf: leaf * np.float32(0.7), PARAMS)

@@ -41,6 +41,7 @@ def test_the_mean_of_the_two_neighbours_is_the_value(rounded):
     assert abs(each.mean() - value) < abs(nearest - value)
 
 
+@pytest.mark.full
 def test_infinity_and_nan_stay():
   values = np.array([[np.inf, -np.inf, np.nan]], np.float32)
   result = row_gradient.round_stochastically(values, jnp.zeros(1, int), jax.random.key(1))
@@ -82,6 +83,7 @@ def test_rows_and_whole_tables_have_the_same_bits_on_any_mesh(shape):
   np.testing.assert_array_equal(dense, np.asarray(expected))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', ['adagrad', 'lazy_adam'])
 def test_tables_move_as_far_along_the_direction_of_float32(name):
   """The updates are less than half the distance of neighbours; their gradients are the same."""

@@ -153,6 +153,7 @@ def test_rows_that_were_never_visited_do_not_decay(x64):
     assert np.flatnonzero(changed).tolist() == ([] if optimizer == 'frozen' else visited.tolist())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('optimizer', ['adagrad', 'lazy_adam'])
 def test_temporaries_do_not_grow_with_the_rows_of_a_table(optimizer):
   """Of the call of many steps, with the state that it donates; adam shows that they can."""

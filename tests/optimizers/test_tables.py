@@ -97,10 +97,12 @@ def test_rows_and_arrays_give_the_table_of_the_formula(x64, name):
   assert (expected[-1][V - 2 :] == table_of()[V - 2 :]).all()
 
 
+@pytest.mark.full
 def test_lazy_adam_is_not_adam():
   assert np.abs(train('lazy_adam', True)[-1] - train('adam', True)[-1]).max() > 1e-3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name, default', [('adagrad', 1), ('lazy_adam', 5), ('sinkhorn', 5)])
 def test_the_learning_rate_factor(x64, name, default):
   first = lambda factor: train(name, True, factor)[0] - table_of()

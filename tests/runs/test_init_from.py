@@ -41,6 +41,7 @@ def source(tiny, tmp_path, monkeypatch):
   return tmp_path / 'source'
 
 
+@pytest.mark.full
 def test_training_starts_from_another_run_and_resumes_without_it(tiny, source, tmp_path):
   config, run = tiny(init_from=str(source)), tmp_path / 'run'
   file = write_config(tmp_path / 'config.py', config)

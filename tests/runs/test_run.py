@@ -39,6 +39,7 @@ def test_evaluate_writes_json_and_a_table(trained_copy, capsys):
   assert f'{result["bits_per_byte"]:.4f}' in out
 
 
+@pytest.mark.full
 def test_evaluate_writes_a_result_for_each_part(trained_copy, tmp_path, capsys):
   parts = []
   for name, text in (('first', 'of the union\n'), ('second', 'strong states\n')):

@@ -47,6 +47,7 @@ def arrays(workdir):
   return reader.verify(workdir, reader.steps(workdir)[-1]).leaves
 
 
+@pytest.mark.full
 def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
   local_run, run = trained, storage.path(f'{bucket}/run')
   for path in files.iter_files(local_run):

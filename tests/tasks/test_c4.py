@@ -59,6 +59,7 @@ def write_files(root, train_shards=3):
   return shards.find(root)[0]['train']
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'batch_size, steps',
   [
@@ -88,6 +89,7 @@ def test_shard_can_be_read_from_any_document(prepared, c4):
     assert [text for text, _ in shard.read(1, FilePosition(document))] == texts[document:]
 
 
+@pytest.mark.full
 def test_seqio_task(prepared, c4, seqio):
   for _ in range(2):  # registering again is not an error
     name = c4.register(BYTES, data_dir=prepared.path)

@@ -286,6 +286,7 @@ def state(step):
   return State({'w': jax.numpy.full(3, 1.0 * step)}, {'c': jax.numpy.full(2, 2.0 * step)}, [], step)
 
 
+@pytest.mark.full
 def test_start_uses_the_recorded_checkpoint(folder, finetuning, monkeypatch):
   """Checks a repeated start after a kill, when there is a newer checkpoint."""
   config = finetuning_config(finetuning, folder)
@@ -419,6 +420,7 @@ def test_mixture_of_all_tasks(folder, capsys):
   assert f'average of 8 tasks: {scores["average"]:.2f}' in out
 
 
+@pytest.mark.full
 def test_damage_of_the_initial_run_and_of_its_record_is_named(folder, finetuning, monkeypatch):
   for content in ('[]', '{}', '{"training": 5}', '[' * 100_000):
     damaged = folder / 'damaged'

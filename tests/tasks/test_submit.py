@@ -11,7 +11,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import submit
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.system import files
-from ngrammer_jax.tasks.superglue import formats, leaderboard, submission
+from ngrammer_jax.tasks.superglue import formats, submission
 from tests.checks import bad_input
 from tests.tasks import superglue_examples
 
@@ -100,6 +100,8 @@ def test_a_full_disk_and_other_answers_lose_nothing(folder, monkeypatch, capsys)
 
   monkeypatch.setattr(files, 'write', write_or_fail)
   out, full = folder / 'out', ('CB.jsonl', 'AX-b.jsonl')
+  from ngrammer_jax.tasks.superglue import leaderboard  # imports TensorFlow
+
   others = [name for name in map(submission.file_name, leaderboard.TASKS) if name not in full]
   with bad_input(
     f'{out}/AX-b.jsonl cannot be written: No space left on device. CB.jsonl, AX-b.jsonl are on '

@@ -73,6 +73,7 @@ def test_lengths_before_truncation_are_logged(register, features, shown_progress
   assert caplog.messages[-1].endswith(f'training.segment_length={max(lengths) + 8}')
 
 
+@pytest.mark.full
 def test_spans_of_wsc_can_be_marked_as_in_t5(registration, tmp_path):
   assert set(formats.WSC_SPANS) == set(finetune_config.WSC_SPANS)
   spans = {'span1_text': 'Bo', 'span1_index': 2, 'span2_text': 'He', 'span2_index': 1}
@@ -86,6 +87,7 @@ def test_spans_of_wsc_can_be_marked_as_in_t5(registration, tmp_path):
     assert row['inputs_pretokenized'].decode() == f'wsc text: {text}'
 
 
+@pytest.mark.full
 def test_long_example_is_an_error_without_truncation(register, features):
   register(superglue_files.rte(5))
   with bad_input(
@@ -181,6 +183,7 @@ def test_packed_examples_do_not_affect_each_other(x64, rows_of, change):
   assert np.abs(sorted_nll[0] - sorted_nll[4]).max() > 1e-3
 
 
+@pytest.mark.full
 def test_seqio_evaluator_computes_the_metrics(register, seqio):
   from ngrammer_jax.tasks.vocabulary import ID_OFFSET
 

@@ -215,6 +215,7 @@ def test_standard_error():
   assert metrics.standard_error(63.46, 104) == pytest.approx(shares.std(), rel=0.02)
 
 
+@pytest.mark.full
 @each('model, recomputed', list(zip(PAPER, FROM_COUNTS, strict=True)))
 def test_paper_average_from_counts(model, recomputed):
   *cells, average = PAPER[model]

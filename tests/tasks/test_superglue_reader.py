@@ -281,6 +281,7 @@ def test_damaged_zip_error_names_the_file(tmp_path, name, damage):
   assert message.endswith('; download it again')
 
 
+@pytest.mark.full
 @each(
   'config, split, size',
   [

@@ -254,6 +254,7 @@ def check_lookups(program, shards):
   assert sizes and max(sizes) < math.prod(TABLE)
 
 
+@pytest.mark.full
 def test_evaluation_leaves_the_tables_where_they_are():
   mesh, model = mesh_of(2, 2, 2), language_model.build(CONFIG, V)
   _, abstract = initializer(CONFIG, mesh)

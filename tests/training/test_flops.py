@@ -41,6 +41,7 @@ def multiplications(keys, span=0, clusters=0, gated=False):
   return LAYERS * (attention + (3 if gated else 2) * D * F) + D * V + D * clusters
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'gated, clusters, scan',
   [(True, None, True), (False, 16, True), (True, 16, False), (False, None, False)],
@@ -61,6 +62,7 @@ def test_chunks_of_distances_that_do_not_divide_the_segment_count_every_token_on
   assert measured.forward() == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('change', [{}, {'remat': 'full'}, {'kernel': 'blocks'}])
 def test_a_memory_is_attended_to_and_projected(change):
   config = dataclasses.replace(CONFIG, memory=MEMORY, **change)
@@ -68,6 +70,7 @@ def test_a_memory_is_attended_to_and_projected(change):
   assert count(config).forward() == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.full
 def test_a_window_in_a_scan_over_layers_counts_full_scores():
   """At this length attention works in parts of the queries, but not at lengths next to it."""
   memory = model_config.MemoryConfig(length=128, same_length='memory')
@@ -83,6 +86,7 @@ def test_a_window_in_a_scan_over_layers_counts_full_scores():
   assert counts == pytest.approx([expected, expected], rel=1e-9)
 
 
+@pytest.mark.full
 def test_persistent_vectors_are_attended_to():
   persistent = model_config.PersistentConfig(vectors=5)
   config = dataclasses.replace(CONFIG, persistent=persistent)
@@ -100,6 +104,7 @@ def test_keys_beyond_a_span_cost_nothing():
   np.testing.assert_allclose(measured.forward(spans), expected, rtol=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', test_recurrent.NAMES)
 def test_recurrent_models(name):
   config = test_recurrent.config_of(name, dtype='float32')
@@ -135,6 +140,7 @@ def test_flops_of_a_conditional_are_those_of_the_most_expensive_branch():
   assert flops.matrix_flops(jax.make_jaxpr(conditional)(x, w).jaxpr) == 4 * ROWS * WIDTH * WIDTH
 
 
+@pytest.mark.full
 def test_flops_of_a_kernel_include_every_block():
   """Two products forward; five backward, plus two recomputed products in the backward kernels."""
   q = jnp.zeros((2, 1024, 4, 128))

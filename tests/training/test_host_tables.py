@@ -48,6 +48,7 @@ def assert_close(one, other):
   jax.tree.map(compare, jax.device_get(one), jax.device_get(other))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'shape, optimizer, parts',
   [((2, 2, 2), 'adagrad', 2), pytest.param((8, 1, 1), 'frozen', None, marks=pytest.mark.slow)],

@@ -306,6 +306,7 @@ def test_what_one_process_cannot_do_none_does(tmp_path, cache):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.full
 def test_flags_that_do_not_say_where_the_others_are():
   """Before any connection; in another process, as JAX connects only before it has devices."""
   code = (

@@ -99,6 +99,7 @@ def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypa
 UNEVEN = {'log_every': 3, 'evaluate_every': 5, 'checkpoint_every': 7}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('steps', [1, 7, 25])
 def test_segments_per_call_changes_nothing_at_any_number_of_steps(tiny, tmp_path, toy_model, steps):
   results = []

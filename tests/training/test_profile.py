@@ -11,6 +11,7 @@ from tests.checks import bad_input
 from tests.training import toy
 
 
+@pytest.mark.full
 def test_a_run_leaves_a_trace_of_its_steps(tiny, tmp_path, monkeypatch):
   toy.install(monkeypatch.setattr)
   config = tiny(training={'steps': 12, 'evaluate_every': 0})

@@ -185,6 +185,7 @@ def test_evaluation_may_hand_on_what_training_does_not(tiny):
     config_of(tiny, evaluation=evaluation_config.EvaluationConfig(streams=4, memory=wrong))
 
 
+@pytest.mark.full
 def test_every_parameter_has_an_optimizer():
   for name in models.NAMES:
     config = models.config_of(name, dtype='float32')
@@ -192,6 +193,7 @@ def test_every_parameter_has_an_optimizer():
     assert set(jax.tree.leaves(partition.labels(variables['params']))) == {'dense'}
 
 
+@pytest.mark.full
 def test_dropout_is_drawn_in_training_alone():
   config = models.config_of('attention', dtype='float32', dropout=0.5)
   model, variables, memory = models.model_of(config)

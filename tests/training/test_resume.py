@@ -52,6 +52,7 @@ def test_training_never_starts_again_from_scratch_by_itself(trained, trained_cop
     assert (run / 'metrics.jsonl').read_bytes() == before
 
 
+@pytest.mark.full
 def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, reference_run, tmp_path, caplog):
   run = shutil.copytree(reference_run, tmp_path / 'run')
   for steps in ((12,), (8, 12)):
@@ -66,6 +67,7 @@ def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, reference_run,
   assert names(run) == ['12', '12.damaged', '12.damaged-2', '4', '8', '8.damaged']
 
 
+@pytest.mark.full
 def test_a_resume_with_other_segments_per_call_costs_no_bit(tiny, reference_run, tmp_path):
   for calls in (1, 3, 12):
     run = shutil.copytree(reference_run, tmp_path / str(calls))
@@ -107,6 +109,7 @@ def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, toy_model):
   assert records(tmp_path / 'killed') == records(tmp_path / 'reference')
 
 
+@pytest.mark.full
 def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
   tiny, tmp_path, reference_run, monkeypatch
 ):

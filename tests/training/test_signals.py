@@ -76,6 +76,7 @@ def test_who_was_stopped_goes_on_bit_by_bit(tiny, reference_run, tmp_path, monke
   assert capfd.readouterr().out.startswith('already finished: 12 steps')
 
 
+@pytest.mark.full
 def test_a_validation_that_was_stopped_is_made_up_for(tiny, reference_run, tmp_path, monkeypatch):
   """Also when that is stopped again, and also that of the last step."""
   evaluate, calls = toy.Programs.evaluate, []

@@ -110,6 +110,7 @@ def test_a_signal_saves_the_states_of_the_trained_step(config, tmp_path, monkeyp
   assert last[0] == last[1]
 
 
+@pytest.mark.full
 def test_a_mixture_is_judged_by_the_mean_of_its_parts(config, tiny, tmp_path, toy_model):
   """Its losses are recorded by name, and a resume is exact."""
   parts = (
@@ -168,6 +169,7 @@ def test_splits_that_are_no_text_to_evaluate(config, tmp_path, toy_model):
       runs.load_run(tmp_path / 'run').evaluate(split)
 
 
+@pytest.mark.full
 def test_a_resume_on_other_shards(config, tmp_path, toy_model):
   assert train(config, tmp_path / 'run')
   with (tmp_path / 'shards' / 'train-1.jsonl').open('a') as file:

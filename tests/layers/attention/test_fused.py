@@ -160,6 +160,7 @@ def test_tpus_have_splash_from_v4_on(kind, kernel, monkeypatch):
   assert select(None, 256, 'float64') == select(None, 200, 'bfloat16') == 'xla'
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'fields, extra_args',
   [
@@ -183,6 +184,7 @@ def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields
   assert calls() == bool(extra_args)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'visibility, prefix, memory_kind, is_plain',
   [

@@ -10,6 +10,7 @@ from ngrammer_jax.layers.attention import position
 from tests.checks import assert_close
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('dtype, tolerance', [('float64', 1e-12), ('float32', 2e-5)])
 def test_rope_equals_praxis(x64, reference, dtype, tolerance):
   """Of all timescales, in one program."""

@@ -63,6 +63,7 @@ def test_learned_distances_equal_slow_loop(x64, max_length, clamp):
       assert abs(scores[b, n, t, j] - expected) < 1e-12
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('first, rows', [(0, 9), (1, 3)])
 def test_a_table_of_all_heads_equals_slow_loop(x64, first, rows):
   """Beyond it the last row stands for all."""

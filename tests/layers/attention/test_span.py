@@ -193,6 +193,7 @@ def test_a_span_without_a_width(kind, sizes, error):
     jax.eval_shape(layer.init, jax.random.key(0), x, distance)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'kind, initial, shapes',
   [

@@ -60,6 +60,7 @@ PRAXIS = [(K, V, 2, 16) for V in (196_608, 393_216) for K in (16, 16_384)]
 PRAXIS += [(8192, 393_216, 2, 16), (50_257, 196_608, 3, 8), (50_257, ngram_sizes.MAX_ROWS, 2, 4)]
 
 
+@pytest.mark.full
 def test_praxis_equals_python_integers():
   ids = {case: some_ids(case[0], *case[2:]) for case in PRAXIS}
   hashes = {
@@ -164,6 +165,7 @@ def engram_rows(f, c):
     }
 
 
+@pytest.mark.full
 def test_engram_equals_its_arrays():
   files = references('engram_*', 'layer')
   assert len(files) >= 6
@@ -175,6 +177,7 @@ def test_engram_equals_its_arrays():
         assert actual[key].tolist() == values.tolist(), (name, layer, key)
 
 
+@pytest.mark.full
 def test_ple_equals_its_arrays():
   files = references('qwen_ple_*', 'rows')
   assert len(files) >= 2
@@ -192,6 +195,7 @@ def test_ple_equals_its_arrays():
     assert (rows + f['offsets']).tolist() == f['rows'].tolist(), name
 
 
+@pytest.mark.full
 def test_longcat_equals_its_arrays():
   files = references('longcat_*', 'hashes')
   assert len(files) >= 2
@@ -207,6 +211,7 @@ def test_longcat_equals_its_arrays():
       assert rows[..., t].tolist() == f[f'hashes/{t}'].tolist(), (name, t)
 
 
+@pytest.mark.full
 def test_blt_equals_its_arrays():
   files = references('blt_*', 'hashes')
   assert len(files) >= 2

@@ -89,6 +89,7 @@ def test_equals_longcat_from_the_ids_on(reference, tmp_path, name):
     assert_close(np.concatenate(parts, axis=1), f['output_chunks_7_1_rest'], 1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', ['qwen_ple_n4_h1_hc1', 'qwen_ple_n2_h4_hc2_short'])
 def test_equals_qwen_from_the_ids_on(reference, tmp_path, name):
   f = reference(name)
@@ -107,6 +108,7 @@ def test_equals_qwen_from_the_ids_on(reference, tmp_path, name):
     assert_gradient(d_params, layout, tmp_path / 'gradient', arrays)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', ['blt_hash_2to5_short', 'blt_hash_4x3'])
 def test_equals_blt_from_the_bytes_on(reference, name):
   f = reference(name)
@@ -127,6 +129,7 @@ def test_equals_blt_from_the_bytes_on(reference, name):
     assert_close(d_params['table'], tables_of('grad'), 1e-12)
 
 
+@pytest.mark.full
 def test_tables_of_blt_are_cut_at_three_deviations():
   options = official.preset('blt', orders=(3,), rows=(2000,), width=4)
   ids = Context(tokens_BxT=jnp.zeros((1, 2), jnp.int32))
@@ -157,6 +160,7 @@ def test_padding_has_no_gradient_and_no_key():
   jax.tree.map(np.testing.assert_array_equal, *results)
 
 
+@pytest.mark.full
 def test_clusters_of_the_embedding_are_those_of_its_tokens():
   V, D = 7, 8
   rng = np.random.default_rng(0)

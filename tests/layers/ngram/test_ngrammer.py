@@ -89,6 +89,7 @@ def test_most_attended_equals_slow_loop():
     assert actual[b][n][t] == first_best
 
 
+@pytest.mark.full
 def test_pairs_reach_into_the_memory(x64):
   """With the ids of the tokens before a segment, a split equals one pass."""
   x, layer, split = random_array((2, 6, D)), latent(clusters=None, id_vocabulary=7), 2
@@ -254,6 +255,7 @@ def test_codebook_learns_by_the_options_of_the_layer_but_not_from_padding():
 # Streams and documents.
 
 
+@pytest.mark.full
 def test_tokens_one_by_one_equal_one_pass(x64):
   """Without documents they go on with that of the memory; with none there, with document 0."""
   x, layer = random_array((3, 5, D)), latent(2, orders=(2, 3))
@@ -286,6 +288,7 @@ def test_unigrams_have_no_memory():
   assert y.shape == x.shape and memory is None
 
 
+@pytest.mark.full
 def test_token_reaches_its_own_output_by_gradient_and_the_next_by_its_id():
   T, layer = 5, latent(dtype=jnp.float32)
   x = random_array((1, T, D)).astype('float32')
@@ -315,6 +318,7 @@ def gradients(layer, variables, x):
   return jax.grad(loss, argnums=(0, 1), has_aux=True)(variables, x)
 
 
+@pytest.mark.full
 def test_gradient_reaches_looked_up_rows_only_and_no_centroid():
   """It is finite at a vector of zeros too."""
   layer, x = latent(3, dtype=jnp.float32), random_array((1, 3, D)).astype('float32')
@@ -334,6 +338,7 @@ def test_gradient_reaches_looked_up_rows_only_and_no_centroid():
   assert reached.reshape(N, V).tolist() == touched.tolist()
 
 
+@pytest.mark.full
 def test_concat_of_the_full_head_width_drops_the_unigram():
   """A vector of zeros has a finite gradient where vectors are normalised to be clustered."""
   layer, x = (
@@ -376,12 +381,14 @@ def test_impossible_layer_says_what_to_change(options, message):
   assert str(caught.value) == message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('documents', [DOCUMENTS.astype(bool), DOCUMENTS * 1.0, DOCUMENTS[:, 1:]])
 def test_documents_that_are_no_numbers_are_refused(documents):
   with pytest.raises(ValueError, match='expected the document number of each token, integers'):
     latent().init(jax.random.key(0), random_inputs(*DOCUMENTS.shape), documents_BxT=documents)
 
 
+@pytest.mark.full
 def test_more_heads_are_no_more_operations():
   def operations(heads):
     layer = NGrammer(heads=heads, clusters=K, vocabulary_size=97, dim=2)

@@ -259,6 +259,7 @@ def test_batch_of_padding_only_stays_finite(random_step):
   assert_close(after['codebook']['usage'], np.full((N, K), 0.99 / K), 1e-12)
 
 
+@pytest.mark.full
 def test_codebook_changes_only_when_mutable():
   x = np.random.default_rng(0).normal(size=(B, T, N, H)).astype('float32')
   layer = quantizer.ProductQuantizer(K, 0.5)
@@ -280,6 +281,7 @@ def test_codebook_changes_only_when_mutable():
     assert (np.asarray(after['codebook'][name]) != variables['codebook'][name]).any()
 
 
+@pytest.mark.full
 def test_initial_centroids_are_xavier_uniform_and_equally_used():
   """Or normal, or rows of the vocabulary, none of them twice."""
   rows = np.random.default_rng(0).normal(size=(40, 6)).astype('float32')
@@ -314,6 +316,7 @@ def test_initial_centroids_are_xavier_uniform_and_equally_used():
     jax.eval_shape(layer.init, jax.random.key(1), np.zeros((1, 1, 2, 3), 'float32'))
 
 
+@pytest.mark.full
 def test_nothing_is_differentiated_and_zero_vectors_stay_finite(random_step):
   x, _, variables = random_step
   x[0, 1] = 0
@@ -366,6 +369,7 @@ def test_distances_of_one_chunk_exist_at_a_time(monkeypatch):
   assert largest == 2**17 < 8 * 640 * N * K
 
 
+@pytest.mark.full
 def test_bfloat16_inputs_reach_the_true_centres():
   true_KxH = np.array([[2, 1], [-1, 2], [-2, -1], [1, -2]], 'float32')
   rng = np.random.default_rng(6)
@@ -398,6 +402,7 @@ def test_bfloat16_inputs_are_normalised_and_followed_in_float32():
   assert (slowly != 1).all()
 
 
+@pytest.mark.full
 def test_eight_devices_equal_one(monkeypatch):
   monkeypatch.setattr(quantizer, 'CPU_DISTANCES', 8 * 2 * 8)
   rng = np.random.default_rng(7)
@@ -455,6 +460,7 @@ def test_dead_codes_are_set_next_to_the_most_used(x64):
   assert same.tolist() == centroids.tolist()
 
 
+@pytest.mark.full
 def test_a_reset_cluster_takes_tokens_again():
   x = np.random.default_rng(0).normal(size=(8, 32, 1, 2)).astype('float32')
   centroids = np.array([[[0, 0], [0.1, 0.1], [90, 90], [99, 0]]], 'float32')

@@ -98,6 +98,7 @@ def test_rows_of_large_batches_are_exchanged_in_parts(monkeypatch, exchange, sha
   assert 5 in gathers and 1 not in gathers
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('lookups, kind', [(1024, 'all-gather'), (2048, 'all-reduce')])
 def test_auto_exchanges_rows_where_few_are_looked_up(lookups, kind):
   """Up to a quarter of the rows of the table; these are fewer bytes in the compiled program."""

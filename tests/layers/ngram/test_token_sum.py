@@ -8,6 +8,7 @@ from ngrammer_jax.layers.ngram import token_sum
 from tests.checks import assert_close
 
 
+@pytest.mark.full
 def test_amplification_equals_the_formula():
   rng = np.random.default_rng(0)
   x, e = rng.normal(size=(2, 3, 8)), rng.normal(size=(2, 3, 2, 8))

@@ -81,6 +81,7 @@ def test_rows_of_different_lengths_go_on_where_they_ended():
     assert np.stack(windows)[:, b].tolist() == expected[:, b, n : n + 7].tolist(), b
 
 
+@pytest.mark.full
 def test_token_ids_are_compared_unless_others_are_given():
   tokens, _, numbers = some_text()
   w = Windows(3, 'eos_id', eos_id=EOS)

@@ -82,6 +82,7 @@ def test_gradients_equal_a_loop(x64, cell, padded):
   assert_gradient(gradient, slow, tuple(args))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('cell', ['lstm', pytest.param('rnn', marks=pytest.mark.slow)])
 def test_gradients_in_bfloat16_are_near_those_in_float32(cell):
   params, x, state, starts, valid = random_case(cell)

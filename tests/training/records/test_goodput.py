@@ -82,6 +82,7 @@ def test_a_damaged_account_begins_anew(tmp_path, clock):
   assert goodput.Goodput(tmp_path, time.monotonic()).starts == 1
 
 
+@pytest.mark.full
 def test_a_run_says_where_its_time_went(tiny, tmp_path, caplog, monkeypatch):
   toy.install(monkeypatch.setattr)
   caplog.set_level(logging.INFO)
