@@ -86,6 +86,11 @@ def rest_is_full(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
   return [v if v in quick else pytest.param(v, marks=pytest.mark.full) for v in values]
 
 
+def full(*values: Any) -> Any:
+  """The parameters of one case of a test that only the full tier runs."""
+  return pytest.param(*values, marks=pytest.mark.full)
+
+
 def mesh_of(data: int, fsdp: int = 1, model: int = 1) -> jax.sharding.Mesh:
   """The first devices as a mesh of these sizes."""
   return sharding.make_mesh(data, fsdp, model, jax.devices()[: data * fsdp * model])

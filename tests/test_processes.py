@@ -75,6 +75,12 @@ def config_file(tiny, folder):
   return folder / 'config.py'
 
 
+def test_a_command_imports_nothing_early_that_only_some_uses_need():
+  out = run(COMMANDS, '[]', JAX_NUM_CPU_DEVICES='1')
+  assert json.loads(out) == [[], 1, [], []]
+
+
+@pytest.mark.full
 @pytest.mark.parametrize('absent', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_commands_on_three_devices_without_the_heavy_packages(
   trained, trained_copy, tiny, tmp_path, absent

@@ -235,7 +235,14 @@ ANALYSES = {  # their arguments, the file that finds the disk full, and all file
 }
 
 
-@pytest.mark.parametrize('arguments, full, names', ANALYSES.values(), ids=ANALYSES)
+@pytest.mark.parametrize(
+  'arguments, full, names',
+  [
+    case if name == 'spans' else pytest.param(*case, marks=pytest.mark.full)
+    for name, case in ANALYSES.items()
+  ],
+  ids=ANALYSES,
+)
 def test_an_analysis_loses_and_replaces_nothing(
   tmp_path, monkeypatch, capsys, arguments, full, names
 ):

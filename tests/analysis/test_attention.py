@@ -14,7 +14,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import language_model
-from tests.checks import bad_input
+from tests.checks import bad_input, full
 
 TOKENS, LENGTH = 96, 16  # of the text and of a segment
 SECOND_START = 37  # first token of the second document
@@ -56,7 +56,7 @@ def capture_segments(run, config, split, length, memory):
     yield jax.device_get(intermediates)
 
 
-@pytest.mark.parametrize('readout', ['key_value', 'recurrent_memory'])
+@pytest.mark.parametrize('readout', ['key_value', full('recurrent_memory')])
 def test_weights_of_a_recurrent_model(tiny, untrained, text, capsys, readout):
   model = recurrent(readout=readout, window=4)
   workdir = untrained(dataclasses.replace(tiny(), model=model))

@@ -14,7 +14,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.data.vocabularies import ByteVocabulary
 from ngrammer_jax.models import language_model
-from tests.checks import bad_input
+from tests.checks import bad_input, full
 
 T, START = 6, 256
 EVALUATION = evaluation_config.EvaluationConfig(segment_length=T)
@@ -30,7 +30,7 @@ def text(monkeypatch):
   return split
 
 
-@pytest.mark.parametrize('memory', [None, MEMORY])
+@pytest.mark.parametrize('memory', [None, full(MEMORY)])
 def test_losses_are_those_of_exactly_the_context(one_device, tiny, untrained, text, memory):
   config = tiny({'layers': 1, 'ngram': None, 'memory': memory}, evaluation=EVALUATION)
   run, contexts = runs.load_run(untrained(config)), [4, 8, 12]

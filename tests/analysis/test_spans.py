@@ -10,7 +10,7 @@ from ngrammer_jax.analysis import spans
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
-from tests.checks import bad_input
+from tests.checks import bad_input, full
 
 LIMIT, RAMP, VECTORS = 64, 8, 4
 MODEL = {
@@ -56,7 +56,7 @@ def test_adaptive_spans_and_the_share_of_persistent_vectors(tiny, untrained, cap
   assert 'share of attention on persistent vectors' in printed and 'head 1' in printed
 
 
-@pytest.mark.parametrize('kind, memory', [('adaptive', None), ('dynamic', 32)])
+@pytest.mark.parametrize('kind, memory', [full('adaptive', None), ('dynamic', 32)])
 def test_documents_and_evaluation_memory(tiny, untrained, monkeypatch, kind, memory):
   """Compares with a loop; a token attends only to its document and the memory of evaluation."""
   starts, length = np.array([0, 50]), 128

@@ -20,7 +20,7 @@ from ngrammer_jax.layers import document_masks
 from ngrammer_jax.system import storage
 from ngrammer_jax.training import state as train_state
 from tests.campaigns import damages
-from tests.checks import bad_input
+from tests.checks import bad_input, full
 from tests.training.helpers import cut, flip
 
 
@@ -65,7 +65,7 @@ def warnings(caplog):
   return [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
 
 
-@pytest.mark.parametrize('damage', [cut, flip, pathlib.Path.unlink])
+@pytest.mark.parametrize('damage', [full(cut), full(flip), pathlib.Path.unlink])
 def test_any_damage_to_any_file_is_found_and_named(workdir, newest, damage, caplog):
   intact = shutil.copytree(newest, workdir / 'intact')
   names = sorted(str(path.relative_to(intact)) for path in intact.rglob('*') if path.is_file())

@@ -4,13 +4,15 @@ import collections
 
 import pytest
 
+from tests.checks import rest_is_full
 from tests.goldens import models
 
 CASES = models.cases()
 # Those that are quick hold most options, but for other numbers.
+QUICK = [name for name, case in CASES.items() if case['quick']]
 NAMES = [
-  name if case['quick'] else pytest.param(name, marks=pytest.mark.slow)
-  for name, case in CASES.items()
+  *rest_is_full(QUICK, ('transformer_25',)),
+  *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in QUICK),
 ]
 
 

@@ -20,6 +20,7 @@ from tests.checks import (
   assert_same_arrays,
   bad_input,
   config_file_model,
+  full,
   with_scan,
 )
 from tests.interop.test_transformer_xl import PRECISIONS
@@ -53,7 +54,7 @@ def by_distance(probs_BxNxTxS, S):
 
 
 @pytest.mark.parametrize('dtype, tolerance, scan', with_scan(PRECISIONS))
-@pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
+@pytest.mark.parametrize('name', ['span_adaptive', full('span_fixed_pers')])
 def test_stream_matches_reference(reference, name, dtype, tolerance, scan):
   f = reference(name)
   with jax.enable_x64(dtype == 'float64'):

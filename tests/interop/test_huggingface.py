@@ -17,7 +17,7 @@ from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs, tensors
 from ngrammer_jax.models import block, language_model
 from tests import checks
-from tests.checks import rest_is_slow
+from tests.checks import rest_is_full, rest_is_slow
 
 FOLDERS = (
   *('llama_gqa', 'llama_rope_llama3', 'llama_rope_linear', 'llama_rope_yarn', 'mistral_window'),
@@ -26,6 +26,14 @@ FOLDERS = (
 )
 # Gradients of all others are in the slow tier: they have no parameters of other kinds.
 GRADIENTS = ('qwen2_window', 'gemma3_text', 'gpt2', 'gpt_neox', 'olmo2', 'phi3_window')
+QUICK = (
+  'gemma2',
+  'gemma3_text',
+  'gpt_neox',
+  'gpt_neox_serial',
+  'phi3_longrope_short',
+  'qwen2_window',
+)
 
 
 @pytest.fixture
@@ -86,7 +94,9 @@ def check_outputs(run, expected, loss, logits, hidden):
     np.testing.assert_allclose(state[0], expected[key], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize('name', [name for name in FOLDERS if name not in GRADIENTS])
+@pytest.mark.parametrize(
+  'name', rest_is_full([name for name in FOLDERS if name not in GRADIENTS], QUICK)
+)
 def test_equals_the_official_model(folder, name, one_device, x64):
   run, expected = runs.load_pretrained(folder(name), 'float64'), read_expected(folder(name))
   model, ids = model_of(run, 'float64'), jnp.asarray(expected['input_ids'], jnp.int32)
@@ -94,7 +104,13 @@ def test_equals_the_official_model(folder, name, one_device, x64):
   check_outputs(run, expected, loss, logits, hidden)
 
 
-@pytest.mark.parametrize('name', rest_is_slow(FOLDERS, GRADIENTS))
+@pytest.mark.parametrize(
+  'name',
+  [
+    *rest_is_full(GRADIENTS, QUICK),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in FOLDERS if name not in GRADIENTS),
+  ],
+)
 def test_equals_the_official_model_and_its_gradient(folder, name, one_device, x64, tmp_path):
   run, expected = runs.load_pretrained(folder(name), 'float64'), read_expected(folder(name))
   model, ids = model_of(run, 'float64'), jnp.asarray(expected['input_ids'], jnp.int32)

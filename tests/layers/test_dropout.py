@@ -21,7 +21,7 @@ def test_only_a_tpu_keeps_the_mask_apart():
   assert 'optimization_barrier' not in programs['cpu']
 
 
-@pytest.mark.parametrize('x64', [False, True])
+@pytest.mark.parametrize('x64', [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_block_of_what_is_kept_is_that_of_the_whole(x64):
   with jax.enable_x64(x64):
     key, rate = jax.random.key(3), 0.3

@@ -13,7 +13,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.models import language_model
 from tests import equation_names
-from tests.checks import assert_close, bad_input, random_variables
+from tests.checks import assert_close, bad_input, random_variables, rest_is_full, rest_is_slow
 from tests.models import attention_lstm_loop as loop
 
 V, W, B, T = 11, 4, 2, 9
@@ -35,6 +35,7 @@ MODELS = {
   },
 }
 NAMES = list(MODELS)
+QUICK = ('lstm', 'key_value_predict', 'memory')
 
 
 def config_of(name, carry=True, dtype='float64', **fields):
@@ -125,11 +126,16 @@ def looped(config, arrays, row, lengths):
   return (star, log_probs, weights), state[0]
 
 
-FEW = {'attention of one', '2-gram', 'memory of one'}  # like another one, but for a number
-slow = pytest.mark.slow
+FEW = ('attention of one', '2-gram', 'memory of one')  # like another one, but for a number
 
 
-@pytest.mark.parametrize('name', [pytest.param(n, marks=slow if n in FEW else ()) for n in NAMES])
+@pytest.mark.parametrize(
+  'name',
+  [
+    *rest_is_full([name for name in NAMES if name not in FEW], QUICK),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in FEW),
+  ],
+)
 def test_any_segmentation_equals_a_loop_over_tokens(x64, name):
   """With padding at the end of segments, some of which are empty."""
   config = config_of(name)
@@ -148,9 +154,7 @@ def test_any_segmentation_equals_a_loop_over_tokens(x64, name):
     jax.tree.map(same, take_rows((outputs, memory), part), take_rows((outputs, memory), WHOLE))
 
 
-@pytest.mark.parametrize(
-  'name', [pytest.param(n, marks=() if n == 'attention' else slow) for n in NAMES]
-)
+@pytest.mark.parametrize('name', rest_is_slow(NAMES, ('attention',)))
 def test_what_is_looked_back_at_is_not_carried(x64, name):
   """Unless it is asked for: a segment begins with nothing but the state."""
   config = config_of(name, carry=False)
@@ -168,7 +172,8 @@ def test_what_is_looked_back_at_is_not_carried(x64, name):
   [
     {'readout': 'key_value_predict'},
     pytest.param(
-      {'readout': 'recurrent_memory', 'temporal_tables': 2, 'gate_bias': True}, marks=slow
+      {'readout': 'recurrent_memory', 'temporal_tables': 2, 'gate_bias': True},
+      marks=pytest.mark.slow,
     ),
   ],
 )

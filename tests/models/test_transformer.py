@@ -18,7 +18,7 @@ from ngrammer_jax.models import (
   transformer,
 )
 from tests import jaxprs
-from tests.checks import assert_close, random_variables
+from tests.checks import assert_close, full, random_variables
 
 V, B, T = 13, 2, 6
 DISTINCT = np.array([[3, 11, 0, 7, 12, 5]])  # tokens whose rows of the table are their own
@@ -111,13 +111,15 @@ GATED = model_config.NGramMemoryConfig(layers=(0, 1), orders=(2,), heads=2, rows
 @pytest.mark.parametrize(
   ('fields', 'repeated'),
   [  # scores, weighted values and what is said; by layer
-    ({'norm': 'hybrid'}, 2),
-    ({'attention': model_config.AttentionConfig(query_key_norm='head')}, 4),  # rotations of TPUs
+    full({'norm': 'hybrid'}, 2),
+    full(
+      {'attention': model_config.AttentionConfig(query_key_norm='head')}, 4
+    ),  # rotations of TPUs
     ({'convolution': 3, 'position': 'sinusoid', 'shared_query_key': True}, 2),
-    ({'per_dim_scale': True, 'position': 'sinusoid'}, 2),
-    ({'position': 'relative', 'memory': MEMORY}, 3),  # scores of distances
+    full({'per_dim_scale': True, 'position': 'sinusoid'}, 2),
+    full({'position': 'relative', 'memory': MEMORY}, 3),  # scores of distances
     ({'position': 'relative', 'memory': MEMORY, 'kernel': 'blocks'}, 0),
-    ({'ngram_memories': (GATED,)}, 2),
+    full({'ngram_memories': (GATED,)}, 2),
   ],
 )
 def test_products_are_kept_wherever_a_gradient_needs_them(fields, repeated):
@@ -378,7 +380,7 @@ def unlike_centroids(model):
   return variables
 
 
-@pytest.mark.parametrize('prenormalize', [True, False])
+@pytest.mark.parametrize('prenormalize', [True, full(False)])
 def test_the_clusters_for_serving_are_those_of_the_model(prenormalize):
   """And it is the same with them: test_segmentation."""
   ngram = dataclasses.replace(NGRAM, prenormalize=prenormalize)
@@ -469,7 +471,7 @@ def test_the_layer_stands_where_it_should(layer, before, scan):
   'scan, bodies',
   [
     (2, 2 + 1),
-    (9, 5),
+    full(9, 5),
     *(pytest.param(*sizes, marks=slow) for sizes in ((1, 1), (3, 3 + 2), (5, 5))),
   ],
 )

@@ -8,7 +8,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.optimizers import row_gradient, tables
-from tests.checks import mesh_of
+from tests.checks import full, mesh_of
 
 V, E, STEPS, SEEDS = 24, 8, 100, 20
 
@@ -59,7 +59,7 @@ def test_the_noise_is_a_function_of_key_and_row():
   assert not np.array_equal(run([3, 1, 0, 2], 1), first)  # and steps
 
 
-@pytest.mark.parametrize('shape', [(1, 1, 1), (8, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize('shape', [(1, 1, 1), full((8, 1, 1)), full((2, 2, 2))])
 def test_rows_and_whole_tables_have_the_same_bits_on_any_mesh(shape):
   """Rows that were not looked up stay as they are."""
   rng = np.random.default_rng(1)

@@ -12,7 +12,7 @@ from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.optimizers import row_gradient
 from ngrammer_jax.training import accumulation
-from tests.checks import mesh_of
+from tests.checks import full, mesh_of
 from tests.optimizers import table_model
 
 MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2)]
@@ -38,7 +38,7 @@ def lookups_of(V):
   return lookups, dense
 
 
-@pytest.mark.parametrize('V', [32, 27])
+@pytest.mark.parametrize('V', [32, full(27)])
 def test_lookups_are_combined_to_the_dense_gradient_on_any_mesh(x64, V):
   """Also if the rows of a table are not divisible by the mesh."""
   lookups, dense = lookups_of(V)

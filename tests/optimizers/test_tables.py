@@ -11,6 +11,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax.optimizers import row_gradient, schedule
 from ngrammer_jax.optimizers import tables as table_optimizers
 from tests import checks
+from tests.checks import full
 
 V, E, STEPS = 12, 3, 5
 CONFIG = experiment.OptimizerConfig(
@@ -110,8 +111,8 @@ def test_the_learning_rate_factor(x64, name, default):
   np.testing.assert_allclose(first(3 * default), 3 * first(default), rtol=1e-9)
 
 
-@pytest.mark.parametrize('as_rows', [False, True])
-@pytest.mark.parametrize('name', ['adagrad', 'lazy_adam', 'adam', 'sinkhorn'])
+@pytest.mark.parametrize('as_rows', [False, full(True)])
+@pytest.mark.parametrize('name', [full('adagrad'), full('lazy_adam'), 'adam', full('sinkhorn')])
 def test_the_state_of_a_narrow_table_is_float32(name, as_rows):
   """An average with a decay of 0.999 cannot shrink in bfloat16, which rounds it to 1."""
   optimizer = table_optimizers.make(name, CONFIG, schedule.make(CONFIG, 10))

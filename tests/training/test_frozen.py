@@ -47,7 +47,7 @@ def leaves(run):
   return {name: np.asarray(leaf) for name, leaf in named.items()}
 
 
-def test_only_the_named_parts_change_and_the_rest_is_stored_once(trained, tmp_path):
+def test_only_the_named_parts_change_and_the_rest_is_stored_once(trained, tmp_path, one_device):
   run = train(tmp_path / 'run', config_of(trained))
   before, after = leaves(trained), leaves(run)
   changed = {name for name in after if not np.array_equal(before[name], after[name])}

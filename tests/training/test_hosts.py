@@ -88,6 +88,7 @@ flags.run(train.main)
 """
 
 
+@pytest.mark.full
 def test_two_processes_agree_and_train_as_one(tiny, tmp_path, monkeypatch):
   """Both notice that the newest checkpoint of one process is damaged; one goes on after them."""
   toy.install(monkeypatch.setattr)

@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax.layers import Attention, context, document_masks
 from ngrammer_jax.layers.attention import local, relative, span
 from ngrammer_jax.layers.attention.attention import LayerInputs
-from tests.checks import assert_close, random_variables
+from tests.checks import assert_close, full, random_variables
 
 B, T, M, N, D = 2, 12, 6, 2, 8
 
@@ -26,7 +26,7 @@ def segment():
   return context.make(inputs, context.Visibility(M + 1, sees_itself=False), recent)[0], valid
 
 
-@pytest.mark.parametrize('kind', [span.AdaptiveSpan, span.DynamicSpan])
+@pytest.mark.parametrize('kind', [span.AdaptiveSpan, full(span.DynamicSpan)])
 def test_blocks_of_queries_equal_one_block(x64, monkeypatch, kind):
   monkeypatch.setattr(local, 'BLOCK', 4)
   make_span = functools.partial(kind, limit=M, ramp=2, initial=0.4, dtype=jnp.float64)

@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax.config.positions import RotaryScalingConfig
 from ngrammer_jax.layers.attention import position
-from tests.checks import assert_close
+from tests.checks import assert_close, full
 
 
 @pytest.mark.full
@@ -104,7 +104,7 @@ def slow_frequency(j, kind, fields):
 
 
 @pytest.mark.parametrize('name', SCALINGS)
-@pytest.mark.parametrize('interleaved', [False, True])
+@pytest.mark.parametrize('interleaved', [False, full(True)])
 def test_scaled_and_partial_rotation_equals_slow_loop(x64, name, interleaved):
   """Of the first 8 of 11 features."""
   kind, fields = name and name.split(',')[0], SCALINGS[name]
@@ -146,9 +146,9 @@ def test_sinusoids_equal_formulas(x64):
     assert_close(relative, by_distance, 1e-12)
 
 
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
-@pytest.mark.parametrize('interleaved', [False, True])
-@pytest.mark.parametrize('features', [8, 6])
+@pytest.mark.parametrize('dtype', ['bfloat16', full('float32')])
+@pytest.mark.parametrize('interleaved', [False, full(True)])
+@pytest.mark.parametrize('features', [8, full(6)])
 def test_the_rotation_of_tpus_equals_that_of_other_devices(features, interleaved, dtype):
   x, weights = jax.random.normal(jax.random.key(0), (2, 2, 5, 3, 8)).astype(dtype)
   positions = jnp.arange(10).reshape(2, 5)

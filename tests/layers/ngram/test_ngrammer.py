@@ -460,7 +460,7 @@ def test_an_input_without_a_batch_axis_or_tokens_is_refused():
     latent().init(jax.random.key(0), random_inputs(2, 6)[:, :0])
 
 
-@pytest.mark.parametrize('in_context', [True, False])
+@pytest.mark.parametrize('in_context', [pytest.param(True, marks=pytest.mark.full), False])
 def test_explicit_axes_are_refused_unless_in_auto_axes(in_context):
   layer, x = latent(dtype=jnp.float32, return_memory=False), jnp.ones((8, 3, D))
   variables = random_variables(layer, x)
