@@ -112,9 +112,8 @@ GATED = model_config.NGramMemoryConfig(layers=(0, 1), orders=(2,), heads=2, rows
   ('fields', 'repeated'),
   [  # scores, weighted values and what is said; by layer
     full({'norm': 'hybrid'}, 2),
-    full(
-      {'attention': model_config.AttentionConfig(query_key_norm='head')}, 4
-    ),  # rotations of TPUs
+    # Rotations of TPUs.
+    full({'attention': model_config.AttentionConfig(query_key_norm='head')}, 4),
     ({'convolution': 3, 'position': 'sinusoid', 'shared_query_key': True}, 2),
     full({'per_dim_scale': True, 'position': 'sinusoid'}, 2),
     full({'position': 'relative', 'memory': MEMORY}, 3),  # scores of distances
