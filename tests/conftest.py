@@ -73,6 +73,12 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item.get_closest_marker('slow') is None]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+  """Pytest searches five times through all live objects, and JAX leaves many: for seconds."""
+  gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
   """One worker runs all tests of a file, and all files of a group."""
