@@ -4,11 +4,10 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from ngrammer_jax import errors
-from ngrammer_jax.config.fields import ANY, field
+from ngrammer_jax.config.fields import field
 
 _ROPE = {'position': ('rope',)}
 LAYER_TYPES = ('full', 'window', 'unrotated', 'unrotated_window')
-WINDOWED = ('window', 'unrotated_window')
 
 
 class LayerType(NamedTuple):
@@ -44,22 +43,13 @@ class AttentionConfig:
   )
   query_key_value_bias: bool | None = field(None, 'biases of queries, keys, values; None: `bias`')
   output_bias: bool | None = field(None, 'bias of the output; None: same as `model.bias`')
-  window: int | None = field(
-    None,
-    'keys that a token attends to, its own too',
-    at_least=1,
-    only_for={'layer_pattern': WINDOWED},
-  )
+  window: int | None = field(None, 'keys that a token attends to, its own too', at_least=1)
   layer_pattern: tuple[str, ...] = field(
     ('full',),
     'kinds of layers, repeated; unrotated: without rotary positions',
     choices=LAYER_TYPES,
-    needs={
-      'window': {'window': (ANY,)},
-      'unrotated': _ROPE,
-      'unrotated_window': {'window': (ANY,)} | _ROPE,
-    },
-    reason='layers with a window need `window`, and layers without rotation rotary positions',
+    needs={'unrotated': _ROPE, 'unrotated_window': _ROPE},
+    reason='only rotary positions have layers without rotation: use "full" and "window"',
   )
 
   def layer_types(self, layers: int) -> tuple[LayerType, ...]:
@@ -80,3 +70,10 @@ class AttentionConfig:
     """Raises BadInput for options that are invalid for the model."""
     if not self.layer_pattern:
       raise errors.BadInput('model.attention.layer_pattern=() has no layer: use ("full",)')
+    # Of a pattern that is longer than the model, only the first entries count.
+    has_window = any(kind.has_window for kind in self.layer_types(model.layers))
+    if has_window != (self.window is not None):
+      raise errors.BadInput(
+        f'model.attention.window={self.window} does not fit model.attention.layer_pattern='
+        f'{self.layer_pattern}: layers of the kind "window" need a window, and a window such layers'
+      )

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.config.attention import WINDOWED
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.relations import less_than
 
@@ -79,7 +78,7 @@ class PositionalConfig:
     None,
     'longest timescale in layers with a window; None: the same',
     above=0,
-    only_for=_ROPE | {'attention.layer_pattern': WINDOWED},
+    only_for=_ROPE,
   )
   rotary_fraction: float = field(1.0, 'rotated share of a head', above=0, at_most=1, only_for=_ROPE)
   interleaved: bool = field(False, 'rotate features 2 j and 2 j + 1 together', only_for=_ROPE)
@@ -100,6 +99,12 @@ class PositionalConfig:
     """Raises BadInput for options that are invalid for the model."""
     if model.position != 'rope':
       return
+    has_window = any(kind.has_window for kind in model.layer_types())
+    if self.window_max_timescale is not None and not has_window:
+      raise errors.BadInput(
+        f'model.positional.window_max_timescale={self.window_max_timescale} is for layers with a '
+        f'window, and model.attention.layer_pattern has none: use None'
+      )
     features = self.rotated_features(model.head_features)
     if features % 2 or not features:
       raise errors.BadInput(

@@ -25,6 +25,9 @@ def check(ngram=None, **fields):
     {'ngram': {'combine': 'add', 'dim': 64}},
     {'position': 'sinusoid', 'width': 12, 'heads': 4},
     {'dropout': 0.9},
+    {'memory': model_config.MemoryConfig(length=0)},
+    {'memory': model_config.MemoryConfig(length=1, same_length='memory')},
+    {'memory': model_config.MemoryConfig(length=2, sinks=1)},
     {'ngram': {'layer': 'attention', 'pairing': ('previous', 'attended', 'none', 'none')}},
   ],
 )
@@ -157,20 +160,19 @@ def spans(**fields):
     ),
     (
       attention(layer_pattern=('full', 'window')),
-      "model.attention.layer_pattern=('full', 'window') is not for model.attention.window=None, "
-      "but for a value: use ('full',); layers with a window need `window`, and layers without "
-      'rotation rotary positions',
+      "model.attention.window=None does not fit model.attention.layer_pattern=('full', 'window'): "
+      'layers of the kind "window" need a window, and a window such layers',
     ),
     (
-      attention(window=8),
-      "model.attention.window=8 is not for model.attention.layer_pattern=('full',), but for "
-      'window, unrotated_window: use None',
+      attention(layer_pattern=('full', 'full', 'window'), window=8) | {'layers': 2},
+      "model.attention.window=8 does not fit model.attention.layer_pattern=('full', 'full', "
+      '\'window\'): layers of the kind "window" need a window, and a window such layers',
     ),
     (
       attention(layer_pattern=('unrotated',)) | {'position': 'sinusoid'},
       "model.attention.layer_pattern=('unrotated',) is not for model.position='sinusoid', but for "
-      "rope: use ('full',); layers with a window need `window`, and layers without rotation rotary "
-      'positions',
+      'rope: use (\'full\',); only rotary positions have layers without rotation: use "full" and '
+      '"window"',
     ),
     (
       attention(inverse_layer_scale=True) | {'per_dim_scale': True},
@@ -188,8 +190,8 @@ def spans(**fields):
     ),
     (
       positional('rope', window_max_timescale=1e4),
-      'model.positional.window_max_timescale=10000.0 is not for '
-      'model.attention.layer_pattern=None, but for window, unrotated_window: use None',
+      'model.positional.window_max_timescale=10000.0 is for layers with a window, and '
+      'model.attention.layer_pattern has none: use None',
     ),
     (
       positional('rope', rotary_fraction=0.3),

@@ -45,7 +45,9 @@ class Block:
     relations=(equals('heads', where={'kind': ('equal',), 'tags': ('a',)}),),
   )
   limit: float = fields.field(9.0, 'a limit', relations=(at_least('width', minus=2),))
-  entries: tuple[int, ...] = fields.field((), 'several', relations=(less_than('heads'),))
+  entries: tuple[int, ...] = fields.field(
+    (), 'several', relations=(less_than('heads', unless=(9,)),)
+  )
   kind: str = fields.field('', 'what some rules depend on')
   tags: tuple[str, ...] = fields.field((), 'what some rules depend on')
   ratio: float = fields.field(0.5, 'without a nearest value', relations=(less_than('limit'),))
@@ -63,7 +65,7 @@ class Block:
     {'copies': 3, 'tags': ('a',)},
     {'copies': 4, 'kind': 'equal', 'tags': ('b', 'a')},
     {'limit': 6.0},
-    {'entries': (0, 3)},
+    {'entries': (0, 3, 9)},
     {'inner': Inner(9, 8)},
   ],
 )
