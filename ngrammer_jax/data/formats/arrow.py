@@ -15,7 +15,10 @@ def read_batches(
   """Yields the batches of a file from a row on, with the columns that the file has."""
   import pyarrow as pa  # only for such files
 
-  source = pa.memory_map(str(path)) if isinstance(path, pathlib.Path) else path.open()
+  if isinstance(path, pathlib.Path):
+    source = pa.memory_map(str(path))
+  else:
+    source = path.open()
   is_file = source.read(6) == b'ARROW1'
   source.seek(0)
   if is_file:

@@ -52,7 +52,9 @@ def _texts(
   import pyarrow as pa
   from pyarrow import compute
 
-  field_names = [field] if field in batch.schema.names else field.split('.')
+  field_names = [field]
+  if field not in batch.schema.names:
+    field_names = field.split('.')
   try:
     column = batch.column(field_names[0])
     for name in field_names[1:]:

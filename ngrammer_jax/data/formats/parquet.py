@@ -58,7 +58,10 @@ def _read_part(path: pathlib.Path, fields: Sequence[str], row: int) -> _Part:
   from pyarrow import parquet
 
   is_local = isinstance(path, pathlib.Path)
-  source = pa.OSFile(str(path)) if is_local else path.open()
+  if is_local:
+    source = pa.OSFile(str(path))
+  else:
+    source = path.open()
   file = parquet.ParquetFile(source, buffer_size=BUFFER_BYTES, pre_buffer=False)
   names = file.schema_arrow.names
   groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
@@ -68,7 +71,9 @@ def _read_part(path: pathlib.Path, fields: Sequence[str], row: int) -> _Part:
     return _Part(iter(()), row, num_rows)
   first = bisect.bisect_right(ends, row) - 1
   size = max(groups[first].total_byte_size, 1)
-  part_bytes = PART_BYTES if is_local else max(PART_BYTES, size)
+  part_bytes = PART_BYTES
+  if not is_local:
+    part_bytes = max(PART_BYTES, size)
   rows = max(groups[first].num_rows * part_bytes // size, 1)
   if size <= SMALL_GROUP:
     last = first + 1
