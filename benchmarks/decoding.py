@@ -25,7 +25,7 @@ def measure_cached(
 ) -> float:
   """Returns the seconds per token of all rows with the KV cache."""
   engine = inference.Engine(run.model, run.mesh)
-  variables = {'params': run.state.params, 'codebook': run.state.codebook}
+  variables = run.restored.collections
   prompts = [np.array([run.vocabulary.document_start])] * rows
   stream = engine.generate(variables, prompts, range(rows), options, context, rows=rows)
   next(stream)
@@ -37,7 +37,7 @@ def measure_cached(
 
 def measure_uncached(run, context: int, rows: int, steps: int) -> float:
   """Returns the seconds per token of all rows with a forward pass over the context."""
-  model, variables = run.model, {'params': run.state.params, 'codebook': run.state.codebook}
+  model, variables = run.model, run.restored.collections
 
   @jax.jit
   def step(variables, tokens, position):

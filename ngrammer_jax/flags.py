@@ -14,7 +14,6 @@ import ngrammer_jax
 from ngrammer_jax import errors, pretrained_models
 from ngrammer_jax.system import compilation_cache, hosts, storage
 from ngrammer_jax.system.process import run as run  # the commands start with it
-from ngrammer_jax.training.records import watchdog
 
 if typing.TYPE_CHECKING:
   from ngrammer_jax import runs
@@ -125,6 +124,8 @@ def _unescape(text: str) -> str:
 
 def add_training(parser: argparse.ArgumentParser) -> None:
   """Adds the flags of commands that train."""
+  from ngrammer_jax.training.records import watchdog  # inference needs nothing of training
+
   parser.add_argument('--workdir', type=storage.path, required=True, help='run directory')
   parser.add_argument(
     '--dry_run',

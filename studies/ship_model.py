@@ -100,9 +100,9 @@ def check_run(run: runs.Run) -> None:
   }.items():
     if value is not None:
       raise errors.BadInput(f'{run.workdir} has {key}={value}, whose licence is unknown')
-  if run.state.step != config.training.steps:
+  if run.restored.step != config.training.steps:
     raise errors.BadInput(
-      f'{run.workdir} has {run.state.step} of {config.training.steps} steps: train it to the end'
+      f'{run.workdir} has {run.restored.step} of {config.training.steps} steps: train it to the end'
     )
 
 
@@ -187,7 +187,7 @@ def describe(
     'bytes': (exported.workdir / workdirs.EXPORTED).stat().st_size,
     'training': {
       'command': texts['command'],
-      'steps': int(run.state.step),
+      'steps': run.restored.step,
       'tokens': _tokens(run),
       'hours': goodput.training_seconds(run.workdir) / 3600,
       'hardware': texts['hardware'],
@@ -238,11 +238,11 @@ def _content_hash(run: runs.Run) -> str:
 
 
 def _tokens(run: runs.Run) -> int:
-  return int(run.state.step) * run.config.training.tokens_per_step
+  return run.restored.step * run.config.training.tokens_per_step
 
 
 def _parameters(run: runs.Run) -> int:
-  return model_variables.count_elements(run.state.params)
+  return model_variables.count_elements(run.restored.params)
 
 
 if __name__ == '__main__':

@@ -36,7 +36,7 @@ def write(folder, dtype='float32', vocabulary_size=V, **options):
     vocabulary_size=vocabulary_size,
     origin={'positions': 64},
     published=None,
-    state=types.SimpleNamespace(params=params),
+    restored=types.SimpleNamespace(params=params),
   )
   folder.mkdir(exist_ok=True)
   huggingface_export.save(run, folder)

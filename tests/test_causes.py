@@ -20,7 +20,7 @@ def test_a_stored_relative_path_names_the_key(trained_copy, tmp_path, monkeypatc
   run = runs.load_run(trained_copy)
   for path in ('texts/a.txt', '../none', 'a~b'):
     object.__setattr__(run.config.data, 'path', path)
-    run.__dict__.pop('_mixture', None)
+    run.__dict__.pop('mixture', None)
     with bad_input(
       f'data.path={path}: the corpus was not found in {tmp_path}; expected a text file, or a '
       f'folder of them; name another place with --config.data.path'

@@ -168,6 +168,7 @@ def test_selection_of_a_checkpoint(trained_copy):
   # Marks step 8 as the best checkpoint.
   manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=0.5))
   assert ngrammer_jax.load_run(workdir, 'best').state.step == 8
+  assert ngrammer_jax.load_run(workdir, 'best').restored.step == 8
   with bad_input(f'--step=15: --workdir={workdir} has no such checkpoint; available: 4, 8, 12'):
     ngrammer_jax.load_run(workdir, 15).generate('')
   with bad_input('--step=last is not a step, newest or best'):

@@ -24,6 +24,7 @@ from ngrammer_jax import (
   pretrained_models,
   runs,
 )
+from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.runs import init_from
 from tests.checks import bad_input
 from tests.loops import each
@@ -245,9 +246,8 @@ def test_where_the_corpus_is_may_be_set(weights, trained, tmp_path, monkeypatch)
   copy, calls = tmp_path / 'moved.txt', []
   monkeypatch.setenv('NGRAMMER_JAX_CACHE', str(tmp_path / 'cache'))
   copy.write_bytes((trained.parent / 'text.txt').read_bytes())
-  monkeypatch.setattr(
-    runs.run.language_modeling, 'evaluate', lambda engine, variables, split, *_: calls.append(split)
-  )
+  record = lambda engine, variables, split, *_: calls.append(split)
+  monkeypatch.setattr(language_modeling, 'evaluate', record)
   with pytest.raises(TypeError):  # there is no result
     evaluate.main(['--pretrained=tiny', f'--config.data.path={copy}'])
   assert bytes(calls[0].tokens.astype('u1')) == copy.read_bytes()[-len(calls[0].tokens) :]

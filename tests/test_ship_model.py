@@ -27,11 +27,11 @@ def baseline_of(run, *, tokens=1, parameters=1, bits=8.5, **model):
   """A Transformer that was trained as a run, without files; its numbers are multiples."""
   plain = dataclasses.replace(run.config.model, **{'ngram': None} | model)
   leaf = np.zeros(int(ship_model._parameters(run) * parameters), np.int8)
-  state = types.SimpleNamespace(step=int(run.state.step) * tokens, params={'w': leaf})
+  state = types.SimpleNamespace(step=run.restored.step * tokens, params={'w': leaf})
   return types.SimpleNamespace(
     config=dataclasses.replace(run.config, model=plain),
     workdir=run.workdir,
-    state=state,
+    restored=state,
     evaluate=lambda split: SCORES | {'bits_per_byte': bits, 'split': split},
   )
 

@@ -49,7 +49,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   heads_LxNxD = sums_LxNxD / counted
   mean_D = heads_LxNxD.mean(axis=(0, 1))
   return {
-    **{'step': int(run.state.step), 'split': split, 'tokens': tokens, 'counted': counted},
+    **{'step': run.restored.step, 'split': split, 'tokens': tokens, 'counted': counted},
     'distances': distances,
     'heads': heads_LxNxD.tolist(),
     'layers': heads_LxNxD.mean(axis=1).tolist(),

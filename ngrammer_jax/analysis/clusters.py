@@ -64,9 +64,9 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
   by_frequency_V = np.argsort(-count_V, kind='stable')
   tokens_U = by_frequency_V[: np.count_nonzero(count_V)]
   U = len(tokens_U)
-  embedding_UxD = np.asarray(run.state.params['embedding'], np.float32)[tokens_U]
+  embedding_UxD = np.asarray(run.restored.params['embedding'], np.float32)[tokens_U]
   embedding_UxNxH = (embedding_UxD - embedding_UxD.mean(axis=0)).reshape(U, N, -1)
-  codebook = functools.reduce(lambda tree, key: tree[key], memory.split('/'), run.state.codebook)
+  codebook = functools.reduce(lambda tree, key: tree[key], memory.split('/'), run.restored.codebook)
   usage_NxK = np.asarray(codebook['quantizer']['usage'], np.float64)
   texts = [probe.decode(run, [token]) for token in by_frequency_V]
   heads = []
@@ -76,7 +76,7 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
       heads.append(_analyze_head(embedding_UxNxH, n, ids_V, usage_NxK[n], texts))
       bar.advance(1)
   sizes = {'clusters': module.options.clusters, 'tokens': U, 'never': V - U}
-  return {'step': int(run.state.step), 'split': split, 'memory': memory, **sizes, 'heads': heads}
+  return {'step': run.restored.step, 'split': split, 'memory': memory, **sizes, 'heads': heads}
 
 
 def _analyze_head(embedding_UxNxH, n, ids_V, usage_K, texts):

@@ -76,8 +76,8 @@ def analyze(
       {
         'run': names[i],
         'baseline': names[len(all_runs) + i],
-        'steps': [int(run.state.step) for run in both],
-        'parameters': [model_variables.count_elements(run.state.params) for run in both],
+        'steps': [run.restored.step for run in both],
+        'parameters': [model_variables.count_elements(run.restored.params) for run in both],
         'loss': float(loss_T.mean()),
         'baseline_loss': float(baseline_T.mean()),
         'difference': float((loss_T - baseline_T).mean()),

@@ -62,7 +62,7 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   else:
     S = len(shown.tokens)
     shown_by_gate = _read(run, gates, shown, S)
-  result = {'step': int(run.state.step), 'split': split, 'tokens': T}
+  result = {'step': run.restored.step, 'split': split, 'tokens': T}
   result['texts'] = probe.input_texts(run, shown, S)
   result['gates'] = [
     {'name': gate.name, 'values': shown_by_gate[gate.name].tolist()}

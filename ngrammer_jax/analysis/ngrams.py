@@ -38,7 +38,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   """
   all_tables = lookups.tables(run)
   by_table = lookups.read(run, run.split(split), MAX_TOKENS)
-  result = {'step': int(run.state.step), 'split': split}
+  result = {'step': run.restored.step, 'split': split}
   result['tokens'] = len(by_table[all_tables[0].name].rows_TxI)
   result['tables'] = [
     {

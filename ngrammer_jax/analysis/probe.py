@@ -51,7 +51,7 @@ def captured_segments(
     )
     return memory, measure(captured['intermediates'])
 
-  variables, segment_length = run.state.variables, run.config.training.segment_length
+  variables, segment_length = run.restored.collections, run.config.training.segment_length
   tokens = min(max_tokens, len(text.tokens))
   with progress.Progress('reading', tokens, 'tokens') as bar:
     for first in range(0, tokens, segment_length):

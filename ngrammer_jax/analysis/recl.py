@@ -76,7 +76,7 @@ def analyze(
     'runs': [
       {
         'name': name,
-        'step': int(run.state.step),
+        'step': run.restored.step,
         'losses': losses_NxCxP[i].mean(axis=1).tolist(),
         'shares': [_effective_length(losses_NxCxP, i, contexts, share) for share in SHARES],
       }

@@ -152,14 +152,14 @@ def _generate(run, samples):
 def _metrics(run, records):
   """Returns the numbers of a run, up to the step of its checkpoint."""
   count = lambda value: Metric(f'{value:,.0f}', value)
-  step = int(run.state.step)
+  step = run.restored.step
   records = [record for record in records if record['step'] <= step]
-  params = traverse_util.flatten_dict(run.state.params)
+  params = traverse_util.flatten_dict(run.restored.params)
   tables = sum(leaf.size for path, leaf in params.items() if path[-1] == 'table')
   metrics = {
     'step': count(step),
     'training tokens': count(step * run.config.training.tokens_per_step),
-    'parameters': count(model_variables.count_elements(run.state.params)),
+    'parameters': count(model_variables.count_elements(run.restored.params)),
     'of these in n-gram tables': count(tables),
   }
   train = [record for record in records if 'loss' in record]

@@ -64,7 +64,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
     changed_T = token_losses.token_losses(changed, text, tokens, variables, name)
     result = {'memory': memory, 'change': change, 'order': order, 'loss': float(changed_T.mean())}
     changes.append(result | {'groups': _group(counts[order], loss_T, changed_T - loss_T)})
-  result = {'step': int(run.state.step), 'split': split, 'tokens': tokens}
+  result = {'step': run.restored.step, 'split': split, 'tokens': tokens}
   return result | {'train_tokens': train_tokens, 'loss': float(loss_T.mean()), 'changes': changes}
 
 
@@ -101,13 +101,13 @@ def _remove(run, memory):
       if name != memory
     }
 
-  variables = {'params': keep(run.state.params), 'codebook': keep(run.state.codebook)}
+  variables = {'params': keep(run.restored.params), 'codebook': keep(run.restored.codebook)}
   return without, without.engine.prepare(variables)
 
 
 def _zeros(run, table, orders):
   """Returns the table with zeros in the rows of some orders."""
-  rows = np.array(table.part_of(run.state.params)['table'])
+  rows = np.array(table.part_of(run.restored.params)['table'])
   for head in table.heads():
     if head.order in orders:
       rows[head.first : head.first + head.rows] = 0
@@ -116,7 +116,7 @@ def _zeros(run, table, orders):
 
 def _exchange(run, table, text_lookups):
   """Returns the table in which each row of a text is replaced by that of a random other token."""
-  rows, rng = np.array(table.part_of(run.state.params)['table']), np.random.default_rng(0)
+  rows, rng = np.array(table.part_of(run.restored.params)['table']), np.random.default_rng(0)
   for head, row_T in zip(table.heads(), text_lookups.rows_TxI.T, strict=True):
     visited = np.unique(row_T)
     drawn = rng.choice(row_T, len(visited))
@@ -127,7 +127,7 @@ def _exchange(run, table, text_lookups):
 
 def _change_tables(run, changed):
   """Returns the variables of a run with arrays instead of some tables."""
-  params = flax.traverse_util.flatten_dict(run.state.params)
+  params = flax.traverse_util.flatten_dict(run.restored.params)
   for table, rows in changed.items():
     key = (*table.path, 'table')
     params[key] = jax.device_put(rows, jnp.asarray(params[key]).sharding)

@@ -42,12 +42,12 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
       f'--workdir={run.workdir} has no spans and no persistent vectors that share a softmax with '
       f'the context: it needs model.span or model.persistent'
     )
-  result = {'step': int(run.state.step), 'split': split, 'tokens': 0}
+  result = {'step': run.restored.step, 'split': split, 'tokens': 0}
   result |= dict.fromkeys(('spans', 'limit', 'ramp', 'along', 'persistent'))
   if span is not None:
     result |= {'limit': span.limit, 'ramp': span.ramp}
   if span is not None and span.kind == 'adaptive':
-    spans_LxN = model_spans.adaptive_spans(config, run.state.params)
+    spans_LxN = model_spans.adaptive_spans(config, run.restored.params)
     result['spans'] = _add_ramp(spans_LxN, span).tolist()
   if has_persistent or span.kind == 'dynamic':
     text = run.split(split)

@@ -5,7 +5,7 @@ array. The digests reveal truncated, changed or missing files without the model.
 reveal arrays that differ from the saved state. A digest of the manifest itself reveals changes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import errno
@@ -15,7 +15,7 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.system import file_errors, files, json_files
+from ngrammer_jax.system import file_errors, files, hosts, json_files
 
 FILE_NAME = 'manifest.json'
 
@@ -82,17 +82,58 @@ def read(folder: pathlib.Path) -> Manifest:
   return manifest
 
 
+def check_sizes(folder: pathlib.Path) -> Manifest:
+  """Returns the manifest of a checkpoint, after the sizes of its files were compared with it.
+
+  No other file is read. Raises CorruptError for the first that is missing or has another size.
+  """
+  manifest = read(folder)
+  for name, (size, _) in manifest.files.items():
+    _check_size(folder, name, size)
+  return manifest
+
+
 def verify(folder: pathlib.Path) -> Manifest:
   """Reads every file of a checkpoint. Raises CorruptError for the first that has changed."""
   manifest = read(folder)
   for name, (size, digest) in manifest.files.items():
+    _check_size(folder, name, size)
     with _translate_damage(name):
-      actual_size = files.size(folder / name)
-      if actual_size != size:
-        raise CorruptError(f'{name} has {actual_size:,} bytes, expected {size:,}')
       if _sha256(folder / name) != digest:
         raise CorruptError(f'{name} was changed: wrong checksum')
   return manifest
+
+
+def _check_size(folder: pathlib.Path, name: str, size: int) -> None:
+  with _translate_damage(name):
+    actual_size = files.size(folder / name)
+    if actual_size != size:
+      raise CorruptError(f'{name} has {actual_size:,} bytes, expected {size:,}')
+
+
+def call_on_primary(
+  read_folder: Callable[[pathlib.Path], Manifest], folder: pathlib.Path
+) -> Manifest:
+  """Reads or verifies a manifest in the primary process, for all processes.
+
+  Args:
+    read_folder: `read`, `check_sizes` or `verify`.
+    folder: the folder of the manifest.
+
+  Raises:
+    CorruptError: in all processes.
+  """
+  content = message = None
+  with hosts.collective_errors():
+    if hosts.is_primary():
+      try:
+        content = dataclasses.asdict(read_folder(folder))
+      except CorruptError as error:
+        message = str(error)
+  content, message = hosts.broadcast([content, message])
+  if message is not None:
+    raise CorruptError(message)
+  return Manifest(**content)
 
 
 def digest_files(folder: pathlib.Path) -> dict[str, tuple[int, str]]:

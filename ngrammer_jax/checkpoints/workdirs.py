@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
-from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.checkpoints import frozen, reader
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import Vocabulary
@@ -30,7 +30,7 @@ CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 ORIGIN = 'published.json'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `runs.exported`
 # A killed start may leave these.
-OWN_FILES = 'config', 'corpus', 'vocabulary', 'lock', reader.FROZEN
+OWN_FILES = 'config', 'corpus', 'vocabulary', 'lock', frozen.FOLDER
 SHARED_SECONDS = 60  # after which all processes see a file of the primary
 REMEDY = 'restore it from a backup, or use another workdir'
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax import errors
-from ngrammer_jax.checkpoints import checksums, manifest, reader
+from ngrammer_jax.checkpoints import arrays, checksums, frozen, manifest, reader
 from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.system import file_errors, files, hosts, storage
 
@@ -38,12 +38,12 @@ class CheckpointWriter:
     self._workdir, self._keep = workdir, keep
     self._folder = workdir / 'checkpoints'
     hosts.on_primary(self._delete_incomplete)
-    self._orbax = reader.make_checkpointer(self._folder)
+    self._orbax = arrays.make_checkpointer(self._folder)
     self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
     self._step, self._commit_future = 0, None  # of the checkpoint in progress
     # Without a checkpoint, the base is written again.
     has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
-    self._frozen = reader.read_frozen(workdir) if has_checkpoint else None
+    self._frozen = frozen.read_manifest(workdir) if has_checkpoint else None
 
   def check_space(self, state: Any, name: str = 'a checkpoint') -> None:
     """Raises BadInput if the disk has no room for a state, abstract or not."""
@@ -59,17 +59,17 @@ class CheckpointWriter:
     Raises:
       BadInput: the disk is full.
     """
-    folder = self._workdir / reader.FROZEN
+    folder = self._workdir / frozen.FOLDER
     hosts.on_primary(self._delete_frozen, folder)
     self._frozen = None
     if not params:
       return
     with hosts.collective_errors():
       self.check_space(params, 'the parameters that are not trained')
-    scratch = folder if storage.is_remote(folder) else folder.with_name(f'{reader.FROZEN}{SCRATCH}')
+    scratch = folder if storage.is_remote(folder) else folder.with_name(f'{frozen.FOLDER}{SCRATCH}')
     with self._translate_disk_full('the parameters that are not trained'):
       leaves = _describe_leaves(params)
-      self._orbax.save(storage.orbax_path(scratch), reader.drop_empty(params))
+      self._orbax.save(storage.orbax_path(scratch), arrays.drop_empty(params))
       self._orbax.wait_until_finished()
       hosts.on_primary(self._finish, 0, None, scratch, leaves, folder)
     # Not read again: other processes may see the file late.
@@ -108,7 +108,7 @@ class CheckpointWriter:
     is_remote = storage.is_remote(self._folder)
     scratch = self._folder / (str(step) if is_remote else f'{step}{SCRATCH}')
     with self._translate_disk_full(f'step {step}'):
-      self._orbax.save(storage.orbax_path(scratch), reader.drop_empty(state))
+      self._orbax.save(storage.orbax_path(scratch), arrays.drop_empty(state))
     self._step = step
     self._commit_future = self._thread.submit(
       self._commit, step, validation, scratch, describe, rows
@@ -154,9 +154,9 @@ class CheckpointWriter:
   def _finish(self, step, validation, scratch, leaves, folder) -> None:
     """Looks at the files that Orbax has written, writes their manifest, and renames the folder."""
     try:
-      reader.check_written(self._orbax, scratch, leaves)
+      arrays.check_written(self._orbax, scratch, leaves)
     except manifest.CorruptError as error:
-      name = reader.FROZEN if folder.name == reader.FROZEN else f'step {step}'
+      name = frozen.FOLDER if folder.name == frozen.FOLDER else f'step {step}'
       raise RuntimeError(f'{name} was not saved: {error}') from error
     saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     digests = manifest.digest_files(scratch)

@@ -77,7 +77,7 @@ def open_questions(path: pathlib.Path, split: str) -> tuple[QuestionSource, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ClozeAnswer:
   """The scores of a model for the candidates of a question.
 
   Attributes:
@@ -117,7 +117,7 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluator:
+class ClozeEvaluator:
   """Scores the candidates of questions.
 
   Attributes:
@@ -139,7 +139,7 @@ class Evaluator:
     variables: inference.Variables,
     questions: Iterable[cloze.Question],
     report: Callable[[int], None] = lambda questions: None,
-  ) -> Iterator[Answer]:
+  ) -> Iterator[ClozeAnswer]:
     """Yields the answers in the order of the questions.
 
     Args:
@@ -158,7 +158,7 @@ class Evaluator:
         scores[i] = choice_scores
         report(1)
       for i, question in enumerate(group):
-        yield Answer(
+        yield ClozeAnswer(
           dataclasses.replace(question, context=()),
           _equalize_scores(choices[i], scores[i]),
           tuple(map(self._is_unknown, question.candidates)),
@@ -226,7 +226,7 @@ def wilson_interval(points: float, count: int) -> tuple[float, float]:
   return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def summarize(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+def summarize(answers: Sequence[ClozeAnswer]) -> dict[str, dict[str, Any]]:
   """Computes for each kind the accuracy, its confidence interval, and counts of special cases."""
   kinds = {}
   for kind in dict.fromkeys(answer.question.kind for answer in answers):
@@ -248,7 +248,7 @@ def summarize(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
 
 
 def build_result(
-  answers: Sequence[Answer], source: QuestionSource, step: int, protocol: str, context: int
+  answers: Sequence[ClozeAnswer], source: QuestionSource, step: int, protocol: str, context: int
 ) -> dict[str, Any]:
   """Builds the result that is stored as `cloze_<name>.json`."""
   label = "questions of the Children's Book Test" if source.is_official else 'cloze questions'
@@ -282,7 +282,9 @@ def format_table(result: dict[str, Any]) -> str:
   return '\n'.join([*text_tables.align_columns(rows, '<>'), note])
 
 
-def save(result: dict[str, Any], answers: Sequence[Answer], folder: pathlib.Path) -> pathlib.Path:
+def save(
+  result: dict[str, Any], answers: Sequence[ClozeAnswer], folder: pathlib.Path
+) -> pathlib.Path:
   """Writes the result as JSON and the answers as JSON lines next to it; returns the JSON path.
 
   The file name is cloze[_prefix]_<name>, so that one protocol does not overwrite the results of the

@@ -37,7 +37,7 @@ class _Generation(jinja2.ext.Extension):
     return parser.parse_statements(('name:endgeneration',), drop_needle=True)
 
 
-def check(vocabulary: vocabularies.Vocabulary) -> None:
+def check_chat_template(vocabulary: vocabularies.Vocabulary) -> None:
   """Raises BadInput if a model has no chat template."""
   if getattr(vocabulary, 'chat_template', None) is None:
     raise errors.BadInput('this model has no chat template: leave out --chat to continue a text')
@@ -89,7 +89,7 @@ def encode_prompt(
   vocabulary: vocabularies.Vocabulary, prompt: str, name: str, config: text.CompletionConfig
 ) -> text.EncodedText:
   """Encodes a prompt as the first message of a conversation; see `text.encode_prompt`."""
-  check(vocabulary)
+  check_chat_template(vocabulary)
   text.to_bytes(prompt, name)
   ids = encode(vocabulary, render(vocabulary, [{'role': 'user', 'content': prompt}]))
   config.check_length(name, len(ids))

@@ -31,7 +31,7 @@ MIN_CHOICE_LENGTH = 32  # choices are padded to this, or to the longest choice i
 Variables = dict[str, Any]  # `params` and `codebook`
 
 
-def check_model(config: model_config.ModelConfig) -> None:
+def check_can_continue(config: model_config.ModelConfig) -> None:
   """Raises BadInput for a model that can neither rank choices nor generate."""
   if config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(

@@ -137,7 +137,7 @@ class CompletionConfig:
   def check(self, model: model_config.ModelConfig, num_prompts: int) -> None:
     """Raises BadInput for values out of range, or that the model does not support."""
     self.sampling.check()
-    inference.check_model(model)
+    inference.check_can_continue(model)
     if model.recurrent is not None and self.context != recurrent_config.UNBOUNDED:
       raise errors.BadInput(
         f'context={self.context} has no meaning for model.recurrent, whose state holds all it has '

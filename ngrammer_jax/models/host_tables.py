@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from flax import traverse_util
+import jax
 import jax.numpy as jnp
 
+from ngrammer_jax import sharding
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.context import Context
@@ -26,6 +28,13 @@ Path = tuple[str, ...]  # of the variables of a memory
 def exist(config: ModelConfig) -> bool:
   """Whether a model has tables in host memory."""
   return any(memory.table_memory == 'host' for memory in config.ngram_memories)
+
+
+def check(config: ModelConfig, mesh: jax.sharding.Mesh) -> None:
+  """Raises BadInput if a table is in host memory, which the devices of a mesh cannot use."""
+  for i, memory in enumerate(config.ngram_memories):
+    if memory.table_memory == 'host':
+      sharding.check_host_memory(f'model.ngram_memories.{i}.table_memory', mesh)
 
 
 def without_tables(config: ModelConfig, variables: Any) -> Any:

@@ -1,12 +1,31 @@
 """The variables of a language model: parameters and codebooks, their shapes and their number."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.models import language_model, transformer
+
+
+class ModelVariables(NamedTuple):
+  """The variables of a model after some steps of its training.
+
+  Attributes:
+    step: number of steps.
+    params: parameters, trained by gradient.
+    codebook: centroids and their statistics, trained by k-means.
+  """
+
+  step: int
+  params: Any
+  codebook: Any
+
+  @property
+  def collections(self) -> dict[str, Any]:
+    """The Linen collections that the model is applied to."""
+    return {'params': self.params, 'codebook': self.codebook}
 
 
 def init(model: language_model.LanguageModel, batch_size: int, seed: int) -> dict[str, Any]:

@@ -9,16 +9,40 @@ It has no optimizer state: it can be scored, sampled and analysed by `load_run`,
 """
 
 import pathlib
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors, sharding
-from ngrammer_jax.checkpoints import checksums, reader, workdirs
+from ngrammer_jax.checkpoints import arrays, checksums, workdirs
 from ngrammer_jax.interop import safetensors
-from ngrammer_jax.system import files, storage
-from ngrammer_jax.training import state as train_state
+from ngrammer_jax.models.model_variables import ModelVariables
+from ngrammer_jax.runs import huggingface_export
+from ngrammer_jax.system import file_errors, files, result_files, storage
+
+if TYPE_CHECKING:
+  from ngrammer_jax.runs.run import Run
+
+
+def export(run: 'Run', folder: str | pathlib.Path, dtype: str | None, format: str) -> None:
+  """Writes a run to a new or empty folder; see `Run.export`."""
+  folder = storage.path(folder)
+  check_folder(folder)
+  message = f'--output={folder}: the disk is full: delete what is there, and use another folder'
+  with file_errors.translate_disk_full(lambda: message):
+    if format == 'huggingface':
+      huggingface_export.save(run, folder, dtype)
+      return
+    vocabulary = run.vocabulary
+    content_hash = run.content_hash
+    origin = run.origin
+    variables = run.restored
+    result_files.make_output_folder(folder)  # once it is known that all can be read
+    workdirs.write(folder, run.config, vocabulary, content_hash)
+    workdirs.write_origin(folder, origin)
+    save(variables, folder, dtype)
 
 
 def check_folder(folder: pathlib.Path) -> None:
@@ -30,37 +54,42 @@ def check_folder(folder: pathlib.Path) -> None:
     raise errors.BadInput(f'--output={folder} is not an empty folder; use another one')
 
 
-def save(state: train_state.TrainState, folder: pathlib.Path, dtype: str | None = None) -> None:
+def save(variables: ModelVariables, folder: pathlib.Path, dtype: str | None = None) -> None:
   """Writes the variables to the folder, the parameters in a dtype; None: in their own."""
-  params = jax.tree.map(lambda leaf: np.asarray(leaf).astype(dtype or leaf.dtype), state.params)
-  others = jax.tree.map(np.asarray, {'step': state.step, 'codebook': state.codebook})
-  safetensors.save({'params': params, **others}, folder / workdirs.EXPORTED)
+  content = {
+    'params': jax.tree.map(
+      lambda leaf: np.asarray(leaf).astype(dtype or leaf.dtype), variables.params
+    ),
+    'step': np.asarray(variables.step, np.int32),
+    'codebook': jax.tree.map(np.asarray, variables.codebook),
+  }
+  safetensors.save(content, folder / workdirs.EXPORTED)
 
 
-def restore(
-  folder: pathlib.Path, step: int | str, abstract: train_state.TrainState
-) -> train_state.TrainState:
-  """Returns the state of an exported run, without optimizer state and memory.
+def restore(folder: pathlib.Path, step: int | str, abstract: dict[str, Any]) -> ModelVariables:
+  """Returns the variables of an exported run.
 
   Args:
     folder: an exported run.
     step: `newest`, `best`, or the number of the step that was exported.
-    abstract: shapes, dtypes and shardings of the state.
+    abstract: shapes, dtypes and shardings of `params` and `codebook`.
 
   Raises:
     BadInput: the file is damaged or of another model, or it has another step.
   """
   loaded = checksums.named_leaves(safetensors.load(folder / workdirs.EXPORTED))
-  selected = {'step': abstract.step, 'params': abstract.params, 'codebook': abstract.codebook}
-  expected = checksums.named_leaves(selected)
+  expected = checksums.named_leaves(abstract)
   for name in loaded.keys() & expected.keys():
     leaf, original = loaded[name], expected[name].dtype
     if all(jnp.issubdtype(dtype, jnp.floating) for dtype in (leaf.dtype, original)):
       loaded[name] = leaf.astype(original)  # it was exported in another dtype
   leaves = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in loaded.items()}
-  reader.check_same_leaves(folder / workdirs.EXPORTED, leaves, selected)
+  stored_step = {'step': jax.ShapeDtypeStruct((), jnp.int32)}
+  arrays.check_same_leaves(folder / workdirs.EXPORTED, leaves, abstract | stored_step)
   if step not in ('newest', 'best', int(loaded['step'])):
     raise errors.BadInput(f'--step={step}: {folder} has only step {int(loaded["step"])}')
-  put = lambda name, leaf: jax.device_put(loaded[name], sharding.placement(leaf))
-  state = jax.tree.unflatten(jax.tree.structure(selected), map(put, expected, expected.values()))
-  return abstract.replace(**state, opt_state={}, memory={})
+  placed = [
+    jax.device_put(loaded[name], sharding.placement(leaf)) for name, leaf in expected.items()
+  ]
+  variables = jax.tree.unflatten(jax.tree.structure(abstract), placed)
+  return ModelVariables(int(loaded['step']), variables['params'], variables['codebook'])

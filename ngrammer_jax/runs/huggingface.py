@@ -5,20 +5,18 @@ import functools
 import pathlib
 from typing import Any
 
-from flax import linen as nn
-from flax import traverse_util
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors, memory_limits, open_weights, sharding
+from ngrammer_jax import errors, memory_limits, open_weights
 from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import mixture, vocabularies
+from ngrammer_jax.data.mixture import Mixture
 from ngrammer_jax.data.vocabularies import published
 from ngrammer_jax.interop.huggingface import tensors
-from ngrammer_jax.runs import run
-from ngrammer_jax.training import state as train_state
+from ngrammer_jax.models import model_variables
+from ngrammer_jax.runs import corpus, restoring, run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +63,17 @@ class PublishedRun(run.Run):
     return tensors.load(self.published.checkpoint, self.published.slices, abstract)
 
   @functools.cached_property
-  def state(self) -> train_state.TrainState:
+  def restored(self) -> model_variables.ModelVariables:
     self.find_checkpoint()
-    boxed = self.abstract_parameters
-    shardings = sharding.shardings(boxed, self.mesh)
-    dtypes = traverse_util.unflatten_dict(self.parameter_dtypes, sep='/')
-    to_struct = lambda leaf, dtype, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
-    abstract = jax.tree.map(to_struct, nn.unbox(boxed), dtypes, shardings)
+    abstract = restoring.abstract_variables(self)['params']
     memory = memory_limits.device_memory(self.mesh)
     memory_limits.check_fits(checksums.named_leaves(abstract), memory, 'the parameters')
-    return train_state.TrainState(jnp.int32(0), self.load(abstract), {}, {}, {})
+    return model_variables.ModelVariables(0, self.load(abstract), {})
 
   @functools.cached_property
-  def _mixture(self) -> mixture.Mixture:
+  def mixture(self) -> Mixture:
     data = self.config.data
-    return mixture.prepare(data, run.open_corpus, data.cache_dir is None, self.vocabulary)
+    return mixture.prepare(data, corpus.open_corpus, data.cache_dir is None, self.vocabulary)
 
 
 def open_run(

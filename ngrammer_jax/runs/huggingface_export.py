@@ -38,7 +38,7 @@ def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
     text_files = _text_files(source.vocabulary, token_ids)
   if source.published is None:
     token_ids |= _token_ids(source.vocabulary)
-  params = source.state.params
+  params = source.restored.params
   result_files.make_output_folder(folder)  # once it is known that there is such a model
   if scale != 1:
     params = params | {'embedding': params['embedding'] * scale}

@@ -99,8 +99,8 @@ def initial_state(
     own = {path: leaves[path] for path in traverse_util.flatten_dict(source.abstract_parameters)}
     params, codebook = source.load(traverse_util.unflatten_dict(own)), {}
   else:
-    params, codebook = source.state.params, source.state.codebook
-    record = {'init_from': init_from, 'step': int(source.state.step)}
+    step, params, codebook = source.restored
+    record = {'init_from': init_from, 'step': step}
     hosts.on_primary(files.write, workdir / RECORD, json.dumps(record) + '\n')
     message = 'starting from step %s of %s, with a new optimizer state'
     logging.info(message, f'{record["step"]:,}', init_from)

@@ -8,7 +8,7 @@ import jax
 import ngrammer_jax
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, sharding
-from ngrammer_jax.checkpoints import reader, workdirs
+from ngrammer_jax.checkpoints import frozen, reader, workdirs
 from ngrammer_jax.config import kernels
 from ngrammer_jax.layers.attention import fused
 from ngrammer_jax.models import precision
@@ -38,7 +38,7 @@ def prepare(
   # Devices and programs.
   has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
   with hosts.collective_errors():
-    source_dtypes = reader.frozen_dtypes(workdir) if has_checkpoint else task.source_dtypes
+    source_dtypes = frozen.dtypes(workdir) if has_checkpoint else task.source_dtypes
   mesh = _make_mesh(config)
   programs = training_programs.Programs(
     config, task.vocabulary.size, mesh, source_dtypes, task.loss

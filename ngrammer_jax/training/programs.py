@@ -18,6 +18,7 @@ from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.inference import programs as inference_programs
 from ngrammer_jax.models import (
   embedding_and_head,
+  host_tables,
   language_model,
   model_variables,
   parameter_groups,
@@ -69,9 +70,7 @@ class Programs:
     model = language_model.build(config.model, vocabulary_size, jit_layers=True)
     variables = model_variables.abstract(model)
     memories = config.model.ngram_memories
-    for i, memory in enumerate(memories):
-      if memory.table_memory == 'host':
-        sharding.check_host_memory(f'model.ngram_memories.{i}.table_memory', mesh)
+    host_tables.check(config.model, mesh)
     source = source or {}
     parts = [*config.optimizer.train, *(rate.part for rate in config.optimizer.rates)]
     parameter_groups.check_names(parts, variables['params'])

@@ -25,7 +25,7 @@ def fake_runs(count, tokens=TOKENS):
     types.SimpleNamespace(
       workdir=f'runs/{i}',
       split=lambda name: text,
-      state=types.SimpleNamespace(step=i, params={'w': np.zeros(1000 + i)}),
+      restored=types.SimpleNamespace(step=i, params={'w': np.zeros(1000 + i)}),
       vocabulary=types.SimpleNamespace(size=256),
     )
     for i in range(count)

@@ -304,7 +304,7 @@ def test_exchanged_rows_are_those_of_other_tokens():
   heads = [lookups.Head(2, 0, 0, 5), lookups.Head(2, 1, 5, 4)]
   table = types.SimpleNamespace(part_of=lambda params: params['memory'], heads=lambda: heads)
   params = {'memory': {'table': np.arange(9.0)[:, None]}}
-  run = types.SimpleNamespace(state=types.SimpleNamespace(params=params))
+  run = types.SimpleNamespace(restored=types.SimpleNamespace(params=params))
   rows_TxI = np.array([[0, 3], [2, 1], [2, 1], [4, 1]])
   changed = retention._exchange(run, table, lookups.Lookups((), rows_TxI))[:, 0]
   for first, visited, rows in ((0, {0, 2, 4}, 5), (5, {3, 1}, 4)):

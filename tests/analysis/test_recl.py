@@ -65,7 +65,7 @@ def test_lengths_follow_the_procedure_of_the_paper(monkeypatch):
   split = types.SimpleNamespace(tokens=np.zeros(50 + 36 * 10))
   all_runs = [
     types.SimpleNamespace(
-      split=lambda name: split, state=types.SimpleNamespace(step=4), vocabulary=ByteVocabulary()
+      split=lambda name: split, restored=types.SimpleNamespace(step=4), vocabulary=ByteVocabulary()
     )
     for _ in range(3)
   ]

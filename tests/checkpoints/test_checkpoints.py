@@ -83,6 +83,41 @@ def test_any_damage_to_any_file_is_found_and_named(workdir, newest, damage, capl
   assert step == 12 and same(restored, state(12))
 
 
+def test_variables_are_restored_without_the_rest(tmp_path, caplog):
+  """Damage to what they do not need is no damage to them."""
+  workdir = tmp_path / 'run'
+  with checkpoint_writer.CheckpointWriter(workdir) as saved:
+    for step in (4, 8):
+      # Large enough to have files of its own.
+      moments = jax.random.normal(jax.random.key(step), (1000, 1000))
+      saved.save(step, state(step) | {'codebook': {'empty': jnp.ones((0, 3))}, 'moments': moments})
+  abstract_params = abstract()['params']
+  where = jax.tree.leaves(abstract_params)[0].sharding
+  empty = jax.ShapeDtypeStruct((0, 3), 'float32', sharding=where)
+  wanted = {'params': abstract_params, 'codebook': {'empty': empty}}
+  newest = workdir / 'checkpoints' / '8'
+  intact = shutil.copytree(newest, workdir / 'intact')
+  steps = {}
+  for path in [path for path in intact.rglob('*') if path.is_file()]:
+    name = str(path.relative_to(intact))
+    for damage in (cut, flip, pathlib.Path.unlink):
+      damage(newest / name)
+      variables = reader.restore_newest_variables(workdir, wanted)
+      assert same(variables.params, state(variables.step)['params']), name
+      assert variables.codebook['empty'].shape == (0, 3)
+      steps[damage, name] = variables.step
+      shutil.copy(path, newest / name)
+  assert all(step == 4 for (damage, _), step in steps.items() if damage is not flip)
+  of_flips = [step for (damage, _), step in steps.items() if damage is flip]
+  largest = max(intact.rglob('*'), key=lambda path: path.stat().st_size)
+  assert steps[flip, str(largest.relative_to(intact))] == 8 and of_flips.count(4) >= 2
+  assert reader.restore_newest_variables(workdir, wanted).step == 8
+  kernel = {'kernel': abstract_params['kernel']}
+  message = 'params/bias is bfloat16[8], expected no such array'
+  with bad_input(f'{newest} does not match the model: {message}'):
+    reader.restore_variables(workdir, 8, wanted | {'params': kernel})
+
+
 def test_a_manifest_that_leaves_its_folder_is_damage(workdir, newest):
   """It costs one checkpoint, and nothing outside of the folder is read."""
   path = newest / 'manifest.json'

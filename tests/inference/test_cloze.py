@@ -57,7 +57,7 @@ def make_evaluator(
   config = config or model_config.ModelConfig(layers=1, width=8, heads=1)
   model = transformer.TransformerLM(config, vocabulary.size)
   engine = inference.Engine(model, sharding.make_mesh())
-  return cloze.Evaluator(engine, vocabulary, rows, context, protocol)
+  return cloze.ClozeEvaluator(engine, vocabulary, rows, context, protocol)
 
 
 MEMORY = {
@@ -237,7 +237,7 @@ def workspace(tmp_path, monkeypatch, fake_ranker):
   vocabulary.save(tmp_path / 'run')
   run = runs.Run(tmp_path / 'run', experiment.Config())
   model = transformer.TransformerLM(run.config.model, vocabulary.size)
-  replacements = {'state': types.SimpleNamespace(step=7), 'evaluated': model, 'variables': {}}
+  replacements = {'restored': types.SimpleNamespace(step=7), 'evaluated': model, 'variables': {}}
   for name, value in replacements.items():
     monkeypatch.setattr(runs.Run, name, value)
   monkeypatch.setattr(runs, 'load_run', lambda *args: run)

@@ -27,7 +27,7 @@ def test_an_exported_run_has_the_variables_of_the_run(trained, one_device, tmp_p
     jax.tree.map(np.testing.assert_array_equal, *states)
     assert len({str(jax.tree.map(lambda leaf: leaf.sharding, state)) for state in states}) == 1
   half = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, 'bfloat16', sharding=leaf.sharding)
-  abstract = run.state.replace(params=jax.tree.map(half, run.state.params))
+  abstract = {'params': jax.tree.map(half, run.restored.params), 'codebook': run.restored.codebook}
   params = runs.exported.restore(folder, 8, abstract).params  # of tables that are stored in it
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype('bfloat16')}
   for step, format, message in (

@@ -22,6 +22,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model, model_variables
+from ngrammer_jax.models.model_variables import ModelVariables
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import loop
 from ngrammer_jax.training import state as train_state
@@ -190,7 +191,10 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   embedded = {params['embedding'][token].tobytes() for token in seen}
   assert len({row.tobytes() for row in rows_KxD} & embedded) == 6
   # A training that starts from this one has its centroids.
-  run = types.SimpleNamespace(config=config, state=started, origin={}, model=model, published=None)
+  restored = ModelVariables(0, started.params, started.codebook)
+  run = types.SimpleNamespace(
+    config=config, restored=restored, origin={}, model=model, published=None
+  )
   monkeypatch.setattr(init_from, 'open_run', lambda *_: run)
   read = lambda *_: pytest.fail('drawn again')
   second = init_from.initial_state(config, workdir, state, read)

@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from ngrammer_jax import analyze, evaluate, runs
+from ngrammer_jax import analyze, errors, evaluate, runs
 from ngrammer_jax.analysis import gates, report
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.data import mixture
@@ -178,5 +180,31 @@ def test_a_checkpoint_of_another_model(trained):
 def test_another_corpus_is_refused(trained_copy, tmp_path):
   (tmp_path / 'text.txt').write_text('something else entirely. ' * 1000)
   run = change(trained_copy, data={'path': str(tmp_path / 'text.txt')})
-  with pytest.raises(runs.run.errors.BadInput, match='was started on another text'):
+  with pytest.raises(errors.BadInput, match='was started on another text'):
     runs.load_run(run).evaluate('test')
+
+
+LIGHT = """
+import sys
+import ngrammer_jax
+from ngrammer_jax import evaluate, generate
+
+workdir, output = sys.argv[1:]
+run = ngrammer_jax.load_run(workdir)
+run.generate('the', tokens=2)
+run.score('the')
+run.score_pairs([('the', ' union')])
+run.evaluate('validation', max_tokens=64)
+run.export(output)
+evaluate.main([f'--workdir={output}', '--split=validation'])
+generate.main([f'--workdir={output}', '--prompt=a', '--tokens=1'])
+rooms = 'ngrammer_jax.training', 'ngrammer_jax.optimizers'
+print([name for name in sys.modules if name.startswith(rooms)])
+"""
+
+
+def test_inference_loads_nothing_of_training(trained, tmp_path):
+  command = [sys.executable, '-c', LIGHT, str(trained), str(tmp_path / 'out')]
+  done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.splitlines()[-1] == '[]'

@@ -17,6 +17,7 @@ from ngrammer_jax import command_line, evaluate, finetune, runs
 from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.models.model_variables import ModelVariables
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
 from ngrammer_jax.training import loop
 from tests import tokenizer_files
@@ -286,6 +287,11 @@ def state(step):
   return State({'w': jax.numpy.full(3, 1.0 * step)}, {'c': jax.numpy.full(2, 2.0 * step)}, [], step)
 
 
+def restored_of(state):
+  """What a run restores of a state to infer."""
+  return ModelVariables(int(state.step), state.params, state.codebook)
+
+
 @pytest.mark.full
 def test_start_uses_the_recorded_checkpoint(folder, finetuning, monkeypatch):
   """Checks a repeated start after a kill, when there is a newer checkpoint."""
@@ -296,8 +302,8 @@ def test_start_uses_the_recorded_checkpoint(folder, finetuning, monkeypatch):
 
   def load_run(workdir, step):
     loaded.append((workdir, step))
-    loaded_state = state(12 if step == 'newest' else step)
-    return types.SimpleNamespace(state=loaded_state, origin={}, published=None, config=config)
+    restored = restored_of(state(12 if step == 'newest' else step))
+    return types.SimpleNamespace(restored=restored, origin={}, published=None, config=config)
 
   monkeypatch.setattr(runs, 'load_run', load_run)
   record = folder / 'run' / 'begun_with.json'
@@ -351,7 +357,7 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
     'epochs'
   )
   run = {'config': config, 'vocabulary': task.vocabulary, 'engine': 'engine'}
-  run = types.SimpleNamespace(**run, state=state(3), workdir=folder / 'run')
+  run = types.SimpleNamespace(**run, restored=restored_of(state(3)), workdir=folder / 'run')
   evaluated, lines, _ = finetuning.evaluate(run, 'validation')
   assert evaluated == {'split': 'validation', 'step': 3, **result}
   assert len(lines) == 12 and lines[1] == {
@@ -439,7 +445,8 @@ def test_damage_of_the_initial_run_and_of_its_record_is_named(folder, finetuning
   # Of another start, which saved no checkpoint.
   (folder / 'run' / 'begun_with.json').write_text('{"init_from": "other", "step": 8}')
   steps = []
-  other = types.SimpleNamespace(state=state(12), origin={}, published=None, config=task._config)
+  restored = restored_of(state(12))
+  other = types.SimpleNamespace(restored=restored, origin={}, published=None, config=task._config)
   monkeypatch.setattr(runs, 'load_run', lambda _, step: steps.append(step) or other)
   task.initial_state(state(0))
   assert steps == ['newest']

@@ -12,7 +12,7 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
-from ngrammer_jax.checkpoints import checksums, manifest, reader, writer
+from ngrammer_jax.checkpoints import checksums, frozen, manifest, reader, writer
 from ngrammer_jax.config.optimizer import RateConfig
 from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.optimizers import partition, row_gradient
@@ -98,14 +98,14 @@ def test_a_damaged_base_without_a_checkpoint_is_written_again(tmp_path):
     checkpoints.save_frozen(params)
   assert {path.name for path in tmp_path.iterdir()} == {'base', 'checkpoints'}
   manifest.verify(tmp_path / 'base')
-  assert {*reader.frozen_dtypes(tmp_path)} == {'kernel', 'empty'}
+  assert {*frozen.dtypes(tmp_path)} == {'kernel', 'empty'}
 
 
 def test_one_process_reads_the_manifest_of_the_base_for_all(tmp_path, monkeypatch):
   with writer.CheckpointWriter(tmp_path) as checkpoints:
     checkpoints.save_frozen({'kernel': jnp.arange(4.0)})
   (tmp_path / 'checkpoints' / '4').mkdir()
-  saved, sent = reader.read_frozen(tmp_path), []
+  saved, sent = frozen.read_manifest(tmp_path), []
   monkeypatch.setattr(hosts, 'broadcast', lambda value: sent.append(value) or value)
   with writer.CheckpointWriter(tmp_path):
     pass

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import sharding
+from ngrammer_jax.runs import restoring
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -95,6 +96,13 @@ def _steps(leaf_shardings):
   return _compiled(tuple(leaves), tree)
 
 
+def abstract_variables(run):
+  """See `restoring.abstract_variables`."""
+  state = Programs(run.config, run.vocabulary_size, run.mesh).abstract
+  return {'params': state.params, 'codebook': state.codebook}
+
+
 def install(patch=setattr) -> None:
   """Has the loop train this model: in a test by monkeypatch.setattr."""
   patch(programs, 'Programs', Programs)
+  patch(restoring, 'abstract_variables', abstract_variables)

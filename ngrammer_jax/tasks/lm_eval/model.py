@@ -58,7 +58,7 @@ class HarnessModel(model.TemplateLM):
     if max_length:
       overrides.append(('evaluation.segment_length', str(max_length)))
     config = command_line.override(run.config, overrides, 'evaluation.*')
-    inference.check_model(config.model)
+    inference.check_can_continue(config.model)
     self.run = dataclasses.replace(run, config=config)
     self.max_length = config.evaluation_context()
     if str(batch_size).startswith('auto'):

@@ -119,7 +119,7 @@ def _finetuned_model(
 def _check_model(config: experiment.Config) -> None:
   """Raises BadInput for a model that cannot be fine-tuned with these options."""
   model = config.model
-  inference.check_model(model)
+  inference.check_can_continue(model)
   if config.finetune.prefix == 'bidirectional' and not model.sees_later_tokens:
     key = 'model.recurrent' if model.recurrent else f'model.position={model.position!r}'
     raise errors.BadInput(
@@ -290,11 +290,11 @@ def evaluate(
   for name in task_names(config):
     examples = load_examples(config, name, split)[:max_examples]
     with progress.Progress(f'evaluating {name}, {split}', len(examples), 'examples') as bar:
-      params, codebook = run.state.params, run.state.codebook
+      params, codebook = run.restored.params, run.restored.codebook
       results[name], answers = evaluator(params, codebook, name, examples, bar.advance)
     lines += map(functools.partial(evaluation.describe_answer, name), examples, answers)
     if split == 'test':
       values = [answer.value for answer in answers]
       submissions[submission.file_name(name)] = submission.format_answers(name, examples, values)
-  result = {'split': split, 'step': int(run.state.step), **evaluation.combine_results(results)}
+  result = {'split': split, 'step': run.restored.step, **evaluation.combine_results(results)}
   return result, lines, submissions

@@ -1,0 +1,220 @@
+"""The arrays of a checkpoint folder: Orbax reads them, and each is verified by its checksum."""
+
+from collections.abc import Iterator
+import contextlib
+import math
+import pathlib
+import typing
+from typing import Any
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import errors, sharding
+from ngrammer_jax.checkpoints import checksums, manifest
+from ngrammer_jax.layers import document_masks
+from ngrammer_jax.system import storage
+
+if typing.TYPE_CHECKING:
+  import orbax.checkpoint as ocp
+
+
+def make_checkpointer(folder: pathlib.Path) -> 'ocp.StandardCheckpointer':
+  """Returns the Orbax checkpointer for a folder; it renames no remote folder."""
+  import orbax.checkpoint as ocp  # heavy: only where a checkpoint is read or written
+
+  if not storage.is_remote(folder):
+    return ocp.StandardCheckpointer()
+  return ocp.StandardCheckpointer(temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath)
+
+
+def drop_empty(tree: Any) -> Any:
+  """Replaces arrays without elements by None: Orbax does not save them."""
+  return jax.tree.map(lambda leaf: leaf if math.prod(leaf.shape) else None, tree)
+
+
+def restore(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> Any:
+  """Restores and verifies all arrays of a folder.
+
+  Args:
+    folder: the folder, with the files of Orbax.
+    saved: its manifest.
+    abstract: shapes, dtypes and shardings of the arrays.
+
+  Raises:
+    CorruptError: an array differs from what was written.
+    BadInput: the arrays do not match the model.
+  """
+  saved_abstract = _with_saved_memory(abstract, saved)
+  check_same_leaves(folder, _describe(saved.leaves), saved_abstract)
+  with _explain_errors(folder), make_checkpointer(folder) as checkpointer:
+    restored = checkpointer.restore(storage.orbax_path(folder), drop_empty(saved_abstract))
+  check_checksums(saved, restored)
+  return jax.tree.map(_as_expected, abstract, restored, is_leaf=lambda leaf: leaf is None)
+
+
+def restore_sections(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> Any:
+  """Restores and verifies some sections of a state; the bytes of the others are not read.
+
+  Args:
+    folder: see `restore`.
+    saved: see `restore`.
+    abstract: shapes, dtypes and shardings of the arrays, as a dict from sections, such as `params`.
+
+  Raises: see `restore`.
+  """
+  import orbax.checkpoint as ocp
+
+  leaves = {name: leaf for name, leaf in saved.leaves.items() if name.partition('/')[0] in abstract}
+  check_same_leaves(folder, _describe(leaves), abstract)
+  expected = checksums.named_leaves(abstract)
+  stored = {name: leaf for name, leaf in expected.items() if math.prod(leaf.shape)}
+  tree = traverse_util.unflatten_dict(stored, sep='/')
+  arguments = ocp.args.PyTreeRestore(
+    item=tree,
+    restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
+    partial_restore=True,
+  )
+  make_reader = lambda: ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+  with _explain_errors(folder), make_reader() as checkpointer:
+    restored = checkpointer.restore(storage.orbax_path(folder), args=arguments)
+  check_checksums(saved, restored)
+  arrays = checksums.named_leaves(restored)
+  leaves = [_as_expected(leaf, arrays.get(name)) for name, leaf in expected.items()]
+  return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+
+
+@contextlib.contextmanager
+def _explain_errors(folder: pathlib.Path) -> Iterator[None]:
+  """Raises CorruptError in place of an error of Orbax, if a file of the folder is damaged.
+
+  Orbax raises errors of many classes for damage, and the same ones for other reasons.
+  """
+  try:
+    yield
+  except Exception:
+    manifest.verify(folder)
+    raise
+
+
+def _as_expected(leaf: jax.ShapeDtypeStruct, array: jax.Array | None) -> jax.Array:
+  """Returns a restored array with the shape, dtype and layout of the model.
+
+  Args:
+    leaf: the expected array.
+    array: the restored one; None: Orbax saves no array without elements.
+  """
+  if array is None:
+    return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+  if array.shape != leaf.shape:
+    array = _with_empty_slots(array, leaf)
+  if sharding.is_on_host(leaf) and array.format.layout.major_to_minor != (0, 1):
+    array = jax.device_put(array, leaf.format)
+  return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
+
+
+def verify(folder: pathlib.Path, saved: manifest.Manifest) -> None:
+  """Verifies all arrays of a folder, of any model. Raises CorruptError for one that was changed."""
+  with make_checkpointer(folder) as checkpointer:
+    metadata = _read_metadata(checkpointer, folder)
+    # Restored as NumPy arrays: the devices that wrote them may not exist here.
+    as_numpy = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    abstract = jax.tree.map(as_numpy, metadata)
+    with jax.enable_x64(True):
+      check_checksums(saved, checkpointer.restore(storage.orbax_path(folder), abstract))
+
+
+def check_written(
+  checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path, leaves: manifest.Leaves
+) -> None:
+  """Looks every array up in what Orbax has written, without reading its values.
+
+  Args:
+    checkpointer: see `make_checkpointer`.
+    folder: folder of the checkpoint, without a manifest yet.
+    leaves: dtype, shape and checksum of each array by name.
+
+  Raises:
+    CorruptError: an array is not there.
+  """
+  try:
+    written = checksums.named_leaves(_read_metadata(checkpointer, folder))
+  except (AttributeError, ValueError, LookupError, FileNotFoundError) as error:
+    raise manifest.CorruptError(f'its arrays cannot be read ({error})') from error
+  for name, (dtype, shape, _) in leaves.items():
+    leaf = written.get(name)
+    is_written = leaf is not None and (str(leaf.dtype), list(leaf.shape)) == (dtype, shape)
+    if math.prod(shape) and not is_written:
+      raise manifest.CorruptError(f'{name} was not written')
+
+
+def check_same_leaves(path: pathlib.Path, leaves: dict[str, str], abstract: Any) -> None:
+  """Raises BadInput for the first array whose name, shape or dtype differs from those of a model.
+
+  Args:
+    path: file or folder of the arrays, for the error message.
+    leaves: dtype and shape of each array by name, such as `float32[2, 3]`.
+    abstract: shapes and dtypes of the model.
+  """
+  expected = {
+    name: f'{leaf.dtype}{list(leaf.shape)}'
+    for name, leaf in checksums.named_leaves(abstract).items()
+  }
+  for name in sorted(expected.keys() | leaves.keys()):
+    if expected.get(name) != leaves.get(name):
+      raise errors.BadInput(
+        f'{path} does not match the model: {name} is {leaves.get(name, "missing")}, expected '
+        f'{expected.get(name, "no such array")}'
+      )
+
+
+def check_checksums(saved: manifest.Manifest, arrays: Any) -> None:
+  """Raises CorruptError if an array is not bit-identical to the one that was saved."""
+  for name, checksum in checksums.checksums(arrays).items():
+    if name not in saved.leaves:
+      raise manifest.CorruptError(f'{name} is not in {manifest.FILE_NAME}')
+    if checksum != saved.leaves[name][2]:
+      raise manifest.CorruptError(f'{name} was changed: wrong checksum')
+
+
+def _describe(leaves: manifest.Leaves) -> dict[str, str]:
+  """Returns dtype and shape of each array by name, such as `float32[2, 3]`."""
+  return {name: f'{dtype}{list(shape)}' for name, (dtype, shape, _) in leaves.items()}
+
+
+def _read_metadata(checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path) -> Any:
+  """Returns the tree of dtypes and shapes that Orbax finds in a checkpoint."""
+  return checkpointer.metadata(storage.orbax_path(folder)).item_metadata.tree
+
+
+def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
+  """Replaces dtypes and lengths of the memory by the saved ones.
+
+  The dtype of activations depends on the devices. Earlier versions had fewer slots if spans are
+  learned.
+  """
+
+  def as_saved(path, leaf):
+    name = sharding.leaf_name(path)
+    if not name.startswith('memory/') or name not in saved.leaves:
+      return leaf
+    dtype, shape, _ = saved.leaves[name]
+    is_activation = {dtype, str(leaf.dtype)} <= {'bfloat16', 'float32'}
+    is_shorter = len(shape) == leaf.ndim > 1 and shape[1] < leaf.shape[1]
+    if not is_shorter or (shape[0], *shape[2:]) != (leaf.shape[0], *leaf.shape[2:]):
+      shape = leaf.shape
+    if not is_activation:
+      dtype = leaf.dtype
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=leaf.sharding)
+
+  return jax.tree_util.tree_map_with_path(as_saved, abstract)
+
+
+def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+  """Adds empty slots at the beginning of a memory [B, M, ...]."""
+  padding = [(size - saved, 0) for size, saved in zip(like.shape, memory.shape, strict=True)]
+  empty = document_masks.NONE if jnp.issubdtype(memory.dtype, jnp.integer) else 0
+  fill = lambda array: jnp.pad(array, padding, constant_values=empty)
+  return jax.jit(fill, out_shardings=like.sharding)(memory)

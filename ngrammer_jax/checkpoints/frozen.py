@@ -1,0 +1,75 @@
+"""The parameters of a run that are not trained: written once, and repeated by no checkpoint.
+
+<workdir>/base    Orbax files and manifest.json, as a checkpoint has them
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.checkpoints import arrays, manifest
+from ngrammer_jax.system import hosts
+
+FOLDER = 'base'
+
+
+def read_manifest(workdir: pathlib.Path) -> manifest.Manifest | None:
+  """Returns the manifest of the base of a run, None if there is none, for all processes.
+
+  Raises:
+    BadInput: it is damaged.
+  """
+  has_manifest = (workdir / FOLDER / manifest.FILE_NAME).exists()
+  if not hosts.broadcast(has_manifest):  # other processes may see the file late
+    return None
+  with _translate_damage(workdir):
+    return manifest.call_on_primary(manifest.read, workdir / FOLDER)
+
+
+def dtypes(workdir: pathlib.Path) -> dict[str, np.dtype]:
+  """Returns the dtype of every parameter in the base of a run, by name; see `read_manifest`."""
+  base = read_manifest(workdir)
+  if base is None:
+    return {}
+  return {name: jnp.dtype(dtype) for name, (dtype, _, _) in base.leaves.items()}
+
+
+def restore(
+  workdir: pathlib.Path,
+  expected: str,
+  abstract: Any,
+  read_folder: Callable[[pathlib.Path], manifest.Manifest],
+) -> Any:
+  """Restores and verifies the base.
+
+  Args:
+    workdir: run directory.
+    expected: checksum of the base, in the manifest of a checkpoint.
+    abstract: shapes, dtypes and shardings of its parameters.
+    read_folder: `manifest.verify`, or `manifest.check_sizes`.
+
+  Raises:
+    BadInput: it changed.
+  """
+  with _translate_damage(workdir):
+    saved = manifest.call_on_primary(read_folder, workdir / FOLDER)
+    if saved.checksum != expected:
+      raise manifest.CorruptError('its arrays are not those of the checkpoint')
+    return arrays.restore(workdir / FOLDER, saved, abstract)
+
+
+@contextlib.contextmanager
+def _translate_damage(workdir: pathlib.Path) -> Iterator[None]:
+  """Raises BadInput for a damaged base: without it, no checkpoint can be used."""
+  try:
+    yield
+  except manifest.CorruptError as error:
+    raise errors.BadInput(
+      f'{workdir / FOLDER} holds the parameters that are not trained, but it is not the one that '
+      f'was written: {error}; copy it from a backup, or start again with another --workdir'
+    ) from error
