@@ -19,7 +19,8 @@ from ngrammer_jax import command_line, sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model, model_variables
-from ngrammer_jax.runs import init_from
+from ngrammer_jax.runs import load
+from ngrammer_jax.training import init_from
 from ngrammer_jax.training import state as train_state
 
 B, T = 4, 512
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
   }
   spec = args.model if ':' in args.model else f'hf:{args.model}'
   config = command_line.resolve(spec, list(overrides.items()))
-  source = init_from.open_run(args.model)
+  source = load.open_named(args.model)
   model = language_model.build(config.model, source.model.vocabulary_size)
   boxed = model_variables.abstract(model)
   replicated = sharding.replicated(source.mesh)

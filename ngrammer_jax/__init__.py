@@ -8,8 +8,8 @@ run = ngrammer_jax.load_pretrained(NAME) opens one of them.
 import typing
 
 if typing.TYPE_CHECKING:
-  from ngrammer_jax.pretrained_models import pretrained
   from ngrammer_jax.runs import load_pretrained, load_run
+  from ngrammer_jax.runs.pretrained import pretrained
 
 __version__ = '0.3.0'
 __all__ = ['load_pretrained', 'load_run', 'pretrained']
@@ -18,9 +18,9 @@ __all__ = ['load_pretrained', 'load_run', 'pretrained']
 def __getattr__(name: str) -> object:
   """Imports JAX and the rest only when a run is opened."""
   if name == 'pretrained':
-    from ngrammer_jax import pretrained_models
+    from ngrammer_jax.runs import pretrained
 
-    return pretrained_models.pretrained
+    return pretrained.pretrained
   if name in ('load_pretrained', 'load_run'):
     from ngrammer_jax import runs
 

@@ -102,14 +102,14 @@ def _open(options):
   """
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
-  from ngrammer_jax.runs import init_from
+  from ngrammer_jax.runs import load
 
   workdirs = options.workdir if isinstance(options.workdir, list) else [options.workdir]
   baselines, step = getattr(options, 'baseline', []), flags.step(options.step)
   names = figures.run_labels(workdirs + baselines, getattr(options, 'label', None))
   all_runs = [runs.load_run(workdir, step) for workdir in workdirs]
   for baseline in baselines:
-    run = init_from.open_run(str(baseline), step, '--baseline')
+    run = load.open_named(str(baseline), step, '--baseline')
     if run.published is not None:
       config = dataclasses.replace(all_runs[0].config, model=run.config.model)
       run = dataclasses.replace(run, config=config)
@@ -199,10 +199,10 @@ def _format_json(result):
 
 def _default(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:
   """Returns the file in the first workdir that a flag without a value stands for."""
-  from ngrammer_jax.interop.huggingface import checkpoint
+  from ngrammer_jax.runs import source  # imports JAX
 
   workdir = options.workdir[0] if options.analysis in OF_SEVERAL_RUNS else options.workdir
-  if checkpoint.is_published(workdir):
+  if source.identify(workdir).is_published:
     raise errors.BadInput(
       f'--workdir={workdir} is a published model, to which no files are added: name the file of '
       f'the results with --{flag}={name}'

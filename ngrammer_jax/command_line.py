@@ -16,10 +16,11 @@ import logging
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors, pretrained_models
+from ngrammer_jax import errors
 from ngrammer_jax.config import catalog, conversion, fields, memory_blocks
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.config_files import load as load_file
+from ngrammer_jax.runs import pretrained
 from ngrammer_jax.system import hosts
 
 
@@ -89,7 +90,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     """Prints the list as soon as the flag is read, as --help and --version do."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
-      print(f'{catalog.format_list()}\n\n{pretrained_models.format_list()}')
+      print(f'{catalog.format_list()}\n\n{pretrained.format_list()}')
       parser.exit()
 
   parser.add_argument(
@@ -119,7 +120,7 @@ def resolve(
   has_memories = any(memory_blocks.blocks(values.get('model') or {}))
   if values.get('init_from') is None or not has_memories:
     return conversion.resolve(values, show)
-  from ngrammer_jax.runs import init_from  # imports JAX
+  from ngrammer_jax.training import init_from  # imports JAX
 
   if start is not None:
     start()

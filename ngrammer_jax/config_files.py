@@ -1,15 +1,15 @@
 """The values of --config=FILE[:VARIANT]: of a Python file, a run or a published model."""
 
-import dataclasses
 import difflib
 import inspect
 import pathlib
 import runpy
 from typing import Any
 
-from ngrammer_jax import errors, pretrained_models
+from ngrammer_jax import errors
 from ngrammer_jax.config import catalog, conversion
-from ngrammer_jax.system import json_files, storage
+from ngrammer_jax.runs import source as sources
+from ngrammer_jax.system import storage
 
 
 def load(spec: str) -> dict[str, Any]:
@@ -26,13 +26,11 @@ def load(spec: str) -> dict[str, Any]:
     name, _, variant = spec.partition(':')
   path = storage.user_path('--config', name)
   with errors.named(f'--config={spec}'):
-    if spec.startswith(pretrained_models.PREFIX) and not path.exists():
-      return _load_pretrained(variant)
-    if spec.startswith(pretrained_models.PUBLISHED) and not path.exists():
-      return _load_model(pathlib.Path(spec.removeprefix(pretrained_models.PUBLISHED)))
+    if spec.startswith((sources.PRETRAINED, sources.PUBLISHED)) and not path.exists():
+      return sources.read_config_values(sources.resolve(spec))
     folder = path.parent if path.name == 'config.json' else path
     if (folder / 'config.json').is_file() or path.suffix == '.gguf':
-      return _load_model(folder)
+      return sources.read_config_values(sources.identify(folder))
     if not path.is_file():
       path = _find_packaged(spec, name)
     return _run_file(path, name, variant)
@@ -58,28 +56,6 @@ def _run_file(path: pathlib.Path, name: str, variant: str) -> dict[str, Any]:
   if not isinstance(config, dict):
     raise errors.BadInput(f'get_config() returned {config!r}, not a ConfigDict')
   return config
-
-
-def _load_pretrained(name: str) -> dict[str, Any]:
-  """Returns the config of a pretrained model. Raises BadInput if there is none."""
-  folder = pretrained_models.find(name)
-  if folder.is_file():
-    return _load_model(folder)
-  config = json_files.read(folder / 'config.json')
-  vocabulary = conversion.stored_vocabulary(folder)
-  if vocabulary is not None:
-    config['data'] |= {'vocabulary_path': str(vocabulary), 'vocabulary_size': None}
-  return config
-
-
-def _load_model(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the config of a run or a published model. Raises BadInput if there is none."""
-  from ngrammer_jax import open_weights  # not needed for other configs
-  from ngrammer_jax.checkpoints import workdirs
-
-  if (path / workdirs.CORPUS).exists():
-    return dataclasses.asdict(workdirs.load_config(path))
-  return open_weights.open(path).config_values()
 
 
 def _find_packaged(spec: str, name: str) -> pathlib.Path:

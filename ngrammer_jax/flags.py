@@ -11,7 +11,8 @@ import signal
 import typing
 
 import ngrammer_jax
-from ngrammer_jax import errors, pretrained_models
+from ngrammer_jax import errors
+from ngrammer_jax.runs import pretrained
 from ngrammer_jax.system import compilation_cache, hosts, storage
 from ngrammer_jax.system.process import run as run  # the commands start with it
 
@@ -72,7 +73,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
   """Adds --workdir, --pretrained and --step: which model is used."""
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--workdir', type=storage.path, help='run directory')
-  names = ', '.join(pretrained_models.all_names()) or pretrained_models.NO_MODELS
+  names = ', '.join(pretrained.all_names()) or pretrained.NO_MODELS
   source.add_argument(
     '--pretrained',
     metavar='NAME',
@@ -157,9 +158,9 @@ def start_training(options: argparse.Namespace) -> None:
   Raises:
     BadInput: the workdir is a published model.
   """
-  from ngrammer_jax.interop.huggingface import checkpoint  # imports JAX
+  from ngrammer_jax.runs import source  # imports JAX
 
-  if checkpoint.is_published(options.workdir):
+  if source.identify(options.workdir).is_published:
     raise errors.BadInput(
       f'--workdir={options.workdir} is a published model, to which no training is added: use a new '
       f'folder, and --config=hf:{options.workdir} --config.init_from=hf:{options.workdir} to start '

@@ -14,8 +14,7 @@ def main(argv: list[str]) -> int:
 
   # After parsing: errors in flags do not wait for the import of Orbax.
   from ngrammer_jax import runs
-  from ngrammer_jax.runs import init_from
-  from ngrammer_jax.training import dry_run, loop, train_task
+  from ngrammer_jax.training import dry_run, init_from, loop, train_task
 
   split_names = []
 

@@ -17,11 +17,12 @@ import shlex
 import tempfile
 from typing import Any
 
-from ngrammer_jax import command_line, errors, flags, pretrained_models, runs
+from ngrammer_jax import command_line, errors, flags, runs
 from ngrammer_jax import config as experiment
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import data, fields
 from ngrammer_jax.models import model_variables
+from ngrammer_jax.runs import pretrained
 from ngrammer_jax.training.records import goodput
 from studies import model_card
 
@@ -57,8 +58,8 @@ def main(argv: list[str]) -> int:
   check_run(run)
   check_command(run.config, options.command)
   check_baseline(run, baseline)
-  pretrained_models.FOLDER.mkdir(exist_ok=True)
-  with tempfile.TemporaryDirectory(prefix='.', dir=pretrained_models.FOLDER) as scratch:
+  pretrained.FOLDER.mkdir(exist_ok=True)
+  with tempfile.TemporaryDirectory(prefix='.', dir=pretrained.FOLDER) as scratch:
     folder = pathlib.Path(scratch) / options.name
     exported = export(run, folder)
     texts = {
@@ -71,8 +72,8 @@ def main(argv: list[str]) -> int:
     check_loss(model)
     write_description(model, folder)
     check_bytes(folder)
-    folder.rename(pretrained_models.FOLDER / options.name)
-  print(f'wrote {pretrained_models.FOLDER / options.name}')
+    folder.rename(pretrained.FOLDER / options.name)
+  print(f'wrote {pretrained.FOLDER / options.name}')
   return 0
 
 
@@ -80,8 +81,8 @@ def check_name(name: str) -> None:
   """Raises BadInput for an invalid or a used name."""
   if not re.fullmatch('[a-z][a-z0-9_]*', name):
     raise errors.BadInput(f'--name={name}: expected a-z, 0-9 and _')
-  if (pretrained_models.FOLDER / name).exists():
-    raise errors.BadInput(f'--name={name} exists: delete {pretrained_models.FOLDER / name} first')
+  if (pretrained.FOLDER / name).exists():
+    raise errors.BadInput(f'--name={name} exists: delete {pretrained.FOLDER / name} first')
 
 
 def check_run(run: runs.Run) -> None:
@@ -216,16 +217,16 @@ def check_loss(model: dict[str, Any]) -> None:
 def write_description(model: dict[str, Any], folder: pathlib.Path) -> None:
   """Writes model.json, the card, and the checksums of all files of the folder."""
   text = json.dumps(model, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
-  (folder / pretrained_models.DESCRIPTION).write_text(text, encoding='utf-8')
+  (folder / pretrained.DESCRIPTION).write_text(text, encoding='utf-8')
   card = model_card.format_card(model)
-  (folder / pretrained_models.CARD).write_text(card, encoding='utf-8')
-  checksums = pretrained_models.compute_checksums(folder)
-  (folder / pretrained_models.CHECKSUMS).write_text(checksums, encoding='utf-8')
+  (folder / pretrained.CARD).write_text(card, encoding='utf-8')
+  checksums = pretrained.compute_checksums(folder)
+  (folder / pretrained.CHECKSUMS).write_text(checksums, encoding='utf-8')
 
 
 def check_bytes(folder: pathlib.Path) -> None:
   """Raises BadInput if all models have too many bytes with this one."""
-  shipped = [pretrained_models.FOLDER / name for name in pretrained_models.names()]
+  shipped = [pretrained.FOLDER / name for name in pretrained.names()]
   size = sum(path.stat().st_size for f in [*shipped, folder] for path in f.iterdir())
   if size > MAX_BYTES:
     raise errors.BadInput(

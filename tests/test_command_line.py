@@ -8,7 +8,7 @@ import pytest
 from ngrammer_jax import command_line, config, errors
 from ngrammer_jax.config import catalog, fields
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.runs import init_from
+from ngrammer_jax.training import init_from
 from tests.checks import bad_input
 from tests.loops import each
 

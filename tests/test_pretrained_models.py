@@ -21,11 +21,11 @@ from ngrammer_jax import (
   export,
   flags,
   generate,
-  pretrained_models,
   runs,
 )
 from ngrammer_jax.inference import language_modeling
-from ngrammer_jax.runs import init_from
+from ngrammer_jax.runs import pretrained
+from ngrammer_jax.training import init_from
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -43,8 +43,8 @@ def weights(trained, tiny_weights, one_device, monkeypatch):
   if not folder.exists():
     export.main([f'--workdir={trained}', f'--output={folder}', '--dtype=bfloat16'])
     (folder / 'model.json').write_text('{"description": "A tiny N-Grammer."}\n')
-    (folder / 'SHA256SUMS').write_text(pretrained_models.compute_checksums(folder))
-  monkeypatch.setattr(pretrained_models, 'FOLDER', tiny_weights)
+    (folder / 'SHA256SUMS').write_text(pretrained.compute_checksums(folder))
+  monkeypatch.setattr(pretrained, 'FOLDER', tiny_weights)
   return folder
 
 
@@ -55,20 +55,20 @@ def damaged(tmp_path, monkeypatch):
   folder.mkdir(parents=True)
   for name in ('config.json', 'model.safetensors', 'model.json'):
     (folder / name).write_text(f'{{"description": "{name}"}}')
-  (folder / 'SHA256SUMS').write_text(pretrained_models.compute_checksums(folder))
-  monkeypatch.setattr(pretrained_models, 'FOLDER', folder.parent)
+  (folder / 'SHA256SUMS').write_text(pretrained.compute_checksums(folder))
+  monkeypatch.setattr(pretrained, 'FOLDER', folder.parent)
   return folder
 
 
 def test_an_installation_without_models_says_so(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(pretrained_models, 'FOLDER', tmp_path / 'none')
+  monkeypatch.setattr(pretrained, 'FOLDER', tmp_path / 'none')
   assert ngrammer_jax.pretrained() == {}
   with bad_input('no pretrained model has the name tiny: available: none in this installation'):
     ngrammer_jax.load_pretrained('tiny')
   with pytest.raises(SystemExit):
     generate.main(['--help'])
   assert 'model of the package: none in this installation' in capsys.readouterr().out
-  assert pretrained_models.format_list().endswith('\n  none in this installation')
+  assert pretrained.format_list().endswith('\n  none in this installation')
 
 
 def test_models_are_listed_without_jax(weights, capsys):
@@ -146,10 +146,10 @@ def change(name, content):
 )
 def test_damage_is_one_sentence(damaged, damage, problem):
   files = {path: path.read_bytes() for path in damaged.iterdir()}
-  assert pretrained_models.find('other') == damaged
+  assert pretrained.find('other') == damaged
   damage(damaged)
   with pytest.raises(errors.BadInput) as caught:
-    pretrained_models.find('other')
+    pretrained.find('other')
   message = str(caught.value)
   assert message.startswith(f'the pretrained model in {damaged} is damaged: {problem}')
   assert message.endswith('; install ngrammer_jax again')
@@ -185,14 +185,14 @@ def external(damaged, monkeypatch):
 
 
 def test_a_model_of_another_package(external):
-  assert pretrained_models.find('foreign') == external / 'model.gguf'
+  assert pretrained.find('foreign') == external / 'model.gguf'
   assert ngrammer_jax.pretrained() == {'other': 'model.json', 'foreign': 'Foreign.'}
-  assert pretrained_models.names() == ['other']
+  assert pretrained.names() == ['other']
   with bad_input('no pretrained model has the name foreigm: did you mean foreign?'):
-    pretrained_models.find('foreigm')
+    pretrained.find('foreigm')
   (external / 'model.gguf').write_bytes(b'other')
   with pytest.raises(errors.BadInput, match='is not the file of foreign: its SHA-256 is'):
-    pretrained_models.find('foreign')
+    pretrained.find('foreign')
   (external / 'model.gguf').unlink()
   message = 'the weights of foreign are in another package, not installed: pip'
   with bad_input(message):
@@ -200,7 +200,7 @@ def test_a_model_of_another_package(external):
   shutil.rmtree(external)
   importlib.invalidate_caches()
   with bad_input(message):
-    pretrained_models.find('foreign')
+    pretrained.find('foreign')
 
 
 @pytest.mark.skipif(shutil.which('sha256sum') is None, reason='sha256sum is not installed')
@@ -290,10 +290,10 @@ def test_the_config_of_a_pretrained_model_has_its_vocabulary(damaged):
   load = lambda: command_line.load_file('pretrained:other')
   with pytest.raises(errors.BadInput, match=r'^--config=pretrained:other: .* is damaged: config'):
     load()
-  (damaged / 'SHA256SUMS').write_text(pretrained_models.compute_checksums(damaged))
+  (damaged / 'SHA256SUMS').write_text(pretrained.compute_checksums(damaged))
   assert load() == config
   (damaged / 'vocabulary.model').write_text('pieces')
-  (damaged / 'SHA256SUMS').write_text(pretrained_models.compute_checksums(damaged))
+  (damaged / 'SHA256SUMS').write_text(pretrained.compute_checksums(damaged))
   path = {'vocabulary_path': str(damaged / 'vocabulary.model'), 'vocabulary_size': None}
   assert load() == {'data': config['data'] | path}
   with bad_input(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import ngrammer_jax
-from ngrammer_jax import config, errors, pretrained_models, runs
+from ngrammer_jax import config, errors, runs
+from ngrammer_jax.runs import pretrained
 from studies import model_card, ship_model
 from tests.checks import bad_input, data_root
 from tests.loops import each
@@ -41,7 +42,7 @@ def run(trained, one_device, tmp_path, monkeypatch):
   """A run whose text has a licence; the package has no models."""
   source = model_card.Source('words', 'nowhere', 'none', 'It repeats itself.')
   monkeypatch.setitem(model_card.SOURCES, 'text', source)
-  monkeypatch.setattr(pretrained_models, 'FOLDER', tmp_path / 'weights')
+  monkeypatch.setattr(pretrained, 'FOLDER', tmp_path / 'weights')
   monkeypatch.setattr(ship_model, 'SAMPLE_TOKENS', 10)
   return runs.load_run(trained)
 
@@ -86,7 +87,7 @@ def check_card(folder):
 @pytest.mark.slow
 def test_a_run_is_shipped(run, ship, capsys):
   assert ship(baseline_of(run)) == 0
-  folder = pretrained_models.FOLDER / 'tiny'
+  folder = pretrained.FOLDER / 'tiny'
   assert capsys.readouterr().out == f'wrote {folder}\n'
   assert [path.name for path in folder.parent.iterdir()] == ['tiny']
   assert ngrammer_jax.pretrained() == {'tiny': 'Six words.'}
@@ -125,7 +126,7 @@ def no_results(monkeypatch):
 def test_a_baseline_that_does_not_compare_is_refused(run, ship, no_results, changes, problem):
   with pytest.raises(errors.BadInput, match=re.escape(problem)):
     ship(baseline_of(run, **changes))
-  assert not list(ship_model.pretrained_models.FOLDER.glob('*'))
+  assert not list(ship_model.pretrained.FOLDER.glob('*'))
 
 
 @pytest.mark.full
@@ -133,7 +134,7 @@ def test_too_many_bytes_are_refused(run, ship, no_results, monkeypatch):
   monkeypatch.setattr(ship_model, 'MAX_BYTES', 10_000)
   with pytest.raises(errors.BadInput, match='bytes with this one, at most 10,000 are allowed'):
     ship(baseline_of(run))
-  assert not list(pretrained_models.FOLDER.iterdir())
+  assert not list(pretrained.FOLDER.iterdir())
 
 
 @pytest.mark.full
@@ -173,9 +174,9 @@ def test_an_unfinished_run_is_refused(run, trained):
 
 
 def test_models_of_the_package_are_whole_and_small():
-  size, descriptions = 0, pretrained_models.pretrained()
-  for name in pretrained_models.names():
-    folder = pretrained_models.find(name)  # verifies the checksums
+  size, descriptions = 0, pretrained.pretrained()
+  for name in pretrained.names():
+    folder = pretrained.find(name)  # verifies the checksums
     model = check_card(folder)
     assert (model['name'], model['description']) == (name, descriptions[name])
     assert model['bytes'] == (folder / 'model.safetensors').stat().st_size
@@ -184,8 +185,8 @@ def test_models_of_the_package_are_whole_and_small():
 
 
 def test_models_of_other_packages_have_cards():
-  for name in pretrained_models.external_names():
-    folder = pretrained_models.FOLDER / name
+  for name in pretrained.external_names():
+    folder = pretrained.FOLDER / name
     model = json.loads((folder / 'model.json').read_text(encoding='utf-8'))
     card = (folder / 'MODEL_CARD.md').read_text(encoding='utf-8')
     assert model['name'] == name and model['package']['install'] in card
@@ -194,9 +195,9 @@ def test_models_of_other_packages_have_cards():
     assert sorted(path.name for path in folder.iterdir()) == ['MODEL_CARD.md', 'model.json']
 
 
-@pytest.mark.parametrize('name', pretrained_models.names())
+@pytest.mark.parametrize('name', pretrained.names())
 def test_commands_of_cards_train_the_models_of_the_package(name):
-  folder = pretrained_models.FOLDER / name
+  folder = pretrained.FOLDER / name
   model = json.loads((folder / 'model.json').read_text(encoding='utf-8'))
   command = model['training']['command'].removeprefix('python -m ngrammer_jax.train ')
   trained = config.load(folder / 'config.json')
@@ -206,7 +207,7 @@ def test_commands_of_cards_train_the_models_of_the_package(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', pretrained_models.names())
+@pytest.mark.parametrize('name', pretrained.names())
 def test_models_of_the_package_have_the_results_of_their_cards(name):
   run = ngrammer_jax.load_pretrained(name)
   model = json.loads((run.workdir / 'model.json').read_text(encoding='utf-8'))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import manifest, reader, workdirs
-from ngrammer_jax.interop.huggingface import checkpoint as published
+from ngrammer_jax.runs import source
 from ngrammer_jax.system import text_tables
 
 
@@ -28,7 +28,7 @@ def format_table(
     BadInput: not a run directory, no such checkpoint, no such array, or its manifest cannot be
       read.
   """
-  if published.is_published(workdir):
+  if source.identify(workdir).is_published:
     raise errors.BadInput(
       f'--workdir={workdir} is a published model, which has no checkpoints: expected a folder that '
       f'ngrammer_jax.train wrote'

@@ -104,9 +104,7 @@ def collect(
   for run in all_runs:
     if run.config.finetune is None:
       run.split(split)  # reports a wrong name before any checkpoint is loaded
-  all_records = [
-    [] if workdirs.is_exported(run.workdir) else read_metrics(run.workdir) for run in all_runs
-  ]
+  all_records = [[] if run.is_exported else read_metrics(run.workdir) for run in all_runs]
   # Before the analyses, which take longer: a prompt may not fit the vocabulary or the context.
   all_texts = [_generate(run, samples) for run in all_runs]
   reports = []

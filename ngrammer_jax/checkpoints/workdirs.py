@@ -119,7 +119,7 @@ def read_origin(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def write_origin(folder: pathlib.Path, origin: dict[str, Any]) -> None:
-  """Writes `open_weights.Model.origin`, if there is one."""
+  """Writes `PublishedModel.origin`, if there is one."""
   if origin:
     files.write(folder / ORIGIN, json.dumps(origin, indent=2) + '\n')
 

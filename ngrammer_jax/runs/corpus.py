@@ -52,7 +52,7 @@ def prepare(run: 'Run') -> mixture.Mixture:
     # Where a run was exported to, its vocabulary need not be learned again; `conversion.load`
     # names it where that of the training is gone.
     has_only_own = str(data.vocabulary_path).startswith(f'{run.workdir}/')
-    is_given = workdirs.is_exported(run.workdir) or has_only_own
+    is_given = run.is_exported or has_only_own
     vocabulary = run.vocabulary if is_given else None
     prepared = mixture.prepare(data, open_corpus, may_delete, vocabulary, run.workdir)
     workdirs.check_text(run.workdir, run.config, prepared.content_hash)

@@ -6,10 +6,9 @@ import logging
 import pathlib
 from typing import Any
 
-from ngrammer_jax import open_weights
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import published, tokenizer
-from ngrammer_jax.interop.huggingface import checkpoint, configs, families, tensors
+from ngrammer_jax.interop.huggingface import checkpoint, configs, families, published_model, tensors
 from ngrammer_jax.system import result_files
 
 
@@ -44,9 +43,9 @@ def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
     params = params | {'embedding': params['embedding'] * scale}
   kind = tensors.save(params, family, model, V, folder / checkpoint.WEIGHTS, dtype)
   # Families have ids of their own where there is no null.
-  values |= {'torch_dtype': kind} | dict.fromkeys(open_weights.TOKEN_IDS) | token_ids
+  values |= {'torch_dtype': kind} | dict.fromkeys(published_model.TOKEN_IDS) | token_ids
   generation = origin.get('generation', {}) | token_ids
-  contents = {checkpoint.CONFIG: values, open_weights.GENERATION: generation}
+  contents = {checkpoint.CONFIG: values, published_model.GENERATION: generation}
   text_files |= {name: json.dumps(value, indent=2).encode() for name, value in contents.items()}
   if source.published is not None:  # its own files, byte by byte
     text_files |= source.published.checkpoint.text_files

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors, sharding
-from ngrammer_jax.checkpoints import checksums, frozen, manifest, reader, workdirs
+from ngrammer_jax.checkpoints import checksums, frozen, manifest, reader
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.models import host_tables, model_variables
 from ngrammer_jax.runs import exported
@@ -41,7 +41,7 @@ def find_checkpoint(run: 'Run') -> int | None:
     BadInput: there is no such checkpoint.
   """
   workdir = run.workdir
-  if workdirs.is_exported(workdir):
+  if run.is_exported:
     return None
   steps, best = hosts.broadcast([reader.steps(workdir), reader.best_step(workdir)])
   if not steps:

@@ -10,15 +10,23 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import open_weights
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.data import token_cache, vocabularies
 from ngrammer_jax.data.mixture import Mixture
 from ngrammer_jax.inference import cloze, conversation, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.interop.huggingface import published_model
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import language_model, model_variables
-from ngrammer_jax.runs import corpus, evaluation, exported, generation, restoring, token_clusters
+from ngrammer_jax.runs import (
+  corpus,
+  evaluation,
+  exported,
+  generation,
+  restoring,
+  source,
+  token_clusters,
+)
 
 if TYPE_CHECKING:
   from ngrammer_jax.training.state import TrainState
@@ -38,7 +46,7 @@ class Run:
   config: experiment.Config = dataclasses.field(repr=False)  # long
   step: int | str = 'newest'
   # The files of a published model; None: it was trained here.
-  published: ClassVar[open_weights.Model | None] = None
+  published: ClassVar[published_model.PublishedModel | None] = None
 
   # What the files of the run say.
 
@@ -59,13 +67,18 @@ class Run:
 
   @property
   def origin(self) -> dict[str, Any]:
-    """`open_weights.Model.origin` of the model that training started from, or empty."""
+    """`published_model.PublishedModel.origin` of the model that training started from, or empty."""
     return workdirs.read_origin(self.workdir)
 
   @property
   def results_folder(self) -> pathlib.Path | None:
     """Where results are written unless the user names a folder; None: nowhere."""
     return self.workdir
+
+  @property
+  def is_exported(self) -> bool:
+    """Whether it was exported: then it has variables, but no checkpoints."""
+    return source.identify(self.workdir).kind == source.Kind.EXPORT
 
   # The model and its variables.
 

@@ -299,11 +299,11 @@ def test_bytes_without_a_token_are_noticed():
 
 def test_reference_tokens():
   """Of the real SmolLM2, where its file is."""
-  from ngrammer_jax import pretrained_models
+  from ngrammer_jax.runs import pretrained
 
   expected = checks.smollm2_expected()
   try:
-    path = pretrained_models.find('smollm2_135m_instruct')
+    path = pretrained.find('smollm2_135m_instruct')
   except errors.BadInput as error:
     pytest.skip(str(error))
   vocabulary = published.read(path, 49_152)

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, open_weights, runs
+from ngrammer_jax import errors, runs
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.inference import sampling
-from ngrammer_jax.interop.huggingface import configs, gguf
+from ngrammer_jax.interop.huggingface import configs, gguf, published_model
 from tests import checks, gguf_files
 from tests.checks import bad_input
 from tests.gguf_files import H, K, N
@@ -160,7 +160,7 @@ def test_scaling_of_the_metadata(tmp_path):
 )
 def test_models_that_are_not_supported(tmp_path, changes, problem):
   with pytest.raises(errors.BadInput, match=rf'(?s)model\.gguf.*{problem}'):
-    open_weights.open(write(tmp_path, gguf_files.metadata(**changes)))
+    published_model.open(write(tmp_path, gguf_files.metadata(**changes)))
 
 
 def test_heads_that_do_not_fit_the_width(tmp_path):

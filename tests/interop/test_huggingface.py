@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from ngrammer_jax import errors, open_weights, runs
+from ngrammer_jax import errors, runs
 from ngrammer_jax.interop import row_files
-from ngrammer_jax.interop.huggingface import configs, tensors
+from ngrammer_jax.interop.huggingface import configs, published_model, tensors
 from ngrammer_jax.models import block, language_model
 from tests import checks
 from tests.checks import rest_is_full, rest_is_slow
@@ -143,7 +143,7 @@ def test_round_trip(folder, name, one_device, tmp_path):
   run = runs.load_pretrained(folder(name))
   stored = run.published.checkpoint.tensors
   run.export(tmp_path / 'out', format='huggingface')
-  again = open_weights.open(tmp_path / 'out')
+  again = published_model.open(tmp_path / 'out')
   assert again.description.family == run.published.description.family
   resolved = runs.load_run(tmp_path / 'out').config.model
   assert configs.comparable(resolved) == configs.comparable(run.config.model)

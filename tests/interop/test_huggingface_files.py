@@ -23,7 +23,7 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs, families, tensors
 from ngrammer_jax.models import language_model, model_variables
-from ngrammer_jax.runs import init_from
+from ngrammer_jax.training import init_from
 from ngrammer_jax.training import state as train_state
 from tests import published_folders
 from tests.campaigns import damages

@@ -23,8 +23,8 @@ from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.models.model_variables import ModelVariables
-from ngrammer_jax.runs import init_from
-from ngrammer_jax.training import loop
+from ngrammer_jax.runs import load
+from ngrammer_jax.training import init_from, loop
 from ngrammer_jax.training import state as train_state
 from tests import published_folders
 from tests.checks import bad_input, mesh_of
@@ -195,7 +195,7 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   run = types.SimpleNamespace(
     config=config, restored=restored, origin={}, model=model, published=None
   )
-  monkeypatch.setattr(init_from, 'open_run', lambda *_: run)
+  monkeypatch.setattr(load, 'open_named', lambda *_: run)
   read = lambda *_: pytest.fail('drawn again')
   second = init_from.initial_state(config, workdir, state, read)
   jax.tree.map(np.testing.assert_array_equal, second.codebook, started.codebook)

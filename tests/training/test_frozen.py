@@ -16,9 +16,8 @@ from ngrammer_jax.checkpoints import checksums, frozen, manifest, reader, writer
 from ngrammer_jax.config.optimizer import RateConfig
 from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.optimizers import partition, row_gradient
-from ngrammer_jax.runs import init_from
 from ngrammer_jax.system import hosts
-from ngrammer_jax.training import loop, programs, train_task
+from ngrammer_jax.training import init_from, loop, programs, train_task
 from tests import tiny_run
 from tests.checks import mesh_of
 from tests.training.helpers import arrays, flip

@@ -13,8 +13,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.data import token_classes, vocabularies
-from ngrammer_jax.runs import init_from
-from ngrammer_jax.training import loop, token_codebook, train_task
+from ngrammer_jax.training import init_from, loop, token_codebook, train_task
 from tests.training.helpers import no_validation
 
 VOCABULARY = vocabularies.learn_characters([b'ABCabcxyz012\t\n .'], 'utf-8', separated=False)

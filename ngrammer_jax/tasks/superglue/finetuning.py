@@ -18,10 +18,10 @@ from ngrammer_jax.config import memory_blocks
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.runs import init_from
+from ngrammer_jax.runs import load
 from ngrammer_jax.system import progress, storage
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
-from ngrammer_jax.training import losses, token_codebook
+from ngrammer_jax.training import init_from, losses, token_codebook
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 
@@ -100,7 +100,7 @@ def _source(config: experiment.Config, workdir: pathlib.Path) -> runs.Run:
     return runs.load_run(workdir)
   if config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
-  return init_from.open_run(config.init_from)
+  return load.open_named(config.init_from)
 
 
 def _finetuned_model(

@@ -8,13 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors, memory_limits, open_weights
+from ngrammer_jax import errors, memory_limits
 from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.mixture import Mixture
 from ngrammer_jax.data.vocabularies import published
-from ngrammer_jax.interop.huggingface import tensors
+from ngrammer_jax.interop.huggingface import published_model, tensors
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.runs import corpus, restoring, run
 
@@ -29,7 +29,9 @@ class PublishedRun(run.Run):
   """
 
   dtype: str | None = None
-  published: open_weights.Model = dataclasses.field(kw_only=True, repr=False, compare=False)
+  published: published_model.PublishedModel = dataclasses.field(
+    kw_only=True, repr=False, compare=False
+  )
 
   @property
   def vocabulary_size(self) -> int:
@@ -87,9 +89,9 @@ def open_run(
     dtype: dtype of the parameters; None: those of the file.
 
   Raises:
-    BadInput: see `open_weights.open`.
+    BadInput: see `published_model.open`.
   """
-  model = open_weights.open(path)
+  model = published_model.open(path)
   values = model.config_values()
   has_text = 'vocabulary_path' in values['data']
   with errors.named(model.checkpoint.config_path):

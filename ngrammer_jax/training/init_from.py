@@ -2,8 +2,8 @@
 
 The model may have more memories than the other one, see `runs.added_memories`.
 
-`init_from` is the workdir of a run, `pretrained:NAME` (see `pretrained_models`), or the folder of a
-published model, with or without `hf:` before it.
+`init_from` is what `runs.source` resolves: the workdir of a run, `pretrained:NAME`, or the folder
+of a published model, with or without `hf:` before it.
 
 <workdir>/begun_with.json   run and step of the checkpoint that the training started from
 <workdir>/published.json    family, token ids and settings of a published model, for an export
@@ -21,29 +21,17 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, pretrained_models, runs, sharding
+from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.config import conversion, fields, memory_blocks
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.models import language_model, memories, model_variables
-from ngrammer_jax.runs import added_memories
-from ngrammer_jax.system import file_errors, files, hosts, json_files, storage
+from ngrammer_jax.runs import added_memories, load
+from ngrammer_jax.system import file_errors, files, hosts, json_files
 from ngrammer_jax.training import centroids
 from ngrammer_jax.training import state as train_state
 
 RECORD = 'begun_with.json'
-
-
-def open_run(init_from: str, step: int | str = 'newest', key: str = 'init_from') -> runs.Run:
-  """Opens the run to start from. Raises BadInput, with the name of the key, if there is none."""
-  source = f'{key}={init_from}'
-  init_from = init_from.removeprefix(pretrained_models.PUBLISHED)
-  name = init_from.removeprefix(pretrained_models.PREFIX)
-  is_local = name == init_from and not storage.is_remote(init_from)
-  if is_local and not storage.path(init_from).exists():
-    raise errors.BadInput(f'{source}: no such folder; expected the workdir of a run')
-  with errors.named(source):
-    return runs.load_run(name, step) if name == init_from else runs.load_pretrained(name)
 
 
 def complete(
@@ -64,7 +52,7 @@ def complete(
     BadInput: there is no run to start from, or its model cannot have a memory.
   """
   has_started = workdir is not None and bool(reader.steps(workdir))
-  source = runs.load_run(workdir) if has_started else open_run(values['init_from'])
+  source = runs.load_run(workdir) if has_started else load.open_named(values['init_from'])
   sizes = source.vocabulary_size, model_variables.count_elements(source.abstract_parameters)
   added_memories.complete(values, overrides, present, source.config.model, *sizes)
 
@@ -91,7 +79,7 @@ def initial_state(
     BadInput: the run has a parameter that the model does not have.
   """
   init_from = config.init_from
-  source = open_run(init_from, _recorded_step(init_from, workdir))
+  source = load.open_named(init_from, _recorded_step(init_from, workdir))
   hosts.on_primary(workdirs.write_origin, workdir, source.origin)
   if source.published is not None:
     logging.info('starting from %s', init_from)
@@ -191,7 +179,7 @@ class Start:
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config, self._workdir, self._source = config, workdir, None
     if not reader.steps(workdir):
-      self._source = open_run(config.init_from)
+      self._source = load.open_named(config.init_from)
       check_model(self._source, config)
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:

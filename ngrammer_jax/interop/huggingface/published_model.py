@@ -1,6 +1,6 @@
 """Published models: opens one, and describes it as one of ours.
 
-model = open_weights.open(path)     a folder of Hugging Face, or a GGUF file
+model = published_model.open(path)    a folder of Hugging Face, or a GGUF file
 model.config_values()               of a config of ours, with its vocabulary
 """
 
@@ -21,7 +21,7 @@ TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class PublishedModel:
   """A published model.
 
   Attributes:
@@ -60,7 +60,7 @@ class Model:
     return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
 
 
-def open(path: pathlib.Path) -> Model:
+def open(path: pathlib.Path) -> PublishedModel:
   """Opens a published model, of which only headers are read.
 
   Raises:
@@ -86,4 +86,4 @@ def open(path: pathlib.Path) -> Model:
       description.model['tie_embeddings'] = False
     else:
       del slices[tensors.HEAD]
-  return Model(checkpoint, description, slices)
+  return PublishedModel(checkpoint, description, slices)

@@ -1,0 +1,118 @@
+"""The trained models that come with the package, and those that it finds in other packages.
+
+<package>/weights/<name>/   an exported run (see `runs.exported`), and:
+  model.json      description, sizes, training, results on the test split, first samples
+  MODEL_CARD.md   the same as a page
+  SHA256SUMS      SHA-256 of every other file, as `sha256sum` writes and checks it
+
+The folder of a model of another package has no weights and no SHA256SUMS. Its model.json says what
+the package is called, where its file is, and its SHA-256. The package is not imported.
+
+Lists the models without JAX; `runs.load_pretrained` opens one.
+"""
+
+import contextlib
+import difflib
+import hashlib
+import importlib.util
+import pathlib
+
+from ngrammer_jax import errors
+from ngrammer_jax.system import file_errors, json_files
+
+FOLDER = pathlib.Path(__file__).parents[1] / 'weights'
+DESCRIPTION, CARD, CHECKSUMS = 'model.json', 'MODEL_CARD.md', 'SHA256SUMS'
+NO_MODELS = 'none in this installation'
+
+
+def pretrained() -> dict[str, str]:
+  """Returns the description in one line of every pretrained model, by name.
+
+  Raises:
+    BadInput: a description is missing or damaged.
+  """
+  descriptions = {}
+  for name in all_names():
+    with _translate_damage(FOLDER / name):
+      descriptions[name] = json_files.read(FOLDER / name / DESCRIPTION)['description']
+  return descriptions
+
+
+def format_list() -> str:
+  """Formats the names and descriptions of all models, one line each."""
+  lines = [f'  {name}: {description}' for name, description in pretrained().items()]
+  return '\n'.join(['pretrained models, for --pretrained=NAME', *(lines or [f'  {NO_MODELS}'])])
+
+
+def names() -> list[str]:
+  """Returns the names of the models that come with the package."""
+  return sorted(path.parent.name for path in FOLDER.glob(f'*/{CHECKSUMS}'))
+
+
+def external_names() -> list[str]:
+  """Returns the names of the models of other packages, whether these are installed or not."""
+  described = {path.parent.name for path in FOLDER.glob(f'*/{DESCRIPTION}')}
+  return sorted(described - set(names()))
+
+
+def all_names() -> list[str]:
+  """Returns the names of all models, first of those that come with the package."""
+  return [*names(), *external_names()]
+
+
+def find(name: str) -> pathlib.Path:
+  """Returns the folder of a model, after its files were verified by checksum.
+
+  Of a model of another package, it returns the file of its weights.
+
+  Raises:
+    BadInput: there is no model of this name, a file of it is missing or damaged, or its package is
+      not installed.
+  """
+  if name in external_names():
+    return _find_external(name)
+  available = all_names()
+  if name not in available:
+    near = difflib.get_close_matches(name, available, n=1)
+    hint = f'did you mean {near[0]}?' if near else f'available: {", ".join(available) or NO_MODELS}'
+    raise errors.BadInput(f'no pretrained model has the name {name}: {hint}')
+  folder = FOLDER / name
+  with _translate_damage(folder):
+    listed = set((folder / CHECKSUMS).read_text(encoding='utf-8').splitlines())
+    if differences := listed ^ set(compute_checksums(folder).splitlines()):
+      file = min(line.rpartition(' ')[2] for line in differences)
+      raise ValueError(f'{file} differs from {CHECKSUMS}')
+  return folder
+
+
+def _find_external(name: str) -> pathlib.Path:
+  """Returns the file of a model in another package, verified by checksum."""
+  with _translate_damage(FOLDER / name):
+    package = json_files.read(FOLDER / name / DESCRIPTION)['package']
+    module, file, sha256, install = (package[k] for k in ('module', 'file', 'sha256', 'install'))
+  spec = importlib.util.find_spec(module)
+  folders = [] if spec is None else spec.submodule_search_locations or []
+  paths = [path for folder in folders if (path := pathlib.Path(folder) / file).is_file()]
+  if not paths:
+    raise errors.BadInput(f'the weights of {name} are in another package, not installed: {install}')
+  with paths[0].open('rb') as weights:
+    digest = hashlib.file_digest(weights, 'sha256').hexdigest()
+  if digest != sha256:
+    raise errors.BadInput(
+      f'{paths[0]} is not the file of {name}: its SHA-256 is {digest}, expected {sha256}; install '
+      f'the package again: {install}'
+    )
+  return paths[0]
+
+
+def compute_checksums(folder: pathlib.Path) -> str:
+  """Returns the content of SHA256SUMS for the files of a folder, hidden ones excluded."""
+  paths = sorted(path for path in folder.glob('[!.]*') if path.is_file() and path.name != CHECKSUMS)
+  digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+  return ''.join(f'{digest}  {name}\n' for name, digest in digests.items())
+
+
+def _translate_damage(folder: pathlib.Path) -> contextlib.AbstractContextManager:
+  return file_errors.translate_damage(
+    f'the pretrained model in {folder}', 'install ngrammer_jax again'
+  )
