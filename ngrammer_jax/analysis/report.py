@@ -104,7 +104,10 @@ def collect(
   for run in all_runs:
     if run.config.finetune is None:
       run.split(split)  # reports a wrong name before any checkpoint is loaded
-  all_records = [[] if run.is_exported else read_metrics(run.workdir) for run in all_runs]
+  all_records = []
+  for run in all_runs:
+    has_metrics = not run.is_exported and run.published is None
+    all_records.append(read_metrics(run.workdir) if has_metrics else [])
   # Before the analyses, which take longer: a prompt may not fit the vocabulary or the context.
   all_texts = [_generate(run, samples) for run in all_runs]
   reports = []
