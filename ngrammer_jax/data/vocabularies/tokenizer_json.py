@@ -1,0 +1,202 @@
+"""Makes the tokenizer.json of a model that does not have one, from its tokens and merges.
+
+byte pairs over bytes           GPT-2, Llama 3, Qwen
+byte pairs of SentencePiece     older Llama, Mistral, Gemma
+"""
+
+from collections.abc import Mapping, Sequence
+import typing
+
+from ngrammer_jax import errors
+from ngrammer_jax.data.vocabularies.sentencepiece import SPACE_MARK
+
+if typing.TYPE_CHECKING:
+  import tokenizers
+
+# Types of tokens, the same in SentencePiece models and in GGUF files.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+ADDED = (CONTROL, USER_DEFINED)  # types of tokens that are found before the others
+MAX_IDS = 2**24
+WORDS = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+  r'\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+# The pre-tokenizers of byte pairs, by the names of llama.cpp: a pattern of words, None for that of
+# GPT-2. SmolLM takes single digits apart first.
+PRE_TOKENIZERS = {
+  'gpt-2': None,
+  'default': None,
+  'smollm': None,
+  'llama-bpe': WORDS % r'\p{N}{1,3}',
+  'qwen2': WORDS % r'\p{N}',
+}
+
+
+def from_byte_pairs(
+  vocabulary: Mapping[str, int],
+  merges: Sequence[str],
+  pre_tokenizer: str | None,
+  added: Mapping[str, bool],
+  problem: str,
+) -> bytes:
+  """Returns the tokenizer.json of byte pairs over the bytes of words.
+
+  Args:
+    vocabulary: ids of all tokens.
+    merges: the pairs of tokens that are merged, with a space between them, first ones first.
+    pre_tokenizer: the key of PRE_TOKENIZERS.
+    added: whether a token that is found before the pre-tokenizer is special, by its text.
+    problem: what the source says about the pre-tokenizer, for the error message.
+
+  Raises:
+    BadInput: the pre-tokenizer is not supported.
+    ValueError: an id is too large, or a merge is not a pair.
+  """
+  from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+  if pre_tokenizer not in PRE_TOKENIZERS:
+    raise errors.BadInput(
+      f'{problem}: its pre-tokenizer is not supported; expected one of: {", ".join(PRE_TOKENIZERS)}'
+    )
+  largest = max(vocabulary.values(), default=0)
+  if largest >= MAX_IDS:  # the library allocates them
+    raise ValueError(f'a token has the id {largest:,}')
+  pairs = [tuple(merge.split(' ')) for merge in merges]
+  if any(len(pair) != 2 for pair in pairs):
+    raise ValueError('a merge is not a pair of tokens')
+  # All of Llama 3's words that are a token are that token, even if no merges lead to it.
+  model = models.BPE(vocabulary, pairs, ignore_merges=pre_tokenizer == 'llama-bpe')
+  tokenizer = Tokenizer(model)
+  pattern = PRE_TOKENIZERS[pre_tokenizer]
+  steps = []
+  if pre_tokenizer == 'smollm':
+    steps.append(pre_tokenizers.Digits(individual_digits=True))
+  if pattern is not None:
+    steps.append(pre_tokenizers.Split(Regex(pattern), 'isolated'))
+  steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+  if pre_tokenizer == 'qwen2':
+    tokenizer.normalizer = normalizers.NFC()
+  tokenizer.decoder = decoders.ByteLevel()
+  return _to_json(tokenizer, added)
+
+
+def from_sentencepiece_model(
+  data: bytes, ids: Mapping[str, int], added: Mapping[str, bool]
+) -> bytes:
+  """Returns the tokenizer.json of a SentencePiece model and of tokens beside it.
+
+  Args:
+    data: the serialised model.
+    ids: ids of the tokens beside it.
+    added: see `from_byte_pairs`.
+
+  Raises:
+    BadInput: the model is of a kind that needs its tokenizer.json.
+    ValueError: it is damaged, or an id is not the next one.
+  """
+  from google.protobuf import message
+  from sentencepiece import sentencepiece_model_pb2 as schema
+
+  try:
+    model = schema.ModelProto.FromString(data)
+  except message.DecodeError as error:
+    raise ValueError(f'tokenizer.model is no SentencePiece model: {error}') from error
+  options = model.normalizer_spec
+  needs_file = 'such models need their tokenizer.json'
+  if model.trainer_spec.model_type != schema.TrainerSpec.BPE:
+    raise errors.BadInput(f'tokenizer.model is not of byte pairs: {needs_file}')
+  if options.remove_extra_whitespaces:
+    raise errors.BadInput(f'tokenizer.model removes white space: {needs_file}')
+  tokens = [piece.piece for piece in model.pieces]
+  scores = [piece.score for piece in model.pieces]
+  types = [piece.type for piece in model.pieces]
+  for token in sorted(ids.keys() - set(tokens), key=ids.__getitem__):
+    if ids[token] != len(tokens):
+      raise ValueError(f'the token {token} has the id {ids[token]}, expected {len(tokens)}')
+    tokens.append(token)
+    scores.append(0.0)
+    types.append(USER_DEFINED)
+  return from_pieces(
+    tokens,
+    scores,
+    types,
+    is_prefixed=options.add_dummy_prefix,
+    charsmap=options.precompiled_charsmap,
+    added=added,
+  )
+
+
+def from_pieces(
+  tokens: Sequence[str],
+  scores: Sequence[float],
+  types: Sequence[int],
+  is_prefixed: bool,
+  charsmap: bytes,
+  added: Mapping[str, bool],
+) -> bytes:
+  """Returns the tokenizer.json of byte pairs of SentencePiece.
+
+  Args:
+    tokens: the pieces.
+    scores: their scores; the pair whose piece has the highest one is merged first.
+    types: their types.
+    is_prefixed: whether a space is put before every text.
+    charsmap: the normaliser, empty for none.
+    added: whether further tokens that are found before the others are special, by their text.
+  """
+  from tokenizers import Tokenizer, decoders, models, normalizers
+
+  vocabulary = {token: i for i, token in enumerate(tokens)}
+  model = models.BPE(
+    vocabulary,
+    _merges(tokens, scores, types),
+    unk_token=tokens[types.index(UNKNOWN)] if UNKNOWN in types else None,
+    fuse_unk=True,
+    byte_fallback=BYTE in types,
+  )
+  tokenizer = Tokenizer(model)
+  normalizing = []
+  if charsmap:
+    normalizing.append(normalizers.Precompiled(charsmap))
+  if is_prefixed:
+    normalizing.append(normalizers.Prepend(SPACE_MARK))
+  normalizing.append(normalizers.Replace(' ', SPACE_MARK))
+  tokenizer.normalizer = normalizers.Sequence(normalizing)
+  decoding = [decoders.Replace(SPACE_MARK, ' '), decoders.ByteFallback(), decoders.Fuse()]
+  if is_prefixed:
+    decoding.append(decoders.Strip(' ', 1, 0))
+  tokenizer.decoder = decoders.Sequence(decoding)
+  is_special = {
+    token: token_type != USER_DEFINED
+    for token, token_type in zip(tokens, types, strict=True)
+    if token_type in (UNKNOWN, *ADDED)
+  }
+  return _to_json(tokenizer, is_special | added)
+
+
+def _merges(
+  tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
+) -> list[tuple[str, str]]:
+  """Returns all pairs of pieces that make a piece, those of the highest score first."""
+  pieces = {
+    token: score
+    for token, score, token_type in zip(tokens, scores, types, strict=True)
+    if token_type == NORMAL
+  }
+  merges = []
+  for piece in sorted(pieces, key=lambda piece: -pieces[piece]):
+    for i in range(1, len(piece)):
+      left, right = piece[:i], piece[i:]
+      if left in pieces and right in pieces:
+        merges.append((left, right))
+  return merges
+
+
+def _to_json(tokenizer: 'tokenizers.Tokenizer', added: Mapping[str, bool]) -> bytes:
+  """Returns a tokenizer.json with its added tokens, which are spelled as they are."""
+  from tokenizers import AddedToken
+
+  for text, is_special in added.items():
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=is_special)])
+  return tokenizer.to_str().encode()
