@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import math
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -110,10 +110,31 @@ class ClozeAnswer:
 
   def fields(self) -> dict[str, Any]:
     """Returns the answer as it is in the file of answers."""
-    q = self.question
-    fields = {'kind': q.kind, 'file': q.file, 'line': q.line, 'answer': q.answer}
-    fields |= {'chosen': self.best[0], 'point': self.point, 'candidates': q.candidates}
-    return fields | {'scores': self.scores.tolist()}
+    question = self.question
+    return {
+      'kind': question.kind,
+      'file': question.file,
+      'line': question.line,
+      'answer': question.answer,
+      'chosen': self.best[0],
+      'point': self.point,
+      'candidates': question.candidates,
+      'scores': self.scores.tolist(),
+    }
+
+
+class _TokenizedQuestion(NamedTuple):
+  """The tokens of a question.
+
+  Attributes:
+    prefix: ids before the choices, int32, with the document start.
+    choices: ids of each choice.
+    is_cut: whether the context did not fit and its oldest tokens were dropped.
+  """
+
+  prefix: np.ndarray
+  choices: list[np.ndarray]
+  is_cut: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +173,9 @@ class ClozeEvaluator:
     """
     questions = iter(questions)
     while group := list(itertools.islice(questions, SORT_BUFFER)):
-      prefixes, choices, is_cut = zip(*map(self._tokenize, group), strict=True)
+      tokenized = [self._tokenize(question) for question in group]
+      prefixes = [question.prefix for question in tokenized]
+      choices = [question.choices for question in tokenized]
       scores: list[Any] = [None] * len(group)
       for i, choice_scores, _ in self.engine.rank(variables, prefixes, choices, self.rows):
         scores[i] = choice_scores
@@ -161,16 +184,17 @@ class ClozeEvaluator:
         yield ClozeAnswer(
           dataclasses.replace(question, context=()),
           _equalize_scores(choices[i], scores[i]),
-          tuple(map(self._is_unknown, question.candidates)),
-          is_cut[i],
+          tuple(self._is_unknown(candidate) for candidate in question.candidates),
+          tokenized[i].is_cut,
         )
 
-  def _tokenize(self, question):
-    """Returns the ids of the prefix and of each choice, and whether the context was cut."""
+  def _tokenize(self, question: cloze.Question) -> _TokenizedQuestion:
+    """Returns the tokens of a question. Raises BadInput if its query does not fit the context."""
     before_gap, after_gap = question.query.split(cloze.PLACEHOLDER)
     before_gap = before_gap.removesuffix(' ')  # a token may start with the space
     space = question.query[len(before_gap) :].partition(cloze.PLACEHOLDER)[0]
-    after_gap = after_gap if self.protocol == 'query' else ''
+    if self.protocol == 'prefix':
+      after_gap = ''
     context = self._encode(question, ''.join(f'{sentence}\n' for sentence in question.context))
     prefix = self._encode(question, before_gap)
     queries = [
@@ -181,8 +205,7 @@ class ClozeEvaluator:
     # at the first token that differs in any query.
     num_shared = min(pairs.count_shared(prefix, *queries), min(map(len, queries)) - 1)
     choices = [query[num_shared:] for query in queries]
-    prefix = np.concatenate([context, queries[0][:num_shared]])
-    prefix = self.vocabulary.add_start(prefix)
+    prefix = self.vocabulary.add_start(np.concatenate([context, queries[0][:num_shared]]))
     # The last token of a choice is predicted, but not read.
     max_prefix = self.context - max(map(len, choices)) + 1
     if max_prefix < max(num_shared, 1):
@@ -191,14 +214,15 @@ class ClozeEvaluator:
         f'but the evaluation context has only {self.context:,}: raise it with '
         f'--config.evaluation.segment_length=N'
       )
-    return prefix[-max_prefix:].astype(np.int32), choices, len(prefix) > max_prefix
+    is_cut = len(prefix) > max_prefix
+    return _TokenizedQuestion(prefix[-max_prefix:].astype(np.int32), choices, is_cut)
 
-  def _encode(self, question, text):
+  def _encode(self, question: cloze.Question, text: str) -> np.ndarray:
     first = question.line - len(question.context)
     with errors.named(f'{question.file}, lines {first} to {question.line}'):
       return self.vocabulary.encode(text.encode()).astype(np.int32)
 
-  def _is_unknown(self, word):
+  def _is_unknown(self, word: str) -> bool:
     unknown = self.vocabulary.unknown
     return unknown is not None and unknown in self.vocabulary.encode(word.encode())
 
@@ -209,17 +233,19 @@ def check_protocol(protocol: str) -> None:
     raise errors.BadInput(f'--cloze_protocol={protocol} is not one of: {", ".join(PROTOCOLS)}')
 
 
-def _equalize_scores(choices, scores):
+def _equalize_scores(choices: Sequence[np.ndarray], scores: np.ndarray) -> np.ndarray:
   """Gives choices with equal tokens exactly equal scores, without rounding differences."""
   first_scores: dict[bytes, float] = {}
-  scored = zip(choices, scores, strict=True)
-  equalized = [first_scores.setdefault(ids.tobytes(), score) for ids, score in scored]
+  equalized = []
+  for ids, score in zip(choices, scores, strict=True):
+    equalized.append(first_scores.setdefault(ids.tobytes(), score))
   return np.array(equalized, np.float64)
 
 
 def wilson_interval(points: float, count: int) -> tuple[float, float]:
   """Returns the 95 % confidence interval of a proportion by Wilson (1927)."""
-  proportion, z2 = points / count, Z_95 * Z_95 / count
+  proportion = points / count
+  z2 = Z_95 * Z_95 / count
   middle = (proportion + z2 / 2) / (1 + z2)
   variance = max(proportion * (1 - proportion), 0)
   half = math.sqrt(variance * z2 + z2 * z2 / 4) / (1 + z2)
@@ -251,8 +277,9 @@ def build_result(
   answers: Sequence[ClozeAnswer], source: QuestionSource, step: int, protocol: str, context: int
 ) -> dict[str, Any]:
   """Builds the result that is stored as `cloze_<name>.json`."""
-  label = "questions of the Children's Book Test" if source.is_official else 'cloze questions'
-  scored = SCORED[protocol]
+  label = 'cloze questions'
+  if source.is_official:
+    label = "questions of the Children's Book Test"
   limit = None if context >= recurrent_config.UNBOUNDED else context
   return {
     'label': label,
@@ -260,8 +287,13 @@ def build_result(
     'name': source.name,
     'step': step,
     'kinds': summarize(answers),
-    'protocol': {'score': protocol, 'of': scored, 'context': limit, 'ties': 'share the point'},
-    'files': list(map(str, source.file_by_kind.values())),
+    'protocol': {
+      'score': protocol,
+      'of': SCORED[protocol],
+      'context': limit,
+      'ties': 'share the point',
+    },
+    'files': [str(file) for file in source.file_by_kind.values()],
   }
 
 
@@ -269,12 +301,21 @@ def format_table(result: dict[str, Any]) -> str:
   """Formats the result of `Run.cloze` as a table."""
   rows = [('kind', 'questions', 'accuracy', '95 %', 'strict', 'ties', 'unknown', 'cut')]
   for kind, r in result['kinds'].items():
-    interval = f'{r["low"]:.4f}-{r["high"]:.4f}'
-    accuracies = f'{r["accuracy"]:.4f}', interval, f'{r["strict_accuracy"]:.4f}'
-    counts = (f'{r[key]:,}' for key in ('ties', 'unknown_answers', 'context_cut'))
-    rows.append((kind, f'{r["questions"]:,}', *accuracies, *counts))
+    row = (
+      kind,
+      f'{r["questions"]:,}',
+      f'{r["accuracy"]:.4f}',
+      f'{r["low"]:.4f}-{r["high"]:.4f}',
+      f'{r["strict_accuracy"]:.4f}',
+      f'{r["ties"]:,}',
+      f'{r["unknown_answers"]:,}',
+      f'{r["context_cut"]:,}',
+    )
+    rows.append(row)
   protocol = result['protocol']
-  context = f'at most {protocol["context"]:,} tokens' if protocol['context'] else 'unlimited'
+  context = 'unlimited'
+  if protocol['context']:
+    context = f'at most {protocol["context"]:,} tokens'
   note = (
     f'{result["label"]}; {result["name"]}, step {result["step"]:,}, protocol '
     f'{protocol["score"]}: {protocol["of"]}, context: {context}; ties share the point'
@@ -290,9 +331,11 @@ def save(
   The file name is cloze[_prefix]_<name>, so that one protocol does not overwrite the results of the
   other. Only the first process writes.
   """
-  score = result['protocol']['score']
-  protocol = '' if score == PROTOCOLS[0] else f'_{score}'
-  path = folder / f'cloze{protocol}_{result["name"]}.json'
+  name = f'cloze_{result["name"]}.json'
+  protocol = result['protocol']['score']
+  if protocol != PROTOCOLS[0]:
+    name = f'cloze_{protocol}_{result["name"]}.json'
+  path = folder / name
   fields = (answer.fields() for answer in answers)
   language_modeling.save(result, path, fields, path.with_suffix('.jsonl'))
   return path

@@ -46,10 +46,12 @@ def check_chat_template(vocabulary: vocabularies.Vocabulary) -> None:
 def encode(vocabulary: vocabularies.TokenizerVocabulary, rendered: str) -> np.ndarray:
   """Returns the ids of a part of a rendered conversation, int32."""
   parts = re.split(f'{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}', rendered)
-  ids = [
-    vocabulary.encode(part.encode()) if i % 2 else vocabulary.encode_special(_unmark(part))
-    for i, part in enumerate(parts)
-  ]
+  ids = []
+  for i, part in enumerate(parts):
+    if i % 2:  # a message spells a special token here
+      ids.append(vocabulary.encode(part.encode()))
+    else:
+      ids.append(vocabulary.encode_special(_unmark(part)))
   return np.concatenate(ids).astype(np.int32)
 
 
@@ -68,11 +70,14 @@ def render(vocabulary: vocabularies.TokenizerVocabulary, messages: Sequence[Mess
   environment.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
   special = sorted(vocabulary.special_tokens, key=len, reverse=True)
   spelled = re.compile('|'.join(map(re.escape, special)) or '$^')
-  mark = lambda content: spelled.sub(rf'{OPEN}\g<0>{CLOSE}', _unmark(content))
+  marked = [
+    message | {'content': spelled.sub(rf'{OPEN}\g<0>{CLOSE}', _unmark(message['content']))}
+    for message in messages
+  ]
   begin = vocabulary.token(vocabulary.document_start) if vocabulary.has_begin_token else ''
   try:
     return environment.from_string(vocabulary.chat_template).render(
-      messages=[message | {'content': mark(message['content'])} for message in messages],
+      messages=marked,
       add_generation_prompt=True,
       bos_token=begin,
       eos_token=vocabulary.token(vocabulary.document_end),
@@ -114,16 +119,20 @@ class Conversation:
     vocabulary: vocabularies.TokenizerVocabulary,
     config: text.CompletionConfig,
   ):
-    self._vocabulary, self._config = vocabulary, config
+    self._vocabulary = vocabulary
+    self._config = config
     self._start = lambda: engine.start_incremental_decoding(
       variables, config.seed, config.sampling, config.context, vocabulary.document_start
     )
     self._messages: list[Message] = []
     self._forget()
 
-  def _forget(self):
+  def _forget(self) -> None:
     """Lets the next message be read with all earlier ones."""
-    self._read, self._shown, self._ids, self._num_read = None, '', [], 0
+    self._read: Callable[[Sequence[int]], int] | None = None
+    self._shown = ''  # the rendered conversation so far
+    self._ids: list[int] = []  # its tokens
+    self._num_read = 0  # how many of them the KV cache has
 
   def say(self, message: str, on_text: Callable[[int, str], None] | None = None) -> text.Completion:
     """Returns the answer of the model to a message.
@@ -142,7 +151,8 @@ class Conversation:
     if not rendered.startswith(self._shown):
       self._forget()
     ids = [*self._ids, *encode(self._vocabulary, rendered[len(self._shown) :]).tolist()]
-    config, new_ids = self._config, ids[self._num_read :]
+    new_ids = ids[self._num_read :]
+    config = self._config
     config.check_length('the conversation', len(ids))
     read = self._read or self._start()
     self._forget()  # until the answer is complete
@@ -157,7 +167,9 @@ class Conversation:
     # The tokens of a stop string were read, but are no part of the answer.
     is_whole = answer.tokens[-1:] != new_ids or not answer.has_ended
     if is_whole:
-      self._read, self._shown, self._ids = read, rendered + answer.text, [*ids, *answer.tokens]
+      self._read = read
+      self._shown = rendered + answer.text
+      self._ids = [*ids, *answer.tokens]
       self._num_read = len(self._ids) - (not answer.has_ended)  # else the last token is not read
     return text.Completion(message, answer.text, answer.tokens, answer.has_ended, config.seed)
 

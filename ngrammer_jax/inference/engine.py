@@ -5,7 +5,7 @@ Batches are padded to few shapes, so that few programs are compiled.
 B batch, T segment length, P tokens of a padded prompt, K choices, C tokens of a choice.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
@@ -61,24 +61,24 @@ class Engine:
     return cls(model, mesh)
 
   def __init__(self, model: language_model.LanguageModel, mesh: jax.sharding.Mesh):
-    self.model, self.mesh = model, mesh
+    self.model = model
+    self.mesh = mesh
     self._row_sharding = sharding.rows_sharding(mesh)
     # A scan over layers would stack, and so copy, the cache of all layers at every token.
     unrolled = model.clone(config=dataclasses.replace(model.config, scan_layers=False))
     # Every host reads the scores and the tokens of all rows.
-    everywhere, rows = sharding.replicated(mesh), self._row_sharding
+    everywhere = sharding.replicated(mesh)
+    rows = self._row_sharding
+    scored = (everywhere, rows)
     state = programs.DecodingState(rows, everywhere, token_B=rows, is_used_BxV=rows)
-    jit = lambda program, model, donated, outputs: jax.jit(
-      functools.partial(program, model), donate_argnames=donated, out_shardings=outputs
-    )
+    decoded = (everywhere, state)
     self._prepare = jax.jit(functools.partial(embedding_and_head.for_serving, model.config))
-    self._look_up = jit(host_tables.look_up, model, 'state', rows)
-    scored, decoded = (everywhere, rows), (everywhere, state)
-    self._score_segment = jit(programs.score_segment, model, 'memory', scored)
-    self._score_last_target = jit(programs.score_last_target, model, 'memory', scored)
-    self._rank_choices = jit(programs.rank_choices, model, (), everywhere)
-    self._decode_prompt = jit(programs.decode_prompt, unrolled, 'state', decoded)
-    self._decode_next = jit(programs.decode_next, unrolled, 'state', decoded)
+    self._look_up = _jit(host_tables.look_up, model, 'state', rows)
+    self._score_segment = _jit(programs.score_segment, model, 'memory', scored)
+    self._score_last_target = _jit(programs.score_last_target, model, 'memory', scored)
+    self._rank_choices = _jit(programs.rank_choices, model, (), everywhere)
+    self._decode_prompt = _jit(programs.decode_prompt, unrolled, 'state', decoded)
+    self._decode_next = _jit(programs.decode_next, unrolled, 'state', decoded)
     # Eagerly, each array would be a program of its own.
     self._empty_memory = jax.jit(model.empty_memory, static_argnums=(0, 1), out_shardings=rows)
 
@@ -114,27 +114,30 @@ class Engine:
       make_segment: returns the segment with an index, for a slice of the rows.
       are_windows: whether the segments are windows.
     """
-    score, rows = self._score_segment, self.round_rows(rows)
+    rows = self.round_rows(rows)
+    score = self._score_segment
     slots = spans.cache_slots(self.model.config, variables['params'], self.mesh)
     if are_windows:
       score = self._score_last_target
       if slots and self.model.config.memory.first == 'empty':
         slots = 1  # no memory: the slot has no token
 
-    def dispatch():
+    def make_segments() -> Iterator[streams.Batch]:
+      for index in range(num_segments):
+        yield sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
+
+    def dispatch() -> Iterator[programs.Scores]:
       memory = self._empty_memory(rows, slots)
-      segments = (
-        sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
-        for index in range(num_segments)
-      )
-      for segment, inputs in self._look_up_ahead(variables, rows, segments):
+      for segment, inputs in self._look_up_ahead(variables, rows, make_segments()):
         with sharding.use(self.mesh):
           scores, memory = score(inputs, segment, memory=memory)
         yield scores
 
     return _fetch_one_behind(dispatch())
 
-  def _look_up_ahead(self, variables, rows, segments):
+  def _look_up_ahead(
+    self, variables: Variables, rows: int, segments: Iterable[streams.Batch]
+  ) -> Iterator[tuple[streams.Batch, Variables]]:
     """Yields every segment, with the variables that the model needs for it.
 
     For tables in host memory these are their rows, looked up by a program that does not wait for
@@ -142,7 +145,8 @@ class Engine:
     """
     config = self.model.config
     if not host_tables.exist(config):
-      yield from ((segment, variables) for segment in segments)
+      for segment in segments:
+        yield segment, variables
       return
     device_variables = host_tables.without_tables(config, variables)
     state = jax.device_put(host_tables.empty_state(config, rows), self._row_sharding)
@@ -215,18 +219,20 @@ class Engine:
       rows: batch size in examples.
       bidirectional: whether the tokens of a prefix attend to the whole prefix.
     """
-    rows, shapes_PKC = self.round_rows(rows), _rank_shapes(prefixes, choices)
-    order = sorted(range(len(prefixes)), key=shapes_PKC.__getitem__)
-    for (P, K, C), indices in itertools.groupby(order, shapes_PKC.__getitem__):
+    rows = self.round_rows(rows)
+    shapes_PKC = _rank_shapes(prefixes, choices)
+    by_shape = sorted(range(len(prefixes)), key=shapes_PKC.__getitem__)
+    for (P, K, C), indices in itertools.groupby(by_shape, shapes_PKC.__getitem__):
       for group in chunks(list(indices), rows):
-        padding = [()] * (rows - len(group))
-        padded = [self._pad(example, K, C) for example in [*(choices[i] for i in group), *padding]]
+        examples = [choices[i] for i in group]
+        examples += [()] * (rows - len(group))
+        padded = [self._pad(example, K, C) for example in examples]
         with sharding.use(self.mesh):
           prompt = self._pad_prompts([prefixes[i] for i in group], rows, P, bidirectional)
           choices_2xKxBxC = tuple(np.stack(padded, axis=2))
           choices_2xKxBxC = jax.device_put(choices_2xKxBxC, sharding.rows_sharding(self.mesh, 1))
-          results = self._rank_choices(variables, prompt, *choices_2xKxBxC)
-          scores_KxB, is_greedy_KxB = jax.device_get(results)
+          ranked = self._rank_choices(variables, prompt, *choices_2xKxBxC)
+          scores_KxB, is_greedy_KxB = jax.device_get(ranked)
         for row, i in enumerate(group):
           count = len(choices[i])
           yield i, scores_KxB[:count, row].astype(np.float64), is_greedy_KxB[:count, row]
@@ -263,9 +269,10 @@ class Engine:
     longest = max(map(len, prompts))
     T = min(bucket(longest, MIN_PROMPT_LENGTH), max(context, longest))
 
-    def dispatch():
-      args = variables, seeds, options, context, rows, document_start
-      sampler, seeds_B, state = self._start_decoding(*args)
+    def dispatch() -> Iterator[jax.Array]:
+      sampler, seeds_B, state = self._start_decoding(
+        variables, seeds, options, context, rows, document_start
+      )
       with sharding.use(self.mesh):
         prompt = self._pad_prompts(prompts, rows, T, bidirectional)
         tokens_KxB, state = self._decode_prompt(variables, seeds_B, sampler, prompt, state=state)
@@ -295,8 +302,9 @@ class Engine:
     Args: see `generate`; there is one row.
     """
     rows = self.round_rows(1)
-    args = variables, [seed], options, context, rows, document_start
-    sampler, seeds_B, state = self._start_decoding(*args)
+    sampler, seeds_B, state = self._start_decoding(
+      variables, [seed], options, context, rows, document_start
+    )
     is_first = True
 
     def read(ids: Sequence[int]) -> int:
@@ -310,9 +318,18 @@ class Engine:
 
     return read
 
-  def _start_decoding(self, variables, seeds, options, context, rows, document_start):
+  def _start_decoding(
+    self,
+    variables: Variables,
+    seeds: Sequence[int],
+    options: sampling.SamplingConfig,
+    context: int,
+    rows: int,
+    document_start: int | None,
+  ) -> tuple[sampling.SamplerParams, jax.Array, programs.DecodingState]:
     """Returns the parameters of the sampler, the seed of each row, and the first state."""
-    slots, V = self._decoding_slots(context, variables), self.model.vocabulary_size
+    slots = self._decoding_slots(context, variables)
+    V = self.model.vocabulary_size
     shard_rows = lambda array: jax.device_put(array, self._row_sharding)
     with sharding.use(self.mesh):
       sampler = sampling.SamplerParams.from_config(options, V, document_start)
@@ -320,7 +337,8 @@ class Engine:
       is_used_BxV = None
       if sampler.repetition_penalty is not None:
         is_used_BxV = shard_rows(np.zeros((rows, V), bool))
-      token_B, memory = shard_rows(np.zeros(rows, np.int32)), self._empty_memory(rows, slots)
+      token_B = shard_rows(np.zeros(rows, np.int32))
+      memory = self._empty_memory(rows, slots)
       state = programs.DecodingState(memory, jnp.int32(0), token_B, is_used_BxV)
     return sampler, seeds_B, state
 
@@ -346,7 +364,7 @@ class Engine:
     with sharding.use(self.mesh):
       return self._look_up.trace(variables, segment, state=state)
 
-  def _abstract(self, make, *args):
+  def _abstract(self, make: Callable[..., Any], *args: Any) -> Any:
     """Returns what a function makes for all rows, without its values."""
     return sharding.abstract(jax.eval_shape(lambda: make(*args)), self._row_sharding)
 
@@ -357,32 +375,45 @@ class Engine:
     """
     rows = self.round_rows(rows)
     memory = self._abstract(self.model.empty_memory, rows, self._decoding_slots(context))
-    by_row = np.zeros(rows, np.uint32), np.zeros(rows, np.int32)
-    seeds_B, token_B = sharding.abstract(by_row, self._row_sharding)
-    config, V = sampling.SamplingConfig(), self.model.vocabulary_size
-    shared = sampling.SamplerParams.from_config(config, V), np.int32(0)
-    sampler, index = sharding.abstract(shared, sharding.replicated(self.mesh))
+    seeds_B = sharding.abstract(np.zeros(rows, np.uint32), self._row_sharding)
+    token_B = sharding.abstract(np.zeros(rows, np.int32), self._row_sharding)
+    everywhere = sharding.replicated(self.mesh)
+    sampler = sampling.SamplerParams.from_config(
+      sampling.SamplingConfig(), self.model.vocabulary_size
+    )
+    sampler = sharding.abstract(sampler, everywhere)
+    index = sharding.abstract(np.int32(0), everywhere)
     state = programs.DecodingState(memory, index, token_B)
     with sharding.use(self.mesh):
       return self._decode_next.trace(variables, seeds_B, sampler, state=state)
 
-  def _decoding_slots(self, context, variables=None):
+  def _decoding_slots(self, context: int, variables: Variables | None = None) -> int:
     """Returns the slots of the KV cache: the context, as far as the learned spans reach."""
-    config, slots = self.model.config, context - 1  # the context has the current token
+    config = self.model.config
+    slots = context - 1  # the context has the current token
     if config.span is not None and variables is not None:
       slots = min(slots, spans.cache_slots(config, variables['params'], self.mesh))
     # Without a KV cache, a segment memory would keep the inputs of all its tokens.
-    return max(slots, 0 if config.memory is None else 1)
+    least = 0 if config.memory is None else 1
+    return max(slots, least)
 
-  def _pad(self, sequences, rows, length):
+  def _pad(self, sequences: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
     """Pads token ids to [rows, length]; returns the ids, and 1 where they are not padding."""
     padded = np.zeros((2, rows, length), np.int32)
     for row, ids in enumerate(sequences):
       token_ids.check_range('token ids', ids, self.model.vocabulary_size)
-      padded[0, row, : len(ids)], padded[1, row, : len(ids)] = ids, 1
+      padded[0, row, : len(ids)] = ids
+      padded[1, row, : len(ids)] = 1
     return padded
 
-  def _pad_prompts(self, prompts, rows, length, bidirectional, is_start=True):
+  def _pad_prompts(
+    self,
+    prompts: Sequence[Sequence[int]],
+    rows: int,
+    length: int,
+    bidirectional: bool,
+    is_start: bool = True,
+  ) -> streams.Batch:
     """Returns the inputs of a batch of prompts, padded to a length, on the devices."""
     tokens_BxP, valid_BxP = self._pad(prompts, rows, length)
     starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0) & is_start
@@ -391,7 +422,20 @@ class Engine:
     return jax.device_put(inputs, self._row_sharding)
 
 
-def _fetch_one_behind(results):
+def _jit(program: Callable[..., Any], model: Any, donated: Any, outputs: Any) -> Callable[..., Any]:
+  """Compiles a program of a model.
+
+  Args:
+    program: a function of `programs` or `host_tables`, whose first argument is the model.
+    model: the model.
+    donated: names of the arguments whose buffers are reused.
+    outputs: shardings of the results.
+  """
+  bound = functools.partial(program, model)
+  return jax.jit(bound, donate_argnames=donated, out_shardings=outputs)
+
+
+def _fetch_one_behind(results: Iterable[Any]) -> Iterator[Any]:
   """Yields results on the host, each after the next one is dispatched."""
   for result, _ in itertools.pairwise(itertools.chain(results, [None])):
     yield jax.device_get(result)
@@ -404,21 +448,23 @@ def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 def bucket(size: int, smallest: int = 1) -> int:
   """Returns the next power of two, at least `smallest`: few shapes compile few programs."""
-  return max(smallest, 1 << (size - 1).bit_length()) if size else smallest
+  if not size:
+    return smallest
+  return max(smallest, 1 << (size - 1).bit_length())
 
 
-def _rank_shapes(prefixes, choices):
+def _rank_shapes(
+  prefixes: Sequence[np.ndarray], choices: Sequence[Sequence[np.ndarray]]
+) -> list[tuple[int, int, int]]:
   """Returns the padded lengths P, K and C of each example."""
-  # A number of choices shared by all examples is not padded.
   has_same_count = len({len(example) for example in choices}) == 1
-  pad_count = (lambda count: max(count, 1)) if has_same_count else bucket
   lengths = [max(map(len, example), default=1) for example in choices]
   max_length = bucket(max(lengths, default=1), 2)
-  return [
-    (
-      bucket(len(prefix), MIN_PROMPT_LENGTH),
-      pad_count(len(example)),
-      min(bucket(length, MIN_CHOICE_LENGTH), max_length),
-    )
-    for prefix, example, length in zip(prefixes, choices, lengths, strict=True)
-  ]
+  shapes = []
+  for prefix, example, length in zip(prefixes, choices, lengths, strict=True):
+    P = bucket(len(prefix), MIN_PROMPT_LENGTH)
+    # A number of choices shared by all examples is not padded.
+    K = max(len(example), 1) if has_same_count else bucket(len(example))
+    C = min(bucket(length, MIN_CHOICE_LENGTH), max_length)
+    shapes.append((P, K, C))
+  return shapes

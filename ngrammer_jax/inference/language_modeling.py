@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import programs
@@ -44,9 +45,11 @@ def evaluate(
       the vocabulary has no such token.
     report: called with the number of tokens scored since the previous call.
   """
-  e, length = config.evaluation, config.evaluation_length()
-  text = streams.EvaluationStreams(split, e.streams, length, e.max_tokens or 0, e.protocol)
-  count = min(e.max_tokens or len(split.tokens), len(split.tokens))
+  options = config.evaluation
+  length = config.evaluation_length()
+  max_tokens = options.max_tokens or 0
+  text = streams.EvaluationStreams(split, options.streams, length, max_tokens, options.protocol)
+  count = min(max_tokens or len(split.tokens), len(split.tokens))
   if length > inference.bucket(count, inference.MIN_TEXT_LENGTH):
     hosts.warn_once(
       f'a segment of {length:,} tokens is longer than the text of {count:,}: lower '
@@ -55,23 +58,27 @@ def evaluate(
   if engine.model.vocabulary_size < text.tokens:
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
     variables = engine.prepare(variables)
-  nats, line_end_nats, counts = [], [], collections.Counter()
+  nats = []
+  line_end_nats = []
+  counts: collections.Counter[str] = collections.Counter()
   for scores in itertools.chain.from_iterable(score_streams(engine, variables, text, config)):
-    is_counted_BxT, is_end_BxT = scores.counts_BxT, scores.targets_BxT == line_end
+    is_counted_BxT = scores.counts_BxT
     masks = {'tokens': is_counted_BxT, 'correct': scores.correct_BxT}
     if split.num_characters is not None:
       masks['characters'] = is_counted_BxT & (scores.targets_BxT < split.num_characters)
-    masks['line_ends'] = is_counted_BxT & is_end_BxT
+    masks['line_ends'] = is_counted_BxT & (scores.targets_BxT == line_end)
     segment_counts = {name: int(mask.sum()) for name, mask in masks.items()}
     counts.update(segment_counts)
-    for sums, mask in ((nats, is_counted_BxT), (line_end_nats, masks['line_ends'])):
-      sums.append(scores.nll_BxT[mask].sum(dtype=np.float64))
+    nats.append(scores.nll_BxT[is_counted_BxT].sum(dtype=np.float64))
+    line_end_nats.append(scores.nll_BxT[masks['line_ends']].sum(dtype=np.float64))
     report(segment_counts['tokens'])
-  total, tokens = math.fsum(nats), counts['tokens']
+  total = math.fsum(nats)
+  bits = total / math.log(2)
+  tokens = counts['tokens']
   is_whole_split = tokens == len(split.tokens)
-  bits, text_bytes = total / math.log(2), split.text_bytes if is_whole_split else None
+  text_bytes = split.text_bytes if is_whole_split else None
   protocol = {
-    'name': e.protocol,
+    'name': options.protocol,
     'streams': text.streams,
     'segment_length': length,
     **_memory_protocol(engine.model.config),
@@ -91,14 +98,20 @@ def evaluate(
 def combine(results: Mapping[str, dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
   """Returns the result of a mixture: the means of the results of its parts, by their weights."""
   parts = [*results.values()]
-  mean = lambda key: sum(w * result[key] for w, result in zip(weights, parts, strict=True))
+
+  def mean(key: str) -> float:
+    return sum(w * result[key] for w, result in zip(weights, parts, strict=True))
+
   tokens = sum(result['tokens'] for result in parts)
   is_whole_split = all(result['protocol']['whole_split'] for result in parts)
   protocol = parts[0]['protocol'] | {'whole_split': is_whole_split}
   return _metrics(tokens, mean('nll_nats_per_token'), mean('top1_accuracy'), protocol)
 
 
-def _metrics(tokens, nats_per_token, accuracy, protocol):
+def _metrics(
+  tokens: int, nats_per_token: float, accuracy: float, protocol: dict[str, Any]
+) -> dict[str, Any]:
+  """Returns the metrics that every result has."""
   return {
     'tokens': tokens,
     'nll_nats_per_token': nats_per_token,
@@ -121,22 +134,30 @@ def score_streams(
   config: experiment.Config,
 ) -> Iterator[Iterator[programs.Scores]]:
   """Yields the scores of the segments, for each batch of streams or of sliding windows."""
-  t, are_windows = config.training, text.protocol == 'sliding_window'
-  count, rows = text.streams, min(t.batch_size, config.evaluation.streams)
+  training = config.training
+  are_windows = text.protocol == 'sliding_window'
   if are_windows:  # as many tokens as a step of the training has
-    count, rows = text.tokens, max(t.tokens_per_step // text.length, 1)
+    count = text.tokens
+    rows = max(training.tokens_per_step // text.length, 1)
+    num_segments = 1
+  else:
+    count = text.streams
+    rows = min(training.batch_size, config.evaluation.streams)
+    num_segments = text.segments
   rows = engine.round_rows(rows)
   for first in range(0, count, rows):
 
-    def make_segment(index, row_slice, first=first):
-      position = first + row_slice.start, row_slice.stop - row_slice.start
-      return text.window(*position) if are_windows else text.segment(index, *position)
+    def make_segment(index: int, row_slice: slice, first: int = first) -> streams.Batch:
+      row = first + row_slice.start
+      num_rows = row_slice.stop - row_slice.start
+      if are_windows:
+        return text.window(row, num_rows)
+      return text.segment(index, row, num_rows)
 
-    num_segments = 1 if are_windows else text.segments
     yield engine.score_segments(variables, rows, num_segments, make_segment, are_windows)
 
 
-def _memory_protocol(config):
+def _memory_protocol(config: model_config.ModelConfig) -> dict[str, Any]:
   """Returns the memory options that affect the result."""
   if config.recurrent is not None:
     return {'carry_memory': config.recurrent.carry_memory}
@@ -152,18 +173,29 @@ def _memory_protocol(config):
 def format_table(results: dict[str, dict[str, Any]]) -> str:
   """Formats the metrics of splits as a table; bits per character only if a split has them."""
   has_characters = any('bits_per_character' in result for result in results.values())
-  bits = {'bits_per_byte': 'bits/byte'}
-  bits |= {'bits_per_character': 'bits/character'} if has_characters else {}
-  rows = [('split', 'tokens', 'nats/token', 'perplexity', 'bits/token', *bits.values(), 'top-1')]
+  header = ['split', 'tokens', 'nats/token', 'perplexity', 'bits/token', 'bits/byte']
+  if has_characters:
+    header.append('bits/character')
+  header.append('top-1')
+  rows = [header]
   for split, r in results.items():
-    losses = (
+    row = [
+      split,
+      f'{r["tokens"]:,}',
       f'{r["nll_nats_per_token"]:.4f}',
       f'{r["perplexity"]:.3f}',
       f'{r["bits_per_token"]:.4f}',
-      *('-' if r.get(key) is None else f'{r[key]:.4f}' for key in bits),
-    )
-    rows.append((split, f'{r["tokens"]:,}', *losses, f'{r["top1_accuracy"]:.2%}'))
+      _format_bits(r['bits_per_byte']),
+    ]
+    if has_characters:
+      row.append(_format_bits(r.get('bits_per_character')))
+    row.append(f'{r["top1_accuracy"]:.2%}')
+    rows.append(row)
   return '\n'.join(text_tables.align_columns(rows, '<>'))
+
+
+def _format_bits(bits: float | None) -> str:
+  return '-' if bits is None else f'{bits:.4f}'
 
 
 def format_protocol(result: dict[str, Any]) -> str:

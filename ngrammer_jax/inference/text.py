@@ -72,7 +72,9 @@ class Score:
 
     The bytes of a first token without nats count too.
     """
-    size = len(self.text.encode()) if self.lossless and self.nats.size else 0
+    if not self.lossless or not self.nats.size:
+      return math.nan
+    size = len(self.text.encode())
     return float(self.nats.sum()) / math.log(2) / size if size else math.nan
 
 
@@ -84,13 +86,14 @@ def score(
   segment_length: int,
 ) -> list[Score]:
   """Scores texts, each as a separate document."""
-  documents = [ids for _, ids in texts]
+  documents = [encoded.ids for encoded in texts]
   start = vocabulary.document_start if vocabulary.adds_start else None
   nats = engine.score_documents(variables, documents, start, segment_length)
-  return [
-    Score(text, ids, text_nats, lossless=vocabulary.decode(ids) == text.encode())
-    for (text, ids), text_nats in zip(texts, nats, strict=True)
-  ]
+  scores = []
+  for (text, ids), text_nats in zip(texts, nats, strict=True):
+    is_lossless = vocabulary.decode(ids) == text.encode()
+    scores.append(Score(text, ids, text_nats, is_lossless))
+  return scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +170,9 @@ class CompletionConfig:
     """
     read = tokens + starts
     if read > self.context:
-      room = f'{self.context - starts:,}{" and the document start" * starts}'
+      room = f'{self.context - starts:,}'
+      if starts:
+        room += ' and the document start'
       raise errors.BadInput(
         f'{name} is too long: {tokens:,} tokens, but {room} fill the context of '
         f'{self.context:,}; shorten it, or raise the context'
@@ -222,12 +227,22 @@ def complete(
     ids = [prompt.ids for prompt in group]
     seeds = [config.seed + first + row for row in range(len(group))]
     start = vocabulary.document_start
-    of_text = (prompt[1:] if prompt[0] == start else prompt for prompt in ids)
-    options = config.tokens, config.stop
-    texts = [IncrementalDetokenizer(vocabulary, prompt, *options) for prompt in of_text]
-    args = variables, ids, seeds, config.sampling, config.context, is_prefix_bidirectional
-    batch = min(rows, inference.bucket(len(group)))
-    for token_B in engine.generate(*args, document_start=start, rows=batch):
+    texts = []
+    for prompt_ids in ids:
+      if prompt_ids[0] == start:
+        prompt_ids = prompt_ids[1:]
+      texts.append(IncrementalDetokenizer(vocabulary, prompt_ids, config.tokens, config.stop))
+    generated = engine.generate(
+      variables,
+      ids,
+      seeds,
+      config.sampling,
+      config.context,
+      is_prefix_bidirectional,
+      rows=min(rows, inference.bucket(len(group))),
+      document_start=start,
+    )
+    for token_B in generated:
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
           new_text = text.add(token)
@@ -256,10 +271,15 @@ class IncrementalDetokenizer:
     max_tokens: int,
     stop: tuple[str, ...] = (),
   ):
-    self._vocabulary, self._max_tokens, self._stop = vocabulary, max_tokens, stop
+    self._vocabulary = vocabulary
+    self._max_tokens = max_tokens
+    self._stop = stop
     self._prompt = [int(i) for i in prompt]
     self._prompt_length = len(self._decode([]))
-    self.text, self.tokens, self.has_ended, self.is_done = '', [], False, False
+    self.text = ''
+    self.tokens: list[int] = []
+    self.has_ended = False
+    self.is_done = False
 
   def add(self, token: int) -> str:
     """Adds a token and returns the new text, which may be empty."""
@@ -268,21 +288,26 @@ class IncrementalDetokenizer:
       self.tokens.append(token)
     self.is_done = self.has_ended or len(self.tokens) >= self._max_tokens
     text = self._decode(self.tokens)[self._prompt_length :]
-    # Hold back an incomplete character, unless no more bytes can follow.
-    text = text if self.is_done else text.rstrip(REPLACEMENT)
+    if not self.is_done:  # an incomplete character waits for its other bytes
+      text = text.rstrip(REPLACEMENT)
     matches = [text.index(stop) for stop in self._stop if stop in text]
     if matches:
-      text, self.has_ended, self.is_done = text[: min(matches)], True, True
+      text = text[: min(matches)]
+      self.has_ended = True
+      self.is_done = True
     elif not self.is_done:
       text = text[: len(text) - self._stop_prefix_length(text)]
-    new_text, self.text = text[len(self.text) :], text
+    new_text = text[len(self.text) :]
+    self.text = text
     return new_text
 
   def _stop_prefix_length(self, text: str) -> int:
     """Returns the length of the longest end of a text that begins a stop string."""
     longest = max(map(len, self._stop), default=0)
-    ends = (text[-n:] for n in range(min(longest, len(text)), 0, -1))
-    return next((len(end) for end in ends if any(s.startswith(end) for s in self._stop)), 0)
+    for length in range(min(longest, len(text)), 0, -1):
+      if any(stop.startswith(text[-length:]) for stop in self._stop):
+        return length
+    return 0
 
   def _decode(self, tokens: list[int]) -> str:
     return self._vocabulary.decode([*self._prompt, *tokens]).decode('utf-8', 'replace')
