@@ -22,7 +22,7 @@ def _word_sums(words: Any, index: Any) -> list[Any]:
   of a word, so a change of a single word always shows. Without it two changes of sign would cancel.
   """
 
-  def total(multiplier):
+  def total(multiplier: int) -> Any:
     mixed = (index + np.uint32(1)) * np.uint32(multiplier)
     mixed = words ^ (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE3D)
     mixed = (mixed ^ (mixed >> 16)) * np.uint32(0x85EBCA6B)
@@ -39,12 +39,16 @@ def _sum_on_device(array: jax.Array, sharding: jax.sharding.Sharding | None = No
     array = array.astype(jnp.uint8)
   bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f'uint{min(array.dtype.itemsize, 4) * 8}'))
   words = bits.astype(jnp.uint32)
-  index, stride = jnp.zeros(words.shape, jnp.uint32), 1
+  index = jnp.zeros(words.shape, jnp.uint32)
+  stride = 1
   for axis in reversed(range(words.ndim)):
     position = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-    index, stride = index + position * np.uint32(stride), stride * words.shape[axis] % 2**32
+    index = index + position * np.uint32(stride)
+    stride = stride * words.shape[axis] % 2**32
   sums = jnp.stack(_word_sums(words, index))
-  return sums if sharding is None else jax.lax.with_sharding_constraint(sums, sharding)
+  if sharding is None:
+    return sums
+  return jax.lax.with_sharding_constraint(sums, sharding)
 
 
 def _sum_on_host(array: np.ndarray, start: int = 0) -> np.ndarray:

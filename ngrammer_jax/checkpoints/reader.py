@@ -39,8 +39,10 @@ def steps(workdir: pathlib.Path) -> list[int]:
   folder = workdir / 'checkpoints'
   if storage.is_remote(folder):
     paths = [path.parent for path in folder.glob(f'*/{manifest.FILE_NAME}')]
+  elif folder.is_dir():
+    paths = folder.iterdir()
   else:
-    paths = folder.iterdir() if folder.is_dir() else []
+    paths = []
   return sorted(int(path.name) for path in paths if STEP_NAME.fullmatch(path.name))
 
 

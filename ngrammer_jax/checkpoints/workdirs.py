@@ -26,7 +26,9 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import Vocabulary
 from ngrammer_jax.system import file_errors, files, hosts, json_files, storage
 
-CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
+CONFIG = 'config.json'
+CORPUS = 'corpus.json'
+LOCK = 'lock'
 ORIGIN = 'published.json'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `runs.exported`
 # A killed start may leave these.
@@ -80,8 +82,12 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
     if data.vocabulary_path is not None and (workdir / 'vocabulary.json').exists():
       vocabulary = vocabularies.load(workdir)
       vocabularies.check_path(data.vocabulary, data.vocabulary_path, vocabulary, workdir)
-    key = 'path' if config.finetune is None else 'superglue_dir'
-    source = 'data.mixture' if data.mixture else f'data.{key}={getattr(data, key)}'
+    if config.finetune is not None:
+      source = f'data.superglue_dir={data.superglue_dir}'
+    elif data.mixture:
+      source = 'data.mixture'
+    else:
+      source = f'data.path={data.path}'
     raise errors.BadInput(
       f'--workdir={workdir} was started on another text: {source} has the content hash '
       f'{content_hash[-12:]}, expected {previous[-12:]}; use that text, or another workdir'
@@ -114,8 +120,11 @@ def write(
 
 def read_origin(workdir: pathlib.Path) -> dict[str, Any]:
   """Returns what `write_origin` wrote; {}: training did not start from a published model."""
-  with file_errors.translate_damage(workdir / ORIGIN, REMEDY):
-    return json_files.read(workdir / ORIGIN) if (workdir / ORIGIN).exists() else {}
+  path = workdir / ORIGIN
+  with file_errors.translate_damage(path, REMEDY):
+    if not path.exists():
+      return {}
+    return json_files.read(path)
 
 
 def write_origin(folder: pathlib.Path, origin: dict[str, Any]) -> None:
@@ -155,7 +164,14 @@ def _wait_for_config(workdir: pathlib.Path) -> None:
     time.sleep(0.5)
 
 
-def _initialize(workdir, config, vocabulary, content_hash, stack) -> None:
+def _initialize(
+  workdir: pathlib.Path,
+  config: experiment.Config,
+  vocabulary: Vocabulary,
+  content_hash: str,
+  stack: contextlib.ExitStack,
+) -> None:
+  """Locks a workdir until the stack is left, checks it again, and writes its files."""
   try:
     files.make_folder(workdir)
     if storage.is_remote(workdir):
@@ -195,7 +211,9 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
   storage.check_reachable(workdir)
   path = workdir / CONFIG
   if not path.exists():
-    problem = f'holds no {CONFIG}: not a run directory' if workdir.exists() else 'does not exist'
+    problem = 'does not exist'
+    if workdir.exists():
+      problem = f'holds no {CONFIG}: not a run directory'
     raise errors.BadInput(f'--workdir={workdir} {problem}; expected the folder of a training')
   unreadable = f'--workdir={workdir} has a {CONFIG} that this version of ngrammer_jax cannot read'
   with file_errors.translate_damage(path, REMEDY), errors.named(unreadable):

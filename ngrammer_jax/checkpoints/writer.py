@@ -35,12 +35,15 @@ class CheckpointWriter:
   """
 
   def __init__(self, workdir: pathlib.Path, keep: int = 3):
-    self._workdir, self._keep = workdir, keep
+    self._workdir = workdir
+    self._keep = keep
     self._folder = workdir / 'checkpoints'
     hosts.on_primary(self._delete_incomplete)
     self._orbax = arrays.make_checkpointer(self._folder)
     self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
-    self._step, self._commit_future = 0, None  # of the checkpoint in progress
+    # Of the checkpoint in progress.
+    self._step = 0
+    self._commit_future: futures.Future | None = None
     # Without a checkpoint, the base is written again.
     has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
     self._frozen = frozen.read_manifest(workdir) if has_checkpoint else None
@@ -66,7 +69,9 @@ class CheckpointWriter:
       return
     with hosts.collective_errors():
       self.check_space(params, 'the parameters that are not trained')
-    scratch = folder if storage.is_remote(folder) else folder.with_name(f'{frozen.FOLDER}{SCRATCH}')
+    scratch = folder
+    if not storage.is_remote(folder):
+      scratch = folder.with_name(f'{frozen.FOLDER}{SCRATCH}')
     with self._translate_disk_full('the parameters that are not trained'):
       leaves = _describe_leaves(params)
       self._orbax.save(storage.orbax_path(scratch), arrays.drop_empty(params))
@@ -105,8 +110,9 @@ class CheckpointWriter:
       # On the devices, where all processes have to run the same programs in the same order.
       leaves = describe()
       describe = lambda: leaves
-    is_remote = storage.is_remote(self._folder)
-    scratch = self._folder / (str(step) if is_remote else f'{step}{SCRATCH}')
+    scratch = reader.folder_of(self._workdir, step)
+    if not storage.is_remote(scratch):
+      scratch = scratch.with_name(f'{step}{SCRATCH}')
     with self._translate_disk_full(f'step {step}'):
       self._orbax.save(storage.orbax_path(scratch), arrays.drop_empty(state))
     self._step = step
@@ -136,7 +142,9 @@ class CheckpointWriter:
     if self._commit_future is not None:
       futures.wait([self._commit_future])
     steps = reader.steps(self._workdir)
-    return f'step {steps[-1]}' if steps else 'none yet'
+    if not steps:
+      return 'none yet'
+    return f'step {steps[-1]}'
 
   def _commit(self, step, validation, scratch, describe, rows) -> None:
     """Waits for Orbax, looks at its files, writes the manifest and deletes old checkpoints."""
@@ -187,7 +195,8 @@ class CheckpointWriter:
 
   def _wait(self) -> None:
     """Waits for the checkpoint in progress."""
-    commit_future, self._commit_future = self._commit_future, None
+    commit_future = self._commit_future
+    self._commit_future = None
     if commit_future is not None:
       with self._translate_disk_full(f'step {self._step}'):
         commit_future.result()
@@ -223,5 +232,6 @@ class CheckpointWriter:
 
 def _describe_leaves(state: Any) -> manifest.Leaves:
   """Returns dtype, shape and checksum of each array by name."""
-  leaves, sums = checksums.named_leaves(state), checksums.checksums(state)
+  sums = checksums.checksums(state)
+  leaves = checksums.named_leaves(state)
   return {name: (str(x.dtype), list(x.shape), sums[name]) for name, x in leaves.items()}

@@ -1,7 +1,6 @@
 """Vocabularies: text to token ids and back. One file for each kind of token."""
 
 import codecs
-import contextlib
 import pathlib
 
 from ngrammer_jax import errors
@@ -20,8 +19,11 @@ from ngrammer_jax.data.vocabularies.words import learn_words as learn_words
 from ngrammer_jax.system import file_errors, json_files, storage
 
 CLASSES = (
-  *(ByteVocabulary, CharacterVocabulary, WordVocabulary),
-  *(SentencePieceVocabulary, TokenizerVocabulary),
+  ByteVocabulary,
+  CharacterVocabulary,
+  WordVocabulary,
+  SentencePieceVocabulary,
+  TokenizerVocabulary,
 )
 KINDS = {vocabulary.kind: vocabulary for vocabulary in CLASSES}
 # What `data.vocabulary_path` is.
@@ -43,25 +45,46 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
   """
   if kind == 'tokenizer' and (path.is_dir() or gguf_header.is_gguf(path)):
     return published.read(path, size)
-  options = {} if size is None else {'size': size}
   if not path.exists():
     raise errors.BadInput(f'data.vocabulary_path={path} does not exist')
   try:
     with file_errors.translate_damage(path), compression.open_binary(path) as file:
       content = file.read().removeprefix(codecs.BOM_UTF8)
-    return KINDS[kind](content, **options)
+    if size is None:
+      return KINDS[kind](content)
+    return KINDS[kind](content, size=size)
   except errors.BadInput as error:
     raise errors.BadInput(f'data.vocabulary_path={path}: {error}') from error
   except (ValueError, RuntimeError) as error:
-    what = file_formats.recognize(content[: file_formats.HEAD])
-    remedy = file_formats.UTF8_REMEDY if 'UTF' in str(what) else 'name that file'
-    (other,) = FILES.keys() - {kind}
-    with contextlib.suppress(ValueError, RuntimeError):
-      if what != file_formats.GGUF:  # it has a tokenizer
-        what = KINDS[other](content) and FILES[other]
-      remedy = f'use data.vocabulary={other}'
-    reason = f'{what}, not {FILES[kind]}: {remedy}' if what else f'not {FILES[kind]}: {error}'
+    reason = _describe_wrong_file(kind, content, error)
     raise errors.BadInput(f'data.vocabulary_path={path} is {reason}') from error
+
+
+def _describe_wrong_file(kind: str, content: bytes, error: Exception) -> str:
+  """Says what a file is that is not a vocabulary of a kind, and what to do."""
+  (other,) = FILES.keys() - {kind}
+  what = file_formats.recognize(content[: file_formats.HEAD])
+  if what == file_formats.GGUF:  # it has a tokenizer
+    remedy = f'use data.vocabulary={other}'
+  elif _is_vocabulary(other, content):
+    what = FILES[other]
+    remedy = f'use data.vocabulary={other}'
+  elif 'UTF' in str(what):
+    remedy = file_formats.UTF8_REMEDY
+  else:
+    remedy = 'name that file'
+  if not what:
+    return f'not {FILES[kind]}: {error}'
+  return f'{what}, not {FILES[kind]}: {remedy}'
+
+
+def _is_vocabulary(kind: str, content: bytes) -> bool:
+  """Whether a file is a vocabulary of a kind."""
+  try:
+    KINDS[kind](content)
+  except (ValueError, RuntimeError):
+    return False
+  return True
 
 
 def check_path(kind: str, path: str, vocabulary: Vocabulary, workdir: pathlib.Path) -> None:

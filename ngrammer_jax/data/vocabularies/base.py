@@ -65,14 +65,18 @@ class Vocabulary(abc.ABC):
         'data.begin_of_text=True needs a vocabulary with a begin token and another end token: the '
         'folder of a published model that has them, as data.vocabulary_path'
       )
-    return [self.document_end, self.document_start] if begins else [self.document_start]
+    if begins:
+      return [self.document_end, self.document_start]
+    return [self.document_start]
 
   def add_start(self, ids: np.ndarray) -> np.ndarray:
     """Returns the ids of a text after the document start, if the model reads one first.
 
     An empty text always has it: a model has to read something.
     """
-    return np.insert(ids, 0, self.document_start) if self.adds_start or not len(ids) else ids
+    if self.adds_start or not len(ids):
+      return np.insert(ids, 0, self.document_start)
+    return ids
 
   @abc.abstractmethod
   def encode(self, text: bytes) -> np.ndarray:
@@ -83,9 +87,12 @@ class Vocabulary(abc.ABC):
     """Returns the text of ids."""
 
   def _files(self) -> dict[str, bytes]:
+    """Returns the content of each file that `save` writes."""
     text = json.dumps({'kind': self.kind, **self.fields}, ensure_ascii=False)
-    further = {} if self.file is None else {self.file: self.content}
-    return {'vocabulary.json': text.encode(), **further}
+    contents = {'vocabulary.json': text.encode()}
+    if self.file is not None:
+      contents[self.file] = self.content
+    return contents
 
   @property
   def digest(self) -> str:

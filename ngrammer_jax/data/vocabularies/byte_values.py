@@ -10,8 +10,12 @@ from ngrammer_jax.data.vocabularies import base
 class ByteVocabulary(base.Vocabulary):
   """The 256 byte values as ids, and id 256 as the document start."""
 
-  kind, fields, encoding = 'bytes', {}, 'bytes'
-  size, document_start, document_end = 257, 256, 256
+  kind = 'bytes'
+  fields = {}
+  encoding = 'bytes'
+  size = 257
+  document_start = 256
+  document_end = 256
   definition = ('bytes',)
 
   def encode(self, text: bytes) -> np.ndarray:

@@ -31,10 +31,15 @@ class CharacterVocabulary(base.Vocabulary):
     # Ids by code point. The last entry stands for all higher code points.
     self._ids = np.full(codes.max(initial=0) + 2, -1, np.int32)
     self._ids[codes] = np.arange(len(characters))
-    self.num_characters, self.size = len(characters), len(characters) + separated
-    separator = next((characters.index(c) for c in '\n ' if c in characters), 0)
-    self.document_start = len(characters) if separated else separator
-    self.document_end = self.document_start if separated else None
+    self.num_characters = len(characters)
+    if separated:
+      self.size = len(characters) + 1
+      self.document_start = len(characters)
+      self.document_end = self.document_start
+    else:
+      self.size = len(characters)
+      self.document_start = _find_separator(characters)
+      self.document_end = None
     self.definition = ('characters', characters, separated)
 
   def encode(self, text: bytes) -> np.ndarray:
@@ -49,9 +54,21 @@ class CharacterVocabulary(base.Vocabulary):
     return ids
 
   def decode(self, ids: Iterable[int]) -> bytes:
-    ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int32)
+    if not isinstance(ids, np.ndarray):
+      ids = list(ids)
+    ids = np.asarray(ids, np.int32)
     text = self._codes[ids[ids < self.num_characters]].tobytes()
-    return text if self._are_bytes else text.decode('utf-32-le').encode(self.encoding)
+    if self._are_bytes:
+      return text
+    return text.decode('utf-32-le').encode(self.encoding)
+
+
+def _find_separator(characters: str) -> int:
+  """Returns the id of the newline, of the space without one, or 0 without both."""
+  for separator in '\n ':
+    if separator in characters:
+      return characters.index(separator)
+  return 0
 
 
 def code_points(text: bytes, encoding: str) -> np.ndarray:

@@ -16,9 +16,21 @@ MAX_HEADER = 1 << 26  # bytes; the largest vocabularies of today need a tenth
 MAX_ENTRIES = 1 << 12  # keys, and tensors; the largest Llama has 1,138 tensors
 MAX_TEXTS = 1 << 20  # of all lists; the largest vocabularies and their merges are 800,000
 DEFAULT_ALIGNMENT = 32
-NUMBERS = {0: 'u1', 1: 'i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4', 7: '?'}
-NUMBERS |= {10: '<u8', 11: '<i8', 12: '<f8'}
-STRING, ARRAY = 8, 9
+STRING = 8
+ARRAY = 9
+NUMBERS = {  # dtypes of the other types of values
+  0: 'u1',
+  1: 'i1',
+  2: '<u2',
+  3: '<i2',
+  4: '<u4',
+  5: '<i4',
+  6: '<f4',
+  7: '?',
+  10: '<u8',
+  11: '<i8',
+  12: '<f8',
+}
 
 
 class Entry(NamedTuple):
@@ -50,31 +62,21 @@ def read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Entry]]:
 
 @functools.lru_cache(maxsize=1)  # a model and its tokenizer: 100,000 texts
 def _read(path: pathlib.Path, size: int, time: int) -> tuple[dict[str, Any], dict[str, Entry]]:
+  """Returns the content of a header; size and time of the file tell one version from another."""
   with path.open('rb') as file:
     header = _Header(file, size)
     if header.take(4) != b'GGUF':
       raise ValueError('it does not begin with GGUF')
-    if (version := header.number(4)) not in (2, 3):
+    version = header.number(4)
+    if version not in (2, 3):
       raise ValueError(f'it has version {version} of the format, expected 2 or 3')
-    num_tensors, num_keys = header.number(8), header.number(8)
+    num_tensors = header.number(8)
+    num_keys = header.number(8)
     if max(num_tensors, num_keys) > MAX_ENTRIES:
       counts = f'{num_tensors:,} tensors and {num_keys:,} keys'
       raise ValueError(f'it has {counts}, expected at most {MAX_ENTRIES:,}')
-    metadata: dict[str, Any] = {}
-    for _ in range(num_keys):
-      key = header.text()
-      if key in metadata:
-        raise ValueError(f'it has the key {key} twice')
-      metadata[key] = header.value(header.number(4))
-    entries = {}
-    for _ in range(num_tensors):
-      name, dimensions = header.text(), header.number(4)
-      if name in entries:
-        raise ValueError(f'it has the tensor {name} twice')
-      if not 1 <= dimensions <= 4:
-        raise ValueError(f'{name} has {dimensions} dimensions')
-      shape = tuple(header.number(8) for _ in range(dimensions))[::-1]
-      entries[name] = Entry(shape, header.number(4), header.number(8))
+    metadata = _read_metadata(header, num_keys)
+    entries = _read_entries(header, num_tensors)
   alignment = metadata.get('general.alignment', DEFAULT_ALIGNMENT)
   if not isinstance(alignment, int) or not 1 <= alignment <= MAX_HEADER:
     raise ValueError(f'general.alignment is {alignment}')
@@ -86,11 +88,42 @@ def _read(path: pathlib.Path, size: int, time: int) -> tuple[dict[str, Any], dic
   return metadata, entries
 
 
+def _read_metadata(header: '_Header', num_keys: int) -> dict[str, Any]:
+  """Returns the values of all keys."""
+  metadata: dict[str, Any] = {}
+  for _ in range(num_keys):
+    key = header.text()
+    if key in metadata:
+      raise ValueError(f'it has the key {key} twice')
+    metadata[key] = header.value(header.number(4))
+  return metadata
+
+
+def _read_entries(header: '_Header', num_tensors: int) -> dict[str, Entry]:
+  """Returns the tensors by name; their first bytes still count from the end of the header."""
+  entries: dict[str, Entry] = {}
+  for _ in range(num_tensors):
+    name = header.text()
+    dimensions = header.number(4)
+    if name in entries:
+      raise ValueError(f'it has the tensor {name} twice')
+    if not 1 <= dimensions <= 4:
+      raise ValueError(f'{name} has {dimensions} dimensions')
+    sizes = [header.number(8) for _ in range(dimensions)]  # the last axis first
+    kind = header.number(4)
+    first_byte = header.number(8)
+    entries[name] = Entry(tuple(reversed(sizes)), kind, first_byte)
+  return entries
+
+
 class _Header:
   """Reads values one after another; none is read that the file is too short for."""
 
   def __init__(self, file: BinaryIO, size: int):
-    self._file, self._size, self.position, self._num_texts = file, size, 0, 0
+    self._file = file
+    self._size = size
+    self.position = 0
+    self._num_texts = 0
 
   def take(self, count: int) -> bytes:
     """Returns the next bytes. Raises ValueError if there are not so many."""
@@ -116,7 +149,8 @@ class _Header:
     (value,) = self._array(kind, 1)
     return value if kind == STRING else value.item()
 
-  def _array(self, kind, count):
+  def _array(self, kind: int, count: int) -> Any:
+    """Returns the next values of a type."""
     if kind == STRING:
       self._num_texts += count
       if self._num_texts > MAX_TEXTS:

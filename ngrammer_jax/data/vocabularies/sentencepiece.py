@@ -28,27 +28,32 @@ class SentencePieceVocabulary(base.Vocabulary):
     RuntimeError: the model is invalid.
   """
 
-  kind, file = 'sentencepiece', 'vocabulary.model'
+  kind = 'sentencepiece'
+  file = 'vocabulary.model'
 
   def __init__(self, model: bytes, learned: bool = False):
     import sentencepiece  # a slow import that other vocabularies do not need
 
     if not model:
       raise RuntimeError('an empty SentencePiece model')
-    self.content, self.fields, self.definition = model, {'learned': learned}, (self.kind, model)
+    self.content = model
+    self.fields = {'learned': learned}
+    self.definition = (self.kind, model)
     self._learned = learned
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.size = self._processor.vocab_size()
     special = (self._processor.bos_id(), self._processor.eos_id(), self._processor.pad_id(), 0)
     self.document_start = next(i for i in special if i >= 0)
     self.unknown = self._processor.unk_id()
-    is_unambiguous = self.document_start != self.unknown
-    self.document_end = self.document_start if is_unambiguous else None
+    is_ambiguous = self.document_start == self.unknown
+    self.document_end = None if is_ambiguous else self.document_start
 
   def encode(self, text: bytes) -> np.ndarray:
-    parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]
-    ids = self._processor.encode(parts[0])
-    for part in parts[1:]:
+    if not self._learned:
+      return np.array(self._processor.encode(text.decode()), np.int64)
+    first, *others = text.decode().split(SPACE_MARK)
+    ids = self._processor.encode(first)
+    for part in others:
       ids += [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in SPACE_MARK.encode()]
       ids += self._processor.encode(part)
     return np.array(ids, np.int64)
@@ -84,7 +89,8 @@ def learn_sentencepiece(texts: Iterable[bytes], size: int | None) -> SentencePie
   """
   import sentencepiece
 
-  size = DEFAULT_SIZE if size is None else size
+  if size is None:
+    size = DEFAULT_SIZE
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(

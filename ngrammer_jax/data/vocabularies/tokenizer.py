@@ -3,17 +3,31 @@
 from collections.abc import Iterable, Sequence
 import functools
 import json
+import typing
 
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import base
 
+if typing.TYPE_CHECKING:
+  import tokenizers
+
 # Special tokens of a tokenizer.json that separate documents, the first that it has.
 DOCUMENT_SEPARATORS = (
-  *('<s>', '<bos>', '<|bos|>', '[BOS]', '<|begin_of_text|>', '<|startoftext|>'),
+  '<s>',
+  '<bos>',
+  '<|bos|>',
+  '[BOS]',
+  '<|begin_of_text|>',
+  '<|startoftext|>',
   '<｜begin▁of▁sentence｜>',
-  *('</s>', '<eos>', '<|eos|>', '[EOS]', '<|end_of_text|>', '<|endoftext|>'),
+  '</s>',
+  '<eos>',
+  '<|eos|>',
+  '[EOS]',
+  '<|end_of_text|>',
+  '<|endoftext|>',
   '<｜end▁of▁sentence｜>',
 )
 
@@ -42,7 +56,8 @@ class TokenizerVocabulary(base.Vocabulary):
     BadInput: no special token separates documents, or the tokenizer has more ids than `size`.
   """
 
-  kind, file = 'tokenizer', 'vocabulary.tokenizer.json'
+  kind = 'tokenizer'
+  file = 'vocabulary.tokenizer.json'
 
   def __init__(
     self,
@@ -53,13 +68,18 @@ class TokenizerVocabulary(base.Vocabulary):
     adds_start: bool = True,
     chat_template: str | None = None,
   ):
-    self.content, self.adds_start, self.chat_template = content, adds_start, chat_template
+    self.content = content
+    self.adds_start = adds_start
+    self.chat_template = chat_template
     self._tokenizer = self._make_tokenizer()
     self._tokenizer.encode_special_tokens = True
     self.has_begin_token = document_start is not None or not end_tokens
-    self.document_start = document_start
-    if document_start is None:
-      self.document_start = end_tokens[0] if end_tokens else self._find_separator()
+    if document_start is not None:
+      self.document_start = document_start
+    elif end_tokens:
+      self.document_start = end_tokens[0]
+    else:
+      self.document_start = self._find_separator()
     self._ends = tuple(end_tokens or (self.document_start,))
     self.document_end = self._ends[0]
     own_size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
@@ -69,11 +89,16 @@ class TokenizerVocabulary(base.Vocabulary):
         f'the tokenizer has {own_size:,} ids, but the model {self.size:,}: it is of another model'
       )
     self.definition = (self.kind, content, self.size)
-    fields = {'size': self.size, 'document_start': document_start, 'end_tokens': end_tokens or None}
-    fields |= {'adds_start': None if adds_start else False, 'chat_template': chat_template}
+    fields = {
+      'size': self.size,
+      'document_start': document_start,
+      'end_tokens': end_tokens or None,
+      'adds_start': None if adds_start else False,
+      'chat_template': chat_template,
+    }
     self.fields = {name: value for name, value in fields.items() if value is not None}
 
-  def _make_tokenizer(self):
+  def _make_tokenizer(self) -> 'tokenizers.Tokenizer':
     """Returns a tokenizer, in whose texts the spelling of a special token is that token."""
     import tokenizers  # other vocabularies do not need it
 
@@ -90,7 +115,9 @@ class TokenizerVocabulary(base.Vocabulary):
     """Id of text that is not in the vocabulary; None if there is no such id."""
     model = json.loads(self.content)['model']
     token = model.get('unk_token')
-    return model.get('unk_id') if token is None else self._tokenizer.token_to_id(token)
+    if token is None:
+      return model.get('unk_id')
+    return self._tokenizer.token_to_id(token)
 
   @property
   def end_tokens(self) -> tuple[int, ...]:

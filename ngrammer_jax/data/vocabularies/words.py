@@ -8,7 +8,8 @@ import numpy as np
 
 from ngrammer_jax.data.vocabularies import base
 
-UNKNOWN, LINE_END = '<unk>', '<eos>'
+UNKNOWN = '<unk>'
+LINE_END = '<eos>'
 
 
 class WordVocabulary(base.Vocabulary):
@@ -21,10 +22,12 @@ class WordVocabulary(base.Vocabulary):
   kind = 'words'
 
   def __init__(self, words: list[str]):
-    self._words, self.fields = words, {'words': words}
+    self._words = words
+    self.fields = {'words': words}
     self._ids = {word: i for i, word in enumerate(words)}
     self.size = len(words)
-    self.document_start, self.document_end = self._ids[LINE_END], None
+    self.document_start = self._ids[LINE_END]
+    self.document_end = None
     self.line_end = self._ids[LINE_END]
     self.unknown = self._ids[UNKNOWN]
     self.definition = ('words', words)
