@@ -4,15 +4,15 @@ import dataclasses
 import json
 import logging
 import pathlib
-from typing import Any
 
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import published, tokenizer
 from ngrammer_jax.interop.huggingface import checkpoint, configs, families, published_model, tensors
+from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import result_files
 
 
-def save(source: Any, folder: pathlib.Path, dtype: str | None = None) -> None:
+def save(source: OpenedRun, folder: pathlib.Path, dtype: str | None = None) -> None:
   """Writes a `runs.Run` into a new or empty folder, as a model of a family that has such models.
 
   It keeps the family, the number of positions and the generation settings of the published model

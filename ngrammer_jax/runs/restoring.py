@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flax import linen as nn
 from flax import traverse_util
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors, sharding
@@ -16,11 +15,8 @@ from ngrammer_jax.checkpoints import checksums, frozen, manifest, reader
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.models import host_tables, model_variables
 from ngrammer_jax.runs import exported
+from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import hosts
-
-if TYPE_CHECKING:
-  from ngrammer_jax.runs.run import Run
-  from ngrammer_jax.training.state import TrainState
 
 
 def make_mesh(config: mesh_config.MeshConfig) -> jax.sharding.Mesh:
@@ -32,7 +28,7 @@ def make_mesh(config: mesh_config.MeshConfig) -> jax.sharding.Mesh:
     return sharding.make_mesh()
 
 
-def find_checkpoint(run: 'Run') -> int | None:
+def find_checkpoint(run: OpenedRun) -> int | None:
   """Returns the step of the checkpoint, of `newest` the last; None if the run was exported.
 
   All processes use the list of the first: a running training may change it meanwhile.
@@ -55,14 +51,14 @@ def find_checkpoint(run: 'Run') -> int | None:
   return step
 
 
-def parameter_dtypes(run: 'Run') -> dict[str, np.dtype]:
+def parameter_dtypes(run: OpenedRun) -> dict[str, np.dtype]:
   """Returns the dtype of each parameter by name."""
   params = checksums.named_leaves(nn.unbox(run.abstract_parameters))
   dtypes = {name: leaf.dtype for name, leaf in params.items()}
   return dtypes | frozen.dtypes(run.workdir)
 
 
-def abstract_variables(run: 'Run') -> dict[str, Any]:
+def abstract_variables(run: OpenedRun) -> dict[str, Any]:
   """Returns shapes, dtypes and shardings of `params` and `codebook`, as they are stored."""
   boxed = model_variables.abstract(run.model)
   boxed = {'params': boxed['params'], 'codebook': boxed.get('codebook', {})}
@@ -79,7 +75,7 @@ def abstract_variables(run: 'Run') -> dict[str, Any]:
   return jax.tree.map(as_stored, unboxed, dtypes, shardings)
 
 
-def restore_variables(run: 'Run') -> model_variables.ModelVariables:
+def restore_variables(run: OpenedRun) -> model_variables.ModelVariables:
   """Restores the variables of the checkpoint; nothing else of it is read.
 
   Raises:
@@ -95,39 +91,12 @@ def restore_variables(run: 'Run') -> model_variables.ModelVariables:
     return exported.restore(run.workdir, run.step, abstract)
   if run.step == 'newest':
     return reader.restore_newest_variables(run.workdir, abstract)
-  with _translate_damage(run, step):
+  with translate_damage(run, step):
     return reader.restore_variables(run.workdir, step, abstract)
 
 
-def restore_state(run: 'Run') -> 'TrainState':
-  """Restores the whole train state of the checkpoint. Raises BadInput, see `restore_variables`."""
-  from ngrammer_jax.training import programs  # inference needs nothing of it
-
-  step = run.find_checkpoint()
-  if step is None:
-    return without_training(run)
-  base = frozen.dtypes(run.workdir)
-  abstract = programs.Programs(run.config, run.vocabulary_size, run.mesh, base).abstract
-  # The batch size of training need not be divisible by the devices of an evaluation.
-  memory = sharding.abstract(abstract.memory, sharding.replicated(run.mesh))
-  abstract = abstract.replace(memory=memory)
-  if run.step == 'newest':
-    _, state = reader.restore_newest(run.workdir, abstract)
-    return state
-  with _translate_damage(run, step):
-    return reader.restore(run.workdir, step, abstract)
-
-
-def without_training(run: 'Run') -> 'TrainState':
-  """Returns the train state of a run that has no optimizer state and no memory."""
-  from ngrammer_jax.training.state import TrainState
-
-  step, params, codebook = run.restored
-  return TrainState(jnp.int32(step), params, codebook, {}, {})
-
-
 @contextlib.contextmanager
-def _translate_damage(run: 'Run', step: int) -> Iterator[None]:
+def translate_damage(run: OpenedRun, step: int) -> Iterator[None]:
   """Raises BadInput if the checkpoint of a step that the user has named is damaged."""
   try:
     yield

@@ -130,7 +130,9 @@ class Run:
   @functools.cached_property
   def state(self) -> 'TrainState':
     """The train state of the checkpoint, with optimizer state and memory; see `restored`."""
-    return restoring.restore_state(self)
+    from ngrammer_jax.training import run_state  # inference needs nothing of training
+
+    return run_state.restore(self)
 
   @functools.cached_property
   def engine(self) -> inference.Engine:

@@ -16,8 +16,7 @@ def untrained(tmp_path, cache, monkeypatch):
   from ngrammer_jax import config as experiment
   from ngrammer_jax import runs
   from ngrammer_jax.data import mixture
-  from ngrammer_jax.models import language_model
-  from ngrammer_jax.training import state as train_state
+  from ngrammer_jax.models import language_model, model_variables
   from tests import checks
 
   def create_run(config, modify=lambda params, codebook: None):
@@ -32,8 +31,8 @@ def untrained(tmp_path, cache, monkeypatch):
     variables = checks.random_variables(model, np.zeros((1, 1), np.int32), memory)
     params, codebook = variables['params'], variables.get('codebook', {})
     modify(params, codebook)
-    state = train_state.TrainState(4, params, codebook, {}, {})
-    monkeypatch.setattr(runs.Run, 'state', state)
+    restored = model_variables.ModelVariables(4, params, codebook)
+    monkeypatch.setattr(runs.Run, 'restored', restored)
     return workdir
 
   return create_run

@@ -37,7 +37,7 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   losses = np.random.default_rng(0).random((6, TOKENS))
   losses[:3] -= np.array([[0.4], [0.42], [0.47]])
   monkeypatch.setattr(
-    token_losses, 'token_losses', lambda run, text, tokens: losses[run.state.step][:tokens]
+    token_losses, 'token_losses', lambda run, text, tokens: losses[run.restored.step][:tokens]
   )
   everything = fake_runs(6)
   result = compare.analyze(everything[:3], everything[3:], 'abcdef')

@@ -229,7 +229,8 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
     vocabulary=vocabularies.read('sentencepiece', same),
     workdir=folder / 'pretrained',
   )
-  monkeypatch.setattr(load, 'open_named', lambda init_from, step='newest': source)
+  monkeypatch.setattr(load, 'open_named', lambda init_from: source)
+  monkeypatch.setattr(runs, 'load_run', lambda workdir: source)
   resolve = lambda path, **changes: finetuning_config(
     finetuning, folder, ['data.vocabulary_path'], data__vocabulary_path=path, **changes
   )
