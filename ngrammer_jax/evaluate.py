@@ -9,37 +9,30 @@ Where the corpus of the training is on this machine: --config.data.path=/path/to
 The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
 """
 
+import argparse
 import dataclasses
 import hashlib
 import logging
 import os
 import pathlib
+import typing
 
 from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, file_errors, files, hosts, json_files, storage
 
+if typing.TYPE_CHECKING:
+  from ngrammer_jax import runs
+
 # How the model is computed, which does not change its numbers.
 COMPUTATION_KEYS = ('model.scan_layers', 'model.kernel', 'model.remat', 'model.vocabulary_chunk')
+
+Overrides = list[tuple[str, str]]  # keys of the config and their texts, see `command_line.split`
 
 
 def main(argv: list[str]) -> int:
   """Scores a split or a text, writes evaluation/<name>.json and prints a table."""
-  parser = flags.make_parser('evaluate', __doc__)
-  flags.add_run(parser)
-  source = parser.add_mutually_exclusive_group()
-  source.add_argument('--split', default='test', help='train, validation or test')
-  source.add_argument('--text', metavar='FILE', help='a text file instead of a split')
-  text = 'folder of the results; default: evaluation in the workdir, none for a published model'
-  parser.add_argument('--output', type=storage.path, metavar='DIR', help=text)
-  cloze = parser.add_argument_group("the Children's Book Test")
-  cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder or file')
-  cloze.add_argument(
-    '--cloze_protocol', help='query (default): score the whole query; prefix: score up to the gap'
-  )
-  compilation_cache.add_flag(parser)
-  hosts.add_flags(parser)
   overrides, plain = command_line.split(argv)
-  options = parser.parse_args(plain)
+  options = _make_parser().parse_args(plain)
   _check_cloze(options)
   flags.start_evaluation(options)
 
@@ -52,19 +45,47 @@ def main(argv: list[str]) -> int:
     hosts.on_primary(files.check_writable, f'--output={folder}', folder)
   if options.cloze is not None:
     return _answer_cloze(run, overrides, options, folder)
-  is_task = run.config.finetune is not None or any(k.startswith('finetune.') for k, _ in overrides)
+  names_task = any(key.startswith('finetune.') for key, _ in overrides)
+  is_task = run.config.finetune is not None or names_task
   if is_task and options.text is None:
     return _evaluate_task(run, overrides, options.split, folder)
   return _evaluate_language_model(run, overrides, options, folder)
 
 
-def _evaluate_language_model(run, overrides, options, folder):
+def _make_parser() -> argparse.ArgumentParser:
+  parser = flags.make_parser('evaluate', __doc__)
+  flags.add_run(parser)
+  source = parser.add_mutually_exclusive_group()
+  source.add_argument('--split', default='test', help='train, validation or test')
+  source.add_argument('--text', metavar='FILE', help='a text file instead of a split')
+  parser.add_argument(
+    '--output',
+    type=storage.path,
+    metavar='DIR',
+    help='folder of the results; default: evaluation in the workdir, none for a published model',
+  )
+  cloze = parser.add_argument_group("the Children's Book Test")
+  cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder or file')
+  cloze.add_argument(
+    '--cloze_protocol', help='query (default): score the whole query; prefix: score up to the gap'
+  )
+  compilation_cache.add_flag(parser)
+  hosts.add_flags(parser)
+  return parser
+
+
+def _evaluate_language_model(
+  run: 'runs.Run',
+  overrides: Overrides,
+  options: argparse.Namespace,
+  folder: pathlib.Path | None,
+) -> int:
   """Scores a split or a text, writes its metrics to a folder if there is one, prints a table."""
   from ngrammer_jax.inference import language_modeling
 
   allowed = ('evaluation.*', 'mesh.*', 'data.cache_dir', *COMPUTATION_KEYS)
   if run.config.data.corpus != 'sotu':  # the corpus may be elsewhere on this machine
-    allowed += 'data.path', 'data.mixture.*.path'
+    allowed += ('data.path', 'data.mixture.*.path')
   if options.text is not None:  # it may hold its text in other fields
     allowed += ('data.text_field', 'data.document_separator')
   config = command_line.override(run.config, overrides, *allowed)
@@ -75,15 +96,20 @@ def _evaluate_language_model(run, overrides, options, folder):
     limit = None
     logging.info('the whole split is evaluated, also if validation in training was limited')
   if options.text is None:
-    name, result = options.split, run.evaluate(options.split, limit)
+    name = options.split
+    result = run.evaluate(options.split, limit)
   else:
     name = _text_name(options.text, folder)
     result = run.evaluate_file(options.text, limit)
-  parts = {f'{name}/{part}': value for part, value in result.get('parts', {}).items()}
-  results = {name: result} | parts
-  paths = [folder / f'{key.replace("/", "_")}.json' for key in results if folder is not None]
-  for path, value in zip(paths, results.values(), strict=False):
-    language_modeling.save(value, path)
+  results = {name: result}
+  for part, part_result in result.get('parts', {}).items():
+    results[f'{name}/{part}'] = part_result
+  paths = []
+  if folder is not None:
+    for key, value in results.items():
+      path = folder / f'{key.replace("/", "_")}.json'
+      language_modeling.save(value, path)
+      paths.append(path)
   if hosts.is_primary():
     print(language_modeling.format_table(results))
     print(language_modeling.format_protocol(result))
@@ -92,18 +118,21 @@ def _evaluate_language_model(run, overrides, options, folder):
   return 0
 
 
-def _text_name(text, folder):
+def _text_name(text: str, folder: pathlib.Path | None) -> str:
   """Returns the name of the result of a text: never that of a split, nor of another text."""
-  name, path = f'text_{pathlib.Path(text).stem}', os.path.abspath(text)
+  name = f'text_{pathlib.Path(text).stem}'
+  path = os.path.abspath(text)
+  if folder is None:
+    return name
   try:
-    other = json_files.read(folder / f'{name}.json')['text'] if folder is not None else text
+    other = json_files.read(folder / f'{name}.json')['text']
   except file_errors.DAMAGE_ERRORS:  # there is none
-    other = text
+    return name
   is_same = os.path.abspath(other) == path
   return name if is_same else f'{name}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}'
 
 
-def _check_cloze(options):
+def _check_cloze(options: argparse.Namespace) -> None:
   """Raises BadInput for flags that need --cloze, or exclude it."""
   if options.cloze_protocol is not None and options.cloze is None:
     raise errors.BadInput('--cloze_protocol needs --cloze=PATH')
@@ -111,7 +140,12 @@ def _check_cloze(options):
     raise errors.BadInput('--text cannot be combined with --cloze: omit one of them')
 
 
-def _answer_cloze(run, overrides, options, folder):
+def _answer_cloze(
+  run: 'runs.Run',
+  overrides: Overrides,
+  options: argparse.Namespace,
+  folder: pathlib.Path | None,
+) -> int:
   """Answers cloze questions, writes cloze_<name>.json and .jsonl to a folder, prints a table."""
   from ngrammer_jax.inference import cloze
 
@@ -127,12 +161,15 @@ def _answer_cloze(run, overrides, options, folder):
   return 0
 
 
-def _evaluate_task(run, overrides, split, folder):
+def _evaluate_task(
+  run: 'runs.Run', overrides: Overrides, split: str, folder: pathlib.Path | None
+) -> int:
   """Evaluates a fine-tuned run on its task or a diagnostic set, or a model without fine-tuning."""
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
 
-  keys = 'finetune.*', 'data.superglue_dir', 'evaluation.max_examples'
-  config = command_line.override(run.config, overrides, *keys)
+  config = command_line.override(
+    run.config, overrides, 'finetune.*', 'data.superglue_dir', 'evaluation.max_examples'
+  )
   if config.data.superglue_dir == run.config.data.superglue_dir:
     run.log_paths('superglue_dir')
   is_other = run.config.finetune is None or config.finetune.task != run.config.finetune.task

@@ -19,10 +19,16 @@ import logging
 import pathlib
 import sys
 import time
+import typing
 from typing import Any
 
 from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, files, progress, result_files
+
+if typing.TYPE_CHECKING:
+  from ngrammer_jax.inference.text import Completion
+
+OnText = Callable[[int, str], None]  # is given the index of a prompt, and its new text
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +36,9 @@ def main(argv: list[str]) -> int:
   overrides, plain = command_line.split(argv)
   options = _make_parser().parse_args(plain)
   flags.read_escapes(options, 'prompt', 'stop')
-  prompts = [] if options.interactive else _read_prompts(options)
+  prompts: list[str] = []
+  if not options.interactive:
+    prompts = _read_prompts(options)
 
   from ngrammer_jax.inference import sampling
 
@@ -39,29 +47,38 @@ def main(argv: list[str]) -> int:
   if overrides:
     changed = command_line.override(run.config, overrides, 'evaluation.memory.*')
     run = dataclasses.replace(run, config=changed)
-  rules = options.temperature, options.top_k, options.top_p, options.repetition_penalty
-  config = sampling.SamplingConfig(*rules)
+  config = sampling.SamplingConfig(
+    options.temperature, options.top_k, options.top_p, options.repetition_penalty
+  )
 
-  def complete(prompts, seed, on_text):
+  def complete(prompts: list[str], seed: int, on_text: OnText) -> Iterator['Completion']:
     return run.completions(
       prompts, config, options.tokens, seed, options.context, on_text, options.stop, options.chat
     )
 
-  if options.interactive:
-    answer = lambda i, line, on_text: complete([line], options.seed + i, on_text)
-    if options.chat:
-      chat = run.converse(config, options.tokens, options.seed, options.context, options.stop)
-      answer = lambda i, line, on_text: [chat.say(line, on_text)]
-    _answer_lines(answer, echo=not options.chat)
+  if options.interactive and options.chat:
+    chat = run.converse(config, options.tokens, options.seed, options.context, options.stop)
+
+    def answer(i: int, line: str, on_text: OnText) -> list['Completion']:
+      return [chat.say(line, on_text)]
+
+    _answer_lines(answer, echo=False)
     return 0
-  complete = functools.partial(complete, prompts, options.seed)
+  if options.interactive:
+
+    def continue_line(i: int, line: str, on_text: OnText) -> Iterator['Completion']:
+      return complete([line], options.seed + i, on_text)
+
+    _answer_lines(continue_line, echo=True)
+    return 0
+  complete_prompts = functools.partial(complete, prompts, options.seed)
   times: list[float] = []  # of each token, in seconds
   if options.prompts is None:
-    _print_text(complete, '' if options.chat else options.prompt, times)
+    _print_text(complete_prompts, '' if options.chat else options.prompt, times)
   else:
     total = len(prompts) * options.tokens
     with progress.Progress('generating', total, 'tokens') as bar:
-      _print_json(complete, options.output, times, bar)
+      _print_json(complete_prompts, options.output, times, bar)
   logging.info('%s', _format_speed(times))
   return 0
 
@@ -121,11 +138,11 @@ def _read_lines() -> Iterator[str]:
     print(mark, end='', file=sys.stderr, flush=True)
 
 
-def _print_text(complete, prompt, times) -> None:
-  """Prints a prompt and its continuation while it is generated."""
+def _print_text(complete: Callable[..., Iterable[Any]], prompt: str, times: list[float]) -> None:
+  """Prints a prompt and its continuation while it is generated; adds the time of each token."""
   unprinted = [prompt]  # until the first token, before which any error is raised
 
-  def print_new_text(_, new_text):
+  def print_new_text(_: int, new_text: str) -> None:
     times.append(time.monotonic())
     print(*unprinted, new_text, sep='', end='', flush=True)
     unprinted.clear()
@@ -134,14 +151,20 @@ def _print_text(complete, prompt, times) -> None:
   print()
 
 
-def _print_json(complete, path, times, bar) -> None:
+def _print_json(
+  complete: Callable[..., Iterable[Any]],
+  path: pathlib.Path | None,
+  times: list[float],
+  bar: progress.Progress,
+) -> None:
   """Prints each completion as soon as it is done, so an interrupted run keeps those.
 
   It goes to the file of a path, or to standard output, also once the file cannot be written.
   """
-  failure, is_utf8 = None, str(sys.stdout.encoding).lower().startswith('utf')
+  is_utf8 = str(sys.stdout.encoding).lower().startswith('utf')
+  failure: OSError | None = None
 
-  def count_token(row, new_text):
+  def count_token(row: int, new_text: str) -> None:
     times.append(time.monotonic())
     bar.advance(1)
 
@@ -166,7 +189,7 @@ def _print_json(complete, path, times, bar) -> None:
 
 def _format_speed(times: list[float]) -> str:
   """Formats the number of tokens and, from two on, tokens per second."""
-  count = f'{len(times):,} token{"s" * (len(times) != 1)}'
+  count = '1 token' if len(times) == 1 else f'{len(times):,} tokens'
   if len(times) < 2:
     return count
   # The first token waits for loading and compiling.
