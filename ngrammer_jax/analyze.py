@@ -19,9 +19,14 @@ import dataclasses
 import importlib
 import json
 import pathlib
+import typing
+from typing import Any
 
 from ngrammer_jax import errors, flags
 from ngrammer_jax.system import result_files, storage
+
+if typing.TYPE_CHECKING:
+  from ngrammer_jax import runs
 
 HELP = {
   'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',
@@ -42,6 +47,36 @@ PRINTED = ('compare', 'checkpoint', 'cloze')  # without a figure
 
 def main(argv: list[str]) -> int:
   """Runs one analysis."""
+  options = _make_parser().parse_args(argv)
+  if options.analysis == 'report':
+    flags.read_escapes(options, 'prompt')
+    options.output = options.output or _default_path(options, 'output', 'report.html')
+    _report(options)
+  elif options.analysis == 'compare':
+    _compare(options)
+  elif options.analysis == 'checkpoint':
+    _checkpoint(options)
+  elif options.analysis == 'cloze':
+    _cloze(options)
+  else:
+    if options.analysis == 'gates':
+      flags.read_escapes(options, 'text')
+    options.figure = options.figure or _default_path(options, 'figure', _figure_name(options))
+    _draw(options)
+  return 0
+
+
+def _figure_name(options: argparse.Namespace) -> str:
+  """Returns the name of a figure, with the split and the step if they are not the default."""
+  names = [options.analysis]
+  if options.split != 'validation':
+    names.append(options.split)
+  if options.step != 'newest':
+    names.append(options.step)
+  return f'{"_".join(names)}.png'.replace('/', '_')
+
+
+def _make_parser() -> argparse.ArgumentParser:
   parser = flags.make_parser('analyze', __doc__)
   analyses = parser.add_subparsers(dest='analysis', required=True)
   parsers = {}
@@ -67,8 +102,13 @@ def main(argv: list[str]) -> int:
   add('report', '--prompt', "prompt of the samples; '': a new document", default='')
   add('report', '--samples', 'number of samples of each run', type=int, default=3)
   add('report', '--tokens', 'maximum length of a sample', type=int, default=100)
-  runs_to_compare = {'type': storage.path, 'action': 'append', 'required': True}
-  add('compare', '--baseline', 'run or model to compare with', **runs_to_compare)
+  parsers['compare'].add_argument(
+    '--baseline',
+    type=storage.path,
+    action='append',
+    required=True,
+    help='run or model to compare with',
+  )
   add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**18)
   add('compare', '--output', 'JSON file to which the result is written too', type=storage.path)
   add('gates', '--text', 'text of which gates are shown; default: the first tokens of the split')
@@ -80,22 +120,10 @@ def main(argv: list[str]) -> int:
   add('cloze', '--results', 'file of evaluate --cloze, without .jsonl', default='cloze_test')
   flags.add_literal(parsers['report'])
   flags.add_literal(parsers['gates'])
-  options = parser.parse_args(argv)
-  if options.analysis in ('report', 'gates'):
-    flags.read_escapes(options, 'prompt' if options.analysis == 'report' else 'text')
-  if options.analysis == 'report':
-    options.output = options.output or _default(options, 'output', 'report.html')
-  elif options.analysis not in PRINTED:
-    changed = [options.split] * (options.split != 'validation')
-    changed += [options.step] * (options.step != 'newest')
-    name = '_'.join([options.analysis, *changed]).replace('/', '_')
-    options.figure = options.figure or _default(options, 'figure', f'{name}.png')
-  functions = {'report': _report, 'checkpoint': _checkpoint, 'cloze': _cloze, 'compare': _compare}
-  functions.get(options.analysis, _draw)(options)
-  return 0
+  return parser
 
 
-def _open(options):
+def _open(options: argparse.Namespace) -> tuple[list['runs.Run'], list[str]]:
   """Returns the runs, those of --baseline last, and their names.
 
   A baseline that is a published model has no text: it is scored as the first run is.
@@ -105,7 +133,8 @@ def _open(options):
   from ngrammer_jax.runs import load
 
   workdirs = options.workdir if isinstance(options.workdir, list) else [options.workdir]
-  baselines, step = getattr(options, 'baseline', []), flags.step(options.step)
+  baselines = getattr(options, 'baseline', [])
+  step = flags.step(options.step)
   names = figures.run_labels(workdirs + baselines, getattr(options, 'label', None))
   all_runs = [runs.load_run(workdir, step) for workdir in workdirs]
   for baseline in baselines:
@@ -122,9 +151,11 @@ def _compare(options: argparse.Namespace) -> None:
 
   if options.output:
     result_files.check_output_file('--output', options.output, 'compare.json')
-  (all_runs, names), pairs = _open(options), len(options.workdir)
-  arguments = names, options.split, options.max_tokens
-  result = compare.analyze(all_runs[:pairs], all_runs[pairs:], *arguments)
+  all_runs, names = _open(options)
+  count = len(options.workdir)
+  result = compare.analyze(
+    all_runs[:count], all_runs[count:], names, options.split, options.max_tokens
+  )
   print(compare.format_table(result))
   if options.output:
     result_files.write_results({options.output: _format_json(result)})
@@ -134,8 +165,12 @@ def _compare(options: argparse.Namespace) -> None:
 def _checkpoint(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import checkpoints
 
-  step = options.step if options.arrays is None else options.step or 'newest'
-  print(checkpoints.format_table(options.workdir, step and flags.step(step), options.arrays))
+  step = options.step
+  if options.arrays is not None and step is None:
+    step = 'newest'
+  if step is not None:
+    step = flags.step(step)
+  print(checkpoints.format_table(options.workdir, step, options.arrays))
 
 
 def _cloze(options: argparse.Namespace) -> None:
@@ -150,7 +185,8 @@ def _report(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import figures, report
 
   result_files.check_output_file('--output', options.output, 'report.html')
-  samples, contents = report.Samples(options.prompt, options.samples, options.tokens), {}
+  samples = report.Samples(options.prompt, options.samples, options.tokens)
+  contents: dict[pathlib.Path, str | bytes] = {}
   with contextlib.ExitStack() as stack:
     if options.figure:
       figure = figures.drawn_figure(contents, options.figure, len(report.CURVES), 11.0)
@@ -167,14 +203,16 @@ def _draw(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import figures, parts, report
 
   analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
-  (all_runs, names), figure, title = _open(options), options.figure, options.split
+  all_runs, names = _open(options)
+  figure = options.figure
+  title = options.split
   if options.analysis == 'recl':
     arguments = all_runs, names, options.split, options.context_step, options.max_context
   else:
     all_runs[0].split(options.split)  # reports a wrong name before the checkpoint is loaded
     others = [getattr(options, name) for name in ('memory', 'text') if name in options]
     arguments = all_runs[0], options.split, *others
-  contents = {}
+  contents: dict[pathlib.Path, str | bytes] = {}
   with figures.drawn_figure(contents, figure, *analysis.FIGURE_SIZE) as axes:
     result = analysis.analyze(*arguments)
     contents[figure.with_suffix('.json')] = _format_json(result)
@@ -188,16 +226,16 @@ def _draw(options: argparse.Namespace) -> None:
   _write(contents)
 
 
-def _write(contents):
+def _write(contents: dict[pathlib.Path, str | bytes]) -> None:
   result_files.write_results(contents)
   print(f'wrote {" and ".join(map(str, contents))}')
 
 
-def _format_json(result):
+def _format_json(result: Any) -> str:
   return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
 
 
-def _default(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:
+def _default_path(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:
   """Returns the file in the first workdir that a flag without a value stands for."""
   from ngrammer_jax.runs import source  # imports JAX
 

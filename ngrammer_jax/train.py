@@ -3,6 +3,7 @@
 import shlex
 
 from ngrammer_jax import command_line, flags
+from ngrammer_jax import config as experiment
 from ngrammer_jax.system import hosts
 
 
@@ -16,10 +17,12 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax import runs
   from ngrammer_jax.training import dry_run, init_from, loop, train_task
 
-  split_names = []
+  split_names: list[str] = []
 
-  def make_task(config):
-    start = init_from.Start(config, options.workdir) if config.init_from else None
+  def make_task(config: experiment.Config) -> train_task.CorpusTask:
+    start = None
+    if config.init_from:
+      start = init_from.Start(config, options.workdir)
     task = train_task.CorpusTask(config, options.workdir, runs.open_corpus, start)
     if start is not None:
       start.check_vocabulary(task.vocabulary)
@@ -36,7 +39,8 @@ def main(argv: list[str]) -> int:
     return 0
   status = 'finished' if has_trained else 'already finished'
   print(f'{status}: {config.training.steps:,} steps, in {options.workdir}')
-  workdir, records = (shlex.quote(f'{options.workdir}{end}') for end in ('', '/tensorboard'))
+  workdir = shlex.quote(f'{options.workdir}')
+  records = shlex.quote(f'{options.workdir}/tensorboard')
   split = 'test' if 'test' in split_names else 'validation'
   print(f'  python -m ngrammer_jax.evaluate --workdir={workdir} --split={split}')
   print(f'  tensorboard --logdir {records}')
