@@ -42,7 +42,7 @@ def capture_segments(run, config, split, length, memory):
   @jax.jit
   def apply(tokens_1xT, starts_1xT, memory):
     (_, memory, _), captured = model.apply(
-      {'params': run.state.params},
+      {'params': run.restored.params},
       tokens_1xT,
       memory,
       starts_BxT=starts_1xT,

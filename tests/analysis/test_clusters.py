@@ -52,8 +52,8 @@ def test_clusters_of_a_run(tiny, untrained, capsys):
   used_tokens = sorted(set(tokens))
   sizes = (result['step'], result['clusters'], result['tokens'], result['never'])
   assert sizes == (4, 8, len(used_tokens), 257 - len(used_tokens))
-  rows = np.asarray(run.state.params['embedding'])
-  centroids = np.asarray(run.state.codebook['ngrammer']['quantizer']['centroids'])
+  rows = np.asarray(run.restored.params['embedding'])
+  centroids = np.asarray(run.restored.codebook['ngrammer']['quantizer']['centroids'])
   for n, head in enumerate(result['heads']):
     # Every token that occurs belongs to the cluster of the nearest centroid.
     features = (

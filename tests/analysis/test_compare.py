@@ -91,7 +91,8 @@ def test_losses_are_those_of_evaluate(one_device, trained, capsys, tmp_path):
   expected = compare.analyze([later], [later], [str(trained)] * 2, 'test', max_tokens=100)
   assert json_files.read(tmp_path / 'new' / 'result.json') == expected
   assert (
-    expected['pairs'][0]['parameters'] == [model_variables.count_elements(later.state.params)] * 2
+    expected['pairs'][0]['parameters']
+    == [model_variables.count_elements(later.restored.params)] * 2
   )
   with bad_input(f'--output={tmp_path} is a folder: name a file, such as {tmp_path}/compare.json'):
     analyze.main(['compare', '--workdir=no/run', '--baseline=no/run', f'--output={tmp_path}'])

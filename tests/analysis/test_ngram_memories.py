@@ -104,7 +104,7 @@ def test_ngrams_of_three_memories(one_device, tiny, untrained, texts, capsys):
     row_of = lambda gram, n=n, prime=prime: ((gram[0] + 8 * gram[1] + 1) * (n + 1)) % prime % 64
     check_head(next(heads), row_of, grams, 64)
 
-  codebook = run.state.codebook['layer_1']['ngram_memory_0']
+  codebook = run.restored.codebook['layer_1']['ngram_memory_0']
   classes = np.asarray(codebook['token_classes']).tolist()
   factors = [int(high) << 32 | int(low) for high, low in np.asarray(codebook['multipliers'])]
   heads = found['layer_1/ngram_memory_0']['heads']
@@ -182,7 +182,7 @@ def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monke
   run = runs.load_run(workdir)
   (table,) = lookups.tables(run)
   text = token_cache.TokenSplit(np.array([*shown.encode(), 0]), np.array([0]), None, START)
-  expected = [gate_of(run.state.params, table.hash, w) for w in windows(text, 3, 0)]
+  expected = [gate_of(run.restored.params, table.hash, w) for w in windows(text, 3, 0)]
   np.testing.assert_allclose(gate['values'], expected, rtol=1e-4)
   assert result['texts'] == ['', *shown]
   page = (workdir / 'gates.html').read_text()
@@ -194,7 +194,7 @@ def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monke
   assert '--share:0.000' in page and '--share:1.000' in page
 
   validation = texts['validation']
-  values = [gate_of(run.state.params, table.hash, w) for w in windows(validation, 3, 0)]
+  values = [gate_of(run.restored.params, table.hash, w) for w in windows(validation, 3, 0)]
   assert gate['mean'] == pytest.approx(np.mean(values), rel=1e-4)
   assert gate['deviation'] == pytest.approx(np.std(values), rel=1e-3)
   assert sum(gate['histogram']) == TOKENS
@@ -243,19 +243,19 @@ def test_retention(one_device, tiny, untrained, texts, monkeypatch, capsys):
   assert (result['tokens'], result['train_tokens']) == (TOKENS, 500)
   run = runs.load_run(workdir)
   (table,) = lookups.tables(run)
-  loss_T = losses(run, validation, run.state.params)
+  loss_T = losses(run, validation, run.restored.params)
   assert result['loss'] == pytest.approx(loss_T.mean(), rel=1e-5)
 
   exchanged = retention._exchange(run, table, lookups.read(run, validation, TOKENS)[table.name])
   rows = {'exchanged': exchanged}
-  before = np.asarray(run.state.params['layer_0']['ngram_memory_0']['table'])
+  before = np.asarray(run.restored.params['layer_0']['ngram_memory_0']['table'])
   for change, zeros in (('zero', (0, 152)), ('order 2 zero', (0, 68)), ('order 3 zero', (68, 152))):
     rows[change] = before.copy()
     rows[change][slice(*zeros)] = 0
   assert len(before) == 31 + 37 + 41 + 43
   assert {each['change'] for each in result['changes']} == {'removed', *rows}
   for each in result['changes']:
-    params, changed = copy.deepcopy(run.state.params), run
+    params, changed = copy.deepcopy(run.restored.params), run
     if each['change'] == 'removed':
       del params['layer_0']['ngram_memory_0']
       model = dataclasses.replace(run.config.model, ngram_memories=())
@@ -289,7 +289,7 @@ def test_a_memory_is_removed_and_the_others_stay(tiny, untrained):
   run = runs.load_run(untrained(tiny({'ngram_memories': memories})))
   without, variables = retention._remove(run, 'ngram_memory_1')
   assert without.config.model.ngram_memories == others
-  before, after = run.state.params, variables['params']
+  before, after = run.restored.params, variables['params']
   first, second = before['layer_1']['ngram_memory_0'], before['layer_0']['ngram_memory_2']
   assert after['layer_1']['ngram_memory_0']['table'] is first['table']
   assert after['layer_0']['ngram_memory_1']['table'] is second['table']

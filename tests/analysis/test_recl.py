@@ -36,7 +36,7 @@ def test_losses_are_those_of_exactly_the_context(one_device, tiny, untrained, te
   run, contexts = runs.load_run(untrained(config)), [4, 8, 12]
   targets = np.array([11, 15, 19, 23, 27, 31, 35, 39])
   losses_CxP = recl.losses(run, text, targets, contexts)
-  variables = {'params': run.state.params, 'codebook': run.state.codebook}
+  variables = {'params': run.restored.params, 'codebook': run.restored.codebook}
 
   @jax.jit
   def read(tokens_1xT, starts_1xT, carried):
