@@ -182,25 +182,25 @@ def _cloze(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-  from ngrammer_jax.analysis import figures, report
+  from ngrammer_jax.analysis import figures, report, report_page
 
   result_files.check_output_file('--output', options.output, 'report.html')
   samples = report.Samples(options.prompt, options.samples, options.tokens)
   contents: dict[pathlib.Path, str | bytes] = {}
   with contextlib.ExitStack() as stack:
     if options.figure:
-      figure = figures.drawn_figure(contents, options.figure, len(report.CURVES), 11.0)
+      figure = figures.drawn_figure(contents, options.figure, len(report_page.CURVES), 11.0)
       panels = stack.enter_context(figure)
     reports = report.collect(*_open(options), options.split, samples)
-    contents[options.output] = report.format_page(reports)
+    contents[options.output] = report_page.format_page(reports)
     if options.figure:
-      report.plot_curves(reports, panels)
+      report_page.plot_curves(reports, panels)
   _write(contents)
 
 
 def _draw(options: argparse.Namespace) -> None:
   """Prints the tables of an analysis, and writes JSON and a figure; of gates also a web page."""
-  from ngrammer_jax.analysis import figures, parts, report
+  from ngrammer_jax.analysis import elements, figures, report_page
 
   analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
   all_runs, names = _open(options)
@@ -209,7 +209,9 @@ def _draw(options: argparse.Namespace) -> None:
   if options.analysis == 'recl':
     arguments = all_runs, names, options.split, options.context_step, options.max_context
   else:
-    all_runs[0].split(options.split)  # reports a wrong name before the checkpoint is loaded
+    # Before the corpus is read, and a wrong split before the checkpoint is.
+    analysis.check_applicable(all_runs[0])
+    all_runs[0].split(options.split)
     others = [getattr(options, name) for name in ('memory', 'text') if name in options]
     arguments = all_runs[0], options.split, *others
   contents: dict[pathlib.Path, str | bytes] = {}
@@ -220,9 +222,9 @@ def _draw(options: argparse.Namespace) -> None:
     if 'step' in result:
       title = f'{names[0]}, step {result["step"]:,}, {options.split}'
     figures.set_title(axes, title)
-    print(f'{title}\n{parts.format_tables(analysis.parts(result))}')
+    print(f'{title}\n{elements.format_tables(analysis.elements(result))}')
   if options.analysis == 'gates':
-    contents[figure.with_suffix('.html')] = report.format_gates(result)
+    contents[figure.with_suffix('.html')] = report_page.format_gates(result)
   _write(contents)
 
 

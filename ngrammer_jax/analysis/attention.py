@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax.analysis import probe
-from ngrammer_jax.analysis.parts import Part
+from ngrammer_jax.analysis import capture
+from ngrammer_jax.analysis.elements import Element
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.layers import document_masks
 
@@ -34,12 +35,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   Raises:
     BadInput: the model has no attention, or no token can attend to all distances.
   """
+  check_applicable(run)
   config = run.config.evaluation_model()
-  recurrent = config.recurrent
-  if recurrent is not None and recurrent.readout in ('none', 'ngram'):
-    raise errors.NotApplicable(
-      f'--workdir={run.workdir} has no attention: model.recurrent.readout={recurrent.readout!r}'
-    )
   distances = _select_distances(config, run.config.training.segment_length)
   sums_LxNxD, counted, tokens = _sum_weights(run, split, config, distances)
   if not counted:
@@ -49,7 +46,10 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   heads_LxNxD = sums_LxNxD / counted
   mean_D = heads_LxNxD.mean(axis=(0, 1))
   return {
-    **{'step': run.restored.step, 'split': split, 'tokens': tokens, 'counted': counted},
+    'step': run.restored.step,
+    'split': split,
+    'tokens': tokens,
+    'counted': counted,
     'distances': distances,
     'heads': heads_LxNxD.tolist(),
     'layers': heads_LxNxD.mean(axis=1).tolist(),
@@ -58,16 +58,27 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   }
 
 
-def _select_distances(config, segment_length) -> list[int]:
+def check_applicable(run: runs.Run) -> None:
+  """Raises NotApplicable if the model has no attention."""
+  recurrent = run.config.model.recurrent
+  if recurrent is not None and recurrent.readout in ('none', 'ngram'):
+    raise errors.NotApplicable(
+      f'--workdir={run.workdir} has no attention: model.recurrent.readout={recurrent.readout!r}'
+    )
+
+
+def _select_distances(config: model_config.ModelConfig, segment_length: int) -> list[int]:
   """Returns the distances to report, the nearest first."""
   recurrent = config.recurrent
   if recurrent is not None:
     # Attention reads previous outputs; a recurrent memory also reads the current word.
     first = int(recurrent.readout in recurrent_config.ATTENTION)
     return list(range(first, first + recurrent.window))
-  farthest, nearest = segment_length - 1, 0
+  nearest = 0
+  farthest = segment_length - 1
   if config.memory is not None:
-    window, nearest = config.memory.window(), int(not config.memory.sees_itself())
+    nearest = int(not config.memory.sees_itself())
+    window = config.memory.window()
     if window is None:
       farthest = max(config.memory.length, segment_length - 1)
     else:
@@ -75,28 +86,37 @@ def _select_distances(config, segment_length) -> list[int]:
   return list(range(nearest, min(MAX_DISTANCE, farthest) + 1))
 
 
-def _sum_weights(run, split, config, distances):
+def _sum_weights(
+  run: runs.Run, split: str, config: model_config.ModelConfig, distances: list[int]
+) -> tuple[np.ndarray, int, int]:
   """Returns weights [L, N, D] summed over counted tokens, the number of these, and of all."""
-  distances_D, vectors = np.asarray(distances), probe.shared_vectors(config)
+  distances_D = np.asarray(distances)
+  vectors = capture.shared_vectors(config)
 
-  def weights_by_layer(intermediates):
+  def weights_by_layer(intermediates: dict[str, Any]) -> jnp.ndarray:
     if config.recurrent is not None:  # the farthest slot is first
       return jnp.stack([intermediates['readout']['weights'][0][..., ::-1]])
-    layers = probe.attention_layers(config, intermediates)
-    return jnp.stack([probe.weights_by_distance(layer, vectors, distances_D) for layer in layers])
+    layers = capture.attention_layers(config, intermediates)
+    return jnp.stack([capture.weights_by_distance(layer, vectors, distances_D) for layer in layers])
 
-  sums, counted, tokens, position = 0, 0, 0, np.int32(0)
-  segments = probe.captured_segments(run, run.split(split), MAX_TOKENS, weights_by_layer)
+  sums = 0
+  counted = 0
+  tokens = 0
+  position = np.int32(0)
+  segments = capture.captured_segments(run, run.split(split), MAX_TOKENS, weights_by_layer)
   for starts_T, weights_LxNxTxD in segments:
     position_T = np.asarray(document_masks.positions(starts_T[None], position[None]))[0]
     position = position_T[-1] + 1
     is_counted_T = _count_visible_tokens(config, position_T, tokens) >= distances[-1]
     sums = sums + weights_LxNxTxD[:, :, is_counted_T].sum(axis=2, dtype=np.float64)
-    counted, tokens = counted + int(is_counted_T.sum()), tokens + len(starts_T)
+    counted += int(is_counted_T.sum())
+    tokens += len(starts_T)
   return sums, counted, tokens
 
 
-def _count_visible_tokens(config, position_T, first):
+def _count_visible_tokens(
+  config: model_config.ModelConfig, position_T: np.ndarray, first: int
+) -> np.ndarray:
   """Returns how many previous tokens of its document each token can attend to."""
   if config.recurrent is not None:
     return position_T
@@ -104,18 +124,18 @@ def _count_visible_tokens(config, position_T, first):
   return np.minimum(position_T, memory_length + np.arange(len(position_T)))
 
 
-def parts(result: dict[str, Any]) -> list[Part]:
+def elements(result: dict[str, Any]) -> list[Element]:
   """Returns the table of the mean weights by distance."""
   layers = result['layers'] if len(result['layers']) > 1 else []
-  rows = [['distance', 'mean', *(f'layer {i}' for i in range(len(layers)))]]
+  rows = [['distance', 'mean'] + [f'layer {i}' for i in range(len(layers))]]
   for distance, *weights in zip(result['distances'], result['mean'], *layers, strict=True):
-    rows.append([str(-distance), *(f'{weight:.1%}' for weight in weights)])
-  rows.append(['other keys', f'{result["rest"]:.1%}', *('' for _ in layers)])
+    rows.append([str(-distance)] + [f'{weight:.1%}' for weight in weights])
+  rows.append(['other keys', f'{result["rest"]:.1%}'] + [''] * len(layers))
   title = (
     f'mean attention of the {result["counted"]:,} of {result["tokens"]:,} tokens that can attend '
     f'to all distances'
   )
-  return [Part(title, rows, is_folded=True)]
+  return [Element(title, rows, is_folded=True)]
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

@@ -1,5 +1,6 @@
 """Table of the checkpoints of a run; every file is read and verified."""
 
+from collections.abc import Mapping
 import hashlib
 import itertools
 import math
@@ -34,7 +35,8 @@ def format_table(
       f'ngrammer_jax.train wrote'
     )
   workdirs.load_config(workdir)  # raises if this is not a run directory
-  steps, best = reader.steps(workdir), reader.best_step(workdir)
+  steps = reader.steps(workdir)
+  best = reader.best_step(workdir)
   step_by_name = {'newest': max(steps, default=None), 'best': best}
   selected = step_by_name.get(arrays_step, arrays_step)
   if not steps or (arrays_step is not None and selected not in steps):
@@ -47,21 +49,33 @@ def format_table(
     except manifest.CorruptError as error:
       rows.append((f'{step:,}', '', '', '', '', f'damaged: {error}'))
       continue
-    size, saved_at = f'{checkpoint.size / 1e6:,.1f}', checkpoint.saved_at.removesuffix('+00:00')
-    loss = '' if checkpoint.validation is None else f'{checkpoint.validation:.4f}'
-    state = 'good, best' if step == best else 'good'
-    rows.append((f'{step:,}', size, saved_at, loss, checkpoint.checksum, state))
+    rows.append(
+      (
+        f'{step:,}',
+        f'{checkpoint.size / 1e6:,.1f}',
+        checkpoint.saved_at.removesuffix('+00:00'),
+        '' if checkpoint.validation is None else f'{checkpoint.validation:.4f}',
+        checkpoint.checksum,
+        'good, best' if step == best else 'good',
+      )
+    )
   lines = text_tables.align_columns(rows, '>><')
   if selected is not None:
     try:
       leaves = manifest.read(workdir / 'checkpoints' / str(selected)).leaves
     except manifest.CorruptError as error:
       raise errors.BadInput(f'--step={arrays_step}: checkpoint {selected}: {error}') from error
-    lines += _format_parts(leaves) if prefix is None else _format_arrays(leaves, prefix)
+    if prefix is None:
+      lines += _format_parts(leaves)
+    else:
+      lines += _format_arrays(leaves, prefix)
   return '\n'.join(lines)
 
 
-def _format_parts(leaves):
+Leaf = tuple[str, tuple[int, ...], str]  # dtype, shape and checksum of an array
+
+
+def _format_parts(leaves: Mapping[str, Leaf]) -> list[str]:
   """Formats one row for each part of a train state, such as the blocks: `params/layer_*`."""
   rows = [('checksum', 'arrays', 'values', 'MB', 'part')]
   for part, names in itertools.groupby(leaves, _part):
@@ -69,8 +83,10 @@ def _format_parts(leaves):
     counts = [math.prod(shape) for _, shape, _ in group]
     size = sum(n * jnp.dtype(leaf[0]).itemsize for n, leaf in zip(counts, group, strict=True))
     digests = [digest for _, _, digest in group]
-    checksum = hashlib.sha256(''.join(digests).encode()).hexdigest()[:16]
-    checksum = digests[0] if len(digests) == 1 else checksum
+    if len(digests) == 1:
+      checksum = digests[0]
+    else:
+      checksum = hashlib.sha256(''.join(digests).encode()).hexdigest()[:16]
     rows.append((checksum, f'{len(group):,}', f'{sum(counts):,}', f'{size / 1e6:,.1f}', part))
   return [*text_tables.align_columns(rows, '<>>><'), '--arrays=PREFIX lists single arrays']
 
@@ -80,7 +96,7 @@ def _part(name: str) -> str:
   return re.sub(r'_\d+$', '_*', '/'.join(name.split('/')[:2]))
 
 
-def _format_arrays(leaves, prefix):
+def _format_arrays(leaves: Mapping[str, Leaf], prefix: str) -> list[str]:
   """Formats one line for each array whose name begins with the prefix."""
   selected = {name: leaf for name, leaf in leaves.items() if name.startswith(prefix)}
   if not selected:

@@ -85,17 +85,19 @@ def mcnemar(only_first: int, only_second: int) -> float:
   from scipy import stats  # a slow import that other analyses do not need
 
   count = only_first + only_second
-  return float(stats.binomtest(only_first, count).pvalue) if count else 1.0
+  if not count:
+    return 1.0
+  return float(stats.binomtest(only_first, count).pvalue)
 
 
 def format_table(result: dict[str, dict[str, Any]]) -> str:
   """Formats the result of `compare` as a table."""
-  pairs = [f'{name} {run}' for name in ('accuracy', 'strict', 'only') for run in ('1st', '2nd')]
-  rows = [['kind', 'questions', *pairs, 'p']]
-  for kind, r in result.items():
-    accuracies = (r[key] for key in ('first', 'second', 'first_strict', 'second_strict'))
-    counts = f'{r["only_first"]:,}', f'{r["only_second"]:,}'
-    rows.append(
-      [kind, f'{r["questions"]:,}', *(f'{a:.4f}' for a in accuracies), *counts, f'{r["p"]:.2g}']
-    )
+  header = ['kind', 'questions', 'accuracy 1st', 'accuracy 2nd', 'strict 1st', 'strict 2nd']
+  rows = [[*header, 'only 1st', 'only 2nd', 'p']]
+  for kind, numbers in result.items():
+    cells = [kind, f'{numbers["questions"]:,}']
+    for key in ('first', 'second', 'first_strict', 'second_strict'):
+      cells.append(f'{numbers[key]:.4f}')
+    cells += [f'{numbers["only_first"]:,}', f'{numbers["only_second"]:,}', f'{numbers["p"]:.2g}']
+    rows.append(cells)
   return '\n'.join(text_tables.align_columns(rows, '<>'))

@@ -4,14 +4,14 @@ V vocabulary, U unique tokens that occur, D model width, N heads, H head width,
 K clusters.
 """
 
-import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax.analysis import probe
-from ngrammer_jax.analysis.parts import Part
+from ngrammer_jax.analysis import capture
+from ngrammer_jax.analysis.elements import Element
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.system import progress
 
@@ -22,8 +22,13 @@ MAX_WORDS = 12  # tokens of each of them
 BLOCK = 1_000_000  # tokens that are counted at a time
 
 COLUMNS = (
-  *('head', 'codes used', 'perplexity', 'token-weighted perplexity', 'dead'),
-  *('coherence (random)', 'cross-head coherence (random)'),
+  'head',
+  'codes used',
+  'perplexity',
+  'token-weighted perplexity',
+  'dead',
+  'coherence (random)',
+  'cross-head coherence (random)',
 )
 
 
@@ -52,10 +57,11 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
     BadInput: the model, or this memory, has no clusters that depend on the token alone.
   """
   memories = run.token_memories()
-  memory = next(iter(memories)) if memory is None else memory
+  if memory is None:
+    memory = next(iter(memories))
   if memory not in memories:
     raise errors.BadInput(f'--memory={memory} has no clusters of tokens: use {", ".join(memories)}')
-  module, clusters_VxN = memories[memory], run.token_clusters_of(memory)
+  clusters_VxN = run.token_clusters_of(memory)
   train = run.split('train').tokens
   V, N = clusters_VxN.shape
   count_V = np.zeros(V, np.int64)
@@ -66,22 +72,43 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
   U = len(tokens_U)
   embedding_UxD = np.asarray(run.restored.params['embedding'], np.float32)[tokens_U]
   embedding_UxNxH = (embedding_UxD - embedding_UxD.mean(axis=0)).reshape(U, N, -1)
-  codebook = functools.reduce(lambda tree, key: tree[key], memory.split('/'), run.restored.codebook)
+  codebook = run.restored.codebook
+  for name in memory.split('/'):
+    codebook = codebook[name]
   usage_NxK = np.asarray(codebook['quantizer']['usage'], np.float64)
-  texts = [probe.decode(run, [token]) for token in by_frequency_V]
+  texts = [capture.decode(run, [token]) for token in by_frequency_V]
   heads = []
   with progress.Progress('comparing clusters', N, 'heads') as bar:
     for n in range(N):
       ids_V = clusters_VxN[by_frequency_V, n]
       heads.append(_analyze_head(embedding_UxNxH, n, ids_V, usage_NxK[n], texts))
       bar.advance(1)
-  sizes = {'clusters': module.options.clusters, 'tokens': U, 'never': V - U}
-  return {'step': run.restored.step, 'split': split, 'memory': memory, **sizes, 'heads': heads}
+  return {
+    'step': run.restored.step,
+    'split': split,
+    'memory': memory,
+    'clusters': memories[memory].options.clusters,
+    'tokens': U,
+    'never': V - U,
+    'heads': heads,
+  }
 
 
-def _analyze_head(embedding_UxNxH, n, ids_V, usage_K, texts):
+def check_applicable(run: runs.Run) -> None:
+  """Raises NotApplicable if the model has no clusters that depend on the token alone."""
+  run.token_memories()
+
+
+def _analyze_head(
+  embedding_UxNxH: np.ndarray,
+  n: int,
+  ids_V: np.ndarray,
+  usage_K: np.ndarray,
+  texts: Sequence[str],
+) -> dict[str, Any]:
   """Returns the statistics of head n; tokens are sorted by frequency."""
-  U, K = len(embedding_UxNxH), len(usage_K)
+  U = len(embedding_UxNxH)
+  K = len(usage_K)
   all_features = embedding_UxNxH.reshape(U, -1)
   other_features = np.delete(embedding_UxNxH, n, axis=1).reshape(U, -1)
   count_K = np.bincount(ids_V[:U], minlength=K)
@@ -115,7 +142,7 @@ def coherence(rows_UxD: np.ndarray, ids_U: np.ndarray) -> tuple[float | None, np
   return overall, np.where(pairs_K > 0, twice_K / np.maximum(pairs_K, 1), np.nan)
 
 
-def _compare_with_random(rows_UxD, ids_U):
+def _compare_with_random(rows_UxD: np.ndarray, ids_U: np.ndarray) -> dict[str, float] | None:
   """Returns the coherence of the clusters and of random clusters of the same sizes, or None."""
   overall, _ = coherence(rows_UxD, ids_U)
   if overall is None or not rows_UxD.shape[1]:
@@ -129,12 +156,15 @@ def _compare_with_random(rows_UxD, ids_U):
   }
 
 
-def _perplexity(weight_K):
+def _perplexity(weight_K: np.ndarray) -> float:
+  """Returns exp of the entropy of the shares of the clusters."""
   share_K = weight_K[weight_K > 0] / weight_K.sum()
   return float(np.exp(-(share_K * np.log(share_K)).sum()))
 
 
-def _list_members(rows_UxD, ids_U, ids_V, texts):
+def _list_members(
+  rows_UxD: np.ndarray, ids_U: np.ndarray, ids_V: np.ndarray, texts: Sequence[str]
+) -> dict[int, dict[str, Any]]:
   """Returns the tokens and the coherence of each cluster that is not empty."""
   _, coherence_K = coherence(rows_UxD, ids_U)
   members = {}
@@ -149,19 +179,25 @@ def _list_members(rows_UxD, ids_U, ids_V, texts):
   return members
 
 
-def parts(result: dict[str, Any]) -> list[Part]:
+def elements(result: dict[str, Any]) -> list[Element]:
   """Returns the most coherent clusters of four or more tokens, and the statistics of the heads."""
-  large, statistics = [], [COLUMNS]
+  large = []
+  statistics = [COLUMNS]
   for n, head in enumerate(result['heads']):
-    coherences = (_format_coherence(head[key]) for key in ('coherence', 'coherence_elsewhere'))
-    perplexities = f'{head["vocabulary_perplexity"]:.1f}', f'{head["usage_perplexity"]:.1f}'
-    used, dead = f'{head["used"]:,}', f'{head["dead"]:.1%}'
-    statistics.append((str(n), used, *perplexities, dead, *coherences))
-    large += [
-      (cluster['coherence'], f'head {n}, cluster {k}', cluster['tokens'])
-      for k, cluster in head['members'].items()
-      if len(cluster['tokens']) >= 4
-    ]
+    statistics.append(
+      (
+        str(n),
+        f'{head["used"]:,}',
+        f'{head["vocabulary_perplexity"]:.1f}',
+        f'{head["usage_perplexity"]:.1f}',
+        f'{head["dead"]:.1%}',
+        _format_coherence(head['coherence']),
+        _format_coherence(head['coherence_elsewhere']),
+      )
+    )
+    for k, cluster in head['members'].items():
+      if len(cluster['tokens']) >= 4:
+        large.append((cluster['coherence'], f'head {n}, cluster {k}', cluster['tokens']))
   examples = [('cluster', 'coherence', 'most frequent tokens')]
   for coherence, name, tokens in sorted(large, key=lambda each: -each[0])[:MAX_CLUSTERS]:
     visible = ' '.join(repr(token)[1:-1].replace(' ', '_') for token in tokens[:MAX_WORDS])
@@ -171,13 +207,15 @@ def parts(result: dict[str, Any]) -> list[Part]:
     f'({result["never"]:,} never occur)'
   )
   return [
-    Part('the most coherent clusters of four or more tokens', examples, has_words=True),
-    Part(title, statistics, is_folded=True),
+    Element('the most coherent clusters of four or more tokens', examples, has_words=True),
+    Element(title, statistics, is_folded=True),
   ]
 
 
 def _format_coherence(value: dict[str, float] | None) -> str:
-  return '' if value is None else f'{value["clusters"]:z.3f} ({value["random"]:z.3f})'
+  if value is None:
+    return ''
+  return f'{value["clusters"]:z.3f} ({value["random"]:z.3f})'
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
@@ -206,5 +244,6 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   coherence_axes.axhline(0, color='black', linewidth=0.5)
   coherence_axes.set_xticks(heads)
   if coherence_axes.get_legend_handles_labels()[1]:  # above the panel, where nothing is drawn
-    place = {'loc': 'lower center', 'bbox_to_anchor': (0.5, 1), 'ncols': 3}
-    coherence_axes.legend(fontsize='x-small', frameon=False, **place)
+    coherence_axes.legend(
+      loc='lower center', bbox_to_anchor=(0.5, 1), ncols=3, fontsize='x-small', frameon=False
+    )

@@ -56,10 +56,13 @@ def analyze(
       f'baseline for each run, in the same order, such as that with the same seed'
     )
   everything = [*all_runs, *baselines]
-  workdir_of = lambda run: os.path.normpath(os.path.abspath(run.workdir))
-  in_pairs = [set(map(workdir_of, pair)) for pair in zip(all_runs, baselines, strict=True)]
+  workdirs_of_pairs = [
+    {_absolute_workdir(run), _absolute_workdir(baseline)}
+    for run, baseline in zip(all_runs, baselines, strict=True)
+  ]
   for run in everything:
-    if (count := sum(workdir_of(run) in pair for pair in in_pairs)) > 1:
+    count = sum(_absolute_workdir(run) in workdirs for workdirs in workdirs_of_pairs)
+    if count > 1:
       raise errors.BadInput(
         f'{run.workdir} is in {count} pairs of --workdir and --baseline: pairs must be different '
         f'trainings, such as those of other seeds'
@@ -71,7 +74,9 @@ def analyze(
   tokens = min(len(texts[0].tokens), max_tokens)
   pairs = []
   for i, both in enumerate(zip(all_runs, baselines, strict=True)):
-    loss_T, baseline_T = (token_losses.token_losses(run, texts[0], tokens) for run in both)
+    run, baseline = both
+    loss_T = token_losses.token_losses(run, texts[0], tokens)
+    baseline_T = token_losses.token_losses(baseline, texts[0], tokens)
     pairs.append(
       {
         'run': names[i],
@@ -85,6 +90,10 @@ def analyze(
       }
     )
   return {'split': split, 'tokens': tokens, 'pairs': pairs} | _over_pairs(pairs)
+
+
+def _absolute_workdir(run: runs.Run) -> str:
+  return os.path.normpath(os.path.abspath(run.workdir))
 
 
 def _text_error(difference_T: np.ndarray) -> float | None:
@@ -114,23 +123,23 @@ def _over_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def format_table(result: dict[str, Any]) -> str:
   """Formats the pairs, and what they say together."""
-  columns = 'step', 'parameters', 'nats/token'
-  rows = [('run', *columns, 'baseline', *columns, 'difference', 'error of the text')]
+  columns = ['step', 'parameters', 'nats/token']
+  rows = [['run', *columns, 'baseline', *columns, 'difference', 'error of the text']]
   for pair in result['pairs']:
     cells = []
     for i, (name, loss) in enumerate((('run', 'loss'), ('baseline', 'baseline_loss'))):
       cells += [pair[name], f'{pair["steps"][i]:,}', f'{pair["parameters"][i]:,}']
       cells.append(f'{pair[loss]:.4f}')
-    error = '-' if pair['text_error'] is None else f'{pair["text_error"]:.4f}'
-    rows.append((*cells, f'{pair["difference"]:+.4f}', error))
-  lines = [
-    f'{result["tokens"]:,} tokens of {result["split"]}; negative: lower than the baseline',
-    *text_tables.align_columns(rows, '<>>><>'),
-  ]
+    cells.append(f'{pair["difference"]:+.4f}')
+    cells.append('-' if pair['text_error'] is None else f'{pair["text_error"]:.4f}')
+    rows.append(cells)
+  lines = [f'{result["tokens"]:,} tokens of {result["split"]}; negative: lower than the baseline']
+  lines += text_tables.align_columns(rows, '<>>><>')
   if any(pair['text_error'] is None for pair in result['pairs']):
     lines.append(f'no error of the text: it needs at least {BLOCKS * MIN_BLOCK:,} tokens')
   if 'mean' not in result:
-    return '\n'.join([*lines, 'one pair: compare runs of other seeds too, which also differ'])
+    lines.append('one pair: compare runs of other seeds too, which also differ')
+    return '\n'.join(lines)
   low, high = result['interval']
   verdict = 'includes 0' if low <= 0 <= high else 'excludes 0'
   lines.append(

@@ -41,7 +41,8 @@ def drawn_figure(
     raise errors.BadInput(f'--figure={path} has no suffix of an image: use .png, .svg or .pdf')
   yield figure.subplots(1, panels)
   _drop_empty_panels(figure)
-  image, image_format = io.BytesIO(), path.suffix[1:]
+  image = io.BytesIO()
+  image_format = path.suffix[1:]
   no_date = {'svg': {'Date': None}, 'pdf': {'CreationDate': None}}.get(image_format)
   with matplotlib.rc_context({'svg.hashsalt': ''}):  # the same figure is the same bytes
     figure.savefig(image, dpi=150, format=image_format, metadata=no_date)
@@ -62,17 +63,21 @@ def inline_svgs(name: str, plot: Callable[[Any], None], panels: int) -> list[str
   import matplotlib
   from matplotlib import figure as figures
 
-  fonts = {'font.family': 'sans-serif', 'font.sans-serif': ['DejaVu Sans']}
-  with matplotlib.rc_context({'svg.fonttype': 'none', **fonts}):
-    axes = [
-      figures.Figure(figsize=PANEL_SIZE, layout='constrained').subplots() for _ in range(panels)
-    ]
+  options = {
+    'font.family': 'sans-serif',
+    'font.sans-serif': ['DejaVu Sans'],
+    'svg.fonttype': 'none',
+  }
+  with matplotlib.rc_context(options):
+    axes = []
+    for _ in range(panels):
+      axes.append(figures.Figure(figsize=PANEL_SIZE, layout='constrained').subplots())
     plot(axes if panels > 1 else axes[0])
-    drawn = [(f'{name} {n}', panel) for n, panel in enumerate(axes) if panel.has_data()]
-    return [_inline_svg(*each) for each in drawn]
+    return [_inline_svg(f'{name} {n}', panel) for n, panel in enumerate(axes) if panel.has_data()]
 
 
-def _inline_svg(name, axes):
+def _inline_svg(name: str, axes: Any) -> str:
+  """Returns a panel as an SVG element."""
   import matplotlib
   from matplotlib import colors
 
@@ -86,8 +91,13 @@ def _inline_svg(name, axes):
   svg = svg[svg.index('<svg') :]
   svg = re.sub('<defs>\\s*<style.*?</defs>', '', svg, count=1, flags=re.DOTALL)  # of the whole page
   svg = re.sub('<g id="[^"]*">', '<g>', svg)  # numbers that other figures have too
-  svg = re.sub('((?:fill|stroke): )(#[0-9a-f]{6})', lambda m: m[1] + variables.get(m[2], m[2]), svg)
-  label = ' by '.join(filter(None, (axes.get_ylabel(), axes.get_xlabel()))).replace('\n', ' ')
+
+  def use_variable(match: re.Match[str]) -> str:
+    return match[1] + variables.get(match[2], match[2])
+
+  svg = re.sub('((?:fill|stroke): )(#[0-9a-f]{6})', use_variable, svg)
+  axis_labels = [label for label in (axes.get_ylabel(), axes.get_xlabel()) if label]
+  label = ' by '.join(axis_labels).replace('\n', ' ')
   return svg.replace('<svg', f'<svg role="img" aria-label="{html.escape(label)}"', 1)
 
 
@@ -130,7 +140,7 @@ def token_labels(texts: Iterable[str]) -> list[str]:
   return [text.translate(visible_characters) or '¶' for text in texts]
 
 
-def _drop_empty_panels(figure):
+def _drop_empty_panels(figure: Any) -> None:
   """Removes the panels without data; if one is left, it fills the figure."""
   filled = [panel for panel in figure.axes if panel.has_data()]
   if filled:

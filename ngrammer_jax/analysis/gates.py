@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax.analysis import figures, lookups, probe
-from ngrammer_jax.analysis.parts import MAX_SHOWN_TOKENS, Part, shaded_text
+from ngrammer_jax.analysis import capture, figures, lookups
+from ngrammer_jax.analysis.elements import MAX_SHOWN_TOKENS, Element, shaded_text
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.inference import text as texts
 
@@ -47,32 +47,44 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   Raises:
     BadInput: the model has no gate, or the vocabulary lacks a character of the text.
   """
-  gates = [table for table in lookups.tables(run) if table.module.options.join == 'gate']
-  if not gates:
-    raise errors.NotApplicable(
-      f'--workdir={run.workdir} has no gate: it needs model.ngram_memories with join="gate"'
-    )
+  gates = _gated_tables(run)
   shown = None if text is None else _encode(run, text)
   tokens = run.split(split)
   by_gate = _read(run, gates, tokens, MAX_TOKENS)
   T = len(by_gate[gates[0].name])
   if shown is None:
-    shown, S = tokens, min(T, MAX_TEXT_TOKENS)
+    shown = tokens
+    S = min(T, MAX_TEXT_TOKENS)
     shown_by_gate = {name: values_T[:S] for name, values_T in by_gate.items()}
   else:
     S = len(shown.tokens)
     shown_by_gate = _read(run, gates, shown, S)
   result = {'step': run.restored.step, 'split': split, 'tokens': T}
-  result['texts'] = probe.input_texts(run, shown, S)
-  result['gates'] = [
-    {'name': gate.name, 'values': shown_by_gate[gate.name].tolist()}
-    | _analyze_gate(run, tokens, by_gate[gate.name], gate.hash.orders)
-    for gate in gates
-  ]
+  result['texts'] = capture.input_texts(run, shown, S)
+  result['gates'] = []
+  for gate in gates:
+    statistics = _analyze_gate(run, tokens, by_gate[gate.name], gate.hash.orders)
+    values = shown_by_gate[gate.name].tolist()
+    result['gates'].append({'name': gate.name, 'values': values} | statistics)
   return result
 
 
-def _encode(run, text):
+def check_applicable(run: runs.Run) -> None:
+  """Raises NotApplicable if the model has no gate."""
+  _gated_tables(run)
+
+
+def _gated_tables(run: runs.Run) -> list[lookups.NGramTable]:
+  """Returns the tables whose rows pass a gate. Raises NotApplicable if there are none."""
+  gates = [table for table in lookups.ngram_tables(run) if table.module.options.join == 'gate']
+  if not gates:
+    raise errors.NotApplicable(
+      f'--workdir={run.workdir} has no gate: it needs model.ngram_memories with join="gate"'
+    )
+  return gates
+
+
+def _encode(run: runs.Run, text: str) -> token_cache.TokenSplit:
   """Returns a text as a split. The document start at its end lets the model read all of it."""
   ids = texts.encode(run.vocabulary, text, '--text').ids
   if not len(ids):
@@ -81,18 +93,25 @@ def _encode(run, text):
   return token_cache.TokenSplit(np.append(ids, start), np.zeros(1, int), None, start)
 
 
-def _read(run, gates, text, max_tokens):
+def _read(
+  run: runs.Run, gates: list[lookups.NGramTable], text: token_cache.TokenSplit, max_tokens: int
+) -> dict[str, np.ndarray]:
   """Returns the gates by name for the first inputs of a text, float64 [T]."""
 
-  def measure(intermediates):
-    return {gate.name: gate.part_of(intermediates)['gate']['gate'][0] for gate in gates}
+  def measure(intermediates: dict[str, Any]) -> dict[str, jax.Array]:
+    return {gate.name: gate.subtree(intermediates)['gate']['gate'][0] for gate in gates}
 
-  parts = [values for _, values in probe.captured_segments(run, text, max_tokens, measure)]
-  join = lambda *arrays: np.concatenate(arrays, axis=1, dtype=np.float64)[0].mean(axis=-1)
-  return jax.tree.map(join, *parts)
+  def join(*segments_1xTxB: np.ndarray) -> np.ndarray:
+    """Joins segments, and averages over branches."""
+    return np.concatenate(segments_1xTxB, axis=1, dtype=np.float64)[0].mean(axis=-1)
+
+  segments = [values for _, values in capture.captured_segments(run, text, max_tokens, measure)]
+  return jax.tree.map(join, *segments)
 
 
-def _analyze_gate(run, text, values_T, orders):
+def _analyze_gate(
+  run: runs.Run, text: token_cache.TokenSplit, values_T: np.ndarray, orders: tuple[int, ...]
+) -> dict[str, Any]:
   """Returns the statistics of a gate over a text."""
   histogram, _ = np.histogram(values_T, BINS, (0, 1))
   return {
@@ -103,7 +122,9 @@ def _analyze_gate(run, text, values_T, orders):
   }
 
 
-def _highest(run, text, values_T, order):
+def _highest(
+  run: runs.Run, text: token_cache.TokenSplit, values_T: np.ndarray, order: int
+) -> list[dict[str, Any]]:
   """Returns the n-grams with the highest mean gate."""
   ngrams_NxT = lookups.token_ngrams(text, len(values_T), order)
   number_T = lookups.number_ngrams(ngrams_NxT)
@@ -115,7 +136,7 @@ def _highest(run, text, values_T, order):
   highest = frequent[np.argsort(-mean_U[frequent], kind='stable')][:MAX_NGRAMS]
   return [
     {
-      'text': probe.decode(run, ngrams_NxT[::-1, example_U[u]]),
+      'text': capture.decode(run, ngrams_NxT[::-1, example_U[u]]),
       'count': int(count_U[u]),
       'gate': float(mean_U[u]),
     }
@@ -123,7 +144,7 @@ def _highest(run, text, values_T, order):
   ]
 
 
-def parts(result: dict[str, Any], shown: int = MAX_SHOWN_TOKENS) -> list[Part]:
+def elements(result: dict[str, Any], shown: int = MAX_SHOWN_TOKENS) -> list[Element]:
   """Returns mean and deviation of all gates, then the n-grams and the shaded text of each.
 
   Those of all gates but the first are folded.
@@ -135,17 +156,23 @@ def parts(result: dict[str, Any], shown: int = MAX_SHOWN_TOKENS) -> list[Part]:
   means = [('memory', 'mean gate', 'standard deviation')]
   for gate in result['gates']:
     means.append((gate['name'], f'{gate["mean"]:.3f}', f'{gate["deviation"]:.3f}'))
-  result_parts = [Part(f'{result["tokens"]:,} tokens of {result["split"]}', means)]
+  result_elements = [Element(f'{result["tokens"]:,} tokens of {result["split"]}', means)]
   for number, gate in enumerate(result['gates']):
     rows = [['n-gram', 'mean gate', 'count']]
     for listed in gate['ngrams'].values():
       for ngram in listed[:MAX_LISTED]:
         rows.append([repr(ngram['text']), f'{ngram["gate"]:.3f}', f'{ngram["count"]:,}'])
     title = f'{gate["name"]}: n-grams with the highest mean gate, of at least {MIN_COUNT} each'
-    result_parts.append(Part(title, rows, is_folded=number > 0))
-    texts, values = result['texts'][:shown], gate['values'][:shown]
-    result_parts.append(shaded_text(gate['name'], texts, values, '.3f', is_folded=number > 0))
-  return result_parts
+    result_elements.append(Element(title, rows, is_folded=number > 0))
+    shaded = shaded_text(
+      gate['name'],
+      result['texts'][:shown],
+      gate['values'][:shown],
+      '.3f',
+      is_folded=number > 0,
+    )
+    result_elements.append(shaded)
+  return result_elements
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
@@ -161,7 +188,7 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   histogram_axes.legend(fontsize='x-small')
 
 
-def _plot_tokens(result, axes):
+def _plot_tokens(result: dict[str, Any], axes: Any) -> None:
   """Plots the gates of the first tokens as colors."""
   values_PxS = np.array([gate['values'][:MAX_PLOTTED_TOKENS] for gate in result['gates']])
   P, S = values_PxS.shape

@@ -5,8 +5,6 @@ K, U distinct n-grams.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-import functools
-import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax.analysis import probe
+from ngrammer_jax.analysis import capture
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.ngram import hashing
@@ -41,7 +39,7 @@ class Head(NamedTuple):
   rows: int
 
 
-class Table(NamedTuple):
+class NGramTable(NamedTuple):
   """A table of n-grams: that of one memory at one place.
 
   Attributes:
@@ -64,16 +62,19 @@ class Table(NamedTuple):
 
   def heads(self) -> list[Head]:
     """Returns its heads, in the order of the table."""
-    heads, first = [], 0
+    heads = []
+    first = 0
     for order, sizes_K in zip(self.hash.orders, self.hash.sizes, strict=True):
       for index, rows in enumerate(sizes_K):
         heads.append(Head(order, index, first, rows))
         first += rows
     return heads
 
-  def part_of(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the part of its module in a tree of parameters or intermediates."""
-    return functools.reduce(operator.getitem, self.path, tree)
+  def subtree(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the subtree of its module in parameters or intermediates."""
+    for name in self.path:
+      tree = tree[name]
+    return tree
 
 
 class Lookups(NamedTuple):
@@ -88,7 +89,7 @@ class Lookups(NamedTuple):
   ids: tuple[np.ndarray, ...]
   rows_TxI: np.ndarray
 
-  def by_head(self, table: Table) -> Iterator[tuple[Head, np.ndarray, np.ndarray]]:
+  def by_head(self, table: NGramTable) -> Iterator[tuple[Head, np.ndarray, np.ndarray]]:
     """Yields each head with the numbers [T] of its n-grams (see `number_ngrams`) and rows [T]."""
     numbers = {}
     for i, head in enumerate(table.heads()):
@@ -99,31 +100,31 @@ class Lookups(NamedTuple):
       yield head, numbers[key], self.rows_TxI[:, i]
 
 
-def tables(run: runs.Run) -> list[Table]:
+def ngram_tables(run: runs.Run) -> list[NGramTable]:
   """Returns all tables of n-grams of a run.
 
   Raises:
     BadInput: the model has none.
   """
   model = run.config.evaluation_model()
-  result = [Table(*each) for each in memories.ngram_modules(model, run.vocabulary.size)]
-  if not result:
+  modules = memories.ngram_modules(model, run.vocabulary.size)
+  tables = [NGramTable(path, module) for path, module in modules]
+  if not tables:
     raise errors.NotApplicable(
       f'--workdir={run.workdir} has no n-gram memory: it needs model.ngram_memories or model.ngram'
     )
-  return result
+  return tables
 
 
 def read(run: runs.Run, text: token_cache.TokenSplit, max_tokens: int) -> dict[str, Lookups]:
   """Returns what is looked up in each table, by name, for the first tokens of a text."""
-  all_tables = tables(run)
+  tables = ngram_tables(run)
 
-  def measure(intermediates):
-    return {table.name: table.part_of(intermediates)['lookup'][0] for table in all_tables}
+  def measure(intermediates: Mapping[str, Any]) -> dict[str, Any]:
+    return {table.name: table.subtree(intermediates)['lookup'][0] for table in tables}
 
-  segments = probe.captured_segments(run, text, max_tokens, measure)
-  parts = [lookups for _, lookups in segments]
-  joined = jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1)[0], *parts)
+  segments = [lookups for _, lookups in capture.captured_segments(run, text, max_tokens, measure)]
+  joined = jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1)[0], *segments)
   return {name: Lookups(tuple(sown['ids']), sown['rows']) for name, sown in joined.items()}
 
 

@@ -9,14 +9,21 @@ import numpy as np
 
 from ngrammer_jax import runs
 from ngrammer_jax.analysis import lookups
-from ngrammer_jax.analysis.parts import Part, table
+from ngrammer_jax.analysis.elements import Element, foldable_table
 
 MAX_TOKENS = 1_000_000  # tokens of the split that are read
 FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
 
 COLUMNS = (
-  *('table', 'order', 'head', 'rows', 'never visited', 'distinct n-grams'),
-  *('sharing a row (random)', 'lost (random)', 'share of text'),
+  'table',
+  'order',
+  'head',
+  'rows',
+  'never visited',
+  'distinct n-grams',
+  'sharing a row (random)',
+  'lost (random)',
+  'share of text',
 )
 
 
@@ -36,24 +43,25 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   Raises:
     BadInput: the model has no n-gram memory.
   """
-  all_tables = lookups.tables(run)
+  all_tables = lookups.ngram_tables(run)
   by_table = lookups.read(run, run.split(split), MAX_TOKENS)
   result = {'step': run.restored.step, 'split': split}
   result['tokens'] = len(by_table[all_tables[0].name].rows_TxI)
-  result['tables'] = [
-    {
-      'name': table.name,
-      'hash': table.hash.kind,
-      'heads': [
-        _analyze_head(*head_lookups) for head_lookups in by_table[table.name].by_head(table)
-      ],
-    }
-    for table in all_tables
-  ]
+  result['tables'] = []
+  for table in all_tables:
+    by_head = by_table[table.name].by_head(table)
+    heads = [_analyze_head(head, number_T, row_T) for head, number_T, row_T in by_head]
+    result['tables'].append({'name': table.name, 'hash': table.hash.kind, 'heads': heads})
   return result
 
 
-def _analyze_head(head, number_T, row_T):
+def check_applicable(run: runs.Run) -> None:
+  """Raises NotApplicable if the model has no n-gram memory."""
+  lookups.ngram_tables(run)
+
+
+def _analyze_head(head: lookups.Head, number_T: np.ndarray, row_T: np.ndarray) -> dict[str, Any]:
+  """Returns the visits and the collisions of a head."""
   _, visits = np.unique(row_T, return_counts=True)
   return {
     'order': head.order,
@@ -65,32 +73,38 @@ def _analyze_head(head, number_T, row_T):
   }
 
 
-def parts(result: dict[str, Any]) -> list[Part]:
+def elements(result: dict[str, Any]) -> list[Element]:
   """Returns the table of the heads."""
   rows = [COLUMNS]
   for each in result['tables']:
     for head in each['heads']:
-      distinct = head['distinct']
-      lost, random_lost = (1 - head[key] / distinct for key in ('rows', 'random_rows'))
+      lost = 1 - head['rows'] / head['distinct']
+      random_lost = 1 - head['random_rows'] / head['distinct']
       rows.append(
         (
-          *(each['name'], str(head['order']), str(head['head']), f'{head["table_rows"]:,}'),
-          *(f'{head["never"] / head["table_rows"]:.1%}', f'{distinct:,}'),
+          each['name'],
+          str(head['order']),
+          str(head['head']),
+          f'{head["table_rows"]:,}',
+          f'{head["never"] / head["table_rows"]:.1%}',
+          f'{head["distinct"]:,}',
           f'{head["shared_ngrams"]:.1%} ({head["random_shared_ngrams"]:.1%})',
-          *(f'{lost:.1%} ({abs(random_lost):.1%})', f'{head["shared"]:.1%}'),
+          f'{lost:.1%} ({abs(random_lost):.1%})',
+          f'{head["shared"]:.1%}',
         )
       )
-  return [table(f'{result["tokens"]:,} tokens; in parentheses: of a random function', rows)]
+  return [
+    foldable_table(f'{result["tokens"]:,} tokens; in parentheses: of a random function', rows)
+  ]
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
   """Plots visits of rows, and which n-grams and tokens share a row, by table and order."""
   visits_axes, shares_axes = axes
-  groups = {
-    f'{each["name"]}, order {order}': [head for head in each['heads'] if head['order'] == order]
-    for each in result['tables']
-    for order in dict.fromkeys(head['order'] for head in each['heads'])
-  }
+  groups: dict[str, list[dict[str, Any]]] = {}  # heads by table and order
+  for each in result['tables']:
+    for head in each['heads']:
+      groups.setdefault(f'{each["name"]}, order {head["order"]}', []).append(head)
   _plot_visits(visits_axes, groups)
   names = [name.replace(', ', '\n') for name in groups]
   for key, label, offset in (
@@ -102,9 +116,9 @@ def plot(result: dict[str, Any], axes: Any) -> None:
     shares_axes.barh(positions, [np.mean(each) for each in shares], 0.4, label=label)
     for position, each in zip(positions, shares, strict=True):
       shares_axes.plot(each, [position] * len(each), 'k.', markersize=2)
-  random = [
-    np.mean([100 * head['random_shared_ngrams'] for head in heads]) for heads in groups.values()
-  ]
+  random = []
+  for heads in groups.values():
+    random.append(np.mean([100 * head['random_shared_ngrams'] for head in heads]))
   shares_axes.plot(
     random, np.arange(len(groups)) - 0.2, 'k|', markersize=10, label='n-grams, random hash'
   )
@@ -114,7 +128,7 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   _add_legend(shares_axes, 3)
 
 
-def _plot_visits(axes, groups):
+def _plot_visits(axes: Any, groups: dict[str, list[dict[str, Any]]]) -> None:
   """Plots the percentage of rows by number of visits, for each group of heads."""
   longest = max(len(head['visits']) for heads in groups.values() for head in heads)
   for name, heads in groups.items():
@@ -128,8 +142,14 @@ def _plot_visits(axes, groups):
   _add_legend(axes, 2)
 
 
-def _add_legend(axes, columns):
+def _add_legend(axes: Any, columns: int) -> None:
   """Adds a legend above the axes, where nothing is drawn."""
-  place = {'loc': 'lower right', 'bbox_to_anchor': (1, 1), 'ncols': columns}
-  sizes = {'fontsize': 'x-small', 'handlelength': 1.2, 'columnspacing': 1}
-  axes.legend(**place, **sizes, frameon=False)
+  axes.legend(
+    loc='lower right',
+    bbox_to_anchor=(1, 1),
+    ncols=columns,
+    fontsize='x-small',
+    handlelength=1.2,
+    columnspacing=1,
+    frameon=False,
+  )

@@ -18,7 +18,7 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import token_losses
-from ngrammer_jax.analysis.parts import Part
+from ngrammer_jax.analysis.elements import Element
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.system import progress
 
@@ -67,22 +67,20 @@ def analyze(
       f'--split={split} has {len(texts[0].tokens):,} tokens, fewer than the longest context of '
       f'{contexts[-1]:,}: lower --max_context'
     )
-  read = zip(all_runs, texts, strict=True)
-  losses_NxCxP = np.stack([losses(run, text, targets, contexts) for run, text in read])
-  return {
-    'split': split,
-    'targets': len(targets),
-    'contexts': contexts,
-    'runs': [
+  losses_NxCxP = np.stack(
+    [losses(run, text, targets, contexts) for run, text in zip(all_runs, texts, strict=True)]
+  )
+  results = []
+  for i, (name, run) in enumerate(zip(names, all_runs, strict=True)):
+    results.append(
       {
         'name': name,
         'step': run.restored.step,
         'losses': losses_NxCxP[i].mean(axis=1).tolist(),
         'shares': [_effective_length(losses_NxCxP, i, contexts, share) for share in SHARES],
       }
-      for i, (name, run) in enumerate(zip(names, all_runs, strict=True))
-    ],
-  }
+    )
+  return {'split': split, 'targets': len(targets), 'contexts': contexts, 'runs': results}
 
 
 def losses(
@@ -112,53 +110,63 @@ def losses(
   return np.stack([by_context[min(c, longest)] for c in contexts])
 
 
-def _score_windows(run, text, firsts_W, length):
+def _score_windows(
+  run: runs.Run, text: token_cache.TokenSplit, firsts_W: np.ndarray, length: int
+) -> np.ndarray:
   """Returns the losses of windows of targets, each read without memory, float64 [W, length]."""
-  T, variables, parts = run.config.evaluation_length(), run.variables, []
+  T = run.config.evaluation_length()
+  variables = run.variables
+  batches = []
   rows = min(run.config.training.batch_size, len(firsts_W))
   with progress.Progress('scoring', len(firsts_W), 'windows') as bar:
     for begin in range(0, len(firsts_W), rows):
       firsts_B = firsts_W[begin : begin + rows]
 
-      def make_segment(index, row_slice, firsts_B=firsts_B):
+      def make_segment(
+        index: int, row_slice: slice, firsts_B: np.ndarray = firsts_B
+      ) -> streams.Batch:
         row_indices = np.minimum(np.arange(row_slice.start, row_slice.stop), len(firsts_B) - 1)
         return streams.stack_rows(text.window(firsts_B[row] + index * T, T) for row in row_indices)
 
       scores = run.engine.score_segments(variables, rows, -(-length // T), make_segment)
       nll_BxT = np.concatenate([segment.nll_BxT for segment in scores], axis=1)
-      parts.append(nll_BxT[: len(firsts_B), :length].astype(np.float64))
+      batches.append(nll_BxT[: len(firsts_B), :length].astype(np.float64))
       bar.advance(len(firsts_B))
-  return np.concatenate(parts)
+  return np.concatenate(batches)
 
 
-def _effective_length(losses_NxCxP, i, contexts, share):
+def _effective_length(
+  losses_NxCxP: np.ndarray, i: int, contexts: Sequence[int], share: float
+) -> dict[str, Any]:
   """Returns the RECL of run i on the share of the tokens with the largest best loss."""
   gains = []
   for best_P, next_P in zip(losses_NxCxP[:, :-1].min(axis=0), losses_NxCxP[i, 1:], strict=True):
     hardest = np.argsort(-best_P, kind='stable')[: max(1, round(share * len(best_P)))]
-    before, after = best_P[hardest].mean(), np.minimum(best_P, next_P)[hardest].mean()
+    before = best_P[hardest].mean()
+    after = np.minimum(best_P, next_P)[hardest].mean()
     gains.append(float(-np.expm1(after - before)))
   small = [c for c, gain in zip(contexts, gains, strict=False) if gain < MIN_GAIN]
   length = small[0] if small else contexts[-1]
   return {'share': share, 'gains': gains, 'length': length, 'is_lower_bound': not small}
 
 
-def parts(result: dict[str, Any]) -> list[Part]:
+def elements(result: dict[str, Any]) -> list[Element]:
   """Returns the table of the RECL of every run."""
   contexts = result['contexts']
   title = (
     f'{result["targets"]:,} tokens of {result["split"]}, contexts in steps of {contexts[0]:,}; r: '
     f'share of the tokens, those with the largest loss'
   )
-  losses = [f'nats/token with {c:,}' for c in (contexts[0], contexts[-1])]
-  rows = [('run', 'step', *losses, *(f'RECL, r={share:g}' for share in SHARES))]
+  columns = ['run', 'step', f'nats/token with {contexts[0]:,}', f'nats/token with {contexts[-1]:,}']
+  rows = [columns + [f'RECL, r={share:g}' for share in SHARES]]
   for run in result['runs']:
-    lengths = (
-      f'{">= " if each["is_lower_bound"] else ""}{each["length"]:,}' for each in run['shares']
-    )
-    means = (f'{run["losses"][index]:.4f}' for index in (0, -1))
-    rows.append((run['name'], f'{run["step"]:,}', *means, *lengths))
-  return [Part(title, rows)]
+    cells = [run['name'], f'{run["step"]:,}']
+    cells += [f'{run["losses"][0]:.4f}', f'{run["losses"][-1]:.4f}']
+    for each in run['shares']:
+      bound = '>= ' if each['is_lower_bound'] else ''
+      cells.append(f'{bound}{each["length"]:,}')
+    rows.append(cells)
+  return [Element(title, rows)]
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

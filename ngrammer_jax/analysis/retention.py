@@ -3,10 +3,10 @@
 Nothing is trained again. T tokens of text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.traverse_util
 import jax
@@ -15,8 +15,10 @@ import numpy as np
 
 from ngrammer_jax import runs
 from ngrammer_jax.analysis import lookups, token_losses
-from ngrammer_jax.analysis.parts import Part
+from ngrammer_jax.analysis.elements import Element
 from ngrammer_jax.config.ngram import memory as ngram_memory
+from ngrammer_jax.data import token_cache
+from ngrammer_jax.inference import engine as inference
 
 MAX_TOKENS = 2**16  # tokens of the split that are scored
 MAX_TRAIN_TOKENS = 10_000_000  # tokens of the training split in which n-grams are counted
@@ -51,72 +53,127 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   Raises:
     BadInput: the model has no n-gram memory, or there is no training split.
   """
-  all_tables = lookups.tables(run)
-  text, train = run.split(split), run.split('train')
-  tokens, train_tokens = min(len(text.tokens), MAX_TOKENS), min(len(train.tokens), MAX_TRAIN_TOKENS)
+  all_tables = lookups.ngram_tables(run)
+  text = run.split(split)
+  train = run.split('train')
+  tokens = min(len(text.tokens), MAX_TOKENS)
+  train_tokens = min(len(train.tokens), MAX_TRAIN_TOKENS)
   orders = {order for table in all_tables for order in table.hash.orders}
   ngrams_NxT = lookups.token_ngrams(text, tokens, max(orders))
   train_ngrams_NxT = lookups.token_ngrams(train, train_tokens, max(orders))
   counts = {n: lookups.count_ngrams(ngrams_NxT[:n], train_ngrams_NxT[:n]) for n in orders}
-  loss_T, changes = token_losses.token_losses(run, text, tokens), []
-  for memory, change, order, changed, variables in _changes(run, all_tables, text, tokens):
-    name = f'{memory}, {change}'
-    changed_T = token_losses.token_losses(changed, text, tokens, variables, name)
-    result = {'memory': memory, 'change': change, 'order': order, 'loss': float(changed_T.mean())}
-    changes.append(result | {'groups': _group(counts[order], loss_T, changed_T - loss_T)})
-  result = {'step': run.restored.step, 'split': split, 'tokens': tokens}
-  return result | {'train_tokens': train_tokens, 'loss': float(loss_T.mean()), 'changes': changes}
+  loss_T = token_losses.token_losses(run, text, tokens)
+  changes = []
+  for change in _changes(run, all_tables, text, tokens):
+    changed_T = token_losses.token_losses(
+      change.run, text, tokens, change.variables, f'{change.memory}, {change.name}'
+    )
+    changes.append(
+      {
+        'memory': change.memory,
+        'change': change.name,
+        'order': change.order,
+        'loss': float(changed_T.mean()),
+        'groups': _group(counts[change.order], loss_T, changed_T - loss_T),
+      }
+    )
+  return {
+    'step': run.restored.step,
+    'split': split,
+    'tokens': tokens,
+    'train_tokens': train_tokens,
+    'loss': float(loss_T.mean()),
+    'changes': changes,
+  }
 
 
-def _changes(run, all_tables, text, tokens):
-  """Yields the name of a memory, its change, the order of the groups, a run and its variables."""
+def check_applicable(run: runs.Run) -> None:
+  """Raises NotApplicable if the model has no n-gram memory."""
+  lookups.ngram_tables(run)
+
+
+class Change(NamedTuple):
+  """A change of a memory.
+
+  Attributes:
+    memory: name of the memory.
+    name: name of the change.
+    order: order of the n-grams in the groups.
+    run: the run, or the one without the memory.
+    variables: its variables.
+  """
+
+  memory: str
+  name: str
+  order: int
+  run: runs.Run
+  variables: inference.Variables
+
+
+def _changes(
+  run: runs.Run,
+  all_tables: list[lookups.NGramTable],
+  text: token_cache.TokenSplit,
+  tokens: int,
+) -> Iterator[Change]:
+  """Yields the changes of each memory."""
   by_table = lookups.read(run, text, tokens)
   for memory in dict.fromkeys(table.path[-1] for table in all_tables):
     tables = [table for table in all_tables if table.path[-1] == memory]
     orders = tables[0].hash.orders
-    yield memory, 'removed', max(orders), *_remove(run, memory)
-    for zeroed in dict.fromkeys((orders, *((order,) for order in orders))):
-      change = 'zero' if zeroed == orders else f'order {zeroed[0]} zero'
-      zeros = {table: _zeros(run, table, zeroed) for table in tables}
-      yield memory, change, max(zeroed), run, _change_tables(run, zeros)
+    yield Change(memory, 'removed', max(orders), *_remove(run, memory))
+    zeros = {table: _zeros(run, table, orders) for table in tables}
+    yield Change(memory, 'zero', max(orders), run, _change_tables(run, zeros))
+    if len(orders) > 1:
+      for order in orders:
+        zeros = {table: _zeros(run, table, (order,)) for table in tables}
+        yield Change(memory, f'order {order} zero', order, run, _change_tables(run, zeros))
     exchanged = {table: _exchange(run, table, by_table[table.name]) for table in tables}
-    yield memory, 'exchanged', max(orders), run, _change_tables(run, exchanged)
+    yield Change(memory, 'exchanged', max(orders), run, _change_tables(run, exchanged))
 
 
-def _remove(run, memory):
+def _remove(run: runs.Run, memory: str) -> tuple[runs.Run, inference.Variables]:
   """Returns a run without a memory, and its variables."""
   memories = run.config.model.ngram_memories
   remaining = [i for i in range(len(memories)) if ngram_memory.name(i) != memory]
-  changes = {'ngram_memories': tuple(memories[i] for i in remaining)}
-  changes |= {'ngram': None} if len(remaining) == len(memories) else {}
+  changes: dict[str, Any] = {'ngram_memories': tuple(memories[i] for i in remaining)}
+  if len(remaining) == len(memories):  # it is the N-Grammer
+    changes['ngram'] = None
   model = dataclasses.replace(run.config.model, **changes)
   without = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
   # Memories are numbered.
   renamed = {ngram_memory.name(old): ngram_memory.name(new) for new, old in enumerate(remaining)}
 
-  def keep(tree):
-    return {
-      renamed.get(name, name): keep(part) if isinstance(part, Mapping) else part
-      for name, part in tree.items()
-      if name != memory
-    }
+  def without_memory(tree: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for name, subtree in tree.items():
+      if name == memory:
+        continue
+      if isinstance(subtree, Mapping):
+        subtree = without_memory(subtree)
+      kept[renamed.get(name, name)] = subtree
+    return kept
 
-  variables = {'params': keep(run.restored.params), 'codebook': keep(run.restored.codebook)}
-  return without, without.engine.prepare(variables)
+  params = without_memory(run.restored.params)
+  codebook = without_memory(run.restored.codebook)
+  return without, without.engine.prepare({'params': params, 'codebook': codebook})
 
 
-def _zeros(run, table, orders):
+def _zeros(run: runs.Run, table: lookups.NGramTable, orders: Collection[int]) -> np.ndarray:
   """Returns the table with zeros in the rows of some orders."""
-  rows = np.array(table.part_of(run.restored.params)['table'])
+  rows = np.array(table.subtree(run.restored.params)['table'])
   for head in table.heads():
     if head.order in orders:
       rows[head.first : head.first + head.rows] = 0
   return rows
 
 
-def _exchange(run, table, text_lookups):
+def _exchange(
+  run: runs.Run, table: lookups.NGramTable, text_lookups: lookups.Lookups
+) -> np.ndarray:
   """Returns the table in which each row of a text is replaced by that of a random other token."""
-  rows, rng = np.array(table.part_of(run.restored.params)['table']), np.random.default_rng(0)
+  rows = np.array(table.subtree(run.restored.params)['table'])
+  rng = np.random.default_rng(0)
   for head, row_T in zip(table.heads(), text_lookups.rows_TxI.T, strict=True):
     visited = np.unique(row_T)
     drawn = rng.choice(row_T, len(visited))
@@ -125,7 +182,9 @@ def _exchange(run, table, text_lookups):
   return rows
 
 
-def _change_tables(run, changed):
+def _change_tables(
+  run: runs.Run, changed: Mapping[lookups.NGramTable, np.ndarray]
+) -> inference.Variables:
   """Returns the variables of a run with arrays instead of some tables."""
   params = flax.traverse_util.flatten_dict(run.restored.params)
   for table, rows in changed.items():
@@ -134,62 +193,80 @@ def _change_tables(run, changed):
   return run.variables | {'params': flax.traverse_util.unflatten_dict(params)}
 
 
-def _group(counts_T, loss_T, increase_T):
+def _group(
+  counts_T: np.ndarray, loss_T: np.ndarray, increase_T: np.ndarray
+) -> list[dict[str, Any]]:
   """Returns the losses of tokens by the count of their n-gram."""
-  group_T, total, groups = np.digitize(counts_T, COUNTS) - 1, increase_T.sum(), []
+  group_T = np.digitize(counts_T, COUNTS) - 1
+  total = increase_T.sum()
   has_shares = abs(total) >= MIN_INCREASE * len(increase_T)
+  groups = []
   for number, count in enumerate(COUNTS):
     is_in_T = group_T == number
-    group = {'count': count, 'tokens': int(is_in_T.sum())}
-    group |= dict.fromkeys(('loss', 'increase', 'share'))
+    group = {
+      'count': count,
+      'tokens': int(is_in_T.sum()),
+      'loss': None,
+      'increase': None,
+      'share': None,
+    }
     if group['tokens']:
       increase = increase_T[is_in_T]
-      group |= {'loss': float(loss_T[is_in_T].mean()), 'increase': float(increase.mean())}
-      group['share'] = float(increase.sum() / total) if has_shares else None
+      group['loss'] = float(loss_T[is_in_T].mean())
+      group['increase'] = float(increase.mean())
+      if has_shares:
+        group['share'] = float(increase.sum() / total)
     groups.append(group)
   return groups
 
 
-def _ranges():
+def _format_counts() -> list[str]:
   """Returns the counts of each group as text."""
-  ends = [f'–{end - 1}' if end > start + 1 else '' for start, end in itertools.pairwise(COUNTS)]
-  return [f'{start}{end}' for start, end in zip(COUNTS, [*ends, ' or more'], strict=True)]
+  texts = []
+  for start, end in itertools.pairwise(COUNTS):
+    texts.append(f'{start}–{end - 1}' if end > start + 1 else f'{start}')
+  return [*texts, f'{COUNTS[-1]} or more']
 
 
-def parts(result: dict[str, Any]) -> list[Part]:
+def elements(result: dict[str, Any]) -> list[Element]:
   """Returns the losses of all changes, then the groups of each."""
   rows = [('change', 'nats/token', 'increase')]
   title = f'unchanged: {result["loss"]:.4f} nats/token, {result["tokens"]:,} tokens'
-  result_parts = [Part(title, rows)]
+  result_elements = [Element(title, rows)]
   for each in result['changes']:
-    name, increase = f'{each["memory"]}, {each["change"]}', each['loss'] - result['loss']
+    name = f'{each["memory"]}, {each["change"]}'
+    increase = each['loss'] - result['loss']
     rows.append((name, f'{each["loss"]:.4f}', f'{increase:+.4f}'))
     title = (
       f'{name}: by count of the {each["order"]}-gram in {result["train_tokens"]:,} training tokens'
     )
     groups = [('count', 'tokens', 'nats/token', 'increase', 'share of the increase')]
-    for text, group in zip(_ranges(), each['groups'], strict=True):
-      if group['tokens']:
-        share = '' if group['share'] is None else f'{group["share"]:.1%}'
-        losses = f'{group["loss"]:.4f}', f'{group["increase"]:+.4f}'
-        groups.append((text, f'{group["tokens"]:,}', *losses, share))
-    result_parts.append(Part(title, groups))
-  return result_parts
+    for counts, group in zip(_format_counts(), each['groups'], strict=True):
+      if not group['tokens']:
+        continue
+      cells = [counts, f'{group["tokens"]:,}', f'{group["loss"]:.4f}', f'{group["increase"]:+.4f}']
+      cells.append('' if group['share'] is None else f'{group["share"]:.1%}')
+      groups.append(cells)
+    result_elements.append(Element(title, groups))
+  return result_elements
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
   """Plots the increase of the loss by count of the n-gram: mean of each group, and part of all."""
-  labels = _ranges()
+  labels = _format_counts()
   for each in result['changes']:
-    name, groups = f'{each["memory"]}, {each["change"]}', each['groups']
-    increases = np.array([np.nan if g['increase'] is None else g['increase'] for g in groups])
+    groups = each['groups']
+    # None becomes nan, which is not drawn.
+    increases = np.array([group['increase'] for group in groups], float)
     tokens = np.array([group['tokens'] for group in groups])
-    for one, values in zip(axes, (increases, increases * tokens / result['tokens']), strict=True):
-      one.plot(values, 'o-', linewidth=1, markersize=4, label=name)
-  for one, label in zip(axes, ('increase in the group', 'part of the total increase'), strict=True):
-    one.set_xticks(range(len(labels)), labels, rotation=30, fontsize=8)
-    one.set(xlabel='count of the n-gram in the training text', ylabel=f'{label} (nats/token)')
-    one.axhline(0, color='black', linewidth=0.5)
-    one.set_yscale('symlog', linthresh=0.01)  # few n-grams may have most of the increase
-    one.grid(alpha=0.3)
+    for panel, values in zip(axes, (increases, increases * tokens / result['tokens']), strict=True):
+      name = f'{each["memory"]}, {each["change"]}'
+      panel.plot(values, 'o-', linewidth=1, markersize=4, label=name)
+  titles = 'increase in the group', 'part of the total increase'
+  for panel, title in zip(axes, titles, strict=True):
+    panel.set_xticks(range(len(labels)), labels, rotation=30, fontsize=8)
+    panel.set(xlabel='count of the n-gram in the training text', ylabel=f'{title} (nats/token)')
+    panel.axhline(0, color='black', linewidth=0.5)
+    panel.set_yscale('symlog', linthresh=0.01)  # few n-grams may have most of the increase
+    panel.grid(alpha=0.3)
   axes[0].legend(fontsize='x-small')

@@ -5,11 +5,15 @@ L layers, N heads, T tokens of text, C persistent vectors.
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax.analysis import figures, probe
-from ngrammer_jax.analysis.parts import MAX_SHOWN_TOKENS, Part, shaded_text, table
+from ngrammer_jax.analysis import capture, figures
+from ngrammer_jax.analysis.elements import MAX_SHOWN_TOKENS, Element, foldable_table, shaded_text
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import span as span_config
+from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import spans as model_spans
 
 MAX_SEGMENTS = 8  # segments of the split that are read
@@ -35,17 +39,23 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   Raises:
     BadInput: the model has neither spans nor such persistent vectors.
   """
+  check_applicable(run)
   config = run.config.evaluation_model()
-  span, has_persistent = config.span, probe.shared_vectors(config) > 0
-  if span is None and not has_persistent:
-    raise errors.NotApplicable(
-      f'--workdir={run.workdir} has no spans and no persistent vectors that share a softmax with '
-      f'the context: it needs model.span or model.persistent'
-    )
-  result = {'step': run.restored.step, 'split': split, 'tokens': 0}
-  result |= dict.fromkeys(('spans', 'limit', 'ramp', 'along', 'persistent'))
+  span = config.span
+  has_persistent = capture.shared_vectors(config) > 0
+  result = {
+    'step': run.restored.step,
+    'split': split,
+    'tokens': 0,
+    'spans': None,
+    'limit': None,
+    'ramp': None,
+    'along': None,
+    'persistent': None,
+  }
   if span is not None:
-    result |= {'limit': span.limit, 'ramp': span.ramp}
+    result['limit'] = span.limit
+    result['ramp'] = span.ramp
   if span is not None and span.kind == 'adaptive':
     spans_LxN = model_spans.adaptive_spans(config, run.restored.params)
     result['spans'] = _add_ramp(spans_LxN, span).tolist()
@@ -58,58 +68,79 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
     if z_TxLxN is not None:
       spans_TxLxN = _add_ramp(z_TxLxN, span)
       result['spans'] = spans_TxLxN.mean(axis=0).tolist()
-      texts = probe.input_texts(run, text, min(result['tokens'], MAX_RECORDED_TOKENS))
+      texts = capture.input_texts(run, text, min(result['tokens'], MAX_RECORDED_TOKENS))
       mean_spans = spans_TxLxN[:MAX_RECORDED_TOKENS].mean(axis=(1, 2)).tolist()
       result['along'] = {'texts': texts, 'spans': mean_spans}
   return result
 
 
-def _add_ramp(z, span) -> np.ndarray:
+def check_applicable(run: runs.Run) -> None:
+  """Raises NotApplicable if the model has neither spans nor persistent vectors in the softmax."""
+  config = run.config.evaluation_model()
+  if config.span is None and capture.shared_vectors(config) == 0:
+    raise errors.NotApplicable(
+      f'--workdir={run.workdir} has no spans and no persistent vectors that share a softmax with '
+      f'the context: it needs model.span or model.persistent'
+    )
+
+
+def _add_ramp(z: np.ndarray, span: span_config.SpanConfig) -> np.ndarray:
+  """Returns spans in tokens, including the ramp."""
   return np.minimum(z + span.ramp, span.limit)
 
 
-def _measure(run, text, max_tokens, config):
+def _measure(
+  run: runs.Run,
+  text: token_cache.TokenSplit,
+  max_tokens: int,
+  config: model_config.ModelConfig,
+) -> tuple[np.ndarray | None, np.ndarray, int]:
   """Returns dynamic spans [T, L, N] or None, the share [L, N] of persistent vectors, and T."""
-  vectors = probe.shared_vectors(config)
+  vectors = capture.shared_vectors(config)
 
-  def measure(intermediates):
-    layers = probe.attention_layers(config, intermediates)
+  def measure(intermediates: dict[str, Any]) -> tuple[list[jax.Array], list[jax.Array]]:
+    layers = capture.attention_layers(config, intermediates)
     spans = [layer['span']['spans'][0][0] for layer in layers if 'span' in layer]  # [T, N]
-    return spans, [probe.persistent_share(layer, vectors) for layer in layers if vectors]
+    return spans, [capture.persistent_share(layer, vectors) for layer in layers if vectors]
 
-  spans, shares, tokens = [], 0, 0
-  segments = probe.captured_segments(run, text, max_tokens, measure)
+  segment_spans = []
+  shares = 0
+  tokens = 0
+  segments = capture.captured_segments(run, text, max_tokens, measure)
   for starts_T, (layer_spans, layer_shares) in segments:
-    spans += [np.stack(layer_spans, axis=1)] if layer_spans else []
-    shares, tokens = shares + np.asarray(layer_shares) * len(starts_T), tokens + len(starts_T)
-  return np.concatenate(spans) if spans else None, shares / tokens, tokens
+    if layer_spans:
+      segment_spans.append(np.stack(layer_spans, axis=1))
+    shares = shares + np.asarray(layer_shares) * len(starts_T)
+    tokens += len(starts_T)
+  spans_TxLxN = np.concatenate(segment_spans) if segment_spans else None
+  return spans_TxLxN, shares / tokens, tokens
 
 
-def parts(result: dict[str, Any]) -> list[Part]:
+def elements(result: dict[str, Any]) -> list[Element]:
   """Returns the tables by layer and head, and the shaded text of dynamic spans."""
-  result_parts = []
+  result_elements = []
   if result['spans'] is not None:
     mean = '' if result['along'] is None else '; mean over tokens'
     title = (
       f'spans in tokens, including the ramp of {result["ramp"]}; the limit is '
       f'{result["limit"]:,}{mean}'
     )
-    result_parts.append(table(title, table_rows(result['spans'], ',.0f')))
+    result_elements.append(foldable_table(title, table_rows(result['spans'], ',.0f')))
   if result['persistent'] is not None:
     title = 'share of attention on persistent vectors'
-    result_parts.append(table(title, table_rows(result['persistent'], '.1%')))
+    result_elements.append(foldable_table(title, table_rows(result['persistent'], '.1%')))
   if result['along'] is not None:
     along = {key: values[:MAX_SHOWN_TOKENS] for key, values in result['along'].items()}
     title = 'mean span of each token'
-    result_parts.append(shaded_text(title, along['texts'], along['spans'], '.0f'))
-  return result_parts
+    result_elements.append(shaded_text(title, along['texts'], along['spans'], '.0f'))
+  return result_elements
 
 
 def table_rows(values_LxN: list[list[float]], pattern: str) -> list[list[str]]:
   """Returns values by layer and head as rows of a table, the header first."""
   rows = [['layer', 'mean', *(f'head {n}' for n in range(len(values_LxN[0])))]]
   for layer, row in enumerate(values_LxN):
-    rows.append([str(layer), *(format(value, pattern) for value in (np.mean(row), *row))])
+    rows.append([str(layer)] + [format(value, pattern) for value in (np.mean(row), *row)])
   return rows
 
 
@@ -139,9 +170,10 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   panel.figure.legend(handles, labels, loc='outside right upper', fontsize=7, ncols=columns)
 
 
-def _plot_by_layer(axes, values_LxN, label):
+def _plot_by_layer(axes: Any, values_LxN: list[list[float]], label: str) -> None:
   """Plots a dot for each head, the heads of a layer side by side, and their mean as a line."""
-  layers, N = np.arange(len(values_LxN)), len(values_LxN[0])
+  layers = np.arange(len(values_LxN))
+  N = len(values_LxN[0])
   for n, values_L in enumerate(np.transpose(values_LxN)):
     offset = 0.6 * ((n + 0.5) / N - 0.5)
     axes.scatter(layers + offset, values_L, s=14, color=figures.color(n), label=f'head {n}')

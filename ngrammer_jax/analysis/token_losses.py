@@ -33,10 +33,13 @@ def token_losses(
     variables: variables of the model. None: those of the checkpoint.
     name: name of the run, for the progress.
   """
-  config, nll = run.config, []
-  num_streams, length = config.evaluation.streams, config.evaluation_length()
-  source = streams.EvaluationStreams(text, num_streams, length, tokens)
-  variables = run.variables if variables is None else variables
+  config = run.config
+  source = streams.EvaluationStreams(
+    text, config.evaluation.streams, config.evaluation_length(), tokens
+  )
+  if variables is None:
+    variables = run.variables
+  losses = []
   with progress.Progress(f'scoring {name or run.workdir}', tokens, 'tokens') as bar:
     for scores in language_modeling.score_streams(run.engine, variables, source, config):
       segments = []
@@ -44,12 +47,10 @@ def token_losses(
         segments.append(segment)
         bar.advance(int(segment.counts_BxT.sum()))
       # Each stream is a row, and all rows together are the text.
-      nll_BxS, counts_BxS = (
-        np.concatenate([getattr(segment, name) for segment in segments], axis=1)
-        for name in ('nll_BxT', 'counts_BxT')
-      )
-      nll.append(nll_BxS[counts_BxS].astype(np.float64))
-  return np.concatenate(nll)
+      nll_BxS = np.concatenate([segment.nll_BxT for segment in segments], axis=1)
+      counts_BxS = np.concatenate([segment.counts_BxT for segment in segments], axis=1)
+      losses.append(nll_BxS[counts_BxS].astype(np.float64))
+  return np.concatenate(losses)
 
 
 def check_same_text(

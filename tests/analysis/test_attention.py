@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, runs
-from ngrammer_jax.analysis import attention, probe
+from ngrammer_jax.analysis import attention, capture
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
@@ -149,7 +149,7 @@ def test_weights_by_distance_beside_persistent_vectors():
   N, T, K, vectors = 3, 4, 9, 2
   probs = np.random.default_rng(0).random((1, N, T, K + vectors), np.float32)
   distances = [0, 1, 3, 7]
-  weights = probe.weights_by_distance({'probs': [probs]}, vectors, np.array(distances))
+  weights = capture.weights_by_distance({'probs': [probs]}, vectors, np.array(distances))
   expected = np.zeros((N, T, len(distances)), np.float32)
   for n, t, i in np.ndindex(*expected.shape):
     key = K - T + t - distances[i]

@@ -122,7 +122,7 @@ def test_ngrams_of_three_memories(one_device, tiny, untrained, texts, capsys):
     check_head(head, row_of, grams, prime)
 
   # The clusters are those of hidden states: their ids are read from the model.
-  table = next(table for table in lookups.tables(run) if table.name == 'ngram_memory_1')
+  table = next(table for table in lookups.ngram_tables(run) if table.name == 'ngram_memory_1')
   ids, rows_TxI = lookups.read(run, text, TOKENS)['ngram_memory_1']
   np.testing.assert_array_equal(rows_TxI, numpy_rows(table.hash, ids))
   for (i, head), rows in zip(
@@ -180,7 +180,7 @@ def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monke
   assert cells == [gate['name'], f'{gate["mean"]:.3f}', f'{gate["deviation"]:.3f}']
   assert gate['name'] == 'layer_0/ngram_memory_0' and result['tokens'] == TOKENS
   run = runs.load_run(workdir)
-  (table,) = lookups.tables(run)
+  (table,) = lookups.ngram_tables(run)
   text = token_cache.TokenSplit(np.array([*shown.encode(), 0]), np.array([0]), None, START)
   expected = [gate_of(run.restored.params, table.hash, w) for w in windows(text, 3, 0)]
   np.testing.assert_allclose(gate['values'], expected, rtol=1e-4)
@@ -242,7 +242,7 @@ def test_retention(one_device, tiny, untrained, texts, monkeypatch, capsys):
   assert (workdir / 'retention.png').stat().st_size > 1000 and '16 or more' in printed
   assert (result['tokens'], result['train_tokens']) == (TOKENS, 500)
   run = runs.load_run(workdir)
-  (table,) = lookups.tables(run)
+  (table,) = lookups.ngram_tables(run)
   loss_T = losses(run, validation, run.restored.params)
   assert result['loss'] == pytest.approx(loss_T.mean(), rel=1e-5)
 
@@ -302,7 +302,7 @@ def test_a_memory_is_removed_and_the_others_stay(tiny, untrained):
 
 def test_exchanged_rows_are_those_of_other_tokens():
   heads = [lookups.Head(2, 0, 0, 5), lookups.Head(2, 1, 5, 4)]
-  table = types.SimpleNamespace(part_of=lambda params: params['memory'], heads=lambda: heads)
+  table = types.SimpleNamespace(subtree=lambda params: params['memory'], heads=lambda: heads)
   params = {'memory': {'table': np.arange(9.0)[:, None]}}
   run = types.SimpleNamespace(restored=types.SimpleNamespace(params=params))
   rows_TxI = np.array([[0, 3], [2, 1], [2, 1], [4, 1]])

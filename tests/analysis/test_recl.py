@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, runs
-from ngrammer_jax.analysis import parts, recl
+from ngrammer_jax.analysis import elements, recl
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
@@ -93,7 +93,7 @@ def test_lengths_follow_the_procedure_of_the_paper(monkeypatch):
       assert (each['length'], each['is_lower_bound']) == (contexts[c], c == 4)
       lengths[run['name'], each['share']] = each['length']
   assert len(set(lengths.values())) > 1 and lengths['c', 0.1] == 50
-  printed = parts.format_tables(recl.parts(result))
+  printed = elements.format_tables(recl.elements(result))
   assert '>= 50' in printed and '37 tokens of validation' in printed
 
 

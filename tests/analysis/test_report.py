@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, runs
-from ngrammer_jax.analysis import attention, clusters, ngrams, parts, report, spans
+from ngrammer_jax.analysis import (
+  attention,
+  clusters,
+  elements,
+  ngrams,
+  report,
+  report_metrics,
+  report_page,
+  spans,
+)
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.training import programs
@@ -122,7 +131,7 @@ def test_two_runs_side_by_side(pair):
   page = Page(text)
   sections = ['curves', 'metrics', 'configs', 'samples', 'clusters', 'ngrams', 'attention']
   assert page.links == [f'#{name}' for name in sections] and list(page.texts)[1:] == sections
-  assert report.format_page([found, other]) == text  # the same bytes
+  assert report_page.format_page([found, other]) == text  # the same bytes
   assert page.figures['curves'] == ['nats per token by training tokens'] * 2
   shares = 'sharing a row (%; dots: heads)'
   assert page.figures['ngrams'] == ['rows (%) by visits of a row', shares] * 2
@@ -132,7 +141,7 @@ def test_two_runs_side_by_side(pair):
   from matplotlib import figure
 
   panels = figure.Figure().subplots(1, 2)
-  report.plot_curves([found, other], panels)
+  report_page.plot_curves([found, other], panels)
   for key, axes in zip(('validation/nll_nats_per_token', 'loss'), panels, strict=True):
     for name, line in zip(LABELS, axes.lines, strict=True):
       expected = np.transpose([(r['step'] * 128, r[key]) for r in records if key in r])
@@ -155,14 +164,14 @@ def test_two_runs_side_by_side(pair):
   assert metrics['nats per token (test, evaluated)'] == ['2.1000', '2.0000']
   assert metrics['step (test, evaluated)'] == ['12', '8']
   assert metrics['tokens (test, evaluated)'] == ['1,234', '1,234']
-  before_evaluation = report._metrics(runs.load_run(first, 4), [])
+  before_evaluation = report_metrics.run_metrics(runs.load_run(first, 4), [])
   assert not [name for name in before_evaluation if 'evaluated' in name]
   assert 'perplexity (test, evaluated)' not in metrics
   assert re.findall('<td class=best>(.*?)<', text) == ['2.0000', '60.00%']
-  losses = {'a': report.Metric('1', 1, min, 10), 'b': report.Metric('2', 2, min, 9)}
+  losses = {'a': report_metrics.Metric('1', 1, min, 10), 'b': report_metrics.Metric('2', 2, min, 9)}
   shown = [found._replace(name=name, metrics={'loss': loss}) for name, loss in losses.items()]
-  assert not report._metrics_table(shown).parts[0].best  # on other tokens
-  metrics = report._split_metrics('test', {'step': 1, 'tokens': 9, 'bits_per_byte': 1.0})
+  assert not report_page._metrics_table(shown).elements[0].best  # on other tokens
+  metrics = report_metrics.split_metrics('test', {'step': 1, 'tokens': 9, 'bits_per_byte': 1.0})
   assert metrics['bits per byte (test)'].tokens is None
   bits = f'{last["validation/bits_per_byte"]:.4f}'
   assert re.findall('class="headline">(.*?) <', text) == [bits] * 2
@@ -173,11 +182,11 @@ def test_two_runs_side_by_side(pair):
   ]
   assert page.texts['configs'].count('model.ngram.clusters=8') == 2
 
-  rows = [[*row] for row in clusters.parts(found.results['clusters'])[1].rows]
+  rows = [[*row] for row in clusters.elements(found.results['clusters'])[1].rows]
   assert [row for row in page.tables['clusters'] if len(row) == len(rows[0])] == rows * 2
-  rows = [[*row] for row in ngrams.parts(found.results['ngrams'])[0].rows]
+  rows = [[*row] for row in ngrams.elements(found.results['ngrams'])[0].rows]
   assert page.tables['ngrams'] == rows * 2
-  assert page.tables['attention'] == attention.parts(found.results['attention'])[0].rows * 2
+  assert page.tables['attention'] == attention.elements(found.results['attention'])[0].rows * 2
   completions = runs.load_run(first).generate(['', ''], 4)
   assert found.samples == [('', completion.text) for completion in completions]
   for _, text in found.samples:
@@ -194,7 +203,7 @@ def test_runs_with_one_label_are_their_mean_in_the_curves(pair):
   from matplotlib import figure
 
   _, axes = panels = figure.Figure().subplots(1, 2)
-  report.plot_curves(seeds, panels)
+  report_page.plot_curves(seeds, panels)
   mean, one = axes.lines
   assert (mean.get_label(), one.get_label()) == (r'\$x', 'one')
   assert mean.get_xydata().tolist() == [[2 * 128, 4.0]]  # step 4 and 6 are of one run each
@@ -219,8 +228,8 @@ def spans_and_gates(one_device, tiny, untrained):
 
 def test_flops_are_those_of_the_recorded_spans(spans_and_gates):
   run = runs.load_run(spans_and_gates)
-  assert not [name for name in report._metrics(run, []) if 'FLOPs' in name]
-  recorded = report._metrics(run, [{'step': 4, 'flops_per_token': 5000.0}])
+  assert not [name for name in report_metrics.run_metrics(run, []) if 'FLOPs' in name]
+  recorded = report_metrics.run_metrics(run, [{'step': 4, 'flops_per_token': 5000.0}])
   assert recorded['FLOPs per token'].text == '5,000'
 
 
@@ -242,10 +251,10 @@ def test_a_run_with_spans_and_gates(spans_and_gates, collected):
     'span (tokens) by layer',
     'share of attention on persistent vectors by layer',
   ]
-  shown = result['along']['spans'][: parts.MAX_SHOWN_TOKENS]
+  shown = result['along']['spans'][: elements.MAX_SHOWN_TOKENS]
   assert page.titles['spans'] == [f'{value:.0f}' for value in shown]
   (gate,) = found.results['gates']['gates']
-  shown = gate['values'][: parts.MAX_SHOWN_TOKENS]
+  shown = gate['values'][: elements.MAX_SHOWN_TOKENS]
   assert page.titles['gates'] == [f'{value:.3f}' for value in shown]
   assert page.figures['gates'] == ['tokens of validation (%) by gate']
   best = gate['ngrams'][2][0]
@@ -293,7 +302,7 @@ def test_records_that_cannot_be_read_are_named_before_the_checkpoint_is(trained_
   ):
     write_report(f'--workdir={trained_copy}')
   metrics.write_bytes(lines + b'{"step": 1')  # is being written
-  assert len(report.read_metrics(trained_copy)) == len(lines.splitlines())
+  assert len(report_metrics.read_metrics(trained_copy)) == len(lines.splitlines())
   metrics.unlink()
   with bad_input(f'--workdir={trained_copy} has no metrics.jsonl: training has not started'):
     write_report(f'--workdir={trained_copy}')
@@ -301,9 +310,9 @@ def test_records_that_cannot_be_read_are_named_before_the_checkpoint_is(trained_
 
 def test_equal_configs_have_no_differences(pair):
   _, (found, _), _ = pair
-  table, *_ = report._configs([found, found]).parts
+  table, *_ = report_page._configs([found, found]).elements
   assert len(table.rows) == 1
-  table, *_ = report._configs([found]).parts
+  table, *_ = report_page._configs([found]).elements
   assert table.text
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ngrammer_jax import analyze, runs
+from ngrammer_jax import analyze, errors, runs
 from ngrammer_jax.analysis import spans
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
@@ -133,3 +133,9 @@ def test_model_without_spans_raises_bad_input(tiny, tmp_path):
     f'the context: it needs model.span or model.persistent'
   ):
     spans.analyze(run)
+
+
+def test_a_model_without_spans_is_refused_before_the_corpus_is_read(trained, monkeypatch):
+  monkeypatch.setattr(runs.Run, 'split', lambda *args: pytest.fail('read the corpus'))
+  with pytest.raises(errors.BadInput, match='has no spans and no persistent vectors'):
+    analyze.main(['spans', f'--workdir={trained}'])

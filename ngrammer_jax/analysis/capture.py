@@ -38,7 +38,8 @@ def captured_segments(
     measure: function from the intermediates of one segment to arrays. It is compiled.
   """
   # Intermediates are captured layer by layer: without scan, remat and fused kernels.
-  config, is_recurrent = run.config.evaluation_model(), run.config.model.recurrent is not None
+  config = run.config.evaluation_model()
+  is_recurrent = config.recurrent is not None
   if not is_recurrent:
     config = dataclasses.replace(config, scan_layers=False, remat='none', kernel='xla')
   model = language_model.build(config, run.vocabulary.size)
@@ -51,7 +52,8 @@ def captured_segments(
     )
     return memory, measure(captured['intermediates'])
 
-  variables, segment_length = run.restored.collections, run.config.training.segment_length
+  variables = run.restored.collections
+  segment_length = run.config.training.segment_length
   tokens = min(max_tokens, len(text.tokens))
   with progress.Progress('reading', tokens, 'tokens') as bar:
     for first in range(0, tokens, segment_length):
@@ -85,7 +87,9 @@ def attention_layers(
 def shared_vectors(config: model_config.ModelConfig) -> int:
   """Returns C, the number of persistent vectors that share a softmax with the context."""
   persistent = config.persistent
-  return persistent.vectors if persistent and persistent.kind == 'all_attention' else 0
+  if persistent is None or persistent.kind != 'all_attention':
+    return 0
+  return persistent.vectors
 
 
 def weights_by_distance(layer: dict[str, Any], vectors: int, distances_D: np.ndarray) -> jax.Array:
@@ -97,7 +101,8 @@ def weights_by_distance(layer: dict[str, Any], vectors: int, distances_D: np.nda
     distances_D: distances between query and key, in tokens.
   """
   (probs_NxTxK,) = layer['probs'][0]
-  T, K = probs_NxTxK.shape[1], probs_NxTxK.shape[2] - vectors
+  T = probs_NxTxK.shape[1]
+  K = probs_NxTxK.shape[2] - vectors
   query_Tx1 = np.arange(T)[:, None]
   index_TxD = K - T + query_Tx1 - distances_D
   return jnp.where(index_TxD >= 0, probs_NxTxK[:, query_Tx1, np.maximum(index_TxD, 0)], 0)

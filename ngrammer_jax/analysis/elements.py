@@ -1,4 +1,4 @@
-"""What is shown of the result of an analysis, printed and on a web page: tables, shaded texts."""
+"""Elements that show the result of an analysis, printed and on a web page: tables, shaded texts."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -9,11 +9,11 @@ MAX_ROWS = 13  # of a table that is not folded
 MAX_SHOWN_TOKENS = 300  # tokens of a shaded text on the page of a report
 
 
-class Part(NamedTuple):
-  """A part of a result: one of a table, shaded tokens, a sample, and preformatted text.
+class Element(NamedTuple):
+  """An element of a page: one of a table, shaded tokens, a sample, and preformatted text.
 
   Attributes:
-    title: its heading; of a folded part, what is shown of it.
+    title: its heading; of a folded element, what is shown of it.
     rows: cells of a table, the header first; the first cell of a row is its name.
     has_words: whether cells are words, which break into lines, rather than numbers.
     best: rows and columns of marked cells.
@@ -35,29 +35,32 @@ class Part(NamedTuple):
   is_folded: bool = False
 
 
-def table(title: str, rows: Sequence[Sequence[str]]) -> Part:
+def foldable_table(title: str, rows: Sequence[Sequence[str]]) -> Element:
   """Returns a table, which is folded if it is long."""
-  return Part(title, rows, is_folded=len(rows) > MAX_ROWS)
+  return Element(title, rows, is_folded=len(rows) > MAX_ROWS)
 
 
 def shaded_text(
   title: str, texts: Sequence[str], values: Sequence[float], pattern: str, **options: Any
-) -> Part:
+) -> Element:
   """Returns tokens, the darker the higher their values; ¶: a document start."""
-  low, high = min(values), max(values)
-  tokens = [
-    (text.replace('\n', '↵\n') or '¶', format(value, pattern), (value - low) / (high - low or 1))
-    for text, value in zip(texts, values, strict=True)
-  ]
+  low = min(values)
+  high = max(values)
+  tokens = []
+  for text, value in zip(texts, values, strict=True):
+    visible = text.replace('\n', '↵\n') or '¶'
+    share = (value - low) / (high - low or 1)
+    tokens.append((visible, format(value, pattern), share))
   limits = format(low, pattern), format(high, pattern)
-  return Part(title, tokens=tokens, limits=limits, **options)
+  return Element(title, tokens=tokens, limits=limits, **options)
 
 
-def format_tables(parts: Sequence[Part]) -> str:
-  """Formats the tables among the parts of a result for a terminal, with their titles."""
+def format_tables(elements: Sequence[Element]) -> str:
+  """Formats the tables among the elements of a result for a terminal, with their titles."""
   lines = []
-  for part in parts:
-    if part.rows:
-      alignment = '<><' if part.has_words else '<>'
-      lines += [part.title, *text_tables.align_columns(part.rows, alignment)]
+  for element in elements:
+    if element.rows:
+      alignment = '<><' if element.has_words else '<>'
+      lines.append(element.title)
+      lines += text_tables.align_columns(element.rows, alignment)
   return '\n'.join(lines)
