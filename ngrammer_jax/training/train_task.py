@@ -144,7 +144,15 @@ class CorpusTask:
 
     It has the compressed token ids of the vocabulary, see `token_codebook`, and the parameters and
     the codebook of another run, if `start` says so.
+
+    Raises:
+      BadInput: the config has `init_from`, but there is no `start`.
     """
+    if self._start is None and self._config.init_from is not None:
+      raise errors.BadInput(
+        f'init_from={self._config.init_from}: this task would start from random parameters; pass '
+        f'start=init_from.Start(config, workdir) to it'
+      )
     codebook = token_codebook.fill(state.codebook, self._config.model, self.vocabulary)
     state = state.replace(codebook=codebook)
     if self._start is None:

@@ -144,6 +144,12 @@ def test_a_mixture_is_judged_by_the_mean_of_its_parts(config, tiny, tmp_path, to
     assert {'validation/web/loss', 'validation/text/loss', 'validation/text/epochs'} <= set(record)
 
 
+def test_init_from_is_not_passed_over(tiny):
+  task = train_task.CorpusTask(dataclasses.replace(tiny(), init_from='other'))
+  with pytest.raises(errors.BadInput, match='init_from=other: this task would start from random'):
+    task.initial_state(None)
+
+
 def test_the_validation_split_is_what_judges(tiny):
   """The training split is what is learned from."""
   corpus = train_task.CorpusTask(tiny())
