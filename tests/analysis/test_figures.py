@@ -128,6 +128,7 @@ def test_heads_of_clusters_are_bars_not_points_of_a_line(panels):
 def test_an_analysis_that_fails_writes_nothing(tmp_path, monkeypatch):
   """Here its result has no form in JSON."""
   run = types.SimpleNamespace(split=lambda name: None)
+  monkeypatch.setattr(spans, 'check_applicable', lambda run: None)
   monkeypatch.setattr(runs, 'load_run', lambda *args: run)
   result = {
     'step': 4,
