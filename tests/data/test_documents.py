@@ -45,7 +45,7 @@ def test_held_out_documents_in_the_training_text_are_counted(
   counts = f'train: {size + 9 + copies} tokens, {size} bytes of text, {10 + copies} documents; '
   message = (
     f'{corpus}: {counts * (corpus == "text")}validation: 1 tokens, 1 bytes of text, 1 '
-    f'documents; test: 309 tokens, 270 bytes of text, 40 documents; 0 of 1 validation documents '
+    f'document; test: 309 tokens, 270 bytes of text, 40 documents; 0 of 1 validation documents '
     f'(0.0%), {copies} of 40 test documents ({share:.1%}) are also in the training text{first}'
   )
   for _ in range(2):
