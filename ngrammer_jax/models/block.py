@@ -135,7 +135,9 @@ class Block(nn.Module):
       states.update(next_states)
       return y_BxTxD.reshape(B, T, N, H)
 
-    post_attention_fn = apply_memories if after else None
+    post_attention_fn = None
+    if after:
+      post_attention_fn = apply_memories
     return_pairs = any(placed.needs_pairs for placed in self.placed_memories)
     attend = make_attention(self.config, self.dtype, self.score_divisor)
     y_BxTxD, projected = attend(
@@ -155,11 +157,14 @@ class Block(nn.Module):
     self, x_BxTxD: jax.Array, valid_BxT: jax.Array | None, dropout_key: jax.Array | None
   ) -> jax.Array:
     c = self.config
+    bias = c.feed_forward_bias
+    if bias is None:
+      bias = c.bias
     layer = feed_forward.FeedForward(
       width=c.feed_forward_width,
       activation=c.activation,
       gated=c.gated,
-      bias=c.bias if c.feed_forward_bias is None else c.feed_forward_bias,
+      bias=bias,
       dropout=c.inner_dropout,
       dtype=self.dtype,
       name='feed_forward',
@@ -213,10 +218,14 @@ def projections(config: model_config.ModelConfig) -> attention.Projections:
   c = config
   options = c.attention_options()
   bias = options.query_key_value_bias
+  if bias is None:
+    bias = c.bias
   output_bias = options.output_bias
+  if output_bias is None:
+    output_bias = c.bias
   return attention.Projections(
-    bias=c.bias if bias is None else bias,
-    output_bias=c.bias if output_bias is None else output_bias,
+    bias=bias,
+    output_bias=output_bias,
     per_dim_scale=c.per_dim_scale,
     taps=c.convolution,
     shared_query_key=c.shared_query_key,
@@ -246,6 +255,9 @@ def make_attention(
     if scale is None:
       scale = c.head_features**-0.5
     scale /= score_divisor
+  learned_span = None
+  if c.span is not None:
+    learned_span = spans.module_of(c, dtype)
   vectors = None
   if c.persistent is not None:
     p = c.persistent
@@ -254,7 +266,7 @@ def make_attention(
     heads=c.heads,
     projections=projections(c),
     position=_position_module(c),
-    span=None if c.span is None else spans.module_of(c, dtype),
+    span=learned_span,
     persistent=vectors,
     dropout=c.attention_dropout,
     logit_cap=options.logit_cap,

@@ -129,14 +129,15 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     memory: Memory = {'document': jnp.zeros((batch,), jnp.int32)}
     memory |= memories.empty_states(placed.between_blocks, batch)
     if cache_slots:
+      name = 'cache'
       sinks = 0 if c.memory is None else c.memory.sinks
-      memory['cache'] = cache.empty_slots(batch, cache_slots, sinks)
+      memory[name] = cache.empty_slots(batch, cache_slots, sinks)
     else:
+      name = 'recent'
       memory |= spans.empty_state(c, batch)
       if c.memory is not None:
-        memory['recent'] = contexts.empty_tokens(batch, c.memory.length)
+        memory[name] = contexts.empty_tokens(batch, c.memory.length)
     if c.memory is not None and c.memory.zeros():
-      name = 'cache' if cache_slots else 'recent'
       memory[name] = _as_zero_tokens(memory[name], c.memory.zeros())
     layers = tuple(
       block.empty_memory(c, in_block, batch, cache_slots) for in_block in placed.in_blocks
@@ -190,7 +191,9 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     documents_BxT = document_masks.numbers(starts_BxT, memory['document'])
     # The next segment continues the document of the last token that is not padding.
-    counted_BxT = starts_BxT if valid_BxT is None else starts_BxT & (valid_BxT > 0)
+    counted_BxT = starts_BxT
+    if valid_BxT is not None:
+      counted_BxT = starts_BxT & (valid_BxT > 0)
     next_memory = {'document': document_masks.numbers(counted_BxT, memory['document'])[:, -1]}
     segment = contexts.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, tokens_BxT)
     context, earlier_tokens = self._context(segment, memory)
@@ -240,7 +243,9 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     context, tokens = contexts.make(segment, visibility, tokens, in_blocks)
     positions = context.positions.replace(params=self.position_params)
     context = context.replace(positions=positions)
-    return context, {} if tokens is None else {name: tokens}
+    if tokens is None:
+      return context, {}
+    return context, {name: tokens}
 
   def _type_context(
     self, layer_type: LayerType, context: contexts.Context, prefix_BxT: jax.Array | None
