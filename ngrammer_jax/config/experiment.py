@@ -76,7 +76,7 @@ class Config:
 
   def check_groups(self) -> None:
     """Raises BadInput if `optimizer` names a part that the model does not have."""
-    self.optimizer.check_groups(self.model.parameter_groups())
+    self.optimizer.check_groups(self.model.parameter_groups(), self.init_from is not None)
 
   def _check_positions(self) -> None:
     """Raises BadInput if segments and their memories are longer than the positions of the model."""
