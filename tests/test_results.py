@@ -13,11 +13,12 @@ import types
 import pytest
 
 from ngrammer_jax import analyze, errors, evaluate, export, flags, generate, runs
-from ngrammer_jax.analysis import compare, gates, report, spans
+from ngrammer_jax.analysis import compare, gates, report, report_page, spans
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, text
 from ngrammer_jax.interop import safetensors
 from ngrammer_jax.interop.huggingface import configs, tensors
+from ngrammer_jax.runs import evaluation, load
 from ngrammer_jax.system import file_errors, files, result_files
 from ngrammer_jax.training import loop
 
@@ -54,7 +55,8 @@ def test_where_results_go_is_checked_before_a_model_is_used(trained_copy, tmp_pa
 
   for name in ('score_documents', 'prepare'):
     monkeypatch.setattr(inference.Engine, name, use)
-  monkeypatch.setattr(runs.Run, '_evaluate', use)
+  monkeypatch.setattr(evaluation, '_score', use)
+  monkeypatch.setattr(gates, 'check_applicable', lambda run: None)
   run, prompts = trained_copy, tmp_path / 'prompts.txt'
   prompts.write_text('a\n')
   commands = {
@@ -248,17 +250,19 @@ def test_an_analysis_loses_and_replaces_nothing(
 ):
   opened = types.SimpleNamespace(split=lambda name: None, published=None)
   monkeypatch.setattr(runs, 'load_run', lambda *args: opened)
+  monkeypatch.setattr(load, 'open_named', lambda *args: opened)
   result = {'step': 1}
   for analysis in (spans, gates, compare):
     monkeypatch.setattr(analysis, 'analyze', lambda *args: dict(result))
   for analysis in (spans, gates):
+    monkeypatch.setattr(analysis, 'check_applicable', lambda run: None)
     monkeypatch.setattr(analysis, 'plot', lambda *args: None)
-    monkeypatch.setattr(analysis, 'parts', lambda *args: [])
+    monkeypatch.setattr(analysis, 'elements', lambda *args: [])
   monkeypatch.setattr(compare, 'format_table', str)
   monkeypatch.setattr(report, 'collect', lambda *args: [])
-  monkeypatch.setattr(report, 'plot_curves', lambda *args: None)
+  monkeypatch.setattr(report_page, 'plot_curves', lambda *args: None)
   for format in ('format_page', 'format_gates'):
-    monkeypatch.setattr(report, format, lambda *args: f'page {result["step"]}')
+    monkeypatch.setattr(report_page, format, lambda *args: f'page {result["step"]}')
   arguments = [argument.format(tmp_path) for argument in arguments]
   run = lambda: analyze.main([*arguments, f'--workdir={tmp_path}'])
   with monkeypatch.context() as patch:

@@ -85,6 +85,7 @@ def restore_variables(run: OpenedRun) -> model_variables.ModelVariables:
   if state is not None:  # it was restored before, and has them
     return model_variables.ModelVariables(int(state.step), state.params, state.codebook)
   step = run.find_checkpoint()
+  _ = run.vocabulary  # a damaged one is refused before devices are used
   host_tables.check(run.config.model, run.mesh)
   abstract = abstract_variables(run)
   if step is None:

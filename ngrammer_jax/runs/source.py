@@ -63,11 +63,12 @@ def resolve(text: str) -> ModelSource:
 
 
 def identify(path: str | pathlib.Path) -> ModelSource:
-  """Returns the source at a path."""
+  """Returns the source at a path. Raises BadInput if the path cannot be reached."""
   from ngrammer_jax.checkpoints import workdirs  # imports JAX
   from ngrammer_jax.interop.huggingface import checkpoint
 
   path = storage.path(path)
+  storage.check_reachable(path)
   if checkpoint.is_published(path):
     return ModelSource(path, Kind.PUBLISHED)
   if workdirs.is_exported(path):

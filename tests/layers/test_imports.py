@@ -12,7 +12,18 @@ print(sorted({name[1] for name in names}))
 print(sorted({name[2] for name in names if name[1] == 'config' and len(name) > 2}))
 """
 ROOMS = ['config', 'errors', 'layers', 'optimizers']
-CONFIG = ['fields', 'initial', 'kernels', 'ngram', 'place', 'positions', 'recurrent', 'span']
+CONFIG = [
+  'fields',
+  'formatting',
+  'initial',
+  'kernels',
+  'ngram',
+  'place',
+  'positions',
+  'recurrent',
+  'relations',
+  'span',
+]
 
 
 def test_one_layer():

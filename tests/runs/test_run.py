@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, errors, evaluate, runs
-from ngrammer_jax.analysis import gates, report
+from ngrammer_jax.analysis import gates, report_page
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.data import mixture
 from tests import published_folders
@@ -75,8 +75,10 @@ def test_a_run_is_printed_in_one_line(trained):
 def test_all_results_of_an_analysis_are_beside_its_figure(trained, tmp_path, monkeypatch):
   result = {'step': 12, 'split': 'validation', 'tokens': 0, 'gates': []}
   monkeypatch.setattr(gates, 'analyze', lambda run, split, text: result | {'texts': [text]})
+  monkeypatch.setattr(gates, 'check_applicable', lambda run: None)
+  monkeypatch.setattr(gates, 'elements', lambda result: [])
   monkeypatch.setattr(gates, 'plot', lambda result, axes: None)
-  monkeypatch.setattr(report, 'format_gates', lambda result: f'of {result["texts"]}')
+  monkeypatch.setattr(report_page, 'format_gates', lambda result: f'of {result["texts"]}')
   figure = tmp_path / 'other' / 'g.svg'
   analyze.main(['gates', f'--workdir={trained}', '--text=b', f'--figure={figure}'])
   assert {path.name for path in figure.parent.iterdir()} == {'g.svg', 'g.json', 'g.html'}

@@ -105,7 +105,7 @@ def test_a_store_without_its_package_is_refused(tiny, tmp_path, monkeypatch):
     loop.train(tiny(), storage.path('gs://bucket/run'))
   with bad_input(message):
     evaluate.main(['--workdir=gs://bucket/run'])
-  with bad_input("gs://bucket/run/report.html needs gcsfs: pip install 'ngrammer_jax[gcs]'"):
+  with bad_input(message):
     analyze.main(['report', '--workdir=gs://bucket/run'])
 
 

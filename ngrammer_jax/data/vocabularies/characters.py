@@ -22,6 +22,8 @@ class CharacterVocabulary(base.Vocabulary):
   kind = 'characters'
 
   def __init__(self, characters: str, encoding: str, separated: bool):
+    if not isinstance(separated, bool):  # of a damaged file
+      raise TypeError(f'separated={separated!r} is neither true nor false')
     self.fields = {'characters': characters, 'encoding': encoding, 'separated': separated}
     self.encoding = encoding
     codes = np.array([ord(c) for c in characters], '<u4')
