@@ -144,7 +144,9 @@ def test_the_example_applies():
   assert len(texts) == 3
   for path, text in texts.items():
     assert 'token_shift' in text, path
-    ast.parse(text)
+    command = [sys.executable, '-m', 'ruff', 'format', '--check', '--stdin-filename', path, '-']
+    ruff = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, text=True)
+    assert ruff.returncode == 0, ruff.stdout + ruff.stderr
 
 
 @pytest.mark.slow

@@ -113,7 +113,9 @@ class RowReader:
         has_documents = True
         yield document
       if not has_documents and epoch > state.epoch:
-        names = ', '.join(str(self._blocks.files[index]) for index in self._shard_indices)
+        shuffled = self._order.permutation(len(self._blocks.files), epoch)
+        files = [self._blocks.files[shuffled[index]] for index in self._shard_indices]
+        names = ', '.join(map(str, files))
         raise errors.BadInput(
           f'{names} has no document for one of the {len(self._sharing_rows)} rows that read it: '
           f'reduce training.batch_size to at most the number of documents, or add text'
