@@ -49,7 +49,7 @@ def open_vocabulary(
   name = f'vocabulary-{hash_json(key)}'
 
   def write(folder: pathlib.Path) -> None:
-    vocabulary = _learn(config, all_corpora)
+    vocabulary = _learn(config, all_corpora, folder)
     vocabulary.save(folder)
     meta = {'vocabulary_hash': vocabulary.digest}
     (folder / 'meta.json').write_text(json.dumps(meta), encoding='utf-8')
@@ -64,9 +64,9 @@ def open_vocabulary(
 
 
 def _learn(
-  config: data_config.DataConfig, all_corpora: Sequence[Corpus]
+  config: data_config.DataConfig, all_corpora: Sequence[Corpus], folder: pathlib.Path
 ) -> vocabularies.Vocabulary:
-  """Returns a vocabulary that is learned from corpora."""
+  """Returns a vocabulary that is learned from corpora; temporary files are in a folder."""
   if config.vocabulary == 'characters' and len({c.encoding for c in all_corpora}) > 1:
     raise errors.BadInput(
       "data.vocabulary='characters': the characters of enwik8 are bytes, so other parts of "
@@ -77,12 +77,12 @@ def _learn(
   logging.info('learning the vocabulary')
   # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
   drops_duplicates = config.drop_duplicates and len(all_corpora) == 1
-  with tempfile.TemporaryDirectory() as scratch:
+  with tempfile.TemporaryDirectory(dir=folder) as scratch:
     readers = []
     for number, corpus in enumerate(all_corpora):
-      folder = pathlib.Path(scratch) / str(number)
-      folder.mkdir()
-      readers.append(split_reader.SplitReader(corpus.splits, folder, drops_duplicates))
+      corpus_scratch = pathlib.Path(scratch) / str(number)
+      corpus_scratch.mkdir()
+      readers.append(split_reader.SplitReader(corpus.splits, corpus_scratch, drops_duplicates))
     if config.vocabulary == 'characters':
       return _learn_characters(all_corpora, readers)
     if config.vocabulary == 'words':

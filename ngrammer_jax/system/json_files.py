@@ -19,10 +19,10 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 def read_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields the objects of `append_line`, without lines that a killed process or a disk damaged."""
-  with path.open(encoding='utf-8', errors='replace') as file:
-    for text in file:
+  with path.open('rb') as file:
+    for line in file:
       with contextlib.suppress(ValueError):
-        value = json.loads(text)
+        value = json.loads(line.decode(errors='replace'))
         if isinstance(value, dict):
           yield value
 
