@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
-_ROPE = {'position': ('rope',)}
 LAYER_TYPES = ('full', 'window', 'unrotated', 'unrotated_window')
 
 
@@ -45,35 +44,37 @@ class AttentionConfig:
   output_bias: bool | None = field(None, 'bias of the output; None: same as `model.bias`')
   window: int | None = field(None, 'keys that a token attends to, its own too', at_least=1)
   layer_pattern: tuple[str, ...] = field(
-    ('full',),
-    'kinds of layers, repeated; unrotated: without rotary positions',
-    choices=LAYER_TYPES,
-    needs={'unrotated': _ROPE, 'unrotated_window': _ROPE},
-    reason='only rotary positions have layers without rotation: use "full" and "window"',
+    ('full',), 'types of layers, repeated; unrotated: without rotary positions', choices=LAYER_TYPES
   )
 
   def layer_types(self, layers: int) -> tuple[LayerType, ...]:
-    """Returns the kind of each layer."""
-    kinds = []
+    """Returns the type of each layer."""
+    types = []
     for layer in range(layers):
       name = self.layer_pattern[layer % len(self.layer_pattern)]
-      kinds.append(
+      types.append(
         LayerType(
           has_window='window' in name,
           is_rotated='unrotated' not in name,
           score_divisor=layer + 1 if self.inverse_layer_scale else 1,
         )
       )
-    return tuple(kinds)
+    return tuple(types)
 
   def check(self, model: Any) -> None:
     """Raises BadInput for options that are invalid for the model."""
     if not self.layer_pattern:
       raise errors.BadInput('model.attention.layer_pattern=() has no layer: use ("full",)')
     # Of a pattern that is longer than the model, only the first entries count.
-    has_window = any(kind.has_window for kind in self.layer_types(model.layers))
+    layer_types = self.layer_types(model.layers)
+    has_window = any(layer_type.has_window for layer_type in layer_types)
     if has_window != (self.window is not None):
       raise errors.BadInput(
         f'model.attention.window={self.window} does not fit model.attention.layer_pattern='
         f'{self.layer_pattern}: layers of the kind "window" need a window, and a window such layers'
+      )
+    if model.position != 'rope' and not all(layer_type.is_rotated for layer_type in layer_types):
+      raise errors.BadInput(
+        f'model.attention.layer_pattern={self.layer_pattern} has layers without rotation, which '
+        f'model.position={model.position!r} does not have: use "full" and "window"'
       )

@@ -146,7 +146,8 @@ def _memory_length(model: ModelConfig) -> int:
 def _keys_of_a_token(model: ModelConfig, segment_length: int) -> int:
   """Returns the maximum number of keys that a token attends to, its own among them."""
   context = segment_length + _memory_length(model)
-  window = None if model.memory is None else model.memory.window()
-  if window is None:
+  if model.memory is None or model.memory.window() is None:
     return context
-  return min(context, window)
+  if model.position != 'absolute':  # only these positions repeat after the last one
+    return context
+  return min(context, model.memory.window())

@@ -236,6 +236,8 @@ class ModelConfig:
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
     fields.check_values(self, 'model.')
+    if self.attention is not None:
+      self.attention.check(self)  # first: positions depend on the types of the layers
     if self.recurrent is None and self.positional is None:
       self.positions().check(self)
     blocks = [getattr(self, field.name) for field in dataclasses.fields(self)]

@@ -158,6 +158,7 @@ def spans(**fields):
       'model.key_value_heads=2 must equal model.heads=4 for model.shared_query_key=True: use 4, or '
       'another model.heads; each query needs a key',
     ),
+    (attention(layer_pattern=()), 'model.attention.layer_pattern=() has no layer: use ("full",)'),
     (
       attention(layer_pattern=('full', 'window')),
       "model.attention.window=None does not fit model.attention.layer_pattern=('full', 'window'): "
@@ -170,9 +171,8 @@ def spans(**fields):
     ),
     (
       attention(layer_pattern=('unrotated',)) | {'position': 'sinusoid'},
-      "model.attention.layer_pattern=('unrotated',) is not for model.position='sinusoid', but for "
-      'rope: use (\'full\',); only rotary positions have layers without rotation: use "full" and '
-      '"window"',
+      "model.attention.layer_pattern=('unrotated',) has layers without rotation, which "
+      'model.position=\'sinusoid\' does not have: use "full" and "window"',
     ),
     (
       attention(inverse_layer_scale=True) | {'per_dim_scale': True},
