@@ -145,14 +145,14 @@ def _remove(run: runs.Run, memory: str) -> tuple[runs.Run, inference.Variables]:
   renamed = {ngram_memory.name(old): ngram_memory.name(new) for new, old in enumerate(remaining)}
 
   def without_memory(tree: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {}
+    remaining_tree = {}
     for name, subtree in tree.items():
       if name == memory:
         continue
       if isinstance(subtree, Mapping):
         subtree = without_memory(subtree)
-      kept[renamed.get(name, name)] = subtree
-    return kept
+      remaining_tree[renamed.get(name, name)] = subtree
+    return remaining_tree
 
   params = without_memory(run.restored.params)
   codebook = without_memory(run.restored.codebook)

@@ -60,11 +60,11 @@ def find(path: pathlib.Path, head: bytes) -> str | None:
   actual = next((method for magic, method in MAGIC.items() if head.startswith(magic)), None)
   expected = SUFFIXES.get(path.suffix.lower())
   if head and expected not in (None, actual):
-    found = f'not compressed by {expected}'
+    content = f'not compressed by {expected}'
     if actual:
-      found = f'{actual} compressed'
+      content = f'{actual} compressed'
     raise errors.BadInput(
-      f'{path} is damaged: it is named {path.suffix}, but is {found}: copy it again, or rename it'
+      f'{path} is damaged: it is named {path.suffix}, but is {content}: copy it again, or rename it'
     )
   return actual
 

@@ -91,21 +91,21 @@ def split_long(text: bytes) -> Iterator[bytes]:
 
 def evenly_spread(chunks: Iterable[bytes], limit: float) -> list[bytes]:
   """Returns chunks of about `limit` bytes, spread evenly over all; all chunks if they are fewer."""
-  kept: list[bytes] = []
+  selected: list[bytes] = []
   size, stride = 0, 1
   for number, chunk in enumerate(chunks):
     if number % stride:
       continue
-    kept.append(chunk)
+    selected.append(chunk)
     size += len(chunk)
     if size > 2 * limit:  # every second one is enough
-      kept = kept[::2]
-      size = sum(map(len, kept))
+      selected = selected[::2]
+      size = sum(map(len, selected))
       stride *= 2
   if size <= limit:
-    return kept
+    return selected
   share = limit / size
-  return [chunk for i, chunk in enumerate(kept) if int((i + 1) * share) > int(i * share)]
+  return [chunk for i, chunk in enumerate(selected) if int((i + 1) * share) > int(i * share)]
 
 
 def _last_character_start(text: bytes, limit: int) -> int:

@@ -228,7 +228,7 @@ def check_shapes(
     if shapes.get(name, shape) != shape
   ]
   mismatches = {'missing': missing, 'extra': extra, 'wrong shape': wrong_shape}
-  total = sum(len(found) for found in mismatches.values())
+  total = sum(len(texts) for texts in mismatches.values())
   if not total:
     return
   message = ''
@@ -237,7 +237,7 @@ def check_shapes(
     message += f'names begin with the prefix {prefix!r}: remove it. '
   message += f'{total} {"arrays do" if total > 1 else "array does"} not match {origin}'
   if total > MAX_SHOWN:
-    counts = ', '.join(f'{len(found)} {kind}' for kind, found in mismatches.items() if found)
+    counts = ', '.join(f'{len(texts)} {kind}' for kind, texts in mismatches.items() if texts)
     message += f' ({counts}; {MAX_SHOWN} are shown)'
   message += '. Check the config against the arrays.'
   raise errors.BadInput(message + ''.join(_in_turn(mismatches)[:MAX_SHOWN]))
@@ -245,7 +245,7 @@ def check_shapes(
 
 def _in_turn(mismatches: Mapping[str, list[str]]) -> list[str]:
   """Returns the lines of an error: the first mismatch of each kind, then the second, and so on."""
-  columns = [[f'\n  {kind}: {text}' for text in found] for kind, found in mismatches.items()]
+  columns = [[f'\n  {kind}: {text}' for text in texts] for kind, texts in mismatches.items()]
   rows = itertools.zip_longest(*columns)
   return [line for row in rows for line in row if line is not None]
 

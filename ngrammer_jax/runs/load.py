@@ -66,6 +66,8 @@ def open_named(text: str, step: int | str = 'newest', key: str = 'init_from') ->
   """
   is_pretrained = text.startswith(sources.PRETRAINED)
   path = text.removeprefix(sources.PUBLISHED)
+  if not is_pretrained:
+    storage.check_reachable(storage.path(path))  # also if it is too long for a path
   if not (is_pretrained or storage.is_remote(path) or storage.path(path).exists()):
     raise errors.BadInput(f'{key}={text}: no such folder; expected the workdir of a run')
   with errors.named(f'{key}={text}'):

@@ -150,12 +150,12 @@ def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, 
 def _check_names(
   config: Mapping[str, Any], family: families.Family, own_names: Mapping[str, str]
 ) -> None:
-  """Raises BadInput for a field that is not known, and has not the value of a neutral one."""
+  """Raises BadInput for an unknown field, unless it has its neutral value."""
   neutral = config_fields.NEUTRAL
-  known = {*own_names.values(), *config_fields.UNREAD.get(family.model_type, ())}
-  known |= config_fields.HARMLESS
+  supported = {*own_names.values(), *config_fields.UNREAD.get(family.model_type, ())}
+  supported |= config_fields.HARMLESS
   for name, value in config.items():
-    if name in known or value is None or (name in neutral and value == neutral[name]):
+    if name in supported or value is None or (name in neutral and value == neutral[name]):
       continue
     # Some files say a value twice, also by the name of Llama or that of an earlier version.
     own_name = own_names.get(config_fields.SYNONYMS.get(name, name))

@@ -31,10 +31,10 @@ def empty_memory(batch: int, slots: int, width: int | None, dtype: jnp.dtype) ->
   """
   documents = jnp.full((batch, slots), document_masks.NONE, jnp.int32)
   if width is None:
-    kept = jnp.zeros((batch, slots), jnp.int32)
+    values = jnp.zeros((batch, slots), jnp.int32)
   else:
-    kept = jnp.zeros((batch, slots, width), dtype)
-  return {'documents': documents, 'kept': kept}
+    values = jnp.zeros((batch, slots, width), dtype)
+  return {'documents': documents, 'kept': values}
 
 
 def append_memory(
