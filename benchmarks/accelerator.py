@@ -62,7 +62,7 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
   import numpy as np
 
   from ngrammer_jax import command_line, sharding
-  from ngrammer_jax.data import streams
+  from ngrammer_jax.data.rows import streams
   from ngrammer_jax.models import model_variables
   from ngrammer_jax.training import flops, programs
 

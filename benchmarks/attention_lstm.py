@@ -26,7 +26,7 @@ from torch import nn
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.training import programs
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs' / 'attention_lstm.py'

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import command_line, sharding
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.runs import load

@@ -81,7 +81,7 @@ def make_jax(feed_forward: str) -> dict[str, Callable[[], int]]:
   import jax
 
   from ngrammer_jax import sharding
-  from ngrammer_jax.data import streams
+  from ngrammer_jax.data.rows import streams
   from ngrammer_jax.models import language_model
   from ngrammer_jax.training import programs
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import language_model
@@ -59,7 +59,7 @@ def measure(
   Those of the first `untimed` tokens, which fill the memory, do not count.
   """
   ids = np.random.default_rng(0).integers(0, VOCABULARY_SIZE, untimed + tokens).astype(np.uint16)
-  split = token_cache.TokenSplit(ids, np.zeros(1, np.int64), None, 0)
+  split = token_split.TokenSplit(ids, np.zeros(1, np.int64), None, 0)
   model = language_model.build(config.evaluation_model(), VOCABULARY_SIZE)
   engine = inference.Engine(model, sharding.make_mesh())
 

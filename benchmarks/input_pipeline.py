@@ -6,13 +6,13 @@
 The process is pinned to one core. The pipelines make batches of 32 rows of 1,024 tokens from the
 same texts, with a SentencePiece vocabulary and a byte-level BPE of 32,000 tokens, learned here:
 
-  jsonl, json.gz, jsonl.zst, parquet   `data.packing` over shards of these formats
+  jsonl, json.gz, jsonl.zst, parquet   `streamed_rows` over shards of these formats
   datasets, grain                      the same files, read by `input_pipeline_peers.py` with the
                                        Python of --peers, an environment with its packages
 
 and with the SentencePiece vocabulary alone
 
-  tfds            `data.packing` over a data set prepared by TFDS, through seqio
+  tfds            `streamed_rows` over a data set prepared by TFDS, through seqio
   bare tf.data    the same records, parsed, tokenised by tensorflow-text, joined and cut
   seqio           a seqio task, trimmed and packed by its converter for language models
 
@@ -48,7 +48,9 @@ import zstandard
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import mixture_schedule, packing, shards, vocabularies
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.documents import shards
+from ngrammer_jax.data.rows import mixture_schedule, streamed_rows
 
 try:
   from ngrammer_jax.tasks import c4, tensorflow
@@ -125,7 +127,7 @@ def packed(split_shards, vocabulary, root):
   """Returns a function that makes the next batch and returns its number of tokens."""
   folder = root / 'positions' / str(time.monotonic_ns())
   schedule = mixture_schedule.PartSchedule(mixture_schedule.MixtureSchedule((1.0,), B), 0)
-  dataset = packing.PackedDataset(split_shards, vocabulary, schedule, T, folder, None, False)
+  dataset = streamed_rows.StreamedRows(split_shards, vocabulary, schedule, T, folder, None, False)
   steps = itertools.count()
   return lambda: B * dataset.rows(next(steps), range(B))[0][0].size
 

@@ -48,7 +48,7 @@ def make_jax(folder: pathlib.Path) -> dict[str, Callable[[], int]]:
 
   from ngrammer_jax import config as experiment
   from ngrammer_jax import runs, sharding
-  from ngrammer_jax.data import streams
+  from ngrammer_jax.data.rows import streams
   from ngrammer_jax.inference import sampling
   from ngrammer_jax.training import programs
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.models import language_model
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import state as train_state

@@ -17,7 +17,7 @@ import numpy as np
 
 from ngrammer_jax import flags, runs
 from ngrammer_jax.analysis import lookups, token_losses
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from studies import results
 
 TABLES = ('main', 'long_controls')
@@ -27,7 +27,7 @@ TOKENS = 2**18
 
 
 def classify(
-  train: token_cache.TokenSplit, test: token_cache.TokenSplit, tokens: int
+  train: token_split.TokenSplit, test: token_split.TokenSplit, tokens: int
 ) -> np.ndarray:
   """Returns the class of the bigram before each of the first tokens that are predicted.
 

@@ -23,7 +23,8 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import flags, runs
 from ngrammer_jax.config.evaluation import EvaluationMemory
-from ngrammer_jax.data import token_cache, vocabularies
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import language_modeling
 from studies import results
 from studies import run as study_run
@@ -50,7 +51,7 @@ def cases() -> Iterator[dict[str, str | int | bool]]:
 
 def encode(
   content: bytes, begins: bytes | None, vocabulary: vocabularies.Vocabulary, count: int
-) -> token_cache.TokenSplit:
+) -> token_split.TokenSplit:
   """Returns the first tokens of a text; `begins` matches the beginning of its documents."""
   starts = {0, *(match.start() for match in re.finditer(begins, content))} if begins else {0}
   parts, first, length = [], [], 0
@@ -66,10 +67,10 @@ def encode(
   is_text[[place for place in first if 0 < place < count]] = False
   text_bytes = len(vocabulary.decode(tokens[is_text]))
   starts = np.array([place for place in first if place < count], np.int64)
-  return token_cache.TokenSplit(tokens, starts, text_bytes, vocabulary.document_start)
+  return token_split.TokenSplit(tokens, starts, text_bytes, vocabulary.document_start)
 
 
-def measure(run: runs.Run, split: token_cache.TokenSplit, segments: int, sinks: int) -> dict:
+def measure(run: runs.Run, split: token_split.TokenSplit, segments: int, sinks: int) -> dict:
   """Returns the metrics of a text with a memory of some segments."""
   memory = EvaluationMemory(length=segments * SEGMENT, sinks=sinks) if segments else None
   options = experiment.EvaluationConfig(streams=1, segment_length=SEGMENT, memory=memory)

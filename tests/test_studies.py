@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import command_line, config, errors
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from studies import (
   cells,
   context,
@@ -272,7 +272,7 @@ def test_differences_are_paired_by_seed():
 
 
 def split_of(tokens):
-  return token_cache.TokenSplit(np.asarray(tokens), np.zeros(1, np.int64), None, 0)
+  return token_split.TokenSplit(np.asarray(tokens), np.zeros(1, np.int64), None, 0)
 
 
 @pytest.mark.full

@@ -15,14 +15,14 @@ import numpy as np
 
 from ngrammer_jax import runs
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.models import language_model
 from ngrammer_jax.system import progress
 
 
 def captured_segments(
   run: runs.Run,
-  text: token_cache.TokenSplit,
+  text: token_split.TokenSplit,
   max_tokens: int,
   measure: Callable[[dict[str, Any]], Any],
 ) -> Iterator[tuple[np.ndarray, Any]]:
@@ -63,7 +63,7 @@ def captured_segments(
       bar.advance(len(inputs))
 
 
-def input_texts(run: runs.Run, text: token_cache.TokenSplit, count: int) -> list[str]:
+def input_texts(run: runs.Run, text: token_split.TokenSplit, count: int) -> list[str]:
   """Returns the texts of the first inputs, with an empty one for the start of a document.
 
   What the model computes at an input depends on this token: the target is the token after it.

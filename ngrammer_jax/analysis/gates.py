@@ -11,7 +11,7 @@ import numpy as np
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import capture, figures, lookups
 from ngrammer_jax.analysis.elements import MAX_SHOWN_TOKENS, Element, shaded_text
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import text as texts
 
 MAX_TOKENS = 2**18  # tokens of the split that are read
@@ -84,17 +84,17 @@ def _gated_tables(run: runs.Run) -> list[lookups.NGramTable]:
   return gates
 
 
-def _encode(run: runs.Run, text: str) -> token_cache.TokenSplit:
+def _encode(run: runs.Run, text: str) -> token_split.TokenSplit:
   """Returns a text as a split. The document start at its end lets the model read all of it."""
   ids = texts.encode(run.vocabulary, text, '--text').ids
   if not len(ids):
     raise errors.BadInput(f'--text={text!r} has no tokens: omit it for the tokens of --split')
   start = run.vocabulary.document_start
-  return token_cache.TokenSplit(np.append(ids, start), np.zeros(1, int), None, start)
+  return token_split.TokenSplit(np.append(ids, start), np.zeros(1, int), None, start)
 
 
 def _read(
-  run: runs.Run, gates: list[lookups.NGramTable], text: token_cache.TokenSplit, max_tokens: int
+  run: runs.Run, gates: list[lookups.NGramTable], text: token_split.TokenSplit, max_tokens: int
 ) -> dict[str, np.ndarray]:
   """Returns the gates by name for the first inputs of a text, float64 [T]."""
 
@@ -110,7 +110,7 @@ def _read(
 
 
 def _analyze_gate(
-  run: runs.Run, text: token_cache.TokenSplit, values_T: np.ndarray, orders: tuple[int, ...]
+  run: runs.Run, text: token_split.TokenSplit, values_T: np.ndarray, orders: tuple[int, ...]
 ) -> dict[str, Any]:
   """Returns the statistics of a gate over a text."""
   histogram, _ = np.histogram(values_T, BINS, (0, 1))
@@ -123,7 +123,7 @@ def _analyze_gate(
 
 
 def _highest(
-  run: runs.Run, text: token_cache.TokenSplit, values_T: np.ndarray, order: int
+  run: runs.Run, text: token_split.TokenSplit, values_T: np.ndarray, order: int
 ) -> list[dict[str, Any]]:
   """Returns the n-grams with the highest mean gate."""
   ngrams_NxT = lookups.token_ngrams(text, len(values_T), order)

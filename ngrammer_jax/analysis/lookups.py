@@ -13,7 +13,7 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import capture
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.ngram import hashing
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -116,7 +116,7 @@ def ngram_tables(run: runs.Run) -> list[NGramTable]:
   return tables
 
 
-def read(run: runs.Run, text: token_cache.TokenSplit, max_tokens: int) -> dict[str, Lookups]:
+def read(run: runs.Run, text: token_split.TokenSplit, max_tokens: int) -> dict[str, Lookups]:
   """Returns what is looked up in each table, by name, for the first tokens of a text."""
   tables = ngram_tables(run)
 
@@ -176,7 +176,7 @@ def collisions(number_T: np.ndarray, row_T: np.ndarray, table_rows: int) -> dict
   }
 
 
-def token_ngrams(text: token_cache.TokenSplit, tokens: int, order: int) -> np.ndarray:
+def token_ngrams(text: token_split.TokenSplit, tokens: int, order: int) -> np.ndarray:
   """Returns the token ids of the n-grams that end at the first inputs of a text, int32 [n, T].
 
   The newest token is first. `NO_TOKEN` stands for tokens before a document.

@@ -19,7 +19,8 @@ import numpy as np
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import token_losses
 from ngrammer_jax.analysis.elements import Element
-from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.system import progress
 
 MIN_GAIN = 0.01
@@ -84,7 +85,7 @@ def analyze(
 
 
 def losses(
-  run: runs.Run, text: token_cache.TokenSplit, targets: np.ndarray, contexts: Sequence[int]
+  run: runs.Run, text: token_split.TokenSplit, targets: np.ndarray, contexts: Sequence[int]
 ) -> np.ndarray:
   """Returns the loss of the target tokens with each context length, float64 [C, P].
 
@@ -111,7 +112,7 @@ def losses(
 
 
 def _score_windows(
-  run: runs.Run, text: token_cache.TokenSplit, firsts_W: np.ndarray, length: int
+  run: runs.Run, text: token_split.TokenSplit, firsts_W: np.ndarray, length: int
 ) -> np.ndarray:
   """Returns the losses of windows of targets, each read without memory, float64 [W, length]."""
   T = run.config.evaluation_length()

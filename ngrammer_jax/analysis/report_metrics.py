@@ -9,7 +9,7 @@ from flax import traverse_util
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.checkpoints import workdirs
-from ngrammer_jax.data import corpora
+from ngrammer_jax.data.documents import corpora
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import file_errors, json_files
 from ngrammer_jax.training import programs

@@ -17,7 +17,7 @@ from ngrammer_jax import runs
 from ngrammer_jax.analysis import lookups, token_losses
 from ngrammer_jax.analysis.elements import Element
 from ngrammer_jax.config.ngram import memory as ngram_memory
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 
 MAX_TOKENS = 2**16  # tokens of the split that are scored
@@ -113,7 +113,7 @@ class Change(NamedTuple):
 def _changes(
   run: runs.Run,
   all_tables: list[lookups.NGramTable],
-  text: token_cache.TokenSplit,
+  text: token_split.TokenSplit,
   tokens: int,
 ) -> Iterator[Change]:
   """Yields the changes of each memory."""

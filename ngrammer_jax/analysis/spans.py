@@ -13,7 +13,7 @@ from ngrammer_jax.analysis import capture, figures
 from ngrammer_jax.analysis.elements import MAX_SHOWN_TOKENS, Element, foldable_table, shaded_text
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import span as span_config
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.models import spans as model_spans
 
 MAX_SEGMENTS = 8  # segments of the split that are read
@@ -91,7 +91,7 @@ def _add_ramp(z: np.ndarray, span: span_config.SpanConfig) -> np.ndarray:
 
 def _measure(
   run: runs.Run,
-  text: token_cache.TokenSplit,
+  text: token_split.TokenSplit,
   max_tokens: int,
   config: model_config.ModelConfig,
 ) -> tuple[np.ndarray | None, np.ndarray, int]:

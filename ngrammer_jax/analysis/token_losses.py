@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.system import progress
@@ -16,7 +17,7 @@ from ngrammer_jax.system import progress
 
 def token_losses(
   run: runs.Run,
-  text: token_cache.TokenSplit,
+  text: token_split.TokenSplit,
   tokens: int,
   variables: inference.Variables | None = None,
   name: str = '',
@@ -54,7 +55,7 @@ def token_losses(
 
 
 def check_same_text(
-  all_runs: Sequence[runs.Run], texts: Sequence[token_cache.TokenSplit], analysis: str
+  all_runs: Sequence[runs.Run], texts: Sequence[token_split.TokenSplit], analysis: str
 ) -> None:
   """Raises BadInput if losses of the runs cannot be compared token by token."""
   first = all_runs[0]

@@ -1,22 +1,24 @@
-"""From files to batches, in five nouns.
+"""From files to batches, in five nouns, each a folder or file that imports those before it.
 
-Files: `file_formats` says what a file is, `compression` and `buckets` read its bytes, `formats` its
-documents from any position on, `split_files` finds the split that its name speaks of.
+files/: `file_formats` says what a file is, `compression` and `buckets` read its bytes,
+`split_files` finds the split that its name speaks of, `fingerprints` notice a file that changed.
+formats/ read the records of files, from any position on. A new format is a module there, and a row
+in the tables of `file_formats` and `formats`.
 
-Documents: `corpora` opens the corpus of a config as a `corpus.Corpus`, documents by split, from
-whole files (`text_files`), parts of them (`sections`, `held_out`) or `shards`. `split_reader` reads
-those of all splits once, without `duplicates`.
+documents/: `corpora` opens the corpus of a config as a `corpus.Corpus`, documents by split, from
+whole files, parts of them (`sections`, `held_out`) or `shards`. `split_reader` reads the documents
+of all splits once, without `duplicates`.
 
-Tokens: `vocabularies` are text to ids and back, learned by `learned_vocabulary`; `token_writer`
-encodes documents into the folder of a `token_cache`, whose tokens are a `token_split`.
+tokens/: vocabularies/ are text to ids and back, read or learned by `learned_vocabulary`. A corpus
+is encoded once into the `token_cache`, a folder on this machine with the tokens of each split.
 
-Rows: what each row of the batch reads. `streams` are rows of a token cache, a function of the step
-alone. `packing` reads the rows of shards: a `row_reader` has the state of its row,
-`document_blocks` are read once for all rows of a shard, `fingerprints` notice a changed one, and
-`saved_places` reads the states of earlier versions.
+rows/: what each row of the batch reads at a step, of one corpus. `streams` reads the token cache:
+the tokens are a function of the step, and nothing is saved. `streamed_rows` reads shards, which are
+tokenised during training: each row has a state, saved in checkpoints and restored by a resumed run.
+`data.shuffle` is the order of its shards and documents (`row_reader`).
 
-Mixture: `mixture_schedule` says which part each row reads at a step, `mixture` makes the batches,
-and `prefetch` makes them ahead of the devices.
+`mixture`: the corpora of a run, and the batches of a step from the rows of each. The training loop
+asks it for batches, and for the row states of a checkpoint; `prefetch` makes the batches ahead.
 
 `prompts`, `cloze` and `token_classes` serve inference and memories.
 """

@@ -12,7 +12,7 @@ import pathlib
 import re
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import text_files
+from ngrammer_jax.data.files import text_files
 
 KINDS = ('NE', 'CN', 'V', 'P')  # named entities, common nouns, verbs, prepositions
 SPLIT_SUFFIXES = {'train': 'train', 'validation': 'valid_2000ex', 'test': 'test_2500ex'}

@@ -20,17 +20,11 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import (
-  corpora,
-  duplicates,
-  fingerprints,
-  learned_vocabulary,
-  mixture_schedule,
-  packing,
-  streams,
-  token_cache,
-  vocabularies,
-)
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.documents import corpora, duplicates
+from ngrammer_jax.data.files import fingerprints
+from ngrammer_jax.data.rows import mixture_schedule, streamed_rows, streams
+from ngrammer_jax.data.tokens import learned_vocabulary, token_cache, token_split
 from ngrammer_jax.system import hosts
 
 WARN_SHARE = 0.01  # of held-out documents that are in the training text
@@ -63,13 +57,13 @@ class Mixture:
         of_parts += [f'{split}/{part}' for split in corpus.splits]
     return shared + of_parts
 
-  def split(self, name: str) -> token_cache.TokenSplit:
+  def split(self, name: str) -> token_split.TokenSplit:
     """Returns one of `split_names`: that of a part, or those of all parts one after another."""
     split, _, part = name.partition('/')
     parts = self.parts.values()
     if part:
       parts = [self.parts[part]]
-    return token_cache.join([corpus.splits[split] for corpus in parts])
+    return token_split.join([corpus.splits[split] for corpus in parts])
 
 
 def prepare(
@@ -172,7 +166,7 @@ class TrainSegments:
     self._batch_size = B
     self._vocabulary = mixture.vocabulary
     self._size = f'training.batch_size={B:,} x training.segment_length={T:,}'
-    self.readers: dict[str, streams.TrainStreams | packing.PackedDataset] = {}
+    self.readers: dict[str, streams.TrainStreams | streamed_rows.StreamedRows] = {}
     self._epochs: dict[str, int] = {}
     for index, (name, corpus) in enumerate(mixture.parts.items()):
       schedule = mixture_schedule.PartSchedule(self._schedule, index)
@@ -182,7 +176,7 @@ class TrainSegments:
       folder = f'{mixture.content_hash[:12]}-{B}x{T}'
       if name:
         folder += f'-{index}'
-      self.readers[name] = packing.PackedDataset(
+      self.readers[name] = streamed_rows.StreamedRows(
         corpus.train_shards,
         mixture.vocabulary,
         schedule,
@@ -196,7 +190,7 @@ class TrainSegments:
   def _read_cache(
     self,
     name: str,
-    split: token_cache.TokenSplit,
+    split: token_split.TokenSplit,
     length: int,
     schedule: mixture_schedule.PartSchedule,
   ) -> streams.TrainStreams:
@@ -239,7 +233,7 @@ class TrainSegments:
     """
     parts = []
     for reader in self.readers.values():
-      is_streamed = isinstance(reader, packing.PackedDataset)
+      is_streamed = isinstance(reader, streamed_rows.StreamedRows)
       parts.append(reader.states(step) if is_streamed else None)
     if not any(parts):
       return None

@@ -4,7 +4,8 @@ import pathlib
 import sys
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import file_formats, formats, text_files
+from ngrammer_jax.data import formats
+from ngrammer_jax.data.files import file_formats, text_files
 from ngrammer_jax.system import file_errors
 
 STANDARD_INPUT = pathlib.Path('-')

@@ -22,7 +22,8 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.data import cloze, file_formats, vocabularies
+from ngrammer_jax.data import cloze, vocabularies
+from ngrammer_jax.data.files import file_formats
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, pairs
 from ngrammer_jax.system import text_tables

@@ -17,7 +17,7 @@ import numpy as np
 
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.inference import programs, sampling
 from ngrammer_jax.layers import token_ids
 from ngrammer_jax.layers.ngram import table

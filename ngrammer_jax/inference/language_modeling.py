@@ -15,7 +15,8 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import programs
 from ngrammer_jax.system import hosts, result_files, text_tables
@@ -24,7 +25,7 @@ from ngrammer_jax.system import hosts, result_files, text_tables
 def evaluate(
   engine: inference.Engine,
   variables: inference.Variables,
-  split: token_cache.TokenSplit,
+  split: token_split.TokenSplit,
   config: experiment.Config,
   line_end: int | None = None,
   report: Callable[[int], None] = lambda tokens: None,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.inference import sampling
 
 TOKENS_PER_CALL = 8  # tokens that a call of `decode_next` generates

@@ -5,7 +5,9 @@ import logging
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, mixture, token_cache
+from ngrammer_jax.data import mixture
+from ngrammer_jax.data.documents import corpora
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import hosts
 
@@ -25,7 +27,7 @@ def check_split_name(name: str) -> None:
     raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
 
 
-def find_split(run: OpenedRun, name: str) -> token_cache.TokenSplit:
+def find_split(run: OpenedRun, name: str) -> token_split.TokenSplit:
   """Returns a split of the corpus; see `Run.split`."""
   check_split_name(name)
   prepared = run.mixture

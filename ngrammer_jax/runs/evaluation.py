@@ -6,7 +6,8 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax.config.evaluation import EvaluationConfig
-from ngrammer_jax.data import corpora, token_cache
+from ngrammer_jax.data.documents import corpora
+from ngrammer_jax.data.tokens import token_cache, token_split
 from ngrammer_jax.inference import cloze, language_modeling
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import corpus
@@ -65,7 +66,7 @@ def answer_cloze(
 
 
 def _score(
-  run: OpenedRun, split: token_cache.TokenSplit, name: str, options: EvaluationConfig
+  run: OpenedRun, split: token_split.TokenSplit, name: str, options: EvaluationConfig
 ) -> dict[str, Any]:
   """Returns the step and the metrics of a split."""
   config = dataclasses.replace(run.config, evaluation=options)
@@ -79,6 +80,6 @@ def _score(
   return {'step': variables.step, **result}
 
 
-def _count_tokens(split: token_cache.TokenSplit, max_tokens: int | None) -> int:
+def _count_tokens(split: token_split.TokenSplit, max_tokens: int | None) -> int:
   """Returns the number of tokens of a split that are scored."""
   return min(max_tokens or len(split.tokens), len(split.tokens))

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.data import token_cache, vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.mixture import Mixture
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface.published_model import PublishedModel
 from ngrammer_jax.models import language_model
@@ -41,7 +42,7 @@ class OpenedRun(Protocol):
   def find_checkpoint(self) -> int | None:
     """See `runs.Run`."""
 
-  def split(self, name: str) -> token_cache.TokenSplit:
+  def split(self, name: str) -> token_split.TokenSplit:
     """See `runs.Run`."""
 
   def evaluate(self, split: str, max_tokens: int | None) -> dict[str, Any]:

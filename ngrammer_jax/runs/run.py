@@ -11,8 +11,9 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.checkpoints import workdirs
-from ngrammer_jax.data import token_cache, vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.mixture import Mixture
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import cloze, conversation, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface import published_model
@@ -185,7 +186,7 @@ class Run:
     """The tokenised corpora. Raises BadInput if they are not those of the training."""
     return corpus.prepare(self)
 
-  def split(self, name: str) -> token_cache.TokenSplit:
+  def split(self, name: str) -> token_split.TokenSplit:
     """Returns a split of the corpus, or of a part of a mixture, such as 'validation/PART'.
 
     Raises BadInput if it is not the corpus of the training.

@@ -14,7 +14,9 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, text_files, vocabularies
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.documents import corpora
+from ngrammer_jax.data.files import text_files
 from ngrammer_jax.data.formats.interface import START, FilePosition
 from ngrammer_jax.system import storage
 from ngrammer_jax.tasks import tensorflow

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import sharding
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import accumulation

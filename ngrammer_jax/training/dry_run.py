@@ -13,7 +13,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import memory_limits, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import progress, text_tables
 from ngrammer_jax.training import preparation, train_task

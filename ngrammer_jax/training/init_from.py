@@ -24,7 +24,8 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.config import conversion, fields, memory_blocks
-from ngrammer_jax.data import streams, vocabularies
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.models import language_model, memories, model_variables
 from ngrammer_jax.runs import added_memories, load
 from ngrammer_jax.system import file_errors, files, hosts, json_files

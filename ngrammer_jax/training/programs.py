@@ -12,7 +12,8 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
-from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.inference import programs as inference_programs
@@ -199,7 +200,7 @@ class Programs:
   def evaluate(
     self,
     state: train_state.TrainState,
-    split: token_cache.TokenSplit,
+    split: token_split.TokenSplit,
     report: Callable[[int], None],
   ) -> dict[str, Any]:
     """Scores a split, see `language_modeling.evaluate`."""

@@ -14,7 +14,7 @@ import optax
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import language_model, memories, parameter_groups, spans
 from ngrammer_jax.optimizers import partition, row_gradient, zero

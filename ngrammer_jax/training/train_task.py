@@ -13,7 +13,9 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, mixture, streams, vocabularies
+from ngrammer_jax.data import mixture, vocabularies
+from ngrammer_jax.data.documents import corpora
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.training import losses, token_codebook
 from ngrammer_jax.training import programs as training_programs

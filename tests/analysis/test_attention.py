@@ -12,7 +12,7 @@ from ngrammer_jax.analysis import attention, capture
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.models import language_model
 from tests.checks import bad_input, full
 
@@ -24,7 +24,7 @@ SECOND_START = 37  # first token of the second document
 def text(monkeypatch):
   """Replaces the splits of runs by a text of two documents."""
   tokens = np.random.default_rng(0).integers(0, 256, TOKENS).astype(np.uint16)
-  split = token_cache.TokenSplit(tokens, np.array([0, SECOND_START]), None, 256)
+  split = token_split.TokenSplit(tokens, np.array([0, SECOND_START]), None, 256)
   monkeypatch.setattr(runs.Run, 'split', lambda run, name: split)
   return split
 

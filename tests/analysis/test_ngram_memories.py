@@ -14,7 +14,7 @@ from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import gates, lookups, ngrams, retention
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.data.vocabularies import ByteVocabulary
 from tests.checks import bad_input
 from tests.ngram_rows import numpy_rows
@@ -34,7 +34,7 @@ def texts(monkeypatch):
   def make(tokens, *starts):
     ids = rng.choice(list(b'ab\n<&'), tokens, p=[0.4, 0.2, 0.1, 0.1, 0.2]).astype(np.uint16)
     ids[np.array(starts) - 1] = START  # separates documents
-    return token_cache.TokenSplit(ids, np.array([0, *starts]), None, START)
+    return token_split.TokenSplit(ids, np.array([0, *starts]), None, START)
 
   splits = {'validation': make(TOKENS, 20, 50, 77), 'train': make(500, 123)}
   monkeypatch.setattr(runs.Run, 'split', lambda run, name: splits[name])
@@ -181,7 +181,7 @@ def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monke
   assert gate['name'] == 'layer_0/ngram_memory_0' and result['tokens'] == TOKENS
   run = runs.load_run(workdir)
   (table,) = lookups.ngram_tables(run)
-  text = token_cache.TokenSplit(np.array([*shown.encode(), 0]), np.array([0]), None, START)
+  text = token_split.TokenSplit(np.array([*shown.encode(), 0]), np.array([0]), None, START)
   expected = [gate_of(run.restored.params, table.hash, w) for w in windows(text, 3, 0)]
   np.testing.assert_allclose(gate['values'], expected, rtol=1e-4)
   assert result['texts'] == ['', *shown]
@@ -231,7 +231,7 @@ def losses(run, text, params):
 def test_retention(one_device, tiny, untrained, texts, monkeypatch, capsys):
   monkeypatch.setattr(retention, 'COUNTS', (0, 1, 4, 16))
   validation, train = (
-    token_cache.TokenSplit(texts[name].tokens, np.array([0]), None, START)
+    token_split.TokenSplit(texts[name].tokens, np.array([0]), None, START)
     for name in ('validation', 'train')
   )
   texts |= {'validation': validation, 'train': train}

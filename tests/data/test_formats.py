@@ -16,7 +16,8 @@ import pytest
 import zstandard
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression, file_formats, formats, prompts, text_files
+from ngrammer_jax.data import formats, prompts
+from ngrammer_jax.data.files import compression, file_formats, text_files
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each

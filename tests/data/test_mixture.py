@@ -10,16 +10,11 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config.data import DataConfig, PartConfig
-from ngrammer_jax.data import (
-  corpora,
-  learned_vocabulary,
-  mixture,
-  mixture_schedule,
-  streams,
-  text_files,
-  token_cache,
-  vocabularies,
-)
+from ngrammer_jax.data import mixture, vocabularies
+from ngrammer_jax.data.documents import corpora
+from ngrammer_jax.data.files import text_files
+from ngrammer_jax.data.rows import mixture_schedule, streams
+from ngrammer_jax.data.tokens import learned_vocabulary, token_cache
 from ngrammer_jax.system import hosts
 from tests.checks import bad_input
 from tests.data import document_files

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ngrammer_jax.data.mixture_schedule import MixtureSchedule, PartSchedule
+from ngrammer_jax.data.rows.mixture_schedule import MixtureSchedule, PartSchedule
 from tests.loops import each
 
 BLOCK = 3

@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import (
-  document_blocks,
-  fingerprints,
-  packing,
-  row_reader,
-  saved_places,
-  shards,
-  text_files,
-  vocabularies,
-)
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.documents import shards
+from ngrammer_jax.data.files import fingerprints, text_files
+from ngrammer_jax.data.rows import document_blocks, row_reader, saved_places, streamed_rows
 from ngrammer_jax.system import json_files, synced_folder
 from tests.checks import bad_input
 from tests.data import document_files
@@ -88,9 +82,9 @@ def test_a_segment_does_not_depend_on_earlier_calls(tmp_path):
 
 def record_steps(monkeypatch):
   """The list of the steps that are read from now on."""
-  next_segments, steps = packing._BatchReader.next_segments, []
+  next_segments, steps = streamed_rows._BatchReader.next_segments, []
   note = lambda reader: steps.append(reader.step) or next_segments(reader)
-  monkeypatch.setattr(packing._BatchReader, 'next_segments', note)
+  monkeypatch.setattr(streamed_rows._BatchReader, 'next_segments', note)
   return steps
 
 

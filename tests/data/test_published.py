@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import token_cache, vocabularies
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.tokens import token_cache
 from ngrammer_jax.data.vocabularies import published
 from tests import checks, gguf_files, tokenizer_files
 from tests.loops import each

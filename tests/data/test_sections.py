@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, text_files
+from ngrammer_jax.data.documents import corpora
+from ngrammer_jax.data.files import text_files
 from tests.checks import bad_input
 from tests.data import document_files
 

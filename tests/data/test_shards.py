@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ngrammer_jax.data import shards
+from ngrammer_jax.data.documents import shards
 from ngrammer_jax.data.formats import START
 from tests.checks import bad_input
 from tests.data import document_files

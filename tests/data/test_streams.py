@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.tokens import token_split
 from tests.data import document_files
 from tests.loops import each
 
@@ -14,7 +15,7 @@ DOCUMENT_START = 60_000
 def make_split(n, starts=(0,)):
   """Returns a split in which every token is its own index."""
   tokens = np.arange(n, dtype=np.uint16)
-  return token_cache.TokenSplit(tokens, np.array(starts), None, DOCUMENT_START)
+  return token_split.TokenSplit(tokens, np.array(starts), None, DOCUMENT_START)
 
 
 def previous_tokens(targets):

@@ -17,17 +17,11 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import (
-  cache_folders,
-  fingerprints,
-  mixture,
-  shards,
-  text_files,
-  token_cache,
-  token_writer,
-  vocabularies,
-)
-from ngrammer_jax.data import corpora as corpus_files
+from ngrammer_jax.data import mixture, vocabularies
+from ngrammer_jax.data.documents import corpora as corpus_files
+from ngrammer_jax.data.documents import shards
+from ngrammer_jax.data.files import fingerprints, text_files
+from ngrammer_jax.data.tokens import cache_folders, token_cache, token_split, token_writer
 from ngrammer_jax.system import storage, synced_folder
 from tests import tokenizer_files
 from tests.checks import bad_input
@@ -480,7 +474,7 @@ def make_split(lengths, document_start=0):
     tokens += [document_start] * bool(starts)
     starts.append(len(tokens))
     tokens += range(len(tokens) + 1, len(tokens) + 1 + length)
-  return token_cache.TokenSplit(np.array(tokens, np.uint16), np.array(starts), None, document_start)
+  return token_split.TokenSplit(np.array(tokens, np.uint16), np.array(starts), None, document_start)
 
 
 @pytest.mark.parametrize(

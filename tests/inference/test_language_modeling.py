@@ -12,8 +12,8 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import streams as streams_module
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.rows import streams as streams_module
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.system import hosts
@@ -37,7 +37,7 @@ make_engine = functools.cache(lambda mesh: inference.Engine(make_reader().model,
 
 def make_split(n, *starts):
   tokens = np.random.default_rng(1).integers(0, 10, n).astype(np.uint16)
-  return token_cache.TokenSplit(tokens, np.array([0, *starts]), 2 * n, document_start=START)
+  return token_split.TokenSplit(tokens, np.array([0, *starts]), 2 * n, document_start=START)
 
 
 def evaluate(
@@ -130,7 +130,7 @@ def test_bits_per_character_count_characters_alone():
   """The document start, which has the highest id, is scored but is no character."""
   tokens = make_split(20).tokens.copy()
   tokens[7] = START
-  split = token_cache.TokenSplit(tokens, np.array([0, 8]), None, START, num_characters=START)
+  split = token_split.TokenSplit(tokens, np.array([0, 8]), None, START, num_characters=START)
   result = evaluate(split)
   expected = result['bits_per_token'] * 20 / 19
   assert result['bits_per_character'] == pytest.approx(expected, rel=1e-12)
@@ -183,7 +183,7 @@ def test_token_counts_of_official_implementations():
   """Tokens that Transformer-XL and the adaptive-span code score of enwik8."""
   count = lambda n, *args: (
     streams_module.EvaluationStreams(
-      token_cache.TokenSplit(np.zeros(n, np.uint8), np.zeros(1, int), None, 0), *args
+      token_split.TokenSplit(np.zeros(n, np.uint8), np.zeros(1, int), None, 0), *args
     ).tokens
   )
   assert count(4_943_417, 10, 80, 0, 'transformer_xl') == 4_943_400

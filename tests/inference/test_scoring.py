@@ -8,7 +8,7 @@ import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import spans
 from tests.checks import assert_close
@@ -32,7 +32,7 @@ def test_documents_of_any_length_match_the_reference():
     assert nats.dtype == np.float64
     if not len(text):
       continue
-    split = token_cache.TokenSplit(text, np.array([0]), None, START)
+    split = token_split.TokenSplit(text, np.array([0]), None, START)
     segments = [(first, min(first + LENGTH, len(text))) for first in range(0, len(text), LENGTH)]
     assert_close(nats, reader(split, segments)[0], 1e-5)
   # Without a document start, as texts whose first token is the start of their document.

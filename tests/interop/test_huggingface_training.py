@@ -5,7 +5,7 @@ import pytest
 
 from ngrammer_jax import runs
 from ngrammer_jax.config import conversion
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.training import programs
 
 STEPS, B, T = 20, 4, 24

@@ -13,7 +13,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.place import Place
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import host_tables, language_model, memories, model_variables, transformer
 from ngrammer_jax.models.memories import PlacedMemory

@@ -11,7 +11,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.layers.ngram import host_memory, table
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.optimizers import partition

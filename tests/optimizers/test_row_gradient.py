@@ -8,7 +8,7 @@ import pytest
 
 from launch import hlo
 from ngrammer_jax import sharding
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.optimizers import row_gradient
 from ngrammer_jax.training import accumulation

@@ -20,7 +20,8 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.data import streams, vocabularies
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.models.model_variables import ModelVariables
 from ngrammer_jax.runs import load

@@ -8,7 +8,8 @@ import pytest
 
 from ngrammer_jax import runs
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import mixture, shards, vocabularies
+from ngrammer_jax.data import mixture, vocabularies
+from ngrammer_jax.data.documents import shards
 from ngrammer_jax.data.formats import FilePosition
 from tests.checks import bad_input
 from tests.data import document_files

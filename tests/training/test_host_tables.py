@@ -15,7 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import host_tables

@@ -12,7 +12,7 @@ import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import state as train_state

@@ -14,7 +14,8 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import mesh as mesh_config
-from ngrammer_jax.data import learned_vocabulary, packing
+from ngrammer_jax.data.rows import streamed_rows
+from ngrammer_jax.data.tokens import learned_vocabulary
 from ngrammer_jax.system import json_files
 from ngrammer_jax.training import loop, train_task
 from tests.training.helpers import arrays, flip, names, records, signal_at
@@ -42,9 +43,9 @@ def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, t
   reference = tmp_path / 'reference'
   assert train(config, reference)
   assert not (reference / 'places').exists()
-  steps, next_segments = [], packing._BatchReader.next_segments
+  steps, next_segments = [], streamed_rows._BatchReader.next_segments
   note = lambda reader: steps.append(reader.step) or next_segments(reader)
-  monkeypatch.setattr(packing._BatchReader, 'next_segments', note)
+  monkeypatch.setattr(streamed_rows._BatchReader, 'next_segments', note)
 
   def resumed(name, places=None, mesh=config.mesh):
     workdir = tmp_path / name

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.interop import transformer_xl
 from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.optimizers import partition

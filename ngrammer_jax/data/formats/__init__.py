@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import dataclasses
 import pathlib
 
-from ngrammer_jax.data import file_formats, text_files
+from ngrammer_jax.data.files import file_formats, text_files
 from ngrammer_jax.data.formats import arrow, columns, lines, parquet
 from ngrammer_jax.data.formats.interface import DEFAULT_OPTIONS as DEFAULT_OPTIONS
 from ngrammer_jax.data.formats.interface import START as START

@@ -5,7 +5,7 @@ import pathlib
 from typing import Any, BinaryIO
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression, text_files
+from ngrammer_jax.data.files import compression, text_files
 from ngrammer_jax.data.formats.interface import FilePosition, ReadOptions
 
 

@@ -4,7 +4,7 @@ import codecs
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression, file_formats
+from ngrammer_jax.data.files import compression, file_formats
 from ngrammer_jax.data.vocabularies import gguf_header, published
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary

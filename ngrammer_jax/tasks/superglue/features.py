@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import streams
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.system import progress
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.superglue import registration, truncation

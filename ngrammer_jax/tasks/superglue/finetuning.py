@@ -16,7 +16,8 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import memory_blocks
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import streams, vocabularies
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.rows import streams
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import load
 from ngrammer_jax.system import progress, storage

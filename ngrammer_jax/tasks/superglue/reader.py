@@ -11,8 +11,8 @@ from typing import Any
 import zipfile
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import text_files
-from ngrammer_jax.data.split_files import SPLITS
+from ngrammer_jax.data.files import text_files
+from ngrammer_jax.data.files.split_files import SPLITS
 from ngrammer_jax.system import file_errors, storage
 from ngrammer_jax.tasks.superglue import wsc
 

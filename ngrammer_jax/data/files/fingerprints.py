@@ -12,7 +12,7 @@ from typing import Any
 import zlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import buckets
+from ngrammer_jax.data.files import buckets
 from ngrammer_jax.system import file_errors, files, hosts, json_files, synced_folder
 
 FOLDER = 'shards'  # in the workdir

@@ -1,9 +1,7 @@
 """Plain or compressed text files: read in bounded chunks; errors name file and position."""
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator
-import dataclasses
-import functools
+from collections.abc import Iterable, Iterator
 import io
 import json
 import logging
@@ -12,30 +10,12 @@ import re
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression
+from ngrammer_jax.data.files import compression
 from ngrammer_jax.system import file_errors
 
 CHUNK_SIZE = 1 << 20  # bytes
 SPACE = re.compile(rb'(?<=\S) (?=\S)')
 LONG = 10_000_000  # bytes of a document that is tokenised in pieces
-
-
-@dataclasses.dataclass(frozen=True)
-class Document:
-  """A document of a corpus.
-
-  Attributes:
-    name: the file, and the part of it if the file holds several documents.
-    read_chunks: yields the bytes in chunks; may be called any number of times.
-  """
-
-  name: str
-  read_chunks: Callable[[], Iterator[bytes]]
-
-
-def whole_file(path: pathlib.Path) -> Document:
-  """Returns a file as one document."""
-  return Document(str(path), functools.partial(read_chunks, path))
 
 
 def read_chunks(path: pathlib.Path) -> Iterator[bytes]:

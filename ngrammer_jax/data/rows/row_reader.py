@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import document_blocks
 from ngrammer_jax.data.formats.interface import FilePosition
+from ngrammer_jax.data.rows import document_blocks
 
 
 class RowState(NamedTuple):

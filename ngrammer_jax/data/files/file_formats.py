@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import compression
+from ngrammer_jax.data.files import compression
 from ngrammer_jax.system import file_errors, files
 
 HEAD = 1 << 16  # bytes that are looked at

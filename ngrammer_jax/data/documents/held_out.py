@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import functools
 
-from ngrammer_jax.data import text_files
-from ngrammer_jax.data.split_files import SPLITS
-from ngrammer_jax.data.text_files import Document
+from ngrammer_jax.data.documents.document import Document
+from ngrammer_jax.data.files import text_files
+from ngrammer_jax.data.files.split_files import SPLITS
 
 Splits = dict[str, Iterable[Document]]
 

@@ -5,9 +5,9 @@ import functools
 import logging
 import pathlib
 
-from ngrammer_jax.data import duplicates
-from ngrammer_jax.data.held_out import InterleavedSplit
-from ngrammer_jax.data.text_files import Document
+from ngrammer_jax.data.documents import duplicates
+from ngrammer_jax.data.documents.document import Document
+from ngrammer_jax.data.documents.held_out import InterleavedSplit
 
 
 class SplitReader:

@@ -13,23 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax.data import (
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.files import fingerprints, text_files
+from ngrammer_jax.data.formats.interface import Shards
+from ngrammer_jax.data.rows import (
   document_blocks,
-  fingerprints,
   mixture_schedule,
   row_reader,
   saved_places,
   streams,
-  text_files,
-  vocabularies,
 )
-from ngrammer_jax.data.formats.interface import Shards
 from ngrammer_jax.system import synced_folder
 
 PREFETCH_BYTES = 6  # of text for each missing token: more than most have
 
 
-class PackedDataset:
+class StreamedRows:
   """Training segments packed with documents.
 
   Args:

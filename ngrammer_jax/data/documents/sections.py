@@ -8,7 +8,8 @@ import pathlib
 import re
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import text_files
+from ngrammer_jax.data.documents.document import Document
+from ngrammer_jax.data.files import text_files
 
 BOOK_MARKER = b'_BOOK_TITLE_'
 HEADING = re.compile(rb'^ = (?!= )(.*\S.*)(?<! =) = $')
@@ -29,10 +30,10 @@ class SectionedFile:
   path: pathlib.Path
   split: SplitFile
 
-  def __iter__(self) -> Iterator[text_files.Document]:
+  def __iter__(self) -> Iterator[Document]:
     for name, text in self.split(self.path):
       read_chunks = functools.partial(text_files.split_chunks, [text])
-      yield text_files.Document(f'{self.path}, {name}', read_chunks)
+      yield Document(f'{self.path}, {name}', read_chunks)
 
 
 def split_books(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:

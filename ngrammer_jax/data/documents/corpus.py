@@ -9,9 +9,9 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import split_files
+from ngrammer_jax.data.documents.document import Document
+from ngrammer_jax.data.files import split_files
 from ngrammer_jax.data.formats import interface
-from ngrammer_jax.data.text_files import Document
 
 # The keys of a config that decide on its text, beside the files.
 KEYS = (

@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import text_files
+from ngrammer_jax.data.documents.document import Document
 
 SHORT_KEY = 8  # bytes of a key that are kept to count copies; to drop one, the whole key decides
 COMPARED_BYTES = 16 << 20  # of a training text that is tokenised during training
@@ -34,7 +34,7 @@ def key(chunks: Iterable[bytes]) -> bytes:
   return document_key.digest()
 
 
-def sample_keys(documents: Iterable[text_files.Document]) -> bytes:
+def sample_keys(documents: Iterable[Document]) -> bytes:
   """Returns short keys of the documents in the first COMPARED_BYTES, one after another."""
   keys = bytearray()
   size = 0

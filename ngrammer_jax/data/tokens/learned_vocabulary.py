@@ -10,14 +10,11 @@ import tempfile
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import (
-  cache_folders,
-  split_reader,
-  text_files,
-  token_writer,
-  vocabularies,
-)
-from ngrammer_jax.data.corpus import Corpus, hash_json
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.documents import split_reader
+from ngrammer_jax.data.documents.corpus import Corpus, hash_json
+from ngrammer_jax.data.files import text_files
+from ngrammer_jax.data.tokens import cache_folders, token_writer
 from ngrammer_jax.system import json_files, storage
 
 

@@ -12,7 +12,9 @@ import math
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import file_formats, formats, split_files, text_files
+from ngrammer_jax.data import formats
+from ngrammer_jax.data.documents.document import Document, whole_file
+from ngrammer_jax.data.files import file_formats, split_files, text_files
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, START, FilePosition, ReadOptions
 from ngrammer_jax.data.formats import Shards as Shards
 
@@ -79,7 +81,7 @@ class ShardDocuments:
   max_bytes: float = math.inf
   num_empty: int = 0
 
-  def __iter__(self) -> Iterator[text_files.Document]:
+  def __iter__(self) -> Iterator[Document]:
     self.num_empty = 0
     num_bytes = 0
     for shard, file in enumerate(self.shards.files):
@@ -92,7 +94,7 @@ class ShardDocuments:
           continue
         num_bytes += len(text)
         read = functools.partial(text_files.split_long, text)
-        yield text_files.Document(f'{file}, document {document + 1:,}', read)
+        yield Document(f'{file}, document {document + 1:,}', read)
         if num_bytes >= self.max_bytes:
           logging.info('only the first %s bytes are read, the last of %s', f'{num_bytes:,}', file)
           return
@@ -100,7 +102,7 @@ class ShardDocuments:
 
 def open_documents(
   paths: Sequence[pathlib.Path], options: ReadOptions, all_formats: Collection[str]
-) -> list[text_files.Document] | ShardDocuments:
+) -> list[Document] | ShardDocuments:
   """Returns the documents of files; each file is one, if all are texts without a separator.
 
   Args:
@@ -109,7 +111,7 @@ def open_documents(
     all_formats: formats of all files of the corpus.
   """
   if options.separator is None and set(all_formats) == {file_formats.TEXT}:
-    return [text_files.whole_file(path) for path in paths]
+    return [whole_file(path) for path in paths]
   return ShardDocuments(FileShards(tuple(paths), options))
 
 
@@ -173,7 +175,7 @@ def _hold_out(train: FileShards, root: pathlib.Path, share: float) -> tuple[File
 
 def documents_by_split(
   shards_by_split: dict[str, Shards],
-) -> dict[str, Iterable[text_files.Document]]:
+) -> dict[str, Iterable[Document]]:
   """Returns the documents of each split; of held out shards a bounded part."""
   splits = {}
   for split, shards in shards_by_split.items():

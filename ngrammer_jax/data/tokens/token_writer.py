@@ -8,7 +8,10 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import duplicates, text_files, vocabularies
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.documents import duplicates
+from ngrammer_jax.data.documents.document import Document
+from ngrammer_jax.data.files import text_files
 from ngrammer_jax.data.vocabularies import tokenizer
 
 REMEDY = 'convert it, or use data.vocabulary=bytes'  # for text that is not UTF-8
@@ -30,9 +33,7 @@ class WrittenSplit(NamedTuple):
   meta: dict[str, Any]
 
 
-def read_chunks(
-  document: text_files.Document, encoding: str, remedy: str = REMEDY
-) -> Iterator[bytes]:
+def read_chunks(document: Document, encoding: str, remedy: str = REMEDY) -> Iterator[bytes]:
   """Yields the chunks of a document. Raises BadInput if it has to be UTF-8 and is not."""
   offset = 0
   for chunk in document.read_chunks():
@@ -44,7 +45,7 @@ def read_chunks(
 
 def write(
   name: str,
-  documents: Iterable[text_files.Document],
+  documents: Iterable[Document],
   vocabulary: vocabularies.Vocabulary,
   separator: Sequence[int],
   file: BinaryIO,

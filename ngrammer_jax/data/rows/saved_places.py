@@ -9,7 +9,7 @@ import operator
 import pathlib
 from typing import NamedTuple
 
-from ngrammer_jax.data import row_reader
+from ngrammer_jax.data.rows import row_reader
 from ngrammer_jax.system import json_files
 
 MAX_STEPS = 8  # saved steps that are searched for one that has all rows
