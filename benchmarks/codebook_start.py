@@ -19,7 +19,7 @@ from ngrammer_jax import command_line, sharding
 from ngrammer_jax.data.rows import streams
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model, model_variables
-from ngrammer_jax.runs import load
+from ngrammer_jax.runs import model_source
 from ngrammer_jax.training import init_from
 from ngrammer_jax.training import state as train_state
 
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
   }
   spec = args.model if ':' in args.model else f'hf:{args.model}'
   config = command_line.resolve(spec, list(overrides.items()))
-  source = load.open_named(args.model)
+  source = model_source.resolve(args.model, '--model').open()
   model = language_model.build(config.model, source.model.vocabulary_size)
   boxed = model_variables.abstract(model)
   replicated = sharding.replicated(source.mesh)

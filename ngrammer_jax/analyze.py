@@ -130,7 +130,7 @@ def _open(options: argparse.Namespace) -> tuple[list['runs.Run'], list[str]]:
   """
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
-  from ngrammer_jax.runs import load
+  from ngrammer_jax.runs import model_source
 
   workdirs = options.workdir if isinstance(options.workdir, list) else [options.workdir]
   baselines = getattr(options, 'baseline', [])
@@ -138,7 +138,7 @@ def _open(options: argparse.Namespace) -> tuple[list['runs.Run'], list[str]]:
   names = figures.run_labels(workdirs + baselines, getattr(options, 'label', None))
   all_runs = [runs.load_run(workdir, step) for workdir in workdirs]
   for baseline in baselines:
-    run = load.open_named(str(baseline), step, '--baseline')
+    run = model_source.resolve(str(baseline), '--baseline').open(step)
     if run.published is not None:
       config = dataclasses.replace(all_runs[0].config, model=run.config.model)
       run = dataclasses.replace(run, config=config)
@@ -239,10 +239,10 @@ def _format_json(result: Any) -> str:
 
 def _default_path(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:
   """Returns the file in the first workdir that a flag without a value stands for."""
-  from ngrammer_jax.runs import source  # imports JAX
+  from ngrammer_jax.runs import model_source  # imports JAX
 
   workdir = options.workdir[0] if options.analysis in OF_SEVERAL_RUNS else options.workdir
-  if source.identify(workdir).is_published:
+  if model_source.resolve(workdir).is_published:
     raise errors.BadInput(
       f'--workdir={workdir} is a published model, to which no files are added: name the file of '
       f'the results with --{flag}={name}'

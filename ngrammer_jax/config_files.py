@@ -8,7 +8,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import catalog, conversion
-from ngrammer_jax.runs import source as sources
+from ngrammer_jax.runs import model_source
 from ngrammer_jax.system import storage
 
 
@@ -26,11 +26,11 @@ def load(spec: str) -> dict[str, Any]:
     name, _, variant = spec.partition(':')
   path = storage.user_path('--config', name)
   with errors.named(f'--config={spec}'):
-    if spec.startswith((sources.PRETRAINED, sources.PUBLISHED)) and not path.exists():
-      return sources.read_config_values(sources.resolve(spec))
+    if spec.startswith(model_source.PREFIXES) and not path.exists():
+      return model_source.resolve(spec).config_values()
     folder = path.parent if path.name == 'config.json' else path
     if (folder / 'config.json').is_file() or path.suffix == '.gguf':
-      return sources.read_config_values(sources.identify(folder))
+      return model_source.resolve(folder).config_values()
     if not path.is_file():
       path = _find_packaged(spec, name)
     return _run_file(path, name, variant)

@@ -158,9 +158,9 @@ def start_training(options: argparse.Namespace) -> None:
   Raises:
     BadInput: the workdir is a published model.
   """
-  from ngrammer_jax.runs import source  # imports JAX
+  from ngrammer_jax.runs import model_source  # imports JAX
 
-  if source.identify(options.workdir).is_published:
+  if model_source.resolve(options.workdir).is_published:
     raise errors.BadInput(
       f'--workdir={options.workdir} is a published model, to which no training is added: use a new '
       f'folder, and --config=hf:{options.workdir} --config.init_from=hf:{options.workdir} to start '

@@ -18,7 +18,7 @@ from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, text
 from ngrammer_jax.interop import safetensors
 from ngrammer_jax.interop.huggingface import configs, tensors
-from ngrammer_jax.runs import evaluation, load
+from ngrammer_jax.runs import evaluation, model_source
 from ngrammer_jax.system import file_errors, files, result_files
 from ngrammer_jax.training import loop
 
@@ -250,7 +250,8 @@ def test_an_analysis_loses_and_replaces_nothing(
 ):
   opened = types.SimpleNamespace(split=lambda name: None, published=None)
   monkeypatch.setattr(runs, 'load_run', lambda *args: opened)
-  monkeypatch.setattr(load, 'open_named', lambda *args: opened)
+  source = types.SimpleNamespace(open=lambda step: opened, is_published=False)
+  monkeypatch.setattr(model_source, 'resolve', lambda *args: source)
   result = {'step': 1}
   for analysis in (spans, gates, compare):
     monkeypatch.setattr(analysis, 'analyze', lambda *args: dict(result))

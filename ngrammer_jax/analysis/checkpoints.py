@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import manifest, reader, workdirs
-from ngrammer_jax.runs import source
+from ngrammer_jax.runs import model_source
 from ngrammer_jax.system import text_tables
 
 
@@ -29,7 +29,7 @@ def format_table(
     BadInput: not a run directory, no such checkpoint, no such array, or its manifest cannot be
       read.
   """
-  if source.identify(workdir).is_published:
+  if model_source.resolve(workdir).is_published:
     raise errors.BadInput(
       f'--workdir={workdir} is a published model, which has no checkpoints: expected a folder that '
       f'ngrammer_jax.train wrote'

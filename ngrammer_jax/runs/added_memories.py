@@ -57,7 +57,7 @@ def complete(
   values: dict[str, Any],
   overrides: Collection[str],
   present: Collection[str],
-  source: ModelConfig,
+  base: ModelConfig,
   V: int,
   count: int,
 ) -> None:
@@ -67,7 +67,7 @@ def complete(
     values: those of a config. Those of its section `model` are changed.
     overrides: paths that the command line sets.
     present: paths of the memories that the config file has. Of these only the start is open.
-    source: the trained model.
+    base: the trained model.
     V: its vocabulary size.
     count: its number of parameters.
 
@@ -75,14 +75,14 @@ def complete(
     BadInput: the trained model cannot have a memory.
   """
   if values.get('finetune') is not None:
-    values['model'] = _with_memories(source, values['model'])
+    values['model'] = _with_memories(base, values['model'])
   model = values.setdefault('model', {})
   model['ngram_memories'] = conversion.blocks_by_number(model.get('ngram_memories') or ())
-  source_blocks = dict(memory_blocks.blocks(dataclasses.asdict(source)))
+  base_blocks = dict(memory_blocks.blocks(dataclasses.asdict(base)))
   paths = [path for path, _ in memory_blocks.blocks(model)]
-  added = [path for path in paths if path not in source_blocks]
+  added = [path for path in paths if path not in base_blocks]
   overrides = set(overrides)
-  _check_positions(source, added)
+  _check_positions(base, added)
   if 'model.span' in added and 'model.memory' not in paths:
     model['memory'] = _memory_of_spans(model['span'], 'model.span.limit' in overrides)
     overrides |= {f'model.memory.{name}' for name in model['memory']}
@@ -91,20 +91,20 @@ def complete(
   budget = count // SHARE // max(1, len(with_parameters))
   for path, block in memory_blocks.blocks(model):
     keys = OpenKeys(path, overrides, path in present)
-    if path in source_blocks:
-      for name, value in source_blocks[path].items():
+    if path in base_blocks:
+      for name, value in base_blocks[path].items():
         if keys.has(name):
           block[name] = value
     else:
       if path != 'model.memory' and block.get('start') is None:
         block['start'] = 'neutral'
-      block |= dataclasses.asdict(_sized(_build(path, block), keys, values, source, budget, V))
+      block |= dataclasses.asdict(_sized(_build(path, block), keys, values, base, budget, V))
 
 
-def _with_memories(source: ModelConfig, model: dict[str, Any]) -> dict[str, Any]:
+def _with_memories(base: ModelConfig, model: dict[str, Any]) -> dict[str, Any]:
   """Returns the values of the trained model with the memories of another one, for fine-tuning."""
   names = {path.split('.')[1] for path, _ in memory_blocks.blocks(model)}
-  return dataclasses.asdict(source) | {name: model[name] for name in names}
+  return dataclasses.asdict(base) | {name: model[name] for name in names}
 
 
 def _memory_of_spans(span: dict[str, Any], has_limit: bool) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _build(path: str, block: dict[str, Any]) -> Any:
 
 
 def _sized(
-  block: Any, keys: OpenKeys, values: dict[str, Any], source: ModelConfig, budget: int, V: int
+  block: Any, keys: OpenKeys, values: dict[str, Any], base: ModelConfig, budget: int, V: int
 ) -> Any:
   """Returns an added memory whose open sizes follow the trained model.
 
@@ -130,17 +130,17 @@ def _sized(
     block: the memory.
     keys: its open keys.
     values: those of the config.
-    source: the trained model.
+    base: the trained model.
     budget: the number of parameters that it may have.
     V: vocabulary size.
   """
   match block:
     case NGramMemoryConfig():
-      return _size_ngram_memory(block, keys, source, budget, V)
+      return _size_ngram_memory(block, keys, base, budget, V)
     case NGramConfig():
-      return _size_ngrammer(block, keys, source, budget)
+      return _size_ngrammer(block, keys, base, budget)
     case PersistentConfig():
-      return _size_persistent(block, keys, source, budget)
+      return _size_persistent(block, keys, base, budget)
     case MemoryConfig():
       return keys.replace(block, length=_segment_length(values))
     case SpanConfig():
@@ -156,15 +156,15 @@ def _segment_length(values: dict[str, Any]) -> int:
 
 
 def _size_ngram_memory(
-  memory: NGramMemoryConfig, keys: OpenKeys, source: ModelConfig, budget: int, V: int
+  memory: NGramMemoryConfig, keys: OpenKeys, base: ModelConfig, budget: int, V: int
 ) -> NGramMemoryConfig:
   """Returns an n-gram memory whose layers, heads, width and rows follow the trained model."""
-  D = source.width_at(memory.point)
-  memory = keys.replace(memory, layers=_layers(memory, source.layers))
+  D = base.width_at(memory.point)
+  memory = keys.replace(memory, layers=_layers(memory, base.layers))
   if memory.key in CLUSTER_KEYS:
-    memory = keys.replace(memory, heads=_largest_heads(source.heads, D))
+    memory = keys.replace(memory, heads=_largest_heads(base.heads, D))
     memory = dataclasses.replace(memory, initial=memory.initial or 'hidden')
-  num_places = len(memory.places(source.layers))
+  num_places = len(memory.places(base.layers))
   num_vectors = memory.heads * len(memory.orders)  # of a token
 
   def dense_size(width: int) -> int:
@@ -224,31 +224,31 @@ def _largest(size: Callable[[int], int], most: int, budget: int) -> int:
 
 
 def _size_ngrammer(
-  ngram: NGramConfig, keys: OpenKeys, source: ModelConfig, budget: int
+  ngram: NGramConfig, keys: OpenKeys, base: ModelConfig, budget: int
 ) -> NGramConfig:
   """Returns the N-Grammer layer whose heads, width and rows follow the trained model."""
-  D = source.width_at('after_attention' if ngram.layer == 'attention' else 'input')
-  if ngram.heads is None and D % source.heads:
-    ngram = keys.replace(ngram, heads=_largest_heads(source.heads, D))
+  D = base.width_at('after_attention' if ngram.layer == 'attention' else 'input')
+  if ngram.heads is None and D % base.heads:
+    ngram = keys.replace(ngram, heads=_largest_heads(base.heads, D))
   if ngram.clusters is not None:
     ngram = dataclasses.replace(ngram, initial=ngram.initial or 'hidden')
-  heads = ngram.heads or source.heads
+  heads = ngram.heads or base.heads
   H = D // heads
   dim = H if ngram.combine == 'add' else min(ngram.dim, max(MIN_FEATURES, H // FEATURES))
   ngram = keys.replace(ngram, dim=dim)
   row_size = len(ngram.orders) * heads * ngram.dim  # of all tables
   norms_and_mix = 3 * D + 2 * row_size
-  rows = (budget // len(ngram.places(source.layers)) - norms_and_mix) // row_size
+  rows = (budget // len(ngram.places(base.layers)) - norms_and_mix) // row_size
   return keys.replace(ngram, vocabulary_size=max(1, min(ngram.vocabulary_size, rows)))
 
 
 def _size_persistent(
-  persistent: PersistentConfig, keys: OpenKeys, source: ModelConfig, budget: int
+  persistent: PersistentConfig, keys: OpenKeys, base: ModelConfig, budget: int
 ) -> PersistentConfig:
   """Returns persistent vectors that take no attention from the context, as many as fit."""
   persistent = keys.replace(persistent, kind='attention_split')
-  heads = source.layers * source.heads
-  vectors = (budget - heads) // (2 * heads * source.head_features)
+  heads = base.layers * base.heads
+  vectors = (budget - heads) // (2 * heads * base.head_features)
   return keys.replace(persistent, vectors=max(1, min(persistent.vectors, vectors)))
 
 
@@ -261,23 +261,23 @@ def _size_span(span: SpanConfig, keys: OpenKeys, memory: MemoryConfig) -> SpanCo
   return keys.replace(span, ramp=min(span.ramp, span.limit))
 
 
-def _check_positions(source: ModelConfig, added: Iterable[str]) -> None:
+def _check_positions(base: ModelConfig, added: Iterable[str]) -> None:
   """Raises BadInput for a segment memory of a model that cannot read beyond its segment."""
-  if source.position not in SEGMENT_POSITIONS:
+  if base.position not in SEGMENT_POSITIONS:
     return
   for path in ('model.memory', 'model.span'):
     if path in added:
       raise errors.BadInput(
-        f'{path} cannot be added to a model with model.position={source.position!r}, the position '
+        f'{path} cannot be added to a model with model.position={base.position!r}, the position '
         f'in the segment: use model.ngram_memories, model.ngram or model.persistent, or another '
         f'model'
       )
 
 
-def check_neutral(source: ModelConfig, config: Config) -> None:
+def check_neutral(base: ModelConfig, config: Config) -> None:
   """Raises BadInput for added memories that change the loss of the trained model at the start."""
-  added = memory_blocks.added(source, config.model)
-  _check_positions(source, added)
+  added = memory_blocks.added(base, config.model)
+  _check_positions(base, added)
   for path, block in added.items():
     if getattr(block, 'start', '') is None:
       raise errors.BadInput(

@@ -1,6 +1,7 @@
 """The corpus that a run was trained on: its splits, found again and tokenised."""
 
 import logging
+from typing import TYPE_CHECKING
 
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import workdirs
@@ -8,8 +9,10 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import mixture
 from ngrammer_jax.data.documents import corpora
 from ngrammer_jax.data.tokens import token_split
-from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import hosts
+
+if TYPE_CHECKING:
+  from ngrammer_jax.runs.run import Run
 
 
 def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
@@ -27,21 +30,21 @@ def check_split_name(name: str) -> None:
     raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
 
 
-def find_split(run: OpenedRun, name: str) -> token_split.TokenSplit:
+def find_split(run: 'Run', name: str) -> token_split.TokenSplit:
   """Returns a split of the corpus; see `Run.split`."""
   check_split_name(name)
   prepared = run.mixture
   names = prepared.split_names()
   if name not in names:
     data = run.config.data
-    source = 'data.mixture' if data.mixture else f'data.corpus={data.corpus!r}'
+    corpus = 'data.mixture' if data.mixture else f'data.corpus={data.corpus!r}'
     raise errors.NotApplicable(
-      f'--split={name}: {source} has no such split to evaluate; available: {", ".join(names)}'
+      f'--split={name}: {corpus} has no such split to evaluate; available: {", ".join(names)}'
     )
   return prepared.split(name)
 
 
-def prepare(run: OpenedRun) -> mixture.Mixture:
+def prepare(run: 'Run') -> mixture.Mixture:
   """Tokenises the corpora of a run. Raises BadInput if they are not those of the training."""
   data = run.config.data
   log_paths(run, 'path', 'cache_dir', 'vocabulary_path')
@@ -58,7 +61,7 @@ def prepare(run: OpenedRun) -> mixture.Mixture:
   return prepared
 
 
-def log_paths(run: OpenedRun, *names: str) -> None:
+def log_paths(run: 'Run', *names: str) -> None:
   """Logs the paths of the data section that are read: the run may be of somebody else."""
   data = run.config.data
   paths = [f'data.{name}={getattr(data, name)}' for name in names if getattr(data, name)]

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngrammer_jax.config.evaluation import EvaluationConfig
 from ngrammer_jax.data.documents import corpora
@@ -11,11 +11,13 @@ from ngrammer_jax.data.tokens import token_cache, token_split
 from ngrammer_jax.inference import cloze, language_modeling
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import corpus
-from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import hosts, progress, storage
 
+if TYPE_CHECKING:
+  from ngrammer_jax.runs.run import Run
 
-def evaluate(run: OpenedRun, split: str, max_tokens: int | None) -> dict[str, Any]:
+
+def evaluate(run: 'Run', split: str, max_tokens: int | None) -> dict[str, Any]:
   """Scores a split of the corpus; see `Run.evaluate`."""
   corpus.check_split_name(split)
   run.find_checkpoint()  # before the corpus is tokenised
@@ -28,9 +30,7 @@ def evaluate(run: OpenedRun, split: str, max_tokens: int | None) -> dict[str, An
   return {'split': split, 'step': run.restored.step, **result, 'parts': parts}
 
 
-def evaluate_file(
-  run: OpenedRun, path: str | pathlib.Path, max_tokens: int | None
-) -> dict[str, Any]:
+def evaluate_file(run: 'Run', path: str | pathlib.Path, max_tokens: int | None) -> dict[str, Any]:
   """Scores a text file as one document; see `Run.evaluate_file`."""
   config = run.config
   with hosts.collective_errors():
@@ -48,25 +48,25 @@ def evaluate_file(
 
 
 def answer_cloze(
-  run: OpenedRun, path: str | pathlib.Path, split: str, protocol: str
+  run: 'Run', path: str | pathlib.Path, split: str, protocol: str
 ) -> tuple[dict[str, Any], list[cloze.ClozeAnswer]]:
   """Answers the questions of the Children's Book Test; see `Run.cloze`."""
   corpus.check_split_name(split)
   cloze.check_protocol(protocol)
   inference.check_can_continue(run.config.model)
   with hosts.collective_errors():
-    source, count = cloze.open_questions(storage.user_path('--cloze', path), split)
+    questions, count = cloze.open_questions(storage.user_path('--cloze', path), split)
   context = run.config.evaluation_context()
   evaluator = cloze.ClozeEvaluator(
     run.engine, run.vocabulary, run.config.training.batch_size, context, protocol
   )
   with progress.Progress('cloze', count, 'questions') as bar:
-    answers = list(evaluator(run.variables, source.read(), bar.advance))
-  return cloze.build_result(answers, source, run.restored.step, protocol, context), answers
+    answers = list(evaluator(run.variables, questions.read(), bar.advance))
+  return cloze.build_result(answers, questions, run.restored.step, protocol, context), answers
 
 
 def _score(
-  run: OpenedRun, split: token_split.TokenSplit, name: str, options: EvaluationConfig
+  run: 'Run', split: token_split.TokenSplit, name: str, options: EvaluationConfig
 ) -> dict[str, Any]:
   """Returns the step and the metrics of a split."""
   config = dataclasses.replace(run.config, evaluation=options)

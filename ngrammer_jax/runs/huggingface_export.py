@@ -4,75 +4,118 @@ import dataclasses
 import json
 import logging
 import pathlib
+from typing import TYPE_CHECKING, Any
 
+from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import published, tokenizer
 from ngrammer_jax.interop.huggingface import checkpoint, configs, families, published_model, tensors
-from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import result_files
 
+if TYPE_CHECKING:
+  from ngrammer_jax.runs.run import Run
 
-def save(source: OpenedRun, folder: pathlib.Path, dtype: str | None = None) -> None:
-  """Writes a `runs.Run` into a new or empty folder, as a model of a family that has such models.
+TokenIds = dict[str, int | list[int]]  # ids by the name of their field, such as eos_token_id
+
+
+def save(run: 'Run', folder: pathlib.Path, dtype: str | None = None) -> None:
+  """Writes a run into a new or empty folder, as a model of a family that has such models.
 
   It keeps the family, the number of positions and the generation settings of the published model
   that the training started from.
 
   Args:
-    source: the run.
+    run: the run.
     folder: the folder.
     dtype: dtype of the tensors; None: those of the parameters.
 
   Raises:
     BadInput: no family has such a model, or the folder is not empty; nothing is created.
   """
-  model, origin, V = source.config.model, source.origin, source.vocabulary_size
-  preferred, scale = families.FAMILIES[origin.get('family', 'llama')], 1.0
-  if model.scale_embeddings and not (model.tie_embeddings or preferred.options['scale_embeddings']):
-    model, scale = dataclasses.replace(model, scale_embeddings=False), model.width**0.5
-  positions = origin.get('positions', source.config.evaluation_length())
-  family, values = configs.write(model, V, positions, preferred)
-  token_ids, text_files = dict(origin.get('token_ids', {})), {}
-  if source.published is None or published.has_tokenizer(source.workdir):
-    text_files = _text_files(source.vocabulary, token_ids)
-  if source.published is None:
-    token_ids |= _token_ids(source.vocabulary)
-  params = source.restored.params
+  V = run.vocabulary_size
+  origin = run.origin
+  preferred = families.FAMILIES[origin.get('family', 'llama')]
+  model = run.config.model
+  is_scale_in_weights = _puts_scale_in_weights(model, preferred)
+  if is_scale_in_weights:
+    model = dataclasses.replace(model, scale_embeddings=False)
+  positions = origin.get('positions', run.config.evaluation_length())
+  family, config = configs.write(model, V, positions, preferred)
+  token_ids = dict(origin.get('token_ids', {}))
+  if run.published is None:
+    token_ids |= _token_ids(run.vocabulary)
+  text_files = _text_files(run, token_ids)
+  params = run.restored.params
   result_files.make_output_folder(folder)  # once it is known that there is such a model
-  if scale != 1:
-    params = params | {'embedding': params['embedding'] * scale}
-  kind = tensors.save(params, family, model, V, folder / checkpoint.WEIGHTS, dtype)
+  if is_scale_in_weights:
+    params = params | {'embedding': params['embedding'] * model.width**0.5}
+  stored_dtype = tensors.save(params, family, model, V, folder / checkpoint.WEIGHTS, dtype)
   # Families have ids of their own where there is no null.
-  values |= {'torch_dtype': kind} | dict.fromkeys(published_model.TOKEN_IDS) | token_ids
+  config |= {'torch_dtype': stored_dtype} | dict.fromkeys(published_model.TOKEN_IDS) | token_ids
   generation = origin.get('generation', {}) | token_ids
-  contents = {checkpoint.CONFIG: values, published_model.GENERATION: generation}
-  text_files |= {name: json.dumps(value, indent=2).encode() for name, value in contents.items()}
-  if source.published is not None:  # its own files, byte by byte
-    text_files |= source.published.checkpoint.text_files
+  contents = {checkpoint.CONFIG: config, published_model.GENERATION: generation}
+  for name, content in contents.items():
+    text_files[name] = json.dumps(content, indent=2).encode()
+  if run.published is not None:  # its own files, byte by byte
+    text_files |= run.published.checkpoint.text_files
   for name, content in text_files.items():
     (folder / name).write_bytes(content)
 
 
-def _token_ids(vocabulary: vocabularies.Vocabulary) -> dict[str, int | list[int]]:
-  """Returns the ids of the tokens that begin and end a text, by the name of their field."""
-  start, ends = vocabulary.document_start, list(vocabulary.end_tokens)
+def _puts_scale_in_weights(model: ModelConfig, family: families.Family) -> bool:
+  """Whether the embedding is stored with its scale, which the models of a family do not have.
+
+  A tied embedding is also the head, which has no scale.
+  """
+  if not model.scale_embeddings or model.tie_embeddings:
+    return False
+  return not family.options['scale_embeddings']
+
+
+def _text_files(run: 'Run', token_ids: TokenIds) -> dict[str, bytes]:
+  """Returns the files of the tokenizer, by name; a published model may have none."""
+  if run.published is not None and not published.has_tokenizer(run.workdir):
+    return {}
+  return _tokenizer_files(run.vocabulary, token_ids)
+
+
+def _token_ids(vocabulary: vocabularies.Vocabulary) -> TokenIds:
+  """Returns the ids of the tokens that begin and end a text."""
+  start = vocabulary.document_start
+  ends = list(vocabulary.end_tokens)
   if isinstance(vocabulary, tokenizer.TokenizerVocabulary):
     ends.pop()  # the document start
-  ids = {'eos_token_id': ends if len(ends) > 1 else ends[0]} if ends else {}
+  ids: TokenIds = {}
   # A model that reads no token before a text has its end as the document start.
-  return ids if start in ends and not vocabulary.adds_start else {'bos_token_id': start} | ids
+  is_end_only = start in ends and not vocabulary.adds_start
+  if not is_end_only:
+    ids['bos_token_id'] = start
+  if ends:
+    ids['eos_token_id'] = ends if len(ends) > 1 else ends[0]
+  return ids
 
 
-def _text_files(vocabulary, published_ids):
-  """Returns the files of a tokenizer, none if the vocabulary is not one."""
+def _tokenizer_files(vocabulary: vocabularies.Vocabulary, token_ids: TokenIds) -> dict[str, bytes]:
+  """Returns the files of a tokenizer by name, none if the vocabulary is not one.
+
+  Args:
+    vocabulary: the vocabulary.
+    token_ids: ids of the model; that of padding is not in a vocabulary.
+  """
   if not isinstance(vocabulary, tokenizer.TokenizerVocabulary):
     logging.warning('%s has no tokenizer.json: text is encoded here', type(vocabulary).__name__)
     return {}
-  padding = {name: id for name, id in published_ids.items() if name == 'pad_token_id'}
-  config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'add_bos_token': vocabulary.adds_start}
+  config: dict[str, Any] = {
+    'tokenizer_class': 'PreTrainedTokenizerFast',
+    'add_bos_token': vocabulary.adds_start,
+  }
   if vocabulary.chat_template is not None:  # null would win over a file with a template
     config['chat_template'] = vocabulary.chat_template
-  for name, ids in (padding | _token_ids(vocabulary)).items():
+  named_ids: TokenIds = {}
+  if 'pad_token_id' in token_ids:
+    named_ids['pad_token_id'] = token_ids['pad_token_id']
+  named_ids |= _token_ids(vocabulary)
+  for name, ids in named_ids.items():
     token_id = ids[0] if isinstance(ids, list) else ids
     config[name.removesuffix('_id')] = vocabulary.token(token_id) or None
   encoded = json.dumps(config, ensure_ascii=False).encode()

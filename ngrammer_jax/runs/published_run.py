@@ -38,6 +38,7 @@ class PublishedRun(run.Run):
     return self.published.description.vocabulary_size  # of which a tokenizer may not use all
 
   content_hash = None  # its text is not known
+  is_exported = False
   results_folder = None  # nothing is added to its files
 
   @property

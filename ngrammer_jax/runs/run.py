@@ -25,7 +25,6 @@ from ngrammer_jax.runs import (
   exported,
   generation,
   restoring,
-  source,
   token_clusters,
 )
 
@@ -79,7 +78,7 @@ class Run:
   @property
   def is_exported(self) -> bool:
     """Whether it was exported: then it has variables, but no checkpoints."""
-    return source.identify(self.workdir).kind == source.Kind.EXPORT
+    return workdirs.is_exported(self.workdir)
 
   # The model and its variables.
 

@@ -2,8 +2,8 @@
 
 The model may have more memories than the other one, see `runs.added_memories`.
 
-`init_from` is what `runs.source` resolves: the workdir of a run, `pretrained:NAME`, or the folder
-of a published model, with or without `hf:` before it.
+`init_from` is what `runs.model_source` resolves: the workdir of a run, `pretrained:NAME`, or the
+folder of a published model, with or without `hf:` before it.
 
 <workdir>/begun_with.json   run and step of the checkpoint that the training started from
 <workdir>/published.json    family, token ids and settings of a published model, for an export
@@ -27,12 +27,20 @@ from ngrammer_jax.config import conversion, fields, memory_blocks
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.rows import streams
 from ngrammer_jax.models import language_model, memories, model_variables
-from ngrammer_jax.runs import added_memories, load
+from ngrammer_jax.runs import added_memories, model_source
 from ngrammer_jax.system import file_errors, files, hosts, json_files
 from ngrammer_jax.training import centroids
 from ngrammer_jax.training import state as train_state
 
 RECORD = 'begun_with.json'
+
+# Returns rows of the batch of a step, see `train_task.TrainTask.segment`.
+ReadSegment = Callable[[int, slice], streams.Batch]
+
+
+def open_initial_run(init_from: str, step: int | str = 'newest') -> runs.Run:
+  """Opens the run to start from. Raises BadInput if there is none."""
+  return model_source.resolve(init_from, 'init_from').open(step)
 
 
 def complete(
@@ -52,17 +60,21 @@ def complete(
   Raises:
     BadInput: there is no run to start from, or its model cannot have a memory.
   """
-  has_started = workdir is not None and bool(reader.steps(workdir))
-  source = runs.load_run(workdir) if has_started else load.open_named(values['init_from'])
-  sizes = source.vocabulary_size, model_variables.count_elements(source.abstract_parameters)
-  added_memories.complete(values, overrides, present, source.config.model, *sizes)
+  if workdir is not None and reader.steps(workdir):
+    run = runs.load_run(workdir)
+  else:
+    run = open_initial_run(values['init_from'])
+  num_parameters = model_variables.count_elements(run.abstract_parameters)
+  added_memories.complete(
+    values, overrides, present, run.config.model, run.vocabulary_size, num_parameters
+  )
 
 
 def initial_state(
   config: experiment.Config,
   workdir: pathlib.Path,
   state: train_state.TrainState,
-  segment: Callable[[int, slice], streams.Batch] | None = None,
+  segment: ReadSegment | None = None,
 ) -> train_state.TrainState:
   """Returns a new state with the parameters and the codebook of the newest checkpoint of a run.
 
@@ -80,36 +92,66 @@ def initial_state(
     BadInput: the run has a parameter that the model does not have.
   """
   init_from = config.init_from
-  source = load.open_named(init_from, _recorded_step(init_from, workdir))
-  hosts.on_primary(workdirs.write_origin, workdir, source.origin)
-  if source.published is not None:
+  initial_run = open_initial_run(init_from, _recorded_step(init_from, workdir))
+  hosts.on_primary(workdirs.write_origin, workdir, initial_run.origin)
+  if initial_run.published is not None:
     logging.info('starting from %s', init_from)
-    leaves = traverse_util.flatten_dict(state.params)
-    own = {path: leaves[path] for path in traverse_util.flatten_dict(source.abstract_parameters)}
-    params, codebook = source.load(traverse_util.unflatten_dict(own)), {}
+    params = _load_published(initial_run, state.params)
+    codebook = {}
   else:
-    step, params, codebook = source.restored
+    step, params, codebook = initial_run.restored
     record = {'init_from': init_from, 'step': step}
     hosts.on_primary(files.write, workdir / RECORD, json.dumps(record) + '\n')
     message = 'starting from step %s of %s, with a new optimizer state'
-    logging.info(message, f'{record["step"]:,}', init_from)
+    logging.info(message, f'{step:,}', init_from)
   state = state.replace(
     params=_merge(init_from, state.params, params),
     codebook=_merge(init_from, state.codebook, codebook),
   )
-  quantizers = {path[:-2] for path in traverse_util.flatten_dict(codebook)}
-  drawn = [
-    path
-    for path, module in memories.ngram_modules(config.model)
-    if module.options.initial == 'hidden' and path not in quantizers
-  ]
+  drawn = _quantizers_to_draw(config, codebook)
   if not drawn or segment is None:
     return state
-  model = language_model.build(config.model, source.model.vocabulary_size)
-  mesh, t = state.step.sharding.mesh, config.training
-  read = lambda step: sharding.global_rows(mesh, t.batch_size, functools.partial(segment, step))
-  codebook = centroids.draw(model, state, drawn, read, config.seed, t.microbatches)
-  return state.replace(codebook=codebook)
+  model = language_model.build(config.model, initial_run.model.vocabulary_size)
+  return state.replace(codebook=_draw_centroids(config, model, state, drawn, segment))
+
+
+def _load_published(run: runs.Run, params: Any) -> Any:
+  """Returns the parameters of a published model, in the dtypes and shards of a model with more."""
+  leaves = traverse_util.flatten_dict(params)
+  names = traverse_util.flatten_dict(run.abstract_parameters)
+  return run.load(traverse_util.unflatten_dict({name: leaves[name] for name in names}))
+
+
+def _quantizers_to_draw(config: experiment.Config, codebook: Any) -> list[tuple[str, ...]]:
+  """Returns the paths of the n-gram modules whose centroids are drawn from hidden states.
+
+  Args:
+    config: the experiment.
+    codebook: of the other run, whose centroids are kept.
+  """
+  trained = {path[:-2] for path in traverse_util.flatten_dict(codebook)}
+  return [
+    path
+    for path, module in memories.ngram_modules(config.model)
+    if module.options.initial == 'hidden' and path not in trained
+  ]
+
+
+def _draw_centroids(
+  config: experiment.Config,
+  model: language_model.LanguageModel,
+  state: train_state.TrainState,
+  drawn: list[tuple[str, ...]],
+  segment: ReadSegment,
+) -> Any:
+  """Returns the codebook with new centroids in some n-gram modules, see `centroids.draw`."""
+  t = config.training
+
+  def read(step: int) -> streams.Batch:
+    rows = functools.partial(segment, step)
+    return sharding.global_rows(state.step.sharding.mesh, t.batch_size, rows)
+
+  return centroids.draw(model, state, drawn, read, config.seed, t.microbatches)
 
 
 def _merge(init_from: str, new: Any, old: Any) -> Any:
@@ -135,35 +177,58 @@ def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
     return record['step'] if record.get('init_from', init_from) == init_from else 'newest'
 
 
-def check_model(source: runs.Run, config: experiment.Config) -> None:
+def check_model(initial_run: runs.Run, config: experiment.Config) -> None:
   """Raises BadInput for a model that is not the one to start from, maybe with more memories.
 
   Values that are `free_on_init` may differ. Logs what is new.
 
   Args:
-    source: the run to start from.
+    initial_run: the run to start from.
     config: the experiment.
   """
-  model, init_from = source.config.model, config.init_from
-  new = memory_blocks.added(model, config.model)
-  may_differ = lambda key: key.free_on_resume or key.free_on_init
-  for key, old, value in fields.differences(model, config.model, 'model.', may_differ):
-    if key.path in new:
-      continue
-    was, now = fields.format_value(old), fields.format_value(value)
-    remedy = 'the old value' if config.finetune else f'--config={init_from}'
-    problem = f'was trained with {key.path}={was}, now it is {now}: use {remedy}'
-    if preset := getattr(old, 'preset', None):  # of a memory that is missing
-      problem = f'has {key.path}, which is missing: add --config.{key.path}.preset={preset}'
-    raise errors.BadInput(f'init_from={init_from} {problem}, or omit init_from')
+  model = initial_run.config.model
+  added = memory_blocks.added(model, config.model)
+  for key, old, new in fields.differences(model, config.model, 'model.', _may_differ):
+    if key.path not in added:
+      raise errors.BadInput(_difference_message(key.path, old, new, config))
   added_memories.check_neutral(model, config)
-  if new:
-    built = language_model.build(config.model, source.vocabulary_size)
-    before = model_variables.count_elements(source.abstract_parameters)
-    after = model_variables.count_elements(model_variables.abstract(built)['params'])
-    message = 'new: %s, with %s parameters; %.1f %% of the %s that were there'
-    share = 100 * (after - before) / before
-    logging.info(message, ', '.join(new), f'{after - before:,}', share, f'{before:,}')
+  if added:
+    _log_added(added, initial_run, config)
+
+
+def _may_differ(key: fields.Key) -> bool:
+  return key.free_on_resume or key.free_on_init
+
+
+def _difference_message(path: str, old: Any, new: Any, config: experiment.Config) -> str:
+  """Returns the message for a key of the model that may not differ.
+
+  Args:
+    path: the key.
+    old: its value in the run to start from.
+    new: its value now.
+    config: the experiment.
+  """
+  init_from = config.init_from
+  preset = getattr(old, 'preset', None)
+  if preset:  # of a memory that is missing
+    problem = f'has {path}, which is missing: add --config.{path}.preset={preset}'
+  else:
+    was = fields.format_value(old)
+    now = fields.format_value(new)
+    remedy = 'the old value' if config.finetune else f'--config={init_from}'
+    problem = f'was trained with {path}={was}, now it is {now}: use {remedy}'
+  return f'init_from={init_from} {problem}, or omit init_from'
+
+
+def _log_added(added: Collection[str], initial_run: runs.Run, config: experiment.Config) -> None:
+  """Logs the memories that the other run does not have, and their number of parameters."""
+  model = language_model.build(config.model, initial_run.vocabulary_size)
+  before = model_variables.count_elements(initial_run.abstract_parameters)
+  after = model_variables.count_elements(model_variables.abstract(model)['params'])
+  message = 'new: %s, with %s parameters; %.1f %% of the %s that were there'
+  share = 100 * (after - before) / before
+  logging.info(message, ', '.join(added), f'{after - before:,}', share, f'{before:,}')
 
 
 class Start:
@@ -178,33 +243,35 @@ class Start:
   """
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
-    self._config, self._workdir, self._source = config, workdir, None
+    self._config = config
+    self._workdir = workdir
+    self._initial_run: runs.Run | None = None
     if not reader.steps(workdir):
-      self._source = load.open_named(config.init_from)
-      check_model(self._source, config)
+      self._initial_run = open_initial_run(config.init_from)
+      check_model(self._initial_run, config)
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:
     """Raises BadInput if the other run has another vocabulary."""
-    if self._source is None or self._source.vocabulary.definition == vocabulary.definition:
+    run = self._initial_run
+    if run is None or run.vocabulary.definition == vocabulary.definition:
       return
     init_from = self._config.init_from
-    own, remedy = conversion.stored_vocabulary(self._source.workdir), f'--config={init_from}'
-    if own is not None and self._source.published is None:
-      remedy = f'--config.data.vocabulary_path={own} and --config.data.vocabulary_size=None'
+    stored = conversion.stored_vocabulary(run.workdir)
+    if stored is not None and run.published is None:
+      remedy = f'--config.data.vocabulary_path={stored} and --config.data.vocabulary_size=None'
+    else:
+      remedy = f'--config={init_from}'
     raise errors.BadInput(
-      f'init_from={init_from} has another vocabulary, of '
-      f'{self._source.vocabulary.size:,} token ids instead of {vocabulary.size:,}: use {remedy}, '
-      f'or omit init_from'
+      f'init_from={init_from} has another vocabulary, of {run.vocabulary.size:,} token ids instead '
+      f'of {vocabulary.size:,}: use {remedy}, or omit init_from'
     )
 
   def source_dtypes(self) -> Mapping[str, np.dtype]:
     """Returns the dtype of every parameter that the other run has, by name."""
-    return self._source.parameter_dtypes
+    return self._initial_run.parameter_dtypes
 
   def __call__(
-    self,
-    state: train_state.TrainState,
-    segment: Callable[[int, slice], streams.Batch] | None = None,
+    self, state: train_state.TrainState, segment: ReadSegment | None = None
   ) -> train_state.TrainState:
     """Returns the state that training starts from, see `initial_state`."""
     return initial_state(self._config, self._workdir, state, segment)

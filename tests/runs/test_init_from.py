@@ -24,7 +24,6 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.rows import streams
 from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.models.model_variables import ModelVariables
-from ngrammer_jax.runs import load
 from ngrammer_jax.training import init_from, loop
 from ngrammer_jax.training import state as train_state
 from tests import published_folders
@@ -196,7 +195,7 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   run = types.SimpleNamespace(
     config=config, restored=restored, origin={}, model=model, published=None
   )
-  monkeypatch.setattr(load, 'open_named', lambda *_: run)
+  monkeypatch.setattr(init_from, 'open_initial_run', lambda *_: run)
   read = lambda *_: pytest.fail('drawn again')
   second = init_from.initial_state(config, workdir, state, read)
   jax.tree.map(np.testing.assert_array_equal, second.codebook, started.codebook)

@@ -18,9 +18,8 @@ from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models.model_variables import ModelVariables
-from ngrammer_jax.runs import load
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
-from ngrammer_jax.training import loop
+from ngrammer_jax.training import init_from, loop
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.tasks import superglue_examples, superglue_files
@@ -229,7 +228,7 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
     vocabulary=vocabularies.read('sentencepiece', same),
     workdir=folder / 'pretrained',
   )
-  monkeypatch.setattr(load, 'open_named', lambda init_from: source)
+  monkeypatch.setattr(init_from, 'open_initial_run', lambda _: source)
   monkeypatch.setattr(runs, 'load_run', lambda workdir: source)
   resolve = lambda path, **changes: finetuning_config(
     finetuning, folder, ['data.vocabulary_path'], data__vocabulary_path=path, **changes
@@ -307,7 +306,7 @@ def test_start_uses_the_recorded_checkpoint(folder, finetuning, monkeypatch):
     restored = restored_of(state(12 if step == 'newest' else step))
     return types.SimpleNamespace(restored=restored, origin={}, published=None, config=config)
 
-  monkeypatch.setattr(load, 'open_named', load_run)
+  monkeypatch.setattr(init_from, 'open_initial_run', load_run)
   record = folder / 'run' / 'begun_with.json'
   new_state = state(0)
   for step in (12, 8):
@@ -449,6 +448,6 @@ def test_damage_of_the_initial_run_and_of_its_record_is_named(folder, finetuning
   steps = []
   restored = restored_of(state(12))
   other = types.SimpleNamespace(restored=restored, origin={}, published=None, config=task._config)
-  monkeypatch.setattr(load, 'open_named', lambda _, step: steps.append(step) or other)
+  monkeypatch.setattr(init_from, 'open_initial_run', lambda _, step: steps.append(step) or other)
   task.initial_state(state(0))
   assert steps == ['newest']

@@ -19,7 +19,6 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.rows import streams
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.runs import load
 from ngrammer_jax.system import progress, storage
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
 from ngrammer_jax.training import init_from, losses, token_codebook
@@ -62,16 +61,16 @@ def resolve_config(
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
   storage.check_reachable(workdir)
-  source = _source(config, workdir)
+  initial_run = _initial_run(config, workdir)
   changes = {name: getattr(config.model, name) for name in overridden_memories}
-  model = dataclasses.replace(source.config.model, **changes)
-  init_from.check_model(source, dataclasses.replace(config, model=model))
+  model = dataclasses.replace(initial_run.config.model, **changes)
+  init_from.check_model(initial_run, dataclasses.replace(config, model=model))
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
-  kind = source.config.data.vocabulary
+  kind = initial_run.config.data.vocabulary
   path = config.data.vocabulary_path
   if path is not None:
-    vocabularies.check_path(kind, path, source.vocabulary, source.workdir)
+    vocabularies.check_path(kind, path, initial_run.vocabulary, initial_run.workdir)
   config = dataclasses.replace(
     config,
     model=_finetuned_model(config, model, override_keys),
@@ -79,7 +78,7 @@ def resolve_config(
       config.data,
       corpus='superglue',
       vocabulary=kind,
-      vocabulary_size=source.config.data.vocabulary_size,
+      vocabulary_size=initial_run.config.data.vocabulary_size,
       vocabulary_path=None,  # it is in the run that training starts from
     ),
     evaluation=dataclasses.replace(config.evaluation, memory=None),
@@ -92,7 +91,7 @@ def resolve_config(
   return config
 
 
-def _source(config: experiment.Config, workdir: pathlib.Path) -> runs.Run:
+def _initial_run(config: experiment.Config, workdir: pathlib.Path) -> runs.Run:
   """Returns the run whose model and vocabulary are used: that of the workdir once it has started.
 
   Raises BadInput if there is none.
@@ -101,7 +100,7 @@ def _source(config: experiment.Config, workdir: pathlib.Path) -> runs.Run:
     return runs.load_run(workdir)
   if config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
-  return load.open_named(config.init_from)
+  return init_from.open_initial_run(config.init_from)
 
 
 def _finetuned_model(
@@ -144,7 +143,7 @@ class FinetuneTask:
     self._config = config
     self._workdir = workdir
     self.patience = config.finetune.patience
-    self.vocabulary = _source(config, workdir).vocabulary
+    self.vocabulary = _initial_run(config, workdir).vocabulary
     names = task_names(config)
     f = config.finetune
     length = config.training.segment_length
@@ -179,7 +178,7 @@ class FinetuneTask:
   @property
   def source_dtypes(self) -> Mapping[str, np.dtype]:
     """Dtypes of the parameters of the initial checkpoint by name."""
-    return _source(self._config, self._workdir).parameter_dtypes
+    return _initial_run(self._config, self._workdir).parameter_dtypes
 
   def segment(self, step: int, rows: slice) -> streams.Batch:
     """Returns the segment of a step. Each epoch has all rows once, in another random order."""

@@ -1,0 +1,159 @@
+"""What a model is read from: a run directory, an exported run, or a published model.
+
+A source is written as one of
+
+  DIR               a run directory or an exported run, also in a bucket
+  FOLDER            a published model: a folder of Hugging Face
+  FILE.gguf         a published model: a GGUF file
+  hf:PATH           the same as PATH
+  pretrained:NAME   a model of this package, or of another one, see `runs.pretrained`
+  pretrained:PATH   the same as PATH of a published model
+
+Only `resolve` tells them apart. Its `ModelSource` says what is there, and opens it.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.runs import pretrained
+from ngrammer_jax.system import json_files, storage
+
+if TYPE_CHECKING:
+  from ngrammer_jax.runs.run import Run
+
+PRETRAINED = 'pretrained:'
+HUGGING_FACE = 'hf:'
+PREFIXES = (PRETRAINED, HUGGING_FACE)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSource:
+  """Where a model is, see `resolve`.
+
+  Attributes:
+    path: folder or file.
+    is_published: whether it is a published model, to which no files are added. Otherwise it is a
+      run directory or an exported run, if anything is there.
+    is_pretrained: whether it was named as a pretrained model, which has no other steps.
+    label: the key or flag and its value, before the messages of `open`; None: nothing.
+  """
+
+  path: pathlib.Path
+  is_published: bool
+  is_pretrained: bool = False
+  label: str | None = None
+
+  def open(self, step: int | str = 'newest', dtype: str | None = None) -> 'Run':
+    """Opens it as a run.
+
+    Args:
+      step: checkpoint: a step number, `newest` or `best`; a pretrained model has only the newest.
+      dtype: dtype of the parameters of a published model; None: those of the file.
+
+    Raises:
+      BadInput: it is no run and no model, or a file of it is damaged.
+    """
+    from ngrammer_jax.checkpoints import workdirs  # these import JAX
+    from ngrammer_jax.runs import published_run, run
+
+    if self.is_pretrained:
+      step = 'newest'
+    with _named(self.label):
+      if self.is_published:
+        return published_run.open_run(self.path, step, dtype)
+      return run.Run(self.path, workdirs.load_config(self.path), step)
+
+  def config_values(self) -> dict[str, Any]:
+    """Returns the values of its config, for a training with the same model.
+
+    Raises:
+      BadInput: there is no such model, or a file of it is damaged.
+    """
+    from ngrammer_jax.checkpoints import workdirs  # these import JAX
+    from ngrammer_jax.config import conversion
+    from ngrammer_jax.interop.huggingface import published_model
+
+    if self.is_published:
+      return published_model.open(self.path).config_values()
+    if not self.is_pretrained:
+      if not _is_run(self.path):  # says which models are supported
+        return published_model.open(self.path).config_values()
+      return dataclasses.asdict(workdirs.load_config(self.path))
+    values = json_files.read(self.path / workdirs.CONFIG)
+    vocabulary = conversion.stored_vocabulary(self.path)
+    if vocabulary is not None:
+      values['data'] |= {'vocabulary_path': str(vocabulary), 'vocabulary_size': None}
+    return values
+
+
+def resolve(text: str | pathlib.Path, key: str | None = None) -> ModelSource:
+  """Returns the source that a text stands for, see the top of this file.
+
+  Args:
+    text: the text; a path object has no prefix.
+    key: the key or flag that has the text, for messages. With it, a local path has to exist. None:
+      it may be the run directory of a training that starts.
+
+  Raises:
+    BadInput: there is no pretrained model of this name, a file of it is damaged, or the path cannot
+      be reached.
+  """
+  if key is None:
+    return _find(text)
+  label = f'{key}={text}'
+  with _named(label):
+    source = _find(text)
+    if not storage.is_remote(source.path) and not source.path.exists():
+      raise errors.BadInput('no such folder; expected the workdir of a run')
+  return dataclasses.replace(source, label=label)
+
+
+def _find(text: str | pathlib.Path) -> ModelSource:
+  """Returns the source of a text, without its key."""
+  if isinstance(text, str):
+    if text.startswith(PRETRAINED):
+      return _find_pretrained(text.removeprefix(PRETRAINED))
+    text = text.removeprefix(HUGGING_FACE)
+  path = storage.path(text)
+  storage.check_reachable(path)
+  return ModelSource(path, _is_published(path))
+
+
+def _find_pretrained(name: str) -> ModelSource:
+  """Returns the source of a pretrained model, or of a published model at a path."""
+  if name not in pretrained.all_names():
+    path = storage.path(name)
+    storage.check_reachable(path)
+    if path.exists():
+      if _is_run(path) and not _is_published(path):
+        raise errors.BadInput(
+          f'{path} is a run directory, not a pretrained model: use --workdir={path} to open it, or '
+          f'init_from={path} to start from it'
+        )
+      return ModelSource(path, is_published=True, is_pretrained=True)  # else `open` says what it is
+  path = pretrained.find(name)
+  return ModelSource(path, _is_published(path), is_pretrained=True)
+
+
+def _is_published(path: pathlib.Path) -> bool:
+  """See `checkpoint.is_published`."""
+  from ngrammer_jax.interop.huggingface import checkpoint  # imports JAX
+
+  return checkpoint.is_published(path)
+
+
+def _is_run(path: pathlib.Path) -> bool:
+  """Whether a path has the files of a run or of an exported run."""
+  from ngrammer_jax.checkpoints import workdirs  # imports JAX
+
+  return (path / workdirs.CORPUS).exists()
+
+
+def _named(label: str | None) -> contextlib.AbstractContextManager[None]:
+  """Puts a label before the message of a BadInput, if there is one."""
+  if label is None:
+    return contextlib.nullcontext()
+  return errors.named(label)
