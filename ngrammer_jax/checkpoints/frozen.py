@@ -51,7 +51,7 @@ def restore(
     workdir: run directory.
     expected: checksum of the base, in the manifest of a checkpoint.
     abstract: shapes, dtypes and shardings of its parameters.
-    read_folder: `manifest.verify`, or `manifest.check_sizes`.
+    read_folder: `manifest.verify`, or `manifest.verify_index`.
 
   Raises:
     BadInput: it changed.

@@ -104,7 +104,7 @@ def restore_variables(workdir: pathlib.Path, step: int, abstract: dict[str, Any]
     BadInput: they do not match the model.
   """
   # Several processes read different bytes. All of them have to notice damage.
-  read_manifest = manifest.verify if hosts.is_multiprocess() else manifest.check_sizes
+  read_manifest = manifest.verify if hosts.is_multiprocess() else manifest.verify_index
   folder = folder_of(workdir, step)
   saved = manifest.call_on_primary(read_manifest, folder)
   names = _names_in_base(saved, abstract['params'])

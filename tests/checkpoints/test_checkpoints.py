@@ -108,9 +108,11 @@ def test_variables_are_restored_without_the_rest(tmp_path, caplog):
       steps[damage, name] = variables.step
       shutil.copy(path, newest / name)
   assert all(step == 4 for (damage, _), step in steps.items() if damage is not flip)
-  of_flips = [step for (damage, _), step in steps.items() if damage is flip]
-  largest = max(intact.rglob('*'), key=lambda path: path.stat().st_size)
-  assert steps[flip, str(largest.relative_to(intact))] == 8 and of_flips.count(4) >= 2
+  sizes = {name: (intact / name).stat().st_size for _, name in steps}
+  is_small = {name: size <= manifest.MAX_INDEX_BYTES for name, size in sizes.items()}
+  assert not all(is_small.values())
+  # Of small files Orbax would say a lot; the large one is not read.
+  assert all(steps[flip, name] == (4 if small else 8) for name, small in is_small.items())
   assert reader.restore_newest_variables(workdir, wanted).step == 8
   kernel = {'kernel': abstract_params['kernel']}
   message = 'params/bias is bfloat16[8], expected no such array'
