@@ -62,7 +62,7 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
   import numpy as np
 
   from ngrammer_jax import command_line, sharding
-  from ngrammer_jax.data.rows import streams
+  from ngrammer_jax.data.rows import token_batch
   from ngrammer_jax.models import model_variables
   from ngrammer_jax.training import flops, programs
 
@@ -84,10 +84,10 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
 
   def segments():
     tokens = random.integers(0, V, (1, rows, T), np.int32)
-    segment = streams.Batch(
+    segment = token_batch.Batch(
       tokens, tokens, np.zeros(tokens.shape, bool), np.ones(tokens.shape, np.float32)
     )
-    load = lambda own: streams.map_batches(lambda array: array[:, own], segment)
+    load = lambda own: token_batch.map_batches(lambda array: array[:, own], segment)
     return sharding.global_rows(mesh, rows, load, axis=1)
 
   state, seconds = run.pack(run.create()), []

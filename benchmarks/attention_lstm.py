@@ -26,7 +26,7 @@ from torch import nn
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.training import programs
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs' / 'attention_lstm.py'
@@ -42,8 +42,8 @@ class JaxTraining:
     B, T = tokens_BxT.shape
     tokens = np.broadcast_to(tokens_BxT, (STEPS, B, T))
     starts = np.random.default_rng(1).random((STEPS, B, T)) < 0.01
-    segment = streams.Batch(tokens, tokens, starts, np.ones(tokens.shape, np.float32))
-    load = lambda rows: streams.map_batches(lambda array: array[:, rows], segment)
+    segment = token_batch.Batch(tokens, tokens, starts, np.ones(tokens.shape, np.float32))
+    load = lambda rows: token_batch.map_batches(lambda array: array[:, rows], segment)
     self._segments = sharding.global_rows(self._run.mesh, B, load, axis=1)
     self._run.compile(self._state, self._segments)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import command_line, sharding
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.runs import model_source
@@ -27,13 +27,13 @@ B, T = 4, 512
 MEMORY = 'model.ngram_memories.0'
 
 
-def batches(path: pathlib.Path, vocabulary, count: int) -> list[streams.Batch]:
+def batches(path: pathlib.Path, vocabulary, count: int) -> list[token_batch.Batch]:
   """Returns the first segments of a text."""
   tokens = vocabulary.encode(path.read_bytes()[: 8 * B * T * count])[: B * T * count]
   tokens = np.asarray(tokens, np.int32).reshape(count, B, T)
   starts, valid = np.zeros((B, T), bool), np.ones((B, T), np.float32)
   starts[:, 0] = True
-  return [streams.Batch(each, each, starts, valid) for each in tokens]
+  return [token_batch.Batch(each, each, starts, valid) for each in tokens]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
   segments = batches(args.text, source.vocabulary, drawn + args.held_out)
   with tempfile.TemporaryDirectory() as folder:
     start = init_from.Start(config, pathlib.Path(folder))
-    read = lambda step, rows: streams.map_batches(lambda array: array[rows], segments[step])
+    read = lambda step, rows: token_batch.map_batches(lambda array: array[rows], segments[step])
     state = start(state, read)
 
   @jax.jit

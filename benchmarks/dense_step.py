@@ -81,7 +81,7 @@ def make_jax(feed_forward: str) -> dict[str, Callable[[], int]]:
   import jax
 
   from ngrammer_jax import sharding
-  from ngrammer_jax.data.rows import streams
+  from ngrammer_jax.data.rows import token_batch
   from ngrammer_jax.models import language_model
   from ngrammer_jax.training import programs
 
@@ -89,7 +89,7 @@ def make_jax(feed_forward: str) -> dict[str, Callable[[], int]]:
   sizes = sizes_of(config)
   tokens = sizes.tokens()
   shape = tokens[..., 1:].shape
-  segments = streams.Batch(
+  segments = token_batch.Batch(
     *(tokens[..., :-1], tokens[..., 1:], np.zeros(shape, bool), np.ones(shape, np.float32))
   )
   run = programs.Programs(config, sizes.vocabulary, sharding.make_mesh())
@@ -118,7 +118,7 @@ def make_jax(feed_forward: str) -> dict[str, Callable[[], int]]:
 
   def forward():
     for step in range(sizes.steps):
-      segment = streams.map_batches(lambda array, step=step: array[step], segments)
+      segment = token_batch.map_batches(lambda array, step=step: array[step], segments)
       assert np.isfinite(loss(state.params, segment))
     return sizes.steps
 

@@ -48,7 +48,7 @@ def make_jax(folder: pathlib.Path) -> dict[str, Callable[[], int]]:
 
   from ngrammer_jax import config as experiment
   from ngrammer_jax import runs, sharding
-  from ngrammer_jax.data.rows import streams
+  from ngrammer_jax.data.rows import token_batch
   from ngrammer_jax.inference import sampling
   from ngrammer_jax.training import programs
 
@@ -70,7 +70,7 @@ def make_jax(folder: pathlib.Path) -> dict[str, Callable[[], int]]:
   training = programs.Programs(resolved, V, sharding.make_mesh())
   tokens = tokens_of(TRAINING[0], TRAINING[1] + 1, V)[None]
   shape = tokens[..., 1:].shape
-  segments = streams.Batch(
+  segments = token_batch.Batch(
     *(tokens[..., :-1], tokens[..., 1:], np.zeros(shape, bool), np.ones(shape, np.float32))
   )
   state = training.create()

@@ -23,7 +23,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.models import language_model
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import state as train_state
@@ -98,7 +98,7 @@ def trainer(model, spans=None, shape=(B, T), algorithm='adagrad'):
   random = np.random.default_rng(0)
   tokens = random.integers(0, V, (shape[0], shape[1] + 1), dtype=np.int32)
   ones = np.ones(shape, np.float32)
-  segment = streams.Batch(tokens[:, :-1], tokens[:, 1:], np.zeros(shape, bool), ones)
+  segment = token_batch.Batch(tokens[:, :-1], tokens[:, 1:], np.zeros(shape, bool), ones)
   memory = language_model.empty_memory(model.config, shape[0])
   params = make_params(model, spans)
   config = experiment.OptimizerConfig(algorithm=algorithm, learning_rate=1e-6, clip_norm=0.03)

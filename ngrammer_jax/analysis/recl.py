@@ -19,7 +19,7 @@ import numpy as np
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import token_losses
 from ngrammer_jax.analysis.elements import Element
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.system import progress
 
@@ -125,9 +125,11 @@ def _score_windows(
 
       def make_segment(
         index: int, row_slice: slice, firsts_B: np.ndarray = firsts_B
-      ) -> streams.Batch:
+      ) -> token_batch.Batch:
         row_indices = np.minimum(np.arange(row_slice.start, row_slice.stop), len(firsts_B) - 1)
-        return streams.stack_rows(text.window(firsts_B[row] + index * T, T) for row in row_indices)
+        return token_batch.stack_rows(
+          text.window(firsts_B[row] + index * T, T) for row in row_indices
+        )
 
       scores = run.engine.score_segments(variables, rows, -(-length // T), make_segment)
       nll_BxT = np.concatenate([segment.nll_BxT for segment in scores], axis=1)

@@ -23,7 +23,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import corpora, duplicates
 from ngrammer_jax.data.files import fingerprints
-from ngrammer_jax.data.rows import mixture_schedule, streamed_rows, streams
+from ngrammer_jax.data.rows import mixture_schedule, streamed_rows, streams, token_batch
 from ngrammer_jax.data.tokens import learned_vocabulary, token_cache, token_split
 from ngrammer_jax.system import hosts
 
@@ -207,10 +207,10 @@ class TrainSegments:
       self._warn_of_epochs(name)
     return reader
 
-  def segment(self, step: int, rows: slice = slice(None)) -> streams.Batch:
+  def segment(self, step: int, rows: slice = slice(None)) -> token_batch.Batch:
     """Returns the segment of a step, for a slice of the batch rows."""
     row_range = range(self._batch_size)[rows]
-    segments: dict[int, streams.Row] = {}
+    segments: dict[int, token_batch.Row] = {}
     for name, reader in self.readers.items():
       segments |= reader.rows(step, row_range)
       if reader.epochs > step:
@@ -224,7 +224,7 @@ class TrainSegments:
         inputs, _, starts = segments[row]
         inputs[0] = self._vocabulary.document_start
         starts[0] = True
-    return streams.stack_rows(segments[row] for row in row_range)
+    return token_batch.stack_rows(segments[row] for row in row_range)
 
   def row_states(self, step: int) -> list[Any] | None:
     """Returns the states before a step of the rows that were read here, a JSON value for each part.

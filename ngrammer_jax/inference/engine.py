@@ -17,7 +17,7 @@ import numpy as np
 
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import programs, sampling
 from ngrammer_jax.layers import token_ids
 from ngrammer_jax.layers.ngram import table
@@ -99,7 +99,7 @@ class Engine:
     variables: Variables,
     rows: int,
     num_segments: int,
-    make_segment: Callable[[int, slice], streams.Batch],
+    make_segment: Callable[[int, slice], token_batch.Batch],
     are_windows: bool = False,
   ) -> Iterator[programs.Scores]:
     """Yields the scores of each segment of a batch of streams while the next one is computed.
@@ -122,7 +122,7 @@ class Engine:
       if slots and self.model.config.memory.first == 'empty':
         slots = 1  # no memory: the slot has no token
 
-    def make_segments() -> Iterator[streams.Batch]:
+    def make_segments() -> Iterator[token_batch.Batch]:
       for index in range(num_segments):
         yield sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
 
@@ -136,8 +136,8 @@ class Engine:
     return _fetch_one_behind(dispatch())
 
   def _look_up_ahead(
-    self, variables: Variables, rows: int, segments: Iterable[streams.Batch]
-  ) -> Iterator[tuple[streams.Batch, Variables]]:
+    self, variables: Variables, rows: int, segments: Iterable[token_batch.Batch]
+  ) -> Iterator[tuple[token_batch.Batch, Variables]]:
     """Yields every segment, with the variables that the model needs for it.
 
     For tables in host memory these are their rows, looked up by a program that does not wait for
@@ -186,11 +186,11 @@ class Engine:
       ids_BxS, valid_BxS = self._pad(group, rows, num_segments * T + 1)
       starts = np.broadcast_to(np.arange(num_segments * T) == 0, ids_BxS[:, 1:].shape)
       valid = valid_BxS[:, 1:].astype(np.float32)
-      padded = streams.Batch(ids_BxS[:, :-1], ids_BxS[:, 1:], starts, valid)
+      padded = token_batch.Batch(ids_BxS[:, :-1], ids_BxS[:, 1:], starts, valid)
 
       def make_segment(index, row_slice, padded=padded, T=T):
         columns = slice(index * T, (index + 1) * T)
-        return streams.map_batches(lambda array: array[row_slice, columns], padded)
+        return token_batch.map_batches(lambda array: array[row_slice, columns], padded)
 
       segments = self.score_segments(variables, rows, num_segments, make_segment)
       nll = np.concatenate([np.zeros((rows, 0)), *(scores.nll_BxT for scores in segments)], axis=1)
@@ -413,12 +413,12 @@ class Engine:
     length: int,
     bidirectional: bool,
     is_start: bool = True,
-  ) -> streams.Batch:
+  ) -> token_batch.Batch:
     """Returns the inputs of a batch of prompts, padded to a length, on the devices."""
     tokens_BxP, valid_BxP = self._pad(prompts, rows, length)
     starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0) & is_start
     prefix_BxP = valid_BxP > 0 if bidirectional else None
-    inputs = streams.Batch(tokens_BxP, None, starts_BxP, valid_BxP, prefix_BxT=prefix_BxP)
+    inputs = token_batch.Batch(tokens_BxP, None, starts_BxP, valid_BxP, prefix_BxT=prefix_BxP)
     return jax.device_put(inputs, self._row_sharding)
 
 

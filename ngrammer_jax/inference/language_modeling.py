@@ -15,7 +15,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import streams, token_batch
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import programs
@@ -34,7 +34,7 @@ def evaluate(
 
   The split, or its first `config.evaluation.max_tokens` tokens, is divided into contiguous streams.
   The memory of a stream starts empty and is carried from segment to segment. The result depends on
-  the options of the evaluation only (see `data.streams.EvaluationStreams`), not on the batch size
+  the options of the evaluation only (see `streams.EvaluationStreams`), not on the batch size
   or the devices. Most protocols score every token exactly once.
 
   Args:
@@ -148,7 +148,7 @@ def score_streams(
   rows = engine.round_rows(rows)
   for first in range(0, count, rows):
 
-    def make_segment(index: int, row_slice: slice, first: int = first) -> streams.Batch:
+    def make_segment(index: int, row_slice: slice, first: int = first) -> token_batch.Batch:
       row = first + row_slice.start
       num_rows = row_slice.stop - row_slice.start
       if are_windows:

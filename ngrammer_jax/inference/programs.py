@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import sampling
 
 TOKENS_PER_CALL = 8  # tokens that a call of `decode_next` generates
@@ -47,19 +47,19 @@ class DecodingState(NamedTuple):
   is_used_BxV: jax.Array | None = None
 
 
-def abstract_segment(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> streams.Batch:
+def abstract_segment(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> token_batch.Batch:
   """Returns a segment without values: shapes, dtypes and the sharding."""
   dtypes = np.int32, np.int32, bool, np.float32
-  return streams.Batch(*(jax.ShapeDtypeStruct(shape, d, sharding=sharding) for d in dtypes))
+  return token_batch.Batch(*(jax.ShapeDtypeStruct(shape, d, sharding=sharding) for d in dtypes))
 
 
-def score_segment(model, variables, segment: streams.Batch, *, memory):
+def score_segment(model, variables, segment: token_batch.Batch, *, memory):
   """Returns the scores of a segment and the new memory."""
   hidden, memory, _ = model.apply(variables, segment.tokens_BxT, memory, **segment.marks)
   return _score(model, variables, hidden, segment.targets_BxT, segment.valid_BxT > 0), memory
 
 
-def score_last_target(model, variables, window: streams.Batch, *, memory):
+def score_last_target(model, variables, window: token_batch.Batch, *, memory):
   """Returns the scores of the last target of each row, [B, 1], and the new memory.
 
   A row of padding has none.
@@ -82,14 +82,14 @@ def _last_index(valid_BxT):
   return jnp.maximum((valid_BxT > 0).sum(axis=1, keepdims=True, dtype=jnp.int32) - 1, 0)
 
 
-def _forward_last(model, variables, inputs: streams.Batch, memory):
+def _forward_last(model, variables, inputs: token_batch.Batch, memory):
   """Returns the hidden state of the last valid token of each row, [B, 1, D], and the memory."""
   hidden_BxTxD, memory, _ = model.apply(variables, inputs.tokens_BxT, memory, **inputs.marks)
   last_Bx1x1 = _last_index(inputs.valid_BxT)[:, :, None]
   return jnp.take_along_axis(hidden_BxTxD, last_Bx1x1, axis=1), memory
 
 
-def rank_choices(model, variables, prompt: streams.Batch, choices_KxBxC, valid_KxBxC):
+def rank_choices(model, variables, prompt: token_batch.Batch, choices_KxBxC, valid_KxBxC):
   """Returns log p(choice | prompt), and whether greedy decoding gives the choice, both [K, B]."""
   (B, P), C = prompt.tokens_BxT.shape, choices_KxBxC.shape[2]
   slots = P + C + (0 if model.config.memory is None else model.config.memory.zeros())
@@ -108,7 +108,7 @@ def rank_choices(model, variables, prompt: streams.Batch, choices_KxBxC, valid_K
   return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC))
 
 
-def decode_prompt(model, variables, seeds_B, sampler, prompt: streams.Batch, *, state):
+def decode_prompt(model, variables, seeds_B, sampler, prompt: token_batch.Batch, *, state):
   """Returns the token after each prompt, [1, B], and the next state."""
   state = _decode_step(model, variables, seeds_B, sampler, prompt, state)
   return state.token_B[None], state
@@ -127,7 +127,7 @@ def decode_next(model, variables, seeds_B, sampler, *, state):
     token_Bx1 = token_B[:, None]
     # Constants: XLA removes what depends on them.
     marks = jnp.zeros_like(token_Bx1, bool), jnp.ones_like(token_Bx1)
-    inputs = streams.Batch(token_Bx1, None, *marks)
+    inputs = token_batch.Batch(token_Bx1, None, *marks)
     state = _decode_step(model, params, seeds_B, sampler, inputs, state)
     return state, state.token_B
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.training import train_task
 
 
@@ -27,7 +27,7 @@ class CallData(NamedTuple):
 
   first: int
   end: int
-  segments: streams.Batch
+  segments: token_batch.Batch
   row_states: list[Any] | None
 
 
@@ -41,10 +41,10 @@ def read_calls(
   t = config.training
   for first, end in t.calls(first_step):
 
-    def stack(rows: slice, first: int = first, end: int = end) -> streams.Batch:
+    def stack(rows: slice, first: int = first, end: int = end) -> token_batch.Batch:
       segments = [task.segment(step, rows) for step in range(first, end)]
       segments += [segments[-1]] * (t.segments_per_call - len(segments))
-      return streams.map_batches(lambda *arrays: np.stack(arrays), *segments)
+      return token_batch.map_batches(lambda *arrays: np.stack(arrays), *segments)
 
     segments = sharding.global_rows(mesh, t.batch_size, stack, axis=1)
     yield CallData(first, end, segments, task.row_states(end))

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import sharding
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import accumulation
@@ -29,7 +29,7 @@ def draw(
   model: language_model.LanguageModel,
   state: train_state.TrainState,
   paths: Collection[Path],
-  read: Callable[[int], streams.Batch],
+  read: Callable[[int], token_batch.Batch],
   seed: int,
   microbatches: int = 1,
 ) -> Any:
@@ -46,11 +46,11 @@ def draw(
   mesh = state.step.sharding.mesh
 
   def batch_inputs(
-    state: train_state.TrainState, batch: streams.Batch
+    state: train_state.TrainState, batch: token_batch.Batch
   ) -> tuple[dict[Path, jax.Array], jax.Array]:
     """Returns the inputs of each quantiser in a batch, and which of them are no padding."""
 
-    def microbatch_inputs(rows: tuple[streams.Batch, Any], _: jax.Array) -> tuple[Any, tuple]:
+    def microbatch_inputs(rows: tuple[token_batch.Batch, Any], _: jax.Array) -> tuple[Any, tuple]:
       segment, memory = rows
       _, updated = model.apply(
         state.variables, segment.tokens_BxT, memory, **segment.marks, mutable=[quantizer.INPUTS]

@@ -13,7 +13,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import memory_limits, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import progress, text_tables
 from ngrammer_jax.training import preparation, train_task
@@ -72,15 +72,15 @@ def dry_run(
 
 def _random_segments(
   config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh
-) -> streams.Batch:
+) -> token_batch.Batch:
   """Returns the segments of one call, [steps, B, T], on the devices."""
   t = config.training
 
-  def stack(rows: slice) -> streams.Batch:
+  def stack(rows: slice) -> token_batch.Batch:
     shape = (t.segments_per_call, rows.stop - rows.start, t.segment_length)
     tokens = np.random.default_rng(rows.start).integers(0, vocabulary_size, shape, np.int32)
     no_starts = np.zeros(shape, bool)
-    return streams.Batch(tokens, tokens, no_starts, np.ones(shape, np.float32))
+    return token_batch.Batch(tokens, tokens, no_starts, np.ones(shape, np.float32))
 
   return sharding.global_rows(mesh, t.batch_size, stack, axis=1)
 
@@ -88,7 +88,7 @@ def _random_segments(
 def _time_step(
   programs: training_programs.Programs,
   state: train_state.TrainState,
-  segments: streams.Batch,
+  segments: token_batch.Batch,
   steps: int,
 ) -> float:
   """Returns the seconds of a step. A first call, which is not timed, warms up."""

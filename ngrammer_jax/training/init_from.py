@@ -25,7 +25,7 @@ from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.config import conversion, fields, memory_blocks
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.models import language_model, memories, model_variables
 from ngrammer_jax.runs import added_memories, model_source
 from ngrammer_jax.system import file_errors, files, hosts, json_files
@@ -35,7 +35,7 @@ from ngrammer_jax.training import state as train_state
 RECORD = 'begun_with.json'
 
 # Returns rows of the batch of a step, see `train_task.TrainTask.segment`.
-ReadSegment = Callable[[int, slice], streams.Batch]
+ReadSegment = Callable[[int, slice], token_batch.Batch]
 
 
 def open_initial_run(init_from: str, step: int | str = 'newest') -> runs.Run:
@@ -147,7 +147,7 @@ def _draw_centroids(
   """Returns the codebook with new centroids in some n-gram modules, see `centroids.draw`."""
   t = config.training
 
-  def read(step: int) -> streams.Batch:
+  def read(step: int) -> token_batch.Batch:
     rows = functools.partial(segment, step)
     return sharding.global_rows(state.step.sharding.mesh, t.batch_size, rows)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.layers import softmax
 from ngrammer_jax.models import language_model
 
@@ -32,7 +32,7 @@ class LossContext:
 
   model: language_model.LanguageModel
   params: Any
-  batch: streams.Batch
+  batch: token_batch.Batch
   counts_BxT: jax.Array
   total: jax.Array
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
@@ -121,7 +121,7 @@ class Programs:
     )
     self.is_compiled = False
 
-  def compile(self, state: train_state.TrainState, segments: streams.Batch) -> None:
+  def compile(self, state: train_state.TrainState, segments: token_batch.Batch) -> None:
     """Compiles the call."""
     start_time = time.monotonic()
     self._compiled = self.trace(state, segments).lower().compile()
@@ -133,7 +133,7 @@ class Programs:
     """Returns the bytes of a device that the compiled call needs."""
     return capacity.peak_bytes(self._compiled)
 
-  def trace(self, state: train_state.TrainState, segments: streams.Batch) -> jax.stages.Traced:
+  def trace(self, state: train_state.TrainState, segments: token_batch.Batch) -> jax.stages.Traced:
     """Traces the call. State and segments may be abstract."""
     with sharding.use(self.mesh):
       return train_step.make_call(self._step, state).trace(state, segments, np.int32(0))
@@ -177,7 +177,7 @@ class Programs:
     return train_state.reshape_tables(state, self.abstract)
 
   def call(
-    self, state: train_state.TrainState, segments: streams.Batch, steps: int
+    self, state: train_state.TrainState, segments: token_batch.Batch, steps: int
   ) -> tuple[train_state.TrainState, metrics.Metrics]:
     """Trains on the first segments. The state is donated; metrics are stacked by step."""
     state, metrics_of_call = self._compiled(state, segments, np.int32(steps))

@@ -14,7 +14,7 @@ import optax
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import language_model, memories, parameter_groups, spans
 from ngrammer_jax.optimizers import partition, row_gradient, zero
@@ -26,7 +26,7 @@ from ngrammer_jax.training import state as train_state
 class Rows(NamedTuple):
   """Rows of a batch: their segment, loss weights of the tokens, and memory."""
 
-  segment: streams.Batch
+  segment: token_batch.Batch
   counts_BxT: jax.Array
   memory: Any
 
@@ -78,7 +78,7 @@ class TrainStep:
   loss: losses.Loss = losses.next_token
 
   def __call__(
-    self, state: train_state.TrainState, segment: streams.Batch
+    self, state: train_state.TrainState, segment: token_batch.Batch
   ) -> tuple[train_state.TrainState, step_metrics.Metrics]:
     """Returns the state after the segment, and the metrics of the step."""
     config = self.model.config
@@ -124,7 +124,7 @@ class TrainStep:
     return parameter_groups.merge(codebook, parameter_groups.select(before, frozen))
 
   def _gradient(
-    self, state: train_state.TrainState, segment: streams.Batch
+    self, state: train_state.TrainState, segment: token_batch.Batch
   ) -> tuple[Any, Any, step_metrics.Metrics, Any]:
     """Returns the gradient, the next memory, the metrics of the loss and the next codebook."""
     T = segment.tokens_BxT.shape[1]

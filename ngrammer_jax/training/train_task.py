@@ -15,7 +15,7 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.documents import corpora
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import streams, token_batch
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.training import losses, token_codebook
 from ngrammer_jax.training import programs as training_programs
@@ -40,7 +40,7 @@ class TrainTask(Protocol):
   patience: int | None
   source_dtypes: Mapping[str, np.dtype]
 
-  def segment(self, step: int, rows: slice) -> streams.Batch:
+  def segment(self, step: int, rows: slice) -> token_batch.Batch:
     """Returns some rows of the batch of a step: a pure function of its arguments."""
 
   def row_states(self, step: int) -> list[Any] | None:
@@ -61,7 +61,7 @@ class TrainTask(Protocol):
     """Returns the loss of each token, and further values to record, all [B, T].
 
     A `losses.Loss`, such as `losses.next_token`. Both are averaged over the tokens that count
-    (`streams.Batch.counts_BxT`), whatever the microbatches and devices.
+    (`token_batch.Batch.counts_BxT`), whatever the microbatches and devices.
     """
 
   def validate(
@@ -129,7 +129,7 @@ class CorpusTask:
     """Returns the splits that can be evaluated."""
     return self._mixture.split_names()
 
-  def segment(self, step: int, rows: slice) -> streams.Batch:
+  def segment(self, step: int, rows: slice) -> token_batch.Batch:
     """Returns rows of a step; see `mixture.TrainSegments`."""
     return self._segments.segment(step, rows)
 

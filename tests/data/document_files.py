@@ -12,7 +12,7 @@ import zstandard
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import mixture
 from ngrammer_jax.data.documents import corpora
-from ngrammer_jax.data.rows import mixture_schedule, streamed_rows, streams
+from ngrammer_jax.data.rows import mixture_schedule, streamed_rows, token_batch
 
 FRAME = 700  # bytes of text in a frame: several in a file, and most end within a line
 COMPRESS = {
@@ -75,4 +75,4 @@ class Packed(streamed_rows.StreamedRows):
     super().__init__(source, vocabulary, schedule, length, folder, shuffle, begin)
 
   def segment(self, step, rows=slice(None)):
-    return streams.stack_rows(self.rows(step, self._all_rows[rows]).values())
+    return token_batch.stack_rows(self.rows(step, self._all_rows[rows]).values())

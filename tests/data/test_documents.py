@@ -8,8 +8,8 @@ import pytest
 
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data.documents import duplicates, shards
-from ngrammer_jax.data.files import file_formats, text_files
-from ngrammer_jax.data.tokens import token_cache
+from ngrammer_jax.data.files import file_formats
+from ngrammer_jax.data.tokens import learned_vocabulary, token_cache
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.data import document_files
@@ -184,7 +184,7 @@ def test_each_document_is_parsed_once(tmp_path, parsed, has_splits, vocabulary, 
 @pytest.mark.parametrize('count', [1, 10, 11, 20, 21, 100, 1000])
 def test_a_sample_is_spread_evenly(count):
   chunks = [bytes([i % 256, i // 256]) for i in range(count)]
-  sample = text_files.evenly_spread(iter(chunks), 20)
+  sample = learned_vocabulary.evenly_spread(iter(chunks), 20)
   numbers = [chunk[0] + 256 * chunk[1] for chunk in sample]
   assert len(numbers) == min(count, 10)
   gaps = np.diff(numbers)

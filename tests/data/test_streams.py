@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import streams, token_batch
 from ngrammer_jax.data.tokens import token_split
 from tests.data import document_files
 from tests.loops import each
@@ -25,7 +25,7 @@ def previous_tokens(targets):
 def train_segment(split, step, batch_size, length, rows=slice(None)):
   schedule = document_files.whole_batch(batch_size)
   reader = streams.TrainStreams(split, length, schedule)
-  return streams.stack_rows(reader.rows(step, range(batch_size)[rows]).values())
+  return token_batch.stack_rows(reader.rows(step, range(batch_size)[rows]).values())
 
 
 SIZES = [(96, 4, 6), (100, 4, 6), (97, 8, 5), (10, 10, 3), (7, 3, 20), (5, 1, 2)]
@@ -47,7 +47,7 @@ def test_rows_of_all_hosts_are_one_batch(n, batch_size, length, hosts):
     train_segment(split, 5, batch_size, length, slice(first, last))
     for first, last in zip(edges, edges[1:], strict=False)
   ]
-  joined = streams.map_batches(lambda *arrays: np.concatenate(arrays), *parts)
+  joined = token_batch.map_batches(lambda *arrays: np.concatenate(arrays), *parts)
   for actual, expected in zip(arrays(joined), arrays(whole), strict=True):
     assert np.array_equal(actual, expected) and actual.dtype == expected.dtype
 

@@ -5,7 +5,7 @@ import pytest
 
 from ngrammer_jax import runs
 from ngrammer_jax.config import conversion
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.training import programs
 
 STEPS, B, T = 20, 4, 24
@@ -49,7 +49,7 @@ def losses_of(folder, tokens, mesh):
   state = state.replace(params=run.load(state.params))
   starts = np.broadcast_to(np.arange(T) == 0, (STEPS, B, T))
   inputs, targets = tokens[:, :, :-1], tokens[:, :, 1:]
-  segments = streams.Batch(inputs, targets, starts, np.ones(inputs.shape, np.float32))
+  segments = token_batch.Batch(inputs, targets, starts, np.ones(inputs.shape, np.float32))
   program.compile(state, segments)
   _, metrics = program.call(state, segments, STEPS)
   return metrics['loss']

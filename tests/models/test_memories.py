@@ -13,7 +13,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.place import Place
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import host_tables, language_model, memories, model_variables, transformer
 from ngrammer_jax.models.memories import PlacedMemory
@@ -133,7 +133,7 @@ def test_rows_looked_up_ahead_segment_by_segment_are_those_of_one_pass():
   def rows(*parts):
     state, values = host_tables.empty_state(config, 2), []
     for part in parts:
-      segment = streams.Batch(tokens[:, part], None, starts[:, part], None)
+      segment = token_batch.Batch(tokens[:, part], None, starts[:, part], None)
       found, state = look_up(segment, state)
       values.append(found)
     return jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1), *values)

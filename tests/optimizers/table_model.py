@@ -11,7 +11,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.layers.ngram import host_memory, table
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.optimizers import partition
@@ -83,14 +83,14 @@ def segments():
   random = np.random.default_rng(0)
   tokens = random.integers(0, 13, (STEPS, B, T)).astype(np.int32)
   valid = (random.random((STEPS, B, T)) < 0.8).astype(np.float32)
-  return streams.Batch(tokens, tokens, np.zeros((STEPS, B, T), bool), valid)
+  return token_batch.Batch(tokens, tokens, np.zeros((STEPS, B, T), bool), valid)
 
 
 def compile_call(mesh, optimizer='adagrad', parts=None, **fields):
   """The compiled call of many steps, and the function of the first state."""
   step, create, abstract = make_step(mesh, optimizer, parts, **fields)
   rows = sharding.rows_sharding(mesh, 1)
-  shapes = streams.map_batches(lambda x: sharding.abstract(x, rows), segments())
+  shapes = token_batch.map_batches(lambda x: sharding.abstract(x, rows), segments())
   with sharding.use(mesh):
     call = train_step.make_call(step, abstract)
     return call.lower(abstract, shapes, jax.ShapeDtypeStruct((), np.int32)).compile(), create

@@ -8,7 +8,7 @@ import pytest
 
 from launch import hlo
 from ngrammer_jax import sharding
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.optimizers import row_gradient
 from ngrammer_jax.training import accumulation
@@ -117,7 +117,7 @@ def run(shape, optimizer, parts=None, **fields):
   parts = None if parts is None else accumulation.GradientAccumulation(parts, mesh)
   call, create = table_model.compile_call(mesh, optimizer, parts, **fields)
   segments = table_model.segments()
-  rows = lambda row_slice: streams.map_batches(lambda array: array[:, row_slice], segments)
+  rows = lambda row_slice: token_batch.map_batches(lambda array: array[:, row_slice], segments)
   with sharding.use(mesh):
     placed = sharding.global_rows(mesh, table_model.B, rows, axis=1)
     # The last step is skipped.

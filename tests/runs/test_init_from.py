@@ -21,7 +21,7 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.models.model_variables import ModelVariables
 from ngrammer_jax.training import init_from, loop
@@ -160,8 +160,8 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   def segment(step, rows):
     valid = np.ones((2, 8), np.float32)
     valid[1, 4:] = 0
-    batch = streams.Batch(tokens[step % 3], tokens[0], np.zeros((2, 8), bool), valid)
-    return streams.map_batches(lambda array: array[rows], batch)
+    batch = token_batch.Batch(tokens[step % 3], tokens[0], np.zeros((2, 8), bool), valid)
+    return token_batch.map_batches(lambda array: array[rows], batch)
 
   apply, shapes = type(model).apply, set()
   note = lambda self, variables, tokens, *args, **options: (

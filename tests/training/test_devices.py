@@ -15,7 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import span as span_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.layers.attention import blocks
 from ngrammer_jax.layers.ngram import quantizer
@@ -60,7 +60,7 @@ def run(shape, config=CONFIG, parts=1, first=None):
   mesh = mesh_of(*shape)
   create, abstract = initializer(config, mesh)
   random = np.random.RandomState(0)
-  segments = streams.Batch(
+  segments = token_batch.Batch(
     random.randint(0, V, (STEPS, B, T), dtype=np.int32),
     random.randint(0, V, (STEPS, B, T), dtype=np.int32),
     random.rand(STEPS, B, T) < 0.1,
@@ -69,7 +69,7 @@ def run(shape, config=CONFIG, parts=1, first=None):
   leaf_shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
   state = create() if first is None else jax.device_put(first, leaf_shardings)
   with sharding.use(mesh):
-    rows = lambda row_slice: streams.map_batches(lambda array: array[:, row_slice], segments)
+    rows = lambda row_slice: token_batch.map_batches(lambda array: array[:, row_slice], segments)
     placed = sharding.global_rows(mesh, B, rows, axis=1)
     step, _ = step_of(config)
     if parts > 1:

@@ -15,7 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import host_tables
@@ -36,7 +36,7 @@ def run_table_model(shape, optimizer, axes, parts=None):
   parts = None if parts is None else accumulation.GradientAccumulation(parts, mesh)
   call, create = table_model.compile_call(mesh, optimizer, parts, axes=axes)
   segments = table_model.segments()
-  rows = lambda row_slice: streams.map_batches(lambda array: array[:, row_slice], segments)
+  rows = lambda row_slice: token_batch.map_batches(lambda array: array[:, row_slice], segments)
   with sharding.use(mesh):
     placed = sharding.global_rows(mesh, table_model.B, rows, axis=1)
     return call(create(), placed, np.int32(table_model.STEPS - 1))
@@ -158,7 +158,7 @@ def test_bfloat16_is_rounded_by_the_step_and_resumes_bit_by_bit(
 def test_a_start_at_padding_starts_no_document(monkeypatch):
   monkeypatch.setattr(host_tables, '_memories', lambda *args: ())
   config = model_config.ModelConfig(layers=1, width=4, heads=1)
-  segment = streams.Batch(
+  segment = token_batch.Batch(
     np.zeros((1, 3), np.int32), None, np.array([[True, False, True]]), np.array([[1, 1, 0]])
   )
   state = host_tables.empty_state(config, 1)

@@ -12,7 +12,7 @@ import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import state as train_state
@@ -52,7 +52,7 @@ def state_of(step):
 def segment_of(counts):
   rng = np.random.default_rng(1)
   tokens, targets = rng.integers(0, V, (2, B, T)).astype(np.int32)
-  return streams.Batch(tokens, targets, np.zeros((B, T), bool), counts.astype(np.float32))
+  return token_batch.Batch(tokens, targets, np.zeros((B, T), bool), counts.astype(np.float32))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.interop import transformer_xl
 from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.optimizers import partition
@@ -54,7 +54,7 @@ def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
     step = jax.jit(train_step.TrainStep(model, optimizer, labels, seed=0))
     for t in range(int(f['cfg/steps'])):
       x, y = f[f'x/{t}'].T.astype('int32'), f[f'y/{t}'].T.astype('int32')
-      segment = streams.Batch(x, y, np.zeros(x.shape, bool), np.ones(x.shape, dtype))
+      segment = token_batch.Batch(x, y, np.zeros(x.shape, bool), np.ones(x.shape, dtype))
       state, metrics = step(state, segment)
       assert_close(metrics['loss'], f[f'loss/{t}'], tolerance)
       assert_close(metrics['gradient_norm/dense'], f[f'gnorm/{t}'], tolerance)

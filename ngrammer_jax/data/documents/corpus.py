@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
-import hashlib
-import json
 import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data.documents import shards
 from ngrammer_jax.data.documents.document import Document
 from ngrammer_jax.data.files import split_files
-from ngrammer_jax.data.formats import interface
 
 # The keys of a config that decide on its text, beside the files.
 KEYS = (
@@ -22,7 +20,6 @@ KEYS = (
   'begin_of_text',
   'drop_duplicates',
 )
-FORMAT_VERSION = 3  # increase it when the cache files or the reading of a corpus change
 
 
 def _has_no_checksum() -> None:
@@ -53,7 +50,7 @@ class Corpus:
   encoding: str = 'utf-8'
   is_altered: bool = False
   verify: Callable[[], None] = _has_no_checksum
-  train_shards: interface.Shards | None = None
+  train_shards: shards.Shards | None = None
   is_sectioned: bool = False
   first_sizes: Mapping[tuple[int, str], int] = dataclasses.field(default_factory=dict)
   reading: Any = None
@@ -70,8 +67,3 @@ class Corpus:
     return errors.BadInput(
       f'the {split} split of {self.name} is empty: {self.files[0]} holds too little text'
     )
-
-
-def hash_json(value: Any) -> str:
-  """Returns a hash of a JSON value, for the name of a folder of the cache."""
-  return hashlib.sha256(json.dumps([FORMAT_VERSION, value]).encode()).hexdigest()[:16]

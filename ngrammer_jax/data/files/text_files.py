@@ -69,25 +69,6 @@ def split_long(text: bytes) -> Iterator[bytes]:
   yield text[start:]
 
 
-def evenly_spread(chunks: Iterable[bytes], limit: float) -> list[bytes]:
-  """Returns chunks of about `limit` bytes, spread evenly over all; all chunks if they are fewer."""
-  selected: list[bytes] = []
-  size, stride = 0, 1
-  for number, chunk in enumerate(chunks):
-    if number % stride:
-      continue
-    selected.append(chunk)
-    size += len(chunk)
-    if size > 2 * limit:  # every second one is enough
-      selected = selected[::2]
-      size = sum(map(len, selected))
-      stride *= 2
-  if size <= limit:
-    return selected
-  share = limit / size
-  return [chunk for i, chunk in enumerate(selected) if int((i + 1) * share) > int(i * share)]
-
-
 def _last_character_start(text: bytes, limit: int) -> int:
   """Returns the last index up to `limit` (but at least 1) that starts a UTF-8 character."""
   indices = range(min(limit, len(text) - 1), max(limit - 4, 0), -1)

@@ -10,7 +10,6 @@ from ngrammer_jax.data.formats.interface import DEFAULT_OPTIONS as DEFAULT_OPTIO
 from ngrammer_jax.data.formats.interface import START as START
 from ngrammer_jax.data.formats.interface import FilePosition as FilePosition
 from ngrammer_jax.data.formats.interface import ReadOptions as ReadOptions
-from ngrammer_jax.data.formats.interface import Shards as Shards
 from ngrammer_jax.system import file_errors
 
 READ_BATCHES = {

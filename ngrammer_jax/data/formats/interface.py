@@ -1,9 +1,7 @@
-"""What the formats of files share: positions in a file, how its documents are read, and shards."""
+"""What the formats of files share: positions in a file, and how its documents are read."""
 
-from collections.abc import Iterator
 import dataclasses
-import pathlib
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class FilePosition(NamedTuple):
@@ -44,27 +42,3 @@ class ReadOptions:
 
 
 DEFAULT_OPTIONS = ReadOptions()
-
-
-class Shards(Protocol):
-  """The shards of a split: files of many documents.
-
-  Attributes:
-    files: the file of each shard.
-  """
-
-  files: tuple[pathlib.Path, ...]
-
-  def read(
-    self, shard: int, position: FilePosition = START
-  ) -> Iterator[tuple[bytes, FilePosition]]:
-    """Yields the record of each document from a position on, and the position of the next one.
-
-    The position is one that this method yielded, or that of the first document.
-    """
-
-  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
-    """Returns the text of a document; None for one of another split.
-
-    Raises BadInput if its record is invalid.
-    """

@@ -5,8 +5,9 @@ import dataclasses
 import logging
 
 from ngrammer_jax import errors
+from ngrammer_jax.data.documents.shards import Shards
 from ngrammer_jax.data.files import fingerprints
-from ngrammer_jax.data.formats.interface import FilePosition, Shards
+from ngrammer_jax.data.formats.interface import FilePosition
 
 BLOCK_DOCUMENTS = 128
 BLOCK_BYTES = 256 << 10

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.documents.shards import Shards
 from ngrammer_jax.data.files import fingerprints, text_files
-from ngrammer_jax.data.formats.interface import Shards
 from ngrammer_jax.data.rows import (
   document_blocks,
   mixture_schedule,
   row_reader,
   saved_places,
-  streams,
+  token_batch,
 )
 from ngrammer_jax.system import synced_folder
 
@@ -73,7 +73,7 @@ class StreamedRows:
     self._restored = dict.fromkeys(range(schedule.batch_size), row_reader.RowState())
     self._readers: dict[range, _BatchReader] = {}
 
-  def rows(self, step: int, rows: range) -> dict[int, streams.Row]:
+  def rows(self, step: int, rows: range) -> dict[int, token_batch.Row]:
     """Returns the segments of those of the rows that read the corpus at a step.
 
     Raises:
@@ -151,7 +151,7 @@ class _BatchReader:
     """Returns the state of each row before the next segment."""
     return {row: reader.state for row, reader in self._row_readers.items()}
 
-  def next_segments(self) -> dict[int, streams.Row]:
+  def next_segments(self) -> dict[int, token_batch.Row]:
     """Returns the next segment of each row that reads the corpus at this step."""
     is_reading_B = self._schedule.is_reading(self.step)
     readers = {row: reader for row, reader in self._row_readers.items() if is_reading_B[row]}

@@ -6,57 +6,13 @@ segment, so the memory of a row always holds the tokens just before the segment.
 B batch rows, T segment length.
 """
 
-from collections.abc import Callable, Iterable
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.rows import mixture_schedule
+from ngrammer_jax.data.rows import mixture_schedule, token_batch
 from ngrammer_jax.data.tokens import token_split
-
-
-class Batch(NamedTuple):
-  """A batch of B rows of T tokens: one segment of each row.
-
-  Attributes:
-    tokens_BxT: input ids.
-    targets_BxT: the token after each input. None: of a prompt.
-    starts_BxT: True where an input is the first of a document.
-    valid_BxT: 1, or 0 for padding.
-    counts_BxT: 1, or 0 for a target without loss. None: every valid target has a loss.
-    prefix_BxT: True where attention is bidirectional. None: nowhere.
-  """
-
-  tokens_BxT: np.ndarray
-  targets_BxT: np.ndarray | None
-  starts_BxT: np.ndarray
-  valid_BxT: np.ndarray
-  counts_BxT: np.ndarray | None = None
-  prefix_BxT: np.ndarray | None = None
-
-  @property
-  def marks(self) -> dict[str, np.ndarray | None]:
-    """The arguments of a model beside the tokens and the memory."""
-    return {name: getattr(self, name) for name in ('starts_BxT', 'valid_BxT', 'prefix_BxT')}
-
-
-# Inputs, targets and document starts of one row, and valid if there is padding, [T].
-Row = tuple[np.ndarray, ...]
-
-
-def stack_rows(rows: Iterable[Row]) -> Batch:
-  """Returns the batch of some rows: inputs, targets, starts and, if there is padding, valid."""
-  inputs, targets, starts, *valid = map(np.stack, zip(*rows, strict=True))
-  valid_BxT = valid[0] if valid else np.ones(inputs.shape)
-  return Batch(inputs, targets, starts, valid_BxT.astype(np.float32))
-
-
-def map_batches(fn: Callable[..., np.ndarray], *batches: Batch) -> Batch:
-  """Applies `fn` to the corresponding arrays of the batches; a missing array stays None."""
-  columns = zip(*batches, strict=True)
-  return Batch(*(None if arrays[0] is None else fn(*arrays) for arrays in columns))
 
 
 class TrainStreams:
@@ -83,7 +39,7 @@ class TrainStreams:
     self.epochs = 0
     self._stride = len(split.tokens) // schedule.batch_size
 
-  def rows(self, step: int, rows: range) -> dict[int, Row]:
+  def rows(self, step: int, rows: range) -> dict[int, token_batch.Row]:
     """Returns the segments of those of the rows that read the split at a step, from 0.
 
     They do not depend on the number of hosts.
@@ -167,14 +123,14 @@ class EvaluationStreams:
       )
     self.segments = math.ceil(self._targets_per_stream / length)
 
-  def segment(self, index: int, first_row: int, rows: int) -> Batch:
+  def segment(self, index: int, first_row: int, rows: int) -> token_batch.Batch:
     """Returns segment number `index` of the streams [first_row, first_row + rows).
 
     Rows beyond the last stream and tokens beyond the end of a stream are padding.
     """
-    return stack_rows(self._segment_row(first_row + i, index) for i in range(rows))
+    return token_batch.stack_rows(self._segment_row(first_row + i, index) for i in range(rows))
 
-  def window(self, first: int, rows: int) -> Batch:
+  def window(self, first: int, rows: int) -> token_batch.Batch:
     """Returns one window per target in [first, first + rows); the target is its last token.
 
     Windows near the start of the split and rows beyond its end are padded.
@@ -184,9 +140,9 @@ class EvaluationStreams:
       begin = max(target + 1 - self.length, 0)
       valid = (np.arange(self.length) <= target - begin) & (target < self.tokens)
       windows.append((*self._split.window(begin, self.length), valid))
-    return stack_rows(windows)
+    return token_batch.stack_rows(windows)
 
-  def _segment_row(self, stream: int, index: int) -> Row:
+  def _segment_row(self, stream: int, index: int) -> token_batch.Row:
     """Returns a segment of a stream: inputs, targets, starts and valid."""
     offset = index * self.length
     first = stream * self._stride + self._num_skipped + offset

@@ -5,20 +5,28 @@ A killed process never leaves an incomplete folder. Only the user can read the c
 
 from collections.abc import Callable
 import contextlib
+import hashlib
+import json
 import logging
 import pathlib
 import shutil
 import tempfile
 import time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.system import file_errors, files, storage
 
 KEY = 'data.cache_dir'
+FORMAT_VERSION = 3  # increase it when the cache files or the reading of a corpus change
 ABANDONED_SECONDS = 86_400  # after which an incomplete folder is that of a killed process
 Content = TypeVar('Content')
+
+
+def hash_json(value: Any) -> str:
+  """Returns a hash of a JSON value, for the name of a folder of the cache."""
+  return hashlib.sha256(json.dumps([FORMAT_VERSION, value]).encode()).hexdigest()[:16]
 
 
 def load_or_write(

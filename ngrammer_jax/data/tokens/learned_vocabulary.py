@@ -12,8 +12,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import split_reader
-from ngrammer_jax.data.documents.corpus import Corpus, hash_json
-from ngrammer_jax.data.files import text_files
+from ngrammer_jax.data.documents.corpus import Corpus
 from ngrammer_jax.data.tokens import cache_folders, token_writer
 from ngrammer_jax.system import json_files, storage
 
@@ -43,7 +42,7 @@ def open_vocabulary(
     corpus.identity(part) for part, corpus in zip(config.parts().values(), all_corpora, strict=True)
   ]
   key = [config.vocabulary, config.vocabulary_size, config.weights(), sources]
-  name = f'vocabulary-{hash_json(key)}'
+  name = f'vocabulary-{cache_folders.hash_json(key)}'
 
   def write(folder: pathlib.Path) -> None:
     vocabulary = _learn(config, all_corpora, folder)
@@ -128,7 +127,26 @@ def _sample(corpus: Corpus, reader: split_reader.SplitReader, limit: float) -> I
   if corpus.train_shards is not None:
     train = dataclasses.replace(corpus.splits['train'], max_bytes=limit)
     return (chunk for document in train for chunk in token_writer.read_chunks(document, 'utf-8'))
-  sample = text_files.evenly_spread(_read_train(reader), limit)
+  sample = evenly_spread(_read_train(reader), limit)
   if not sample:
     raise corpus.too_little_text('train')
   return sample
+
+
+def evenly_spread(chunks: Iterable[bytes], limit: float) -> list[bytes]:
+  """Returns chunks of about `limit` bytes, spread evenly over all; all chunks if they are fewer."""
+  selected: list[bytes] = []
+  size, stride = 0, 1
+  for number, chunk in enumerate(chunks):
+    if number % stride:
+      continue
+    selected.append(chunk)
+    size += len(chunk)
+    if size > 2 * limit:  # every second one is enough
+      selected = selected[::2]
+      size = sum(map(len, selected))
+      stride *= 2
+  if size <= limit:
+    return selected
+  share = limit / size
+  return [chunk for i, chunk in enumerate(selected) if int((i + 1) * share) > int(i * share)]

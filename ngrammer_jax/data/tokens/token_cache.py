@@ -19,10 +19,9 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import duplicates, shards, split_reader
-from ngrammer_jax.data.documents.corpus import Corpus, hash_json
+from ngrammer_jax.data.documents.corpus import Corpus
 from ngrammer_jax.data.files import file_formats
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, ReadOptions
-from ngrammer_jax.data.formats.interface import Shards
 from ngrammer_jax.data.tokens import cache_folders, token_split, token_writer
 from ngrammer_jax.data.tokens.token_split import TokenSplit as TokenSplit
 from ngrammer_jax.data.tokens.token_split import join as join
@@ -49,7 +48,7 @@ class TokenCorpus:
   content_hash: str
   document_keys: dict[str, np.ndarray]
   counts: str
-  train_shards: Shards | None = None
+  train_shards: shards.Shards | None = None
 
 
 def prepare(
@@ -71,7 +70,7 @@ def prepare(
     BadInput: the corpus is truncated, empty, has a wrong checksum or is not valid UTF-8, or the
       vocabulary does not fit it; or a damaged folder may not be deleted.
   """
-  key = hash_json([corpus.identity(config), vocabulary.digest])
+  key = cache_folders.hash_json([corpus.identity(config), vocabulary.digest])
   name = f'{corpus.name.replace("/", "-")}-{key}'
 
   def write(folder: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.system import progress
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.superglue import registration, truncation
@@ -75,7 +75,7 @@ def _decode_texts(values: np.ndarray) -> tuple[str, ...]:
 
 def read_training_rows(
   name: str, length: int, max_targets: int, packed: bool, truncate: bool
-) -> streams.Batch:
+) -> token_batch.Batch:
   """Returns all training examples of a task as rows of `length` tokens.
 
   In a row, the targets follow the inputs, and only targets count in the loss.
@@ -133,7 +133,7 @@ def _read_rows(
   return rows
 
 
-def _to_batch(features: dict[str, np.ndarray], adds_start: bool) -> streams.Batch:
+def _to_batch(features: dict[str, np.ndarray], adds_start: bool) -> token_batch.Batch:
   """Converts the features of the seqio converter into a batch with all rows.
 
   Without `adds_start`, the document start that the converter puts before an input is padding.
@@ -151,7 +151,7 @@ def _to_batch(features: dict[str, np.ndarray], adds_start: bool) -> streams.Batc
     starts_BxT = np.roll(starts_BxT, 1, axis=1)
   inputs_BxT = features['decoder_input_tokens']
   # The bidirectional prefix includes the input token of the first target.
-  return streams.Batch(
+  return token_batch.Batch(
     tokens_BxT=np.where(valid_BxT, inputs_BxT - ID_OFFSET, 0).astype(np.int32),
     targets_BxT=np.where(valid_BxT, targets_BxT - ID_OFFSET, 0).astype(np.int32),
     starts_BxT=starts_BxT,

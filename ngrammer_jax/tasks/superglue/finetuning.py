@@ -17,7 +17,7 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import memory_blocks
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.system import progress, storage
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
@@ -153,7 +153,9 @@ class FinetuneTask:
       for name in names
     }
     self._counts = {name: int(rows.starts_BxT.sum()) for name, rows in rows_by_task.items()}
-    self._rows = streams.map_batches(lambda *arrays: np.concatenate(arrays), *rows_by_task.values())
+    self._rows = token_batch.map_batches(
+      lambda *arrays: np.concatenate(arrays), *rows_by_task.values()
+    )
     if f.prefix == 'causal':
       self._rows = self._rows._replace(prefix_BxT=None)
     self._validation = {name: load_examples(config, name, 'validation') for name in names}
@@ -180,13 +182,13 @@ class FinetuneTask:
     """Dtypes of the parameters of the initial checkpoint by name."""
     return _initial_run(self._config, self._workdir).parameter_dtypes
 
-  def segment(self, step: int, rows: slice) -> streams.Batch:
+  def segment(self, step: int, rows: slice) -> token_batch.Batch:
     """Returns the segment of a step. Each epoch has all rows once, in another random order."""
     B = self._config.training.batch_size
     count = len(self._rows.tokens_BxT)
     positions = [divmod(step * B + row, count) for row in range(B)[rows]]
     indices = np.array([self._order(epoch)[position] for epoch, position in positions])
-    return streams.map_batches(lambda array: array[indices], self._rows)
+    return token_batch.map_batches(lambda array: array[indices], self._rows)
 
   def row_states(self, step: int) -> None:
     """Returns None: a segment is a function of its step alone."""
