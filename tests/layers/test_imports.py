@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+from ngrammer_jax import layers
+
 SCRIPT = """
 import sys
 from ngrammer_jax.layers import NGrammer
@@ -10,23 +14,35 @@ from ngrammer_jax.optimizers import with_adagrad_tables
 names = [name.split('.') for name in sys.modules if name.startswith('ngrammer_jax.')]
 print(sorted({name[1] for name in names}))
 print(sorted({name[2] for name in names if name[1] == 'config' and len(name) > 2}))
+print(sorted({name[2] for name in names if name[1] == 'layers' and len(name) > 2}))
+print(sorted({name[3] for name in names if name[1:3] == ['layers', 'attention'] and len(name) > 3}))
 """
 ROOMS = ['config', 'errors', 'layers', 'optimizers']
-CONFIG = [
-  'fields',
-  'formatting',
-  'initial',
-  'kernels',
+CONFIG = ['fields', 'formatting', 'initial', 'ngram', 'place', 'positions', 'relations']
+LAYERS = [
+  'attention',
+  'axis_names',
+  'context',
+  'convolution',
+  'dense',
+  'document_masks',
+  'mesh_axes',
   'ngram',
-  'place',
-  'positions',
-  'recurrent',
-  'relations',
-  'span',
+  'normalization',
+  'state',
+  'token_ids',
 ]
+ATTENTION = ['cache', 'position', 'rotary_scaling']
 
 
 def test_one_layer():
   command = [sys.executable, '-c', SCRIPT]
   output = subprocess.run(command, capture_output=True, text=True, check=True)
-  assert output.stdout == f'{ROOMS}\n{CONFIG}\n'
+  assert output.stdout == f'{ROOMS}\n{CONFIG}\n{LAYERS}\n{ATTENTION}\n'
+
+
+def test_every_layer_is_imported():
+  for name in dir(layers):
+    assert getattr(layers, name) is not None
+  with pytest.raises(AttributeError, match="has no attribute 'Unknown'"):
+    _ = layers.Unknown
