@@ -128,8 +128,10 @@ def _text_name(text: str, folder: pathlib.Path | None) -> str:
     other = json_files.read(folder / f'{name}.json')['text']
   except file_errors.DAMAGE_ERRORS:  # there is none
     return name
-  is_same = os.path.abspath(other) == path
-  return name if is_same else f'{name}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}'
+  if os.path.abspath(other) == path:
+    return name
+  digest = hashlib.sha256(os.fsencode(path)).hexdigest()
+  return f'{name}_{digest[:8]}'
 
 
 def _check_cloze(options: argparse.Namespace) -> None:
@@ -153,7 +155,9 @@ def _answer_cloze(
   run = dataclasses.replace(run, config=config)
   protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
   result, answers = run.cloze(options.cloze, options.split, protocol)
-  path = None if folder is None else cloze.save(result, answers, folder)
+  path = None
+  if folder is not None:
+    path = cloze.save(result, answers, folder)
   if hosts.is_primary():
     print(cloze.format_table(result))
     if path is not None:
@@ -173,16 +177,21 @@ def _evaluate_task(
   if config.data.superglue_dir == run.config.data.superglue_dir:
     run.log_paths('superglue_dir')
   is_other = run.config.finetune is None or config.finetune.task != run.config.finetune.task
-  name = f'{config.finetune.task}_{split}' if is_other else split
-  path = None if folder is None else folder / f'{name}.json'
-  if path is None and split == 'test':
+  name = split
+  if is_other:
+    name = f'{config.finetune.task}_{split}'
+  path = None
+  if folder is not None:
+    path = folder / f'{name}.json'
+  elif split == 'test':
     raise errors.BadInput(
       '--split=test has no labels, and its answers are files: name a folder with --output=DIR, or '
       'use --split=validation'
     )
   # The limit of validation during training does not apply.
-  is_limited = any(key == 'evaluation.max_examples' for key, _ in overrides)
-  limit = config.evaluation.max_examples if is_limited else None
+  limit = None
+  if any(key == 'evaluation.max_examples' for key, _ in overrides):
+    limit = config.evaluation.max_examples
   run = dataclasses.replace(run, config=config)
   result, answers, submissions = finetuning.evaluate(run, split, limit)
   if path is not None:

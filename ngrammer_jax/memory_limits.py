@@ -41,7 +41,9 @@ def machine_memory(mesh: jax.sharding.Mesh) -> MemoryLimit:
   """Returns the memory of this machine, or the part of it that its container may use."""
   sizes = [os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')]
   for path in map(pathlib.Path, CONTAINER_LIMITS):
-    text = path.read_text().strip() if path.exists() else ''
+    if not path.exists():
+      continue
+    text = path.read_text().strip()
     if text.isdecimal():
       sizes.append(int(text))
   return MemoryLimit('this machine', min(sizes), len(mesh.local_devices))
@@ -62,10 +64,11 @@ def check_fits(arrays: Mapping[str, Any], memory: MemoryLimit, what: str) -> Non
     memory: the memory.
     what: what the arrays are, for the message.
   """
-  needed = memory.devices * sum(_shard_bytes(leaf) for leaf in arrays.values())
+  sizes = {name: _shard_bytes(leaf) for name, leaf in arrays.items()}
+  needed = memory.devices * sum(sizes.values())
   if memory.size is None or needed <= memory.size:
     return
-  largest = max(arrays, key=lambda name: _shard_bytes(arrays[name]))
+  largest = max(sizes, key=sizes.get)
   shape = list(arrays[largest].shape)
   raise errors.BadInput(
     f'{what} need {format_bytes(needed)}, but {memory.name} '

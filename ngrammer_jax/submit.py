@@ -27,15 +27,18 @@ def main(argv: list[str]) -> int:
   with hosts.collective_errors():  # everything is checked before any task is answered
     storage.check_reachable(options.output)
     run_by_task = leaderboard.find_runs(options.workdir, step)
-    with_task = lambda task: leaderboard.with_task(run_by_task[task], task, overrides)
-    run_by_task = {task: with_task(task) for task in leaderboard.TASKS}
+    for task in leaderboard.TASKS:
+      run_by_task[task] = leaderboard.with_task(run_by_task[task], task, overrides)
     result_files.make_output_folder(options.output)
-  written, unwritten = [], []
+  written = []
+  unwritten = []
   for run in run_by_task.values():
     if not overrides:
       run.log_paths('superglue_dir')
     *_, submissions = finetuning.evaluate(run, 'test')
-    for name, text in submissions.items() if hosts.is_primary() else ():
+    if not hosts.is_primary():
+      continue
+    for name, text in submissions.items():
       try:
         result_files.write_results({options.output / name: text})
         written.append(name)

@@ -12,6 +12,11 @@ import jax.numpy as jnp
 from ngrammer_jax import sharding
 
 
+def zeros(shapes: Any) -> Any:
+  """Returns a tree of zeros with these shapes and dtypes."""
+  return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
 class GradientAccumulation(NamedTuple):
   """The number of microbatches, and the mesh over which the rows are sharded."""
 
@@ -35,14 +40,14 @@ class GradientAccumulation(NamedTuple):
     function = jax.jit(function, inline=True)  # one trace for both the shapes and the scan
     first_rows = jax.tree.map(lambda array: array[0], microbatches)
     _, sum_shapes = jax.eval_shape(function, first_rows, jnp.int32(0))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sum_shapes)
+    no_sums = zeros(sum_shapes)
 
     def add_microbatch(sums, inputs):
       row_outputs, summands = function(*inputs)
       return jax.tree.map(jnp.add, sums, summands), row_outputs
 
     numbers = jnp.arange(self.num_microbatches)
-    sums, row_outputs = jax.lax.scan(add_microbatch, zeros, (microbatches, numbers))
+    sums, row_outputs = jax.lax.scan(add_microbatch, no_sums, (microbatches, numbers))
     return jax.tree.map(self._merge, row_outputs), sums
 
   def _split(self, array_Bx: jax.Array) -> jax.Array:

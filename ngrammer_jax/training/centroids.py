@@ -1,6 +1,6 @@
 """Initial centroids of quantisers that are added to a model: inputs in the first batches.
 
-K clusters of N heads, H head width, R inputs.
+K clusters of N heads, H head width, B batch, T segment length, R inputs of width D.
 """
 
 from collections.abc import Callable, Collection
@@ -25,6 +25,10 @@ MAX_BATCHES = 16
 Path = tuple[str, ...]
 
 
+# The inputs of each quantiser by the path of its memory, [B, T, ...], and which are no padding.
+BatchInputs = tuple[dict[Path, jax.Array], jax.Array]
+
+
 def draw(
   model: language_model.LanguageModel,
   state: train_state.TrainState,
@@ -44,23 +48,10 @@ def draw(
     microbatches: parts of the batch, which are computed one after another, as in training.
   """
   mesh = state.step.sharding.mesh
+  accumulate = accumulation.GradientAccumulation(microbatches, mesh)
 
-  def batch_inputs(
-    state: train_state.TrainState, batch: token_batch.Batch
-  ) -> tuple[dict[Path, jax.Array], jax.Array]:
-    """Returns the inputs of each quantiser in a batch, and which of them are no padding."""
-
-    def microbatch_inputs(rows: tuple[token_batch.Batch, Any], _: jax.Array) -> tuple[Any, tuple]:
-      segment, memory = rows
-      _, updated = model.apply(
-        state.variables, segment.tokens_BxT, memory, **segment.marks, mutable=[quantizer.INPUTS]
-      )
-      inputs = traverse_util.flatten_dict(updated[quantizer.INPUTS])
-      return {path: inputs[*path, 'quantizer', 'x'][0] for path in paths}, ()
-
-    accumulate = accumulation.GradientAccumulation(microbatches, mesh)
-    inputs, _ = accumulate(microbatch_inputs, (batch, state.memory))
-    return inputs, batch.valid_BxT
+  def batch_inputs(state: train_state.TrainState, batch: token_batch.Batch) -> BatchInputs:
+    return _batch_inputs(model, state, batch, paths, accumulate)
 
   arrays = traverse_util.flatten_dict(state.codebook, keep_empty_nodes=True)
   centroid_paths = {path: (*path, 'quantizer', 'centroids') for path in paths}
@@ -78,11 +69,38 @@ def draw(
     inputs_RxD = np.concatenate(
       [inputs[path][valid_BxT > 0].reshape(-1, N * H) for inputs, valid_BxT in batches]
     )
-    inputs_RxD = np.unique(inputs_RxD, axis=0)  # a token has the same embedding wherever it stands
-    if len(inputs_RxD) < K:
-      message = '%s: the first batches have %d different inputs for %d clusters: some start equal'
-      logging.warning(message, '/'.join(path), len(inputs_RxD), K)
-    numbers_K = np.resize(np.random.default_rng(seed).permutation(len(inputs_RxD)), K)
-    centroids_NxKxH = inputs_RxD[numbers_K].reshape(K, N, H).swapaxes(0, 1)
+    inputs_KxD = _draw_different(inputs_RxD, K, seed, '/'.join(path))
+    centroids_NxKxH = inputs_KxD.reshape(K, N, H).swapaxes(0, 1)
     arrays[centroid_path] = jax.device_put(centroids_NxKxH, arrays[centroid_path].sharding)
   return traverse_util.unflatten_dict(arrays)
+
+
+def _batch_inputs(
+  model: language_model.LanguageModel,
+  state: train_state.TrainState,
+  batch: token_batch.Batch,
+  paths: Collection[Path],
+  accumulate: accumulation.GradientAccumulation,
+) -> BatchInputs:
+  """Returns the inputs of the quantisers of these memories in a batch, one microbatch at a time."""
+
+  def microbatch_inputs(rows: tuple[token_batch.Batch, Any], _: jax.Array) -> tuple[Any, tuple]:
+    segment, memory = rows
+    _, updated = model.apply(
+      state.variables, segment.tokens_BxT, memory, **segment.marks, mutable=[quantizer.INPUTS]
+    )
+    inputs = traverse_util.flatten_dict(updated[quantizer.INPUTS])
+    return {path: inputs[*path, 'quantizer', 'x'][0] for path in paths}, ()
+
+  inputs, _ = accumulate(microbatch_inputs, (batch, state.memory))
+  return inputs, batch.valid_BxT
+
+
+def _draw_different(inputs_RxD: np.ndarray, K: int, seed: int, name: str) -> np.ndarray:
+  """Returns K random inputs, [K, D]: all different, unless there are fewer, which is logged."""
+  inputs_RxD = np.unique(inputs_RxD, axis=0)  # a token has the same embedding wherever it stands
+  if len(inputs_RxD) < K:
+    message = '%s: the first batches have %d different inputs for %d clusters: some start equal'
+    logging.warning(message, name, len(inputs_RxD), K)
+  numbers_K = np.resize(np.random.default_rng(seed).permutation(len(inputs_RxD)), K)
+  return inputs_RxD[numbers_K]

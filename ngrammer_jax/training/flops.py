@@ -70,7 +70,8 @@ class ModelFlops:
       spans: mean span of the heads of each layer, in tokens, [..., layers]; keys beyond it cost
         nothing.
     """
-    M, T = self.memory, self.length
+    M = self.memory
+    T = self.length
     if np.ndim(spans):
       span = np.minimum(spans, M).mean(axis=-1)
     else:
@@ -106,7 +107,9 @@ def count(
     return matrix_flops(jax.make_jaxpr(forward)(variables, memory, tokens_BxT)) / batch_size
 
   segment_memory = model.config.memory
-  M = 0 if segment_memory is None else segment_memory.length
+  M = 0
+  if segment_memory is not None:
+    M = segment_memory.length
   T = max(length, 3)
   G0, G1, G2 = (count_segment(T - i) for i in range(3))
   b = (G0 - 2 * G1 + G2) / 2
@@ -140,7 +143,9 @@ def equation_flops(equation: core.JaxprEqn) -> int:
     return math.prod(equation.params['grid_mapping'].grid) * sum(inner)
   if name == 'cond':
     is_by_platform = equation.params.get('branches_platforms') is not None
-    return min(inner) if is_by_platform else max(inner, default=0)
+    if is_by_platform:
+      return min(inner)
+    return max(inner, default=0)
   return sum(inner)
 
 

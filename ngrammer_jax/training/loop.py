@@ -74,7 +74,7 @@ def train(
       record,
       sharding.use(programs.mesh),
       prefetch.run_ahead(calls) as prefetched_calls,
-      profile.Trace(trace, workdir, lambda: jax.block_until_ready(trainer.state)) as tracing,
+      profile.Trace(trace, workdir, trainer.wait) as tracing,
     ):
       return trainer.train(record.time_data_wait(prefetched_calls), record, tracing)
 
@@ -156,6 +156,10 @@ class _Trainer:
         logging.info(f'step {call.end:,}  stopped early: no better validation in {patience}')
         break
     return True
+
+  def wait(self) -> None:
+    """Waits until the devices have computed the state."""
+    jax.block_until_ready(self.state)
 
   def _is_validation_missing(self) -> bool:
     """Whether the run was stopped between a step and its validation."""

@@ -51,12 +51,16 @@ class LossContext:
     return self.model.apply({'params': self.params}, *inputs, method=method)
 
   def mean(self, values_BxT: jax.Array) -> jax.Array:
-    """Returns the part of these rows in the mean over all tokens that count."""
-    return jnp.where(self.counts_BxT > 0, values_BxT, 0).sum() / self.total
+    """Returns the part of these rows in the mean over all tokens that count; 0 if none does."""
+    sum_of_rows = jnp.where(self.counts_BxT > 0, values_BxT, 0).sum()
+    return sum_of_rows / jnp.maximum(self.total, 1)
 
+
+VALUE_PREFIX = 'loss/'  # of the recorded names of further values
 
 # Maps hidden states [B, T, J], targets [B, T] and the context to the loss of each token, [B, T],
-# and to further values of each token by name, [B, T], whose means are recorded as loss/NAME.
+# and to further values of each token by name, [B, T], whose means are recorded as loss/NAME. A loss
+# that is not finite ends the training; such further values are left out of the records.
 Loss = Callable[[jax.Array, jax.Array, LossContext], tuple[jax.Array, dict[str, jax.Array]]]
 
 
@@ -79,7 +83,7 @@ def means(loss: Loss, hidden_BxTxJ: jax.Array, context: LossContext) -> dict[str
   loss_BxT, values = loss(hidden_BxTxJ, targets_BxT, context)
   named = {'loss': loss_BxT}
   for name, values_BxT in values.items():
-    named[f'loss/{name}'] = values_BxT
+    named[VALUE_PREFIX + name] = values_BxT
   for name, values_BxT in named.items():
     if jnp.shape(values_BxT) != targets_BxT.shape:
       raise errors.BadInput(

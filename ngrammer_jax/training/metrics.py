@@ -31,14 +31,20 @@ def codebook_metrics(before: Any, after: Any, is_full_batch: bool = True) -> Met
   values = [_quantizer_metrics(old, new, is_full_batch) for old, new in pairs]
   if not values:
     return {}
-  return jax.tree.map(lambda *scalars: sum(scalars) / len(scalars), *values)
+  return jax.tree.map(_mean, *values)
+
+
+def _mean(*scalars: jax.Array) -> jax.Array:
+  return sum(scalars) / len(scalars)
 
 
 def _quantizers(codebook: Any) -> list[dict[str, jax.Array]]:
   """Returns the variables of every quantiser of a model."""
-  by_path = traverse_util.flatten_dict(
-    codebook, is_leaf=lambda _, variables: 'centroids' in variables
-  )
+
+  def is_quantizer(_: Any, variables: Mapping[str, Any]) -> bool:
+    return 'centroids' in variables
+
+  by_path = traverse_util.flatten_dict(codebook, is_leaf=is_quantizer)
   return [variables for variables in by_path.values() if isinstance(variables, Mapping)]
 
 

@@ -67,59 +67,68 @@ class Programs:
     self._config = config
     self._vocabulary_size = vocabulary_size
     self.mesh = mesh
-    t = config.training
+    self.is_compiled = False
     model = language_model.build(config.model, vocabulary_size, jit_layers=True)
     variables = model_variables.abstract(model)
     memories = config.model.ngram_memories
     host_tables.check(config.model, mesh)
     source = source or {}
-    parts = [*config.optimizer.train, *(rate.part for rate in config.optimizer.rates)]
-    parameter_groups.check_names(parts, variables['params'])
-    self.frozen = parameter_groups.frozen(config.optimizer.train, variables['params'], source)
+    self.frozen = _frozen_parameters(config.optimizer, variables['params'], source)
     self.labels = partition.labels(variables['params'], memories, self.frozen)
     trained_labels = parameter_groups.without(self.labels, self.frozen)
-    optimizer = partition.make(config.optimizer, t.steps, trained_labels, memories)
-    is_split = config.mesh.zero == 1
+    optimizer = partition.make(config.optimizer, config.training.steps, trained_labels, memories)
     self.create, self.abstract = train_state.make_initializer(
       model,
       variables,
       optimizer,
-      t.batch_size,
+      config.training.batch_size,
       config.seed,
       mesh,
       frozen=self.frozen,
       replaced=source,
-      is_split=is_split,
+      is_split=config.mesh.zero == 1,
     )
     self.packed = self.abstract
     if mesh.devices.flat[0].platform in train_state.PACKED_PLATFORMS:
       optimizers = partition.table_optimizers(memories)
       self.packed = train_state.pack_tables(self.abstract, trained_labels, optimizers)
-    shards = None
-    if is_split:
-      placed = jax.tree.map(lambda leaf: leaf.sharding, self.abstract.params)
-      update = zero.split(variables['params'], placed)
-      shards = zero.ParameterShardings(
-        model=parameter_groups.without(placed, self.frozen),
-        update=parameter_groups.without(update, self.frozen),
-      )
-    microbatches = None
-    if t.microbatches > 1:
-      microbatches = accumulation.GradientAccumulation(t.microbatches, mesh)
     finetune = config.finetune
     self._step = train_step.TrainStep(
       model,
       optimizer,
       trained_labels,
       config.seed,
-      half_loss=t.half_loss,
+      half_loss=config.training.half_loss,
       frozen_codebook=finetune is not None and finetune.codebook == 'frozen',
-      microbatches=microbatches,
+      microbatches=self._accumulation(),
       frozen=tuple(self.frozen),
-      shards=shards,
+      shards=self._parameter_shardings(variables['params']),
       loss=loss,
     )
-    self.is_compiled = False
+
+  def _accumulation(self) -> accumulation.GradientAccumulation | None:
+    """Returns the gradient accumulation; None: the batch is one microbatch."""
+    count = self._config.training.microbatches
+    if count == 1:
+      return None
+    return accumulation.GradientAccumulation(count, self.mesh)
+
+  def _parameter_shardings(self, params: Any) -> zero.ParameterShardings | None:
+    """Returns the shardings of the trained parameters in the model and in the update.
+
+    None: the update is not split over `data`.
+
+    Args:
+      params: the abstract parameters, with logical axes.
+    """
+    if self._config.mesh.zero != 1:
+      return None
+    in_model = jax.tree.map(lambda leaf: leaf.sharding, self.abstract.params)
+    in_update = zero.split(params, in_model)
+    return zero.ParameterShardings(
+      model=parameter_groups.without(in_model, self.frozen),
+      update=parameter_groups.without(in_update, self.frozen),
+    )
 
   def compile(self, state: train_state.TrainState, segments: token_batch.Batch) -> None:
     """Compiles the call."""
@@ -155,8 +164,11 @@ class Programs:
       return self.engine.trace_generate(variables, rows, config.evaluation_context()), rows
     length = config.evaluation_length()
     rows = self.engine.round_rows(min(t.batch_size, config.evaluation.streams))
-    trace = self.engine.trace_score if name == 'evaluate' else self.engine.trace_look_up
-    return trace(variables, rows, length), rows * length
+    if name == 'evaluate':
+      traced = self.engine.trace_score(variables, rows, length)
+    else:
+      traced = self.engine.trace_look_up(variables, rows, length)
+    return traced, rows * length
 
   def _abstract_serving_variables(self) -> dict[str, Any]:
     """Returns the abstract variables of inference, with precomputed clusters of tokens."""
@@ -207,3 +219,21 @@ class Programs:
     return language_modeling.evaluate(
       self.engine, state.variables, split, self._config, report=report
     )
+
+
+def _frozen_parameters(
+  optimizer: experiment.OptimizerConfig, params: Any, source: Mapping[str, np.dtype]
+) -> dict[str, np.dtype]:
+  """Returns the dtype of every parameter that is not trained, by name.
+
+  Args:
+    optimizer: config of the optimizer, which names the parts that are trained.
+    params: the abstract parameters.
+    source: dtype of every parameter that training starts from, by name.
+
+  Raises:
+    BadInput: the model does not have a part that the config names.
+  """
+  parts = [*optimizer.train, *(rate.part for rate in optimizer.rates)]
+  parameter_groups.check_names(parts, params)
+  return parameter_groups.frozen(optimizer.train, params, source)

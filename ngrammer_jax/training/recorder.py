@@ -1,4 +1,8 @@
-"""Records metrics, progress and goodput of a run; stops it if the loss is not finite."""
+"""Records metrics, progress and goodput of a run; stops it if the loss is not finite.
+
+The further values of a loss (see `losses.Loss`) are only recorded: one that is not finite is left
+out.
+"""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -14,7 +18,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.optimizers import schedule
 from ngrammer_jax.system import progress
-from ngrammer_jax.training import flops, metrics
+from ngrammer_jax.training import flops, losses, metrics
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training.records import goodput, writers
 
@@ -51,6 +55,7 @@ class Recorder:
     self._bar = progress.Progress('training', steps, 'steps', initial=first_step, log_lines=False)
     self._pending: tuple[int, metrics.Metrics] | None = None
     self._measured_step = first_step
+    self._warned: set[str] = set()  # names of further values that were not finite
 
   def __enter__(self) -> 'Recorder':
     self._bar.__enter__()
@@ -113,11 +118,13 @@ class Recorder:
     if self._config.model.span is not None:
       metrics['flops_per_token'] = self._forward_flops(metrics)
     self._check_finite(end, metrics)
-    rate = f', {self._rate:,.0f} tokens/s' if math.isfinite(self._rate) else ''
+    rate = ''
+    if math.isfinite(self._rate):
+      rate = f', {self._rate:,.0f} tokens/s'
     self._bar.advance(len(metrics['loss']), f'loss {metrics["loss"].mean():.4f}{rate}')
     if end % t.log_every and end != t.steps:
       return
-    values = {name: float(column.mean()) for name, column in metrics.items()}
+    values = self._finite_means(end, metrics)
     fraction = self._learning_rate_fraction(end - 1)
     values['learning_rate'] = float(self._config.optimizer.learning_rate * fraction)
     self._measure_rate(end)
@@ -161,11 +168,34 @@ class Recorder:
     spans = [metrics[f'span/average/layer_{layer}'] for layer in layers]
     return self._programs.flops.forward(np.stack(spans, axis=-1))
 
+  def _finite_means(self, end: int, metrics: metrics.Metrics) -> dict[str, float]:
+    """Returns the mean of each metric over a call, without those that are not finite.
+
+    After `_check_finite` these can only be further values of the loss. JSON has no number for them.
+    """
+    means = {}
+    for name, column in metrics.items():
+      mean = float(column.mean())
+      if math.isfinite(mean):
+        means[name] = mean
+      elif name not in self._warned:
+        self._warned.add(name)
+        message = 'step %s  %s is %s: left out of the records, here and wherever it is not finite'
+        logging.warning(message, f'{end:,}', name, mean)
+    return means
+
   def _check_finite(self, end: int, metrics: metrics.Metrics) -> None:
-    """Raises BadInput for the first step of a call with a value that is not finite."""
+    """Raises BadInput for the first step of a call with a loss or gradient that is not finite.
+
+    Further values of the loss are not checked: nothing is trained with them.
+    """
     first = end - len(metrics['loss'])
+    checked = {}
+    for name, column in metrics.items():
+      if not name.startswith(losses.VALUE_PREFIX):
+        checked[name] = column
     for index, step in enumerate(range(first + 1, end + 1)):
-      values = {name: float(column[index]) for name, column in metrics.items()}
+      values = {name: float(column[index]) for name, column in checked.items()}
       wrong = [f'{name} is {value}' for name, value in values.items() if not math.isfinite(value)]
       if wrong:
         raise errors.BadInput(

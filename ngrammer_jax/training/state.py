@@ -78,14 +78,7 @@ def make_initializer(
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)
       params = initialization.reinitialize(model.config.initial, params, key)
-
-    def as_stored(path: tuple[str, ...], leaf: Any) -> Any:
-      name = '/'.join(path)
-      if name in replaced:
-        leaf = jax.tree.map(jnp.zeros_like, leaf)
-      return jax.tree.map(lambda x: x.astype(frozen.get(name, x.dtype)), leaf)
-
-    params = traverse_util.path_aware_map(as_stored, params)
+    params = _before_replacement(params, replaced, frozen)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -108,11 +101,33 @@ def make_initializer(
     def init() -> TrainState:
       return nn.unbox(make_state(model_variables.init(model, batch_size, seed)))
 
-    options = GPU_OPTIONS if mesh.devices.flat[0].platform == 'gpu' else None
+    options = None
+    if mesh.devices.flat[0].platform == 'gpu':
+      options = GPU_OPTIONS
     with sharding.use(mesh):
       return jax.jit(init, out_shardings=shardings, compiler_options=options)()
 
   return create, abstract
+
+
+def _before_replacement(
+  params: Any, replaced: Collection[str], frozen: Mapping[str, np.dtype]
+) -> Any:
+  """Returns parameters: 0 for those that another run replaces, frozen ones in their dtypes.
+
+  Args:
+    params: the parameters, which may be boxed.
+    replaced: names of parameters that another run replaces.
+    frozen: dtype of every parameter that is not trained, by name.
+  """
+
+  def convert(path: tuple[str, ...], leaf: Any) -> Any:
+    name = '/'.join(path)
+    if name in replaced:
+      leaf = jax.tree.map(jnp.zeros_like, leaf)
+    return jax.tree.map(lambda x: x.astype(frozen.get(name, x.dtype)), leaf)
+
+  return traverse_util.path_aware_map(convert, params)
 
 
 def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]) -> TrainState:

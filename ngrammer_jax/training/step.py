@@ -3,7 +3,7 @@
 A step is one segment of every row, one optimizer update and one codebook update.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -128,7 +128,9 @@ class TrainStep:
   ) -> tuple[Any, Any, step_metrics.Metrics, Any]:
     """Returns the gradient, the next memory, the metrics of the loss and the next codebook."""
     T = segment.tokens_BxT.shape[1]
-    counts_BxT = segment.valid_BxT if segment.counts_BxT is None else segment.counts_BxT
+    counts_BxT = segment.counts_BxT
+    if counts_BxT is None:
+      counts_BxT = segment.valid_BxT
     first_counted = T // 2 if self.half_loss else 0
     counts_BxT = counts_BxT * (jnp.arange(T) >= first_counted)
     total = counts_BxT.sum()
@@ -174,7 +176,13 @@ class TrainStep:
     # A loss without tables is traced only once.
     has_tables = set(jax.tree.leaves(self.labels)) != {'dense'}
     segment = rows.segment
-    mutable = [table.LOOKUPS] if has_tables else []
+    mutable = []
+    parts = 0
+    if has_tables:
+      mutable.append(table.LOOKUPS)
+      parts = 1
+      if self.microbatches is not None:
+        parts = self.microbatches.num_microbatches
     if not self.frozen_codebook:
       mutable.append('codebook' if self.microbatches is None else 'statistics')
 
@@ -193,9 +201,8 @@ class TrainStep:
       lookups = updated.pop(table.LOOKUPS, {})
       return metrics['loss'] + share * sum(aux.values()), (lookups, memory, metrics, updated)
 
-    parts = 1 if self.microbatches is None else self.microbatches.num_microbatches
     gradient, lookups, (memory, metrics, updated) = row_gradient.grad(
-      loss, state.params, parts if has_tables else 0, self.frozen
+      loss, state.params, parts, self.frozen
     )
     return RowsGradient(gradient, lookups, memory, metrics, updated)
 
@@ -208,12 +215,17 @@ def update_codebook(config: model_config.ModelConfig, codebook: Any, statistics:
     codebook: the codebook.
     statistics: the counts and sums, in the structure of the codebook.
   """
+
+  def has_sums(_: Any, variables: Mapping[str, Any]) -> bool:
+    return 'sums' in variables
+
+  def has_statistics(path: tuple[str, ...], _: Any) -> bool:
+    return path in statistics_by_path
+
   modules = dict(memories.ngram_modules(config))
-  statistics_by_path = traverse_util.flatten_dict(
-    statistics, is_leaf=lambda _, variables: 'sums' in variables
-  )
+  statistics_by_path = traverse_util.flatten_dict(statistics, is_leaf=has_sums)
   variables_by_path = traverse_util.flatten_dict(
-    codebook, keep_empty_nodes=True, is_leaf=lambda path, _: path in statistics_by_path
+    codebook, keep_empty_nodes=True, is_leaf=has_statistics
   )
   for path, counts_and_sums in statistics_by_path.items():
     memory = modules[path[:-1]]  # a quantiser is in the module of its memory
@@ -238,7 +250,7 @@ def make_call(
     _, shapes = jax.eval_shape(jitted_step, state, segment)
 
     def skip(state, _):
-      return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+      return state, accumulation.zeros(shapes)
 
     return jax.lax.cond(is_due, jitted_step, skip, state, segment)
 

@@ -25,6 +25,9 @@ from ngrammer_jax.training import state as train_state
 class TrainTask(Protocol):
   """The interface between the training loop and its data: `CorpusTask`, or the tasks in `tasks`.
 
+  A subclass inherits the loss of the next token, a start from random parameters, and rows without
+  states.
+
   Attributes:
     vocabulary: vocabulary of the tokens.
     content_hash: hash of all training data; a resume needs the same data.
@@ -44,16 +47,20 @@ class TrainTask(Protocol):
     """Returns some rows of the batch of a step: a pure function of its arguments."""
 
   def row_states(self, step: int) -> list[Any] | None:
-    """Returns the states before a step of the rows that were read here, as a JSON value.
+    """Returns the states before a step of the rows that this process has read.
 
-    None: `segment` needs no state.
+    None: `segment` needs no state. Else a list of JSON objects, or None, one for each source of
+    data. The object has `rows`, the state of each row by its number as a text; its other values
+    are the same in all processes, whose rows are joined in the checkpoint.
     """
+    return None
 
   def restore_rows(self, step: int, states: list[Any] | None) -> None:
     """Continues at a step, with the `row_states` of the rows of all processes, if there are any."""
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from, given a randomly initialised one."""
+    return state
 
   def loss(
     self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array, context: losses.LossContext
@@ -61,8 +68,10 @@ class TrainTask(Protocol):
     """Returns the loss of each token, and further values to record, all [B, T].
 
     A `losses.Loss`, such as `losses.next_token`. Both are averaged over the tokens that count
-    (`token_batch.Batch.counts_BxT`), whatever the microbatches and devices.
+    (`token_batch.Batch.counts_BxT`), whatever the microbatches and devices. A loss that is not finite
+    ends the training; such further values are left out of the records.
     """
+    return losses.next_token(hidden_BxTxJ, targets_BxT, context)
 
   def validate(
     self,
@@ -201,7 +210,8 @@ class CorpusTask:
 
   def log_summary(self) -> None:
     """Logs the numbers of tokens and epochs, of each part."""
-    t, data = self._config.training, self._config.data
+    t = self._config.training
+    data = self._config.data
     weighted = zip(self._mixture.parts.items(), self._mixture.weights, strict=True)
     for (name, corpus), weight in weighted:
       if corpus.train_shards is not None:
@@ -211,7 +221,9 @@ class CorpusTask:
         tokens = len(corpus.splits['train'].tokens)
         size = f'{tokens:,} training tokens'
         epochs = f' are {weight * t.steps * t.tokens_per_step / tokens:.2f} epochs'
-      of_part = f', of which {weight:.2%}' if name else ''
+      of_part = ''
+      if name:  # of a mixture
+        of_part = f', of which {weight:.2%}'
       logging.info(
         f'data: {name or data.corpus}, {size}, vocabulary {self.vocabulary.size:,}; {t.steps:,} '
         f'steps of {t.tokens_per_step:,} tokens{of_part}{epochs}'

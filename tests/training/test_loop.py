@@ -169,6 +169,30 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(
   assert names(tmp_path / 'run') == ['4']
 
 
+def test_a_further_value_that_is_not_finite_is_left_out_of_the_records(
+  tiny, tmp_path, monkeypatch, toy_model, caplog
+):
+  call = toy.Programs.call
+
+  def with_values(self, state, segments, steps):
+    state, metrics = call(self, state, segments, steps)
+    # The mean over tokens that a call need not have.
+    metrics['loss/rare'] = jax.numpy.full(steps, np.nan if state.step in (4, 8) else 3.0)
+    return state, metrics
+
+  monkeypatch.setattr(toy.Programs, 'call', with_values)
+  caplog.set_level('WARNING')
+  assert loop.train(tiny(training={'log_every': 1}), tmp_path / 'run')
+  lines = [line for line in records(tmp_path / 'run') if 'loss' in line]
+  values = {line['step']: line.get('loss/rare') for line in lines}
+  assert values[4] is None and values[8] is None
+  assert {value for step, value in values.items() if step not in (4, 8)} == {3.0}
+  messages = [record.getMessage() for record in caplog.records]
+  assert [message for message in messages if 'loss/rare' in message] == [
+    'step 4  loss/rare is nan: left out of the records, here and wherever it is not finite'
+  ]
+
+
 def test_utilisation_is_three_forward_passes_over_the_peak(tiny, tmp_path, monkeypatch, toy_model):
   model_flops = flops.ModelFlops(per_segment=0.0, per_token=10.0, per_key=1.0, length=8)
   monkeypatch.setattr(toy.Programs, 'flops', model_flops, raising=False)

@@ -161,6 +161,29 @@ def test_means_are_over_the_tokens_that_count():
   assert metrics == {'loss': pytest.approx(20 / 3), 'loss/hidden': pytest.approx(2)}
 
 
+def test_rows_without_a_token_that_counts_have_the_loss_0_and_no_gradient():
+  context = context_of(jnp.zeros((2, 2)), jnp.array([[5, 6], [7, 8]]))
+
+  def mean(scale):
+    def loss(hidden, targets_BxT, context):
+      return scale * targets_BxT, {}
+
+    return losses.means(loss, None, context)['loss']
+
+  assert jax.value_and_grad(mean)(2.0) == (0, 0)
+
+
+def test_a_subclass_of_the_interface_has_the_loss_of_the_next_token(monkeypatch):
+  class Task(train_task.TrainTask):
+    """A task of the names of data alone."""
+
+  monkeypatch.setattr(losses, 'next_token', lambda *arguments: arguments)
+  task = Task()
+  assert task.loss(1, 2, 3) == (1, 2, 3)
+  assert task.initial_state(4) == 4
+  assert task.row_states(5) is None
+
+
 @each(
   'result, name, shape',
   [((jnp.float32(1), {}), 'loss', '[]'), ((jnp.ones((2, 2)), {'x': jnp.ones(2)}), 'loss/x', '[2]')],

@@ -173,9 +173,10 @@ class TaskEvaluator:
     answers = []
     for example, completion in zip(examples, completions, strict=True):
       text = completion.text.strip()
-      choices = [choice.strip() for choice in example.choices or labels]
-      label = choices.index(text) if text in choices else -1
-      answers.append(TaskAnswer(label if labels else text, text))
+      value = text
+      if labels:
+        value = formats.find_class(text, example.choices or labels)
+      answers.append(TaskAnswer(value, text))
       report(1)
     return answers
 
@@ -209,9 +210,12 @@ def describe_answer(name: str, example: Any, answer: TaskAnswer) -> dict[str, An
   else:
     choices = example.choices or labels
     label = choices[example.label].strip()
+  idx = list(example.key)
+  if len(idx) == 1:
+    (idx,) = idx
   return {
     'task': name,
-    'idx': example.key[0] if len(example.key) == 1 else list(example.key),
+    'idx': idx,
     'input': example.text,
     'label': label,
     'answer': answer.text,

@@ -121,7 +121,9 @@ def _check_model(config: experiment.Config) -> None:
   model = config.model
   inference.check_can_continue(model)
   if config.finetune.prefix == 'bidirectional' and not model.sees_later_tokens:
-    key = 'model.recurrent' if model.recurrent else f'model.position={model.position!r}'
+    key = f'model.position={model.position!r}'
+    if model.recurrent:
+      key = 'model.recurrent'
     raise errors.BadInput(
       f'finetune.prefix="bidirectional" needs attention to later tokens, but {key} of init_from='
       f'{config.init_from} does not support it: use finetune.prefix="causal"'
@@ -267,7 +269,8 @@ def example_source(config: experiment.Config) -> registration.ExampleSource:
 
 def load_examples(config: experiment.Config, name: str, split: str) -> list[features.Example]:
   """Returns the examples of a split of a registered task."""
-  f, length = config.finetune, config.training.segment_length
+  f = config.finetune
+  length = config.training.segment_length
   return features.read_examples(name, split, length, f.targets_length, f.truncate)
 
 
@@ -285,16 +288,21 @@ def evaluate(
     The result; the answers to all examples, see `evaluation.describe_answer`; and of the test split
     the texts of the submission files by name.
   """
-  config, f = run.config, run.config.finetune
+  config = run.config
+  f = config.finetune
   registration.register(example_source(config), run.vocabulary, f.wsc_spans, f.format)
   evaluator = evaluation.TaskEvaluator(run.engine, run.vocabulary, config)
-  results, lines, submissions = {}, [], {}
+  results = {}
+  lines = []
+  submissions = {}
   for name in task_names(config):
     examples = load_examples(config, name, split)[:max_examples]
     with progress.Progress(f'evaluating {name}, {split}', len(examples), 'examples') as bar:
-      params, codebook = run.restored.params, run.restored.codebook
+      params = run.restored.params
+      codebook = run.restored.codebook
       results[name], answers = evaluator(params, codebook, name, examples, bar.advance)
-    lines += map(functools.partial(evaluation.describe_answer, name), examples, answers)
+    for example, answer in zip(examples, answers, strict=True):
+      lines.append(evaluation.describe_answer(name, example, answer))
     if split == 'test':
       values = [answer.value for answer in answers]
       submissions[submission.file_name(name)] = submission.format_answers(name, examples, values)

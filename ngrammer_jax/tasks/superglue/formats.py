@@ -4,7 +4,7 @@ Examples have the TFDS schema (see `reader`). A `FormattedExample` has the input
 target text, and the answer choices.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import difflib
 import re
@@ -110,6 +110,14 @@ def find_task(name: str) -> Task:
   return TASKS[name]
 
 
+def find_class(text: str, choices: Sequence[str]) -> int:
+  """Returns the class whose choice a text is, without spaces around it; -1 if it is none."""
+  names = [choice.strip() for choice in choices]
+  if text not in names:
+    return -1
+  return names.index(text)
+
+
 def format_rows(
   name: str,
   examples: Iterable[Mapping[str, Any]],
@@ -158,8 +166,9 @@ def _as_question(name: str, example: Mapping[str, Any], row: FormattedExample) -
     fields['text'] = wsc.mark_pronoun(example)
   text = QUESTIONS[name].format_map(fields)
   text = re.sub('\n@highlight\n|<br>|</?b>', ' ', text)
-  has_class = row.label >= 0 and choices
-  target = choices[row.label] if has_class else row.targets
+  target = row.targets
+  if row.label >= 0 and choices:
+    target = choices[row.label]
   choices = tuple(f' {choice}' for choice in choices)
   return dataclasses.replace(row, inputs=text, targets=f' {target}', choices=choices)
 
@@ -192,8 +201,10 @@ def _format_record(example: Mapping[str, Any], split: str) -> Iterator[Formatted
   passage = re.sub(r'\n@highlight\n', '. ', passage)
   texts = {**example, 'entities': ', '.join(example['entities']), 'passage': passage}
   answers = tuple(example['answers'])
-  targets = answers if split == 'train' else answers[:1]
-  for target in targets or (UNKNOWN,):
+  targets = answers or (UNKNOWN,)
+  if split != 'train':
+    targets = targets[:1]
+  for target in targets:
     yield FormattedExample(
       inputs=_join_fields('record', texts),
       targets=target,

@@ -239,8 +239,10 @@ def format_table(results: Mapping[str, Mapping[str, Any]]) -> str:
   for task, result in results.items():
     cells = []
     for metric, percent in select_metrics(result).items():
-      error = f' ± {standard_error(percent, result["n"]):.2f}' if metric == 'accuracy' else ''
-      cells.append(f'{metric} {percent:.2f}{error}')
+      cell = f'{metric} {percent:.2f}'
+      if metric == 'accuracy':
+        cell += f' ± {standard_error(percent, result["n"]):.2f}'
+      cells.append(cell)
     rows.append((task, f'{result["n"]:,}', ', '.join(cells) or 'without labels'))
   lines = text_tables.align_columns(rows, '<><')
   if (mean := average(results)) is not None:

@@ -224,7 +224,10 @@ def _record_examples(split: str, row: dict[str, Any]) -> Iterator[dict[str, Any]
   entities = row['passage']['entities']
   entity_texts = {text[entity['start'] : entity['end'] + 1] for entity in entities}
   for query in row['qas']:
-    answers = query.get('answers', []) if split == 'test' else query['answers']
+    if split == 'test':
+      answers = query.get('answers', [])
+    else:
+      answers = query['answers']
     yield {
       'passage': text,
       'query': query['query'],
@@ -240,7 +243,9 @@ def _label(config: str, split: str, fields: dict[str, Any]) -> int:
   label = fields.get('label')
   if label is None and split == 'test':
     return -1
-  values = (0, 1) if labels is BOOLEAN or config == 'copa' else labels  # 0, or false
+  values = labels
+  if labels is BOOLEAN or config == 'copa':
+    values = (0, 1)  # equal to false and true
   if label not in values:
     raise ValueError(f'label is {json.dumps(label)}, expected one of {json.dumps(values)}')
   return values.index(label)

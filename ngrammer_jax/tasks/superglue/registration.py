@@ -6,7 +6,7 @@
 This module imports seqio and TensorFlow, so it is imported only when a task is used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import pathlib
@@ -146,13 +146,15 @@ def _make_dataset(
 
 
 @seqio.map_over_dataset
-def _count_inputs(example):
+def _count_inputs(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
   """Adds the number of input tokens, with their end token, before they are truncated."""
   return example | {'inputs_length': tf.size(example['inputs']) + 1}
 
 
 @seqio.map_over_dataset
-def _truncate_left(example, sequence_length):
+def _truncate_left(
+  example: dict[str, tf.Tensor], sequence_length: Mapping[str, int] | None
+) -> dict[str, tf.Tensor]:
   """Keeps the end of the inputs, with room for their end token."""
   if sequence_length is not None:
     example['inputs'] = example['inputs'][-(sequence_length['inputs'] - 1) :]
@@ -168,8 +170,7 @@ def _postprocess(
     answers = tuple(answer.decode() for answer in example['answers'].tolist())
     return int(example['label']), tuple(example['idx'].tolist()), answers
   if task.labels:
-    choices = [choice.decode().strip() for choice in example['choices'].tolist()]
-    return choices.index(text) if text in choices else -1
+    return formats.find_class(text, [choice.decode() for choice in example['choices'].tolist()])
   return text
 
 

@@ -37,7 +37,10 @@ def repair_spans(example: Mapping[str, Any]) -> dict[str, Any]:
     words = fixed['text'].split()
     if 'theyscold' in text:
       fixed['span2_index'] = 10  # TFDS does not change the span text
-    first = text[0].lower() if words[index][0].islower() else text[0].upper()
+    if words[index][0].islower():
+      first = text[0].lower()
+    else:
+      first = text[0].upper()
     repaired = (first + text[1:]).rstrip('.').replace('\n', ' ')
     if repaired not in fixed['text']:
       raise _missing_span_error(fixed, span)
@@ -57,6 +60,11 @@ def mark_pronoun(example: Mapping[str, Any]) -> str:
   return f'{text[:start]}*{text[start:end]}*{text[end:]}'
 
 
+def _span_length(span: tuple[int, int, str]) -> int:
+  start, end, _ = span
+  return end - start
+
+
 def mark_both_spans(example: Mapping[str, Any]) -> str:
   """Returns the text with both spans marked: '* Mark * told Pete that # he # was late.'
 
@@ -69,7 +77,7 @@ def mark_both_spans(example: Mapping[str, Any]) -> str:
   spans = [(*_locate_span(example, 'span2'), '#')]
   if example['span1_text'] not in SPLIT_REFERENTS or example['span1_text'] in text:
     spans.append((*_locate_span(example, 'span1'), '*'))
-  spans.sort(key=lambda span: span[1] - span[0])  # a nested span precedes the outer one
+  spans.sort(key=_span_length)  # a nested span precedes the outer one
   marks = []
   for i, (start, end, mark) in enumerate(spans):
     marks += [(start, 1, -i, f'{mark} '), (end, 0, i, f' {mark}')]

@@ -33,12 +33,17 @@ class Watchdog:
   def __enter__(self) -> 'Watchdog':
     self._synced = synced_folder.SyncedFolder(self._folder, self._name)
     path = self._synced.folder / self._name
-    with file_errors.translate_disk_full(
-      lambda: f'{path} cannot be written: No space left on device'
-    ):
+
+    def disk_full_message() -> str:
+      return f'{path} cannot be written: No space left on device'
+
+    def ignore(_: logging.LogRecord) -> None:
+      """Other code reports a full disk."""
+
+    with file_errors.translate_disk_full(disk_full_message):
       path.parent.mkdir(parents=True, exist_ok=True)
       self._handler = logging.FileHandler(path, encoding='utf-8')
-    self._handler.handleError = lambda record: None  # other code reports a full disk
+    self._handler.handleError = ignore
     self._handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     logging.getLogger().addHandler(self._handler)
     self.beat()

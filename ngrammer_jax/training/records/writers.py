@@ -1,6 +1,7 @@
 """The records of a run: metrics.jsonl, TensorBoard, and lines on the console."""
 
 from collections.abc import Iterator
+import contextlib
 import json
 import logging
 import pathlib
@@ -83,11 +84,13 @@ def read_lines(workdir: pathlib.Path) -> Iterator[tuple[bytes, dict[str, float]]
   if not path.exists():
     return
   for line in path.read_bytes().splitlines(keepends=True):
-    try:
-      record = json.loads(line) if line.endswith(b'\n') else None
-    except file_errors.DAMAGE_ERRORS:
-      record = None
-    yield line, record if _is_record(record) else {}
+    record = None
+    if line.endswith(b'\n'):
+      with contextlib.suppress(*file_errors.DAMAGE_ERRORS):
+        record = json.loads(line)
+    if not _is_record(record):
+      record = {}
+    yield line, record
 
 
 def _is_record(value: Any) -> bool:
