@@ -96,7 +96,11 @@ def _make_parser() -> argparse.ArgumentParser:
     if name not in ('checkpoint', 'cloze'):
       analysis.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
       analysis.add_argument('--split', default='validation', help='split of the corpus to read')
-  add = lambda name, flag, text, **rules: parsers[name].add_argument(flag, help=text, **rules)
+
+  def add(name: str, flag: str, text: str, **rules: Any) -> None:
+    """Adds a flag to the parser of an analysis."""
+    parsers[name].add_argument(flag, help=text, **rules)
+
   add('report', '--output', 'page; default: report.html in the workdir', type=storage.path)
   add('report', '--figure', 'image of the curves: the mean of each --label', type=storage.path)
   add('report', '--prompt', "prompt of the samples; '': a new document", default='')
@@ -132,7 +136,9 @@ def _open(options: argparse.Namespace) -> tuple[list['runs.Run'], list[str]]:
   from ngrammer_jax.analysis import figures
   from ngrammer_jax.runs import model_source
 
-  workdirs = options.workdir if isinstance(options.workdir, list) else [options.workdir]
+  workdirs = options.workdir
+  if options.analysis not in OF_SEVERAL_RUNS:
+    workdirs = [options.workdir]
   baselines = getattr(options, 'baseline', [])
   step = flags.step(options.step)
   names = figures.run_labels(workdirs + baselines, getattr(options, 'label', None))
@@ -241,7 +247,9 @@ def _default_path(options: argparse.Namespace, flag: str, name: str) -> pathlib.
   """Returns the file in the first workdir that a flag without a value stands for."""
   from ngrammer_jax.runs import model_source  # imports JAX
 
-  workdir = options.workdir[0] if options.analysis in OF_SEVERAL_RUNS else options.workdir
+  workdir = options.workdir
+  if options.analysis in OF_SEVERAL_RUNS:
+    workdir = options.workdir[0]
   if model_source.resolve(workdir).is_published:
     raise errors.BadInput(
       f'--workdir={workdir} is a published model, to which no files are added: name the file of '

@@ -26,7 +26,9 @@ from ngrammer_jax import command_line, errors, flags
 from ngrammer_jax.system import compilation_cache, files, progress, result_files
 
 if typing.TYPE_CHECKING:
+  from ngrammer_jax.inference.sampling import SamplingConfig
   from ngrammer_jax.inference.text import Completion
+  from ngrammer_jax.runs import Run
 
 OnText = Callable[[int, str], None]  # is given the index of a prompt, and its new text
 
@@ -50,37 +52,61 @@ def main(argv: list[str]) -> int:
   config = sampling.SamplingConfig(
     options.temperature, options.top_k, options.top_p, options.repetition_penalty
   )
-
-  def complete(prompts: list[str], seed: int, on_text: OnText) -> Iterator['Completion']:
-    return run.completions(
-      prompts, config, options.tokens, seed, options.context, on_text, options.stop, options.chat
-    )
-
-  if options.interactive and options.chat:
-    chat = run.converse(config, options.tokens, options.seed, options.context, options.stop)
-
-    def answer(i: int, line: str, on_text: OnText) -> list['Completion']:
-      return [chat.say(line, on_text)]
-
-    _answer_lines(answer, echo=False)
-    return 0
   if options.interactive:
-
-    def continue_line(i: int, line: str, on_text: OnText) -> Iterator['Completion']:
-      return complete([line], options.seed + i, on_text)
-
-    _answer_lines(continue_line, echo=True)
-    return 0
-  complete_prompts = functools.partial(complete, prompts, options.seed)
-  times: list[float] = []  # of each token, in seconds
-  if options.prompts is None:
-    _print_text(complete_prompts, '' if options.chat else options.prompt, times)
+    _generate_interactively(run, config, options)
   else:
+    _generate(run, config, options, prompts)
+  return 0
+
+
+def _generate(
+  run: 'Run', config: 'SamplingConfig', options: argparse.Namespace, prompts: list[str]
+) -> None:
+  """Prints the completion of --prompt, or those of --prompts as JSON lines; logs the speed."""
+  complete = functools.partial(_complete, run, config, options, prompts, options.seed)
+  times: list[float] = []  # of each token, in seconds
+  if options.prompts is not None:
     total = len(prompts) * options.tokens
     with progress.Progress('generating', total, 'tokens') as bar:
-      _print_json(complete_prompts, options.output, times, bar)
+      _print_json(complete, options.output, times, bar)
+  elif options.chat:
+    _print_text(complete, '', times)
+  else:
+    _print_text(complete, options.prompt, times)
   logging.info('%s', _format_speed(times))
-  return 0
+
+
+def _generate_interactively(
+  run: 'Run', config: 'SamplingConfig', options: argparse.Namespace
+) -> None:
+  """Continues each line of standard input, or answers it in a conversation."""
+  if not options.chat:
+
+    def continue_line(i: int, line: str, on_text: OnText) -> Iterator['Completion']:
+      return _complete(run, config, options, [line], options.seed + i, on_text)
+
+    _answer_lines(continue_line, echo=True)
+    return
+  chat = run.converse(config, options.tokens, options.seed, options.context, options.stop)
+
+  def answer(_: int, line: str, on_text: OnText) -> list['Completion']:
+    return [chat.say(line, on_text)]
+
+  _answer_lines(answer, echo=False)
+
+
+def _complete(
+  run: 'Run',
+  config: 'SamplingConfig',
+  options: argparse.Namespace,
+  prompts: list[str],
+  seed: int,
+  on_text: OnText,
+) -> Iterator['Completion']:
+  """Yields the completion of each prompt, see `Run.completions`."""
+  return run.completions(
+    prompts, config, options.tokens, seed, options.context, on_text, options.stop, options.chat
+  )
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -118,8 +144,11 @@ def _answer_lines(answer: Callable[..., Iterable[Any]], echo: bool) -> None:
     echo: whether the line is printed before its continuation.
   """
   for i, line in enumerate(_read_lines()):
+    prompt = ''
+    if echo:
+      prompt = line
     try:
-      _print_text(functools.partial(answer, i, line), line if echo else '', [])
+      _print_text(functools.partial(answer, i, line), prompt, [])
     except errors.BadInput as error:
       print(f'error: {error}', file=sys.stderr)
     except KeyboardInterrupt:
@@ -189,7 +218,9 @@ def _print_json(
 
 def _format_speed(times: list[float]) -> str:
   """Formats the number of tokens and, from two on, tokens per second."""
-  count = '1 token' if len(times) == 1 else f'{len(times):,} tokens'
+  count = f'{len(times):,} tokens'
+  if len(times) == 1:
+    count = '1 token'
   if len(times) < 2:
     return count
   # The first token waits for loading and compiling.

@@ -1,6 +1,7 @@
-"""A memory of n-grams in a safetensors file of another code, and how to load and write it.
+"""Loads and writes n-gram memories in the safetensors files of other implementations.
 
-A `FileLayout` says which arrays it has. Tables are read and written in `row_files.blocks`.
+A `FileLayout` lists the arrays of one memory. Its table is read and written block by block (see
+`row_files.blocks`), so that a large one does not exist twice in memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,8 +90,9 @@ class FileLayout:
     table: the table.
     sources: the source of each other parameter by its path, such as `params/gate/key/bias`.
     hash: the hash of the memory.
-    hash_numbers: arrays of integers in the file that follow from the hash, by name.
-    codebook: the variables of a memory with compressed token ids that are not in a file.
+    hash_numbers: integer arrays of the file that the hash determines, such as its multipliers, by
+      name. The file must have the same numbers.
+    codebook: variables of a memory with compressed token ids. They are not in the file.
     embedding: name of the token embedding, whose rows are the vocabulary. It is never loaded.
   """
 

@@ -1,4 +1,7 @@
-"""Named arrays of other frameworks, checked, converted to variables of this package and back."""
+"""Converts named arrays of other frameworks to variables of this package, and back.
+
+An `ArraySource` says from which array a variable is made, and how. Names and shapes are checked.
+"""
 
 import collections
 from collections.abc import Callable, Collection, Mapping
@@ -244,7 +247,7 @@ def check_shapes(
 
 
 def _in_turn(mismatches: Mapping[str, list[str]]) -> list[str]:
-  """Returns the lines of an error: the first mismatch of each kind, then the second, and so on."""
+  """Returns one line for each mismatch: the first of each kind, then the second, and so on."""
   columns = [[f'\n  {kind}: {text}' for text in texts] for kind, texts in mismatches.items()]
   rows = itertools.zip_longest(*columns)
   return [line for row in rows for line in row if line is not None]

@@ -28,15 +28,15 @@ DTYPES = {
   'I32': np.int32,
   'U8': np.uint8,
 }
-MAX_HEADER = 2**22  # bytes; it has 35,000 arrays, many more than a file of today
-BLOCK_BYTES = 2**25  # of the rows of a large array that are read or written at once
-FLOATS = ('F64', 'F32', 'F16', 'BF16')  # codes of what weights can be
+MAX_HEADER = 2**22  # bytes, of about 35,000 arrays: many more than a file of today has
+BLOCK_BYTES = 2**25  # most bytes of the rows of an array that are read or written at once
+FLOATS = ('F64', 'F32', 'F16', 'BF16')  # codes of the dtypes that weights may have
 _CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 Path = str | os.PathLike[str]
 
 
 class StoredArray(NamedTuple):
-  """Where an array is: its file, the code of its dtype, its shape, and its first byte."""
+  """An array in a file: the file, the code of its dtype, its shape, and its first byte there."""
 
   path: Path
   code: str
@@ -62,7 +62,10 @@ class StoredArray(NamedTuple):
 
 
 def blocks(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-  """Yields ranges of rows, of at most BLOCK_BYTES: a large array is read and written so."""
+  """Yields the first and last row (exclusive) of each block of at most BLOCK_BYTES.
+
+  A large array is read and written block by block.
+  """
   size = max(BLOCK_BYTES // max(row_bytes, 1), 1)
   for first in range(start, stop, size):
     yield first, min(first + size, stop)
