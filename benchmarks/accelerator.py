@@ -68,14 +68,17 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
 
   spec, changes, rows = CASES[case]
   if is_tiny:
-    rows, of_ngrams = 2, TINY_NGRAMS if '393k' in spec else {}
+    rows = 2
+    of_ngrams = TINY_NGRAMS if '393k' in spec else {}
     changes = changes | TINY | of_ngrams | (TINY_ENGRAM if changes is ENGRAM else {})
     if spec == XL:
       changes |= {'model.memory.length': 32}
   rows *= jax.device_count()
   changes = changes | {'training.batch_size': rows, 'training.segments_per_call': 1}
   config = command_line.resolve(spec, [(key, str(value)) for key, value in changes.items()])
-  V, T, mesh = config.data.vocabulary_size, config.training.segment_length, sharding.make_mesh()
+  V = config.data.vocabulary_size
+  T = config.training.segment_length
+  mesh = sharding.make_mesh()
   run = programs.Programs(config, V, mesh)
   start = time.perf_counter()
   compiled = run.trace_program('train')[0].lower().compile()
@@ -90,7 +93,8 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
     load = lambda own: token_batch.map_batches(lambda array: array[:, own], segment)
     return sharding.global_rows(mesh, rows, load, axis=1)
 
-  state, seconds = run.pack(run.create()), []
+  state = run.pack(run.create())
+  seconds = []
   for batch in [segments() for _ in range(4)] * -(-(steps + warmup) // 4):
     start = time.perf_counter()
     state, metrics = compiled(state, batch, np.int32(1))
@@ -98,7 +102,8 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
     seconds.append(time.perf_counter() - start)
   device = jax.devices()[0]
   model_flops = 3 * run.flops.forward() * rows * T / jax.device_count()
-  peak, kernels = flops.peak_flops(device.device_kind), KERNELS.findall(compiled.as_text())
+  peak = flops.peak_flops(device.device_kind)
+  kernels = KERNELS.findall(compiled.as_text())
   return {
     'case': case,
     'device': f'{jax.device_count()} x {device.device_kind}',
@@ -124,7 +129,8 @@ def peak_bytes(compiled: Any, device: Any) -> int:
 
 def format_line(result: dict[str, Any], results: dict[str, Any], predicted: dict) -> str:
   """Formats a result, and how it compares with the case without its suffix, or the first."""
-  case, seconds = result['case'], result['seconds']
+  case = result['case']
+  seconds = result['seconds']
   line = f'{case:32} {1e3 * seconds:9.2f} ms'
   if result['floor']:
     line += f'  floor {1e3 * result["floor"]:8.2f} ms  MFU {result["floor"] / seconds:6.1%}'
@@ -161,7 +167,8 @@ def main() -> int:
   predicted = {}
   for name, path in (item.split('=', 1) for item in options.predicted):
     predicted[name] = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
-  results, status = {}, 0
+  results = {}
+  status = 0
   for case in options.cases:
     is_deterministic = 'not deterministic' not in case
     own_flags = f'--xla_gpu_deterministic_ops={is_deterministic} '

@@ -85,7 +85,8 @@ def main() -> None:
   parser.add_argument('--quick', action='store_true', help='fewer rounds, sides and passes')
   parser.add_argument('--json', type=pathlib.Path, help='output file')
   options = parser.parse_args()
-  peers, cases = dict(options.peer), QUICK if options.quick else CASES
+  peers = dict(options.peer)
+  cases = QUICK if options.quick else CASES
   rounds = options.rounds or (3 if options.quick else 7)
   report = {
     'versions': versions(peers),

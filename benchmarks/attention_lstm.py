@@ -83,7 +83,9 @@ class Readout(nn.Module):
       padded = pad(h, r.slices - 1)
       slice_of = lambda s: padded[:, r.slices - 1 - s : r.slices - 1 - s + T, s * J : (s + 1) * J]
       return torch.tanh(self.slices(torch.cat([slice_of(s) for s in range(r.slices)], dim=2)))
-    L, keys, values = r.window, h[..., :J], h[..., : 2 * J][..., -J:]
+    L = r.window
+    keys = h[..., :J]
+    values = h[..., : 2 * J][..., -J:]
     windows = lambda x: pad(x, L)[:, :-1].unfold(1, L, 1)  # [B, T, J, L]
     key = windows(self.maps['key'](keys))
     scores = torch.einsum(
@@ -99,7 +101,8 @@ class Readout(nn.Module):
     words = [pad(embedding(tokens)).unfold(1, L, 1) for embedding in self.words]
     weights = softmax(torch.einsum('btjl,btj->btl', words[0] + self.temporal, h), 1 - L)
     s = torch.einsum('btjl,btl->btj', words[1], weights)
-    s_maps, h_maps = self.gates[:3], self.gates[3:]
+    s_maps = self.gates[:3]
+    h_maps = self.gates[3:]
     z, q = (torch.sigmoid(s_maps[i](s) + h_maps[i](h)) for i in range(2))
     return (1 - z) * h + z * torch.tanh(s_maps[2](s) + h_maps[2](q * h))
 
@@ -118,7 +121,8 @@ class TorchTraining:
   """The same steps in PyTorch."""
 
   def __init__(self, config: experiment.Config, V: int, tokens_BxT: np.ndarray, fused: bool):
-    r, width = config.model.recurrent, config.model.width
+    r = config.model.recurrent
+    width = config.model.width
     cell = {'lstm': nn.LSTM, 'rnn': nn.RNN}[r.cell]
     self._recurrence = cell(width, r.hidden, batch_first=True)
     self._rest = nn.ModuleList([nn.Embedding(V, width), Readout(r, V), nn.Linear(r.width, V)])
@@ -165,7 +169,8 @@ def main() -> None:
   parser.add_argument('--json', type=pathlib.Path, help='output file')
   options = parser.parse_args()
   torch.set_num_threads(len(os.sched_getaffinity(0)))
-  trainings, times = {}, {}
+  trainings = {}
+  times = {}
   for row in options.rows:
     config = runpy.run_path(str(CONFIGS))['get_config'](row)
     config.training.segments_per_call = STEPS

@@ -36,7 +36,8 @@ def main() -> None:
       str(i): jax.device_put(jax.random.normal(jax.random.key(i), (1024, 1024)), row_sharding)
       for i in range(max(megabytes // 4, 1))
     }
-    waits, totals = [], []
+    waits = []
+    totals = []
     shutil.rmtree(options.folder, ignore_errors=True)
     for step in range(3):
       start = time.monotonic()

@@ -31,7 +31,8 @@ def batches(path: pathlib.Path, vocabulary, count: int) -> list[token_batch.Batc
   """Returns the first segments of a text."""
   tokens = vocabulary.encode(path.read_bytes()[: 8 * B * T * count])[: B * T * count]
   tokens = np.asarray(tokens, np.int32).reshape(count, B, T)
-  starts, valid = np.zeros((B, T), bool), np.ones((B, T), np.float32)
+  starts = np.zeros((B, T), bool)
+  valid = np.ones((B, T), np.float32)
   starts[:, 0] = True
   return [token_batch.Batch(each, each, starts, valid) for each in tokens]
 

@@ -37,7 +37,8 @@ def measure_cached(
 
 def measure_uncached(run, context: int, rows: int, steps: int) -> float:
   """Returns the seconds per token of all rows with a forward pass over the context."""
-  model, variables = run.model, run.restored.collections
+  model = run.model
+  variables = run.restored.collections
 
   @jax.jit
   def step(variables, tokens, position):
@@ -68,7 +69,8 @@ def main() -> None:
   parser.add_argument('--steps', type=int, default=100, help='number of timed steps with the cache')
   options = parser.parse_args()
   run = ngrammer_jax.load_run(options.workdir)
-  greedy, nucleus = sampling.SamplingConfig(0), sampling.SamplingConfig(0.8, 40, 0.95)
+  greedy = sampling.SamplingConfig(0)
+  nucleus = sampling.SamplingConfig(0.8, 40, 0.95)
   print(f'{jax.device_count()} {jax.devices()[0].device_kind}, tokens/s of all rows')
   print(f'{"rows":>5}{"context":>9}{"greedy":>9}{"nucleus":>9}{"uncached":>10}{"ratio":>8}')
   for rows, context in itertools.product(options.rows, options.contexts):

@@ -50,7 +50,8 @@ def make_jax(cases: dict[str, tuple[int, int, int]]) -> dict[str, Callable[[], i
   variables = engine.prepare({'params': variables['params'], 'codebook': {}})
 
   def generate(rows, count, context):
-    greedy, prompts = sampling.SamplingConfig(0.0), [np.array([0])] * rows
+    greedy = sampling.SamplingConfig(0.0)
+    prompts = [np.array([0])] * rows
     stream = engine.generate(variables, prompts, range(rows), greedy, context, rows=rows)
     return sum(1 for _ in itertools.islice(stream, count))
 

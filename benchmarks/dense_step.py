@@ -69,7 +69,8 @@ def experiment_config(steps: int, feed_forward: str = 'gated'):
 
 def sizes_of(config) -> Sizes:
   """Returns the sizes of a config."""
-  m, t = config.model, config.training
+  m = config.model
+  t = config.training
   return Sizes(
     *(m.layers, m.width, m.heads, m.feed_forward_width, m.gated, config.data.vocabulary_size),
     *(t.batch_size, t.segment_length, t.segments_per_call),
@@ -132,7 +133,8 @@ def make_torch(feed_forward: str, is_compiled: bool = False) -> dict[str, Callab
   from benchmarks import torch_transformer
 
   config = experiment_config(STEPS, feed_forward)
-  sizes, o = sizes_of(config), config.optimizer
+  sizes = sizes_of(config)
+  o = config.optimizer
   torch.manual_seed(0)
   model = torch_transformer.Model(sizes)
   betas = 0.9, 0.99

@@ -35,11 +35,15 @@ PAPER_RATIOS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 def configs(length: int, options: argparse.Namespace) -> dict[str, experiment.Config]:
   """Returns the config of each protocol at an attention length."""
   config = runpy.run_path(str(CONFIGS))['get_config']('text8_small')
-  config.model.layers, config.model.width, config.training.batch_size = options.layers, WIDTH, 1
-  config.evaluation.streams, config.evaluation.segment_length = 1, options.segment_length
+  config.model.layers = options.layers
+  config.model.width = WIDTH
+  config.training.batch_size = 1
+  config.evaluation.streams = 1
+  config.evaluation.segment_length = options.segment_length
   config.model.memory.length = config.evaluation.memory.length = length
   memory = experiment.resolve(config)
-  config.evaluation.protocol, config.evaluation.segment_length = 'sliding_window', length
+  config.evaluation.protocol = 'sliding_window'
+  config.evaluation.segment_length = length
   return {'memory': memory, 'window': experiment.resolve(config)}
 
 
@@ -96,7 +100,8 @@ def main() -> None:
   for length in options.lengths:
     by_protocol = configs(length, options)
     variables = make_variables(by_protocol['memory'].model)
-    timed, filling = options.segments * options.segment_length, -length % options.segment_length
+    timed = options.segments * options.segment_length
+    filling = -length % options.segment_length
     timers = {
       'memory': measure(by_protocol['memory'], variables, timed, length + filling),
       'window': measure(by_protocol['window'], variables, options.windows),

@@ -263,7 +263,8 @@ def main() -> None:
   parser.add_argument('--peers', help='Python with datasets, grain, tokenizers and sentencepiece')
   options = parser.parse_args()
   texts = [text.decode() for text in read_texts(find(options.path))]
-  root, rates = pathlib.Path(tempfile.mkdtemp()), {}
+  root = pathlib.Path(tempfile.mkdtemp())
+  rates = {}
   peers = ('datasets', 'grain') if options.peers else ()
   groups = [('floor',), *((kind, *(f'{peer} {kind}' for peer in peers)) for kind in KINDS)]
   try:

@@ -58,7 +58,8 @@ def programs(
     is_serving: whether cluster ids of tokens are precomputed.
   """
   model = language_model.build(config, V)
-  B, T = options.rows, options.length
+  B = options.rows
+  T = options.length
   tokens = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
   empty = language_model.empty_memory(config, B)
   variables = nn.unbox(jax.jit(model.init)(jax.random.key(0), tokens[:, :1], empty))
@@ -91,13 +92,19 @@ def programs(
 def floor(options: argparse.Namespace) -> dict[str, float]:
   """Returns the minimal cost of a token: operations of the model, bytes of the layer."""
   config = load_config('393k_8k_50')
-  m, n, V = config.model, config.model.ngram, config.data.vocabulary_size
-  D, F, N = m.width, m.feed_forward_width, m.heads
+  m = config.model
+  n = config.model.ngram
+  V = config.data.vocabulary_size
+  D = m.width
+  F = m.feed_forward_width
+  N = m.heads
   block = 2 * (4 * D * D + 3 * D * F) + 2 * options.length * D  # attention over half the length
   operations = options.layers * block + 2 * V * D
   # Inputs and outputs, table rows, ids and hashes.
   moved_bytes = 4 * (2 * D + 2 * N * n.dim + 3 * N)
-  a, b, large = jnp.ones((1024, D)), jnp.ones((D, 4 * D)), jnp.ones(2**25)
+  a = jnp.ones((1024, D))
+  b = jnp.ones((D, 4 * D))
+  large = jnp.ones(2**25)
   product = min_seconds(jax.jit(jnp.matmul), a, b) / (2 * 1024 * D * 4 * D)  # seconds per operation
   copy = min_seconds(jax.jit(lambda x: x + 1), large) / (2 * large.nbytes)  # seconds per byte
   ratio = 1 / (1 + moved_bytes * copy / (operations * product))
@@ -116,7 +123,8 @@ def min_seconds(function: Callable[..., jax.Array], *arguments: jax.Array) -> fl
 
 def compare(models: dict[str, dict], options: argparse.Namespace) -> dict:
   """Prints and returns the speed of models, and their ratio to the first, measured in turn."""
-  examples, result = {'score': options.rows, 'decode': options.rows * options.decoded}, {}
+  examples = {'score': options.rows, 'decode': options.rows * options.decoded}
+  result = {}
   for job, count in examples.items():
     seconds = {name: [] for name in models}
     for round_number in range(options.rounds + 1):

@@ -51,7 +51,10 @@ def layer_options(rows: int) -> NGramMemoryConfig:
 
 def make_jax(options: argparse.Namespace) -> tuple[dict, dict]:
   """Returns functions that run the layer once, and the temporary bytes of their programs."""
-  B, T, G, D = options.rows, options.length, options.branches, options.width
+  B = options.rows
+  T = options.length
+  G = options.branches
+  D = options.width
   memory = layer_options(options.table_rows)
   layer = NGramMemory(memory, V, D, block=1, branches=G)
   random = np.random.default_rng(0)
@@ -155,9 +158,11 @@ def load_demo(path: pathlib.Path) -> dict:
 
 def products_seconds(options: argparse.Namespace) -> tuple[float, float]:
   """Returns the operations of the layer's products, and their seconds as one product."""
-  M, tokens = 1024, options.rows * options.length
+  M = 1024
+  tokens = options.rows * options.length
   outputs = (options.branches + 1) * options.width
-  a, b = jnp.ones((tokens, M)), jnp.ones((M, outputs))
+  a = jnp.ones((tokens, M))
+  b = jnp.ones((M, outputs))
   return 2 * tokens * M * outputs, model_overhead.min_seconds(jax.jit(jnp.matmul), a, b)
 
 
@@ -176,7 +181,8 @@ def run_layer(options: argparse.Namespace) -> dict:
           times[library, name].append(time.perf_counter() - start)
   result = {'temporary_bytes': temporary}
   for (library, name), seconds in times.items():
-    best, median = min(seconds), float(np.median(seconds))
+    best = min(seconds)
+    median = float(np.median(seconds))
     print(f'{library:<14}{name:<9}{best:8.3f} s, median {median:.3f} s')
     result[f'{library}/{name}'] = {'best_s': best, 'median_s': median}
   for name in ('forward', 'train'):
@@ -207,7 +213,8 @@ def run_model(options: argparse.Namespace) -> dict:
     name: model_overhead.programs(config, MODEL_VOCABULARY, options)
     for name, config in configs.items()
   }
-  D, M = plain.width, 16 * 16
+  D = plain.width
+  M = 16 * 16
   block = 2 * (4 * D * D + 3 * D * plain.feed_forward_width) + 2 * options.length * D
   model_operations = plain.layers * block + 2 * MODEL_VOCABULARY * D
   share = len(engram.layers) * 2 * M * 2 * D / model_operations

@@ -100,7 +100,8 @@ def floor() -> float:
   import jax
   import jax.numpy as jnp
 
-  a, b = jnp.ones((B * T, D)), jnp.ones((D, K * H * N // D))
+  a = jnp.ones((B * T, D))
+  b = jnp.ones((D, K * H * N // D))
   product = jax.jit(functools.partial(jnp.matmul, precision='highest')).lower(a, b).compile()
   seconds = []
   for _ in range(6):

@@ -43,7 +43,8 @@ def serve(connection, make: Make) -> None:
     return
   connection.send(list(passes))
   while (name := connection.recv()) is not None:
-    start, cpu_start = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    cpu_start = time.process_time()
     count = passes[name]() or 1
     connection.send(
       {
@@ -88,7 +89,8 @@ def measure(sides: Mapping[str, Make], rounds: int) -> dict[str, Any]:
   Sides that do not start are named under `skipped`, with the reason. Without another one, ours is
   not measured.
   """
-  skipped, rows = {}, {}
+  skipped = {}
+  rows = {}
   with contextlib.ExitStack() as stack:
     workers = {}
     for side in sorted(sides, key=OURS.__eq__):  # ours last
@@ -110,7 +112,8 @@ def _summarize(rows):
   result = {}
   for (side, name), measured in rows.items():
     columns = {key: [row[key] for row in measured] for key in measured[0]}
-    seconds, cpu = columns['seconds'], statistics.median(columns['cpu_seconds'])
+    seconds = columns['seconds']
+    cpu = statistics.median(columns['cpu_seconds'])
     entry = result.setdefault(side, {'peak_mib': 0.0})
     entry['peak_mib'] = max(entry['peak_mib'], *columns['peak_mib'])
     entry[name] = {'best': min(seconds), 'median': statistics.median(seconds), 'cpu_median': cpu}

@@ -53,7 +53,9 @@ def make_jax(folder: pathlib.Path) -> dict[str, Callable[[], int]]:
   from ngrammer_jax.training import programs
 
   run = runs.load_pretrained(str(folder))
-  engine, variables, V = run.engine, run.variables, run.model.vocabulary_size
+  engine = run.engine
+  variables = run.variables
+  V = run.model.vocabulary_size
   greedy = sampling.SamplingConfig(0.0)
 
   def generate(rows, prompt, count):

@@ -147,7 +147,8 @@ def main() -> None:
     f'all spans of {LIMIT:,}': (adaptive, np.full((LAYERS, HEADS), LIMIT)),
     fixed_memory: (make_model(FIXED), None),
   }
-  score, write = functools.partial(scorer, length=T), functools.partial(scorer, length=1)
+  score = functools.partial(scorer, length=T)
+  write = functools.partial(scorer, length=1)
   result = {}
   for name, make, tokens in (('train', trainer, T), ('score', score, T), ('write', write, 1)):
     runs = {key: make(*arguments) for key, arguments in models.items()}

@@ -86,7 +86,8 @@ def main() -> None:
   parser.add_argument('--rounds', type=int, default=5)
   options = parser.parse_args()
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
-  config, prompt = f'--config={options.config}', '--prompt=My fellow citizens'
+  config = f'--config={options.config}'
+  prompt = '--prompt=My fellow citizens'
   rows = {
     'import jax': lambda: (cpu_seconds('import jax'),),
     'import ngrammer_jax.training.loop': lambda: (

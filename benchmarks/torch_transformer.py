@@ -10,12 +10,15 @@ class Attention(nn.Module):
 
   def __init__(self, sizes):
     super().__init__()
-    D, self.heads = sizes.width, sizes.heads
-    self.qkv, self.out = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D, bias=False)
+    D = sizes.width
+    self.heads = sizes.heads
+    self.qkv = nn.Linear(D, 3 * D, bias=False)
+    self.out = nn.Linear(D, D, bias=False)
 
   def forward(self, x):
     B, T, D = x.shape
-    N, H = self.heads, D // self.heads
+    N = self.heads
+    H = D // self.heads
     q, k, v = (y.view(B, T, N, H).transpose(1, 2) for y in self.qkv(x).split(D, dim=2))
     y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     return self.out(y.transpose(1, 2).contiguous().view(B, T, D))
@@ -26,9 +29,11 @@ class FeedForward(nn.Module):
 
   def __init__(self, sizes):
     super().__init__()
-    D, F = sizes.width, sizes.feed_forward_width
+    D = sizes.width
+    F = sizes.feed_forward_width
     self.gate = nn.Linear(D, F, bias=False) if sizes.gated else None
-    self.inner, self.out = nn.Linear(D, F, bias=False), nn.Linear(F, D, bias=False)
+    self.inner = nn.Linear(D, F, bias=False)
+    self.out = nn.Linear(F, D, bias=False)
 
   def forward(self, x):
     activate = lambda y: functional.gelu(y, approximate='tanh')
@@ -43,7 +48,8 @@ class Block(nn.Module):
   def __init__(self, sizes):
     super().__init__()
     self.norm_1, self.norm_2 = (nn.LayerNorm(sizes.width) for _ in range(2))
-    self.attention, self.feed_forward = Attention(sizes), FeedForward(sizes)
+    self.attention = Attention(sizes)
+    self.feed_forward = FeedForward(sizes)
 
   def forward(self, x):
     x = x + self.attention(self.norm_1(x))

@@ -31,8 +31,10 @@ def make_jax() -> dict[str, Callable[[], None]]:
 
   options = {'position': 'relative', 'memory': model_config.MemoryConfig(M, 'zeros')}
   config = span_cost.post_norm_config(LAYERS, WIDTH, HEADS, **options)
-  model, tokens = language_model.build(config, V), np.zeros((B, T), np.int32)
-  params, memory = span_cost.make_params(model), language_model.empty_memory(config, B, M)
+  model = language_model.build(config, V)
+  tokens = np.zeros((B, T), np.int32)
+  params = span_cost.make_params(model)
+  memory = language_model.empty_memory(config, B, M)
 
   @functools.partial(jax.jit, donate_argnums=1)
   def losses(params, memory):
@@ -62,7 +64,8 @@ def make_torch(folder: pathlib.Path | None) -> dict[str, Callable[[], None]]:
   for param in model.parameters():
     torch.nn.init.normal_(param, 0.0, 0.02)
   optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-  tokens, memory = torch.randint(V, (T + 1, B)), {'train': (), 'evaluate': ()}
+  tokens = torch.randint(V, (T + 1, B))
+  memory = {'train': (), 'evaluate': ()}
 
   def losses(name):
     result, *memory[name] = model(tokens[:-1], tokens[1:], *memory[name])

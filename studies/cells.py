@@ -166,7 +166,8 @@ def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:
   """Yields all runs, those of the first seed before the other seeds of controls and memory."""
-  main, memory = ngram_memories.METHODS, TUNING['context'].methods
+  main = ngram_memories.METHODS
+  memory = TUNING['context'].methods
   methods = *main, ngram_memories.LLAMA, *memory
   rates = {method: tuned_rates(results, method) for method in methods}
 
@@ -178,9 +179,11 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
       if own.tables is not None and not ngram_memories.has_table_learning_rate(model):
         own = own._replace(tables=None)
       config = 'context' if model in context.VARIANTS else 'ngram_memories'
-      steps, evaluations = None, WHOLE_SPLITS
+      steps = None
+      evaluations = WHOLE_SPLITS
       if table in SHORT:
-        steps, evaluations = TUNING[config].steps, FIRST_TOKENS
+        steps = TUNING[config].steps
+        evaluations = FIRST_TOKENS
       elif table == 'memory':
         evaluations = _memory_evaluations(model)
       yield Cell(table, model, seed, own, steps, config, evaluations)

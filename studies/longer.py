@@ -54,7 +54,9 @@ def encode(
 ) -> token_split.TokenSplit:
   """Returns the first tokens of a text; `begins` matches the beginning of its documents."""
   starts = {0, *(match.start() for match in re.finditer(begins, content))} if begins else {0}
-  parts, first, length = [], [], 0
+  parts = []
+  first = []
+  length = 0
   for start, end in itertools.pairwise([*sorted(starts), len(content)]):
     first.append(length)
     separator = [vocabulary.document_start] if start else []

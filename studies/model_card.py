@@ -59,7 +59,8 @@ def format_card(model: Mapping[str, Any]) -> str:
   Args:
     model: the content of its model.json, see `ship_model.describe`.
   """
-  name, source = model['name'], SOURCES[model['corpus']]
+  name = model['name']
+  source = SOURCES[model['corpus']]
   path = '' if model['corpus'] == 'sotu' else ' --config.data.path=/path/to/text'
   samples = '\n\n'.join(
     f"`--prompt='' --tokens={model['sample_tokens']} --seed={seed}`\n\n"
@@ -96,7 +97,8 @@ The first {len(model['samples'])}, not chosen.
 
 
 def _sizes(model: Mapping[str, Any], source: Source) -> str:
-  training, vocabulary = model['training'], model['vocabulary']
+  training = model['training']
+  vocabulary = model['vocabulary']
   rows = {
     'text': source.text,
     'from': source.address,

@@ -166,7 +166,8 @@ def _change_memory(c, method, control):
   if control in MEMORY_LENGTHS:
     rows -= RELATIVE_POSITIONS // (len(memory.orders) * memory.heads * memory.width)
   elif control == WIDER_ROWS:
-    rows, memory.width = rows // 2, 2 * memory.width
+    rows = rows // 2
+    memory.width = 2 * memory.width
     if method == 'latent_engram':  # for the projections to keys and values, which are wider too
       rows -= c.model.width
   changes = controls(method).get(control, {})

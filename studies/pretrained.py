@@ -95,7 +95,9 @@ class Cell:
     if self.has_memory:
       changes |= {'optimizer.rates.0.part': 'ngram_memory_0', 'optimizer.rates.0.factor': FACTOR}
     if self.is_task:
-      length, rows, tokens = ROW_LENGTHS[self.table], 8, TASK_TOKENS[self.table]
+      length = ROW_LENGTHS[self.table]
+      rows = 8
+      tokens = TASK_TOKENS[self.table]
       changes |= {'finetune.format': 'question', 'training.steps': tokens // (rows * length)}
       changes |= {'evaluation.max_examples': 8}  # during training; all of them afterwards
     else:
@@ -125,9 +127,11 @@ class Cell:
   @property
   def command(self) -> list[str]:
     """The command that trains, without the data."""
-    verb, config = 'train', f'pretrained:{MODEL}'
+    verb = 'train'
+    config = f'pretrained:{MODEL}'
     if self.is_task:
-      verb, config = 'finetune', f'configs/superglue.py:{TASK_OF[self.table]}'
+      verb = 'finetune'
+      config = f'configs/superglue.py:{TASK_OF[self.table]}'
     flags = (f'--config.{key}={value}' for key, value in self.changes.items())
     return [f'ngrammer_jax.{verb}', f'--config={config}', *flags]
 

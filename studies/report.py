@@ -178,7 +178,8 @@ def span_table(results: Sequence[Result]) -> str:
     step = f'{r["training_seconds"] / r["steps"]:.2f}'
     flops = f'{r["flops_per_token"] / 1e6:.2f}'
     bits = f'{validation_nats(r) / math.log(2):.4f}'  # a character is a token
-    parameters, rate = f'{r["parameters"]:,}', str(Rates.of(r))
+    parameters = f'{r["parameters"]:,}'
+    rate = str(Rates.of(r))
     rows.append((f'`{r["model"]}`', parameters, flops, rate, step, bits))
   return markdown(rows)
 
@@ -275,7 +276,8 @@ def zero_shot_table(results: Sequence[Result]) -> str:
   """Formats the accuracy of each task with its standard error, beside the majority class."""
   rows = [('task', 'examples', 'accuracy', 'majority class', 'F1', 'seconds', 'hardware')]
   for r in results:
-    f1, majority = f'{r["f1"]:.1f}' if 'f1' in r else '', f'{r["majority_percent"]:.1f}'
+    f1 = f'{r["f1"]:.1f}' if 'f1' in r else ''
+    majority = f'{r["majority_percent"]:.1f}'
     accuracy = f'{r["accuracy"]:.1f} ± {metrics.standard_error(r["accuracy"], r["n"]):.1f}'
     rows.append(
       (r['task'], f'{r["n"]:,}', accuracy, majority, f1, str(r['seconds']), r['hardware'])
@@ -341,13 +343,15 @@ def format_tables(
 ) -> dict[str, str]:
   """Returns the tables of the page by name."""
   select = lambda table: [r for r in results if r['table'] == table]
-  main, controls = select('main'), select('controls')
+  main = select('main')
+  controls = select('controls')
   dense = [method for tuning in cells.TUNING.values() for method in tuning.methods]
   of_dense = [r for r in select('tuning') if r['model'] in dense]
   of_tables = [r for r in select('tuning') if r['model'] not in dense]
   long_controls = dict.fromkeys(r['model'] for r in select('long_controls'))
   sizes = [f'{method}_{scale}' for method in cells.SCALED for scale in ngram_memories.SCALES]
-  best, baselines = cells.best_method(results), cells.baselines(results)
+  best = cells.best_method(results)
+  baselines = cells.baselines(results)
   combined = dict.fromkeys(r['model'] for r in select('combined'))
   short_table = functools.partial(model_table, losses=FIRST_TOKENS)
   tables = {

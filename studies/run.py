@@ -69,7 +69,10 @@ class Runner:
     cores: Iterable[Sequence[int]],
     keep: bool = True,
   ):
-    self._study, self._data, self._folder, self._keep = study, data, folder, keep
+    self._study = study
+    self._data = data
+    self._folder = folder
+    self._keep = keep
     self._cores: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
     for own in cores:
       self._cores.put(own)
@@ -85,7 +88,9 @@ class Runner:
 
   def run(self, cell: Cell) -> None:
     """Trains and evaluates a cell, and writes its result. Raises CalledProcessError."""
-    cores, workdir, commit = self._cores.get(), self._folder / cell.name, _commit()
+    cores = self._cores.get()
+    workdir = self._folder / cell.name
+    commit = _commit()
     try:
       for command in cell.commands(self._data, workdir):
         self._call(cores, cell, command)

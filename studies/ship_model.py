@@ -141,13 +141,15 @@ def check_baseline(run: runs.Run, baseline: runs.Run) -> None:
     raise errors.BadInput(f'--baseline={baseline.workdir} has {blocks[0]}: it is no baseline')
   if _content_hash(run) != _content_hash(baseline):
     raise errors.BadInput(f'--baseline={baseline.workdir} was trained on another text')
-  tokens, expected_tokens = _tokens(baseline), _tokens(run)
+  tokens = _tokens(baseline)
+  expected_tokens = _tokens(run)
   if tokens != expected_tokens:
     raise errors.BadInput(
       f'--baseline={baseline.workdir} was trained on {tokens:,} tokens, expected '
       f'{expected_tokens:,}'
     )
-  parameters, expected = _parameters(baseline), _parameters(run)
+  parameters = _parameters(baseline)
+  expected = _parameters(run)
   if abs(parameters - expected) > MAX_PARAMETER_DIFFERENCE * expected:
     raise errors.BadInput(
       f'--baseline={baseline.workdir} has {parameters:,} parameters, expected {expected:,} within '
