@@ -46,9 +46,13 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--held_out', type=int, default=4, help='batches that are clustered')
   args = parser.parse_args(argv)
   overrides = {
-    **{'init_from': args.model, 'data.path': str(args.text), 'seed': '0'},
-    **{'training.batch_size': str(B), 'training.segment_length': str(T)},
-    **{f'{MEMORY}.key': 'clusters', f'{MEMORY}.layers': f'({args.block},)'},
+    'init_from': args.model,
+    'data.path': str(args.text),
+    'seed': '0',
+    'training.batch_size': str(B),
+    'training.segment_length': str(T),
+    f'{MEMORY}.key': 'clusters',
+    f'{MEMORY}.layers': f'({args.block},)',
     'model.dtype': 'float32',
   }
   spec = args.model if ':' in args.model else f'hf:{args.model}'
@@ -86,15 +90,20 @@ def main(argv: list[str] | None = None) -> None:
     x = np.concatenate(
       [np.asarray(inputs(state.params, state.codebook, each)) for each in segments[drawn:]]
     )
-  centroids = jax.tree.leaves(
-    jax.tree_util.tree_map_with_path(
-      lambda path, leaf: leaf if path[-1].key == 'centroids' else None, state.codebook
-    )
-  )[0]
+  (centroids,) = [
+    leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.codebook)
+    if path[-1].key == 'centroids'
+  ]
+  print_perplexities(x, centroids, args.text)
+
+
+def print_perplexities(x: np.ndarray, centroids: jax.Array, text: pathlib.Path) -> None:
+  """Prints the perplexity of the clusters of inputs, with random and with drawn centroids."""
   N, K, H = centroids.shape
   bound = (6 / (N * (K + H))) ** 0.5
   uniform = np.random.default_rng(0).uniform(-bound, bound, centroids.shape).astype('float32')
-  print(f'{N} heads of {K} clusters, {x.shape[0] * T:,} tokens of {args.text}')
+  print(f'{N} heads of {K} clusters, {x.shape[0] * T:,} tokens of {text}')
   for name, start in {'uniform': uniform, 'hidden': centroids}.items():
     ids_RxN = np.asarray(quantizer.nearest_centroids(x, jnp.asarray(start))).reshape(-1, N)
     shares = [np.bincount(ids_R, minlength=K) / len(ids_R) for ids_R in ids_RxN.T]

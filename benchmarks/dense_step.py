@@ -72,8 +72,15 @@ def sizes_of(config) -> Sizes:
   m = config.model
   t = config.training
   return Sizes(
-    *(m.layers, m.width, m.heads, m.feed_forward_width, m.gated, config.data.vocabulary_size),
-    *(t.batch_size, t.segment_length, t.segments_per_call),
+    m.layers,
+    m.width,
+    m.heads,
+    m.feed_forward_width,
+    m.gated,
+    config.data.vocabulary_size,
+    t.batch_size,
+    t.segment_length,
+    t.segments_per_call,
   )
 
 
@@ -91,7 +98,10 @@ def make_jax(feed_forward: str) -> dict[str, Callable[[], int]]:
   tokens = sizes.tokens()
   shape = tokens[..., 1:].shape
   segments = token_batch.Batch(
-    *(tokens[..., :-1], tokens[..., 1:], np.zeros(shape, bool), np.ones(shape, np.float32))
+    tokens_BxT=tokens[..., :-1],
+    targets_BxT=tokens[..., 1:],
+    starts_BxT=np.zeros(shape, bool),
+    valid_BxT=np.ones(shape, np.float32),
   )
   run = programs.Programs(config, sizes.vocabulary, sharding.make_mesh())
   state = run.create()

@@ -73,7 +73,10 @@ def make_jax(folder: pathlib.Path) -> dict[str, Callable[[], int]]:
   tokens = tokens_of(TRAINING[0], TRAINING[1] + 1, V)[None]
   shape = tokens[..., 1:].shape
   segments = token_batch.Batch(
-    *(tokens[..., :-1], tokens[..., 1:], np.zeros(shape, bool), np.ones(shape, np.float32))
+    tokens_BxT=tokens[..., :-1],
+    targets_BxT=tokens[..., 1:],
+    starts_BxT=np.zeros(shape, bool),
+    valid_BxT=np.ones(shape, np.float32),
   )
   state = training.create()
   training.compile(state, segments)

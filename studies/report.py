@@ -365,8 +365,10 @@ def format_tables(
     'noise of short runs': noise(baselines + controls, loss=validation_nats, unit='nats per token'),
     'main': model_table(main, ngram_memories.METHODS, *ngram_memories.TRANSFORMERS),
     'present day': model_table(
-      *(select('present_day'), ('untied', 'engram', *ngram_memories.PRESENT_DAY)),
-      *('untied', ngram_memories.LLAMA),
+      select('present_day'),
+      ('untied', 'engram', *ngram_memories.PRESENT_DAY),
+      'untied',
+      ngram_memories.LLAMA,
     ),
     'frequency': frequency_table(frequencies),
     'zero shot': zero_shot_table(zero_shot),

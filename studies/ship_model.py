@@ -33,7 +33,12 @@ NUM_SAMPLES = 5
 SAMPLE_TOKENS = 100
 # Optional blocks of a model that its description names.
 NAMED_BLOCKS = (
-  *('ngram', 'ngram_memories', 'memory', 'span', 'persistent', 'convolution'),
+  'ngram',
+  'ngram_memories',
+  'memory',
+  'span',
+  'persistent',
+  'convolution',
   'adaptive_softmax',
 )
 # Keys of the data that may differ on another machine.

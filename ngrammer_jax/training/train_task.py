@@ -68,8 +68,8 @@ class TrainTask(Protocol):
     """Returns the loss of each token, and further values to record, all [B, T].
 
     A `losses.Loss`, such as `losses.next_token`. Both are averaged over the tokens that count
-    (`token_batch.Batch.counts_BxT`), whatever the microbatches and devices. A loss that is not finite
-    ends the training; such further values are left out of the records.
+    (`token_batch.Batch.counts_BxT`), whatever the microbatches and devices. A loss that is not
+    finite ends the training; such further values are left out of the records.
     """
     return losses.next_token(hidden_BxTxJ, targets_BxT, context)
 
