@@ -40,7 +40,7 @@ class Programs:
     config: the experiment.
     vocabulary_size: V.
     mesh: device mesh.
-    source: dtype of every parameter that training starts from, by name.
+    source_dtypes: dtype of every parameter that training starts from, by name; None: none.
     loss: the loss of each token in training.
 
   Attributes:
@@ -61,7 +61,7 @@ class Programs:
     config: experiment.Config,
     vocabulary_size: int,
     mesh: jax.sharding.Mesh,
-    source: Mapping[str, np.dtype] | None = None,
+    source_dtypes: Mapping[str, np.dtype] | None = None,
     loss: losses.Loss = losses.next_token,
   ):
     self._config = config
@@ -72,8 +72,8 @@ class Programs:
     variables = model_variables.abstract(model)
     memories = config.model.ngram_memories
     host_tables.check(config.model, mesh)
-    source = source or {}
-    self.frozen = _frozen_parameters(config.optimizer, variables['params'], source)
+    source_dtypes = source_dtypes or {}
+    self.frozen = _frozen_parameters(config.optimizer, variables['params'], source_dtypes)
     self.labels = partition.labels(variables['params'], memories, self.frozen)
     trained_labels = parameter_groups.without(self.labels, self.frozen)
     optimizer = partition.make(config.optimizer, config.training.steps, trained_labels, memories)
@@ -85,7 +85,7 @@ class Programs:
       config.seed,
       mesh,
       frozen=self.frozen,
-      replaced=source,
+      replaced=source_dtypes,
       is_split=config.mesh.zero == 1,
     )
     self.packed = self.abstract
@@ -222,18 +222,18 @@ class Programs:
 
 
 def _frozen_parameters(
-  optimizer: experiment.OptimizerConfig, params: Any, source: Mapping[str, np.dtype]
+  optimizer: experiment.OptimizerConfig, params: Any, source_dtypes: Mapping[str, np.dtype]
 ) -> dict[str, np.dtype]:
   """Returns the dtype of every parameter that is not trained, by name.
 
   Args:
     optimizer: config of the optimizer, which names the parts that are trained.
     params: the abstract parameters.
-    source: dtype of every parameter that training starts from, by name.
+    source_dtypes: dtype of every parameter that training starts from, by name.
 
   Raises:
     BadInput: the model does not have a part that the config names.
   """
   parts = [*optimizer.train, *(rate.part for rate in optimizer.rates)]
   parameter_groups.check_names(parts, params)
-  return parameter_groups.frozen(optimizer.train, params, source)
+  return parameter_groups.frozen(optimizer.train, params, source_dtypes)
