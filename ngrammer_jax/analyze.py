@@ -137,8 +137,8 @@ def _open(options: argparse.Namespace) -> tuple[list['runs.Run'], list[str]]:
   from ngrammer_jax.runs import model_source
 
   workdirs = options.workdir
-  if options.analysis not in OF_SEVERAL_RUNS:
-    workdirs = [options.workdir]
+  if not isinstance(workdirs, list):
+    workdirs = [workdirs]
   baselines = getattr(options, 'baseline', [])
   step = flags.step(options.step)
   names = figures.run_labels(workdirs + baselines, getattr(options, 'label', None))
