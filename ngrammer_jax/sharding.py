@@ -169,7 +169,7 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
     shape = nn.unbox(leaf).shape
     names = (None,) * len(shape)
     # Sharding a vector saves nothing, and would reshard the activations that it scales.
-    if _is_box(leaf) and len(shape) > 1:
+    if is_boxed(leaf) and len(shape) > 1:
       names = leaf.names
     spec = []
     for size, name, axes in zip(shape, names, nn.logical_to_mesh_axes(names, RULES), strict=True):
@@ -186,7 +186,7 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
     row_by_row = layout.Layout(tuple(range(len(shape))))
     return layout.Format(row_by_row, sharding.with_memory_kind(HOST_MEMORY_KIND))
 
-  result = jax.tree_util.tree_map_with_path(sharding_of, boxed, is_leaf=_is_box)
+  result = jax.tree_util.tree_map_with_path(sharding_of, boxed, is_leaf=is_boxed)
   for (name, size, shards), (leaf, *others) in unsharded.items():
     more = f' and {len(others)} others' if others else ''
     message = '%s%s: axis %s of size %d is not divisible by %d devices, left unsharded'
@@ -194,8 +194,8 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
   return result
 
 
-def _is_box(leaf: Any) -> bool:
-  """Whether a node of a tree is an array with logical axis names."""
+def is_boxed(leaf: Any) -> bool:
+  """Whether a node of a tree is an array in the box with its logical axis names."""
   return isinstance(leaf, nn.LogicallyPartitioned)
 
 

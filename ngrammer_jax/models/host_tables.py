@@ -30,7 +30,7 @@ def exist(config: ModelConfig) -> bool:
   return any(memory.table_memory == 'host' for memory in config.ngram_memories)
 
 
-def check(config: ModelConfig, mesh: jax.sharding.Mesh) -> None:
+def check_mesh(config: ModelConfig, mesh: jax.sharding.Mesh) -> None:
   """Raises BadInput if a table is in host memory, which the devices of a mesh cannot use."""
   for i, memory in enumerate(config.ngram_memories):
     if memory.table_memory == 'host':

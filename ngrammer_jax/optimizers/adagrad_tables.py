@@ -30,7 +30,7 @@ def with_adagrad_tables(
   """
   tables = set()
   for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=axis_names.has_names):
-    if table.AXES[0] in axis_names.names_of(leaf):
+    if table.is_table(leaf):
       tables.add(_dict_keys(path))
   if not tables:
     raise ValueError(
@@ -40,7 +40,9 @@ def with_adagrad_tables(
 
   def label(path, leaf):
     del leaf
-    return 'table' if _dict_keys(path) in tables else 'dense'
+    if _dict_keys(path) in tables:
+      return 'table'
+    return 'dense'
 
   adagrad = optax.adagrad(learning_rate, initial_accumulator_value=0.0, eps=1e-20)
   return optax.partition(

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from flax import linen as nn
 import jax
 import optax
 
@@ -12,6 +11,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.optimizer import RateConfig
+from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import parameter_groups, spans
 from ngrammer_jax.optimizers import dense, row_gradient, schedule, tables
 
@@ -41,22 +41,18 @@ def labels(
 
   def label(path, leaf):
     name = sharding.leaf_name(path)
-    if not _is_boxed(leaf):
+    if not sharding.is_boxed(leaf):
       raise ValueError(f'parameter {name} has no axis names: use nn.with_logical_partitioning')
     if name in frozen:
       return FROZEN
-    if 'ngram_vocab' not in leaf.names:
+    if not table.is_table(leaf):
       return DENSE
     for entry in path:
       if entry.key in table_labels:
         return entry.key
     return TABLE
 
-  return jax.tree_util.tree_map_with_path(label, params, is_leaf=_is_boxed)
-
-
-def _is_boxed(leaf: Any) -> bool:
-  return isinstance(leaf, nn.LogicallyPartitioned)
+  return jax.tree_util.tree_map_with_path(label, params, is_leaf=sharding.is_boxed)
 
 
 def table_optimizers(memories: Sequence[NGramMemoryConfig]) -> dict[str, str]:

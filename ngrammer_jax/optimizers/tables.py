@@ -24,6 +24,7 @@ import optax
 from ngrammer_jax import config as experiment
 from ngrammer_jax.layers.ngram import host_memory
 from ngrammer_jax.optimizers import row_gradient
+from ngrammer_jax.optimizers.row_gradient import RowGradient
 from ngrammer_jax.optimizers.schedule import Schedule
 
 LEARNING_RATE_FACTOR = 5.0  # of all but Adagrad (Cheng et al. 2026)
@@ -85,23 +86,6 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
       and does not need parameters.
   """
 
-  def take(array, gradient):
-    if row_gradient.is_row_gradient(gradient):
-      return gradient.take(array)
-    return array
-
-  def put(array, new, gradient):
-    if gradient is None:  # a number, such as the count of steps
-      return new
-    if row_gradient.is_row_gradient(gradient):
-      return gradient.put(array, new)
-    return jnp.where(_is_visited(gradient), new, array)
-
-  def put_update(gradient, update):
-    if row_gradient.is_row_gradient(gradient):
-      return gradient.replace(values=update)
-    return jnp.where(_is_visited(gradient), update, 0)
-
   def gradient_of(array, gradient):
     del array
     return gradient
@@ -111,34 +95,64 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
 
   def update(gradients, state, params=None):
     del params
-    visited_state = optax.tree.map_params(transform, take, state, gradients)
+    visited_state = optax.tree.map_params(transform, _take_visited, state, gradients)
     updates, next_visited = transform.update(row_gradient.values(gradients), visited_state)
     # The gradient beside each array of the state; None beside its numbers.
     state_gradients = optax.tree.map_params(
       transform, gradient_of, state, gradients, transform_non_params=no_gradient
     )
-    state = jax.tree.map(put, state, next_visited, state_gradients)
-    return row_gradient.map_leaves(put_update, gradients, updates), state
-
-  # The state of a table in host memory is made there: a device may be too small for it.
-  def zeros_like(param):
-    V = 1 if host_memory.contains(param) else len(param)
-    return jnp.zeros((V, *param.shape[1:]), _state_dtype(param))
-
-  def broadcast_on_host(array, param):
-    if host_memory.contains(param):
-      return host_memory.broadcast(array, param.shape)
-    return array
+    state = jax.tree.map(_put_visited, state, next_visited, state_gradients)
+    return row_gradient.map_leaves(_put_update, gradients, updates), state
 
   def init(params):
-    state = transform.init(jax.tree.map(zeros_like, params))
-    return optax.tree.map_params(transform, broadcast_on_host, state, params)
+    state = transform.init(jax.tree.map(_zeros_or_one_row, params))
+    return optax.tree.map_params(transform, _broadcast_on_host, state, params)
 
   return optax.GradientTransformation(init, update)
 
 
+def _take_visited(state_VxE: jax.Array, gradient: jax.Array | RowGradient) -> jax.Array:
+  """Returns the visited rows of the state of a table; all for a gradient of the whole table."""
+  if row_gradient.is_row_gradient(gradient):
+    return gradient.take(state_VxE)
+  return state_VxE
+
+
+def _put_visited(
+  state_VxE: jax.Array, new: jax.Array, gradient: jax.Array | RowGradient | None
+) -> jax.Array:
+  """Returns the state of a table with new values in the visited rows."""
+  if gradient is None:  # a number, such as the count of steps
+    return new
+  if row_gradient.is_row_gradient(gradient):
+    return gradient.put(state_VxE, new)
+  return jnp.where(_is_visited(gradient), new, state_VxE)
+
+
+def _put_update(gradient: jax.Array | RowGradient, update: jax.Array) -> jax.Array | RowGradient:
+  """Returns the update of a table from that of its visited rows."""
+  if row_gradient.is_row_gradient(gradient):
+    return gradient.replace(values=update)
+  return jnp.where(_is_visited(gradient), update, 0)
+
+
 def _is_visited(gradient_VxE: jax.Array) -> jax.Array:
   return (gradient_VxE != 0).any(axis=-1, keepdims=True)
+
+
+def _zeros_or_one_row(param: jax.Array) -> jax.Array:
+  """Returns zeros like a table; a single row for one in host memory, see `_broadcast_on_host`."""
+  V = len(param)
+  if host_memory.contains(param):
+    V = 1
+  return jnp.zeros((V, *param.shape[1:]), _state_dtype(param))
+
+
+def _broadcast_on_host(state: jax.Array, param: jax.Array) -> jax.Array:
+  """Returns the state of a table in host memory, made there: a device may be too small for it."""
+  if host_memory.contains(param):
+    return host_memory.broadcast(state, param.shape)
+  return state
 
 
 def _state_dtype(param: jax.Array) -> jnp.dtype:

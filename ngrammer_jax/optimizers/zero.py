@@ -13,6 +13,7 @@ from flax import linen as nn
 import jax
 
 from ngrammer_jax import sharding
+from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.optimizers import row_gradient
 
 
@@ -28,15 +29,11 @@ def split(boxed: Any, shardings: Any) -> Any:
   """
 
   def split_leaf(path, leaf, leaf_sharding):
-    if not _is_boxed(leaf) or 'ngram_vocab' in leaf.names or nn.unbox(leaf).ndim < 2:
+    if not sharding.is_boxed(leaf) or table.is_table(leaf) or nn.unbox(leaf).ndim < 2:
       return leaf_sharding
     return _split_array(sharding.leaf_name(path), nn.unbox(leaf).shape, leaf_sharding)
 
-  return jax.tree_util.tree_map_with_path(split_leaf, boxed, shardings, is_leaf=_is_boxed)
-
-
-def _is_boxed(leaf: Any) -> bool:
-  return isinstance(leaf, nn.LogicallyPartitioned)
+  return jax.tree_util.tree_map_with_path(split_leaf, boxed, shardings, is_leaf=sharding.is_boxed)
 
 
 def _split_array(

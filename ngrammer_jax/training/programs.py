@@ -71,7 +71,7 @@ class Programs:
     model = language_model.build(config.model, vocabulary_size, jit_layers=True)
     variables = model_variables.abstract(model)
     memories = config.model.ngram_memories
-    host_tables.check(config.model, mesh)
+    host_tables.check_mesh(config.model, mesh)
     source_dtypes = source_dtypes or {}
     self.frozen = _frozen_parameters(config.optimizer, variables['params'], source_dtypes)
     self.labels = partition.labels(variables['params'], memories, self.frozen)

@@ -260,7 +260,8 @@ class Attention(nn.Module):
       projected['query'] = self._query_from_key(_last_rows(projected['key'], T))
     return projected, convolved
 
-  def _query_from_key(self, k_BxTxNxH):
+  def _query_from_key(self, k_BxTxNxH: jax.Array) -> jax.Array:
+    """Returns the queries [B, T, N, H] as a linear map of the keys, head by head."""
     N, H = k_BxTxNxH.shape[-2:]
     init = axis_names.with_axis_names(nn.initializers.normal(H**-0.5), ('heads', 'kv', None))
     kernel_NxHxH = self.param('query_kernel', init, (N, H, H), self._param_dtype())
@@ -348,7 +349,7 @@ class Attention(nn.Module):
       return jnp.concatenate([context_values, persistent_values], axis=2)
     return context_values + persistent_values.reshape(B, T, N, H)
 
-  def _sow_probs(self, probs_BxNxTxS):
+  def _sow_probs(self, probs_BxNxTxS: jax.Array | None) -> None:
     if probs_BxNxTxS is not None:
       self.sow('intermediates', 'probs', probs_BxNxTxS)
 
@@ -368,7 +369,7 @@ class Attention(nn.Module):
     return checkpoint_name(project(y_BxTxNxH), 'attention_output')
 
 
-def _last_rows(array_BxRx, count):
+def _last_rows(array_BxRx: jax.Array, count: int) -> jax.Array:
   """Returns the last rows of an array."""
   return array_BxRx[:, array_BxRx.shape[1] - count :]
 

@@ -200,7 +200,9 @@ def _attend(
   return _attend_forward(operands, constants)[0]
 
 
-def _attend_forward(operands: Operands, constants: Constants):
+def _attend_forward(
+  operands: Operands, constants: Constants
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array | None], tuple[Any, ...]]:
   """Returns the result of `_attend`, and what its gradient needs."""
 
   def attend_key_head(heads):
@@ -220,7 +222,9 @@ def _attend_forward(operands: Operands, constants: Constants):
   return result, (operands, constants, values, log_mass, window)
 
 
-def _attend_backward(residuals, cotangents):
+def _attend_backward(
+  residuals: tuple[Any, ...], cotangents: tuple[jax.Array, jax.Array, Any]
+) -> tuple[Operands, None]:
   """Returns the gradient of the operands."""
   operands, constants, values, log_mass, window = residuals
   d_values, d_log_mass, _ = cotangents

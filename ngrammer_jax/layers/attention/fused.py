@@ -132,7 +132,10 @@ def _splash(
   return jax.vmap(attend)(*by_head, ids).swapaxes(1, 2)
 
 
-def _cudnn(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
+def _cudnn(
+  q_BxTxNxH: jax.Array, k_BxTxNxH: jax.Array, v_BxTxNxH: jax.Array, documents_BxT: jax.Array
+) -> jax.Array:
+  """Returns the attended values [B, T, N, H]; the queries are scaled already."""
   T = documents_BxT.shape[1]
   same_BxTxT = documents_BxT[:, :, None] == documents_BxT[:, None, :]
   visible_Bx1xTxT = (same_BxTxT & jnp.tri(T, dtype=bool))[:, None]

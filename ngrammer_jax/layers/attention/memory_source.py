@@ -66,7 +66,10 @@ def from_cache(cached: KeyValues, order_BxM: jax.Array) -> MemorySource:
   return MemorySource(_read_cache, rows=order_BxM, cache=(cached.keys, cached.values))
 
 
-def _read_cache(weights, order_BxK, cache, head):
+def _read_cache(
+  weights: None, order_BxK: jax.Array, cache: tuple[jax.Array, jax.Array], head: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the keys and values of a head in some cache slots, [B, K, H]."""
   del weights
   rows_Bx1 = jnp.arange(len(order_BxK))[:, None]
   keys_BxCxMxH, values_BxCxMxH = cache

@@ -410,13 +410,13 @@ class HeadLoop:
     return jnp.einsum(indices, a, b, preferred_element_type=self.wide)
 
 
-def _push_left(block_BxKxH, window_BxTxH):
+def _push_left(block_BxKxH: jax.Array, window_BxTxH: jax.Array) -> jax.Array:
   """Inserts a block before a window, whose last block is dropped."""
   K, T = block_BxKxH.shape[1], window_BxTxH.shape[1]
   return jnp.concatenate([block_BxKxH, window_BxTxH[:, : T - K]], axis=1)
 
 
-def _push_right(window_BxTxH, block_BxKxH):
+def _push_right(window_BxTxH: jax.Array, block_BxKxH: jax.Array) -> jax.Array:
   """Inserts a block after a window, whose first block is dropped."""
   return jnp.concatenate([window_BxTxH[:, block_BxKxH.shape[1] :], block_BxKxH], axis=1)
 

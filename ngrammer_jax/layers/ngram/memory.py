@@ -130,7 +130,7 @@ class NGramMemory(nn.Module):
     They are the key of each token, int32 [B, T, K], or [B, T, 1] if all heads have the same (see
     `id_columns`): cluster ids, token ids, classes of tokens or bytes.
     """
-    self._check(x, context)
+    self._check_inputs(x, context)
     if state is None:
       state = self.empty_state(len(x))
     ids_BxTxK = self._ids(x, context)
@@ -159,7 +159,7 @@ class NGramMemory(nn.Module):
       next_state = self._pairs().advance(ids_BxTxK, context, state, after_BxTxD=y)
     return y, next_state or None, ids_BxTxK
 
-  def _check(self, x: jax.Array, context: Context) -> None:
+  def _check_inputs(self, x: jax.Array, context: Context) -> None:
     """Raises the errors of `__call__`."""
     axes = jax.typeof(x).sharding.mesh.explicit_axes
     if axes:

@@ -295,10 +295,21 @@ class ProductQuantizer(nn.Module):
       after = self.update_codebook(before, {'sums': sums, 'counts': counts})
       centroids.value = after['centroids']
       usage.value = after['usage']
-      new_ids_1xTxN = nearest_centroids(x_BxTxNxH[:1], centroids.value)
-      changed_1xTxN = (new_ids_1xTxN != ids_BxTxN[:1]) & (valid_1xT > 0)[..., None]
-      self._set_changed(changed_1xTxN.sum((0, 1), dtype=dtype) / jnp.maximum(valid_1xT.sum(), 1))
+      self._measure_changed(x_BxTxNxH, centroids.value, ids_BxTxN, valid_1xT)
     return ids_BxTxN
+
+  def _measure_changed(
+    self,
+    x_BxTxNxH: jax.Array,
+    centroids_NxKxH: jax.Array,
+    ids_BxTxN: jax.Array,
+    valid_1xT: jax.Array,
+  ) -> None:
+    """Stores the share of the tokens of the first row whose ids the new centroids change."""
+    new_ids_1xTxN = nearest_centroids(x_BxTxNxH[:1], centroids_NxKxH)
+    changed_1xTxN = (new_ids_1xTxN != ids_BxTxN[:1]) & (valid_1xT > 0)[..., None]
+    dtype = x_BxTxNxH.dtype
+    self._set_changed(changed_1xTxN.sum((0, 1), dtype=dtype) / jnp.maximum(valid_1xT.sum(), 1))
 
   def _codebook(
     self, x_BxTxNxH: jax.Array, rows_VxNxH: jax.Array | None

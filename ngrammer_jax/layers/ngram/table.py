@@ -21,14 +21,14 @@ V rows of the table, E width, B batch, P rows in a packed one.
 from collections.abc import Callable
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 from flax import struct
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import mesh_axes
+from ngrammer_jax.layers import axis_names, mesh_axes
 from ngrammer_jax.layers.ngram import host_memory
 
 AXES = ('ngram_vocab', 'ngram_embed')  # logical axes of a table
@@ -46,9 +46,14 @@ ROWS_SHARE = 0.25
 # take as long by rows as on the whole table at 0.125 with E = 8, and a third at 0.25 with E = 64.
 UNSHARDED_ROWS_SHARE = 0.125
 # Values that a device holds of the rows of all devices: 1 GiB in float32. On a TPU a row has whole
-# lanes. Without parts, memory would grow with the batch of all devices.
+# lanes. Without chunks, memory would grow with the batch of all devices.
 MAX_VALUES = 2**28
 LANES = 128
+
+
+def is_table(param: Any) -> bool:
+  """Whether a parameter with its logical axis names, in a box or an NNX variable, is a table."""
+  return AXES[0] in axis_names.names_of(param)
 
 
 class Lookup(struct.PyTreeNode):
@@ -230,7 +235,7 @@ def make_sharding(V: int, B: int | None = None, exchange: str = 'auto') -> Table
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _lookup(sharding: TableSharding, table_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Array:
 
-  def look_up_part(table_VxE, rows_C):
+  def look_up_chunk(table_VxE, rows_C):
     rows_C = all_gather(rows_C, sharding.shared)
     # Rows of other shards are zeros, so the sum over shards is exact.
     y_CxE = take(table_VxE, sharding.local_rows(rows_C))
@@ -245,7 +250,7 @@ def _lookup(sharding: TableSharding, table_VxE: jax.Array, rows_Bx: jax.Array) -
     E = table_VxE.shape[1]
     chunks = sharding.chunk_count(rows_Bx.size, E, sharding.shared)
     rows_PxC = _split(rows_Bx.ravel(), chunks, sharding.V)
-    y_PxCxE = jax.lax.map(functools.partial(look_up_part, table_VxE), rows_PxC)
+    y_PxCxE = jax.lax.map(functools.partial(look_up_chunk, table_VxE), rows_PxC)
     return y_PxCxE.reshape(-1, E)[: rows_Bx.size].reshape(*rows_Bx.shape, E)
 
   return sharding.shard_map(lookup_shard, ('table', 'batch'), 'batch')(table_VxE, rows_Bx)
