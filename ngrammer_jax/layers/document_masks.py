@@ -24,6 +24,19 @@ def numbers(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Array:
   return carried_B[..., None] + jnp.cumsum(starts_BxT, axis=1, dtype=jnp.int32)
 
 
+def last_number(
+  starts_BxT: jax.Array, valid_BxT: jax.Array | None, carried_B: jax.Array | int
+) -> jax.Array:
+  """Returns the document number of the last token that is not padding, int32 [B].
+
+  The next segment continues its document. For the arguments see `numbers`; `valid_BxT` is 0 at
+  padding, where no document starts.
+  """
+  if valid_BxT is not None:
+    starts_BxT = starts_BxT & (valid_BxT > 0)
+  return numbers(starts_BxT, carried_B)[:, -1]
+
+
 def positions(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Array:
   """Returns the position since the last document start, int32 [B, T].
 

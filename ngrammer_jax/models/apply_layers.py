@@ -21,7 +21,7 @@ def in_a_row(
   """Applies layers one after the other. Returns [B, T, D] and the result of each."""
   results = []
   for index, layer in enumerate(layers):
-    dropout_key = None if dropout_keys is None else dropout_keys[index]
+    dropout_key = select_keys(dropout_keys, index)
     x_BxTxD, result = layer(x_BxTxD, memory[index], dropout_key)
     results.append(result)
   return x_BxTxD, results
@@ -49,7 +49,7 @@ def in_a_scan(
   stacked_layers = []
   for index in range(len(period)):
     repetitions = slice(index, None, len(period))
-    keys = None if dropout_keys is None else dropout_keys[repetitions]
+    keys = select_keys(dropout_keys, repetitions)
     stacked_layers.append((_stack(params[repetitions]), _stack(memory[repetitions]), keys))
 
   def apply_period(x_BxTxD, layers):
@@ -65,6 +65,13 @@ def in_a_scan(
     repetition, index = divmod(number, len(period))
     results.append(_take(stacked_results[index], repetition))
   return x_BxTxD, results
+
+
+def select_keys(dropout_keys: jax.Array | None, index: int | slice) -> jax.Array | None:
+  """Returns the dropout keys of some layers. None: no dropout."""
+  if dropout_keys is None:
+    return None
+  return dropout_keys[index]
 
 
 def _stack(trees: Sequence[Any]) -> Any:

@@ -187,9 +187,11 @@ class Block(nn.Module):
 
   def _norm_policy(self, name: str) -> str:
     """Returns the placement of the norms of a sub-layer."""
-    if self.config.norm == 'primer':
-      return 'pre' if name == 'attention' else 'post'
-    return self.config.norm
+    if self.config.norm != 'primer':
+      return self.config.norm
+    if name == 'attention':
+      return 'pre'
+    return 'post'
 
   def _norm(self, name: str) -> nn.Module | None:
     """Returns the norm of the input of a sub-layer, None if it has none."""

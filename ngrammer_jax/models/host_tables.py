@@ -85,10 +85,7 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
     states[path] = before
     if before and after:
       states[path] = before | after
-  starts_BxT = segment.starts_BxT
-  if segment.valid_BxT is not None:  # no document starts at padding
-    starts_BxT = starts_BxT & (segment.valid_BxT > 0)
-  document_B = document_masks.numbers(starts_BxT, state['document'])[:, -1]
+  document_B = document_masks.last_number(segment.starts_BxT, segment.valid_BxT, state['document'])
   next_state = {'document': document_B, 'memories': states}
   return traverse_util.unflatten_dict(values), next_state
 

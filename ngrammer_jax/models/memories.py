@@ -122,13 +122,19 @@ def _ngrammer(
   is_attended = options.pairing == 'attended'
   is_at_input = place.point == 'input'
   make = _maker(options, config, place, dtype, vocabulary_size)
+  # The names of the state are those of the first versions, whose workdirs have them.
+  if is_attended:
+    state_name = 'ids'
+    state_field = 'ids'
+  else:
+    state_name = 'ngram'
+    state_field = 'window'
   return PlacedMemory(
     name='ngrammer',
     place=place,
     make=functools.partial(make, id_columns=options.heads, is_at_embedding=is_at_input),
-    # The names of the state are those of the first versions, whose workdirs have them.
-    state_name='ids' if is_attended else 'ngram',
-    state_field='ids' if is_attended else 'window',
+    state_name=state_name,
+    state_field=state_field,
     needs_pairs=is_attended,
     needs_embedding=is_at_input,
   )

@@ -107,7 +107,9 @@ def cache_slots(config: ModelConfig, params: Any, mesh: jax.sharding.Mesh | None
   Keys beyond all spans have no weight. The memory is not cut for dynamic spans, which depend on the
   tokens, nor where the normaliser of the softmax includes all keys.
   """
-  length = 0 if config.memory is None else config.memory.length
+  if config.memory is None:
+    return 0
+  length = config.memory.length
   span = config.span
   if span is None or span.kind != 'adaptive' or not span.renormalize:
     return length

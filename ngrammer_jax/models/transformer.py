@@ -190,31 +190,22 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     if starts_BxT is None:
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     documents_BxT = document_masks.numbers(starts_BxT, memory['document'])
-    # The next segment continues the document of the last token that is not padding.
-    counted_BxT = starts_BxT
-    if valid_BxT is not None:
-      counted_BxT = starts_BxT & (valid_BxT > 0)
-    next_memory = {'document': document_masks.numbers(counted_BxT, memory['document'])[:, -1]}
+    last_document_B = document_masks.last_number(starts_BxT, valid_BxT, memory['document'])
+    next_memory = {'document': last_document_B}
     segment = contexts.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, tokens_BxT)
     context, earlier_tokens = self._context(segment, memory)
     next_memory |= earlier_tokens
 
     # Inputs.
-    x_BxTxD, vocabulary = self.embed(tokens_BxT)
-    context = context.replace(vocabulary=vocabulary)
-    x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, context, memory)
+    x_BxTxD, context, states = self._embed_inputs(tokens_BxT, context, memory)
     next_memory |= states
-    x_BxTxD = self._add_positions(x_BxTxD, context.positions.position_BxP)
     input_key, layer_keys, output_key, distance_key = self._dropout_keys(train)
     x_BxTxD = mesh_axes.shard_rows(dropout.drop(x_BxTxD, c.outer_dropout, input_key))
 
     # Layers. All have the same dropout of distance encodings.
     positions = context.positions.replace(distance_key=distance_key)
     context = context.replace(positions=positions)
-    type_contexts = {}
-    for layer_type in self.layer_types:
-      if layer_type not in type_contexts:
-        type_contexts[layer_type] = self._type_context(layer_type, context, prefix_BxT)
+    type_contexts = self._type_contexts(context, prefix_BxT)
     x_BxTxD, states, layer_spans = self._apply_layers(
       x_BxTxD, context, type_contexts, memory, layer_keys
     )
@@ -238,7 +229,9 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     if self.config.memory is not None:
       m = self.config.memory
       visibility = contexts.Visibility(m.window(), m.sees_itself(), m.across_documents)
-    num_earlier = 0 if tokens is None else tokens.documents.shape[1]
+    num_earlier = 0
+    if tokens is not None:
+      num_earlier = tokens.documents.shape[1]
     in_blocks = self._uses_blocks(segment, num_earlier)
     context, tokens = contexts.make(segment, visibility, tokens, in_blocks)
     positions = context.positions.replace(params=self.position_params)
@@ -246,6 +239,29 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     if tokens is None:
       return context, {}
     return context, {name: tokens}
+
+  def _embed_inputs(
+    self, tokens_BxT: jax.Array, context: contexts.Context, memory: Memory
+  ) -> tuple[jax.Array, contexts.Context, Memory]:
+    """Embeds tokens, applies the memories at the input and adds absolute positions.
+
+    Returns [B, T, D], the context with the embedding lookup, and the next states of the memories.
+    """
+    x_BxTxD, vocabulary = self.embed(tokens_BxT)
+    context = context.replace(vocabulary=vocabulary)
+    x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, context, memory)
+    x_BxTxD = self._add_positions(x_BxTxD, context.positions.position_BxP)
+    return x_BxTxD, context, states
+
+  def _type_contexts(
+    self, context: contexts.Context, prefix_BxT: jax.Array | None
+  ) -> dict[LayerType, contexts.Context]:
+    """Returns the context of each type of layers."""
+    type_contexts = {}
+    for layer_type in self.layer_types:
+      if layer_type not in type_contexts:
+        type_contexts[layer_type] = self._type_context(layer_type, context, prefix_BxT)
+    return type_contexts
 
   def _type_context(
     self, layer_type: LayerType, context: contexts.Context, prefix_BxT: jax.Array | None
@@ -307,7 +323,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     next_memory, results = {}, []
     for run in self._find_runs():
       run_memories = layer_memories[run.layers]
-      run_keys = None if dropout_keys is None else dropout_keys[run.layers]
+      run_keys = apply_layers.select_keys(dropout_keys, run.layers)
       x_BxTxD, run_results = self._apply_run(run, x_BxTxD, type_contexts, run_memories, run_keys)
       results += run_results
       place = Place('after_block', run.end - 1)
