@@ -12,13 +12,14 @@ of all splits once, without `duplicates`.
 tokens/: vocabularies/ are text to ids and back, read or learned by `learned_vocabulary`. A corpus
 is encoded once into the `token_cache`, a folder on this machine with the tokens of each split.
 
-rows/: what each row of the batch reads at a step, of one corpus. `streams` reads the token cache:
-the tokens are a function of the step, and nothing is saved. `streamed_rows` reads shards, which are
+rows/: what each row of a `token_batch` reads at a step, of one corpus. `streams` reads the token
+cache: the tokens are a function of the step, and nothing is saved. `streamed_rows` reads shards,
 tokenised during training: each row has a state, saved in checkpoints and restored by a resumed run.
 `data.shuffle` is the order of its shards and documents (`row_reader`).
 
-`mixture`: the corpora of a run, and the batches of a step from the rows of each. The training loop
-asks it for batches, and for the row states of a checkpoint; `prefetch` makes the batches ahead.
+`mixture`: the corpora of a run, and the batch of a step from the rows of each (`TrainRows`). The
+training loop asks it for batches, and for the row states of a checkpoint (`rows.json`); `prefetch`
+makes batches ahead.
 
 `prompts`, `cloze` and `token_classes` serve inference and memories.
 """

@@ -1,6 +1,6 @@
 """Cloze questions of the Children's Book Test (Hill et al. 2016).
 
-A question is a block of 21 numbered lines: 20 sentences of context, and a query in which XXXXX
+A question is 21 numbered lines: 20 sentences of context, and a query in which XXXXX
 replaces one word. The query is followed by that word and ten candidates:
 `21 query <TAB> answer <TAB><TAB> c1|c2|...|c10`. The files are named
 cbtest_{NE,CN,V,P}_{train,valid_2000ex,test_2500ex}.txt, by the class of the replaced word.
@@ -79,36 +79,36 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
   """Yields the questions of a file.
 
   Raises:
-    BadInput: a line is not the one that a question has there. The message names the file and line.
+    BadInput: a line does not belong to a question there. The message names the file and line.
   """
-  block: list[str] = []
+  lines: list[str] = []
   question = None
   for number, data in enumerate(text_files.read_lines(path), 1):
     location = f'{path}, line {number}'
     line = text_files.decode(data, location, f'convert it, or {REMEDY}').rstrip('\r\n')
-    if not block and not line.strip():
+    if not lines and not line.strip():
       continue
     index, _, text = line.partition(' ')
-    if index != str(len(block) + 1):
+    if index != str(len(lines) + 1):
       raise errors.BadInput(
-        f'{location}: expected line {len(block) + 1} of a question, "{len(block) + 1} ...", found '
+        f'{location}: expected line {len(lines) + 1} of a question, "{len(lines) + 1} ...", found '
         f'{text_files.quote_line(data)}; {REMEDY}'
       )
-    block.append(text)
-    if len(block) > NUM_CONTEXT_SENTENCES:
-      question = _parse_question(location, block, kind, path.name, number)
+    lines.append(text)
+    if len(lines) > NUM_CONTEXT_SENTENCES:
+      question = _parse_question(location, lines, kind, path.name, number)
       yield question
-      block = []
-  if block or question is None:
+      lines = []
+  if lines or question is None:
     raise errors.BadInput(
-      f'{path} ends after {len(block)} lines of a question, expected {NUM_CONTEXT_SENTENCES + 1}; '
+      f'{path} ends after {len(lines)} lines of a question, expected {NUM_CONTEXT_SENTENCES + 1}; '
       f'{REMEDY}'
     )
 
 
-def _parse_question(location: str, block: list[str], kind: str, file: str, line: int) -> Question:
-  """Returns the question of a block of lines. Raises BadInput if its last line is no query."""
-  match = QUERY_LINE.fullmatch(block[-1])
+def _parse_question(location: str, lines: list[str], kind: str, file: str, line: int) -> Question:
+  """Returns the question of its lines. Raises BadInput if its last line is no query."""
+  match = QUERY_LINE.fullmatch(lines[-1])
   query = answer = candidate_list = ''
   if match:
     query, answer, candidate_list = match.groups()
@@ -119,4 +119,4 @@ def _parse_question(location: str, block: list[str], kind: str, file: str, line:
       f'{location}: expected a query with one {PLACEHOLDER}, a tab, its answer, two tabs, and '
       f'{NUM_CANDIDATES} candidates with | between them, one of which is the answer; {REMEDY}'
     )
-  return Question(kind, tuple(block[:-1]), query, candidates, answer, file, line)
+  return Question(kind, tuple(lines[:-1]), query, candidates, answer, file, line)

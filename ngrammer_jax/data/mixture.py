@@ -1,8 +1,8 @@
-"""The corpora of a run: the parts of a mixture, which share a vocabulary, or a single one.
+"""The corpora of a run: a single one, or the parts of a mixture with one vocabulary.
 
 Every row of the batch reads a block of segments of one part, then a block of the next one, see
-`mixture_schedule`. In each part it continues where it stopped before. Where the part changes, a
-document starts, so that neither attention nor a memory sees tokens of another part.
+`mixture_schedule`. In each part it reads on where it stopped. Where the part changes, a document
+starts, so that neither attention nor a memory sees tokens of another part.
 
 B batch rows, T segment length.
 """
@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import pathlib
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ngrammer_jax.data.rows import mixture_schedule, streamed_rows, streams, tok
 from ngrammer_jax.data.tokens import learned_vocabulary, token_cache, token_split
 from ngrammer_jax.system import hosts
 
-WARN_SHARE = 0.01  # of held-out documents that are in the training text
+WARN_SHARE = 0.01  # of held-out documents, found in the training text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Mixture:
     weights: share of each part in the training tokens.
     vocabulary: the vocabulary of all parts.
     content_hash: hash of the texts and the vocabulary, and of the weights of several parts; after a
-      hyphen one of where the training documents begin, which earlier versions did not write.
+      hyphen a hash of the starts of the training documents, absent in earlier versions.
   """
 
   parts: Mapping[str, token_cache.TokenCorpus]
@@ -80,7 +80,7 @@ def prepare(
     open_corpus: opens the corpus of a data config.
     may_delete: see `token_cache.prepare`.
     vocabulary: the vocabulary. None: see `learned_vocabulary.open_vocabulary`.
-    workdir: run directory, which has the fingerprints of the shards.
+    workdir: run directory, with the fingerprints of the shards.
 
   Raises:
     BadInput: see `corpora.open_corpus`, `learned_vocabulary.open_vocabulary` and
@@ -118,7 +118,7 @@ def _content_hash(config: data_config.DataConfig, prepared: list[token_cache.Tok
 
 
 def _log_counts(config: data_config.DataConfig, prepared: list[token_cache.TokenCorpus]) -> None:
-  """Logs what each part holds, and how many held-out documents are in the training text of any."""
+  """Logs the counts of each part, and how many held-out documents are in any training text."""
   train_keys = [corpus.document_keys['train'] for corpus in prepared]
   sampled = ''
   if config.is_streamed:
@@ -146,6 +146,28 @@ def _is_in(keys: np.ndarray, sorted_keys: np.ndarray) -> np.ndarray:
   return np.searchsorted(sorted_keys, keys, 'right') > np.searchsorted(sorted_keys, keys)
 
 
+class TrainRows(Protocol):
+  """The training rows of one corpus, `streams.TrainStreams` or `streamed_rows.StreamedRows`.
+
+  Attributes:
+    epochs: number of completed epochs after the last step read here.
+  """
+
+  epochs: int
+
+  def rows(self, step: int, rows: range) -> dict[int, token_batch.Row]:
+    """Returns the segments at a step, of those rows that read the corpus there."""
+
+  def epochs_before(self, step: int) -> float | None:
+    """Returns the number of epochs that all rows read before a step; None if it is not known."""
+
+  def states(self, step: int) -> dict[str, Any] | None:
+    """Returns the states, before a step, of the rows read here; None if they need none."""
+
+  def restore(self, step: int, saved: dict[str, Any] | None) -> None:
+    """Continues at a step, with the `states` of all rows before it."""
+
+
 class TrainSegments:
   """The training segments of a mixture: a function of the step, for any number of hosts.
 
@@ -156,7 +178,7 @@ class TrainSegments:
       are none.
 
   Attributes:
-    readers: the reader of each part by name.
+    readers: the rows of each part by name.
   """
 
   def __init__(self, mixture: Mixture, config: experiment.Config, workdir: pathlib.Path | None):
@@ -166,7 +188,7 @@ class TrainSegments:
     self._batch_size = B
     self._vocabulary = mixture.vocabulary
     self._size = f'training.batch_size={B:,} x training.segment_length={T:,}'
-    self.readers: dict[str, streams.TrainStreams | streamed_rows.StreamedRows] = {}
+    self.readers: dict[str, TrainRows] = {}
     self._epochs: dict[str, int] = {}
     for index, (name, corpus) in enumerate(mixture.parts.items()):
       schedule = mixture_schedule.PartSchedule(self._schedule, index)
@@ -194,7 +216,7 @@ class TrainSegments:
     length: int,
     schedule: mixture_schedule.PartSchedule,
   ) -> streams.TrainStreams:
-    """Returns the reader of a part that was tokenised in advance."""
+    """Returns the rows of a part that was tokenised in advance."""
     if len(split.tokens) < self._batch_size:
       source = 'training tokens'
       if name:
@@ -227,14 +249,11 @@ class TrainSegments:
     return token_batch.stack_rows(segments[row] for row in row_range)
 
   def row_states(self, step: int) -> list[Any] | None:
-    """Returns the states before a step of the rows that were read here, a JSON value for each part.
+    """Returns the states, before a step, of the rows read here: a JSON value for each part.
 
-    None is that of a part that was tokenised in advance; None alone: no part is streamed.
+    A part that was tokenised in advance has None. If no part is streamed, None is returned.
     """
-    parts = []
-    for reader in self.readers.values():
-      is_streamed = isinstance(reader, streamed_rows.StreamedRows)
-      parts.append(reader.states(step) if is_streamed else None)
+    parts = [reader.states(step) for reader in self.readers.values()]
     if not any(parts):
       return None
     return parts
@@ -256,7 +275,7 @@ class TrainSegments:
 
 
 def merge_row_states(parts_of_hosts: Sequence[list[Any] | None]) -> list[Any] | None:
-  """Returns the `TrainSegments.row_states` of all rows, of those of each host."""
+  """Joins the `TrainSegments.row_states` of all hosts: the states of all rows."""
   merged = parts_of_hosts[0]
   for parts in parts_of_hosts[1:]:
     for states, others in zip(merged or (), parts or (), strict=True):

@@ -12,7 +12,7 @@ _END = object()
 
 @contextlib.contextmanager
 def run_ahead(items: Iterator[Item], depth: int = 2) -> Iterator[Iterator[Item]]:
-  """Runs an iterator ahead in a thread, which ends with the block.
+  """Runs an iterator ahead in a thread, until the end of the `with` statement.
 
   An exception of the iterator is raised in place of the item.
 

@@ -15,7 +15,7 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.documents import corpora
-from ngrammer_jax.data.rows import streams, token_batch
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.training import losses, token_codebook
 from ngrammer_jax.training import programs as training_programs
@@ -187,8 +187,9 @@ class CorpusTask:
     for name, result in results.items():
       combined[f'{name}/loss'] = result['nll_nats_per_token']
     for name, rows in self._segments.readers.items():
-      if isinstance(rows, streams.TrainStreams):
-        combined[f'{name}/epochs'] = rows.epochs_before(int(state.step))
+      epochs = rows.epochs_before(int(state.step))
+      if epochs is not None:
+        combined[f'{name}/epochs'] = epochs
     return combined
 
   def format_metrics(self, result: dict[str, Any]) -> str:

@@ -120,7 +120,7 @@ def test_rows_equal_those_of_local_files(hub, tmp_path):
 @pytest.mark.parametrize('kind', ['gs', 's3'])
 def test_rows_of_emulated_stores(stores, tmp_path, monkeypatch, kind):
   write_corpus(tmp_path / 'local')
-  monkeypatch.setattr(buckets, 'BLOCK', 500)  # many requests
+  monkeypatch.setattr(buckets, 'REQUEST_BYTES', 500)  # many requests
   fsspec.filesystem(kind).put(str(tmp_path / 'local'), stores[kind], recursive=True)
   assert_rows_equal_those_of_local_files(stores[kind], tmp_path)
 

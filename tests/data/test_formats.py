@@ -325,6 +325,19 @@ def test_a_truncated_file_is_reported(tmp_path, name):
     assert str(caught.value).startswith(f'{path} is damaged: ')
 
 
+@each('suffix', document_files.COMPRESS)
+@each('is_cut', [False, True])
+def test_a_later_frame_that_is_damaged_or_cut_is_reported(tmp_path, suffix, is_cut):
+  first, second = (
+    document_files.COMPRESS[suffix](f'{{"text": "{text}"}}\n'.encode()) for text in 'ab'
+  )
+  second = second[:-3] if is_cut else second[:1] + b'?' + second[2:]
+  path = tmp_path / f'x.jsonl{suffix}'
+  path.write_bytes(first + second)
+  with pytest.raises(errors.BadInput, match='is damaged: '):
+    read_all(open_file(path))
+
+
 # Prompts.
 
 

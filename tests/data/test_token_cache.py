@@ -217,7 +217,7 @@ def write_calls(monkeypatch):
 def test_second_call_reads_the_cache(text, write_calls, monkeypatch):
   first = text()
   # Nothing but the beginning of the text is read either.
-  monkeypatch.setattr(text_files, 'read_blocks', None)
+  monkeypatch.setattr(text_files, 'read_bytes', None)
   second = text()
   assert len(write_calls) == 1
   assert same_tokens(first, second)

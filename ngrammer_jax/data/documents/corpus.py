@@ -32,16 +32,16 @@ class Corpus:
 
   Attributes:
     name: name of the corpus.
-    files: the files that it is read from.
+    files: its files.
     splits: the documents of each split.
     encoding: encoding of the characters of a character vocabulary, see `Vocabulary`.
     is_altered: the documents are not the raw text of the files, so bits per byte are undefined.
     verify: checks the files against published checksums, if there are any.
-    train_shards: shards of the training split, if it is tokenised during training.
+    train_shards: shards of the training split, if it is streamed: tokenised during training.
     is_sectioned: the documents are sections of one text, each of whole lines. If the vocabulary's
       line end is also its document start, no further token separates them.
-    first_sizes: sizes that shards had which were damaged, by number and name.
-    reading: what else decides on the documents, as a JSON value: which files are of which split.
+    first_sizes: the sizes of shards before they were found damaged, by number and name.
+    reading: the files of each split, as a JSON value, where they are not clear from `files`.
   """
 
   name: str

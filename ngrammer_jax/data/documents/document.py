@@ -1,4 +1,4 @@
-"""A document: a name and bytes that are read in chunks."""
+"""A document: a name, and bytes to read in chunks."""
 
 from collections.abc import Callable, Iterator
 import dataclasses

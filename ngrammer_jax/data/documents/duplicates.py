@@ -1,4 +1,4 @@
-"""Hashes of documents, by which copies are found."""
+"""Hashes of documents, to find copies."""
 
 from collections.abc import Iterable
 import contextlib
@@ -7,8 +7,8 @@ import hashlib
 from ngrammer_jax import errors
 from ngrammer_jax.data.documents.document import Document
 
-SHORT_KEY = 8  # bytes of a key that are kept to count copies; to drop one, the whole key decides
-COMPARED_BYTES = 16 << 20  # of a training text that is tokenised during training
+SHORT_KEY = 8  # bytes of a key, enough to count copies; to drop one, the whole key decides
+COMPARED_BYTES = 16 << 20  # of a streamed training text
 
 
 class DocumentKey:

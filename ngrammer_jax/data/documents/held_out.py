@@ -1,4 +1,4 @@
-"""Holds validation and test documents out of a training text that has no files for them."""
+"""Holds validation and test documents out of a training text without files for them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
@@ -16,8 +16,8 @@ class HeldOutOrder:
   """Which documents are held out: some of each period.
 
   Attributes:
-    period: number of documents of which each split but the first has one.
-    splits: train, and the splits that are held out.
+    period: of so many documents, each split but the first has one.
+    splits: train, and the held-out splits.
   """
 
   period: int
@@ -25,10 +25,10 @@ class HeldOutOrder:
 
   def split_of(self, number: int) -> str:
     """Returns the split of a document: the last ones of equal parts of a period are held out."""
-    position = number % self.period
+    index = number % self.period
     num_held_out = len(self.splits) - 1
     for i in range(num_held_out):
-      if position == self.period * (i + 1) // num_held_out - 1:
+      if index == self.period * (i + 1) // num_held_out - 1:
         return self.splits[i + 1]
     return 'train'
 
@@ -39,7 +39,7 @@ class InterleavedDocuments:
 
   Attributes:
     documents: the documents of all splits.
-    order: which of them are held out.
+    order: says which are held out.
   """
 
   documents: Iterable[Document]
@@ -78,7 +78,7 @@ def hold_out(
     documents: the documents. Those of a list are whole files; others are read from their files each
       time.
     share: of the documents, or of each if they are few files, for each split but the first.
-    splits: train, and the splits that are held out.
+    splits: train, and the held-out splits.
   """
   order = HeldOutOrder(max(round(1 / share), len(splits)), splits)
   if not isinstance(documents, list):

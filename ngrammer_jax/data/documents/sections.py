@@ -15,7 +15,7 @@ BOOK_MARKER = b'_BOOK_TITLE_'
 HEADING = re.compile(rb'^ = (?!= )(.*\S.*)(?<! =) = $')
 
 
-SplitFile = Callable[[pathlib.Path], Iterator[tuple[str, bytes]]]  # yields names and texts
+ReadSections = Callable[[pathlib.Path], Iterator[tuple[str, bytes]]]  # yields names and texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,19 +24,19 @@ class SectionedFile:
 
   Attributes:
     path: the file, plain or compressed.
-    split: yields the name and the text of each section of the file.
+    read: yields the name and the text of each section of the file.
   """
 
   path: pathlib.Path
-  split: SplitFile
+  read: ReadSections
 
   def __iter__(self) -> Iterator[Document]:
-    for name, text in self.split(self.path):
+    for name, text in self.read(self.path):
       read_chunks = functools.partial(text_files.split_chunks, [text])
       yield Document(f'{self.path}, {name}', read_chunks)
 
 
-def split_books(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
+def read_books(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
   """Yields the books of a Children's Book Test file, without the title lines and empty books.
 
   Raises:
@@ -61,7 +61,7 @@ def split_books(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
     yield title, b''.join(book)
 
 
-def split_articles(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
+def read_articles(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
   """Yields the articles of WikiText. Text before the first heading belongs to the first article.
 
   A line such as ` = Title = ` is a heading only between two blank lines. This excludes table

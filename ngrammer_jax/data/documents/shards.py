@@ -1,4 +1,4 @@
-"""Corpora of many files (shards) of many documents, which may be too large to tokenise in advance.
+"""Shards: files of many documents, of corpora that may be too large to tokenise in advance.
 
 A shard is read from any position on, see `formats`; other shards are not read for it.
 """
@@ -18,8 +18,8 @@ from ngrammer_jax.data.documents.document import Document, whole_file
 from ngrammer_jax.data.files import file_formats, split_files, text_files
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, START, FilePosition, ReadOptions
 
-HELD_OUT_BYTES = 32 << 20  # of files that are held out for validation, and of their text
-DEFAULT_SHARE = 0.05  # of the training text that is held out
+HELD_OUT_BYTES = 32 << 20  # of files held out for validation, and of their text
+DEFAULT_SHARE = 0.05  # of the training text, held out
 # Multiples of the golden ratio are spread evenly, also among the rows that share a file.
 GOLDEN_RATIO = 0.6180339887498949
 
@@ -38,7 +38,7 @@ class Shards(Protocol):
   ) -> Iterator[tuple[bytes, FilePosition]]:
     """Yields the record of each document from a position on, and the position of the next one.
 
-    The position is one that this method yielded, or that of the first document.
+    The position was yielded by this method, or is that of the first document.
     """
 
   def text(self, shard: int, document: int, record: bytes) -> bytes | None:
@@ -55,8 +55,8 @@ class FileShards:
   Attributes:
     files: the file of each shard.
     options: how their documents are read.
-    held_out: the share of the documents of each file that are held out; 0: none.
-    is_held_out: whether these are the documents, or the files, that are held out.
+    held_out: share of held-out documents in each file; 0: none.
+    is_held_out: whether these are the held-out documents, or files.
   """
 
   files: tuple[pathlib.Path, ...]
@@ -91,17 +91,17 @@ class FileShards:
 
 @dataclasses.dataclass
 class ShardDocuments:
-  """Iterates over the documents of shards, which are read again each time.
+  """Iterates over the documents of shards; each iteration reads the files.
 
   Attributes:
     shards: the shards.
-    has_blank: whether documents of white space are read.
+    keeps_blank: whether white space is a document.
     max_bytes: no document is read after so much text.
     num_empty: number of empty documents in the last iteration.
   """
 
   shards: Shards
-  has_blank: bool = False
+  keeps_blank: bool = False
   max_bytes: float = math.inf
   num_empty: int = 0
 
@@ -113,7 +113,7 @@ class ShardDocuments:
         text = self.shards.text(shard, document, record)
         if text is None:  # of another split
           continue
-        if not text or not (self.has_blank or text.strip()):
+        if not text or not (self.keeps_blank or text.strip()):
           self.num_empty += 1
           continue
         num_bytes += len(text)
@@ -205,5 +205,5 @@ def documents_by_split(
   for split, shards in shards_by_split.items():
     is_held_out = getattr(shards, 'is_held_out', False)
     max_bytes = HELD_OUT_BYTES if is_held_out else math.inf
-    splits[split] = ShardDocuments(shards, has_blank=True, max_bytes=max_bytes)
+    splits[split] = ShardDocuments(shards, keeps_blank=True, max_bytes=max_bytes)
   return splits

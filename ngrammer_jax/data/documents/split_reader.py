@@ -13,15 +13,15 @@ from ngrammer_jax.data.documents.held_out import InterleavedSplit
 class SplitReader:
   """Reads the documents of all splits once.
 
-  Documents that are read before their split is asked for wait in a temporary file: those held out
-  of the training files, and with `drops_duplicates` all, because a training document is a duplicate
-  if a later split has it.
+  Some documents are read before their split is asked for: those held out of the training files,
+  and with `drops_duplicates` all, because a training document is a duplicate if a later split has
+  it. They wait in a temporary file.
 
   Args:
     splits: the documents of each split, train first.
     folder: of the temporary files.
-    drops_duplicates: whether training documents that occurred before, or are in another split, are
-      left out.
+    drops_duplicates: whether training documents are left out if they occurred before, or are in
+      another split.
   """
 
   def __init__(
@@ -50,7 +50,7 @@ class SplitReader:
     yield from self._waiting[split]
 
   def _read_source(self, split: str) -> Iterator[tuple[str, Document]]:
-    """Yields what was not read yet of the files of a split: documents with their splits."""
+    """Yields documents with their splits, from the unread files of a split."""
     documents = self._splits[split]
     source = documents.source if isinstance(documents, InterleavedSplit) else documents
     if any(source is other for other in self._sources_read):

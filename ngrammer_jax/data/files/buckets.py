@@ -1,7 +1,7 @@
 """Files of a corpus in object storage: gs://, s3:// and hf://, read ahead.
 
-At most 3 blocks of BLOCK bytes are held or on their way for each open file. The libraries of the
-stores try transient errors again, a few times.
+At most 3 requests of REQUEST_BYTES are held or on their way for each open file. The libraries of
+the stores try transient errors again, a few times.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 
-BLOCK = 512 << 10  # bytes of a request
+REQUEST_BYTES = 512 << 10
 TIMEOUT = 60  # seconds for one
 
 
@@ -24,8 +24,8 @@ class Store:
   """A kind of object storage.
 
   Attributes:
-    package: the package that reads it.
-    extra: the extra of this package that brings it.
+    package: the package to read it.
+    extra: the extra of `ngrammer_jax` with this package.
     credentials: where credentials come from.
     options: options of the file system of `fsspec`.
   """
@@ -59,7 +59,7 @@ def is_bucket(path: str | pathlib.Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class BucketFile:
-  """A file in object storage, with the methods of a path that corpora use.
+  """A file in object storage, with the methods of a path used by corpora.
 
   Attributes:
     url: its address.
@@ -100,7 +100,7 @@ class BucketFile:
     """Returns itself, which has `st_size`."""
     return self
 
-  def open(self, mode: str = 'rb', buffering: int = BLOCK) -> io.BufferedReader:
+  def open(self, mode: str = 'rb', buffering: int = REQUEST_BYTES) -> io.BufferedReader:
     """Opens it for reading, with a buffer of so many bytes."""
     return io.BufferedReader(_Stream(self), buffering)
 
@@ -151,13 +151,13 @@ def _one_line(error: Exception) -> str:
 
 
 class _Stream(io.RawIOBase):
-  """The bytes of a file; the block after the one that is read is on its way."""
+  """The bytes of a file; the next request is on its way."""
 
   def __init__(self, file: BucketFile):
     self._file = file
     with self._translate_errors():
       self._stream = _file_system(file.url).open(
-        file.url, block_size=BLOCK, cache_type='background', cache_options={'maxblocks': 2}
+        file.url, block_size=REQUEST_BYTES, cache_type='background', cache_options={'maxblocks': 2}
       )
 
   def readable(self) -> bool:

@@ -1,8 +1,12 @@
 """Compressed files: recognised by their first bytes, read from any of their frames on.
 
 A gzip, bzip2, xz or zstandard file is one frame or several, one after another. Reading can begin at
-each of them, so a position in a long file of many frames is reached without reading what is before
-it. A file of one frame is decompressed from its beginning.
+each of them, so a place in a file of many frames is reached without decompressing those before it.
+A file of one frame is decompressed from its beginning.
+
+The file readers of the libraries are not used, only their decompressors. Those readers end without
+an error where text is missing: `zstandard` in a file that was cut, `bz2` and `lzma` at a damaged
+frame after the first, and at zeros between frames.
 """
 
 import bz2
@@ -17,9 +21,9 @@ import zlib
 
 from ngrammer_jax import errors
 
-BLOCK = 1 << 16  # bytes of a file that are read at a time
-DECOMPRESSED_BLOCK = 1 << 18
-SKIPPED_BLOCK = 1 << 20
+READ_BYTES = 1 << 16  # of a file, at a time
+DECOMPRESSED_BYTES = 1 << 18
+SKIPPED_BYTES = 1 << 20
 ZSTANDARD_WINDOW = 1 << 31  # of `zstd --long=31`; only as much is allocated as a file needs
 SUFFIXES = {'.gz': 'gzip', '.bz2': 'bzip2', '.xz': 'xz', '.zst': 'zstandard', '.zip': 'zip'}
 MAGIC = {
@@ -74,13 +78,13 @@ def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.Buffe
 
   Args:
     path: the file; of a zip archive, its only member is read.
-    frame: where in the file the frame begins that is read first, see `Frames.position`.
-    offset: of the first byte, in the text from this frame on.
+    frame: where the first frame to read begins in the file, see `frame_offset`.
+    offset: number of bytes of the decompressed text to skip.
 
   Raises:
     BadInput: the file is not compressed as its name says, or an archive of several files.
   """
-  file = path.open('rb', buffering=BLOCK)
+  file = path.open('rb', buffering=READ_BYTES)
   method = find(path, file.peek(8)[:8])
   if method is None:
     file.seek(offset)
@@ -92,22 +96,22 @@ def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.Buffe
       raise errors.BadInput(f'{path} holds {len(members)} files, expected one')
     decompressed = archive.open(members[0])
   else:
-    decompressed = io.BufferedReader(Frames(file, method, frame), DECOMPRESSED_BLOCK)
-  while data := decompressed.read(min(offset, SKIPPED_BLOCK)):
+    decompressed = io.BufferedReader(Frames(file, method, frame), DECOMPRESSED_BYTES)
+  while data := decompressed.read(min(offset, SKIPPED_BYTES)):
     offset -= len(data)
   return decompressed
 
 
-def position(file: BinaryIO, offset: int) -> tuple[int, int]:
-  """Returns the offset of a text in its frame, and where in the file that frame begins.
+def frame_offset(file: BinaryIO, offset: int) -> tuple[int, int]:
+  """Returns the same offset within its frame, and where this frame begins in the file.
 
   Args:
     file: an open file of `open_binary`.
-    offset: of the text, from the frame on that reading began with; all text before it was read.
+    offset: a number of decompressed bytes since the frame that was opened; all were read.
   """
   raw = getattr(file, 'raw', None)
   if isinstance(raw, Frames):
-    return raw.position(offset)
+    return raw.frame_offset(offset)
   return offset, 0
 
 
@@ -136,7 +140,7 @@ class Frames(io.RawIOBase):
 
   def readinto(self, buffer: Any) -> int:
     while not self._text:
-      if not self._decompress_block():
+      if not self._decompress_more():
         break
     size = min(len(buffer), len(self._text))
     buffer[:size] = self._text[:size]
@@ -144,9 +148,9 @@ class Frames(io.RawIOBase):
     self._offset += size
     return size
 
-  def _decompress_block(self) -> bool:
-    """Decompresses a block; False at the end of the file."""
-    data = self._unused_input or self._file.read(BLOCK)
+  def _decompress_more(self) -> bool:
+    """Decompresses the next bytes; False at the end of the file."""
+    data = self._unused_input or self._file.read(READ_BYTES)
     self._unused_input = b''
     if self._decompressor is None or self._decompressor.eof:
       data = self._skip_padding(data)
@@ -165,17 +169,20 @@ class Frames(io.RawIOBase):
     return True
 
   def _skip_padding(self, data: bytes) -> bytes:
-    """Returns data without the zeros that some writers put between frames."""
+    """Returns data without zeros, with which some writers pad frames."""
     while data:
       stripped = data.lstrip(b'\0')
       if stripped:
         return stripped
-      data = self._file.read(BLOCK)
+      data = self._file.read(READ_BYTES)
     return b''
 
-  def position(self, offset: int) -> tuple[int, int]:
-    """Returns the offset in the last frame that begins at `offset` or before, and its begin."""
+  def frame_offset(self, offset: int) -> tuple[int, int]:
+    """See the function `frame_offset`. The frame is the last one that begins at `offset` or before.
+
+    Offsets must be asked for in ascending order.
+    """
     while len(self._frames) > 1 and self._frames[1][0] <= offset:
-      self._frames.popleft()  # earlier positions are not asked for again
+      self._frames.popleft()
     before, begin = self._frames[0]
     return offset - before, begin

@@ -17,16 +17,16 @@ from ngrammer_jax.system import file_errors, files, hosts, json_files, synced_fo
 
 FOLDER = 'shards'  # in the workdir
 OLD_FOLDER = 'places'  # of version 0.3.0
-SAMPLES = 16  # parts of a file that are compared, beside its size
+SAMPLES = 16  # compared parts of a file, beside its size
 SAMPLE_BYTES = 4096  # of each part
 
 
 class ShardFingerprints:
-  """The fingerprints of the shards that a run has read so far, in a folder of the run.
+  """The fingerprints of the shards read so far by a run, in a folder of the run.
 
   Args:
     folder: local folder, with a file for each process.
-    paths: the shards, which are known by their numbers.
+    paths: the shards, by number.
     old_folder: where version 0.3.0 saved them.
   """
 
@@ -49,7 +49,7 @@ class ShardFingerprints:
       self._lines[line['file']].append(line)
 
   def check(self, number: int) -> None:
-    """Raises BadInput if a shard is no longer what the run first read, which was not damaged."""
+    """Raises BadInput if a shard has changed since the run first read it, undamaged."""
     path = self._paths[number]
     lines = self._lines[number]
     with file_errors.translate_damage(path):
@@ -72,7 +72,7 @@ class ShardFingerprints:
 
   @contextlib.contextmanager
   def record_damage(self, number: int) -> Iterator[None]:
-    """Records that a shard is damaged, so that another file may take its place."""
+    """Records that a shard is damaged, so that it may be replaced by another file."""
     try:
       yield
     except errors.BadInput as error:
@@ -87,7 +87,7 @@ class ShardFingerprints:
 
 
 def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[tuple[int, str], int]:
-  """Returns the sizes that the shards had which were found damaged, by their numbers and names.
+  """Returns the sizes of shards before they were found damaged, by number and name.
 
   Args:
     workdir: run directory; None: there is none.
@@ -113,7 +113,7 @@ def _read(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 def _fingerprint(path: pathlib.Path) -> str:
-  """Returns a checksum of parts of a file that are spread evenly over it."""
+  """Returns a checksum of evenly spread parts of a file."""
   size = files.size(path)
   if isinstance(path, buckets.BucketFile):
     return f'{size}-{path.version}'

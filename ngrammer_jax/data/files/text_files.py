@@ -15,12 +15,12 @@ from ngrammer_jax.system import file_errors
 
 CHUNK_SIZE = 1 << 20  # bytes
 SPACE = re.compile(rb'(?<=\S) (?=\S)')
-LONG = 10_000_000  # bytes of a document that is tokenised in pieces
+LONG = 10_000_000  # bytes; longer documents are tokenised in pieces
 
 
 def read_chunks(path: pathlib.Path) -> Iterator[bytes]:
   """Yields the bytes of a file in chunks, see `split_chunks`."""
-  return split_chunks(read_blocks(path))
+  return split_chunks(read_bytes(path))
 
 
 def read_lines(path: pathlib.Path) -> Iterator[bytes]:
@@ -29,14 +29,14 @@ def read_lines(path: pathlib.Path) -> Iterator[bytes]:
     yield from io.BytesIO(chunk)
 
 
-def split_chunks(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def split_chunks(parts: Iterable[bytes]) -> Iterator[bytes]:
   """Yields the same bytes in chunks of at most CHUNK_SIZE.
 
   A chunk ends after a newline; if it has none, after a space; else between two characters.
   """
   buffer = b''
-  for block in blocks:
-    buffer += block
+  for part in parts:
+    buffer += part
     while len(buffer) >= CHUNK_SIZE:
       end = buffer.rfind(b'\n', 0, CHUNK_SIZE) + 1
       if not end:
@@ -75,20 +75,20 @@ def _last_character_start(text: bytes, limit: int) -> int:
   return next((index for index in indices if text[index] & 0xC0 != 0x80), limit)
 
 
-def byte_range(blocks: Iterable[bytes], start: int, stop: int) -> Iterator[bytes]:
-  """Yields bytes [start, stop) of the concatenated blocks."""
+def byte_range(parts: Iterable[bytes], start: int, stop: int) -> Iterator[bytes]:
+  """Yields bytes [start, stop) of the concatenated parts."""
   offset = 0
-  for block in blocks:
-    if part := block[max(start - offset, 0) : max(stop - offset, 0)]:
-      yield part
-    offset += len(block)
+  for part in parts:
+    if selected := part[max(start - offset, 0) : max(stop - offset, 0)]:
+      yield selected
+    offset += len(part)
 
 
-def read_blocks(path: pathlib.Path) -> Iterator[bytes]:
-  """Yields the bytes of a plain or compressed file in blocks of CHUNK_SIZE."""
+def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
+  """Yields the bytes of a plain or compressed file CHUNK_SIZE at a time."""
   with file_errors.translate_damage(path), compression.open_binary(path) as file:
-    while block := file.read(CHUNK_SIZE):
-      yield block
+    while data := file.read(CHUNK_SIZE):
+      yield data
 
 
 def decode(data: bytes, location: str, remedy: str = 'convert it', offset: int = 0) -> str:
@@ -96,7 +96,7 @@ def decode(data: bytes, location: str, remedy: str = 'convert it', offset: int =
 
   Args:
     data: the bytes.
-    location: the file, and the part of it that `data` is.
+    location: the file, and the part of it.
     remedy: what to do about other encodings.
     offset: position of `data` in that part, in bytes.
 

@@ -9,8 +9,8 @@ class FilePosition(NamedTuple):
 
   Attributes:
     document: number of the document in its file, from 0.
-    offset: bytes of text from the frame to the document; 0 in a file of columns.
-    frame: byte of the file where a compressed frame begins, see `compression.Frames`.
+    offset: bytes of text before the document, since the frame; 0 in a file of columns.
+    frame: byte of the file where the compressed frame begins, see `compression.frame_offset`.
   """
 
   document: int = 0

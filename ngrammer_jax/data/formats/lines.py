@@ -21,7 +21,7 @@ def read(
     for record in _split(file, options, is_json):
       document += 1
       offset += len(record)
-      yield record, FilePosition(document, *compression.position(file, offset))
+      yield record, FilePosition(document, *compression.frame_offset(file, offset))
 
 
 def _split(file: BinaryIO, options: ReadOptions, is_json: bool) -> Iterator[bytes]:
@@ -66,9 +66,9 @@ def _field(value: Any, name: str) -> Any:
 def _split_at(file: BinaryIO, separator: bytes) -> Iterator[bytes]:
   """Yields each document together with the separator after it."""
   buffer = b''
-  # Blocks grow with a document, or a long one would be searched once for each of them.
-  while block := file.read(max(text_files.CHUNK_SIZE, len(buffer))):
-    *documents, buffer = (buffer + block).split(separator)
+  # Reads grow with a document, or a long one would be searched again for each of them.
+  while data := file.read(max(text_files.CHUNK_SIZE, len(buffer))):
+    *documents, buffer = (buffer + data).split(separator)
     for document in documents:
       yield document + separator
   if buffer:

@@ -1,4 +1,4 @@
-"""Blocks of documents of shards, which the rows of a host that share a shard read once."""
+"""Blocks of consecutive documents of a shard, read once for all rows of a host that share it."""
 
 from collections.abc import Iterator, Sequence
 import dataclasses
@@ -11,10 +11,10 @@ from ngrammer_jax.data.formats.interface import FilePosition
 
 BLOCK_DOCUMENTS = 128
 BLOCK_BYTES = 256 << 10
-SHARED_BYTES = 256 << 20  # of blocks that wait for slower rows
+SHARED_BYTES = 256 << 20  # of blocks waiting for slower rows
 MAX_SHARED_BLOCKS = 1 << 14
-MAX_ROW_FILES = 64  # open files of rows that are further behind
-NEAR = 1 << 15  # documents that are read on the way to a block, rather than opening its file again
+MAX_ROW_FILES = 64  # open files of rows further behind
+NEAR = 1 << 15  # documents read on the way to a block, rather than opening its file again
 
 Documents = Iterator[tuple[bytes, FilePosition]]  # see `Shards.read`
 
@@ -47,7 +47,7 @@ class DocumentBlock:
 
 @dataclasses.dataclass
 class _OpenFile:
-  """A shard that is being read.
+  """An open shard.
 
   Attributes:
     shard: its number.
@@ -91,7 +91,7 @@ class BlockReader:
     self._shared_blocks: dict[tuple[int, int, FilePosition], DocumentBlock] = {}
     # Position of the newest shared block, by epoch and shard.
     self._newest: dict[tuple[int, int], FilePosition] = {}
-    # Shards that are being read: by epoch and shard those of several rows, by row those of one.
+    # Open shards: by epoch and shard those of several rows, by row those of one.
     self._shared_files: dict[tuple[int, int], _OpenFile] = {}
     self._row_files: dict[int, _OpenFile] = {}
 
@@ -128,7 +128,7 @@ class BlockReader:
     return b''
 
   def _read_alone(self, shard: int, position: FilePosition, row: int) -> DocumentBlock:
-    """Reads a block that slower rows no longer share."""
+    """Reads a block for one row that is further behind than the shared blocks."""
     block = None
     for block in self._read_up_to(shard, position, self._row_files, row):
       if block.position == position:
@@ -140,7 +140,7 @@ class BlockReader:
   def _read_shared(
     self, shard: int, position: FilePosition, epoch: int, sharing_rows: Sequence[int]
   ) -> DocumentBlock:
-    """Reads up to a block that nobody has read yet; keeps what other rows will ask for."""
+    """Reads up to a new block; keeps the documents for which other rows will ask."""
     # Document d is read by the row at d % len(sharing_rows).
     local_remainders = {sharing_rows.index(row) for row in self._rows if row in sharing_rows}
     block = None
@@ -170,7 +170,7 @@ class BlockReader:
   def _read_up_to(
     self, shard: int, position: FilePosition, open_files: dict, key: object
   ) -> Iterator[DocumentBlock]:
-    """Yields the blocks up to a position, from where an open file is if that is near."""
+    """Yields the blocks up to a position, from the position of an open file if it is near."""
     begin = position
     opened = open_files.get(key)
     if opened is not None and opened.shard == shard:

@@ -1,10 +1,15 @@
 """Which part of a mixture each batch row reads in each block of segments.
 
-The blocks of a row are divided among the parts by a binary tree: at a node, n blocks are
-floor(n w + u) for the first half of its parts, whose share is w, and the rest for the others. So
-the number of blocks of a part follows from the number of all blocks, and differs from its share by
-less than ceil(log2(parts)). The offset u of row b is b/B at the root, where the number in all rows
-together is exact to one block; below, offsets are spread evenly over every range of rows.
+Each row reads every part in proportion to its weight. Nothing is drawn at random: how many of the
+first n blocks of a row are of each part is a function of n and the row.
+
+The function is a binary tree over the parts. At each node, the first half of the parts has a share
+w of the weights. Of n blocks, it gets floor(n w + u), and the second half gets the rest. A division
+is wrong by less than one block, so the count of a part is wrong by less than ceil(log2(parts)).
+
+The offset u, 0 <= u < 1, differs between rows, so that the errors of rows cancel. At the root it is
+b/B for row b of B: there, the sum over all rows is exact to one block. At other nodes, the offsets
+of any range of rows are spread evenly.
 
 B batch rows, P parts.
 """
@@ -21,7 +26,7 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  # multiples of their square roots are spr
 
 
 class MixtureSchedule:
-  """The parts that the rows read, as a function of row and step alone.
+  """The parts of each row, as a function of row and step alone.
 
   Args:
     weights: number of tokens of each part, relative to the others.

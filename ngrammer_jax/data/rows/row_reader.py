@@ -1,4 +1,4 @@
-"""One row of the batch that reads documents during training: its tokens and its state."""
+"""One row of the batch, streamed from shards: its tokens and its state."""
 
 import collections
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ from ngrammer_jax.data.rows import document_blocks
 
 
 class RowState(NamedTuple):
-  """Position of the next token of a row.
+  """Where a row reads on: its next token.
 
   Attributes:
     epoch: number of completed passes over the shards of the row.
     shard: index of the current shard, in the order of the epoch.
-    document, offset: position of a block of documents in the shard, see `formats.FilePosition`.
-    tokens: number of tokens of the current document that are already consumed.
-    frame: the last part of the position.
+    document, offset: where the block of documents begins, see `formats.FilePosition`.
+    tokens: number of consumed tokens of the current document.
+    frame: the rest of the position of the block.
     index: index of the current document in the order of the block.
   """
 
@@ -35,13 +35,15 @@ class RowState(NamedTuple):
 
   @property
   def position(self) -> FilePosition:
-    """Position of the block of documents."""
+    """Where the block of documents begins."""
     return FilePosition(self.document, self.offset, self.frame)
 
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledOrder:
-  """The order of shards and documents: a function of the seed and the position alone.
+  """The order of the shards of an epoch, and of the documents of a block (`data.shuffle`).
+
+  It is a function of the seed, the epoch and the block alone.
 
   Attributes:
     seed: None leaves them as they are stored.
@@ -49,12 +51,17 @@ class ShuffledOrder:
 
   seed: int | None = None
 
-  def permutation(self, count: int, *position: int) -> Sequence[int]:
-    """Returns the order of `count` shards or documents at a position."""
+  def permutation(self, count: int, *indices: int) -> Sequence[int]:
+    """Returns the order of `count` shards or documents.
+
+    Args:
+      count: their number.
+      *indices: the epoch; of documents also the shard, and the first document of the block.
+    """
     if self.seed is None:
       return range(count)
     # The numbers of this older class are the same in all versions of NumPy.
-    return np.random.RandomState([self.seed, *position]).permutation(count).tolist()
+    return np.random.RandomState([self.seed, *indices]).permutation(count).tolist()
 
 
 class RowReader:
@@ -89,14 +96,14 @@ class RowReader:
     self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
     self._sharing_rows = range(row % num_shards, batch_size, num_shards)
     self.documents = self._read_documents(state)
-    # Tokens of documents after a document start, with the position of their next token.
+    # Tokens of documents after a document start, with the state before their next token.
     self._buffer: collections.deque[tuple[RowState, np.ndarray]] = collections.deque()
     self._state_if_empty = state
     self.num_buffered = 0
 
   @property
   def state(self) -> RowState:
-    """Position of the next token."""
+    """The state before the next token."""
     if not self._buffer:
       return self._state_if_empty
     state, _ = self._buffer[0]
@@ -147,7 +154,7 @@ class RowReader:
         first_index = 0
 
   def add_tokens(self, state: RowState, ids: np.ndarray) -> None:
-    """Appends the tokens of a document, and those that separate it, to the buffer.
+    """Appends the tokens of a document and its separator to the buffer.
 
     Raises:
       BadInput: the row was further in the document than its tokens.

@@ -1,6 +1,6 @@
-"""Row states of runs of version 0.3.0 and before, which saved them every 100 steps.
+"""Row states of runs of version 0.3.0 and before, saved every 100 steps to `places/*/ROWS.jsonl`.
 
-Their workdir has `places/*/ROWS.jsonl`. Newer checkpoints hold the states of their own step.
+Newer checkpoints hold the states of their own step, and nothing is written here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ngrammer_jax.data.rows import row_reader
 from ngrammer_jax.system import json_files
 
-MAX_STEPS = 8  # saved steps that are searched for one that has all rows
+MAX_STEPS = 8  # newest saved steps among which one has all rows
 
 
 class SavedStates(NamedTuple):
@@ -24,7 +24,7 @@ class SavedStates(NamedTuple):
 
 
 class SavedPlaces:
-  """The states that earlier versions saved in a folder.
+  """The states saved by earlier versions in a folder.
 
   Args:
     folder: the folder; it may be missing.
@@ -36,7 +36,7 @@ class SavedPlaces:
     self._order = list(order)
 
   @property
-  def keep_blank(self) -> bool:
+  def keeps_blank(self) -> bool:
     """Whether the run began with a version that took white space for a document."""
     for path in self._paths():
       first = next(self._read(path), None)

@@ -1,8 +1,11 @@
-"""Training batches packed with documents, which are read and tokenised on the fly.
+"""Rows of shards: documents are streamed, that is read and tokenised during training.
 
-Each batch row reads its own shards in an endless loop and concatenates their documents without
-padding. What a row reads at a step is a function of the step alone, for any number of hosts. A
-checkpoint holds the states of all rows, so that a resumed run reads on where it stopped.
+Row b of B reads the shards b, b + B, ... in an endless loop. With fewer shards than rows, several
+rows share a shard, and each reads every n-th document. A row concatenates its documents without
+padding.
+
+The tokens of a step do not depend on the number of hosts. But they are reached by reading all
+documents before them. So a checkpoint holds the state of each row, where a resumed run reads on.
 
 B batch rows, T segment length.
 """
@@ -29,7 +32,7 @@ PREFETCH_BYTES = 6  # of text for each missing token: more than most have
 
 
 class StreamedRows:
-  """Training segments packed with documents.
+  """The training rows of shards, packed with documents; see `mixture.TrainRows`.
 
   Args:
     shards: the shards of the split.
@@ -43,7 +46,7 @@ class StreamedRows:
     old_folder: where version 0.3.0 saved states of rows and fingerprints; None: in `folder`.
 
   Attributes:
-    epochs: number of epochs that all rows have completed which were read here.
+    epochs: number of epochs completed by all rows read here.
   """
 
   def __init__(
@@ -67,14 +70,14 @@ class StreamedRows:
     synced = synced_folder.SyncedFolder(folder, '*.jsonl')
     self._fingerprints = fingerprints.ShardFingerprints(synced, shards.files, old_folder)
     self._places = saved_places.SavedPlaces(old_folder or folder, [shuffle, begin_of_text])
-    self._keeps_blank = self._places.keep_blank
-    # The states of all rows before a step: that of the checkpoint.
+    self._keeps_blank = self._places.keeps_blank
+    # The states of all rows before the step of the checkpoint.
     self._restored_step = 0
     self._restored = dict.fromkeys(range(schedule.batch_size), row_reader.RowState())
     self._readers: dict[range, _BatchReader] = {}
 
   def rows(self, step: int, rows: range) -> dict[int, token_batch.Row]:
-    """Returns the segments of those of the rows that read the corpus at a step.
+    """Returns the segments at a step, of those rows that read the corpus there.
 
     Raises:
       BadInput: a shard is damaged, or has no document for a row.
@@ -88,7 +91,7 @@ class StreamedRows:
     return segments
 
   def states(self, step: int) -> dict[str, Any]:
-    """Returns the states before a step of the rows that were read here, as a JSON value."""
+    """Returns the states, before a step, of the rows read here, as a JSON value."""
     states = {}
     for reader in self._readers.values():
       if reader.step == step:
@@ -101,6 +104,9 @@ class StreamedRows:
     self._restored_step = step
     self._restored = {int(r): row_reader.RowState(*state) for r, state in saved['rows'].items()}
 
+  def epochs_before(self, step: int) -> None:
+    """Returns None: the number of tokens of an epoch is not known."""
+
   def _open_reader(self, step: int, rows: range) -> '_BatchReader':
     """Returns a reader at a step; it starts from the nearest known states and reads up to there."""
     first_step = self._restored_step
@@ -112,7 +118,7 @@ class StreamedRows:
       saved = self._places.newest(step, rows)
       if saved is not None and saved[0] > first_step:
         first_step, states = saved
-    # Of this reader alone: a document that a row has taken is gone.
+    # Of this reader alone: a document taken by a row is gone.
     blocks = document_blocks.BlockReader(self._shards, self._fingerprints, self._keeps_blank, rows)
     row_readers = {}
     for row in rows:
@@ -126,7 +132,7 @@ class StreamedRows:
 
 
 def _document_of(reader: row_reader.RowReader) -> tuple[int, int, int]:
-  """Returns where the current document of a row is, in the order of reading."""
+  """Returns epoch, shard and block of the current document of a row."""
   return reader.state[:3]
 
 
@@ -163,7 +169,7 @@ class _BatchReader:
     """Tokenises until every row has a segment: the texts of all rows in one parallel call."""
     while incomplete := [r for r in readers if r.num_buffered < self._length]:
       documents = []  # reader, state and text
-      # In the order of their documents: those of a shard are read on from the first one.
+      # In the order of their documents, so that rows of one shard read it forward.
       for reader in sorted(incomplete, key=_document_of):
         missing_bytes = PREFETCH_BYTES * (self._length - reader.num_buffered)
         while missing_bytes > 0:

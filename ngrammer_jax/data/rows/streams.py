@@ -1,4 +1,4 @@
-"""Contiguous streams of tokens: the tokens of a step are a function of the step alone.
+"""Rows of the token cache: contiguous streams, whose tokens are a function of the step alone.
 
 Row b of a batch starts to read the split at b/B of its length and continues from segment to
 segment, so the memory of a row always holds the tokens just before the segment.
@@ -16,10 +16,10 @@ from ngrammer_jax.data.tokens import token_split
 
 
 class TrainStreams:
-  """The training rows of a split that was tokenised in advance.
+  """The training rows of a split that was tokenised in advance; see `mixture.TrainRows`.
 
-  Every row reads the whole split and wraps around at its end. The start positions of the rows are
-  spread evenly, so that one epoch of the batch contains each token once.
+  Every row reads the whole split and wraps around at its end. The first tokens of the rows are
+  spread evenly, so one epoch of the batch contains each token once.
 
   Args:
     split: the tokens.
@@ -27,7 +27,7 @@ class TrainStreams:
     schedule: the steps at which each row of the global batch reads the split.
 
   Attributes:
-    epochs: number of completed epochs after the last step that was read.
+    epochs: number of completed epochs after the last step read here.
   """
 
   def __init__(
@@ -50,14 +50,20 @@ class TrainStreams:
     segments = {}
     for row in rows:
       if is_reading_B[row]:
-        position = row * self._stride + int(segments_B[row]) * self._length
-        segments[row] = self._split.window(position, self._length)
+        first = row * self._stride + int(segments_B[row]) * self._length
+        segments[row] = self._split.window(first, self._length)
     return segments
 
   def epochs_before(self, step: int) -> float:
     """Returns the number of epochs that all rows of the batch read before a step."""
     segments = int(self._schedule.segments_before(step).sum())
     return segments * self._length / len(self._split.tokens)
+
+  def states(self, step: int) -> None:
+    """Returns None: the rows are a function of the step, so there is nothing to save."""
+
+  def restore(self, step: int, saved: None) -> None:
+    """Does nothing, see `states`."""
 
 
 class EvaluationStreams:

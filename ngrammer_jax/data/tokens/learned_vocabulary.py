@@ -26,7 +26,7 @@ def open_vocabulary(
 
   Args:
     config: data config.
-    all_corpora: its corpus, or those of the parts of a mixture.
+    all_corpora: its corpus, or the corpora of a mixture.
     may_delete: see `token_cache.prepare`.
 
   Raises:
@@ -62,7 +62,7 @@ def open_vocabulary(
 def _learn(
   config: data_config.DataConfig, all_corpora: Sequence[Corpus], folder: pathlib.Path
 ) -> vocabularies.Vocabulary:
-  """Returns a vocabulary that is learned from corpora; temporary files are in a folder."""
+  """Learns a vocabulary from corpora; temporary files are in a folder."""
   if config.vocabulary == 'characters' and len({c.encoding for c in all_corpora}) > 1:
     raise errors.BadInput(
       "data.vocabulary='characters': the characters of enwik8 are bytes, so other parts of "
@@ -122,7 +122,8 @@ def _read_train(reader: split_reader.SplitReader) -> Iterator[bytes]:
 def _sample(corpus: Corpus, reader: split_reader.SplitReader, limit: float) -> Iterable[bytes]:
   """Returns at most about `limit` bytes of a training text.
 
-  They are spread evenly over it; of a text that is tokenised during training they are the first.
+  They are spread evenly over it, and so it is read to its end. Of streamed shards they are the
+  first bytes.
   """
   if corpus.train_shards is not None:
     train = dataclasses.replace(corpus.splits['train'], max_bytes=limit)

@@ -39,8 +39,7 @@ class TokenCorpus:
     document_keys: a hash of each document of each split, sorted, uint64; of `train_shards` those
       of the first documents.
     counts: numbers of tokens, bytes and documents of each split, for the log.
-    train_shards: shards of the training split, if it is tokenised during training. It is not in
-      `splits` then.
+    train_shards: shards of the training split, if it is streamed. It is not in `splits` then.
   """
 
   splits: dict[str, token_split.TokenSplit]
@@ -133,7 +132,7 @@ def _write(
 def _write_arrays(
   corpus: Corpus, split: str, written: token_writer.WrittenSplit, folder: pathlib.Path
 ) -> None:
-  """Writes what a split has beside its tokens. Raises BadInput if it has none."""
+  """Writes the arrays of a split beside its tokens. Raises BadInput if it has no tokens."""
   if not written.meta['tokens']:
     raise corpus.too_little_text(split)
   np.save(folder / f'{split}.starts.npy', written.starts)

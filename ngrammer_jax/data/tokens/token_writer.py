@@ -52,7 +52,7 @@ def write(
   on_chunk: Callable[[bytes], None] | None = None,
   remedy: str = REMEDY,
 ) -> WrittenSplit:
-  """Writes the tokens of documents, and of what separates them, to a file.
+  """Writes the tokens of documents and their separators to a file.
 
   Args:
     name: of the documents, for the log.
