@@ -60,8 +60,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 WORKER_GROUPS = {
   'tensorflow': ('tests/tasks/',),
   'runs': (
-    *('tests/test_generate.py', 'tests/test_processes.py', 'tests/runs/test_run.py'),
-    *('tests/test_results.py', 'tests/test_out_of_range.py', 'tests/inference/test_pairs.py'),
+    'tests/test_generate.py',
+    'tests/test_processes.py',
+    'tests/runs/test_run.py',
+    'tests/test_results.py',
+    'tests/test_out_of_range.py',
+    'tests/inference/test_pairs.py',
   ),
 }
 

@@ -55,9 +55,13 @@ def metadata(**changes):
   """Metadata of a Llama with a byte-level tokenizer; None takes a key away."""
   values = {
     'general.architecture': 'llama',
-    **{'llama.block_count': LAYERS, 'llama.embedding_length': D, 'llama.feed_forward_length': F},
-    **{'llama.attention.head_count': N, 'llama.attention.head_count_kv': K},
-    **{'llama.attention.layer_norm_rms_epsilon': 1e-5, 'llama.context_length': 64},
+    'llama.block_count': LAYERS,
+    'llama.embedding_length': D,
+    'llama.feed_forward_length': F,
+    'llama.attention.head_count': N,
+    'llama.attention.head_count_kv': K,
+    'llama.attention.layer_norm_rms_epsilon': 1e-5,
+    'llama.context_length': 64,
     'llama.rope.freq_base': 10_000.0,
   }
   return {key: x for key, x in (values | changes).items() if x is not None}
@@ -68,9 +72,15 @@ def tensors(seed=0):
   rng = np.random.default_rng(seed)
   draw = lambda *shape: plain(0.3 * rng.standard_normal(shape))
   block = {
-    **{'attn_norm': (D,), 'ffn_norm': (D,), 'attn_q': (N * H, D), 'attn_k': (K * H, D)},
-    **{'attn_v': (K * H, D), 'attn_output': (D, N * H)},
-    **{'ffn_gate': (F, D), 'ffn_up': (F, D), 'ffn_down': (D, F)},
+    'attn_norm': (D,),
+    'ffn_norm': (D,),
+    'attn_q': (N * H, D),
+    'attn_k': (K * H, D),
+    'attn_v': (K * H, D),
+    'attn_output': (D, N * H),
+    'ffn_gate': (F, D),
+    'ffn_up': (F, D),
+    'ffn_down': (D, F),
   }
   return {
     'token_embd.weight': draw(V, D),
@@ -84,7 +94,11 @@ def tokenizer(pre='gpt-2', **changes):
   model = json.loads(tokenizer_files.byte_level(special=('<s>', '</s>')))['model']
   tokens = sorted(model['vocab'], key=model['vocab'].get)
   values = {
-    **{'model': 'gpt2', 'pre': pre, 'tokens': tokens, 'bos_token_id': 0, 'eos_token_id': 1},
+    'model': 'gpt2',
+    'pre': pre,
+    'tokens': tokens,
+    'bos_token_id': 0,
+    'eos_token_id': 1,
     'token_type': np.array([3, 3, *[1] * (len(tokens) - 2)]),
     'merges': [' '.join(merge) for merge in model['merges']],
   }

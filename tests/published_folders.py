@@ -17,8 +17,15 @@ from tests import tokenizer_files
 
 V = 288  # rows of the embedding; the tokenizer has 280 ids
 LLAMA = {
-  **{'layers': 2, 'width': 16, 'heads': 4, 'key_value_heads': 2, 'feed_forward_width': 24},
-  **{'norm_kind': 'rms', 'activation': 'silu', 'softmax_bias': False, 'scale_embeddings': False},
+  'layers': 2,
+  'width': 16,
+  'heads': 4,
+  'key_value_heads': 2,
+  'feed_forward_width': 24,
+  'norm_kind': 'rms',
+  'activation': 'silu',
+  'softmax_bias': False,
+  'scale_embeddings': False,
 }
 
 
@@ -48,8 +55,11 @@ def write(folder, dtype='float32', vocabulary_size=V, **options):
 def write_settings(folder: pathlib.Path) -> None:
   """Writes what other files of a folder say about its tokens."""
   settings = {
-    **{'bos_token': None, 'eos_token': {'content': tokenizer_files.END, 'special': True}},
-    **{'tokenizer_class': 'GPT2Tokenizer', 'add_bos_token': False, 'chat_template': '{{ 1 }}'},
+    'bos_token': None,
+    'eos_token': {'content': tokenizer_files.END, 'special': True},
+    'tokenizer_class': 'GPT2Tokenizer',
+    'add_bos_token': False,
+    'chat_template': '{{ 1 }}',
     'added_tokens_decoder': {'0': {'content': tokenizer_files.END, 'special': True}},
   }
   (folder / 'tokenizer_config.json').write_text(json.dumps(settings))

@@ -96,8 +96,18 @@ def test_the_best_n_grammer_of_the_paper_on_a_v3_slice(tmp_path):
   assert sum(parts.values()) == pytest.approx(train['bytes'])
   assert parts.pop('other') < 0.02 * train['bytes'] and min(parts.values()) > 0
   assert set(parts) >= {
-    *('feed-forward', 'projections', 'rotary', 'norms', 'cross-entropy', 'optimizer', 'table'),
-    *('codebook', 'embedding', 'saves of the scan', 'layout changes', 'collectives'),
+    'feed-forward',
+    'projections',
+    'rotary',
+    'norms',
+    'cross-entropy',
+    'optimizer',
+    'table',
+    'codebook',
+    'embedding',
+    'saves of the scan',
+    'layout changes',
+    'collectives',
   }
 
 
@@ -110,9 +120,13 @@ def test_the_best_n_grammer_of_the_paper_on_a_v3_slice(tmp_path):
     (  # 1.1 billion parameters
       'ngrammer_c4.py:393k_8k_50',
       [
-        *('--config.model.width=2048', '--config.model.layers=20', '--config.mesh.fsdp=4'),
-        *('--config.model.feed_forward_width=5632', '--config.mesh.model=2'),
-        *('--config.model.heads=16', '--config.model.scan_layers=True'),
+        '--config.model.width=2048',
+        '--config.model.layers=20',
+        '--config.mesh.fsdp=4',
+        '--config.model.feed_forward_width=5632',
+        '--config.mesh.model=2',
+        '--config.model.heads=16',
+        '--config.model.scan_layers=True',
       ],
       16 * 393216,
     ),
@@ -224,10 +238,16 @@ def test_scanned_layers_count_as_unrolled_ones(tmp_path):
   moved, cost = {}, {}
   for scan in (True, False):
     result, _ = report(
-      *(tmp_path, '--config=configs/ngrammer_c4.py:transformer', '--topology=v5e:2x2'),
-      *('--config.model.layers=2', '--config.training.batch_size=128', '--vocabulary_size=2000'),
-      *('--config.model.width=512', '--config.model.heads=4'),
-      *('--config.model.feed_forward_width=1536', '--config.model.vocabulary_chunk=None'),
+      tmp_path,
+      '--config=configs/ngrammer_c4.py:transformer',
+      '--topology=v5e:2x2',
+      '--config.model.layers=2',
+      '--config.training.batch_size=128',
+      '--vocabulary_size=2000',
+      '--config.model.width=512',
+      '--config.model.heads=4',
+      '--config.model.feed_forward_width=1536',
+      '--config.model.vocabulary_chunk=None',
       f'--config.model.scan_layers={scan}',
     )
     train = result['programs']['train']
@@ -249,13 +269,13 @@ HOST_TABLE = [
 def test_tables_in_host_memory_use_no_memory_of_devices(tmp_path, width, padded):
   """All programs; XLA:TPU pads narrow rows to 128 values, and transposes no table."""
   result, output = report(
-    *(tmp_path, '--config=configs/ngram_memories.py:quickstart_engram', '--topology=v5e:2x2'),
-    *('--config.mesh.data=1', '--config.mesh.fsdp=4', *HOST_TABLE),
+    tmp_path, '--config=configs/ngram_memories.py:quickstart_engram', '--topology=v5e:2x2',
+    '--config.mesh.data=1', '--config.mesh.fsdp=4', *HOST_TABLE,
     f'--config.model.ngram_memories.0.width={width}',
     '--config.model.ngram_memories.0.rows=(300000,)',
     '--config.model.ngram_memories.0.row_multiple=4',
     programs=('train', 'evaluate', 'decode', 'look_up'),
-  )  # fmt: skip
+)  # fmt: skip
   programs, table = result['programs'], 1_200_000 // 4 * padded * 4
   # The table and its accumulator; some rows on their way to the device.
   tables = [program['host'] / table for program in programs.values()]
@@ -268,14 +288,14 @@ def test_tables_in_host_memory_use_no_memory_of_devices(tmp_path, width, padded)
 def test_the_tables_of_deepseek_v4_1_are_in_host_memory(tmp_path):
   """One of its two layers, in bfloat16."""
   result, _ = report(
-    *(tmp_path, '--config=configs/ngram_memories.py:v41', '--topology=v6e:4x4', *HOST_TABLE),
-    *('--config.mesh.data=1', '--config.mesh.fsdp=16', '--config.model.layers=2'),
-    *('--config.training.batch_size=16', '--config.evaluation.streams=16'),
+    tmp_path, '--config=configs/ngram_memories.py:v41', '--topology=v6e:4x4', *HOST_TABLE,
+    '--config.mesh.data=1', '--config.mesh.fsdp=16', '--config.model.layers=2',
+    '--config.training.batch_size=16', '--config.evaluation.streams=16',
     '--config.model.ngram_memories.0.layers=(1,)',
     '--config.model.ngram_memories.0.table_dtype=bfloat16',
     '--config.model.ngram_memories.0.row_multiple=16',
     programs=('decode',),
-  )  # fmt: skip
+)  # fmt: skip
   decode = result['programs']['decode']
   assert decode['fits'] and decode['peak'] < 2 * 2**30
   assert decode['host'] == pytest.approx(384_006_176 * 256 * 2 / 16, rel=1e-3)
@@ -297,7 +317,8 @@ INVALID = [
   (['--topology=v3:2x2', '--config.training.batch_size=9'], 'training.batch_size=9 is not'),
   (
     [
-      *('--topology=v3:2x2', '--config.data.vocabulary=characters'),
+      '--topology=v3:2x2',
+      '--config.data.vocabulary=characters',
       '--config.data.vocabulary_size=None',
     ],
     "the size of data.vocabulary='characters' is that of the text: set --vocabulary_size=N",

@@ -55,9 +55,12 @@ SNIPPETS_NOT_RUN = {
 # Small enough for a test, at the end of a command.
 FEWER = {
   'train': (
-    *('--config.training.steps=2', '--config.training.batch_size=8'),
-    *('--config.optimizer.warmup_steps=1', '--config.training.segment_length=32'),
-    *('--config.evaluation.streams=8', '--config.evaluation.segment_length=32'),
+    '--config.training.steps=2',
+    '--config.training.batch_size=8',
+    '--config.optimizer.warmup_steps=1',
+    '--config.training.segment_length=32',
+    '--config.evaluation.streams=8',
+    '--config.evaluation.segment_length=32',
     '--config.evaluation.max_tokens=256',
   ),
   'finetune': ('--config.training.steps=2', '--config.training.batch_size=2'),

@@ -83,7 +83,9 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
       assert json.loads(answers.read_text()) == {'answer': 'best'}
   # `all` has the lengths of the tasks' own variants, unless one is set.
   assert {lengths['copa'], lengths['multirc'], lengths['record']} == {
-    *((256, 16), (1024, 16), (768, 32))
+    (256, 16),
+    (1024, 16),
+    (768, 32),
   }
   args = ['--config.training.segment_length=99', f'--workdir={tmp_path / "other"}']
   finetune.main([f'--config={CONFIG}:all', *args])

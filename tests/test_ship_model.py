@@ -71,8 +71,12 @@ def check_card(folder):
   for scores in (model['test'], model['baseline']['test']):
     assert f'| {scores["bits_per_byte"]:.4f} | {scores["nll_nats_per_token"]:.4f} |' in card
   for count in (
-    *(model['parameters'], model['baseline']['parameters'], model['bytes']),
-    *(model['training']['steps'], model['training']['tokens'], model['context']),
+    model['parameters'],
+    model['baseline']['parameters'],
+    model['bytes'],
+    model['training']['steps'],
+    model['training']['tokens'],
+    model['context'],
   ):
     assert re.search(rf'\b{count:,}\b', card), count
   assert f'`{model["training"]["command"]}`' in card

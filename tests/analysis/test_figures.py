@@ -147,7 +147,8 @@ def test_an_analysis_that_fails_writes_nothing(tmp_path, monkeypatch):
   monkeypatch.setattr(figures, 'set_title', lambda axes, title: titles.append(title))
   analyze.main(['spans', f'--workdir={tmp_path}', '--label=short', '--split=test'])
   assert sorted(path.name for path in tmp_path.iterdir()) == [
-    *('spans_test.json', 'spans_test.png')
+    'spans_test.json',
+    'spans_test.png',
   ]
   assert json.loads((tmp_path / 'spans_test.json').read_text()) == result
   assert titles == ['short, step 4, test']

@@ -90,8 +90,9 @@ def test_ngrams_of_three_memories(one_device, tiny, untrained, texts, capsys):
   assert (result['step'], result['split'], result['tokens']) == (4, 'validation', TOKENS)
   found = {table['name']: table for table in result['tables']}
   assert {name: table['hash'] for name, table in found.items()} == {
-    **{'ngrammer': 'praxis', 'ngram_memory_1': 'engram'},
-    **{'layer_1/ngram_memory_0': 'engram'},
+    'ngrammer': 'praxis',
+    'ngram_memory_1': 'engram',
+    'layer_1/ngram_memory_0': 'engram',
   }
   run, text = runs.load_run(workdir), texts['validation']
 

@@ -114,7 +114,8 @@ def test_two_runs_and_bad_input(one_device, tiny, untrained, text, tmp_path, mon
     (7, 13, '--context_step=7 must be at least 1, and at most half of --max_context=13'),
     (0, 13, '--context_step=0 must be at least 1, and at most half of --max_context=13'),
     (
-      *(25, 99),
+      25,
+      99,
       '--split=validation has 40 tokens, fewer than the longest context of 75: lower --max_context',
     ),
   ):

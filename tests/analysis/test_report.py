@@ -217,7 +217,9 @@ def spans_and_gates(one_device, tiny, untrained):
   return untrained(
     tiny(
       {
-        **{'ngram': None, 'ngram_memories': (gated,), 'feed_forward_width': 0},
+        'ngram': None,
+        'ngram_memories': (gated,),
+        'feed_forward_width': 0,
         'memory': model_config.MemoryConfig(16, same_length='memory_and_self'),
         'span': model_config.SpanConfig(limit=16, ramp=4, kind='dynamic', initial=0.0),
         'persistent': model_config.PersistentConfig(3),

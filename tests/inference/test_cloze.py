@@ -105,9 +105,11 @@ def test_scores_match_ten_full_forward_passes(change):
     if change == 'both':
       continue  # in the quick tier, what follows costs more than the rest
     of_pairs = pairs.score(
-      *(evaluator.engine, {'codebook': {}} | variables),
+      evaluator.engine,
+      {'codebook': {}} | variables,
       [pairs.EncodedPair(ids[: gap + 1], ids[gap + 1 :]) for ids in ids_10xT],
-      *(evaluator.context, evaluator.rows),
+      evaluator.context,
+      evaluator.rows,
     )
     assert_close(answer.scores, [each.log_likelihood for each in of_pairs], 1e-5)
     assert len(set(answer.scores)) == 10

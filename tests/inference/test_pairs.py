@@ -23,7 +23,10 @@ def test_pairs_score_as_whole_texts(run):
   (completion,) = run.generate(CONTEXT, tokens=6, temperature=0)
   texts = [
     *((CONTEXT, continuation) for continuation in (' of', completion.text, '\n', 'é')),
-    *(('', CONTEXT), ('the ', 'union'), (CONTEXT, ''), ('', '')),
+    ('', CONTEXT),
+    ('the ', 'union'),
+    (CONTEXT, ''),
+    ('', ''),
     (CONTEXT, completion.text[:-1] + 'é'),
   ]
   scores = run.score_pairs(texts[::-1], rows=3)[::-1]
@@ -74,8 +77,12 @@ def test_token_ids_are_taken_as_they_are():
   assert encode([5, 6], np.array([7])) == [[5, 6], [7]]
   assert encode([], [7]) == [[vocabulary.document_start], [7]]
   for pair in (
-    *(([5], [vocabulary.size]), ([-1], [5]), ([5.0], [6])),
-    *(('a', [5]), ([5], 'a'), ([[5]], [6])),
+    ([5], [vocabulary.size]),
+    ([-1], [5]),
+    ([5.0], [6]),
+    ('a', [5]),
+    ([5], 'a'),
+    ([[5]], [6]),
   ):
     with bad_input(
       f'pair 1: context and continuation must be two texts, or two lists of token ids from 0 to '

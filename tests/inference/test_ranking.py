@@ -28,7 +28,9 @@ CHANGES = {
   'n-grams': {},
   'primer, scanned': {'convolution': 3, 'scan_layers': True},
   'zeros before a stream': {
-    **{'ngram': None, 'norm': 'post_skip', 'final_norm': False},
+    'ngram': None,
+    'norm': 'post_skip',
+    'final_norm': False,
     'memory': model_config.MemoryConfig(20, first='zeros', across_documents=True),
   },
   'memory': {

@@ -157,8 +157,10 @@ def test_training_with_adagrad(reference, dtype, tolerance):
 @pytest.mark.parametrize(
   'block, key, value, supported',
   [
-    *(('span', 'kind', 'dynamic', 'adaptive'), ('span', 'renormalize', False, True)),
-    *(('memory', 'length', 7, 8), ('span', 'limit', 12, 8)),
+    ('span', 'kind', 'dynamic', 'adaptive'),
+    ('span', 'renormalize', False, True),
+    ('memory', 'length', 7, 8),
+    ('span', 'limit', 12, 8),
   ],
 )
 def test_unsupported_options_raise_bad_input(block, key, value, supported):
@@ -175,11 +177,17 @@ def args_of(f):
   option = lambda name: f[f'cfg/{name}'].item()
   return {
     'model_params': {
-      **{'hidden_size': option('H'), 'inner_hidden_size': option('INNER'), 'nb_heads': option('K')},
-      **{'nb_layers': option('NL'), 'attn_span': option('S'), 'block_size': 8, 'dropout': 0.1},
+      'hidden_size': option('H'),
+      'inner_hidden_size': option('INNER'),
+      'nb_heads': option('K'),
+      'nb_layers': option('NL'),
+      'attn_span': option('S'),
+      'block_size': 8,
+      'dropout': 0.1,
     },
     'adapt_span_params': {
-      **{'adapt_span_enabled': bool(option('adapt')), 'adapt_span_ramp': option('R')},
+      'adapt_span_enabled': bool(option('adapt')),
+      'adapt_span_ramp': option('R'),
       'adapt_span_loss': option('lam'),
     },
     'pers_mem_params': {'pers_mem_size': option('pers')},

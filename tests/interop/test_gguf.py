@@ -32,9 +32,14 @@ def test_names_shapes_and_config(tmp_path):
   checkpoint = gguf.open_file(write(tmp_path))
   expected = {'model.embed_tokens': (40, 32), 'model.norm': (32,)}
   layer = {
-    **{'input_layernorm': (32,), 'post_attention_layernorm': (32,)},
-    **{'self_attn.q_proj': (32, 32), 'self_attn.k_proj': (16, 32), 'self_attn.v_proj': (16, 32)},
-    **{'self_attn.o_proj': (32, 32), 'mlp.gate_proj': (64, 32), 'mlp.up_proj': (64, 32)},
+    'input_layernorm': (32,),
+    'post_attention_layernorm': (32,),
+    'self_attn.q_proj': (32, 32),
+    'self_attn.k_proj': (16, 32),
+    'self_attn.v_proj': (16, 32),
+    'self_attn.o_proj': (32, 32),
+    'mlp.gate_proj': (64, 32),
+    'mlp.up_proj': (64, 32),
     'mlp.down_proj': (32, 64),
   }
   expected |= {f'model.layers.0.{name}': shape for name, shape in layer.items()}
@@ -111,8 +116,11 @@ def test_factors_of_frequencies(tmp_path):
     scaling = configs.read(config).model['positional']['scaling']
     if factors is llama3:
       assert scaling == {
-        **{'kind': 'llama3', 'factor': 8.0, 'low_frequency_factor': 1.0},
-        **{'high_frequency_factor': 4.0, 'original_length': 8192},
+        'kind': 'llama3',
+        'factor': 8.0,
+        'low_frequency_factor': 1.0,
+        'high_frequency_factor': 4.0,
+        'original_length': 8192,
       }
     else:
       assert scaling['kind'] == 'longrope' and scaling['attention_factor'] == 1
@@ -132,8 +140,11 @@ def test_scaling_of_the_metadata(tmp_path):
   assert scaling(type='linear', factor=2.5) == {'rope_type': 'linear', 'factor': 2.5}
   yarn = scaling(type='yarn', factor=4.0, original_context_length=16)
   assert yarn == {
-    **{'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 16},
-    **{'beta_fast': 32.0, 'beta_slow': 1.0},
+    'rope_type': 'yarn',
+    'factor': 4.0,
+    'original_max_position_embeddings': 16,
+    'beta_fast': 32.0,
+    'beta_slow': 1.0,
   }
   with pytest.raises(errors.BadInput, match='is longrope; supported: none, linear, yarn'):
     scaling(type='longrope', factor=2.0)

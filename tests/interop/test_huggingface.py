@@ -20,9 +20,22 @@ from tests import checks
 from tests.checks import rest_is_full, rest_is_slow
 
 FOLDERS = (
-  *('llama_gqa', 'llama_rope_llama3', 'llama_rope_linear', 'llama_rope_yarn', 'mistral_window'),
-  *('qwen2_window', 'qwen3', 'gemma2', 'gemma3_text', 'gpt2', 'gpt_neox', 'gpt_neox_serial'),
-  *('smollm3', 'olmo2', 'phi3_window', 'phi3_longrope_short'),
+  'llama_gqa',
+  'llama_rope_llama3',
+  'llama_rope_linear',
+  'llama_rope_yarn',
+  'mistral_window',
+  'qwen2_window',
+  'qwen3',
+  'gemma2',
+  'gemma3_text',
+  'gpt2',
+  'gpt_neox',
+  'gpt_neox_serial',
+  'smollm3',
+  'olmo2',
+  'phi3_window',
+  'phi3_longrope_short',
 )
 # Gradients of all others are in the slow tier: they have no parameters of other kinds.
 GRADIENTS = ('qwen2_window', 'gemma3_text', 'gpt2', 'gpt_neox', 'olmo2', 'phi3_window')

@@ -31,7 +31,10 @@ from tests.checks import bad_input, mesh_of
 from tests.published_folders import LLAMA, V
 
 SIZES = {
-  **{'vocab_size': 50, 'hidden_size': 16, 'num_hidden_layers': 6, 'num_attention_heads': 4},
+  'vocab_size': 50,
+  'hidden_size': 16,
+  'num_hidden_layers': 6,
+  'num_attention_heads': 4,
   'intermediate_size': 24,
 }
 NORM = 'model.norm.weight'
@@ -392,8 +395,13 @@ def test_nothing_is_added_to_a_published_model(copied, tmp_path, one_device, cap
 
 
 GPT2 = {
-  **{'norm_kind': 'layer', 'activation': 'gelu', 'gated': False, 'bias': True},
-  **{'position': 'absolute', 'positional': {'max_length': 24}, 'feed_forward_width': 64},
+  'norm_kind': 'layer',
+  'activation': 'gelu',
+  'gated': False,
+  'bias': True,
+  'position': 'absolute',
+  'positional': {'max_length': 24},
+  'feed_forward_width': 64,
   'key_value_heads': None,
 }
 
@@ -439,27 +447,45 @@ DEFAULTS = {
   'qwen2': {'key_value_heads': 32, 'attention.window': None, 'attention.output_bias': False},
   'qwen3': {'head_width': 128, 'attention.query_key_norm': 'head'},
   'gemma': {
-    **{'head_width': 256, 'key_value_heads': 16, 'tie_embeddings': True, 'activation': 'gelu'},
-    **{'norm_offset': True, 'scale_embeddings': True, 'attention.scale': None},
+    'head_width': 256,
+    'key_value_heads': 16,
+    'tie_embeddings': True,
+    'activation': 'gelu',
+    'norm_offset': True,
+    'scale_embeddings': True,
+    'attention.scale': None,
   },
   'gemma2': {
-    **{'head_width': 256, 'key_value_heads': 4, 'tie_embeddings': True, 'final_logit_cap': 30.0},
-    **{'attention.logit_cap': 50.0, 'attention.scale': 1 / 16, 'activation': 'gelu'},
-    **{'attention.layer_pattern': ('window', 'full'), 'attention.window': 4096},
+    'head_width': 256,
+    'key_value_heads': 4,
+    'tie_embeddings': True,
+    'final_logit_cap': 30.0,
+    'attention.logit_cap': 50.0,
+    'attention.scale': 1 / 16,
+    'activation': 'gelu',
+    'attention.layer_pattern': ('window', 'full'),
+    'attention.window': 4096,
   },
   'gemma3_text': {
-    **{'attention.layer_pattern': ('window',) * 5 + ('full',), 'final_logit_cap': None},
-    **{'positional.max_timescale': 1e6, 'positional.window_max_timescale': 1e4},
+    'attention.layer_pattern': ('window',) * 5 + ('full',),
+    'final_logit_cap': None,
+    'positional.max_timescale': 1e6,
+    'positional.window_max_timescale': 1e4,
   },
   'smollm3': {
-    **{'attention.layer_pattern': ('full', 'full', 'full', 'unrotated'), 'tie_embeddings': True},
-    **{'positional.max_timescale': 2e6, 'key_value_heads': 4},
+    'attention.layer_pattern': ('full', 'full', 'full', 'unrotated'),
+    'tie_embeddings': True,
+    'positional.max_timescale': 2e6,
+    'key_value_heads': 4,
   },
   'olmo2': {'norm_epsilon': 1e-5, 'norm': 'post', 'attention.query_key_norm': 'full'},
   'phi3': {'norm_epsilon': 1e-5, 'attention.window': None, 'positional.rotary_fraction': 1.0},
   'gpt_neox': {
-    **{'positional.rotary_fraction': 0.25, 'attention.output_bias': True, 'norm_epsilon': 1e-5},
-    **{'parallel_residual': True, 'activation': 'gelu_erf'},
+    'positional.rotary_fraction': 0.25,
+    'attention.output_bias': True,
+    'norm_epsilon': 1e-5,
+    'parallel_residual': True,
+    'activation': 'gelu_erf',
   },
 }
 
@@ -600,14 +626,16 @@ GEMMA = {'model_type': 'gemma3_text', **SIZES}
     (
       {'model_type': 'llama', **SIZES, 'rope_theta': 5e5, 'rope_scaling': {'type': 'yarn', **YARN}},
       {
-        **{'model_type': 'llama', **SIZES},
+        'model_type': 'llama',
+        **SIZES,
         'rope_parameters': {'rope_type': 'yarn', 'rope_theta': 5e5, **YARN},
       },
     ),
     (
       {'model_type': 'gpt_neox', **SIZES, 'rotary_pct': 0.5, 'rotary_emb_base': 77},
       {
-        **{'model_type': 'gpt_neox', **SIZES},
+        'model_type': 'gpt_neox',
+        **SIZES,
         'rope_parameters': {'rope_theta': 77, 'partial_rotary_factor': 0.5, 'rope_type': 'default'},
       },
     ),

@@ -10,8 +10,13 @@ from ngrammer_jax.training import programs
 
 STEPS, B, T = 20, 4, 24
 SIZES = {
-  **{'vocab_size': 96, 'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': 2},
-  **{'num_attention_heads': 4, 'num_key_value_heads': 2, 'max_position_embeddings': 64},
+  'vocab_size': 96,
+  'hidden_size': 32,
+  'intermediate_size': 48,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 4,
+  'num_key_value_heads': 2,
+  'max_position_embeddings': 64,
 }
 ADAM = {'learning_rate': 0.01, 'beta1': 0.9, 'beta2': 0.95, 'epsilon': 1e-8}
 
@@ -39,8 +44,11 @@ def losses_of(folder, tokens, mesh):
     'model': {**run.published.description.model, 'dtype': 'float32'},
     'training': {'steps': STEPS, 'batch_size': B, 'segment_length': T},
     'optimizer': {
-      **{'learning_rate': ADAM['learning_rate'], 'epsilon': ADAM['epsilon']},
-      **{'schedule': 'constant', 'warmup_steps': 0, 'clip_norm': None},
+      'learning_rate': ADAM['learning_rate'],
+      'epsilon': ADAM['epsilon'],
+      'schedule': 'constant',
+      'warmup_steps': 0,
+      'clip_norm': None,
       'adam': {'beta1': ADAM['beta1'], 'beta2': ADAM['beta2']},
     },
   }

@@ -23,11 +23,24 @@ Case = dict[str, Any]
 
 OPTIONS: Case = {
   'position': (
-    *('rope', 'sinusoid', 'relative', 'relative, clamped', 'shaw', 'table', 'none', 'absolute'),
+    'rope',
+    'sinusoid',
+    'relative',
+    'relative, clamped',
+    'shaw',
+    'table',
+    'none',
+    'absolute',
   ),
   'ngram': (
-    *(None, 'input', 'raw', 'begin', 'end'),
-    *('attention', 'attended', 'attended and previous'),
+    None,
+    'input',
+    'raw',
+    'begin',
+    'end',
+    'attention',
+    'attended',
+    'attended and previous',
   ),
   'grams': ('pairs', 'triples', 'two orders', 'distinct start', 'added', 'prenormalised'),
   'ngram_heads': (None, 4),

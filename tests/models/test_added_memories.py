@@ -24,7 +24,7 @@ from tests.models import drawn
 
 B, T, V = 2, 12, 101
 OWN = model_config.ModelConfig(
-  **{'layers': 4, 'width': 32, 'heads': 4, 'feed_forward_width': 48, 'position': 'relative'}
+  layers=4, width=32, heads=4, feed_forward_width=48, position='relative'
 )
 BASES = {'llama': 'llama_gqa', 'gemma3': 'gemma3_text', 'gpt2': 'gpt2', 'own': None}
 CLUSTERS = {'clusters': 8, 'key': 'clusters', 'layers': (1,), 'orders': (2,)}

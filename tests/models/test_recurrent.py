@@ -30,8 +30,11 @@ MODELS = {
   'memory': {'hidden': 5, 'readout': 'recurrent_memory', 'window': 4},
   'memory of one': {'hidden': 5, 'readout': 'recurrent_memory', 'window': 1},
   "memory of the authors' code": {
-    **{'hidden': 5, 'readout': 'recurrent_memory', 'window': 3},
-    **{'temporal_tables': 2, 'gate_bias': True},
+    'hidden': 5,
+    'readout': 'recurrent_memory',
+    'window': 3,
+    'temporal_tables': 2,
+    'gate_bias': True,
   },
 }
 NAMES = list(MODELS)

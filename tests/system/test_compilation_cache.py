@@ -12,7 +12,8 @@ from ngrammer_jax.system import compilation_cache
 from tests.checks import bad_input
 
 SETTINGS = (
-  *('jax_compilation_cache_dir', 'jax_enable_compilation_cache'),
+  'jax_compilation_cache_dir',
+  'jax_enable_compilation_cache',
   'jax_persistent_cache_min_compile_time_secs',
 )
 

@@ -178,8 +178,15 @@ def test_a_killed_process_goes_on_bit_identically_and_commands_read_it(bucket, t
   assert not evaluate.main([f'--workdir={run}', '--split=validation'])
   assert json.loads((run / 'evaluation' / 'validation.json').read_text())['step'] == 60
   assert {path.name for path in run.iterdir()} == {
-    *('checkpoints', 'evaluation', 'logs', 'tensorboard', 'metrics.jsonl', 'goodput.json'),
-    *('config.json', 'corpus.json', 'vocabulary.json'),
+    'checkpoints',
+    'evaluation',
+    'logs',
+    'tensorboard',
+    'metrics.jsonl',
+    'goodput.json',
+    'config.json',
+    'corpus.json',
+    'vocabulary.json',
   }
   assert not generate.main([f'--workdir={run}', '--prompt=the union', '--tokens=5'])
   for analysis in ('checkpoint', 'report', 'clusters'):
@@ -212,6 +219,9 @@ def test_a_fine_tuning_begins_and_ends_there(tiny, bucket, tmp_path):
   assert not evaluate.main([f'--workdir={bucket}/rte', '--split=test'])
   evaluation = storage.path(f'{bucket}/rte/evaluation')
   assert {path.name for path in evaluation.iterdir()} == {
-    *('test.json', 'validation.json', 'validation_best.json', 'RTE.jsonl'),
+    'test.json',
+    'validation.json',
+    'validation_best.json',
+    'RTE.jsonl',
     *(f'{name}_answers.jsonl' for name in ('test', 'validation', 'validation_best')),
   }

@@ -16,8 +16,16 @@ from tests.checks import bad_input
 from tests.tasks import superglue_examples
 
 FILES = {
-  *('BoolQ.jsonl', 'CB.jsonl', 'COPA.jsonl', 'MultiRC.jsonl', 'ReCoRD.jsonl', 'RTE.jsonl'),
-  *('WiC.jsonl', 'WSC.jsonl', 'AX-b.jsonl', 'AX-g.jsonl'),
+  'BoolQ.jsonl',
+  'CB.jsonl',
+  'COPA.jsonl',
+  'MultiRC.jsonl',
+  'ReCoRD.jsonl',
+  'RTE.jsonl',
+  'WiC.jsonl',
+  'WSC.jsonl',
+  'AX-b.jsonl',
+  'AX-g.jsonl',
 }
 
 

@@ -182,8 +182,11 @@ def test_five_official_examples_differ_from_t5():
       if by_index != wsc.mark_both_spans(example):
         differences.append((split, example['idx']))
   assert differences == [
-    *(('validation', 42), ('validation', 95)),
-    *(('test', 80), ('test', 81), ('test', 82)),
+    ('validation', 42),
+    ('validation', 95),
+    ('test', 80),
+    ('test', 81),
+    ('test', 82),
   ]
 
 
