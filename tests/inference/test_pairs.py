@@ -45,13 +45,13 @@ def test_a_token_is_predicted_from_the_last_ones_that_fit(run):
   assert limit == 16
   ids = list((CONTEXT * 5).encode())
   long, cut, shorter = run.score_pairs(
-    [(ids, [1, 2]), (ids[-limit + 1 :], [1, 2]), (ids[-limit + 2 :], [1, 2])]
+    [(ids, [1, 2]), (ids[-limit + 1 :], [1, 2]), (ids[-limit + 2 :], [1, 2])], rows=3
   )
   assert long == cut != shorter
   # A continuation that does not fit is scored in parts.
-  (whole,) = run.score_pairs([([7], ids)])
+  (whole,) = run.score_pairs([([7], ids)], rows=3)
   parts = run.score_pairs(
-    [([7], ids[:16]), ([ids[15]], ids[16:32]), (ids[28:32], ids[32:45]), ([7, 8], [9])]
+    [([7], ids[:16]), ([ids[15]], ids[16:32]), (ids[28:32], ids[32:45]), ([7, 8], [9])], rows=3
   )
   assert len(ids) == 45
   assert_close(whole.log_likelihood, sum(part.log_likelihood for part in parts[:3]), 1e-4)

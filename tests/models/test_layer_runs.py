@@ -10,6 +10,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.models import language_model, layer_runs
+from tests.loops import each
 
 KINDS = 'full', 'window', 'unrotated'
 MOST_LAYERS = 8
@@ -63,11 +64,10 @@ PATTERNS = ('FUFFU', 'FWFFW', 'UFUUF', 'FUFF', 'WWFWWU', 'FFU', 'FWU', 'FFUUU', 
 QUICK = 'FUFFU', 'UFWUF'
 
 
-@pytest.mark.parametrize(
-  'pattern',
-  [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PATTERNS],
-)
-def test_scanned_layers_equal_unrolled_ones(pattern, x64):
+TOKENS = np.random.default_rng(0).integers(0, 11, (2, 8)).astype(np.int32)
+
+
+def scanned_model(pattern):
   letters = {'F': 'full', 'W': 'window', 'U': 'unrotated'}
   layer_pattern = tuple(letters[letter] for letter in pattern)
   config = model_config.ModelConfig(
@@ -79,12 +79,29 @@ def test_scanned_layers_equal_unrolled_ones(pattern, x64):
     attention=AttentionConfig(window=3, layer_pattern=layer_pattern),
     scan_layers=True,
   )
-  scanned = language_model.build(config, 11)
-  unrolled = language_model.build(dataclasses.replace(config, scan_layers=False), 11)
-  tokens_BxT = np.random.default_rng(0).integers(0, 11, (2, 8)).astype(np.int32)
+  return language_model.build(config, 11)
+
+
+@each('pattern', QUICK)
+def test_the_layers_of_a_run_can_be_scanned(pattern, x64):
+  model = scanned_model(pattern)
+  memory = model.empty_memory(2)
+  variables = jax.eval_shape(model.init, jax.random.key(0), TOKENS, memory)
+  hidden, *_ = jax.eval_shape(model.apply, variables, TOKENS, memory)
+  assert hidden.shape == (2, 8, 8)
+
+
+@pytest.mark.parametrize(
+  'pattern',
+  [
+    pytest.param(name, marks=pytest.mark.full if name in QUICK else pytest.mark.slow)
+    for name in PATTERNS
+  ],
+)
+def test_scanned_layers_equal_unrolled_ones(pattern, x64):
+  scanned = scanned_model(pattern)
+  unrolled = scanned.clone(config=dataclasses.replace(scanned.config, scan_layers=False))
   memory = scanned.empty_memory(2)
-  variables = jax.jit(scanned.init)(jax.random.key(0), tokens_BxT, memory)
-  outputs = [
-    jax.jit(model.apply)(variables, tokens_BxT, memory)[0] for model in (scanned, unrolled)
-  ]
+  variables = jax.jit(scanned.init)(jax.random.key(0), TOKENS, memory)
+  outputs = [jax.jit(model.apply)(variables, TOKENS, memory)[0] for model in (scanned, unrolled)]
   np.testing.assert_allclose(outputs[0], outputs[1], rtol=0, atol=1e-12)

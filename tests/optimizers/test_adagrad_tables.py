@@ -10,6 +10,7 @@ import pytest
 from ngrammer_jax.config import NGramMemoryConfig
 from ngrammer_jax.layers import NGramMemory, NGrammer, context
 from ngrammer_jax.optimizers import with_adagrad_tables
+from tests.checks import full
 
 V, WIDTH = 50, 16
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, V, (2, 9)))
@@ -55,7 +56,7 @@ def after_three_steps(optimizer, params):
   return nn.unbox(params)
 
 
-@pytest.mark.parametrize('memory', ['ngrammer', 'engram'])
+@pytest.mark.parametrize('memory', ['ngrammer', full('engram')])
 def test_equals_the_optimizer_spelled_out(memory):
   shapes = jax.eval_shape(Model(memory).init, jax.random.key(0), TOKENS)['params']
   params = random_like(shapes, 9)

@@ -205,6 +205,7 @@ print([name for name in sys.modules if name.startswith(rooms)])
 """
 
 
+@pytest.mark.full
 def test_inference_loads_nothing_of_training(trained, tmp_path):
   command = [sys.executable, '-c', LIGHT, str(trained), str(tmp_path / 'out')]
   done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

@@ -80,6 +80,7 @@ def test_a_device_file_is_a_tpu(no_tpu, pattern):
     assert sys.modules['libtpu'] is not None
 
 
+@pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='libtpu is not installed')
 @each('script', [COMMAND, LIBRARY_USE])
 def test_processes_are_silent(script):

@@ -38,6 +38,7 @@ CONFIG = model_config.ModelConfig(
 )
 
 
+@functools.cache
 def step_of(config):
   """The training step of a config, and the abstract variables of its model."""
   model = language_model.build(config, V)
@@ -49,6 +50,7 @@ def step_of(config):
   return train_step.TrainStep(model, optimizer, labels, seed=0), variables
 
 
+@functools.cache
 def initializer(config, mesh):
   """A function that creates the first state, and the abstract state."""
   step, variables = step_of(config)

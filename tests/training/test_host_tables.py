@@ -23,7 +23,7 @@ from ngrammer_jax.optimizers import row_gradient
 from ngrammer_jax.training import accumulation, loop, programs
 from tests.checks import bad_input, mesh_of
 from tests.optimizers import table_model
-from tests.training.helpers import arrays, records
+from tests.training.helpers import arrays, no_validation, records
 
 MEMORY = NGramMemoryConfig(
   hash='polynomial', join='sum', orders=(1, 2), heads=1, rows=(1031,), width=16
@@ -137,6 +137,7 @@ def test_tables_in_bfloat16_have_accumulators_in_float32(tiny, where):
 def test_bfloat16_is_rounded_by_the_step_and_resumes_bit_by_bit(
   tiny, one_device, tmp_path, monkeypatch
 ):
+  no_validation(monkeypatch)
   config = config_of(tiny, MEMORY, table_dtype='bfloat16')
   keys, round_rows = set(), row_gradient.round_stochastically
 

@@ -8,7 +8,6 @@ import sys
 import time
 import types
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,15 +18,15 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import loop, losses, programs, train_task
 from tests import documentation
-from tests.checks import bad_input, mesh_of
+from tests.checks import bad_input, full, mesh_of, random_variables
 from tests.loops import each
 from tests.training.helpers import arrays, records, write_config
 
 PAGE = documentation.ROOT / 'docs' / 'python_api.md'
 TASKS = ('SmoothedTask', 'WordsTask', 'HardTokensTask')
-# The other two are much like the first.
+# Those of the page by hand are quick. The other two are much like the first.
 BY_TASK = pytest.mark.parametrize(
-  'name', [TASKS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in TASKS[1:])]
+  'name', [full(TASKS[0]), *(pytest.param(name, marks=pytest.mark.slow) for name in TASKS[1:])]
 )
 SMALL = {'layers': 1, 'ngram': None}
 
@@ -116,9 +115,15 @@ def test_documented_losses_by_hand(tiny, one_device):
   model = language_model.build(config.model, task.vocabulary.size)
   segment = task.segment(0, slice(0, batch))
   memory = language_model.empty_memory(config.model, batch)
-  variables = nn.unbox(model.init(jax.random.key(0), segment.tokens_BxT, memory))
-  hidden, *_ = model.apply(variables, segment.tokens_BxT, memory, **segment.marks)
-  nll_BxTxV = -np.asarray(model.apply(variables, hidden, method='log_probs'))
+  variables = random_variables(model, segment.tokens_BxT, memory)
+
+  @jax.jit
+  def apply(variables):
+    hidden, *_ = model.apply(variables, segment.tokens_BxT, memory, **segment.marks)
+    return hidden, model.apply(variables, hidden, method='log_probs')
+
+  hidden, log_probs_BxTxV = apply(variables)
+  nll_BxTxV = -np.asarray(log_probs_BxTxV)
   nll_BxT = np.take_along_axis(nll_BxTxV, segment.targets_BxT[..., None], axis=-1)[..., 0]
 
   def metrics_of(name):

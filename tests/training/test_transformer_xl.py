@@ -18,7 +18,10 @@ from tests.interop.test_transformer_xl import PRECISIONS, config_of
 
 @pytest.mark.parametrize(
   'dtype, tolerance',
-  [pytest.param(*p, marks=() if p[0] == 'float64' else pytest.mark.slow) for p in PRECISIONS],
+  [
+    pytest.param(*p, marks=pytest.mark.full if p[0] == 'float64' else pytest.mark.slow)
+    for p in PRECISIONS
+  ],
 )
 def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
   f = reference('xl_train_nowarm') | {
