@@ -201,6 +201,26 @@ def test_a_loss_returns_one_value_for_each_token(result, name, shape):
     losses.means(lambda *args: result, None, context)
 
 
+def test_the_documented_task_of_other_data_trains_and_resumes(tiny, toy_model, tmp_path):
+  (block,) = (b for b in documentation.blocks(PAGE) if 'class CopyTask' in b.text)
+  names = {}
+  exec(block.text, names)
+  task = names['CopyTask'](tiny())
+  segment = task.segment(3, slice(1, 3))
+  T = segment.targets_BxT.shape[1]
+  assert (segment.targets_BxT[:, : T // 2] == segment.targets_BxT[:, T // 2 :]).all()
+  assert (segment.tokens_BxT[:, 1:] == segment.targets_BxT[:, :-1]).all()
+  assert segment.counts_BxT.sum() == segment.valid_BxT.sum() / 2
+  whole = task.segment(3, slice(0, 4))
+  assert (whole.targets_BxT[1:3] == segment.targets_BxT).all()
+
+  assert loop.train(tiny(), tmp_path / 'reference', names['CopyTask'])
+  shutil.copytree(tmp_path / 'reference', tmp_path / 'resumed')
+  shutil.rmtree(tmp_path / 'resumed' / 'checkpoints' / '12')
+  assert loop.train(tiny(), tmp_path / 'resumed', names['CopyTask'])
+  assert arrays(tmp_path / 'resumed') == arrays(tmp_path / 'reference')
+
+
 @pytest.mark.slow
 def test_the_documented_training_runs(tiny, one_device, tmp_path, monkeypatch, capsys):
   config = tiny(SMALL)
