@@ -64,10 +64,6 @@ TRAIN = {
     'data.mixture.1.path={tmp}/none: the corpus was not found; expected a text file, or a folder '
     'of them',
   ),
-  'negative weight in a mixture': (
-    '--config.data.mixture.0.path={tmp}/text --config.data.mixture.0.weight=-1',
-    'data.mixture.0.weight=-1.0 must be at least 0',
-  ),
   'invalid UTF-8': (
     '--config.data.vocabulary=words --config.data.path={tmp}/latin',
     '{tmp}/latin is not valid UTF-8 at byte 5,003 (0xe9): convert it, or use data.vocabulary=bytes',

@@ -194,69 +194,6 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
   assert parse(*arguments, file=file).model.ngram == block
 
 
-@each(
-  'argument, message',
-  [
-    (
-      '--config.training.stpes=1',
-      'unknown config key training.stpes: did you mean training.steps?',
-    ),
-    ('--config.trianing.steps=1', 'unknown config key trianing: did you mean training?'),
-    ('--config.train.steps=1', 'unknown config key train: did you mean training?'),
-    ('--config.train.train=1', 'unknown config key train: did you mean training?'),
-    (
-      '--config.model.ngram.clusers',
-      'unknown config key model.ngram.clusers: did you mean model.ngram.clusters?',
-    ),
-    (
-      '--config.optimizer.cl=1',
-      'unknown config key optimizer.cl: did you mean optimizer.clip_norm?',
-    ),
-    (
-      '--config.optimizer.lr=1',
-      'unknown config key optimizer.lr: did you mean optimizer.learning_rate?',
-    ),
-    ('--noconfig.model.gate', 'unknown config key model.gate: did you mean model.gated?'),
-    (
-      '--config.model.width.x=1',
-      'unknown config key model.width.x: model.width is a value, not a section',
-    ),
-    ('--config.model=3', 'model is a section: set a key in it, --config.model.KEY=...'),
-    ('--config.model=None', 'model is a section: set a key in it, --config.model.KEY=...'),
-    (
-      '--config.model.ngram=3',
-      'model.ngram is a section: set a key in it, --config.model.ngram.KEY=...',
-    ),
-    (
-      '--config.mesh=zero',
-      'mesh=zero: expected one of data, fsdp, fsdp_8, model_8, fsdp_model_4; or set data, fsdp '
-      'and model of mesh',
-    ),
-    ('--config.training.steps=many', "training.steps='many' is not of type int"),
-    ('--config.training.steps=1.5', 'training.steps=1.5 is not of type int'),
-    ('--config.training.steps=1e400', 'training.steps=inf is not of type int'),
-    ('--config.training.steps=None', 'training.steps=None is not of type int'),
-    ('--config.training.steps=', "training.steps='' is not of type int"),
-    (
-      '--config.training.steps',
-      '--config.training.steps needs a value: --config.training.steps=VALUE',
-    ),
-    (
-      '--noconfig.training.steps',
-      '--noconfig.training.steps: training.steps is not a boolean; '
-      'use --config.training.steps=VALUE',
-    ),
-    ('--config.model.bias=yes', "model.bias='yes' is not of type bool"),
-    ('--config.model.bias=2', 'model.bias=2 is not of type bool'),
-    ('--config.optimizer.clip_norm=x', "optimizer.clip_norm='x' is not of type float or None"),
-    ('--config.model.ngram.dim=a', "model.ngram.dim='a' is not of type int"),
-  ],
-)
-def test_impossible_override_is_named(parse, argument, message):
-  with bad_input(message):
-    parse(argument)
-
-
 @each('name', ['palin', 'quickstart'])  # the second is a config of the package
 def test_missing_file_lists_those_beside_it(folder, name):
   with bad_input(

@@ -17,7 +17,7 @@ from ngrammer_jax.analysis import figures, gates
 from ngrammer_jax.analysis.elements import Element
 from ngrammer_jax.analysis.report import ANALYSES, RunReport
 from ngrammer_jax.analysis.report_metrics import SPLIT_METRICS, Metric
-from ngrammer_jax.config import fields
+from ngrammer_jax.config import fields, resume
 
 MAX_DOTS = 40  # points of a curve, beyond which it is a line alone
 CURVES = {'Validation loss': 'validation/nll_nats_per_token', 'Training loss': 'loss'}
@@ -156,7 +156,7 @@ def _configs(reports: Sequence[RunReport]) -> Card:
   first, *others = (report.config for report in reports)
   paths = set()
   for other in others:
-    for key, _, _ in fields.differences(first, other, may_differ=lambda key: False):
+    for key, _, _ in resume.differences(first, other, may_differ=lambda key: False):
       paths.add(key.path)
   rows = [['key', *(report.name for report in reports)]]
   for path in sorted(paths, key=lambda path: (not path.startswith('model.'), path)):

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
   from ngrammer_jax.config.evaluation import EvaluationConfig as EvaluationConfig
   from ngrammer_jax.config.evaluation import EvaluationMemory as EvaluationMemory
   from ngrammer_jax.config.experiment import Config as Config
-  from ngrammer_jax.config.fields import differences as differences
-  from ngrammer_jax.config.fields import with_kept_values as with_kept_values
   from ngrammer_jax.config.finetune import FinetuneConfig as FinetuneConfig
   from ngrammer_jax.config.initial import InitialConfig as InitialConfig
   from ngrammer_jax.config.mesh import MeshConfig as MeshConfig
@@ -36,6 +34,8 @@ if TYPE_CHECKING:
   from ngrammer_jax.config.persistent import PersistentConfig as PersistentConfig
   from ngrammer_jax.config.positions import PositionalConfig as PositionalConfig
   from ngrammer_jax.config.recurrent import RecurrentConfig as RecurrentConfig
+  from ngrammer_jax.config.resume import differences as differences
+  from ngrammer_jax.config.resume import with_kept_values as with_kept_values
   from ngrammer_jax.config.segment_memory import MemoryConfig as MemoryConfig
   from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig as AdaptiveSoftmaxConfig
   from ngrammer_jax.config.span import SpanConfig as SpanConfig
@@ -48,7 +48,6 @@ _NAMES = {  # the public names of each file
   'data': ('DataConfig',),
   'evaluation': ('EvaluationConfig', 'EvaluationMemory'),
   'experiment': ('Config',),
-  'fields': ('differences', 'with_kept_values'),
   'finetune': ('FinetuneConfig',),
   'initial': ('InitialConfig',),
   'mesh': ('MeshConfig',),
@@ -59,6 +58,7 @@ _NAMES = {  # the public names of each file
   'persistent': ('PersistentConfig',),
   'positions': ('PositionalConfig',),
   'recurrent': ('RecurrentConfig',),
+  'resume': ('differences', 'with_kept_values'),
   'segment_memory': ('MemoryConfig',),
   'softmax': ('AdaptiveSoftmaxConfig',),
   'span': ('SpanConfig',),

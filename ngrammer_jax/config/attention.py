@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
-LAYER_TYPES = ('full', 'window', 'unrotated', 'unrotated_window')
+LAYER_TYPE_NAMES = ('full', 'window', 'unrotated', 'unrotated_window')
 
 
 class LayerType(NamedTuple):
@@ -44,7 +44,10 @@ class AttentionConfig:
   output_bias: bool | None = field(None, 'bias of the output; None: same as `model.bias`')
   window: int | None = field(None, 'keys that a token attends to, its own too', at_least=1)
   layer_pattern: tuple[str, ...] = field(
-    ('full',), 'types of layers, repeated; unrotated: without rotary positions', choices=LAYER_TYPES
+    ('full',),
+    'types of layers, repeated; unrotated: without rotary positions',
+    choices=LAYER_TYPE_NAMES,
+    may_be_empty=False,
   )
 
   def layer_types(self, layers: int) -> tuple[LayerType, ...]:
@@ -63,15 +66,19 @@ class AttentionConfig:
 
   def check(self, model: Any) -> None:
     """Raises BadInput for options that are invalid for the model."""
-    if not self.layer_pattern:
-      raise errors.BadInput('model.attention.layer_pattern=() has no layer: use ("full",)')
     # Of a pattern that is longer than the model, only the first entries count.
     layer_types = self.layer_types(model.layers)
     has_window = any(layer_type.has_window for layer_type in layer_types)
-    if has_window != (self.window is not None):
+    if has_window and self.window is None:
       raise errors.BadInput(
-        f'model.attention.window={self.window} does not fit model.attention.layer_pattern='
-        f'{self.layer_pattern}: layers of the kind "window" need a window, and a window such layers'
+        f'model.attention.layer_pattern={self.layer_pattern} has layers with a window, but '
+        f'model.attention.window=None: set model.attention.window, or use "full"'
+      )
+    if self.window is not None and not has_window:
+      raise errors.BadInput(
+        f'model.attention.window={self.window} is for layers with a window, but '
+        f'model.attention.layer_pattern={self.layer_pattern} has none in model.layers='
+        f'{model.layers}: use None, or "window" in the pattern'
       )
     if model.position != 'rope' and not all(layer_type.is_rotated for layer_type in layer_types):
       raise errors.BadInput(

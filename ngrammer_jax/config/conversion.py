@@ -261,7 +261,10 @@ def describe(config: Config) -> str:
     if key.choices:
       comment += f' ({", ".join(key.choices)})'
     for name, values in key.only_for.items():
-      comment += f'; only for {name} {", ".join(map(str, values))}'
+      if fields.ANY in values:
+        comment += f'; only with {name}'
+      else:
+        comment += f'; only for {name} {", ".join(map(str, values))}'
     assignment = f'{key.path}={value!r}'
     lines.append(f'{assignment:36}  # {comment}')
   return '\n'.join(lines)

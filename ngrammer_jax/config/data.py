@@ -84,11 +84,13 @@ class DataConfig:
   text_field: tuple[str, ...] = field(
     ('text',),
     'fields of a JSON object, or columns, that hold the text, joined by newlines; a.b: b within a',
+    may_be_empty=False,
     only_for={'corpus': ('text', 'shards')},
   )
   document_separator: str | None = field(
     None,
     'what separates the documents of a text file, such as <|endoftext|>; None: see docs/corpora.md',
+    may_be_empty=False,
     only_for={'corpus': ('text', 'shards')},
   )
   validation_share: float | None = field(
@@ -165,11 +167,6 @@ class DataConfig:
       raise errors.BadInput(
         f'data.shuffle={self.shuffle} is for streamed corpora, but data.corpus={self.corpus!r} is '
         f'tokenised in advance: add data.shuffle=None'
-      )
-    if not all(self.text_field) or not self.text_field or self.document_separator == '':
-      raise errors.BadInput(
-        f'data.text_field={self.text_field!r} and data.document_separator='
-        f'{self.document_separator!r} must not be empty'
       )
 
   def _check_vocabulary(self) -> None:

@@ -6,6 +6,8 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import fields, segment_memory
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.config.positions import SEGMENT_POSITIONS
+from ngrammer_jax.config.relations import at_most
 
 _TRANSFORMER = {'model.recurrent': (None,)}
 PROTOCOLS = ('streams', 'transformer_xl', 'adaptive_span', 'sliding_window')
@@ -18,7 +20,20 @@ class EvaluationMemory:
   A Transformer with rotary positions can have a memory in evaluation alone.
   """
 
-  length: int | None = field(None, 'number of cached tokens', at_least=0, only_for=_TRANSFORMER)
+  length: int | None = field(
+    None,
+    'number of cached tokens',
+    at_least=0,
+    only_for=_TRANSFORMER,
+    relations=(
+      at_most(
+        0,
+        where={'model.position': SEGMENT_POSITIONS},
+        remedy='use evaluation.memory=None',
+        reason='positions in the segment exclude a memory',
+      ),
+    ),
+  )
   same_length: str | None = field(
     None, 'see model.memory.same_length', choices=segment_memory.SAME_LENGTH, only_for=_TRANSFORMER
   )
@@ -37,8 +52,8 @@ class EvaluationMemory:
     """Raises BadInput for a model that cannot have a memory in evaluation alone."""
     if model.memory is None and model.recurrent is None and model.position not in ('rope', 'none'):
       raise errors.BadInput(
-        f'evaluation.memory is set, but the model has no memory, which model.position='
-        f'{model.position!r} needs in training too: use evaluation.memory=None'
+        f'evaluation.memory is set, but the model has no memory in training, and cannot have one '
+        f'in evaluation alone with model.position={model.position!r}: use evaluation.memory=None'
       )
 
   def apply(self, model: ModelConfig) -> ModelConfig:

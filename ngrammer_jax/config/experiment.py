@@ -76,7 +76,7 @@ class Config:
 
   def check_groups(self) -> None:
     """Raises BadInput if `optimizer` names a part that the model does not have."""
-    self.optimizer.check_groups(self.model.parameter_groups(), self.init_from is not None)
+    self.optimizer.check_groups(self.model.parameter_groups())
 
   def _check_positions(self) -> None:
     """Raises BadInput if segments and their memories are longer than the positions of the model."""
@@ -97,21 +97,27 @@ class Config:
 
   def _check_learned_positions(self) -> None:
     """Raises BadInput if two keys of a token have the same position, or a segment has no room."""
-    num_keys = max(
-      _keys_of_a_token(self.model, self.training.segment_length),
-      _keys_of_a_token(self.evaluation_model(), self.evaluation_length()),
-    )
+    training = (self.model, self.training.segment_length)
+    evaluation = (self.evaluation_model(), self.evaluation_length())
+    num_keys = max(_keys_of_a_token(*training), _keys_of_a_token(*evaluation))
+    num_tokens = max(_tokens_of_a_context(*training), _tokens_of_a_context(*evaluation))
     max_length = self.model.positions().max_length
     if num_keys <= max_length:
       return
-    tokens = 'a segment'
-    names = 'training.segment_length or evaluation.segment_length'
-    if self.model.memory is not None:
-      tokens += ' and its memory'
-      names += ' or model.memory.length or evaluation.memory.length'
+    segment_lengths = 'training.segment_length or evaluation.segment_length'
+    memory_lengths = 'model.memory.length or evaluation.memory.length'
+    if self.model.memory is None:
+      needed = f'{num_keys} tokens of a segment'
+      others = segment_lengths
+    elif num_keys == num_tokens:
+      needed = f'{num_keys} tokens of a segment and its memory'
+      others = f'{segment_lengths} or {memory_lengths}'
+    else:  # same_length
+      needed = f'{num_keys} keys that a token attends to'
+      others = memory_lengths
     raise errors.BadInput(
-      f'model.positional.max_length={max_length} is less than the {num_keys} tokens of {tokens}: '
-      f'raise it, or lower {names}'
+      f'model.positional.max_length={max_length} is less than the {needed}: raise it, or lower '
+      f'{others}'
     )
 
   def evaluation_length(self) -> int:
@@ -143,9 +149,14 @@ def _memory_length(model: ModelConfig) -> int:
   return 0 if model.memory is None else model.memory.length
 
 
+def _tokens_of_a_context(model: ModelConfig, segment_length: int) -> int:
+  """Returns the number of tokens of a segment and its memory."""
+  return segment_length + _memory_length(model)
+
+
 def _keys_of_a_token(model: ModelConfig, segment_length: int) -> int:
   """Returns the maximum number of keys that a token attends to, its own among them."""
-  context = segment_length + _memory_length(model)
+  context = _tokens_of_a_context(model, segment_length)
   if model.memory is None or model.memory.window() is None:
     return context
   if model.position != 'absolute':  # only these positions repeat after the last one

@@ -12,7 +12,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.formatting import format_entry
 from ngrammer_jax.config.formatting import format_value as format_value
 from ngrammer_jax.config.relations import ANY as ANY
-from ngrammer_jax.config.relations import Blocks, OtherKey, Relation, find, is_among
+from ngrammer_jax.config.relations import Blocks, OtherKey, Relation, find_other_key, matches
 
 MAX_INT = 2**31 - 1  # upper bound of every int without another one: sizes and ids are int32
 
@@ -38,12 +38,15 @@ class Key:
     choices: all valid values.
     at_least, above, at_most, below: bounds of a number.
     also: further valid values, outside the bounds.
+    may_be_empty: whether a tuple or a text, also an entry of a tuple, may have the length 0.
     only_for: other keys, of the same block or an enclosing one, each with its values with which the
       field has an effect, of a tuple those of an entry. With other values the field must have its
       default.
     needs: for a value of the field, other keys and the values that it needs, as in `only_for`. For
       an entry of a tuple, what the entry needs.
     relations: comparisons with other keys, see `config.relations`.
+    remedy: for `only_for` and `needs`: what to change, in place of the default value. It may refer
+      to the value, as in '{value.limit}'.
     reason: explanation at the end of the error message, of `only_for` and `needs` if there are any.
   """
 
@@ -61,9 +64,11 @@ class Key:
   at_most: float | None = None
   below: float | None = None
   also: tuple[Any, ...] = ()
+  may_be_empty: bool = True
   only_for: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict, hash=False)
   needs: Mapping[Any, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
   relations: tuple[Relation, ...] = ()
+  remedy: str = ''
   reason: str = ''
 
   @functools.cached_property
@@ -175,7 +180,11 @@ class Key:
     return problem
 
   def check_value(self, value: Any) -> None:
-    """Raises BadInput for a value that choices or bounds do not allow."""
+    """Raises BadInput for a value that choices or bounds do not allow, or that is empty."""
+    if not self.may_be_empty and _is_empty(value):
+      raise errors.BadInput(
+        f'{self.path}={format_value(value)} must not be empty: use {format_value(self.default)}'
+      )
     for item in value if isinstance(value, tuple) else (value,):
       problem = self._find_problem(item)
       if problem is not None:
@@ -192,23 +201,42 @@ class Key:
     for item in (value, *value) if isinstance(value, tuple) else (value,):
       needs |= self.needs.get(item, {})
     for name, choices in needs.items():
-      other = find(name, blocks)
-      if other is not None and not is_among(other.value, choices):
+      other = find_other_key(name, blocks)
+      if other is not None and not matches(other.value, choices):
         raise errors.BadInput(self._excluded_message(value, other, choices))
     for relation in self.relations:
       relation.check(self.path, value, blocks)
 
   def _excluded_message(self, value: Any, other: OtherKey, choices: tuple[Any, ...]) -> str:
     """Returns the message for a value that the value of another key excludes."""
-    message = (
-      f'{self.path}={format_value(value)} is not for {other.path}={format_value(other.value)}, but '
-      f'for {", ".join(map(str, choices))}'
-    )
-    if value != self.default:
-      message += f': use {self.default!r}'
+    message = f'{self.path}={format_value(value)} '
+    if ANY in choices:
+      message += f'needs {other.path}, which is {format_value(other.value)}'
+    else:
+      message += f'is not for {other.path}={format_value(other.value)}, but for '
+      message += ', '.join(map(str, choices))
+    message += f': {self._describe_remedy(value, other, choices)}'
     if self.reason:
       message += f'; {self.reason}'
     return message
+
+  def _describe_remedy(self, value: Any, other: OtherKey, choices: tuple[Any, ...]) -> str:
+    """Returns what to change, the value or the other key."""
+    if self.remedy:
+      return self.remedy.format(value=value)
+    changes = []
+    if ANY in choices:
+      changes.append(f'set {other.path}')
+    if value != self.default:
+      changes.append(f'use {format_value(self.default)}')
+    return ', or '.join(changes) or f'use {other.path}={format_value(choices[0])}'
+
+
+def _is_empty(value: Any) -> bool:
+  """Whether a value is an empty tuple or text, or a tuple with an empty text."""
+  if isinstance(value, tuple):
+    return not value or any(map(_is_empty, value))
+  return value == ''
 
 
 def _to_float(value: int) -> float:
@@ -298,54 +326,3 @@ def _check_with_others(config: Any, path: str, enclosing: Blocks) -> None:
       if dataclasses.is_dataclass(value):
         _check_with_others(value, f'{entry.path}.', blocks)
       entry.check_with_others(value, blocks)
-
-
-def _is_free_on_resume(key: Key) -> bool:
-  return key.free_on_resume
-
-
-def differences(
-  before: Any,
-  after: Any,
-  path: str = '',
-  may_differ: Callable[[Key], bool] = _is_free_on_resume,
-) -> Iterator[tuple[Key, Any, Any]]:
-  """Yields key, old and new value for each difference that is not allowed, by default on resume.
-
-  A block that is added or removed is one difference.
-
-  Args:
-    before, after: two configs, or two blocks of the same kind.
-    path: dotted path of the block, with a dot at the end.
-    may_differ: whether any difference of a key is allowed.
-  """
-  for name, key in keys(type(before), path).items():
-    if may_differ(key):
-      continue
-    olds = key.entries(getattr(before, name))
-    news = key.entries(getattr(after, name))
-    for entry in olds | news:
-      old, new = olds.get(entry), news.get(entry)
-      if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
-        yield from differences(old, new, f'{entry.path}.', may_differ)
-      elif old != new:
-        yield entry, old, new
-
-
-def with_kept_values(stored: Any, config: Any, path: str = '') -> Any:
-  """Returns a config with the stored values of keys that are `kept_on_resume`.
-
-  Where the value of such a key is not its default, it stays.
-
-  Args:
-    stored, config: two configs, or two blocks of the same kind.
-    path: dotted path of the block, with a dot at the end.
-  """
-  changes = {}
-  for name, key in keys(type(config), path).items():
-    old, new = getattr(stored, name), getattr(config, name)
-    if key.kept_on_resume and new == key.default:
-      changes[name] = old
-    elif dataclasses.is_dataclass(new) and type(old) is type(new):
-      changes[name] = with_kept_values(old, new, f'{key.path}.')
-  return dataclasses.replace(config, **changes)

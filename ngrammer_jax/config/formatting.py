@@ -26,8 +26,8 @@ def format_value(value: Any) -> str:
 
 
 def format_entry(value: Any, entry: Any) -> str:
-  """Formats a value, of a tuple with several entries also the entry that an error is about."""
-  if isinstance(value, tuple) and len(value) > 1:
+  """Formats a value, of a tuple also the entry that an error is about."""
+  if isinstance(value, tuple):
     return f'{format_value(value)}: {format_value(entry)}'
   return format_value(entry)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 import dataclasses
 from typing import Any
 
-from ngrammer_jax.config import conversion, fields
+from ngrammer_jax.config import conversion, resume
 from ngrammer_jax.config.model import ModelConfig
 
 NAMES = ('ngram', 'ngram_memories', 'memory', 'span', 'persistent')
@@ -24,7 +24,7 @@ def blocks(model: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def added(source: ModelConfig, model: ModelConfig) -> dict[str, Any]:
   """Returns the memories that a model has more, by path, such as `model.ngram_memories.0`."""
   added_blocks = {}
-  for key, old, new in fields.differences(source, model, 'model.', lambda key: False):
+  for key, old, new in resume.differences(source, model, 'model.', lambda key: False):
     _, name, *_ = key.path.split('.')
     if old is None and dataclasses.is_dataclass(new) and name in NAMES:
       added_blocks[key.path] = new

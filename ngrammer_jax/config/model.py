@@ -144,8 +144,9 @@ class ModelConfig:
     None,
     'adaptive attention span',
     only_for={'memory.same_length': ('memory', 'memory_and_self', 'memory_alone')},
-    reason='every token needs the same number of keys: set model.memory.length to the limit, and '
-    'model.memory.same_length ("memory_alone" in the paper)',
+    remedy='use model.memory.length={value.limit} and model.memory.same_length="memory_alone" (as '
+    'in the paper), or model.span=None',
+    reason='every token needs the same number of keys',
   )
   persistent: PersistentConfig | None = field(None, 'persistent vectors (all-attention)')
   initial: InitialConfig | None = field(None, "weights; None: each layer's own", free_on_init=True)
@@ -183,7 +184,7 @@ class ModelConfig:
     return self.attention or AttentionConfig()
 
   def layer_types(self) -> tuple[LayerType, ...]:
-    """The kind of attention of each layer."""
+    """The type of each layer."""
     return self.attention_options().layer_types(self.layers)
 
   @property
@@ -309,19 +310,21 @@ class ModelConfig:
 
   def _check_table(self) -> None:
     """Raises BadInput if a token attends to keys further away than the table has distances."""
+    max_length = self.positions().max_length
     window = None if self.memory is None else self.memory.window()
     if window is None:
-      num_keys = 'an unlimited number of'
-    else:
-      num_keys = window if self.memory.sees_itself() else window - 1
-      if num_keys <= self.positions().max_length:
-        return
-    raise errors.BadInput(
-      f'model.position="table" has vectors for model.positional.max_length='
-      f'{self.positions().max_length} distances, but a token attends to {num_keys} keys: limit '
-      f'them by model.memory.length and model.memory.same_length, also in evaluation, or raise '
-      f'max_length'
-    )
+      raise errors.BadInput(
+        f'model.position="table" has vectors for model.positional.max_length={max_length} '
+        f'distances, but a token attends to all keys of the segment and the memory: set '
+        f'model.memory.length and model.memory.same_length'
+      )
+    num_keys = window if self.memory.sees_itself() else window - 1
+    if num_keys > max_length:
+      raise errors.BadInput(
+        f'model.position="table" has vectors for model.positional.max_length={max_length} '
+        f'distances, but a token attends to {num_keys} keys: use a smaller model.memory.length, '
+        f'or model.positional.max_length={num_keys}'
+      )
 
 
 @functools.cache  # one warning per process, which may read a config several times

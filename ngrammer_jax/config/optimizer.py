@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 
 from ngrammer_jax import errors
-from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.fields import ANY, field
 
 ALGORITHMS = ('adam', 'adamw', 'lamb', 'adagrad')
 OFFICIAL_SCHEDULES = ('transformer_xl', 'transformer_xl_tensorflow')  # of these implementations
@@ -68,16 +68,18 @@ class OptimizerConfig:
   table: TableConfig | None = field(None, 'Adagrad of the n-gram tables; None: the defaults')
   drop: DropConfig | None = field(None, 'lower learning rate in the final steps')
   train: tuple[str, ...] = field(
-    ('all',), 'what is trained: all; new: what init_from lacks; embedding, blocks, head, a memory'
+    ('all',),
+    'what is trained: all; new: what init_from lacks; embedding, blocks, head, a memory',
+    needs={'new': {'init_from': (ANY,)}},
+    reason='"new" is what init_from lacks',
   )
   rates: tuple[RateConfig, ...] = field((), 'learning rates of parts of the model')
 
-  def check_groups(self, groups: tuple[str, ...], has_source: bool) -> None:
+  def check_groups(self, groups: tuple[str, ...]) -> None:
     """Raises BadInput for a part that the model does not have.
 
     Args:
       groups: see `ModelConfig.parameter_groups`.
-      has_source: whether training starts from another run.
     """
     valid = ('all', 'new', *groups)
     for name in self.train:
@@ -88,10 +90,6 @@ class OptimizerConfig:
       raise errors.BadInput(
         f'optimizer.train={self.train} is not a list of parts: use "all" alone, or some of '
         f'{", ".join(valid[1:])}'
-      )
-    if 'new' in self.train and not has_source:
-      raise errors.BadInput(
-        'optimizer.train="new" is what init_from lacks, but init_from=None: set it, or use "all"'
       )
     if len({rate.part for rate in self.rates}) < len(self.rates):
       raise errors.BadInput('optimizer.rates has a part twice: give each part one factor')

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.fields import ANY, field
 from ngrammer_jax.config.relations import less_than
 
 # Positions in the segment, counted from its end, so they cannot be combined with a memory: the
@@ -15,7 +15,8 @@ BACKWARD_POSITIONS = ('relative', 'shaw', 'table')
 # absolute: learned vectors of the positions in the document are added to the embeddings (GPT-2).
 # Beyond `max_length` they repeat. A segment and its memory fit in it, so that no two keys of a
 # token share a vector.
-POSITIONS = ('rope', 'sinusoid', 'absolute', *BACKWARD_POSITIONS, *SEGMENT_POSITIONS, 'none')
+ENCODINGS = ('rope', 'sinusoid', 'absolute', *BACKWARD_POSITIONS, *SEGMENT_POSITIONS)
+POSITIONS = (*ENCODINGS, 'none')
 SCALINGS = ('linear', 'llama3', 'yarn', 'longrope')
 
 _ROPE = {'position': ('rope',)}
@@ -78,7 +79,7 @@ class PositionalConfig:
     None,
     'longest timescale in layers with a window; None: the same',
     above=0,
-    only_for=_ROPE,
+    only_for=_ROPE | {'attention.window': (ANY,)},
   )
   rotary_fraction: float = field(1.0, 'rotated share of a head', above=0, at_most=1, only_for=_ROPE)
   interleaved: bool = field(False, 'rotate features 2 j and 2 j + 1 together', only_for=_ROPE)
@@ -99,12 +100,6 @@ class PositionalConfig:
     """Raises BadInput for options that are invalid for the model."""
     if model.position != 'rope':
       return
-    has_window = any(kind.has_window for kind in model.layer_types())
-    if self.window_max_timescale is not None and not has_window:
-      raise errors.BadInput(
-        f'model.positional.window_max_timescale={self.window_max_timescale} is for layers with a '
-        f'window, and model.attention.layer_pattern has none: use None'
-      )
     features = self.rotated_features(model.head_features)
     if features % 2 or not features:
       raise errors.BadInput(

@@ -5,6 +5,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.relations import divisible_by
 
 CELLS = {'lstm': 4, 'rnn': 1}  # number of gates
 # Number of parts that each readout divides the hidden state into; None: `slices`.
@@ -43,7 +44,16 @@ UNBOUNDED = 2**31 - 1  # context length of recurrent models, in tokens
 class RecurrentConfig:
   """One recurrent layer instead of a Transformer, and the readout of its outputs."""
 
-  hidden: int = field(300, 'hidden size K', at_least=1)
+  hidden: int = field(
+    300,
+    'hidden size K',
+    at_least=1,
+    relations=(
+      divisible_by(2, where={'readout': ('key_value',)}),
+      divisible_by(3, where={'readout': ('key_value_predict',)}),
+      divisible_by('slices', where={'readout': ('ngram',)}),
+    ),
+  )
   cell: str = field('lstm', 'recurrent cell', choices=tuple(CELLS))
   readout: str = field('none', 'readout of the outputs', choices=tuple(READOUTS))
   window: int = field(
@@ -140,12 +150,6 @@ class RecurrentConfig:
 
   def check(self, model: Any) -> None:
     """Raises BadInput for sizes or other options that are invalid for a recurrent model."""
-    if self.hidden % self.num_slices:
-      nearest = max(1, round(self.hidden / self.num_slices)) * self.num_slices
-      raise errors.BadInput(
-        f'model.recurrent.hidden={self.hidden} must be divisible by the {self.num_slices} parts of '
-        f'model.recurrent.readout={self.readout!r}: use {nearest}'
-      )
     self._check_transformer_options(model)
     if model.tie_embeddings:
       remedy = f'model.tie_embeddings=False, or model.width={self.width}'

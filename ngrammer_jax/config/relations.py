@@ -1,4 +1,4 @@
-"""Rules for a number of the config and another key: it divides it, is below it, equals it.
+"""Rules for a value of the config and another key: the number divides it, is below it, equals it.
 
 `fields.field(..., relations=(divides('heads'),))` declares such a rule. Its error, which
 `fields.check_values` raises, names both keys, both values and what to use.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ngrammer_jax import errors
 from ngrammer_jax.config.formatting import format_entry, format_value
 
-ANY = 'a value'  # in `Relation.where` and the rules of `fields.Key`: all values but None and ()
+ANY = 'any value'  # in `Relation.where` and the rules of `fields.Key`: all values but None and ()
 
 Blocks = Sequence[tuple[str, Any]]  # path and dataclass of a block and of each enclosing block
 
@@ -54,9 +54,9 @@ def _nearest_multiple(value: int, other: int) -> int:
 
 
 def _largest_below(value: Any, other: Any) -> int | None:
-  """Returns the largest int below another one. There is no largest float."""
+  """Returns the largest size below another one, which is at least 0. There is no largest float."""
   if isinstance(value, int):
-    return other - 1
+    return max(other - 1, 0)
   return None
 
 
@@ -89,6 +89,7 @@ class Relation:
     times: a factor of the other number.
     minus: subtracted from the other number.
     unless: values that are always valid.
+    remedy: what to change, in place of the nearest valid value or the other key.
     reason: explanation at the end of the error message.
   """
 
@@ -98,6 +99,7 @@ class Relation:
   times: int = 1
   minus: int = 0
   unless: tuple[Any, ...] = ()
+  remedy: str = ''
   reason: str = ''
 
   def check(self, path: str, value: Any, blocks: Blocks) -> None:
@@ -113,7 +115,7 @@ class Relation:
     name = ''
     other = self.other
     if isinstance(other, str):
-      other_key = find(other, blocks)
+      other_key = find_other_key(other, blocks)
       if other_key is None or other_key.value is None:
         return
       name = other_key.path
@@ -128,45 +130,47 @@ class Relation:
       if not self.comparison.holds(entry, number):
         raise errors.BadInput(
           f'{path}={format_entry(value, entry)} must {self.comparison.words} '
-          f'{self._describe_other(name, other)}{self._describe_where(blocks)}: '
-          f'{self._remedy(entry, name, number)}'
+          f'{self._describe_other(name, other, number)}{self._describe_where(blocks)}: '
+          f'{self._describe_remedy(entry, name, number)}'
         )
 
   def _applies(self, blocks: Blocks) -> bool:
     """Whether all keys of `where` have values with which the rule applies."""
     for name, values in self.where.items():
-      key = find(name, blocks)
-      if key is None or not is_among(key.value, values):
+      key = find_other_key(name, blocks)
+      if key is None or not matches(key.value, values):
         return False
     return True
 
-  def _describe_other(self, name: str, other: Any) -> str:
-    """Formats the other key with its value, and what is computed from it."""
+  def _describe_other(self, name: str, other: Any, number: Any) -> str:
+    """Formats the other key with its value, and the number that is computed from it."""
     if not name:
       return format_value(other)
     text = f'{name}={format_value(other)}'
     if self.times != 1:
       text = f'{self.times} x {text}'
     if self.minus:
-      text = f'{text} - {self.minus}'
+      text = f'{format_value(number)}, which is {text} minus {self.minus}'
     return text
 
   def _describe_where(self, blocks: Blocks) -> str:
     """Formats the conditions on keys that are set."""
-    conditions = [find(name, blocks) for name in self.where]
+    conditions = [find_other_key(name, blocks) for name in self.where]
     texts = [f'{path}={format_value(value)}' for path, value in conditions if value is not None]
     if not texts:
       return ''
     return f' for {" and ".join(texts)}'
 
-  def _remedy(self, value: Any, name: str, number: Any) -> str:
+  def _describe_remedy(self, value: Any, name: str, number: Any) -> str:
     """Returns what to change, the value or the other key, and the reason."""
     nearest = self.comparison.nearest(value, number)
-    if nearest is None and number is not None:
+    if self.remedy:
+      text = self.remedy
+    elif nearest is None and number is not None:
       text = 'use another value'
     else:
       text = f'use {format_value(nearest)}'
-    if name:
+    if name and not self.remedy:
       text += f', or {self.comparison.change} {name}'
     if self.reason:
       text += f'; {self.reason}'
@@ -180,8 +184,8 @@ class OtherKey(NamedTuple):
   value: Any
 
 
-def find(name: str, blocks: Blocks) -> OtherKey | None:
-  """Returns the path and the value of a key; None if none of the blocks has it.
+def find_other_key(name: str, blocks: Blocks) -> OtherKey | None:
+  """Returns the path and the value of a key that a rule names; None if none of the blocks has it.
 
   Args:
     name: path of the key within its block, or its whole path. It may lead through a block that is
@@ -200,8 +204,8 @@ def find(name: str, blocks: Blocks) -> OtherKey | None:
   return None
 
 
-def is_among(value: Any, values: tuple[Any, ...]) -> bool:
-  """Whether a value, or an entry of a tuple, is one of values, which may have ANY."""
+def matches(value: Any, values: tuple[Any, ...]) -> bool:
+  """Whether a value, or an entry of a tuple, is one of the values of a rule, which may be ANY."""
   if value in values:
     return True
   if isinstance(value, tuple) and any(entry in values for entry in value):

@@ -12,7 +12,7 @@ from typing import Any
 from flax import linen as nn
 
 from ngrammer_jax import errors
-from ngrammer_jax.config import fields
+from ngrammer_jax.config import fields, resume
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers.ngram import ngrammer
 
@@ -116,7 +116,7 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
 
   Options that change only how a model is trained or computed may differ.
   """
-  differences = fields.differences(
+  differences = resume.differences(
     _with_explicit_blocks(config), _with_explicit_blocks(official), 'model.', _is_training_option
   )
   problems = [

@@ -23,7 +23,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
-from ngrammer_jax.config import conversion, fields, memory_blocks
+from ngrammer_jax.config import conversion, fields, memory_blocks, resume
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.models import language_model, memories, model_variables
@@ -188,7 +188,7 @@ def check_model(initial_run: runs.Run, config: experiment.Config) -> None:
   """
   model = initial_run.config.model
   added = memory_blocks.added(model, config.model)
-  for key, old, new in fields.differences(model, config.model, 'model.', _may_differ):
+  for key, old, new in resume.differences(model, config.model, 'model.', _may_differ):
     if key.path not in added:
       raise errors.BadInput(_difference_message(key.path, old, new, config))
   added_memories.check_neutral(model, config)

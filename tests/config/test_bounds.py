@@ -12,8 +12,6 @@ from ngrammer_jax.config import fields
 from tests.loops import each
 
 QUICKSTART = f'--config={pathlib.Path(__file__).parents[2]}/configs/quickstart.py'
-SPAN = '--config.model.memory.length=64 --config.model.memory.same_length=memory_alone'
-LSTM = '--config.model.ngram=None --config.model.recurrent.readout=attention'
 
 
 def parse(arguments):
@@ -23,34 +21,11 @@ def parse(arguments):
 @each(
   'arguments, message',
   [
-    (f'{SPAN} --config.model.span.limit=1e12', 'model.span.limit=1000000000000 must be at most 2,'),
-    (f'{LSTM} --config.model.recurrent.window=1e12', 'model.recurrent.window=1000000000000 must'),
-    (f'{LSTM} --config.model.recurrent.hidden=3e12', 'model.recurrent.hidden=3000000000000 must'),
-    ('--config.training.segment_length=1e12', 'training.segment_length=1000000000000 must be at'),
-    ('--config.model.convolution=1e9', 'model.convolution=1000000000 must be from 1 to 256'),
-    ('--config.model.ngram.orders=(1000,)', 'model.ngram.orders=1000 must be from 2 to 32'),
-    ('--config.model.memory.length=1e10', 'model.memory.length=10000000000 must be at most 2,147,'),
-    ('--config.model.ngram.vocabulary_size=1e9', 'model.ngram.vocabulary_size=1000000000 must be'),
-    ('--config.data.vocabulary_size=1e10', 'data.vocabulary_size=10000000000 must be at most 2,1'),
-    ('--config.training.steps=1e30', 'training.steps=1.000e+30 must be at most 2,147,483,647'),
-    ('--config.optimizer.warmup_steps=1e99', 'optimizer.warmup_steps=1.000e+99 must be at most'),
     ('--config.training.steps=0x' + 'f' * 5000, 'training.steps=3.980e+6020 must be at most 2,147'),
     ('--config.training.steps=' + '9' * 5000, "training.steps='9999"),
     ('--config.optimizer.learning_rate=' + '9' * 400, 'optimizer.learning_rate=inf must be finite'),
     ('--config.optimizer.learning_rate=-' + '9' * 400, 'optimizer.learning_rate=-inf must be'),
-    ('--config.optimizer.learning_rate=nan', "optimizer.learning_rate='nan' is not of type float"),
-    ('--config.model.layers=1e6', 'model.layers=1000000 must be from 1 to 1000'),
-    ('--config.model.heads=1e9', 'model.width=192 must be divisible by 2 x model.heads=1000'),
-    (
-      '--config.model.width=2147483647',
-      'model.width=2147483647 must be divisible by 2 x model.heads=6 for ',
-    ),
     ('--config.model.ngram.orders=' + '(' * 3000, "model.ngram.orders='((((("),
-    ('--config.model.ngram_memories.0.heads=1e6', 'model.ngram_memories.0.heads=1000000 must be f'),
-    (
-      '--config.model.adaptive_softmax.embedding_width=0',
-      'model.adaptive_softmax.embedding_width=0 must be at least 1, or None',
-    ),
   ],
 )
 def test_absurd_values_are_refused(arguments, message):

@@ -106,7 +106,14 @@ class Block:
     needs={'y': {'width': (fields.ANY,), 'inner.rows': (2, None)}, 'x': {'size': (-1, 2)}},
     reason='they are wide',
   )
+  names: tuple[str, ...] = fields.field(('n',), 'at least one', may_be_empty=False)
   inner: Inner | None = fields.field(None, 'a block inside')
+  outer: Inner | None = fields.field(
+    None,
+    'a block with a remedy',
+    only_for={'kind': ('b',)},
+    remedy="use x.count={value.rows} and x.kind='b'",
+  )
 
 
 @each(
@@ -133,15 +140,25 @@ def test_values_within_the_rules_pass(values):
     ({'width': float('inf')}, 'x.width=inf must be finite'),
     ({'size': 0}, 'x.size=0 must be at least 1, or -1'),
     ({'kind': 'c'}, "x.kind='c' is not one of: a, b"),
+    ({'kinds': ('c',)}, "x.kinds=('c',): 'c' is not one of: a, b"),
     ({'kinds': ('a', 'c')}, "x.kinds=('a', 'c'): 'c' is not one of: a, b"),
     ({'slots': 3}, "x.slots=3 is not for x.kind='a', but for b: use 4"),
     ({'inner': Inner(3)}, "x.inner.rows=3 is not for x.kind='a', but for b, c: use 2"),
-    ({'mode': 'y'}, "x.mode='y' is not for x.width=None, but for a value: use 'x'; they are wide"),
+    (
+      {'mode': 'y'},
+      "x.mode='y' needs x.width, which is None: set x.width, or use 'x'; they are wide",
+    ),
     (
       {'mode': 'y', 'width': 1.0, 'inner': Inner(3), 'kind': 'b'},
       "x.mode='y' is not for x.inner.rows=3, but for 2, None: use 'x'; they are wide",
     ),
-    ({'size': 3}, "x.mode='x' is not for x.size=3, but for -1, 2; they are wide"),
+    ({'size': 3}, "x.mode='x' is not for x.size=3, but for -1, 2: use x.size=-1; they are wide"),
+    (
+      {'outer': Inner()},
+      "x.outer=(defaults) is not for x.kind='a', but for b: use x.count=2 and x.kind='b'",
+    ),
+    ({'names': ()}, "x.names=() must not be empty: use ('n',)"),
+    ({'names': ('n', '')}, "x.names=('n', '') must not be empty: use ('n',)"),
   ],
 )
 def test_values_outside_of_the_rules_are_named(values, message):

@@ -4,7 +4,6 @@ import pytest
 
 from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
-from tests.checks import bad_input
 
 WORKLOAD = kernels.Workload(128, 0, 64, 'bfloat16', 'cpu', 'cpu', is_divisible=True)
 
@@ -94,14 +93,3 @@ def test_the_keys_of_epsilon_follow_from_the_config(limit, kernel, epsilon_keys,
   model.check()
   assert span.counts_all_keys(kernel) == counts_all
   assert ('all_keys' in model.attention_needs()) == counts_all
-
-
-def test_blocks_refuse_spans_that_count_all_keys():
-  span = model_config.SpanConfig(epsilon_keys='all')
-  memory = model_config.MemoryConfig(span.limit, same_length='memory_alone')
-  model = model_config.ModelConfig(span=span, memory=memory, kernel='blocks')
-  with bad_input(
-    'model.kernel=\'blocks\' does not support model.span.epsilon_keys="all": use '
-    'model.kernel=None, which selects automatically'
-  ):
-    model.check()

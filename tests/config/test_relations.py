@@ -49,6 +49,9 @@ class Block:
     (), 'several', relations=(less_than('heads', unless=(9,)),)
   )
   kind: str = fields.field('', 'what some rules depend on')
+  share: int | None = fields.field(
+    None, 'with a remedy', relations=(at_most('width', remedy='use None', reason='it is a part'),)
+  )
   tags: tuple[str, ...] = fields.field((), 'what some rules depend on')
   ratio: float = fields.field(0.5, 'without a nearest value', relations=(less_than('limit'),))
   inner: Inner | None = fields.field(None, 'a block inside')
@@ -97,7 +100,7 @@ def test_values_that_fit_each_other_pass(values):
     ),
     (
       {'limit': 5.5},
-      'x.limit=5.5 must be at least x.width=8 - 2: use 6, or a smaller x.width',
+      'x.limit=5.5 must be at least 6, which is x.width=8 minus 2: use 6, or a smaller x.width',
     ),
     (
       {'entries': (3, 4)},
@@ -107,6 +110,11 @@ def test_values_that_fit_each_other_pass(values):
       {'ratio': 9.0},
       'x.ratio=9.0 must be less than x.limit=9.0: use another value, or a larger x.limit',
     ),
+    (
+      {'heads': 1, 'entries': (3, 1)},
+      'x.entries=(3, 1): 3 must be less than x.heads=1: use 0, or a larger x.heads',
+    ),
+    ({'share': 9}, 'x.share=9 must be at most x.width=8: use None; it is a part'),
     (
       {'inner': Inner(10)},
       'x.inner.size=10 must be at most x.limit=9.0: use 9.0, or a larger x.limit',

@@ -8,7 +8,6 @@ from ngrammer_jax import command_line, config
 from ngrammer_jax.config import conversion, fields
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.ngram.presets import PRESETS
-from tests.checks import bad_input
 from tests.loops import each
 
 SMALL = {'join': 'sum', 'width': 256}
@@ -113,66 +112,6 @@ def test_blocks_of_a_file_are_changed(tmp_path, arguments, change):
   before = parse(tmp_path, text=FILE).model.ngram_memories
   changed = parse(tmp_path, *(MEMORY + text for text in arguments), text=FILE)
   assert changed.model.ngram_memories == change(*before)
-
-
-@each(
-  'argument, message',
-  [
-    (
-      '.3.rows=9',
-      'model.ngram_memories.3: the blocks before it are missing; the next one is '
-      'model.ngram_memories.2',
-    ),
-    (
-      '.rows=9',
-      'unknown config key model.ngram_memories.rows: did you mean model.ngram_memories.0.rows?',
-    ),
-    (
-      '.1.row=9',
-      'unknown config key model.ngram_memories.1.row: did you mean model.ngram_memories.1.rows?',
-    ),
-    (
-      '.01.rows=9',
-      'unknown config key model.ngram_memories.01: did you mean model.ngram_memories.0?',
-    ),
-    (
-      '.1=3',
-      "model.ngram_memories has no preset '3'; available: engram, engram_v41, ple, over_encoding, "
-      'longcat, blt',
-    ),
-    ('.1.rows=many', "model.ngram_memories.1.rows='many' is not of type tuple[int, ...]"),
-    ('.1.heads=0', 'model.ngram_memories.1.heads=0 must be from 1 to 1024'),
-    (
-      '.1.convolution=4',
-      "model.ngram_memories.1.convolution=4 is not for model.ngram_memories.1.join='sum', but for "
-      'gate: use 0',
-    ),
-    (
-      '.1.preset=engrm',
-      "model.ngram_memories.1.preset='engrm' is not one of: engram, engram_v41, ple, "
-      'over_encoding, longcat, blt, or None',
-    ),
-  ],
-)
-def test_an_impossible_override_is_named(tmp_path, argument, message):
-  with bad_input(message):
-    parse(tmp_path, MEMORY + argument, text=FILE)
-
-
-@each(
-  'values, message',
-  [
-    (3, 'model.ngram_memories.0=3 must be a section, not a value'),
-    ([{}, None], 'model.ngram_memories.1=None: the section is required'),
-    (
-      [{'row': 3}],
-      'unknown config key model.ngram_memories.0.row: did you mean model.ngram_memories.0.rows?',
-    ),
-  ],
-)
-def test_an_impossible_tuple_is_named(values, message):
-  with bad_input(message):
-    memories(values)
 
 
 def test_a_saved_tuple_is_loaded_the_same_and_may_be_missing(tmp_path):

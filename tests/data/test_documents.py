@@ -11,7 +11,6 @@ from ngrammer_jax.data.documents import duplicates, shards
 from ngrammer_jax.data.files import file_formats
 from ngrammer_jax.data.tokens import learned_vocabulary, token_cache
 from tests import tokenizer_files
-from tests.checks import bad_input
 from tests.data import document_files
 
 pytestmark = pytest.mark.usefixtures('cache')
@@ -85,11 +84,6 @@ def test_duplicates_are_dropped(tmp_path, caplog):
   assert documents(corpus) == [b'a', b'b', b'c']
   assert documents(corpus, 'test') == [b't']
   assert '4 training documents are left out' in caplog.text
-  with bad_input(
-    'data.drop_duplicates=True needs a corpus that is tokenised in advance, but data.corpus='
-    "'shards' is tokenised during training: use data.corpus=text"
-  ):
-    data_config.DataConfig('shards', 'x', 'bytes', drop_duplicates=True).check()
 
 
 def test_empty_documents_are_skipped_and_counted(tmp_path, caplog):

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.models import language_model
 from tests import equation_names
-from tests.checks import assert_close, bad_input, random_variables, rest_is_full, rest_is_slow
+from tests.checks import assert_close, random_variables, rest_is_full, rest_is_slow
 from tests.models import attention_lstm_loop as loop
 
 V, W, B, T = 11, 4, 2, 9
@@ -244,72 +243,6 @@ def test_an_adaptive_softmax_at_both_ends(x64):
   expected = -np.take_along_axis(np.asarray(log_probs), tokens[..., None], axis=-1)[..., 0]
   assert_close(nll, expected, 1e-12)
   assert_close(np.exp(log_probs).sum(axis=-1), np.ones((B, T)), 1e-12)
-
-
-def resolved(**fields):
-  options = {'tie_embeddings': False, 'width': 12} | fields
-  return experiment.resolve({'model': options})
-
-
-def test_bad_values_are_named():
-  for fields, message in (
-    (
-      {'recurrent': {'hidden': 100, 'readout': 'key_value_predict'}},
-      'model.recurrent.hidden=100 must be divisible by the 3 parts of model.recurrent.readout='
-      "'key_value_predict': use 99",
-    ),
-    (
-      {'recurrent': {'hidden': 3, 'readout': 'ngram', 'slices': 4}},
-      'model.recurrent.hidden=3 must be divisible by the 4 parts of '
-      "model.recurrent.readout='ngram': use 4",
-    ),
-    (
-      {'recurrent': {'readout': 'values'}},
-      "model.recurrent.readout='values' is not one of: none, attention, key_value, "
-      'key_value_predict, ngram, recurrent_memory',
-    ),
-    ({'recurrent': {'window': 0}}, 'model.recurrent.window=0 must be from 1 to 1024'),
-    (
-      {'recurrent': {}, 'layers': 2},
-      'model.layers: only for Transformers, not model.recurrent; use model.layers=4',
-    ),
-    (
-      {'recurrent': {}, 'heads': 2},
-      'model.heads: only for Transformers, not model.recurrent; use model.heads=4',
-    ),
-    (
-      {
-        'recurrent': {},
-        'memory': {'same_length': 'memory'},
-        'feed_forward_width': 4,
-        'span': {},
-      },
-      'model.feed_forward_width, model.memory, model.span: only for Transformers, not '
-      'model.recurrent; use model.feed_forward_width=688, model.memory=None, model.span=None',
-    ),
-    (
-      {'recurrent': {'gate_bias': True, 'readout': 'key_value'}},
-      "model.recurrent.gate_bias=True is not for model.recurrent.readout='key_value', but for "
-      'recurrent_memory: use False',
-    ),
-    (
-      {'recurrent': {'cell': 'rnn', 'forget_bias': 2.0}},
-      "model.recurrent.forget_bias=2.0 is not for model.recurrent.cell='rnn', but for lstm: use "
-      '1.0',
-    ),
-    (
-      {'recurrent': {'hidden': 24, 'readout': 'key_value'}, 'tie_embeddings': True, 'width': 10},
-      'model.tie_embeddings=True needs an output as wide as the embedding, but the readout has '
-      'width 12 and model.width=10: use model.recurrent.hidden=20, or model.tie_embeddings=False, '
-      'or model.width=12',
-    ),
-    (
-      {'recurrent': {}, 'ngram': {'layer': 'end', 'heads': 2, 'dim': 2}},
-      "model.ngram.layer='end' is not for model.recurrent=(defaults), but for None: use 'input'",
-    ),
-  ):
-    with bad_input(message):
-      resolved(**fields)
 
 
 def test_a_prefix_is_refused():

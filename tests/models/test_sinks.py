@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.evaluation import EvaluationMemory
@@ -105,23 +104,6 @@ def test_a_transformer_gets_a_memory_in_evaluation_alone():
   model = memory.apply(config_of())
   assert model.memory == MemoryConfig(8, sinks=2) and config_of().memory is None
   memory.check(config_of())
-
-
-@pytest.mark.parametrize(
-  'changes, message',
-  [
-    ({'memory': MemoryConfig(4, sinks=4)}, 'must be less than model.memory.length=4'),
-    ({'memory': MemoryConfig(4, sinks=2), 'position': 'relative'}, 'needs rotary positions'),
-    (
-      {'memory': MemoryConfig(4, 'empty', 'memory', sinks=2)},
-      'is not for model.memory.same_length',
-    ),
-  ],
-)
-def test_sinks_that_cannot_be(changes, message):
-  config = dataclasses.replace(config_of(), key_value_heads=None, **changes)
-  with pytest.raises(errors.BadInput, match=f'^model.memory.sinks=.*{message}'):
-    config.check()
 
 
 @pytest.mark.slow

@@ -107,11 +107,3 @@ def test_missing_dataset_is_an_error_and_not_downloaded(tmp_path, c4):
     f'hours), or read its files with data.corpus=shards'
   ):
     c4.open_corpus(data_config.DataConfig(corpus='c4/en', path=str(tmp_path)))
-
-
-def test_word_vocabulary_is_not_supported():
-  with bad_input(
-    "data.corpus='c4/en' is tokenised during training, but data.vocabulary='words' needs the whole "
-    'text in advance: use sentencepiece or bytes'
-  ):
-    data_config.DataConfig(corpus='c4/en', vocabulary='words').check()

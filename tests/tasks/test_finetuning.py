@@ -160,7 +160,7 @@ def test_input_errors_are_raised_before_training(folder):
     finetune.main(arguments(folder, 'run', 'all'))
   with pytest.raises(
     ValueError,
-    match='finetune.targets_length=20 must be at most training.segment_length=21 - 2: use 19',
+    match='^finetune.targets_length=20 must be at most 19, which is training.segment_length=21 ',
   ):
     finetune.main(arguments(folder, 'run', training__segment_length=21))
   with pytest.raises(ValueError, match='holds no config.json: not a run'):

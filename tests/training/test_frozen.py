@@ -151,23 +151,3 @@ def test_a_part_has_a_learning_rate_of_its_own():
   same(actual['layer_0']['out'], 0.25 * expected['layer_0']['out'])
   same(actual['ngrammer'].values, 3 * expected['ngrammer'].values)
   assert actual['ngrammer'].rows.tolist() == [1, 3]
-
-
-def test_parts_that_do_not_exist_are_refused():
-  def check(init_from=None, **optimizer):
-    config = tiny_run.config('text', optimizer=optimizer, init_from=init_from)
-    with pytest.raises(errors.BadInput) as caught:
-      config.check()
-    return str(caught.value)
-
-  listed = 'It has all, new, embedding, blocks, head, ngram'
-  assert check(train=('ngrm',)) == (
-    f"optimizer.train='ngrm' is no part of this model: use 'ngram'? {listed}"
-  )
-  assert check(rates=(RateConfig('new', 2.0),)).startswith(
-    "optimizer.rates.0.part='new' is no part"
-  )
-  assert check(train=('all', 'head')).startswith("optimizer.train=('all', 'head') is not a list")
-  assert check(train=()).startswith('optimizer.train=() is not a list of parts')
-  assert 'but init_from=None' in check(train=('new',))
-  assert 'has a part twice' in check(rates=(RateConfig('head', 2.0), RateConfig('head', 3.0)))

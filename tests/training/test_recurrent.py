@@ -176,13 +176,6 @@ def test_evaluation_may_hand_on_what_training_does_not(tiny):
   more = evaluation_config.EvaluationMemory(carry_memory=True)
   c = config_of(tiny, read, evaluation=evaluation_config.EvaluationConfig(streams=4, memory=more))
   assert not c.model.recurrent.carry_memory and c.evaluation_model().recurrent.carry_memory
-  wrong = evaluation_config.EvaluationMemory(length=4)
-  with bad_input(
-    'evaluation.memory.length=4 is not for model.recurrent=(hidden=24, '
-    "readout='key_value_predict', "
-    'carry_memory=True), but for None: use None'
-  ):
-    config_of(tiny, evaluation=evaluation_config.EvaluationConfig(streams=4, memory=wrong))
 
 
 @pytest.mark.full

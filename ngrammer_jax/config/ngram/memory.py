@@ -10,6 +10,7 @@ from ngrammer_jax.config.ngram import hashes as ngram_hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.presets import PRESETS
 from ngrammer_jax.config.place import Place
+from ngrammer_jax.config.positions import ENCODINGS
 from ngrammer_jax.config.relations import equals, less_than
 
 # Ids that n-grams are made of: token ids; ids of the normalised texts of tokens (Engram); byte + 4
@@ -156,6 +157,8 @@ class NGramMemoryConfig:
         'key': ('clusters',),
         'boundary': ('starts',),
         'displacement': (0,),
+        'position': ENCODINGS,
+        'persistent.kind': (None, 'all_attention', 'attention_split', 'single_head'),
       }
     },
   )
@@ -282,7 +285,7 @@ class NGramMemoryConfig:
       model: the config of the model.
       path: dotted path of this block, such as model.ngram_memories.0.
     """
-    self._check_places(model, path)
+    self._check_places(path)
     D = model.width_at(self.point)
     if self.key in CLUSTER_KEYS and D % self.heads:
       width = f'model.width={D}'
@@ -307,20 +310,14 @@ class NGramMemoryConfig:
         )
     self._check_tables(width, size, path)
 
-  def _check_places(self, model: Any, path: str) -> None:
-    """Raises BadInput for blocks that the memory cannot be in, or pairs that they do not have."""
+  def _check_places(self, path: str) -> None:
+    """Raises BadInput for blocks that the memory cannot be in."""
     if len(set(self.layers)) < len(self.layers):
       raise errors.BadInput(f'{path}.layers={self.layers} has a block twice: use it once')
     if self.point == 'after_block' and len(self.layers) > 1:
       raise errors.BadInput(
         f'{path}.layers={self.layers}: a memory with {path}.point="after_block" is in one block; '
         f'use one memory for each block'
-      )
-    has_pairs = model.position != 'none' and model.context_heads == model.heads
-    if self.pairing == 'attended' and not has_pairs:
-      raise errors.BadInput(
-        f'{path}.pairing="attended" needs positions and context in all heads, not model.position='
-        f'{model.position!r} and {model.context_heads} of model.heads={model.heads}: use "previous"'
       )
 
   def check_sizes(self, width: int, vocabulary_size: int = 1) -> None:

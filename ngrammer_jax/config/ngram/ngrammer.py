@@ -8,6 +8,7 @@ from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram import memory, sizes
 from ngrammer_jax.config.place import Place
+from ngrammer_jax.config.positions import ENCODINGS
 from ngrammer_jax.config.relations import equals
 
 # After the embedding; after the first, the middle or the last block; or after attention in blocks.
@@ -58,7 +59,7 @@ class NGramConfig:
     'paired token, by block or one entry for all',
     choices=PAIRING,
     only_for=_BLOCKS,
-    needs={'attended': {'orders': ((2,),)}},
+    needs={'attended': {'orders': ((2,),), 'position': ENCODINGS}},
   )
   decay: float = field(0.999, 'decay of the centroids', at_least=0, at_most=1, free_on_init=True)
   epsilon: float = field(1e-6, 'added to the number of tokens of a cluster', above=0)

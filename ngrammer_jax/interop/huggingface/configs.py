@@ -12,7 +12,7 @@ from typing import Any
 from flax import traverse_util
 
 from ngrammer_jax import errors
-from ngrammer_jax.config import attention, conversion, fields
+from ngrammer_jax.config import attention, conversion, fields, resume
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop import loader_options
 from ngrammer_jax.interop.huggingface import config_fields, families, rotary_fields
@@ -20,7 +20,7 @@ from ngrammer_jax.interop.huggingface import config_fields, families, rotary_fie
 LAYER_TYPES = ('full_attention', 'sliding_attention')
 # Our types of layers, by whether they have rotary positions and a window.
 OUR_LAYER_TYPES = {
-  ('unrotated' not in name, 'window' in name): name for name in attention.LAYER_TYPES
+  ('unrotated' not in name, 'window' in name): name for name in attention.LAYER_TYPE_NAMES
 }
 DEFAULT_LENGTH = 2048  # tokens of a segment in evaluation, if the model has that many positions
 
@@ -345,7 +345,7 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
     return [str(error)]
   return [
     f'{key.path}={fields.format_value(old)} instead of {fields.format_value(new)}'
-    for key, old, new in fields.differences(official, model, 'model.', _may_differ)
+    for key, old, new in resume.differences(official, model, 'model.', _may_differ)
   ]
 
 

@@ -1,0 +1,58 @@
+"""Differences between two configs: of a run, and of the command that resumes it."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+from typing import Any
+
+from ngrammer_jax.config import fields
+
+
+def _is_free_on_resume(key: fields.Key) -> bool:
+  return key.free_on_resume
+
+
+def differences(
+  before: Any,
+  after: Any,
+  path: str = '',
+  may_differ: Callable[[fields.Key], bool] = _is_free_on_resume,
+) -> Iterator[tuple[fields.Key, Any, Any]]:
+  """Yields key, old and new value for each difference that is not allowed, by default on resume.
+
+  A block that is added or removed is one difference.
+
+  Args:
+    before, after: two configs, or two blocks of the same kind.
+    path: dotted path of the block, with a dot at the end.
+    may_differ: whether any difference of a key is allowed.
+  """
+  for name, key in fields.keys(type(before), path).items():
+    if may_differ(key):
+      continue
+    olds = key.entries(getattr(before, name))
+    news = key.entries(getattr(after, name))
+    for entry in olds | news:
+      old, new = olds.get(entry), news.get(entry)
+      if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
+        yield from differences(old, new, f'{entry.path}.', may_differ)
+      elif old != new:
+        yield entry, old, new
+
+
+def with_kept_values(stored: Any, config: Any, path: str = '') -> Any:
+  """Returns a config with the stored values of keys that are `kept_on_resume`.
+
+  Where the value of such a key is not its default, it stays.
+
+  Args:
+    stored, config: two configs, or two blocks of the same kind.
+    path: dotted path of the block, with a dot at the end.
+  """
+  changes = {}
+  for name, key in fields.keys(type(config), path).items():
+    old, new = getattr(stored, name), getattr(config, name)
+    if key.kept_on_resume and new == key.default:
+      changes[name] = old
+    elif dataclasses.is_dataclass(new) and type(old) is type(new):
+      changes[name] = with_kept_values(old, new, f'{key.path}.')
+  return dataclasses.replace(config, **changes)
