@@ -326,3 +326,18 @@ def test_small_ngram_memories_have_the_model_of_other_configs():
 )
 def test_rows_of_transformers_of_today(variant, words, params, centroids):
   assert counts_of_many_layers(f'transformer.py:{variant}', words) == (params, centroids)
+
+
+@each(
+  'variant, other',
+  [
+    ('llama_quickstart', 'quickstart.py'),
+    ('qwen3_text8', 'ngrammer_text8.py'),
+    ('llama_c4', 'ngrammer_c4.py:transformer'),
+  ],
+)
+def test_transformers_of_today_are_trained_as_the_models_they_are_compared_with(variant, other):
+  load = lambda spec: config.resolve(command_line.load_file(str(CONFIGS / spec)))
+  own = lambda key: key.path in ('model', 'optimizer.table')  # they have no tables
+  baseline, model = load(f'transformer.py:{variant}'), load(other)
+  assert not list(config.differences(baseline, model, may_differ=own))
