@@ -310,14 +310,6 @@ def test_records_that_cannot_be_read_are_named_before_the_checkpoint_is(trained_
     write_report(f'--workdir={trained_copy}')
 
 
-def test_equal_configs_have_no_differences(pair):
-  _, (found, _), _ = pair
-  table, *_ = report_page._configs([found, found]).elements
-  assert len(table.rows) == 1
-  table, *_ = report_page._configs([found]).elements
-  assert table.text
-
-
 HARNESS = """<iframe id=a style="width:{width}px;height:900px;border:0" src="{page}"></iframe>
 <pre id=out></pre><script>
 window.onload = () => {{

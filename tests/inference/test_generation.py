@@ -13,7 +13,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.models import language_model, transformer
-from tests.checks import mesh_of, random_variables
+from tests.checks import full, mesh_of, random_variables
 from tests.inference import reference
 
 V, MAX_LENGTH = 11, 32
@@ -207,7 +207,7 @@ def test_rows_do_not_depend_on_the_batch(x64, context):
   check_answers([answer[:n] for answer, n in zip(greedy, fit_lengths, strict=True)], most_likely)
 
 
-@pytest.mark.parametrize('context', [1, pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize('context', [1, pytest.param(2, marks=pytest.mark.slow), full(5)])
 def test_tokens_depend_on_the_context_alone(x64, deterministic_tokens, context):
   """With one layer and rotary positions, the last tokens alone give the same result."""
   variables, prompts = model_and_variables(SHALLOW)[1], [np.array([i]) for i in (3, 5, 7)]

@@ -341,6 +341,7 @@ def test_all_keys_of_the_window_count_without_trimming(x64):
     log_probs(dataclasses.replace(default, span=dataclasses.replace(span, epsilon_keys='span')))
 
 
+@pytest.mark.full
 def test_all_keys_count_in_the_official_arrays(x64, reference):
   """With spans below 64, the default is the same rule."""
   f = reference('span_adaptive')

@@ -20,7 +20,7 @@ from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.gate import Gate
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from tests import official_memories as official
-from tests.checks import assert_close, bad_input, mesh_of
+from tests.checks import assert_close, bad_input, full, mesh_of
 
 
 def v41_layer(V=11, **changes):
@@ -84,7 +84,7 @@ def test_qwen_ple(reference, tmp_path, monkeypatch, name):
     assert_written_back(layout, variables, tmp_path / 'ours', arrays)
 
 
-@pytest.mark.parametrize('name, block', [('engram_o23_h8', 15), ('engram_o23_h2_zero', 2)])
+@pytest.mark.parametrize('name, block', [('engram_o23_h8', 15), full('engram_o23_h2_zero', 2)])
 def test_engram_demo(reference, tmp_path, monkeypatch, name, block):
   monkeypatch.setattr(row_files, 'BLOCK_BYTES', 1000)
   f, path = reference(name), f'layer{block}/'

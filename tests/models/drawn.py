@@ -184,13 +184,13 @@ def config_of(case: Case) -> model_config.ModelConfig:
     **{name: c[name] for name in (*same, 'scan_layers', 'layers', 'remat')},
     **{name: c[name] for name in ('parallel_residual', 'final_logit_cap')},
   )
-  config.check()
   serves = ngram is not None and ngram.layer == 'input' and ngram.clusters and not adaptive
   if (c['served'] and not serves) or (c['prefix'] and not config.sees_later_tokens):
     raise errors.BadInput('an option without a use')
   # Zeros come before the memory: how many a token sees depends on where segments end.
   if memory is not None and memory.first == 'zeros' and memory.same_length == 'no':
     raise errors.BadInput('an option that is no property of the stream')
+  config.check()  # the last, because it takes longest
   return config
 
 
