@@ -65,7 +65,7 @@ class RotaryScalingConfig:
     if self.kind == 'longrope' and count != pairs:
       raise errors.BadInput(
         f'model.positional.scaling.{name} has {count} factors, but heads have {pairs} rotated '
-        f'pairs of features'
+        f'pairs of features: give one factor for each pair'
       )
 
 

@@ -42,7 +42,7 @@ class AdaptiveSoftmaxConfig:
     if width // self.divisor ** (clusters - 1) < 1:
       raise errors.BadInput(
         f'model.adaptive_softmax.divisor={self.divisor}: width {width} is too small for the last '
-        f'of {clusters} clusters'
+        f'of {clusters} clusters: use a smaller divisor, or fewer cutoffs'
       )
     if len(self.tied_projections) not in (1, clusters):
       raise errors.BadInput(
@@ -54,5 +54,6 @@ class AdaptiveSoftmaxConfig:
     """Raises BadInput if a tail cluster would be empty."""
     if self.cutoffs and self.cutoffs[-1] >= size:
       raise errors.BadInput(
-        f'model.adaptive_softmax.cutoffs={self.cutoffs}: the vocabulary has only {size:,} words'
+        f'model.adaptive_softmax.cutoffs={self.cutoffs}: the vocabulary has only {size:,} words: '
+        f'use smaller ones'
       )

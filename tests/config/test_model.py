@@ -63,5 +63,7 @@ def test_an_ngrammer_after_attention_may_have_heads_of_its_own():
 def test_a_tail_without_words():
   config = model_config.AdaptiveSoftmaxConfig((8, 20))
   config.check_vocabulary(21)
-  with bad_input('model.adaptive_softmax.cutoffs=(8, 20): the vocabulary has only 20 words'):
+  with bad_input(
+    'model.adaptive_softmax.cutoffs=(8, 20): the vocabulary has only 20 words: use smaller ones'
+  ):
     config.check_vocabulary(20)

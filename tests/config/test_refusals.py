@@ -108,7 +108,8 @@ MODEL = [
   ('model.adaptive_softmax.divisor=0', 'model.adaptive_softmax.divisor=0 must be at least 1'),
   (
     'model.adaptive_softmax.cutoffs=(8,16) model.adaptive_softmax.divisor=32 data.vocabulary=words',
-    'model.adaptive_softmax.divisor=32: width 256 is too small for the last of 3 clusters',
+    'model.adaptive_softmax.divisor=32: width 256 is too small for the last of 3 clusters: '
+    'use a smaller divisor, or fewer cutoffs',
   ),
   (
     'model.adaptive_softmax.cutoffs=(8,) '
@@ -284,7 +285,7 @@ ATTENTION = [
   (
     'model.positional.scaling.kind=longrope model.positional.scaling.short_factors=(1.0,2.0)',
     'model.positional.scaling.short_factors has 2 factors, but heads have 32 rotated pairs of '
-    'features',
+    'features: give one factor for each pair',
   ),
   (
     'model.position=none model.positional.scaling.factor=2.0',
@@ -341,7 +342,7 @@ ATTENTION = [
   (
     'model.positional.scaling.kind=longrope',
     'model.positional.scaling.short_factors has 0 factors, but heads have 32 rotated pairs of '
-    'features',
+    'features: give one factor for each pair',
   ),
   (
     'model.positional.scaling.kind=llama3 model.positional.scaling.low_frequency_factor=4',
@@ -473,7 +474,7 @@ NGRAM = [
   ),
   (
     'model.head_width=32 model.ngram.heads=3 model.ngram.layer=attention',
-    'model.ngram.heads=3 must divide model.heads x model.head_width = 128',
+    'model.ngram.heads=3 must divide model.heads x model.head_width = 128: use 2',
   ),
   (
     'model.ngram.dim=65',
@@ -522,7 +523,7 @@ NGRAM = [
     "model.ngram.pairing=('attended',) is not for model.ngram.orders=(2, 3), but for (2,): use "
     "('previous',)",
   ),
-  ('model.ngram.heads=3', 'model.ngram.heads=3 must divide model.width=256'),
+  ('model.ngram.heads=3', 'model.ngram.heads=3 must divide model.width=256: use 2'),
   ('model.ngram.combine=sum', "model.ngram.combine='sum' is not one of: concat, add"),
   ('model.ngram.clusters=0', 'model.ngram.clusters=0 must be at least 1, or None'),
 ]
@@ -567,7 +568,7 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.layers=(1,) MEMORY.key=clusters MEMORY.heads=3',
-    'MEMORY.heads=3 must divide model.width=256',
+    'MEMORY.heads=3 must divide model.width=256: use 2',
   ),
   (
     'MEMORY.layers=(1,) MEMORY.key=clusters MEMORY.initial=data',

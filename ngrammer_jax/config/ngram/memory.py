@@ -11,7 +11,7 @@ from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.presets import PRESETS
 from ngrammer_jax.config.place import Place
 from ngrammer_jax.config.positions import ENCODINGS
-from ngrammer_jax.config.relations import equals, less_than
+from ngrammer_jax.config.relations import DIVIDES, equals, less_than
 
 # Ids that n-grams are made of: token ids; ids of the normalised texts of tokens (Engram); byte + 4
 # (BLT); cluster ids of the input of the memory; cluster ids of the embedding.
@@ -291,7 +291,8 @@ class NGramMemoryConfig:
       width = f'model.width={D}'
       if D != model.width:
         width = f'model.heads x model.head_width = {D}'
-      raise errors.BadInput(f'{path}.heads={self.heads} must divide {width}')
+      nearest = DIVIDES.nearest(self.heads, D)
+      raise errors.BadInput(f'{path}.heads={self.heads} must divide {width}: use {nearest}')
     if self.table_initial == 'xavier' and len(set(self.rows)) > 1:
       raise errors.BadInput(
         f'{path}.table_initial="xavier" needs the same number of rows for all orders, not '
