@@ -26,7 +26,8 @@ from ngrammer_jax import command_line, config
 from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data.documents import corpora as corpus_files
-from ngrammer_jax.data.documents import document, held_out
+from ngrammer_jax.data.documents import corpus as corpus_types
+from ngrammer_jax.data.documents import held_out
 from tests import documentation, tokenizer_files
 from tests.data import document_files
 from tests.documentation import DOCS, README, ROOT
@@ -368,7 +369,7 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
     addresses.append(tmp_path / 'addresses' / source.name)
     addresses[-1].parent.mkdir(exist_ok=True)
     addresses[-1].write_text(source.read_text(encoding='utf-8')[:1000], encoding='utf-8')
-  splits = held_out.hold_out([*map(document.whole_file, addresses)])
+  splits = held_out.hold_out([*map(corpus_types.whole_file, addresses)])
   corpus = corpus_files.Corpus('sotu', tuple(addresses), splits)
   monkeypatch.setattr(corpus_files, '_open_sotu', lambda: corpus)
   monkeypatch.chdir(tmp_path)

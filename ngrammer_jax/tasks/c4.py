@@ -73,7 +73,7 @@ def register(
 
 @dataclasses.dataclass(frozen=True)
 class TfdsShards:
-  """Shards of a split that TFDS has prepared, see `shards.Shards`.
+  """Shards of a split that TFDS has prepared, see `corpus.Shards`.
 
   Attributes:
     source: a `seqio.TfdsDataSource`.
@@ -91,7 +91,7 @@ class TfdsShards:
   def read(
     self, shard: int, position: FilePosition = START
   ) -> Iterator[tuple[bytes, FilePosition]]:
-    """See `shards.Shards`. The position is the number of the document."""
+    """See `corpus.Shards`. The position is the number of the document."""
     info = seqio.ShardInfo(shard, len(self.files))
     dataset = self.source.get_dataset(self.split, shuffle=False, shard_info=info)
     options = tf.data.Options()
@@ -108,7 +108,7 @@ class TfdsShards:
       raise errors.BadInput(f'{self.files[shard]} is damaged: {error.message}') from error
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """See `shards.Shards`."""
+    """See `corpus.Shards`."""
     text_files.decode(record, f'{self.files[shard]}, example {document + 1:,}')
     return record
 

@@ -17,7 +17,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data.documents import held_out, sections, shards
 from ngrammer_jax.data.documents.corpus import Corpus as Corpus
-from ngrammer_jax.data.documents.document import Document, whole_file
+from ngrammer_jax.data.documents.corpus import Document, whole_file
 from ngrammer_jax.data.files import buckets, compression, file_formats, split_files, text_files
 from ngrammer_jax.data.files.split_files import SPLITS
 from ngrammer_jax.data.formats import ReadOptions

@@ -1,15 +1,15 @@
-"""A corpus on disk: its files, and the documents of its splits."""
+"""A corpus on disk: its files, its documents by split, and shards of documents."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
+import functools
 import pathlib
-from typing import Any
+from typing import Any, Protocol
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data.documents import shards
-from ngrammer_jax.data.documents.document import Document
-from ngrammer_jax.data.files import split_files
+from ngrammer_jax.data.files import split_files, text_files
+from ngrammer_jax.data.formats.interface import START, FilePosition
 
 # The keys of a config that decide on its text, beside the files.
 KEYS = (
@@ -20,6 +20,48 @@ KEYS = (
   'begin_of_text',
   'drop_duplicates',
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+  """A document of a corpus.
+
+  Attributes:
+    name: the file, and the part of it if the file holds several documents.
+    read_chunks: yields the bytes in chunks; may be called any number of times.
+  """
+
+  name: str
+  read_chunks: Callable[[], Iterator[bytes]]
+
+
+def whole_file(path: pathlib.Path) -> Document:
+  """Returns a file as one document."""
+  return Document(str(path), functools.partial(text_files.read_chunks, path))
+
+
+class Shards(Protocol):
+  """The shards of a split: files of many documents.
+
+  Attributes:
+    files: the file of each shard.
+  """
+
+  files: tuple[pathlib.Path, ...]
+
+  def read(
+    self, shard: int, position: FilePosition = START
+  ) -> Iterator[tuple[bytes, FilePosition]]:
+    """Yields the record of each document from a position on, and the position of the next one.
+
+    The position was yielded by this method, or is that of the first document.
+    """
+
+  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
+    """Returns the text of a document; None for one of another split.
+
+    Raises BadInput if its record is invalid.
+    """
 
 
 def _has_no_checksum() -> None:
@@ -50,7 +92,7 @@ class Corpus:
   encoding: str = 'utf-8'
   is_altered: bool = False
   verify: Callable[[], None] = _has_no_checksum
-  train_shards: shards.Shards | None = None
+  train_shards: Shards | None = None
   is_sectioned: bool = False
   first_sizes: Mapping[tuple[int, str], int] = dataclasses.field(default_factory=dict)
   reading: Any = None

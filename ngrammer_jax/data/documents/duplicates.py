@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.documents.document import Document
+from ngrammer_jax.data.documents.corpus import Document
 
 SHORT_KEY = 8  # bytes of a key, enough to count copies; to drop one, the whole key decides
 COMPARED_BYTES = 16 << 20  # of a streamed training text

@@ -4,33 +4,30 @@ from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import functools
 
-from ngrammer_jax.data.documents.document import Document
+from ngrammer_jax.data.documents.corpus import Document
 from ngrammer_jax.data.files import text_files
 from ngrammer_jax.data.files.split_files import SPLITS
 
 Splits = dict[str, Iterable[Document]]
 
 
-@dataclasses.dataclass(frozen=True)
-class HeldOutOrder:
-  """Which documents are held out: some of each period.
+def split_of(number: int, period: int, splits: Sequence[str]) -> str:
+  """Returns the split of a document.
 
-  Attributes:
+  A period is divided into equal parts, one for each held-out split, of which the last document is
+  held out.
+
+  Args:
+    number: number of the document.
     period: of so many documents, each split but the first has one.
     splits: train, and the held-out splits.
   """
-
-  period: int
-  splits: Sequence[str]
-
-  def split_of(self, number: int) -> str:
-    """Returns the split of a document: the last ones of equal parts of a period are held out."""
-    index = number % self.period
-    num_held_out = len(self.splits) - 1
-    for i in range(num_held_out):
-      if index == self.period * (i + 1) // num_held_out - 1:
-        return self.splits[i + 1]
-    return 'train'
+  index = number % period
+  num_held_out = len(splits) - 1
+  for i in range(num_held_out):
+    if index == period * (i + 1) // num_held_out - 1:
+      return splits[i + 1]
+  return 'train'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +36,17 @@ class InterleavedDocuments:
 
   Attributes:
     documents: the documents of all splits.
-    order: says which are held out.
+    period, splits: say which are held out, see `split_of`.
   """
 
   documents: Iterable[Document]
-  order: HeldOutOrder
+  period: int
+  splits: Sequence[str]
 
   def __iter__(self) -> Iterator[tuple[str, Document]]:
     """Yields each document with its split."""
     for number, document in enumerate(self.documents):
-      yield self.order.split_of(number), document
+      yield split_of(number, self.period, self.splits), document
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +78,14 @@ def hold_out(
     share: of the documents, or of each if they are few files, for each split but the first.
     splits: train, and the held-out splits.
   """
-  order = HeldOutOrder(max(round(1 / share), len(splits)), splits)
+  period = max(round(1 / share), len(splits))
   if not isinstance(documents, list):
-    source = InterleavedDocuments(documents, order)
+    source = InterleavedDocuments(documents, period, splits)
     return {split: InterleavedSplit(source, split) for split in splits}
-  if len(documents) >= order.period:
+  if len(documents) >= period:
     by_split: dict[str, list[Document]] = {split: [] for split in splits}
     for number, document in enumerate(documents):
-      by_split[order.split_of(number)].append(document)
+      by_split[split_of(number, period, splits)].append(document)
     return by_split
   # Too few documents to use whole ones for validation and test: the end of each is held out.
   divided = [DividedText(document, share, len(splits)) for document in documents]

@@ -8,7 +8,7 @@ import pathlib
 import re
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.documents.document import Document
+from ngrammer_jax.data.documents.corpus import Document
 from ngrammer_jax.data.files import text_files
 
 BOOK_MARKER = b'_BOOK_TITLE_'

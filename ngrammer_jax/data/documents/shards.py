@@ -10,11 +10,10 @@ import hashlib
 import logging
 import math
 import pathlib
-from typing import Protocol
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import formats
-from ngrammer_jax.data.documents.document import Document, whole_file
+from ngrammer_jax.data.documents.corpus import Document, Shards, whole_file
 from ngrammer_jax.data.files import file_formats, split_files, text_files
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, START, FilePosition, ReadOptions
 
@@ -22,30 +21,6 @@ HELD_OUT_BYTES = 32 << 20  # of files held out for validation, and of their text
 DEFAULT_SHARE = 0.05  # of the training text, held out
 # Multiples of the golden ratio are spread evenly, also among the rows that share a file.
 GOLDEN_RATIO = 0.6180339887498949
-
-
-class Shards(Protocol):
-  """The shards of a split: files of many documents.
-
-  Attributes:
-    files: the file of each shard.
-  """
-
-  files: tuple[pathlib.Path, ...]
-
-  def read(
-    self, shard: int, position: FilePosition = START
-  ) -> Iterator[tuple[bytes, FilePosition]]:
-    """Yields the record of each document from a position on, and the position of the next one.
-
-    The position was yielded by this method, or is that of the first document.
-    """
-
-  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
-    """Returns the text of a document; None for one of another split.
-
-    Raises BadInput if its record is invalid.
-    """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import logging
 import pathlib
 
 from ngrammer_jax.data.documents import duplicates
-from ngrammer_jax.data.documents.document import Document
+from ngrammer_jax.data.documents.corpus import Document
 from ngrammer_jax.data.documents.held_out import InterleavedSplit
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.documents.shards import Shards
+from ngrammer_jax.data.documents.corpus import Shards
 from ngrammer_jax.data.files import fingerprints
 from ngrammer_jax.data.formats.interface import FilePosition
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.documents.shards import Shards
+from ngrammer_jax.data.documents.corpus import Shards
 from ngrammer_jax.data.files import fingerprints, text_files
 from ngrammer_jax.data.rows import (
   document_blocks,

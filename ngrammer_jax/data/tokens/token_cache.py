@@ -19,7 +19,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import duplicates, shards, split_reader
-from ngrammer_jax.data.documents.corpus import Corpus
+from ngrammer_jax.data.documents.corpus import Corpus, Shards
 from ngrammer_jax.data.files import file_formats
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, ReadOptions
 from ngrammer_jax.data.tokens import cache_folders, token_split, token_writer
@@ -47,7 +47,7 @@ class TokenCorpus:
   content_hash: str
   document_keys: dict[str, np.ndarray]
   counts: str
-  train_shards: shards.Shards | None = None
+  train_shards: Shards | None = None
 
 
 def prepare(

@@ -10,7 +10,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import duplicates
-from ngrammer_jax.data.documents.document import Document
+from ngrammer_jax.data.documents.corpus import Document
 from ngrammer_jax.data.files import text_files
 from ngrammer_jax.data.vocabularies import tokenizer
 
