@@ -128,7 +128,7 @@ def test_a_refused_value_does_not_poison_a_workdir(tiny, one_device, tmp_path):
   assert workdirs.load_config(run) == config
   (run / 'checkpoints' / '2').mkdir(parents=True)
   with pytest.raises(errors.BadInput, match='was started with model.dtype'):
-    workdirs.check(run, tiny(model={'dtype': 'float64'}))
+    workdirs.check_workdir(run, tiny(model={'dtype': 'float64'}))
 
 
 @pytest.mark.parametrize('seeds', [(0,), full((1, 2))])

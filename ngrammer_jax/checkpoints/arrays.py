@@ -32,7 +32,13 @@ def make_checkpointer(folder: pathlib.Path) -> 'ocp.StandardCheckpointer':
 
 def drop_empty(tree: Any) -> Any:
   """Replaces arrays without elements by None: Orbax does not save them."""
-  return jax.tree.map(lambda leaf: leaf if math.prod(leaf.shape) else None, tree)
+
+  def none_if_empty(leaf: Any) -> Any:
+    if math.prod(leaf.shape) == 0:
+      return None
+    return leaf
+
+  return jax.tree.map(none_if_empty, tree)
 
 
 def restore(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> Any:
@@ -77,8 +83,8 @@ def restore_sections(folder: pathlib.Path, saved: manifest.Manifest, abstract: A
     restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
     partial_restore=True,
   )
-  make_reader = lambda: ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-  with _explain_errors(folder), make_reader() as checkpointer:
+  handler = ocp.PyTreeCheckpointHandler()
+  with _explain_errors(folder), ocp.Checkpointer(handler) as checkpointer:
     restored = checkpointer.restore(storage.orbax_path(folder), args=arguments)
   check_checksums(saved, restored)
   arrays = checksums.named_leaves(restored)
@@ -112,7 +118,9 @@ def _as_expected(leaf: jax.ShapeDtypeStruct, array: jax.Array | None) -> jax.Arr
     array = _with_empty_slots(array, leaf)
   if sharding.is_on_host(leaf) and array.format.layout.major_to_minor != (0, 1):
     array = jax.device_put(array, leaf.format)
-  return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
+  if array.dtype != leaf.dtype:
+    array = array.astype(leaf.dtype)
+  return array
 
 
 def verify(folder: pathlib.Path, saved: manifest.Manifest) -> None:
@@ -120,10 +128,14 @@ def verify(folder: pathlib.Path, saved: manifest.Manifest) -> None:
   with make_checkpointer(folder) as checkpointer:
     metadata = _read_metadata(checkpointer, folder)
     # Restored as NumPy arrays: the devices that wrote them may not exist here.
-    as_numpy = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-    abstract = jax.tree.map(as_numpy, metadata)
+    abstract = jax.tree.map(_numpy_zeros, metadata)
     with jax.enable_x64(True):
       check_checksums(saved, checkpointer.restore(storage.orbax_path(folder), abstract))
+
+
+def _numpy_zeros(leaf: Any) -> np.ndarray:
+  """Returns an array with the shape and dtype of another one, which takes no memory."""
+  return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
 def check_written(
@@ -196,7 +208,7 @@ def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
   learned.
   """
 
-  def as_saved(path, leaf):
+  def as_saved(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     name = sharding.leaf_name(path)
     if not name.startswith('memory/') or name not in saved.leaves:
       return leaf
@@ -215,6 +227,11 @@ def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
 def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
   """Adds empty slots at the beginning of a memory [B, M, ...]."""
   padding = [(size - saved, 0) for size, saved in zip(like.shape, memory.shape, strict=True)]
-  empty = document_masks.NONE if jnp.issubdtype(memory.dtype, jnp.integer) else 0
-  fill = lambda array: jnp.pad(array, padding, constant_values=empty)
+  empty = 0
+  if jnp.issubdtype(memory.dtype, jnp.integer):  # numbers of documents
+    empty = document_masks.NONE
+
+  def fill(array: jax.Array) -> jax.Array:
+    return jnp.pad(array, padding, constant_values=empty)
+
   return jax.jit(fill, out_shardings=like.sharding)(memory)

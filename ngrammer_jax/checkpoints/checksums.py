@@ -82,20 +82,26 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 def checksums(tree: Any) -> dict[str, str]:
   """Returns 16 hexadecimal digits for every leaf, by name."""
+  return {name: _checksum(leaf) for name, leaf in named_leaves(tree).items()}
 
-  def checksum(leaf):
-    # One at a time: on simulated devices, programs that run concurrently can deadlock.
-    is_local = not isinstance(leaf, jax.Array) or (
-      leaf.is_fully_addressable and jax.default_backend() == 'cpu'
-    )
-    if is_local:
-      sums = _sum_on_host(np.asarray(leaf))
-    elif sharding.is_on_host(leaf):
-      sums = _sum_of_shards(leaf)
-    else:
-      # Replicated, so that every process can read it.
-      replicated = sharding.replicated(leaf.sharding.mesh) if hosts.is_multiprocess() else None
-      sums = _sum_on_device(leaf, replicated)
-    return '{:08x}{:08x}'.format(*np.asarray(sums))
 
-  return {name: checksum(leaf) for name, leaf in named_leaves(tree).items()}
+def _checksum(leaf: jax.Array | np.ndarray) -> str:
+  """Returns the checksum of an array, wherever it is."""
+  # One at a time: on simulated devices, programs that run concurrently can deadlock.
+  if _is_in_process(leaf):
+    sums = _sum_on_host(np.asarray(leaf))
+  elif sharding.is_on_host(leaf):
+    sums = _sum_of_shards(leaf)
+  else:
+    result_sharding = None
+    if hosts.is_multiprocess():  # replicated, so that every process can read it
+      result_sharding = sharding.replicated(leaf.sharding.mesh)
+    sums = _sum_on_device(leaf, result_sharding)
+  return '{:08x}{:08x}'.format(*np.asarray(sums))
+
+
+def _is_in_process(leaf: jax.Array | np.ndarray) -> bool:
+  """Whether this process has the whole array in the memory of its processor."""
+  if not isinstance(leaf, jax.Array):
+    return True
+  return leaf.is_fully_addressable and jax.default_backend() == 'cpu'

@@ -3,7 +3,7 @@
 <workdir>/base    Orbax files and manifest.json, as a checkpoint has them
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import contextlib
 import pathlib
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import arrays, manifest
 from ngrammer_jax.system import hosts
 
@@ -27,7 +26,7 @@ def read_manifest(workdir: pathlib.Path) -> manifest.Manifest | None:
   has_manifest = (workdir / FOLDER / manifest.FILE_NAME).exists()
   if not hosts.broadcast(has_manifest):  # other processes may see the file late
     return None
-  with _translate_damage(workdir):
+  with _refuse_corrupt(workdir):
     return manifest.call_on_primary(manifest.read, workdir / FOLDER)
 
 
@@ -56,20 +55,17 @@ def restore(
   Raises:
     BadInput: it changed.
   """
-  with _translate_damage(workdir):
+  with _refuse_corrupt(workdir):
     saved = manifest.call_on_primary(read_folder, workdir / FOLDER)
     if saved.checksum != expected:
       raise manifest.CorruptError('its arrays are not those of the checkpoint')
     return arrays.restore(workdir / FOLDER, saved, abstract)
 
 
-@contextlib.contextmanager
-def _translate_damage(workdir: pathlib.Path) -> Iterator[None]:
+def _refuse_corrupt(workdir: pathlib.Path) -> contextlib.AbstractContextManager[None]:
   """Raises BadInput for a damaged base: without it, no checkpoint can be used."""
-  try:
-    yield
-  except manifest.CorruptError as error:
-    raise errors.BadInput(
-      f'{workdir / FOLDER} holds the parameters that are not trained, but it is not the one that '
-      f'was written: {error}; copy it from a backup, or start again with another --workdir'
-    ) from error
+  return manifest.refuse_corrupt(
+    f'{workdir / FOLDER} holds the parameters that are not trained, but it is not the one that was '
+    f'written',
+    'copy it from a backup, or start again with another --workdir',
+  )

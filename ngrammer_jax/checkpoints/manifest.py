@@ -58,6 +58,15 @@ class Manifest:
     return hashlib.sha256(_canonical_json(self.leaves)).hexdigest()[:16]
 
 
+@contextlib.contextmanager
+def refuse_corrupt(problem: str, remedy: str) -> Iterator[None]:
+  """Raises BadInput for a CorruptError, where no other checkpoint can be used instead."""
+  try:
+    yield
+  except CorruptError as error:
+    raise errors.BadInput(f'{problem}: {error}; {remedy}') from error
+
+
 def write(folder: pathlib.Path, manifest: Manifest) -> None:
   """Writes the manifest of a checkpoint folder."""
   content = dataclasses.asdict(manifest)
@@ -67,7 +76,7 @@ def write(folder: pathlib.Path, manifest: Manifest) -> None:
 
 def read(folder: pathlib.Path) -> Manifest:
   """Returns the manifest of a checkpoint. Raises CorruptError if missing or changed."""
-  with _translate_damage(FILE_NAME):
+  with _as_corrupt(FILE_NAME):
     content = json_files.read(folder / FILE_NAME)
     digest = content.pop('sha256')
     if digest != hashlib.sha256(_canonical_json(content)).hexdigest():
@@ -110,14 +119,14 @@ def verify(folder: pathlib.Path) -> Manifest:
 
 def _check_digest(folder: pathlib.Path, name: str, digest: str) -> None:
   """Raises CorruptError if a file has another SHA-256."""
-  with _translate_damage(name):
+  with _as_corrupt(name):
     if _sha256(folder / name) != digest:
       raise CorruptError(f'{name} was changed: wrong checksum')
 
 
 def _check_size(folder: pathlib.Path, name: str, size: int) -> None:
   """Raises CorruptError if a file has another size."""
-  with _translate_damage(name):
+  with _as_corrupt(name):
     actual_size = files.size(folder / name)
     if actual_size != size:
       raise CorruptError(f'{name} has {actual_size:,} bytes, expected {size:,}')
@@ -155,7 +164,7 @@ def digest_files(folder: pathlib.Path) -> dict[str, tuple[int, str]]:
 
 
 @contextlib.contextmanager
-def _translate_damage(name: str) -> Iterator[None]:
+def _as_corrupt(name: str) -> Iterator[None]:
   """Raises CorruptError for an error about the content of a file, BadInput if it is forbidden."""
   try:
     yield

@@ -103,8 +103,9 @@ def restore_variables(workdir: pathlib.Path, step: int, abstract: dict[str, Any]
     CorruptError: they differ from what was written, or a file has another size.
     BadInput: they do not match the model.
   """
-  # Several processes read different bytes. All of them have to notice damage.
-  read_manifest = manifest.verify if hosts.is_multiprocess() else manifest.verify_index
+  read_manifest = manifest.verify_index
+  if hosts.is_multiprocess():  # they read different bytes, and all of them have to notice damage
+    read_manifest = manifest.verify
   folder = folder_of(workdir, step)
   saved = manifest.call_on_primary(read_manifest, folder)
   names = _names_in_base(saved, abstract['params'])

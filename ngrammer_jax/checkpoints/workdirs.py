@@ -37,7 +37,7 @@ SHARED_SECONDS = 60  # after which all processes see a file of the primary
 REMEDY = 'restore it from a backup, or use another workdir'
 
 
-def check(workdir: pathlib.Path, config: experiment.Config) -> None:
+def check_workdir(workdir: pathlib.Path, config: experiment.Config) -> None:
   """Raises BadInput if a folder cannot be a workdir, or has a checkpoint of another config."""
   storage.check_reachable(workdir)
   files.check_writable(f'--workdir={workdir}', workdir)
@@ -178,7 +178,7 @@ def _initialize(
       logging.info('%s cannot be locked: do not start a second process', workdir)
     else:
       _lock(workdir, stack.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
-    check(workdir, config)  # again: another run may have started meanwhile
+    check_workdir(workdir, config)  # again: another run may have started meanwhile
     check_text(workdir, config, content_hash)
     if not reader.steps(workdir):
       (workdir / ORIGIN).unlink(missing_ok=True)  # of an earlier start
@@ -191,6 +191,7 @@ def _initialize(
 
 
 def _lock(workdir: pathlib.Path, file: TextIO) -> None:
+  """Locks the open lock file. Raises BadInput if another process holds the lock."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError as error:
@@ -223,7 +224,8 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
 def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: experiment.Config):
   """Raises BadInput for a difference that a resume does not allow."""
   for key, old, new in experiment.differences(old_config, config):
-    reason, remedy = '', 'use the old value, or another workdir'
+    reason = ''
+    remedy = 'use the old value, or another workdir'
     if key.path == 'training.steps' and new > old:
       o = config.optimizer
       if o.schedule in ('constant', 'rsqrt') and o.drop is None:

@@ -6,6 +6,7 @@ used: it deletes old steps in place, so that a kill leaves a partial checkpoint 
 and it cannot add a metric to a saved step.
 """
 
+from collections.abc import Callable
 from concurrent import futures
 import contextlib
 import dataclasses
@@ -92,8 +93,7 @@ class CheckpointWriter:
       step: step of the state.
       state: the train state.
       validation: nats per token on the validation split, None if not measured.
-      rows: states of all rows of the batch, a JSON value, see `mixture.TrainSegments.row_states`;
-        None: there are none.
+      rows: states of all rows of the batch, a JSON value, see `TrainTask`; None: there are none.
 
     Raises:
       BadInput: the disk is full, now or when the previous checkpoint was written.
@@ -146,8 +146,21 @@ class CheckpointWriter:
       return 'none yet'
     return f'step {steps[-1]}'
 
-  def _commit(self, step, validation, scratch, describe, rows) -> None:
-    """Waits for Orbax, looks at its files, writes the manifest and deletes old checkpoints."""
+  def _commit(
+    self,
+    step: int,
+    validation: float | None,
+    scratch: pathlib.Path,
+    describe: Callable[[], manifest.Leaves],
+    rows: Any,
+  ) -> None:
+    """Waits for Orbax, completes the checkpoint and deletes old ones.
+
+    Args:
+      step, validation, rows: see `save`.
+      scratch: the folder that Orbax writes.
+      describe: returns dtype, shape and checksum of each array.
+    """
     leaves = describe()
     self._orbax.wait_until_finished()
     if not hosts.is_primary():
@@ -159,16 +172,34 @@ class CheckpointWriter:
     for old_step in {*steps} - {*steps[-self._keep :], reader.best_step(self._workdir)}:
       self._delete(old_step)
 
-  def _finish(self, step, validation, scratch, leaves, folder) -> None:
-    """Looks at the files that Orbax has written, writes their manifest, and renames the folder."""
+  def _finish(
+    self,
+    step: int,
+    validation: float | None,
+    scratch: pathlib.Path,
+    leaves: manifest.Leaves,
+    folder: pathlib.Path,
+  ) -> None:
+    """Looks at the files that Orbax has written, writes their manifest, and renames the folder.
+
+    Args:
+      step, validation: see `save`.
+      scratch: the folder that Orbax has written.
+      leaves: dtype, shape and checksum of each array.
+      folder: the folder of the complete checkpoint.
+    """
     try:
       arrays.check_written(self._orbax, scratch, leaves)
     except manifest.CorruptError as error:
-      name = frozen.FOLDER if folder.name == frozen.FOLDER else f'step {step}'
+      name = f'step {step}'
+      if folder.name == frozen.FOLDER:
+        name = frozen.FOLDER
       raise RuntimeError(f'{name} was not saved: {error}') from error
     saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     digests = manifest.digest_files(scratch)
-    base = self._frozen.checksum if self._frozen else ''
+    base = ''
+    if self._frozen is not None:
+      base = self._frozen.checksum
     manifest.write(scratch, manifest.Manifest(step, saved_at, validation, digests, leaves, base))
     if not storage.is_remote(scratch):
       scratch.rename(folder)

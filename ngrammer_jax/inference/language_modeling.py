@@ -5,7 +5,6 @@ B batch, T segment length.
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import itertools
 import json
 import math
 import pathlib
@@ -59,25 +58,11 @@ def evaluate(
   if engine.model.vocabulary_size < text.tokens:
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
     variables = engine.prepare(variables)
-  nats = []
-  line_end_nats = []
-  counts: collections.Counter[str] = collections.Counter()
-  for scores in itertools.chain.from_iterable(score_streams(engine, variables, text, config)):
-    is_counted_BxT = scores.counts_BxT
-    masks = {'tokens': is_counted_BxT, 'correct': scores.correct_BxT}
-    if split.num_characters is not None:
-      masks['characters'] = is_counted_BxT & (scores.targets_BxT < split.num_characters)
-    masks['line_ends'] = is_counted_BxT & (scores.targets_BxT == line_end)
-    segment_counts = {name: int(mask.sum()) for name, mask in masks.items()}
-    counts.update(segment_counts)
-    nats.append(scores.nll_BxT[is_counted_BxT].sum(dtype=np.float64))
-    line_end_nats.append(scores.nll_BxT[masks['line_ends']].sum(dtype=np.float64))
-    report(segment_counts['tokens'])
-  total = math.fsum(nats)
-  bits = total / math.log(2)
-  tokens = counts['tokens']
-  is_whole_split = tokens == len(split.tokens)
-  text_bytes = split.text_bytes if is_whole_split else None
+  totals = _Totals(split.num_characters, line_end)
+  for batch in score_streams(engine, variables, text, config):
+    for scores in batch:
+      report(totals.add(scores))
+  is_whole_split = totals.counts['tokens'] == len(split.tokens)
   protocol = {
     'name': options.protocol,
     'streams': text.streams,
@@ -85,15 +70,62 @@ def evaluate(
     **_memory_protocol(engine.model.config),
     'whole_split': is_whole_split,
   }
-  result = _metrics(tokens, total / tokens, counts['correct'] / tokens, protocol)
-  result['bits_per_byte'] = bits / text_bytes if text_bytes else None
-  if counts['characters']:
-    result['bits_per_character'] = bits / counts['characters']
-  if line_end is not None and counts['line_ends'] < tokens:  # some papers report it
-    num_words = tokens - counts['line_ends']
-    perplexity = _perplexity((total - math.fsum(line_end_nats)) / num_words)
-    result |= {'line_ends': counts['line_ends'], 'perplexity_without_line_ends': perplexity}
-  return result
+  text_bytes = split.text_bytes if is_whole_split else None
+  return totals.metrics(protocol, text_bytes)
+
+
+class _Totals:
+  """Counts and negative log-likelihoods of the tokens that were scored.
+
+  Args:
+    num_characters: ids below this are characters; None: no id stands for a character.
+    line_end: the token that ends a line, None: there is none.
+
+  Attributes:
+    counts: numbers of `tokens`, `correct` ones, `characters` and `line_ends`.
+  """
+
+  def __init__(self, num_characters: int | None, line_end: int | None):
+    self._num_characters = num_characters
+    self._line_end = line_end
+    self._nats: list[np.float64] = []  # of each segment
+    self._line_end_nats: list[np.float64] = []
+    self.counts: collections.Counter[str] = collections.Counter()
+
+  def add(self, scores: programs.Scores) -> int:
+    """Adds the scores of a segment, and returns how many tokens it has."""
+    is_counted_BxT = scores.counts_BxT
+    masks = {'tokens': is_counted_BxT, 'correct': scores.correct_BxT}
+    if self._num_characters is not None:
+      masks['characters'] = is_counted_BxT & (scores.targets_BxT < self._num_characters)
+    masks['line_ends'] = is_counted_BxT & (scores.targets_BxT == self._line_end)
+    counts = {name: int(mask.sum()) for name, mask in masks.items()}
+    self.counts.update(counts)
+    self._nats.append(scores.nll_BxT[is_counted_BxT].sum(dtype=np.float64))
+    self._line_end_nats.append(scores.nll_BxT[masks['line_ends']].sum(dtype=np.float64))
+    return counts['tokens']
+
+  def metrics(self, protocol: dict[str, Any], text_bytes: int | None) -> dict[str, Any]:
+    """Returns the metrics.
+
+    Args:
+      protocol: how the tokens were scored.
+      text_bytes: size of the text; None: it is not known, or a part was scored.
+    """
+    total = math.fsum(self._nats)
+    bits = total / math.log(2)
+    tokens = self.counts['tokens']
+    line_ends = self.counts['line_ends']
+    result = _metrics(tokens, total / tokens, self.counts['correct'] / tokens, protocol)
+    if text_bytes:
+      result['bits_per_byte'] = bits / text_bytes
+    if self.counts['characters']:
+      result['bits_per_character'] = bits / self.counts['characters']
+    if self._line_end is not None and line_ends < tokens:  # some papers report it
+      word_nats = total - math.fsum(self._line_end_nats)
+      result['line_ends'] = line_ends
+      result['perplexity_without_line_ends'] = _perplexity(word_nats / (tokens - line_ends))
+    return result
 
 
 def combine(results: Mapping[str, dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
@@ -196,7 +228,10 @@ def format_table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _format_bits(bits: float | None) -> str:
-  return '-' if bits is None else f'{bits:.4f}'
+  """Formats bits; '-' where they are not known."""
+  if bits is None:
+    return '-'
+  return f'{bits:.4f}'
 
 
 def format_protocol(result: dict[str, Any]) -> str:

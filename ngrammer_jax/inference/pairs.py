@@ -4,7 +4,7 @@ A tokenizer may join the end of a context and the start of its continuation to o
 continuation starts with that token, and its score is of what the two texts do not share.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import os
 from typing import Any, NamedTuple
 
@@ -61,18 +61,32 @@ def encode(
   """
   if isinstance(pair, str) or len(pair) != 2:
     raise errors.BadInput(f'{name} is {pair!r}, expected a context and its continuation')
-  if isinstance(pair[0], str) and isinstance(pair[1], str):
-    context, joined = (text.encode(vocabulary, t, name).ids for t in (pair[0], ''.join(pair)))
-    shared = count_shared(context, joined)
-    return EncodedPair(vocabulary.add_start(joined[:shared]), joined[shared:])
-  context, continuation = (_check_ids(ids, vocabulary.size, name) for ids in pair)
-  return EncodedPair(context if len(context) else vocabulary.add_start(context), continuation)
+  context, continuation = pair
+  if isinstance(context, str) and isinstance(continuation, str):
+    return _encode_texts(vocabulary, context, continuation, name)
+  context_ids = _check_ids(context, vocabulary.size, name)
+  continuation_ids = _check_ids(continuation, vocabulary.size, name)
+  if not len(context_ids):
+    context_ids = vocabulary.add_start(context_ids)
+  return EncodedPair(context_ids, continuation_ids)
+
+
+def _encode_texts(
+  vocabulary: vocabularies.Vocabulary, context: str, continuation: str, name: str
+) -> EncodedPair:
+  """Encodes two texts, which may share a token."""
+  context_ids = text.encode(vocabulary, context, name).ids
+  joined_ids = text.encode(vocabulary, context + continuation, name).ids
+  shared = count_shared(context_ids, joined_ids)
+  return EncodedPair(vocabulary.add_start(joined_ids[:shared]), joined_ids[shared:])
 
 
 def _check_ids(ids: Any, size: int, name: str) -> np.ndarray:
+  """Returns token ids as int32. Raises BadInput for anything but ids below `size`."""
   array = np.asarray(ids)
-  is_valid = array.ndim == 1 and (not array.size or array.dtype.kind in 'iu')
-  if not is_valid or array.size and not 0 <= array.min() <= array.max() < size:
+  is_list = array.ndim == 1 and (not array.size or array.dtype.kind in 'iu')
+  is_in_range = not array.size or (is_list and 0 <= array.min() <= array.max() < size)
+  if not is_list or not is_in_range:
     raise errors.BadInput(
       f'{name}: context and continuation must be two texts, or two lists of token ids from 0 to '
       f'{size - 1:,}'
@@ -107,24 +121,42 @@ def score(
     limit: maximum number of tokens that a token is predicted from.
     rows: maximum batch size in contexts.
   """
-  parts = [(i, window) for i, pair in enumerate(pairs) for window in windows(pair, limit)]
-  # Continuations of a batch are padded to one length.
-  groups: dict[Any, list[Any]] = {}
-  for i, (context, continuation) in parts:
-    length = inference.bucket(len(continuation), inference.MIN_CHOICE_LENGTH)
-    groups.setdefault((context.tobytes(), length), []).append((i, context, continuation))
-  batches = [
-    list(zip(*part, strict=True))
-    for group in groups.values()
-    for part in inference.chunks(group, MAX_CHOICES)
+  parts = [
+    _Part(index, *window) for index, pair in enumerate(pairs) for window in windows(pair, limit)
   ]
-  contexts, choices = [contexts[0] for _, contexts, _ in batches], [batch[2] for batch in batches]
+  batches = _batches(parts)
+  contexts = [batch[0].context for batch in batches]
+  choices = [[part.continuation for part in batch] for batch in batches]
   rows = min(rows, inference.bucket(len(batches)))
   scores = [PairScore(0.0, True)] * len(pairs)
   with progress.Progress('scoring', len(parts), 'continuations') as bar:
-    for index, *results in engine.rank(variables, contexts, choices, rows):
-      for i, log_prob, is_greedy in zip(batches[index][0], *results, strict=True):
+    for index, log_probs, are_greedy in engine.rank(variables, contexts, choices, rows):
+      for part, log_prob, is_greedy in zip(batches[index], log_probs, are_greedy, strict=True):
+        i = part.pair
         total = scores[i].log_likelihood + float(log_prob)
         scores[i] = PairScore(total, scores[i].is_greedy and bool(is_greedy))
         bar.advance(1)
   return scores
+
+
+class _Part(NamedTuple):
+  """A part of a continuation with its context, see `windows`, and the index of its pair."""
+
+  pair: int
+  context: np.ndarray
+  continuation: np.ndarray
+
+
+def _batches(parts: Iterable[_Part]) -> list[list[_Part]]:
+  """Returns groups of parts of the same context, at most `MAX_CHOICES`, of similar length.
+
+  Continuations of a group are padded to one length.
+  """
+  groups: dict[tuple[bytes, int], list[_Part]] = {}
+  for part in parts:
+    length = inference.bucket(len(part.continuation), inference.MIN_CHOICE_LENGTH)
+    groups.setdefault((part.context.tobytes(), length), []).append(part)
+  batches = []
+  for group in groups.values():
+    batches.extend(inference.chunks(group, MAX_CHOICES))
+  return batches

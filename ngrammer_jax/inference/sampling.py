@@ -4,6 +4,7 @@ B batch, V vocabulary.
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ class SamplingConfig:
     1.0, 'penalty of the tokens of the text so far', at_least=1, reason='1 is no penalty'
   )
 
-  def check(self) -> None:
+  def check_values(self) -> None:
     """Raises BadInput for values out of range."""
     fields.check_values(self)
 
@@ -54,14 +55,21 @@ class SamplerParams(NamedTuple):
     cls, config: SamplingConfig, V: int, document_start: int | None = None
   ) -> 'SamplerParams':
     """Returns the parameters for a vocabulary of V tokens."""
-    k = V if config.top_k is None else min(config.top_k, V)
-    p = 1.0 if config.top_p is None else config.top_p
-    params = cls(jnp.float32(config.temperature), jnp.int32(k), jnp.float32(p))
+    top_k = V
+    if config.top_k is not None:
+      top_k = min(config.top_k, V)
+    top_p = 1.0
+    if config.top_p is not None:
+      top_p = config.top_p
+    params = cls(jnp.float32(config.temperature), jnp.int32(top_k), jnp.float32(top_p))
     if config.repetition_penalty == 1:
       return params
-    start = -1 if document_start is None else document_start
-    penalty = jnp.float32(config.repetition_penalty)
-    return params._replace(repetition_penalty=penalty, document_start=jnp.int32(start))
+    if document_start is None:
+      document_start = -1  # no token has it
+    return params._replace(
+      repetition_penalty=jnp.float32(config.repetition_penalty),
+      document_start=jnp.int32(document_start),
+    )
 
 
 def mark_tokens(is_used_BxV: jax.Array, tokens_BxT: jax.Array, counts_BxT: jax.Array) -> jax.Array:
@@ -82,21 +90,16 @@ def penalize(logits_BxV: jax.Array, is_used_BxV: jax.Array, penalty: jax.Array) 
 
 def sample_tokens(log_probs_BxV: jax.Array, sampler: SamplerParams, keys_B: jax.Array) -> jax.Array:
   """Samples a token for each row, int32 [B], with the random key of that row."""
+  truncate = functools.partial(_truncate, sampler=sampler)
 
-  def truncate(logits_BxV):
-    keep_BxV = top_mass_mask(logits_BxV, jnp.ones_like(logits_BxV), sampler.top_k)
-    logits_BxV = jnp.where(keep_BxV, logits_BxV, -jnp.inf)
-    keep_BxV = top_mass_mask(logits_BxV, jax.nn.softmax(logits_BxV), sampler.top_p)
-    return jnp.where(keep_BxV | (sampler.top_p >= 1), logits_BxV, -jnp.inf)
-
-  def sample_randomly():
+  def sample_randomly() -> jax.Array:
     shifted_BxV = log_probs_BxV - log_probs_BxV.max(axis=-1, keepdims=True)
     logits_BxV = shifted_BxV.astype(jnp.float32) / sampler.temperature
     keep_all = (sampler.top_k >= logits_BxV.shape[-1]) & (sampler.top_p >= 1)
     logits_BxV = jax.lax.cond(keep_all, lambda x: x, truncate, logits_BxV)
     return jax.vmap(jax.random.categorical)(keys_B, logits_BxV).astype(jnp.int32)
 
-  def take_most_likely():
+  def take_most_likely() -> jax.Array:
     # As jnp.argmax, which takes nine times as long on CPU: it is not vectorised.
     V = log_probs_BxV.shape[-1]
     is_best_BxV = log_probs_BxV == log_probs_BxV.max(axis=-1, keepdims=True)
@@ -105,17 +108,42 @@ def sample_tokens(log_probs_BxV: jax.Array, sampler: SamplerParams, keys_B: jax.
   return jax.lax.cond(sampler.temperature > 0, sample_randomly, take_most_likely)
 
 
+def _truncate(logits_BxV: jax.Array, sampler: SamplerParams) -> jax.Array:
+  """Returns the logits of the tokens of top-k, and of these of top-p; the others are -inf."""
+  keep_BxV = top_mass_mask(logits_BxV, jnp.ones_like(logits_BxV), sampler.top_k)
+  logits_BxV = jnp.where(keep_BxV, logits_BxV, -jnp.inf)
+  keep_BxV = top_mass_mask(logits_BxV, jax.nn.softmax(logits_BxV), sampler.top_p)
+  return jnp.where(keep_BxV | (sampler.top_p >= 1), logits_BxV, -jnp.inf)
+
+
 def top_mass_mask(scores_BxV: jax.Array, mass_BxV: jax.Array, min_mass: jax.Array) -> jax.Array:
   """Masks the fewest highest scores whose masses sum to at least `min_mass`, bool [B, V].
 
-  Among equal scores, lower indices are selected first. The lowest selected score is found by
-  bisection over the bits of the scores; a sort takes 20 times as long on CPU.
+  Among equal scores, lower indices are selected first.
   """
-  bits_BxV = jax.lax.bitcast_convert_type(scores_BxV, jnp.int32)
-  # Integers in the same order as the floats.
-  order_BxV = jnp.where(bits_BxV < 0, bits_BxV ^ jnp.int32(2**31 - 1), bits_BxV)
+  order_BxV = _ordered_bits(scores_BxV)
+  threshold_Bx1 = _lowest_selected(order_BxV, mass_BxV, min_mass)
+  is_above_BxV = order_BxV > threshold_Bx1
+  is_equal_BxV = order_BxV == threshold_Bx1
+  equal_mass_BxV = jnp.where(is_equal_BxV, mass_BxV, 0)
+  mass_before_BxV = jnp.cumsum(equal_mass_BxV, axis=-1) - equal_mass_BxV
+  mass_before_BxV += jnp.where(is_above_BxV, mass_BxV, 0).sum(axis=-1, keepdims=True)
+  return is_above_BxV | (is_equal_BxV & (mass_before_BxV < min_mass))
 
-  def bisect(_, bounds):
+
+def _ordered_bits(scores_BxV: jax.Array) -> jax.Array:
+  """Returns integers in the same order as the floats, int32 [B, V]."""
+  bits_BxV = jax.lax.bitcast_convert_type(scores_BxV, jnp.int32)
+  return jnp.where(bits_BxV < 0, bits_BxV ^ jnp.int32(2**31 - 1), bits_BxV)
+
+
+def _lowest_selected(order_BxV: jax.Array, mass_BxV: jax.Array, min_mass: jax.Array) -> jax.Array:
+  """Returns the lowest integer of those whose masses are needed for `min_mass`, int32 [B, 1].
+
+  It is found by bisection over its bits; a sort takes 20 times as long on CPU.
+  """
+
+  def bisect(_, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     low_Bx1, high_Bx1 = bounds
     middle_Bx1 = (low_Bx1 >> 1) + (high_Bx1 >> 1) + (low_Bx1 & high_Bx1 & 1)
     sum_Bx1 = jnp.where(order_BxV >= middle_Bx1, mass_BxV, 0).sum(axis=-1, keepdims=True)
@@ -123,11 +151,8 @@ def top_mass_mask(scores_BxV: jax.Array, mass_BxV: jax.Array, min_mass: jax.Arra
     low_Bx1 = jnp.where(is_enough_Bx1, middle_Bx1, low_Bx1)
     return low_Bx1, jnp.where(is_enough_Bx1, high_Bx1, middle_Bx1)
 
-  shape = (scores_BxV.shape[0], 1)
-  bounds = jnp.full(shape, -(2**31), jnp.int32), jnp.full(shape, 2**31 - 1, jnp.int32)
-  threshold_Bx1, _ = jax.lax.fori_loop(0, 32, bisect, bounds)
-  is_above_BxV, is_equal_BxV = order_BxV > threshold_Bx1, order_BxV == threshold_Bx1
-  equal_mass_BxV = jnp.where(is_equal_BxV, mass_BxV, 0)
-  mass_before_BxV = jnp.cumsum(equal_mass_BxV, axis=-1) - equal_mass_BxV
-  mass_before_BxV += jnp.where(is_above_BxV, mass_BxV, 0).sum(axis=-1, keepdims=True)
-  return is_above_BxV | (is_equal_BxV & (mass_before_BxV < min_mass))
+  shape = (order_BxV.shape[0], 1)
+  lowest_Bx1 = jnp.full(shape, -(2**31), jnp.int32)
+  highest_Bx1 = jnp.full(shape, 2**31 - 1, jnp.int32)
+  threshold_Bx1, _ = jax.lax.fori_loop(0, 32, bisect, (lowest_Bx1, highest_Bx1))
+  return threshold_Bx1

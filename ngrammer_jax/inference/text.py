@@ -64,7 +64,9 @@ class Score:
   @property
   def perplexity(self) -> float:
     """exp of the mean over tokens; nan for an empty text."""
-    return math.exp(min(self.nats.mean(), 700)) if self.nats.size else math.nan
+    if not self.nats.size:
+      return math.nan
+    return math.exp(min(self.nats.mean(), 700))
 
   @property
   def bits_per_byte(self) -> float:
@@ -75,7 +77,9 @@ class Score:
     if not self.lossless or not self.nats.size:
       return math.nan
     size = len(self.text.encode())
-    return float(self.nats.sum()) / math.log(2) / size if size else math.nan
+    if size == 0:
+      return math.nan
+    return float(self.nats.sum()) / math.log(2) / size
 
 
 def score(
@@ -87,7 +91,9 @@ def score(
 ) -> list[Score]:
   """Scores texts, each as a separate document."""
   documents = [encoded.ids for encoded in texts]
-  start = vocabulary.document_start if vocabulary.adds_start else None
+  start = None
+  if vocabulary.adds_start:
+    start = vocabulary.document_start
   nats = engine.score_documents(variables, documents, start, segment_length)
   scores = []
   for (text, ids), text_nats in zip(texts, nats, strict=True):
@@ -137,9 +143,9 @@ class CompletionConfig:
   stop: tuple[str, ...] = ()
   longest_document: int | None = None
 
-  def check(self, model: model_config.ModelConfig, num_prompts: int) -> None:
+  def check_values(self, model: model_config.ModelConfig, num_prompts: int) -> None:
     """Raises BadInput for values out of range, or that the model does not support."""
-    self.sampling.check()
+    self.sampling.check_values()
     inference.check_can_continue(model)
     if model.recurrent is not None and self.context != recurrent_config.UNBOUNDED:
       raise errors.BadInput(
@@ -226,12 +232,7 @@ def complete(
     group = prompts[first : first + rows]
     ids = [prompt.ids for prompt in group]
     seeds = [config.seed + first + row for row in range(len(group))]
-    start = vocabulary.document_start
-    texts = []
-    for prompt_ids in ids:
-      if prompt_ids[0] == start:
-        prompt_ids = prompt_ids[1:]
-      texts.append(IncrementalDetokenizer(vocabulary, prompt_ids, config.tokens, config.stop))
+    texts = [_start_text(vocabulary, prompt_ids, config) for prompt_ids in ids]
     generated = engine.generate(
       variables,
       ids,
@@ -240,7 +241,7 @@ def complete(
       config.context,
       is_prefix_bidirectional,
       rows=min(rows, inference.bucket(len(group))),
-      document_start=start,
+      document_start=vocabulary.document_start,
     )
     for token_B in generated:
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
@@ -252,6 +253,15 @@ def complete(
         break
     for prompt, text, seed in zip(group, texts, seeds, strict=True):
       yield Completion(prompt.text, text.text, text.tokens, text.has_ended, seed)
+
+
+def _start_text(
+  vocabulary: vocabularies.Vocabulary, prompt_ids: np.ndarray, config: CompletionConfig
+) -> 'IncrementalDetokenizer':
+  """Returns the text of a continuation before its first token."""
+  if prompt_ids[0] == vocabulary.document_start:  # it is no text
+    prompt_ids = prompt_ids[1:]
+  return IncrementalDetokenizer(vocabulary, prompt_ids, config.tokens, config.stop)
 
 
 class IncrementalDetokenizer:

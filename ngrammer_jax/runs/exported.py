@@ -56,10 +56,12 @@ def check_folder(folder: pathlib.Path) -> None:
 
 def save(variables: ModelVariables, folder: pathlib.Path, dtype: str | None = None) -> None:
   """Writes the variables to the folder, the parameters in a dtype; None: in their own."""
+
+  def as_stored(leaf: jax.Array) -> np.ndarray:
+    return np.asarray(leaf).astype(dtype or leaf.dtype)
+
   content = {
-    'params': jax.tree.map(
-      lambda leaf: np.asarray(leaf).astype(dtype or leaf.dtype), variables.params
-    ),
+    'params': jax.tree.map(as_stored, variables.params),
     'step': np.asarray(variables.step, np.int32),
     'codebook': jax.tree.map(np.asarray, variables.codebook),
   }
@@ -80,9 +82,10 @@ def restore(folder: pathlib.Path, step: int | str, abstract: dict[str, Any]) -> 
   loaded = checksums.named_leaves(safetensors.load(folder / workdirs.EXPORTED))
   expected = checksums.named_leaves(abstract)
   for name in loaded.keys() & expected.keys():
-    leaf, original = loaded[name], expected[name].dtype
-    if all(jnp.issubdtype(dtype, jnp.floating) for dtype in (leaf.dtype, original)):
-      loaded[name] = leaf.astype(original)  # it was exported in another dtype
+    leaf = loaded[name]
+    dtype = expected[name].dtype
+    if jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.floating):
+      loaded[name] = leaf.astype(dtype)  # it may have been exported in another one
   leaves = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in loaded.items()}
   stored_step = {'step': jax.ShapeDtypeStruct((), jnp.int32)}
   arrays.check_same_leaves(folder / workdirs.EXPORTED, leaves, abstract | stored_step)

@@ -37,7 +37,7 @@ def complete(
   chat: bool,
 ) -> Iterator[text.Completion]:
   """Yields the completions of prompts; see `Run.completions`."""
-  config.check(run.config.evaluation_model(), len(prompts))
+  config.check_values(run.config.evaluation_model(), len(prompts))
   encode = conversation.encode_prompt if chat else text.encode_prompt
   encoded = [
     encode(run.vocabulary, prompt, f'prompt {i + 1}', config) for i, prompt in enumerate(prompts)
@@ -48,7 +48,7 @@ def complete(
 
 def converse(run: 'Run', config: text.CompletionConfig) -> conversation.Conversation:
   """Starts a conversation; see `Run.converse`."""
-  config.check(run.config.evaluation_model(), num_prompts=1)
+  config.check_values(run.config.evaluation_model(), num_prompts=1)
   conversation.check_chat_template(run.vocabulary)
   return conversation.Conversation(run.engine, run.variables, run.vocabulary, config)
 

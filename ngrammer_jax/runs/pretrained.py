@@ -11,7 +11,6 @@ the package is called, where its file is, and its SHA-256. The package is not im
 Lists the models without JAX; `runs.load_pretrained` opens one.
 """
 
-import contextlib
 import difflib
 import hashlib
 import importlib.util
@@ -21,8 +20,11 @@ from ngrammer_jax import errors
 from ngrammer_jax.system import file_errors, json_files
 
 FOLDER = pathlib.Path(__file__).parents[1] / 'weights'
-DESCRIPTION, CARD, CHECKSUMS = 'model.json', 'MODEL_CARD.md', 'SHA256SUMS'
+DESCRIPTION = 'model.json'
+CARD = 'MODEL_CARD.md'
+CHECKSUMS = 'SHA256SUMS'
 NO_MODELS = 'none in this installation'
+REMEDY = 'install ngrammer_jax again'
 
 
 def pretrained() -> dict[str, str]:
@@ -33,7 +35,7 @@ def pretrained() -> dict[str, str]:
   """
   descriptions = {}
   for name in all_names():
-    with _translate_damage(FOLDER / name):
+    with file_errors.translate_damage(_title(FOLDER / name), REMEDY):
       descriptions[name] = json_files.read(FOLDER / name / DESCRIPTION)['description']
   return descriptions
 
@@ -74,12 +76,16 @@ def find(name: str) -> pathlib.Path:
   available = all_names()
   if name not in available:
     near = difflib.get_close_matches(name, available, n=1)
-    hint = f'did you mean {near[0]}?' if near else f'available: {", ".join(available) or NO_MODELS}'
+    if near:
+      hint = f'did you mean {near[0]}?'
+    else:
+      hint = f'available: {", ".join(available) or NO_MODELS}'
     raise errors.BadInput(f'no pretrained model has the name {name}: {hint}')
   folder = FOLDER / name
-  with _translate_damage(folder):
+  with file_errors.translate_damage(_title(folder), REMEDY):
     listed = set((folder / CHECKSUMS).read_text(encoding='utf-8').splitlines())
-    if differences := listed ^ set(compute_checksums(folder).splitlines()):
+    differences = listed ^ set(compute_checksums(folder).splitlines())
+    if differences:
       file = min(line.rpartition(' ')[2] for line in differences)
       raise ValueError(f'{file} differs from {CHECKSUMS}')
   return folder
@@ -87,22 +93,35 @@ def find(name: str) -> pathlib.Path:
 
 def _find_external(name: str) -> pathlib.Path:
   """Returns the file of a model in another package, verified by checksum."""
-  with _translate_damage(FOLDER / name):
+  with file_errors.translate_damage(_title(FOLDER / name), REMEDY):
     package = json_files.read(FOLDER / name / DESCRIPTION)['package']
-    module, file, sha256, install = (package[k] for k in ('module', 'file', 'sha256', 'install'))
-  spec = importlib.util.find_spec(module)
-  folders = [] if spec is None else spec.submodule_search_locations or []
-  paths = [path for folder in folders if (path := pathlib.Path(folder) / file).is_file()]
-  if not paths:
+    module = package['module']
+    file = package['file']
+    sha256 = package['sha256']
+    install = package['install']
+  path = _find_in_package(module, file)
+  if path is None:
     raise errors.BadInput(f'the weights of {name} are in another package, not installed: {install}')
-  with paths[0].open('rb') as weights:
+  with path.open('rb') as weights:
     digest = hashlib.file_digest(weights, 'sha256').hexdigest()
   if digest != sha256:
     raise errors.BadInput(
-      f'{paths[0]} is not the file of {name}: its SHA-256 is {digest}, expected {sha256}; install '
+      f'{path} is not the file of {name}: its SHA-256 is {digest}, expected {sha256}; install '
       f'the package again: {install}'
     )
-  return paths[0]
+  return path
+
+
+def _find_in_package(module: str, file: str) -> pathlib.Path | None:
+  """Returns a file of an installed package, which is not imported; None: it is not there."""
+  spec = importlib.util.find_spec(module)
+  if spec is None:
+    return None
+  for folder in spec.submodule_search_locations or ():
+    path = pathlib.Path(folder) / file
+    if path.is_file():
+      return path
+  return None
 
 
 def compute_checksums(folder: pathlib.Path) -> str:
@@ -112,7 +131,6 @@ def compute_checksums(folder: pathlib.Path) -> str:
   return ''.join(f'{digest}  {name}\n' for name, digest in digests.items())
 
 
-def _translate_damage(folder: pathlib.Path) -> contextlib.AbstractContextManager:
-  return file_errors.translate_damage(
-    f'the pretrained model in {folder}', 'install ngrammer_jax again'
-  )
+def _title(folder: pathlib.Path) -> str:
+  """Returns what the folder of a model is called in messages."""
+  return f'the pretrained model in {folder}'

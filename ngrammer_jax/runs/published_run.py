@@ -58,8 +58,10 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def parameter_dtypes(self) -> dict[str, np.dtype]:
     stored = self.published.checkpoint.tensors
-    dtype_of = lambda each: jnp.dtype(self.dtype or stored[each.name].dtype)
-    return {name: dtype_of(each) for name, each in self.published.slices.items()}
+    return {
+      name: jnp.dtype(self.dtype or stored[rows.name].dtype)
+      for name, rows in self.published.slices.items()
+    }
 
   def load(self, abstract: Any) -> dict[str, Any]:
     """Returns the parameters, in the dtypes and shards of `abstract`."""
@@ -94,7 +96,8 @@ def open_run(
   """
   model = published_model.open(path)
   values = model.config_values()
-  has_text = 'vocabulary_path' in values['data']
+  if 'vocabulary_path' not in values['data']:  # it has no tokenizer
+    values = values | {'data': {}}
   with errors.named(model.checkpoint.config_path):
-    config = conversion.resolve(values if has_text else values | {'data': {}})
+    config = conversion.resolve(values)
   return PublishedRun(path, config, step, dtype, published=model)

@@ -1,6 +1,5 @@
 """Which checkpoint a run stands for, and its arrays on the devices."""
 
-from collections.abc import Iterator
 import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
@@ -88,16 +87,12 @@ def restore_variables(run: 'Run') -> model_variables.ModelVariables:
     return exported.restore(run.workdir, run.step, abstract)
   if run.step == 'newest':
     return reader.restore_newest_variables(run.workdir, abstract)
-  with translate_damage(run, step):
+  with refuse_corrupt(run, step):
     return reader.restore_variables(run.workdir, step, abstract)
 
 
-@contextlib.contextmanager
-def translate_damage(run: 'Run', step: int) -> Iterator[None]:
+def refuse_corrupt(run: 'Run', step: int) -> contextlib.AbstractContextManager[None]:
   """Raises BadInput if the checkpoint of a step that the user has named is damaged."""
-  try:
-    yield
-  except manifest.CorruptError as error:
-    raise errors.BadInput(
-      f'--step={run.step}: checkpoint {step} is damaged: {error}; use another step'
-    ) from error
+  return manifest.refuse_corrupt(
+    f'--step={run.step}: checkpoint {step} is damaged', 'use another step'
+  )

@@ -87,7 +87,7 @@ class SignalHandler:
       if hosts.is_multiprocess():
         os.kill(os.getpid(), signal.SIGTERM)
 
-  def check(self, *_: object) -> None:
+  def check_interrupted(self) -> None:
     """Raises Interrupted if a signal was received. All processes have to call it equally often."""
     was_received = self._received is not None
     if hosts.is_multiprocess():

@@ -28,7 +28,7 @@ class CallData(NamedTuple):
   first: int
   end: int
   segments: token_batch.Batch
-  row_states: list[Any] | None
+  row_states: Any
 
 
 def read_calls(

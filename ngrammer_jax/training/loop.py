@@ -13,7 +13,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.checkpoints import writer as checkpoint_writer
-from ngrammer_jax.data import mixture, prefetch
+from ngrammer_jax.data import prefetch
 from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.system import hosts, signals
 from ngrammer_jax.training import call_data, preparation, profile, recorder, train_task
@@ -59,7 +59,7 @@ def train(
 
     def check_preemption(_: int = 0) -> None:
       watch.beat()
-      stop.check()
+      stop.check_interrupted()
 
     # State: the newest intact checkpoint, or a new one.
     trainer = _Trainer(config, workdir, task, programs, writer, check_preemption)
@@ -174,7 +174,7 @@ class _Trainer:
       self.programs.compile(self.state, call.segments)
     self.check_preemption()
 
-  def _end_call(self, end: int, record: recorder.Recorder, row_states: list[Any] | None) -> bool:
+  def _end_call(self, end: int, record: recorder.Recorder, row_states: Any) -> bool:
     """Validates and saves what is due. Returns whether to stop early.
 
     Args:
@@ -196,7 +196,7 @@ class _Trainer:
       # The checkpoint comes last: its step is already recorded for a run that resumes from it, and
       # no state with a loss that is not finite is saved.
       with record.timed('checkpoints'):
-        rows = mixture.merge_row_states(hosts.all_gather(row_states))
+        rows = self.task.merge_row_states(hosts.all_gather(row_states))
         self.writer.save(end, self.programs.unpack(self.state), validation, rows)
         record.mark_saved()
     if interruption:

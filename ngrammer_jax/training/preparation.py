@@ -30,8 +30,8 @@ def prepare(
     for warning in config.warnings():
       logging.warning('%s', warning)
   with hosts.collective_errors():
-    workdirs.check(workdir, config)
-    task = make_task(config)
+    workdirs.check_workdir(workdir, config)
+    task = train_task.add_defaults(make_task(config))
     workdirs.check_text(workdir, config, task.content_hash)
     config.model.check_vocabulary(task.vocabulary.size)
 

@@ -30,5 +30,5 @@ def restore(run: Run) -> TrainState:
   if run.step == 'newest':
     _, state = reader.restore_newest(run.workdir, abstract)
     return state
-  with restoring.translate_damage(run, step):
+  with restoring.refuse_corrupt(run, step):
     return reader.restore(run.workdir, step, abstract)

@@ -1,7 +1,8 @@
 """The data and the validation of a run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
+import functools
 import logging
 import pathlib
 from typing import Any, Protocol
@@ -21,12 +22,15 @@ from ngrammer_jax.training import losses, token_codebook
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 
+# Methods that version 0.3.0 did not have: a task without them has those of `TrainTask`.
+OPTIONAL_METHODS = ('row_states', 'merge_row_states', 'restore_rows', 'loss')
+
 
 class TrainTask(Protocol):
   """The interface between the training loop and its data: `CorpusTask`, or the tasks in `tasks`.
 
   A subclass inherits the loss of the next token, a start from random parameters, and rows without
-  states.
+  states. A class that is no subclass and lacks some of `OPTIONAL_METHODS` gets them too.
 
   Attributes:
     vocabulary: vocabulary of the tokens.
@@ -46,17 +50,32 @@ class TrainTask(Protocol):
   def segment(self, step: int, rows: slice) -> token_batch.Batch:
     """Returns some rows of the batch of a step: a pure function of its arguments."""
 
-  def row_states(self, step: int) -> list[Any] | None:
-    """Returns the states before a step of the rows that this process has read.
+  def row_states(self, step: int) -> Any:
+    """Returns the states before a step of the rows that were read here, as a JSON value.
 
-    None: `segment` needs no state. Else a list of JSON objects, or None, one for each source of
-    data. The object has `rows`, the state of each row by its number as a text; its other values
-    are the same in all processes, whose rows are joined in the checkpoint.
+    By default None: `segment` needs no state.
     """
     return None
 
-  def restore_rows(self, step: int, states: list[Any] | None) -> None:
-    """Continues at a step, with the `row_states` of the rows of all processes, if there are any."""
+  def merge_row_states(self, states: Sequence[Any]) -> Any:
+    """Returns the JSON value that a checkpoint keeps of the `row_states` of all processes.
+
+    Args:
+      states: the `row_states` of each process. By default they are kept as this list; None if each
+        of them is None.
+    """
+    if all(each is None for each in states):
+      return None
+    return list(states)
+
+  def restore_rows(self, step: int, states: Any) -> None:
+    """Continues at a step.
+
+    Args:
+      step: the next step.
+      states: what `merge_row_states` returned, maybe for another number of processes; None: the
+        checkpoint has no states.
+    """
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from, given a randomly initialised one."""
@@ -91,6 +110,14 @@ class TrainTask(Protocol):
 MakeTask = Callable[[experiment.Config], TrainTask]
 
 
+def add_defaults(task: Any) -> TrainTask:
+  """Returns a task with the defaults of `TrainTask` in place of the methods that it lacks."""
+  for name in OPTIONAL_METHODS:
+    if not hasattr(task, name):
+      setattr(task, name, functools.partial(getattr(TrainTask, name), task))
+  return task
+
+
 class CorpusTask:
   """Language modeling on the text of `config.data`, as contiguous streams.
 
@@ -107,6 +134,7 @@ class CorpusTask:
   best_metric = 'nll_nats_per_token'
   patience = None
   loss = staticmethod(losses.next_token)
+  merge_row_states = staticmethod(mixture.merge_row_states)
 
   def __init__(
     self,

@@ -94,12 +94,12 @@ def test_a_start_that_was_killed_can_be_repeated(tiny, tmp_path, monkeypatch, gi
     patch.setattr(files, 'write', dies)
     occupy(tmp_path / 'run', config, given)
   assert not (tmp_path / 'run' / 'config.json').exists()
-  workdirs.check(tmp_path / 'run', tiny(model={'width': 32}))  # it is not begun
+  workdirs.check_workdir(tmp_path / 'run', tiny(model={'width': 32}))  # it is not begun
   occupy(tmp_path / 'run', config, given)
   assert workdirs.load_config(tmp_path / 'run') == config
   workdirs.check_text(tmp_path / 'run', config, 'abc')
   workdirs.check_text(tmp_path / 'run', config, 'abd')  # nothing was learned from the text
-  workdirs.check(tmp_path / 'run', tiny(model={'width': 32}))
+  workdirs.check_workdir(tmp_path / 'run', tiny(model={'width': 32}))
   (tmp_path / 'run' / 'checkpoints' / '4').mkdir(parents=True)
   workdirs.check_text(tmp_path / 'run', config, 'abc-def')  # `run` is of an earlier version
   (tmp_path / 'run' / 'corpus.json').write_text('{"content_hash": "abc-def"}')
@@ -183,7 +183,7 @@ def test_what_changes_a_run_is_refused_and_named(tiny, tmp_path, before, now, me
   if 'number of steps' in message:
     remedy += f' with --config.init_from={tmp_path}'
   with bad_input(f'--workdir={tmp_path} was started with {message}: {remedy}'):
-    workdirs.check(tmp_path, tiny(**now))
+    workdirs.check_workdir(tmp_path, tiny(**now))
 
 
 def test_what_changes_no_number_may_differ(tiny, tmp_path):
@@ -202,7 +202,7 @@ def test_what_changes_no_number_may_differ(tiny, tmp_path):
     evaluation=evaluation_config.EvaluationConfig(streams=2),
   )
   data = dataclasses.replace(config.data, path='elsewhere', cache_dir='there')
-  workdirs.check(tmp_path, dataclasses.replace(config, data=data))
+  workdirs.check_workdir(tmp_path, dataclasses.replace(config, data=data))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_each_row_depends_on_its_own_logits_and_key_alone():
 )
 def test_values_out_of_range_raise_bad_input(fields, message):
   with bad_input(message):
-    sampling.SamplingConfig(**fields).check()
+    sampling.SamplingConfig(**fields).check_values()
 
 
 @pytest.mark.full

@@ -153,9 +153,9 @@ def test_every_prompt_draws_with_its_own_seed():
 def test_learned_positions_end():
   model = model_config.ModelConfig(position='absolute', positional=PositionalConfig(max_length=9))
   make = lambda *limits: text.CompletionConfig(sampling.SamplingConfig(), 5, 0, *limits)
-  make(9, (), 9).check(model, 1)
+  make(9, (), 9).check_values(model, 1)
   with pytest.raises(errors.BadInput, match='context=10 exceeds the 9 positions of the model'):
-    make(10, (), 9).check(model, 1)
+    make(10, (), 9).check_values(model, 1)
   make(9, (), 9).check_length('prompt 1', 5)  # the last token is not read
   with pytest.raises(errors.BadInput, match='prompt 2 has 6 tokens, which with tokens=5 new ones'):
     make(9, (), 9).check_length('prompt 2', 5, starts=1)

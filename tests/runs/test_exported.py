@@ -48,7 +48,7 @@ def test_an_exported_run_has_the_variables_of_the_run(trained, one_device, tmp_p
     f'--workdir={folder} is an exported run, which cannot be resumed: use another workdir, and '
     f'--config.init_from={folder} to start from it'
   ):
-    workdirs.check(folder, exported.config)
+    workdirs.check_workdir(folder, exported.config)
   fields = json.loads((folder / 'config.json').read_text())
   fields['model']['feed_forward_width'] = 8
   (folder / 'config.json').write_text(json.dumps(fields))

@@ -139,12 +139,12 @@ def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatc
 @pytest.mark.parametrize('number', signals.SIGNALS, ids=lambda number: number.name)
 def test_the_first_signal_counts_and_only_the_third_interrupt_ends(number, capfd):
   with signals.SignalHandler() as stop:
-    stop.check()
+    stop.check_interrupted()
     try:  # terminals and launchers send two interrupts
       for sent in (number, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(os.getpid(), sent)
         with pytest.raises(errors.Interrupted) as caught:
-          stop.check()
+          stop.check_interrupted()
         assert caught.value.signal == number
       if number != signal.SIGINT:
         os.kill(os.getpid(), signal.SIGINT)
@@ -162,7 +162,7 @@ def test_what_was_ignored_at_the_start_stays_ignored(number):
     signals.exit_on_signals()
     with signals.SignalHandler() as stop:
       os.kill(os.getpid(), number)
-      stop.check()
+      stop.check_interrupted()
     os.kill(os.getpid(), number)
     assert signal.getsignal(number) == signal.SIG_IGN
 
@@ -179,12 +179,12 @@ def test_several_processes_pass_a_signal_on_once_as_sigterm(monkeypatch, capfd):
     monkeypatch.setattr(multihost_utils, 'reached_preemption_sync_point', lambda step: True)
     with signals.SignalHandler() as stop:
       with pytest.raises(errors.Interrupted, match='^stopped by SIGTERM, or a signal to another p'):
-        stop.check()
+        stop.check_interrupted()
       os.kill(os.getpid(), signal.SIGUSR1)
       os.kill(os.getpid(), signal.SIGHUP)
       assert received == [signal.SIGTERM] * 2
       with pytest.raises(errors.Interrupted, match='^stopped by SIGUSR1; rerun'):
-        stop.check()
+        stop.check_interrupted()
     monkeypatch.setitem(hosts._process, 'index', 1)
     with signals.SignalHandler():
       os.kill(os.getpid(), signal.SIGUSR1)
@@ -218,7 +218,7 @@ def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path, toy_model):
   def work():
     with signals.SignalHandler() as stop:
       seen.append(handlers())
-      stop.check()
+      stop.check_interrupted()
     seen.append(loop.train(tiny(training={'steps': 2, 'evaluate_every': 0}), tmp_path / 'run'))
 
   thread = threading.Thread(target=work)

@@ -16,7 +16,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.data.rows import streamed_rows
 from ngrammer_jax.data.tokens import learned_vocabulary
-from ngrammer_jax.system import json_files
+from ngrammer_jax.system import hosts, json_files
 from ngrammer_jax.training import loop, train_task
 from tests.training.helpers import arrays, flip, names, records, signal_at
 
@@ -199,3 +199,45 @@ def test_a_resumed_run_learns_no_vocabulary(tiny, tmp_path, monkeypatch, toy_mod
       flip(workdir / 'vocabulary.json')
     assert train(config, workdir)
     assert arrays(workdir) == expected and bool(calls) == is_damaged
+
+
+class OldTask:
+  """A task as version 0.3.0 asked for it: without a loss, and without states of rows."""
+
+  names = ('vocabulary', 'content_hash', 'best_metric', 'patience', 'source_dtypes', 'segment')
+  methods = ('initial_state', 'validate', 'format_metrics', 'log_summary')
+
+  def __init__(self, config):
+    task = train_task.CorpusTask(config)
+    for name in (*self.names, *self.methods):
+      setattr(self, name, getattr(task, name))
+
+
+def test_a_task_of_version_0_3_0_trains(tiny, tmp_path, reference_run):
+  assert loop.train(tiny(), tmp_path / 'old', OldTask)
+  assert arrays(tmp_path / 'old') == arrays(reference_run)
+  assert not (tmp_path / 'old' / 'checkpoints' / '12' / 'rows.json').exists()
+  context = types.SimpleNamespace(scores=lambda *_: types.SimpleNamespace(nll_BxT='nll'))
+  assert train_task.add_defaults(OldTask(tiny())).loss(None, None, context) == ('nll', {})
+
+
+class CountingTask(OldTask):
+  """A task with states of its own form."""
+
+  def __init__(self, config, restored):
+    super().__init__(config)
+    self.restore_rows = lambda step, states: restored.append((step, states))
+
+  def row_states(self, step):
+    return {'next': step}
+
+
+def test_states_of_rows_may_have_any_form(tiny, tmp_path, toy_model, monkeypatch):
+  """Also those of several processes: a checkpoint has the list of them."""
+  monkeypatch.setattr(hosts, 'all_gather', lambda value: [value, value])
+  restored = []
+  make_task = lambda config: CountingTask(config, restored)
+  assert loop.train(tiny(), tmp_path / 'run', make_task)
+  shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '12')
+  assert loop.train(tiny(), tmp_path / 'run', make_task)
+  assert restored == [(8, [{'next': 8}, {'next': 8}])]

@@ -20,8 +20,6 @@ URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/'
 COMBINED_ZIP = 'combined.zip'
 REMEDY = 'download the file again'
 
-_translate_damage = functools.partial(file_errors.translate_damage, remedy='download it again')
-
 
 @dataclasses.dataclass(frozen=True)
 class TaskFiles:
@@ -113,7 +111,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
   path, file = _find_file(storage.user_path('data.superglue_dir', folder), config, split)
   examples = []
   line_by_idx: dict[str, int] = {}
-  with _translate_damage(path), file.open('rb') as lines:
+  with file_errors.translate_damage(path, 'download it again'), file.open('rb') as lines:
     for number, line in enumerate(lines, 1):
       if not line.strip():
         continue
@@ -149,7 +147,7 @@ def _find_file(
       continue
     if path.name == files.zip:
       _warn_if_not_official(config, path)
-    with _translate_damage(path):
+    with file_errors.translate_damage(path, 'download it again'):
       archive = zipfile.ZipFile(path)
       member = _find_member(archive.namelist(), file)
     if member is not None:
@@ -176,7 +174,7 @@ def _warn_if_not_official(config: str, path: pathlib.Path) -> None:
   """Logs a warning if a zip differs from the official one."""
   official_size, official_digest = OFFICIAL_ZIPS[CONFIGS[config].folder]
   size = path.stat().st_size
-  with _translate_damage(path), path.open('rb') as file:
+  with file_errors.translate_damage(path, 'download it again'), path.open('rb') as file:
     digest = hashlib.file_digest(file, 'sha256').hexdigest()
   if (size, digest) != (official_size, official_digest):
     logging.warning(
