@@ -250,7 +250,7 @@ def test_an_analysis_loses_and_replaces_nothing(
 ):
   opened = types.SimpleNamespace(split=lambda name: None, published=None)
   monkeypatch.setattr(runs, 'load_run', lambda *args: opened)
-  source = types.SimpleNamespace(open=lambda step: opened, is_published=False)
+  source = types.SimpleNamespace(open=lambda step: opened)
   monkeypatch.setattr(model_source, 'resolve', lambda *args: source)
   result = {'step': 1}
   for analysis in (spans, gates, compare):

@@ -83,13 +83,13 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
       vocabulary = vocabularies.load(workdir)
       vocabularies.check_path(data.vocabulary, data.vocabulary_path, vocabulary, workdir)
     if config.finetune is not None:
-      source = f'data.superglue_dir={data.superglue_dir}'
+      text_key = f'data.superglue_dir={data.superglue_dir}'
     elif data.mixture:
-      source = 'data.mixture'
+      text_key = 'data.mixture'
     else:
-      source = f'data.path={data.path}'
+      text_key = f'data.path={data.path}'
     raise errors.BadInput(
-      f'--workdir={workdir} was started on another text: {source} has the content hash '
+      f'--workdir={workdir} was started on another text: {text_key} has the content hash '
       f'{content_hash[-12:]}, expected {previous[-12:]}; use that text, or another workdir'
     )
 

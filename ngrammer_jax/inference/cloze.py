@@ -36,7 +36,7 @@ Z_95 = 1.959963984540054  # 95 % of a normal distribution is within this many st
 
 
 @dataclasses.dataclass(frozen=True)
-class QuestionSource:
+class QuestionSet:
   """A set of questions.
 
   Attributes:
@@ -58,7 +58,7 @@ class QuestionSource:
       yield from cloze.read_questions(file, kind)
 
 
-def open_questions(path: pathlib.Path, split: str) -> tuple[QuestionSource, int]:
+def open_questions(path: pathlib.Path, split: str) -> tuple[QuestionSet, int]:
   """Finds the questions of a folder or a file, checks all of them, and returns their number.
 
   Args:
@@ -69,12 +69,12 @@ def open_questions(path: pathlib.Path, split: str) -> tuple[QuestionSource, int]
     BadInput: there are no such questions, or one of them is malformed.
   """
   name = path.stem if path.is_file() else split
-  source = QuestionSource(name, cloze.find_files(path, split))
-  formats = {file: file_formats.identify(file) for file in source.file_by_kind.values()}
-  count = sum(1 for _ in source.read())
+  question_set = QuestionSet(name, cloze.find_files(path, split))
+  formats = {file: file_formats.identify(file) for file in question_set.file_by_kind.values()}
+  count = sum(1 for _ in question_set.read())
   counts = f'{count:,} questions'
   file_formats.log_files(f'--cloze={path}', {name: [*formats]}, counts=counts, formats=formats)
-  return source, count
+  return question_set, count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,17 +275,17 @@ def summarize(answers: Sequence[ClozeAnswer]) -> dict[str, dict[str, Any]]:
 
 
 def build_result(
-  answers: Sequence[ClozeAnswer], source: QuestionSource, step: int, protocol: str, context: int
+  answers: Sequence[ClozeAnswer], question_set: QuestionSet, step: int, protocol: str, context: int
 ) -> dict[str, Any]:
   """Builds the result that is stored as `cloze_<name>.json`."""
   label = 'cloze questions'
-  if source.is_official:
+  if question_set.is_official:
     label = "questions of the Children's Book Test"
   limit = None if context >= recurrent_config.UNBOUNDED else context
   return {
     'label': label,
-    'official': source.is_official,
-    'name': source.name,
+    'official': question_set.is_official,
+    'name': question_set.name,
     'step': step,
     'kinds': summarize(answers),
     'protocol': {
@@ -294,7 +294,7 @@ def build_result(
       'context': limit,
       'ties': 'share the point',
     },
-    'files': [str(file) for file in source.file_by_kind.values()],
+    'files': [str(file) for file in question_set.file_by_kind.values()],
   }
 
 

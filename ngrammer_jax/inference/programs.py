@@ -11,6 +11,7 @@ import numpy as np
 
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import sampling
+from ngrammer_jax.models.language_model import LanguageModel
 
 TOKENS_PER_CALL = 8  # tokens that a call of `decode_next` generates
 
@@ -53,13 +54,17 @@ def abstract_segment(shape: tuple[int, ...], sharding: jax.sharding.Sharding) ->
   return token_batch.Batch(*(jax.ShapeDtypeStruct(shape, d, sharding=sharding) for d in dtypes))
 
 
-def score_segment(model, variables, segment: token_batch.Batch, *, memory):
+def score_segment(
+  model: LanguageModel, variables: Any, segment: token_batch.Batch, *, memory: Any
+) -> tuple[Scores, Any]:
   """Returns the scores of a segment and the new memory."""
   hidden, memory, _ = model.apply(variables, segment.tokens_BxT, memory, **segment.marks)
   return _score(model, variables, hidden, segment.targets_BxT, segment.valid_BxT > 0), memory
 
 
-def score_last_target(model, variables, window: token_batch.Batch, *, memory):
+def score_last_target(
+  model: LanguageModel, variables: Any, window: token_batch.Batch, *, memory: Any
+) -> tuple[Scores, Any]:
   """Returns the scores of the last target of each row, [B, 1], and the new memory.
 
   A row of padding has none.
@@ -70,32 +75,50 @@ def score_last_target(model, variables, window: token_batch.Batch, *, memory):
   return _score(model, variables, hidden_Bx1xD, target_Bx1, counts_Bx1), memory
 
 
-def _score(model, variables, hidden_BxTxD, targets_BxT, counts_BxT):
+def _score(
+  model: LanguageModel,
+  variables: Any,
+  hidden_BxTxD: jax.Array,
+  targets_BxT: jax.Array,
+  counts_BxT: jax.Array,
+) -> Scores:
   """Returns the scores of targets, of which some count."""
   scores = model.apply(variables, hidden_BxTxD, targets_BxT, method='scores')
   nll_BxT = jnp.where(counts_BxT, scores.nll_BxT, 0)
   return Scores(nll_BxT, scores.correct_BxT & counts_BxT, counts_BxT, targets_BxT)
 
 
-def _last_index(valid_BxT):
+def _last_index(valid_BxT: jax.Array) -> jax.Array:
   """Returns the index of the last valid token of each row, int32 [B, 1]; 0 if there is none."""
   return jnp.maximum((valid_BxT > 0).sum(axis=1, keepdims=True, dtype=jnp.int32) - 1, 0)
 
 
-def _forward_last(model, variables, inputs: token_batch.Batch, memory):
+def _forward_last(
+  model: LanguageModel, variables: Any, inputs: token_batch.Batch, memory: Any
+) -> tuple[jax.Array, Any]:
   """Returns the hidden state of the last valid token of each row, [B, 1, D], and the memory."""
   hidden_BxTxD, memory, _ = model.apply(variables, inputs.tokens_BxT, memory, **inputs.marks)
   last_Bx1x1 = _last_index(inputs.valid_BxT)[:, :, None]
   return jnp.take_along_axis(hidden_BxTxD, last_Bx1x1, axis=1), memory
 
 
-def rank_choices(model, variables, prompt: token_batch.Batch, choices_KxBxC, valid_KxBxC):
+def rank_choices(
+  model: LanguageModel,
+  variables: Any,
+  prompt: token_batch.Batch,
+  choices_KxBxC: jax.Array,
+  valid_KxBxC: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
   """Returns log p(choice | prompt), and whether greedy decoding gives the choice, both [K, B]."""
-  (B, P), C = prompt.tokens_BxT.shape, choices_KxBxC.shape[2]
-  slots = P + C + (0 if model.config.memory is None else model.config.memory.zeros())
+  B, P = prompt.tokens_BxT.shape
+  C = choices_KxBxC.shape[2]
+  zeros = 0
+  if model.config.memory is not None:
+    zeros = model.config.memory.zeros()
+  slots = P + C + zeros
   last_hidden_Bx1xD, memory = _forward_last(model, variables, prompt, model.empty_memory(B, slots))
 
-  def score_choice(choice):
+  def score_choice(choice: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     ids_BxC, valid_BxC = choice
     hidden_BxCxD, _, _ = model.apply(
       variables, ids_BxC[:, :-1], memory, valid_BxT=valid_BxC[:, :-1]
@@ -108,19 +131,34 @@ def rank_choices(model, variables, prompt: token_batch.Batch, choices_KxBxC, val
   return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC))
 
 
-def decode_prompt(model, variables, seeds_B, sampler, prompt: token_batch.Batch, *, state):
+def decode_prompt(
+  model: LanguageModel,
+  variables: Any,
+  seeds_B: jax.Array,
+  sampler: sampling.SamplerParams,
+  prompt: token_batch.Batch,
+  *,
+  state: DecodingState,
+) -> tuple[jax.Array, DecodingState]:
   """Returns the token after each prompt, [1, B], and the next state."""
   state = _decode_step(model, variables, seeds_B, sampler, prompt, state)
   return state.token_B[None], state
 
 
-def decode_next(model, variables, seeds_B, sampler, *, state):
+def decode_next(
+  model: LanguageModel,
+  variables: Any,
+  seeds_B: jax.Array,
+  sampler: sampling.SamplerParams,
+  *,
+  state: DecodingState,
+) -> tuple[jax.Array, DecodingState]:
   """Returns the next tokens, [TOKENS_PER_CALL, B], and the state after them.
 
   To start a program takes as long as to compute a token of a small model.
   """
 
-  def step(state, _):
+  def step(state: DecodingState, _: None) -> tuple[DecodingState, jax.Array]:
     # Otherwise XLA computes what depends on parameters alone, such as a scaled embedding of the
     # whole vocabulary, before the loop.
     params, token_B = jax.lax.optimization_barrier((variables, state.token_B))
@@ -135,7 +173,14 @@ def decode_next(model, variables, seeds_B, sampler, *, state):
   return tokens_KxB, state
 
 
-def _decode_step(model, variables, seeds_B, sampler, inputs, state):
+def _decode_step(
+  model: LanguageModel,
+  variables: Any,
+  seeds_B: jax.Array,
+  sampler: sampling.SamplerParams,
+  inputs: token_batch.Batch,
+  state: DecodingState,
+) -> DecodingState:
   """Returns the state with the token sampled after the last valid token of each row.
 
   The random key depends on the seed of the row and the index of the token alone. The document start
@@ -153,6 +198,9 @@ def _decode_step(model, variables, seeds_B, sampler, inputs, state):
     penalty = sampler.repetition_penalty
     logits_Bx1xV = sampling.penalize(logits_Bx1xV, is_used_BxV[:, None], penalty)
     log_probs_Bx1xV = jax.nn.log_softmax(logits_Bx1xV)
-  make_key = lambda seed: jax.random.fold_in(jax.random.key(seed), state.index)
+
+  def make_key(seed: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(seed), state.index)
+
   token_B = sampling.sample_tokens(log_probs_Bx1xV[:, 0], sampler, jax.vmap(make_key)(seeds_B))
   return DecodingState(memory, state.index + 1, token_B, is_used_BxV)

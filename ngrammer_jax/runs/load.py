@@ -4,7 +4,6 @@ import pathlib
 
 from ngrammer_jax.runs import model_source
 from ngrammer_jax.runs.run import Run
-from ngrammer_jax.system import storage
 
 
 def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
@@ -17,7 +16,7 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
   Raises:
     BadInput: it is not a run directory.
   """
-  return model_source.resolve(storage.path(workdir)).open(step)
+  return model_source.ModelSource.at(workdir).open(step)
 
 
 def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:

@@ -9,7 +9,7 @@ A source is written as one of
   pretrained:NAME   a model of this package, or of another one, see `runs.pretrained`
   pretrained:PATH   the same as PATH of a published model
 
-Only `resolve` tells them apart. Its `ModelSource` says what is there, and opens it.
+Only `resolve` knows this notation. A `ModelSource` says what is at a path, and opens it.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ PREFIXES = (PRETRAINED, HUGGING_FACE)
 
 @dataclasses.dataclass(frozen=True)
 class ModelSource:
-  """Where a model is, see `resolve`.
+  """Where a model is, see `resolve` and `at`.
 
   Attributes:
     path: folder or file.
@@ -45,6 +45,15 @@ class ModelSource:
   is_published: bool
   is_pretrained: bool = False
   label: str | None = None
+
+  @classmethod
+  def at(cls, path: str | pathlib.Path) -> 'ModelSource':
+    """Returns what is at a path. Raises BadInput if it cannot be reached."""
+    from ngrammer_jax.interop.huggingface import checkpoint  # imports JAX
+
+    path = storage.path(path)
+    storage.check_reachable(path)
+    return cls(path, checkpoint.is_published(path))
 
   def open(self, step: int | str = 'newest', dtype: str | None = None) -> 'Run':
     """Opens it as a run.
@@ -89,13 +98,12 @@ class ModelSource:
     return values
 
 
-def resolve(text: str | pathlib.Path, key: str | None = None) -> ModelSource:
+def resolve(text: str, key: str | None = None) -> ModelSource:
   """Returns the source that a text stands for, see the top of this file.
 
   Args:
-    text: the text; a path object has no prefix.
-    key: the key or flag that has the text, for messages. With it, a local path has to exist. None:
-      it may be the run directory of a training that starts.
+    text: the text.
+    key: the key or flag that has the text, for messages. With it, a local path has to exist.
 
   Raises:
     BadInput: there is no pretrained model of this name, a file of it is damaged, or the path cannot
@@ -111,38 +119,28 @@ def resolve(text: str | pathlib.Path, key: str | None = None) -> ModelSource:
   return dataclasses.replace(source, label=label)
 
 
-def _find(text: str | pathlib.Path) -> ModelSource:
+def _find(text: str) -> ModelSource:
   """Returns the source of a text, without its key."""
-  if isinstance(text, str):
-    if text.startswith(PRETRAINED):
-      return _find_pretrained(text.removeprefix(PRETRAINED))
-    text = text.removeprefix(HUGGING_FACE)
-  path = storage.path(text)
-  storage.check_reachable(path)
-  return ModelSource(path, _is_published(path))
+  if text.startswith(PRETRAINED):
+    return _find_pretrained(text.removeprefix(PRETRAINED))
+  return ModelSource.at(text.removeprefix(HUGGING_FACE))
 
 
 def _find_pretrained(name: str) -> ModelSource:
   """Returns the source of a pretrained model, or of a published model at a path."""
-  if name not in pretrained.all_names():
-    path = storage.path(name)
-    storage.check_reachable(path)
-    if path.exists():
-      if _is_run(path) and not _is_published(path):
-        raise errors.BadInput(
-          f'{path} is a run directory, not a pretrained model: use --workdir={path} to open it, or '
-          f'init_from={path} to start from it'
-        )
-      return ModelSource(path, is_published=True, is_pretrained=True)  # else `open` says what it is
-  path = pretrained.find(name)
-  return ModelSource(path, _is_published(path), is_pretrained=True)
-
-
-def _is_published(path: pathlib.Path) -> bool:
-  """See `checkpoint.is_published`."""
-  from ngrammer_jax.interop.huggingface import checkpoint  # imports JAX
-
-  return checkpoint.is_published(path)
+  if name in pretrained.all_names():
+    source = ModelSource.at(pretrained.find(name))
+    return dataclasses.replace(source, is_pretrained=True)
+  source = ModelSource.at(name)
+  if not source.path.exists():
+    pretrained.find(name)  # raises, with the nearest name
+  if not source.is_published and _is_run(source.path):
+    raise errors.BadInput(
+      f'{name} is a run directory, not a pretrained model: use --workdir={name} to open it, or '
+      f'init_from={name} to start from it'
+    )
+  # If it is no published model, `open` says why.
+  return dataclasses.replace(source, is_published=True, is_pretrained=True)
 
 
 def _is_run(path: pathlib.Path) -> bool:
