@@ -30,8 +30,8 @@ def block(key: str, /, **values: Any) -> 'ml_collections.ConfigDict':
     key: dotted key of the block, or of the tuple.
     **values: values of its fields; the others get those of the preset, or their defaults.
   """
-  kind = find_key(key).block
-  defaults = dataclasses.asdict(kind(**_preset_values(kind, values, f'{key}.')))
+  block_type = find_key(key).block
+  defaults = dataclasses.asdict(block_type(**_preset_values(block_type, values, f'{key}.')))
   return _config_dict(defaults | values)
 
 
@@ -70,18 +70,24 @@ def to_dict(values: Any) -> Any:
   return values
 
 
-def build(kind: type, values: Any, path: str = '') -> Any:
-  """Returns the dataclass `kind`, the section at `path` (which ends with a dot), unchecked."""
+def build(block_type: type, values: Any, path: str = '') -> Any:
+  """Returns values as a dataclass, that of the section at `path`, unchecked.
+
+  Args:
+    block_type: the dataclass.
+    values: a mapping from the names of its fields.
+    path: dotted path of the section, with a dot at the end.
+  """
   if not isinstance(values, Mapping):
     section = path[:-1] or 'the config'
     raise errors.BadInput(f'{section}={values!r} must be a section, not a value')
-  keys = fields.keys(kind, path)
+  keys = fields.keys(block_type, path)
   converted = {}
   for name, value in values.items():
     if name not in keys:
       raise errors.BadInput(unknown_key(f'{path}{name}', isinstance(value, Mapping)))
     converted[name] = _convert(keys[name], value)
-  return kind(**_preset_values(kind, converted, path) | converted)
+  return block_type(**_preset_values(block_type, converted, path) | converted)
 
 
 def _convert(key: fields.Key, value: Any) -> Any:
@@ -127,14 +133,14 @@ def blocks_by_number(value: Any) -> dict[str, Any]:
   return {'0': value}
 
 
-def _preset_values(kind: type, values: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _preset_values(block_type: type, values: Mapping[str, Any], path: str) -> dict[str, Any]:
   """Returns the values that a block starts from: of the preset it names, otherwise none."""
-  key = fields.keys(kind, path).get('preset')
+  key = fields.keys(block_type, path).get('preset')
   name = values.get('preset')
   if key is None or name is None:
     return {}
   key.check_value(name)
-  return dict(vars(kind.from_preset(name)))
+  return dict(vars(block_type.from_preset(name)))
 
 
 def is_index(name: str) -> bool:

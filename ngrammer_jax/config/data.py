@@ -65,7 +65,11 @@ class DataConfig:
     at_least=3,
     only_for={'vocabulary': ('words', 'sentencepiece', 'tokenizer')},
     relations=(
-      equals(None, where={'vocabulary': ('sentencepiece',), 'vocabulary_path': (fields.ANY,)}),
+      equals(
+        None,
+        where={'vocabulary': ('sentencepiece',), 'vocabulary_path': (fields.ANY,)},
+        reason='a trained model has its own size',
+      ),
       at_least(260, where={'vocabulary': ('sentencepiece',)}, reason='256 bytes, special pieces'),
     ),
   )

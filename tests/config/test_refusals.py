@@ -820,9 +820,19 @@ DATA = [
   (
     'data.vocabulary_size=4096 data.vocabulary_path=x',
     "data.vocabulary_size=4096 must equal None for data.vocabulary='sentencepiece' and "
-    "data.vocabulary_path='x': use None",
+    "data.vocabulary_path='x': use None; a trained model has its own size",
   ),
   ('data.vocabulary_path=x', 'data.vocabulary_path=x: no such file'),
+  (
+    'data.vocabulary=bytes data.vocabulary_path=x',
+    "data.vocabulary_path='x' is not for data.vocabulary='bytes', but for sentencepiece, "
+    'tokenizer: use None',
+  ),
+  (
+    'data.vocabulary=letters',
+    "data.vocabulary='letters' is not one of: bytes, characters, words, sentencepiece, tokenizer",
+  ),
+  ('data.newlines=lose', "data.newlines='lose' is not one of: keep, drop, eos"),
   (
     'data.vocabulary_size=200',
     "data.vocabulary_size=200 must be at least 260 for data.vocabulary='sentencepiece': use 260; "
