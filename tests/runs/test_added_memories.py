@@ -161,7 +161,7 @@ def test_a_segment_memory_that_changes_the_loss_is_refused(resolve, memory, mess
     ),
     (
       [f'{MEMORY}.key=clusters', f'{MEMORY}.heads=3'],
-      'model.ngram_memories.0.heads=3 must divide model.width=16',
+      'model.ngram_memories.0.heads=3 must divide model.width=16: use 2',
     ),
   ],
 )
