@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data.files import split_files, text_files
+from ngrammer_jax.data.files import buckets, text_files
 from ngrammer_jax.data.formats.interface import START, FilePosition
+from ngrammer_jax.system import files
 
 # The keys of a config that decide on its text, beside the files.
 KEYS = (
@@ -99,7 +100,7 @@ class Corpus:
 
   def identity(self, config: data_config.DataConfig) -> list[Any]:
     """Returns what decides on the text: files with sizes, times and splits, and keys; for JSON."""
-    stamps = [split_files.stamp(path) for path in self.files]
+    stamps = [_stamp(path) for path in self.files]
     sizes = sorted(self.first_sizes.items())
     keys = [getattr(config, key) for key in KEYS]
     return [self.name, stamps, sizes, self.reading, keys]
@@ -109,3 +110,12 @@ class Corpus:
     return errors.BadInput(
       f'the {split} split of {self.name} is empty: {self.files[0]} holds too little text'
     )
+
+
+def _stamp(path: pathlib.Path) -> tuple[str, int, str | int]:
+  """Returns where a file is, its size, and what changes with its content."""
+  if isinstance(path, pathlib.Path):
+    return str(path.resolve()), files.size(path), path.stat().st_mtime_ns
+  if isinstance(path, buckets.BucketFile):
+    return str(path), files.size(path), path.version
+  return str(path), files.size(path), path.stat().mtime

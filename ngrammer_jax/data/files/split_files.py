@@ -6,7 +6,6 @@ import re
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.files import buckets
-from ngrammer_jax.system import files
 
 SPLITS = ('train', 'validation', 'test')
 # In the name of a file, or else of its folder; the first match counts.
@@ -147,12 +146,3 @@ def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:
 
 def _is_hidden(path: pathlib.Path, root: pathlib.Path | str) -> bool:
   return any(part.startswith('.') for part in path.relative_to(root).parts)
-
-
-def stamp(path: pathlib.Path) -> tuple[str, int, str | int]:
-  """Returns where a file is, its size, and what changes with its content."""
-  if isinstance(path, pathlib.Path):
-    return str(path.resolve()), files.size(path), path.stat().st_mtime_ns
-  if isinstance(path, buckets.BucketFile):
-    return str(path), files.size(path), path.version
-  return str(path), files.size(path), path.stat().mtime

@@ -12,6 +12,8 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.system import files
 
+SPACE_MARK = '\u2581'  # the space inside the pieces of SentencePiece
+
 
 class Vocabulary(abc.ABC):
   """A vocabulary.

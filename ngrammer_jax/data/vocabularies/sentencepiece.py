@@ -11,7 +11,6 @@ from ngrammer_jax.data.vocabularies import base
 
 DEFAULT_SIZE = 4096
 MAX_TRAINING_BYTES = 50_000_000  # maximum text size to learn a vocabulary from
-SPACE_MARK = '\u2581'  # stands for the space inside SentencePiece
 
 
 class SentencePieceVocabulary(base.Vocabulary):
@@ -51,15 +50,15 @@ class SentencePieceVocabulary(base.Vocabulary):
   def encode(self, text: bytes) -> np.ndarray:
     if not self._learned:
       return np.array(self._processor.encode(text.decode()), np.int64)
-    first, *others = text.decode().split(SPACE_MARK)
+    first, *others = text.decode().split(base.SPACE_MARK)
     ids = self._processor.encode(first)
     for part in others:
-      ids += [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in SPACE_MARK.encode()]
+      ids += [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in base.SPACE_MARK.encode()]
       ids += self._processor.encode(part)
     return np.array(ids, np.int64)
 
   def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-    if self._learned and any(SPACE_MARK.encode() in text for text in texts):
+    if self._learned and any(base.SPACE_MARK.encode() in text for text in texts):
       return [self.encode(text) for text in texts]
     return self._processor.encode(list(texts), return_type='numpy')
 
@@ -68,7 +67,7 @@ class SentencePieceVocabulary(base.Vocabulary):
 
   def token_texts(self) -> tuple[list[str], list[str]]:
     pieces = [self._processor.id_to_piece(i) for i in range(self.size)]
-    texts = [piece.replace(SPACE_MARK, ' ') for piece in pieces]
+    texts = [piece.replace(base.SPACE_MARK, ' ') for piece in pieces]
     for i in filter(self._processor.is_byte, range(self.size)):
       texts[i] = bytes([int(pieces[i][1:-1], 16)]).decode(errors='replace')  # <0x41>
     return texts, pieces

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import typing
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.vocabularies.sentencepiece import SPACE_MARK
+from ngrammer_jax.data.vocabularies.base import SPACE_MARK
 
 if typing.TYPE_CHECKING:
   import tokenizers
