@@ -85,6 +85,11 @@ def test_an_empty_line_is_an_empty_document(tmp_path):
       + REMEDY,
     ),
     (b'{"text": "\xff"}', ', line 2 is not valid UTF-8 at byte 10 (0xff): convert it'),
+    (
+      r'{"text": "cut \ud83d"}',
+      ", line 2: the text has half of a UTF-16 character, '\\ud83d', which is not Unicode: "
+      'replace it by "\\ufffd", or leave the line out',
+    ),
   ],
 )
 def test_an_invalid_record_is_reported_by_line(tmp_path, line, message):

@@ -44,7 +44,13 @@ def parse(record: bytes, location: str, options: ReadOptions) -> bytes:
   texts = [_field(value, field) for field in options.fields]
   try:
     return '\n'.join(text for text in texts if text is not None).encode()
-  except (TypeError, UnicodeEncodeError) as error:
+  except UnicodeEncodeError as error:
+    half = ascii(error.object[error.start])
+    raise errors.BadInput(
+      f'{location}: the text has half of a UTF-16 character, {half}, which is not Unicode: replace '
+      f'it by "\\ufffd", or leave the line out'
+    ) from error
+  except TypeError as error:
     names = ', '.join(value) if isinstance(value, dict) else 'none'
     beginning = text_files.quote_line(record.strip())[1:-1]
     raise errors.BadInput(
