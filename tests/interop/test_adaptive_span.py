@@ -154,24 +154,6 @@ def test_training_with_adagrad(reference, dtype, tolerance):
       jax.tree.map(lambda a, b: assert_close(a, b, tolerance), params, load(f'param/{s + 1}/'))
 
 
-@pytest.mark.parametrize(
-  'block, key, value, supported',
-  [
-    ('span', 'kind', 'dynamic', 'adaptive'),
-    ('span', 'renormalize', False, True),
-    ('memory', 'length', 7, 8),
-    ('span', 'limit', 12, 8),
-  ],
-)
-def test_unsupported_options_raise_bad_input(block, key, value, supported):
-  config = config_of({'cfg/S': 8, 'cfg/R': 4, 'cfg/lam': 0.1, 'cfg/pers': 5}, 'float32')
-  config = dataclasses.replace(
-    config, **{block: dataclasses.replace(getattr(config, block), **{key: value})}
-  )
-  with bad_input(f'model.{block}.{key}={value!r} must be {supported!r} for these weights'):
-    adaptive_span.load_language_model({}, config, 23)
-
-
 def args_of(f):
   """The arguments of main.py in its groups."""
   option = lambda name: f[f'cfg/{name}'].item()

@@ -20,6 +20,7 @@ from ngrammer_jax.interop import (
 )
 from ngrammer_jax.layers import NGrammer
 from tests.checks import bad_input
+from tests.loops import each
 
 MEMORY = model_config.MemoryConfig(8, 'zeros', 'memory_alone', across_documents=True)
 POSITIONAL = model_config.PositionalConfig(max_length=8)
@@ -108,6 +109,33 @@ def test_options_are_named_or_refused(loader):
         assert re.fullmatch(r'model\.\S+=.* must be .* for these weights', line)
       refused.add(key.path)
   assert len(refused) > 15
+
+
+def with_option(config, path, value):
+  block_name, _, name = path.rpartition('.')
+  if not block_name:
+    return dataclasses.replace(config, **{name: value})
+  block = dataclasses.replace(getattr(config, block_name), **{name: value})
+  return dataclasses.replace(config, **{block_name: block})
+
+
+@each(
+  'loader, path, value, required',
+  [
+    (adaptive_span, 'span.kind', 'dynamic', "'adaptive'"),
+    (adaptive_span, 'span.renormalize', False, 'True'),
+    (adaptive_span, 'span.limit', 12, '8'),
+    (adaptive_span, 'memory.length', 7, '8'),
+    (praxis, 'position', 'relative', "'rope' or 'sinusoid' or 'none'"),
+    (praxis, 'ngram.orders', (2, 3), '(2,)'),
+    (praxis, 'ngram.distinct_start', True, 'False'),
+    (transformer_xl, 'scale_embeddings', False, 'True'),
+  ],
+)
+def test_an_option_is_refused_with_the_value_of_the_weights(loader, path, value, required):
+  config = with_option(model_config.ModelConfig(**CONFIGS[loader]), path, value)
+  with bad_input(f'model.{path}={value!r} must be {required} for these weights'):
+    loader.load_language_model({}, config, 23)
 
 
 def with_new_field(block):

@@ -316,26 +316,6 @@ def test_praxis_names_of_ngrammers_after_attention():
   assert_close(loaded, means.astype('float32'), 1e-6)
 
 
-@pytest.mark.parametrize(
-  'fields, message',
-  [
-    (
-      {'position': 'relative'},
-      "model.position='relative' must be 'rope' or 'sinusoid' or 'none' for these weights",
-    ),
-    (
-      {'ngram': model_config.NGramConfig(orders=(2, 3), dim=2, distinct_start=True)},
-      'model.ngram.orders=(2, 3) must be (2,) for these weights\n'
-      'model.ngram.distinct_start=True must be False for these weights',
-    ),
-  ],
-)
-def test_unsupported_model_options_raise_bad_input(fields, message):
-  config = model_config.ModelConfig(**LM_CONFIG | fields)
-  with bad_input(message):
-    praxis.load_language_model({}, config, 23)
-
-
 def test_a_layer_that_does_not_fit_its_inputs_is_refused():
   layer = NGrammer(heads=2, clusters=4, vocabulary_size=50, dim=4, combine='add')
   with bad_input(
