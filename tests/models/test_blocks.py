@@ -22,7 +22,7 @@ from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.attention import blocks, local
 from ngrammer_jax.models import language_model, transformer
 from tests import jaxprs
-from tests.checks import assert_close, random_variables, rest_is_slow
+from tests.checks import assert_close, full, random_variables, rest_is_slow
 from tests.goldens import models
 
 GOLDENS = {
@@ -30,7 +30,8 @@ GOLDENS = {
   for name, case in models.cases().items()
   if name.startswith('transformer') and not case['prefix']
 }
-QUICK = ('transformer_36',)  # without spans, so that it is computed once
+# Without spans, so that it is computed once; test_any_split_in_blocks is quick.
+FULL = 'transformer_36'
 SLOW = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -43,7 +44,9 @@ def small_blocks(monkeypatch):
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)  # it drops other probabilities
 
 
-@pytest.mark.parametrize('name', rest_is_slow(GOLDENS, QUICK))
+@pytest.mark.parametrize(
+  'name', [*rest_is_slow([name for name in GOLDENS if name != FULL], ()), full(FULL)]
+)
 def test_blocks_equal_whole_scores(x64, small_blocks, tmp_path, name):
   """Hidden states, memory, codebook, loss and the gradient of every parameter."""
   case = copy.deepcopy(GOLDENS[name])
