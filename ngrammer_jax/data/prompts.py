@@ -5,7 +5,7 @@ import sys
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import formats
-from ngrammer_jax.data.files import file_formats, text_files
+from ngrammer_jax.data.files import file_formats, file_log, text_files
 from ngrammer_jax.system import file_errors
 
 STANDARD_INPUT = pathlib.Path('-')
@@ -34,7 +34,7 @@ def read(path: pathlib.Path) -> list[str]:
     prompts = _split_lines(b''.join(record for _, record in numbered), path)
   if path != STANDARD_INPUT:
     counts = f'{len(prompts):,} prompts'
-    file_formats.log_files(name, {'': [path]}, counts=counts, formats={path: file_format})
+    file_log.log_files(name, {'': [path]}, counts=counts, formats={path: file_format})
   return prompts
 
 

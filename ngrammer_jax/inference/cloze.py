@@ -23,7 +23,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze, vocabularies
-from ngrammer_jax.data.files import file_formats
+from ngrammer_jax.data.files import file_formats, file_log
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, pairs
 from ngrammer_jax.system import text_tables
@@ -73,7 +73,7 @@ def open_questions(path: pathlib.Path, split: str) -> tuple[QuestionSet, int]:
   formats = {file: file_formats.identify(file) for file in question_set.file_by_kind.values()}
   count = sum(1 for _ in question_set.read())
   counts = f'{count:,} questions'
-  file_formats.log_files(f'--cloze={path}', {name: [*formats]}, counts=counts, formats=formats)
+  file_log.log_files(f'--cloze={path}', {name: [*formats]}, counts=counts, formats=formats)
   return question_set, count
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data.rows import streams, token_batch
+from ngrammer_jax.data.rows import evaluation_streams, token_batch
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import programs
@@ -33,8 +33,8 @@ def evaluate(
 
   The split, or its first `config.evaluation.max_tokens` tokens, is divided into contiguous streams.
   The memory of a stream starts empty and is carried from segment to segment. The result depends on
-  the options of the evaluation only (see `streams.EvaluationStreams`), not on the batch size
-  or the devices. Most protocols score every token exactly once.
+  the options of the evaluation only (see `evaluation_streams`), not on the batch size or the
+  devices. Most protocols score every token exactly once.
 
   Args:
     engine: the engine of the model.
@@ -48,7 +48,9 @@ def evaluate(
   options = config.evaluation
   length = config.evaluation_length()
   max_tokens = options.max_tokens or 0
-  text = streams.EvaluationStreams(split, options.streams, length, max_tokens, options.protocol)
+  text = evaluation_streams.EvaluationStreams(
+    split, options.streams, length, max_tokens, options.protocol
+  )
   count = min(max_tokens or len(split.tokens), len(split.tokens))
   if length > inference.bucket(count, inference.MIN_TEXT_LENGTH):
     hosts.warn_once(
@@ -163,7 +165,7 @@ def _perplexity(nats: float) -> float:
 def score_streams(
   engine: inference.Engine,
   variables: inference.Variables,
-  text: streams.EvaluationStreams,
+  text: evaluation_streams.EvaluationStreams,
   config: experiment.Config,
 ) -> Iterator[Iterator[programs.Scores]]:
   """Yields the scores of the segments, for each batch of streams or of sliding windows."""

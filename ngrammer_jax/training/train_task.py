@@ -14,7 +14,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import mixture, vocabularies
+from ngrammer_jax.data import mixture, train_segments, vocabularies
 from ngrammer_jax.data.documents import corpora
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import language_modeling
@@ -134,7 +134,7 @@ class CorpusTask:
   best_metric = 'nll_nats_per_token'
   patience = None
   loss = staticmethod(losses.next_token)
-  merge_row_states = staticmethod(mixture.merge_row_states)
+  merge_row_states = staticmethod(train_segments.merge_row_states)
 
   def __init__(
     self,
@@ -153,7 +153,7 @@ class CorpusTask:
     )
     self.vocabulary = self._mixture.vocabulary
     self.content_hash = self._mixture.content_hash
-    self._segments = mixture.TrainSegments(self._mixture, config, workdir)
+    self._segments = train_segments.TrainSegments(self._mixture, config, workdir)
 
   @property
   def source_dtypes(self) -> Mapping[str, np.dtype]:
@@ -167,15 +167,15 @@ class CorpusTask:
     return self._mixture.split_names()
 
   def segment(self, step: int, rows: slice) -> token_batch.Batch:
-    """Returns rows of a step; see `mixture.TrainSegments`."""
+    """Returns rows of a step; see `train_segments.TrainSegments`."""
     return self._segments.segment(step, rows)
 
   def row_states(self, step: int) -> list[Any] | None:
-    """Returns the states of the rows of streamed corpora; see `mixture.TrainSegments`."""
+    """Returns the states of the rows of streamed corpora; see `train_segments.TrainSegments`."""
     return self._segments.row_states(step)
 
   def restore_rows(self, step: int, states: list[Any] | None) -> None:
-    """Continues at a step; see `mixture.TrainSegments`."""
+    """Continues at a step; see `train_segments.TrainSegments`."""
     self._segments.restore_rows(step, states)
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.documents import corpora
+from ngrammer_jax.data.documents import corpora, published_corpora
 from ngrammer_jax.data.files import file_formats, text_files
 from tests.checks import bad_input
 from tests.data import document_files
@@ -229,12 +229,15 @@ def test_enwik8_newlines_are_dropped_or_added(hundred_megabytes, newlines, first
       "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text, shards, "
       'wikitext_articles, cbt, c4/en',
     ),
-    (('text8', None), "data.corpus='text8' needs data.path: where text8 or text8.zip is"),
+    (('text8', None), "data.corpus='text8' needs data.path: where text8, text8.zip or text8.gz is"),
     (
       ('enwik8', '{tmp}/none.gz'),
       'data.path={tmp}/none.gz: the corpus was not found; expected enwik8, enwik8.zip or enwik8.gz',
     ),
-    (('text8', '{tmp}'), 'data.path={tmp}: the corpus was not found; expected text8 or text8.zip'),
+    (
+      ('text8', '{tmp}'),
+      'data.path={tmp}: the corpus was not found; expected text8, text8.zip or text8.gz',
+    ),
     (
       ('text', '{tmp}'),
       'data.path={tmp}: the corpus was not found; expected a text file, or a folder of them',
@@ -298,7 +301,7 @@ def test_incomplete_wikitext_is_refused(tmp_path):
 def test_only_the_published_file_is_accepted(tmp_path, monkeypatch, name):
   md5 = lambda content: hashlib.md5(content).hexdigest()
   size = len(LINES)
-  monkeypatch.setitem(corpora.CHECKSUMS, name, (size, md5(LINES)))
+  monkeypatch.setitem(published_corpora.CHECKSUMS, name, (size, md5(LINES)))
   path = write(tmp_path / 'corpus.zip', LINES)
   document_files.open_corpus(name, str(path)).verify()
   for wrong in (b'', LINES[:-1], LINES + b'a', LINES.replace(b'1', b'2')):

@@ -10,10 +10,10 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config.data import DataConfig, PartConfig
-from ngrammer_jax.data import mixture, vocabularies
+from ngrammer_jax.data import mixture, train_segments, vocabularies
 from ngrammer_jax.data.documents import corpora
 from ngrammer_jax.data.files import text_files
-from ngrammer_jax.data.rows import mixture_schedule, streams
+from ngrammer_jax.data.rows import cached_rows, mixture_schedule
 from ngrammer_jax.data.tokens import learned_vocabulary, token_cache
 from ngrammer_jax.system import hosts
 from tests.checks import bad_input
@@ -56,14 +56,14 @@ def data(folder):
 def open_segments(config, workdir):
   training = experiment.TrainingConfig(batch_size=B, segment_length=T)
   whole = experiment.Config(data=config, training=training)
-  return mixture.TrainSegments(mixture.prepare(config), whole, workdir)
+  return train_segments.TrainSegments(mixture.prepare(config), whole, workdir)
 
 
 def single_row(part, row, workdir):
   """The segments that a row reads of a part that is not mixed, shuffled if it is streamed."""
   if part.train_shards is None:
     schedule = document_files.whole_batch(B)
-    reader = streams.TrainStreams(part.splits['train'], T, schedule)
+    reader = cached_rows.CachedRows(part.splits['train'], T, schedule)
   else:
     reader = document_files.Packed(part.train_shards, BYTES, B, T, workdir / 'single', 3)
   for step in range(STEPS):
@@ -124,8 +124,8 @@ def test_row_states_of_several_hosts_are_merged(data, tmp_path):
     host = open_segments(config, tmp_path)
     host.segment(0, rows)
     of_hosts.append(host.row_states(1))
-  assert mixture.merge_row_states(of_hosts) == whole.row_states(1)
-  assert mixture.merge_row_states([None, None]) is None
+  assert train_segments.merge_row_states(of_hosts) == whole.row_states(1)
+  assert train_segments.merge_row_states([None, None]) is None
 
 
 def test_held_out_documents_in_another_part_are_counted(data, folder, caplog):
@@ -152,7 +152,7 @@ def test_a_step_that_reads_a_whole_part_is_a_warning(data, tmp_path, caplog):
     caplog.clear()
     training = experiment.TrainingConfig(batch_size=B, segment_length=length)
     config = dataclasses.replace(config, training=training)
-    segments = mixture.TrainSegments(mixture.prepare(config.data), config, tmp_path)
+    segments = train_segments.TrainSegments(mixture.prepare(config.data), config, tmp_path)
     for step in range(3):
       segments.segment(step)
     assert sorted(r.message for r in caplog.records if r.levelno == logging.WARNING) == [

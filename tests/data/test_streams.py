@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.rows import streams, token_batch
+from ngrammer_jax.data.rows import cached_rows, evaluation_streams, token_batch
 from ngrammer_jax.data.tokens import token_split
 from tests.data import document_files
 from tests.loops import each
@@ -24,7 +24,7 @@ def previous_tokens(targets):
 
 def train_segment(split, step, batch_size, length, rows=slice(None)):
   schedule = document_files.whole_batch(batch_size)
-  reader = streams.TrainStreams(split, length, schedule)
+  reader = cached_rows.CachedRows(split, length, schedule)
   return token_batch.stack_rows(reader.rows(step, range(batch_size)[rows]).values())
 
 
@@ -111,7 +111,7 @@ CASES = [
 @each('n, num_streams, length, rows, max_tokens', CASES)
 def test_evaluation_has_every_token_once(n, num_streams, length, rows, max_tokens):
   split = make_split(n, [0, n // 2])
-  evaluation = streams.EvaluationStreams(split, num_streams, length, max_tokens)
+  evaluation = evaluation_streams.EvaluationStreams(split, num_streams, length, max_tokens)
   tokens = min(max_tokens or n, n)
   assert 1 <= evaluation.streams <= min(num_streams, tokens)
   all_targets = []
@@ -129,7 +129,7 @@ def test_evaluation_has_every_token_once(n, num_streams, length, rows, max_token
 
 @each('n, num_streams, length, rows, max_tokens', CASES)
 def test_a_stream_is_contiguous_and_then_padded(n, num_streams, length, rows, max_tokens):
-  evaluation = streams.EvaluationStreams(make_split(n), num_streams, length, max_tokens)
+  evaluation = evaluation_streams.EvaluationStreams(make_split(n), num_streams, length, max_tokens)
   tokens = min(max_tokens or n, n)
   longest = -(-tokens // num_streams)
   segments = [
@@ -159,9 +159,9 @@ def test_official_protocols_skip_the_first_token_of_each_stream(
   args = make_split(n), num_streams, length, max_tokens, protocol
   if not num_targets:
     with pytest.raises(errors.BadInput, match='fill no segment'):
-      streams.EvaluationStreams(*args)
+      evaluation_streams.EvaluationStreams(*args)
     return
-  evaluation = streams.EvaluationStreams(*args)
+  evaluation = evaluation_streams.EvaluationStreams(*args)
   assert (evaluation.streams, evaluation.tokens) == (count, count * num_targets)
   segments = [evaluation.segment(index, 0, count + 1) for index in range(evaluation.segments)]
   targets, valid, inputs = (

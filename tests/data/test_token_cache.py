@@ -19,7 +19,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.documents import corpora as corpus_files
-from ngrammer_jax.data.documents import shards
+from ngrammer_jax.data.documents import published_corpora, shards
 from ngrammer_jax.data.files import fingerprints, text_files
 from ngrammer_jax.data.tokens import cache_folders, token_cache, token_split, token_writer
 from ngrammer_jax.system import storage, synced_folder
@@ -147,7 +147,7 @@ def test_single_text_has_no_separate_document_start(text):
 def test_enwik8_newline_conventions_have_separate_caches(tmp_path, monkeypatch):
   path = tmp_path / 'enwik8'
   path.write_bytes(b'')
-  monkeypatch.setattr(corpus_files, '_verify_published_file', lambda name, path: None)
+  monkeypatch.setattr(published_corpora, '_verify_published_file', lambda name, path: None)
   monkeypatch.setattr(text_files, 'byte_range', lambda blocks, start, stop: iter([b'a\nb\n']))
   for newlines, tokens, is_raw in [('keep', 4, True), ('drop', 2, False), ('eos', 5, False)] * 2:
     config = data_config.DataConfig('enwik8', str(path), 'characters', newlines=newlines)
@@ -159,7 +159,7 @@ def test_enwik8_newline_conventions_have_separate_caches(tmp_path, monkeypatch):
 def test_characters_of_enwik8_are_bytes_but_words_are_not(tmp_path, monkeypatch):
   path, text = tmp_path / 'enwik8', 'caf\u00e9 caf\u00e9\n'
   path.write_bytes(b'')
-  monkeypatch.setattr(corpus_files, '_verify_published_file', lambda name, path: None)
+  monkeypatch.setattr(published_corpora, '_verify_published_file', lambda name, path: None)
   monkeypatch.setattr(text_files, 'byte_range', lambda *_: iter([text.encode()]))
   prepare = lambda kind: document_files.prepare(data_config.DataConfig('enwik8', str(path), kind))
   assert token_counts(prepare('characters')) == [12] * 3

@@ -12,7 +12,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data.rows import streams as streams_module
+from ngrammer_jax.data.rows import evaluation_streams
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
@@ -182,7 +182,7 @@ def test_protocols_of_official_implementations(protocol, counted):
 def test_token_counts_of_official_implementations():
   """Tokens that Transformer-XL and the adaptive-span code score of enwik8."""
   count = lambda n, *args: (
-    streams_module.EvaluationStreams(
+    evaluation_streams.EvaluationStreams(
       token_split.TokenSplit(np.zeros(n, np.uint8), np.zeros(1, int), None, 0), *args
     ).tokens
   )

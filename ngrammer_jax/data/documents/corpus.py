@@ -83,8 +83,9 @@ class Corpus:
     train_shards: shards of the training split, if it is streamed: tokenised during training.
     is_sectioned: the documents are sections of one text, each of whole lines. If the vocabulary's
       line end is also its document start, no further token separates them.
-    first_sizes: the sizes of shards before they were found damaged, by number and name.
-    reading: the files of each split, as a JSON value, where they are not clear from `files`.
+    first_sizes: sizes at the start of the run of shards that were found damaged since, by number
+      and name. A repaired file must not change the hash of the corpus.
+    files_by_split: the files of each split, as a JSON value, where they are not clear from `files`.
   """
 
   name: str
@@ -96,14 +97,14 @@ class Corpus:
   train_shards: Shards | None = None
   is_sectioned: bool = False
   first_sizes: Mapping[tuple[int, str], int] = dataclasses.field(default_factory=dict)
-  reading: Any = None
+  files_by_split: Any = None
 
   def identity(self, config: data_config.DataConfig) -> list[Any]:
     """Returns what decides on the text: files with sizes, times and splits, and keys; for JSON."""
     stamps = [_stamp(path) for path in self.files]
     sizes = sorted(self.first_sizes.items())
     keys = [getattr(config, key) for key in KEYS]
-    return [self.name, stamps, sizes, self.reading, keys]
+    return [self.name, stamps, sizes, self.files_by_split, keys]
 
   def too_little_text(self, split: str) -> errors.BadInput:
     """Returns the error of a split without text."""
@@ -118,4 +119,4 @@ def _stamp(path: pathlib.Path) -> tuple[str, int, str | int]:
     return str(path.resolve()), files.size(path), path.stat().st_mtime_ns
   if isinstance(path, buckets.BucketFile):
     return str(path), files.size(path), path.version
-  return str(path), files.size(path), path.stat().mtime
+  return str(path), files.size(path), path.stat().mtime  # C4 in a bucket

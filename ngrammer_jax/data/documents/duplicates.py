@@ -4,6 +4,8 @@ from collections.abc import Iterable
 import contextlib
 import hashlib
 
+import numpy as np
+
 from ngrammer_jax import errors
 from ngrammer_jax.data.documents.corpus import Document
 
@@ -46,3 +48,8 @@ def sample_keys(documents: Iterable[Document]) -> bytes:
       if size >= COMPARED_BYTES:
         break
   return bytes(keys)
+
+
+def is_in(keys: np.ndarray, sorted_keys: np.ndarray) -> np.ndarray:
+  """Returns whether each short key is one of some sorted ones."""
+  return np.searchsorted(sorted_keys, keys, 'right') > np.searchsorted(sorted_keys, keys)

@@ -19,7 +19,7 @@ def split_of(number: int, period: int, splits: Sequence[str]) -> str:
 
   Args:
     number: number of the document.
-    period: of so many documents, each split but the first has one.
+    period: each held-out split has one document of so many.
     splits: train, and the held-out splits.
   """
   index = number % period
@@ -63,7 +63,9 @@ class InterleavedSplit:
 
   @property
   def num_empty(self) -> int:
-    """Number of empty documents in the last iteration."""
+    """Number of empty documents in the last iteration; they are counted in train."""
+    if self.split != 'train':
+      return 0
     return getattr(self.source.documents, 'num_empty', 0)
 
 
@@ -73,8 +75,7 @@ def hold_out(
   """Divides documents among splits. Returns those of each split.
 
   Args:
-    documents: the documents. Those of a list are whole files; others are read from their files each
-      time.
+    documents: a list of whole files; or documents that are read from their files in each iteration.
     share: of the documents, or of each if they are few files, for each split but the first.
     splits: train, and the held-out splits.
   """

@@ -1,6 +1,6 @@
-"""Shards: files of many documents, of corpora that may be too large to tokenise in advance.
+"""Shards: files of many documents, each read from any position on (see `formats`).
 
-A shard is read from any position on, see `formats`; other shards are not read for it.
+A corpus of shards may be too large to tokenise in advance. Opening one reads no other.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -30,13 +30,13 @@ class FileShards:
   Attributes:
     files: the file of each shard.
     options: how their documents are read.
-    held_out: share of held-out documents in each file; 0: none.
+    held_out_share: of the documents of each file; 0: whole files are held out, or nothing.
     is_held_out: whether these are the held-out documents, or files.
   """
 
   files: tuple[pathlib.Path, ...]
   options: ReadOptions = DEFAULT_OPTIONS
-  held_out: float = 0.0
+  held_out_share: float = 0.0
   is_held_out: bool = False
 
   @functools.cached_property
@@ -57,8 +57,8 @@ class FileShards:
 
   def text(self, shard: int, document: int, record: bytes) -> bytes | None:
     """See `Shards`."""
-    if self.held_out:
-      is_held_out = document * GOLDEN_RATIO % 1 > 1 - self.held_out
+    if self.held_out_share:
+      is_held_out = document * GOLDEN_RATIO % 1 > 1 - self.held_out_share
       if is_held_out != self.is_held_out:
         return None
     return self._file(shard).text(document, record)
@@ -152,7 +152,7 @@ def find(
 def _hold_out(train: FileShards, root: pathlib.Path, share: float) -> tuple[FileShards, FileShards]:
   """Returns the shards of train and validation: whole files by their names, nothing is read."""
   if len(train.files) == 1:
-    train = dataclasses.replace(train, held_out=share)
+    train = dataclasses.replace(train, held_out_share=share)
     return train, dataclasses.replace(train, is_held_out=True)
 
   def hash_name(file: pathlib.Path) -> bytes:

@@ -14,8 +14,8 @@ class SplitReader:
   """Reads the documents of all splits once.
 
   Some documents are read before their split is asked for: those held out of the training files,
-  and with `drops_duplicates` all, because a training document is a duplicate if a later split has
-  it. They wait in a temporary file.
+  and with `drops_duplicates` those of all later splits, because a training document is a duplicate
+  if a later split has it. They wait in a temporary file.
 
   Args:
     splits: the documents of each split, train first.

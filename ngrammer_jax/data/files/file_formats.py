@@ -1,20 +1,17 @@
 """What a file is: decided here, by its suffix and by its first bytes, for every command.
 
 A file is text, JSON lines, Parquet or Arrow, maybe compressed. Any other that is recognised is
-refused by name, with what to do about it. What each file was taken for is logged.
+refused by name, with what to do about it. `file_log` logs what each file was taken for.
 """
 
 import codecs
-from collections.abc import Mapping, Sequence
 import json
-import logging
 import pathlib
-import types
 from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.files import compression
-from ngrammer_jax.system import file_errors, files
+from ngrammer_jax.system import file_errors
 
 HEAD = 1 << 16  # bytes that are looked at
 TEXT, LINES, PARQUET, ARROW = 'text', 'JSON lines', 'Parquet', 'Arrow'
@@ -55,7 +52,6 @@ BYTE_ORDER_MARKS = {
 UNKNOWN_COMPRESSION = ('.br', '.lz4', '.lzma', '.z')
 REMEDY = 'write its text as .txt, .jsonl or .parquet'
 UTF8_REMEDY = 'convert it to UTF-8'
-MAX_NAMES = 5  # of files that are left out, in the log
 
 
 def suffix(path: pathlib.Path) -> str:
@@ -63,6 +59,11 @@ def suffix(path: pathlib.Path) -> str:
   if path.suffix.lower() in compression.SUFFIXES:
     path = pathlib.PurePosixPath(path.name).with_suffix('')
   return path.suffix.lower()
+
+
+def format_of_suffix(path: pathlib.Path) -> str:
+  """Returns the format that the suffix of a file says; without one it is TEXT."""
+  return FORMAT_SUFFIXES.get(suffix(path), TEXT)
 
 
 def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
@@ -80,7 +81,7 @@ def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
     raise errors.BadInput(f'{path} is compressed in a way that is not read: use one of {suffixes}')
   with file_errors.translate_damage(path), compression.open_binary(path) as file:
     head = file.read(HEAD)
-  suffix_format = FORMAT_SUFFIXES.get(suffix(path), TEXT)
+  suffix_format = format_of_suffix(path)
   file_format = identify_bytes(path, head, suffix_format, any_bytes)
   if suffix_format in (PARQUET, ARROW) and head and file_format != suffix_format:
     raise errors.BadInput(
@@ -127,52 +128,6 @@ def recognize(head: bytes) -> str | None:
     if max(zeros_of_halves) > 0.4 and min(zeros_of_halves) < 0.1:
       return 'UTF-16'
   return None
-
-
-def log_files(
-  name: str,
-  files_by_split: Mapping[str, Sequence[pathlib.Path]],
-  left_out: Sequence[pathlib.Path] = (),
-  counts: str = '',
-  formats: Mapping[pathlib.Path, str] = types.MappingProxyType({}),
-) -> None:
-  """Logs in one line which files were taken for what.
-
-  Args:
-    name: what they were read for.
-    files_by_split: the files of each split; without files, it is held out of train. The name '' is
-      not printed.
-    left_out: files that are not read.
-    counts: what they hold, such as a number of documents, if it is known.
-    formats: formats of files that are not those of their suffixes.
-  """
-  messages = []
-  for split, paths in files_by_split.items():
-    message = 'held out of train'
-    if paths:
-      message = _describe_files(paths, formats)
-    if split:
-      message = f'{split}: {message}'
-    messages.append(message)
-  if left_out:
-    names = ', '.join(path.name for path in left_out[:MAX_NAMES])
-    if len(left_out) > MAX_NAMES:
-      names += f' and {len(left_out) - MAX_NAMES:,} more'
-    messages.append(f'left out: {names}')
-  line = f'{name}: {"; ".join(messages)}'
-  if counts:
-    line += f': {counts}'
-  logging.info('%s', line)
-
-
-def _describe_files(paths: Sequence[pathlib.Path], formats: Mapping[pathlib.Path, str]) -> str:
-  """Returns number, formats and size of some files, for the log."""
-  names = {formats.get(path) or FORMAT_SUFFIXES.get(suffix(path), TEXT) for path in paths}
-  suffixes = {path.suffix for path in paths if path.suffix in compression.SUFFIXES}
-  methods = sorted(compression.SUFFIXES[end] for end in suffixes)
-  unit = 'file' if len(paths) == 1 else 'files'
-  size = sum(files.size(path) for path in paths)
-  return f'{len(paths):,} {unit} ({", ".join([*sorted(names), *methods])}), {size:,} bytes'
 
 
 def _is_json_lines(name: pathlib.Path | str, head: bytes, named: str) -> bool:

@@ -8,7 +8,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data.files import buckets
 
 SPLITS = ('train', 'validation', 'test')
-# In the name of a file, or else of its folder; the first match counts.
+# In the name of a file, or else of its folder; the first row that matches counts.
 SPLIT_WORDS = {
   r'valid(ation)?|val|dev(el|elopment)?': 'validation',
   r'eval(uation)?|(hold|held)[-_ ]?out': 'second',  # test beside validation, else validation
@@ -79,7 +79,7 @@ def _select(
 
 
 def _find_split(name: str, words: Mapping[str, str], pattern: str) -> str | None:
-  """Returns the split of the first word that a name has."""
+  """Returns the split of the first row with a word that a name has."""
   name = re.sub('(?<=[a-z])(?=[A-Z])', '-', name)  # trainA.txt, wikiTrain.txt
   for word, split in words.items():
     if re.search(pattern.format(word=word), name, re.IGNORECASE):
@@ -93,7 +93,7 @@ def find(
   share: float | None = None,
   prefers_root: bool = False,
 ) -> SplitFiles:
-  """Returns the files of a corpus by split; none if no name speaks of a split.
+  """Returns the files of a corpus by split; none for a single file, or if no name is of a split.
 
   Args:
     root: the folder, or the only file.

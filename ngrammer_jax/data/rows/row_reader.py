@@ -16,9 +16,11 @@ from ngrammer_jax.data.rows import document_blocks
 class RowState(NamedTuple):
   """Where a row reads on: its next token.
 
+  Checkpoints hold these values in this order. `document`, `offset` and `frame` are one position.
+
   Attributes:
-    epoch: number of completed passes over the shards of the row.
-    shard: index of the current shard, in the order of the epoch.
+    epoch: number of completed passes over the shards.
+    shard: index of the current shard, among those of the row in this epoch.
     document, offset: where the block of documents begins, see `formats.FilePosition`.
     tokens: number of consumed tokens of the current document.
     frame: the rest of the position of the block.

@@ -1,8 +1,8 @@
 """Rows of shards: documents are streamed, that is read and tokenised during training.
 
-Row b of B reads the shards b, b + B, ... in an endless loop. With fewer shards than rows, several
-rows share a shard, and each reads every n-th document. A row concatenates its documents without
-padding.
+Row b of B reads the shards b, b + B, ... of the order of an epoch, without end. With fewer shards
+than rows, several rows share a shard, and each reads every n-th document. A row concatenates its
+documents without padding.
 
 The tokens of a step do not depend on the number of hosts. But they are reached by reading all
 documents before them. So a checkpoint holds the state of each row, where a resumed run reads on.
@@ -28,11 +28,11 @@ from ngrammer_jax.data.rows import (
 )
 from ngrammer_jax.system import synced_folder
 
-PREFETCH_BYTES = 6  # of text for each missing token: more than most have
+BYTES_PER_TOKEN = 6  # of text that is read for each missing token: more than most have
 
 
 class StreamedRows:
-  """The training rows of shards, packed with documents; see `mixture.TrainRows`.
+  """The training rows of shards, packed with documents; see `interface.TrainRows`.
 
   Args:
     shards: the shards of the split.
@@ -40,10 +40,10 @@ class StreamedRows:
     schedule: the steps at which each of B rows reads the corpus.
     length: T.
     folder: where fingerprints of the shards are saved. It must not be shared by different corpora.
-    shuffle: seed of the order of the shards of a row in each epoch, and of the documents of each
-      block. None: as they are stored.
+    shuffle: seed of the order of all shards in each epoch, and of the documents of each block.
+      None: as they are stored.
     begin_of_text: whether documents are separated by end and begin, see `Vocabulary.separator`.
-    old_folder: where version 0.3.0 saved states of rows and fingerprints; None: in `folder`.
+    old_folder: of version 0.3.0, `places/`, with states of rows and fingerprints; None: `folder`.
 
   Attributes:
     epochs: number of epochs completed by all rows read here.
@@ -70,6 +70,7 @@ class StreamedRows:
     synced = synced_folder.SyncedFolder(folder, '*.jsonl')
     self._fingerprints = fingerprints.ShardFingerprints(synced, shards.files, old_folder)
     self._places = saved_places.SavedPlaces(old_folder or folder, [shuffle, begin_of_text])
+    # The oldest versions read documents of white space, so their runs do to their end.
     self._keeps_blank = self._places.keeps_blank
     # The states of all rows before the step of the checkpoint.
     self._restored_step = 0
@@ -118,7 +119,7 @@ class StreamedRows:
       saved = self._places.newest(step, rows)
       if saved is not None and saved[0] > first_step:
         first_step, states = saved
-    # Of this reader alone: a document taken by a row is gone.
+    # Each reader has its own: a document that a row takes is removed from its block.
     blocks = document_blocks.BlockReader(self._shards, self._fingerprints, self._keeps_blank, rows)
     row_readers = {}
     for row in rows:
@@ -171,7 +172,7 @@ class _BatchReader:
       documents = []  # reader, state and text
       # In the order of their documents, so that rows of one shard read it forward.
       for reader in sorted(incomplete, key=_document_of):
-        missing_bytes = PREFETCH_BYTES * (self._length - reader.num_buffered)
+        missing_bytes = BYTES_PER_TOKEN * (self._length - reader.num_buffered)
         while missing_bytes > 0:
           state, text = next(reader.documents)
           documents.append((reader, state, text))

@@ -1,7 +1,7 @@
 """Cache of tokenised corpora: tokenised once, then memory-mapped.
 
 A cache folder holds `meta.json` and, for each split, `<split>.tokens` (raw unsigned integers),
-`<split>.starts.npy` and `<split>.keys.npy`.
+`<split>.starts.npy` and `<split>.keys.npy`. A streamed training split has only keys.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import duplicates, shards, split_reader
 from ngrammer_jax.data.documents.corpus import Corpus, Shards
-from ngrammer_jax.data.files import file_formats
+from ngrammer_jax.data.files import file_formats, file_log
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, ReadOptions
 from ngrammer_jax.data.tokens import cache_folders, token_split, token_writer
 from ngrammer_jax.data.tokens.token_split import TokenSplit as TokenSplit
@@ -35,7 +35,7 @@ class TokenCorpus:
   Attributes:
     splits: tokens of each split.
     vocabulary: the vocabulary.
-    content_hash: hash of the text and the vocabulary.
+    content_hash: hash of the text and the vocabulary; of streamed files, of their names and sizes.
     document_keys: a hash of each document of each split, sorted, uint64; of `train_shards` those
       of the first documents.
     counts: numbers of tokens, bytes and documents of each split, for the log.
@@ -87,7 +87,7 @@ def _write(
   vocabulary: vocabularies.Vocabulary,
   folder: pathlib.Path,
 ) -> None:
-  """Tokenises a corpus into a folder. Each document is read once."""
+  """Tokenises a corpus into a folder. Each document is parsed once."""
   logging.info('preparing %s into %s', corpus.name, folder.parent)
   corpus.verify()
   splits = dict(corpus.splits)
@@ -162,7 +162,9 @@ def _load(corpus: Corpus, vocabulary: vocabularies.Vocabulary, folder: pathlib.P
 def encode_file(
   path: pathlib.Path, vocabulary: vocabularies.Vocabulary, options: ReadOptions = DEFAULT_OPTIONS
 ) -> token_split.TokenSplit:
-  """Returns the tokens of a file, in memory: a text as one document, other files as their own.
+  """Returns the tokens of the documents of a file, in memory.
+
+  A text is one document, unless `options` has a separator.
 
   For a model that reads no document start, the first token is read and not predicted.
 
@@ -185,9 +187,7 @@ def encode_file(
   )
   if not written.meta['bytes']:
     raise errors.BadInput(f'{path} is empty; expected text')
-  file_formats.log_files(
-    str(path), {'': [path]}, counts=_format_counts(written.meta), formats=formats
-  )
+  file_log.log_files(str(path), {'': [path]}, counts=_format_counts(written.meta), formats=formats)
   tokens = np.frombuffer(file.getbuffer(), written.meta['dtype'])
   split = _token_split(tokens, written.starts, written.meta, vocabulary)
   if vocabulary.adds_start or len(split.tokens) < 2:

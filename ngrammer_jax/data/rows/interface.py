@@ -1,0 +1,30 @@
+"""The interface of the training rows of one corpus, cached or streamed."""
+
+from typing import Any, Protocol
+
+from ngrammer_jax.data.rows import token_batch
+
+
+class TrainRows(Protocol):
+  """The training rows of one corpus, `cached_rows.CachedRows` or `streamed_rows.StreamedRows`.
+
+  Attributes:
+    epochs: number of completed epochs after the last step read here.
+  """
+
+  epochs: int
+
+  def rows(self, step: int, rows: range) -> dict[int, token_batch.Row]:
+    """Returns the segments at a step, of those rows that read the corpus there."""
+
+  def epochs_before(self, step: int) -> float | None:
+    """Returns the number of epochs that all rows read before a step; None if it is not known."""
+
+  def states(self, step: int) -> dict[str, Any] | None:
+    """Returns the states, before a step, of the rows read here; None if they need none.
+
+    It has to be called before `rows` reads that step: a row that reads on forgets where it was.
+    """
+
+  def restore(self, step: int, saved: dict[str, Any] | None) -> None:
+    """Continues at a step, with the `states` of all rows before it."""
