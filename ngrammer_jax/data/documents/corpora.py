@@ -101,7 +101,7 @@ def _open_text(root: pathlib.Path | str, config: data_config.DataConfig) -> Corp
   }
   if len(divided) > 1:
     train = splits.pop('train')
-    splits = held_out.hold_out(train, share or shards.DEFAULT_SHARE, divided) | splits
+    splits = held_out.hold_out(train, share or held_out.DEFAULT_SHARE, divided) | splits
   names = {split: [path.name for path in paths] for split, paths in files_by_split.items()}
   return Corpus('text', tuple(formats), splits, files_by_split=[names, divided])
 

@@ -9,6 +9,7 @@ from ngrammer_jax.data.files import text_files
 from ngrammer_jax.data.files.split_files import SPLITS
 
 Splits = dict[str, Iterable[Document]]
+DEFAULT_SHARE = 0.05  # of the training text, for each held-out split
 
 
 def split_of(number: int, period: int, splits: Sequence[str]) -> str:
@@ -70,7 +71,7 @@ class InterleavedSplit:
 
 
 def hold_out(
-  documents: Iterable[Document], share: float = 0.05, splits: Sequence[str] = SPLITS
+  documents: Iterable[Document], share: float = DEFAULT_SHARE, splits: Sequence[str] = SPLITS
 ) -> Splits:
   """Divides documents among splits. Returns those of each split.
 

@@ -13,12 +13,12 @@ import pathlib
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import formats
+from ngrammer_jax.data.documents import held_out
 from ngrammer_jax.data.documents.corpus import Document, Shards, whole_file
 from ngrammer_jax.data.files import file_formats, split_files, text_files
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, START, FilePosition, ReadOptions
 
 HELD_OUT_BYTES = 32 << 20  # of files held out for validation, and of their text
-DEFAULT_SHARE = 0.05  # of the training text, held out
 # Multiples of the golden ratio are spread evenly, also among the rows that share a file.
 GOLDEN_RATIO = 0.6180339887498949
 
@@ -140,7 +140,7 @@ def find(
   files_by_split, _ = split_files.find(root, shards, share)
   if not files_by_split:
     files_by_split = {'train': shards}
-    share = share or DEFAULT_SHARE
+    share = share or held_out.DEFAULT_SHARE
   by_split = {split: FileShards(tuple(files), options) for split, files in files_by_split.items()}
   if 'validation' not in by_split:
     train, validation = _hold_out(by_split['train'], root, share)
@@ -161,14 +161,14 @@ def _hold_out(train: FileShards, root: pathlib.Path, share: float) -> tuple[File
   sizes = {file: file.stat().st_size for file in train.files}
   max_bytes = min(share * sum(sizes.values()), HELD_OUT_BYTES)
   max_files = max(math.ceil(share * len(sizes)), 1)
-  held_out: list[pathlib.Path] = []
+  chosen: list[pathlib.Path] = []
   num_bytes = 0
   for file in sorted(train.files, key=hash_name)[:max_files]:
     if num_bytes < max_bytes:
-      held_out.append(file)
+      chosen.append(file)
       num_bytes += sizes[file]
-  files = tuple(file for file in train.files if file not in held_out)
-  validation = FileShards(tuple(held_out), train.options, is_held_out=True)
+  files = tuple(file for file in train.files if file not in chosen)
+  validation = FileShards(tuple(chosen), train.options, is_held_out=True)
   return dataclasses.replace(train, files=files), validation
 
 
