@@ -250,7 +250,7 @@ def _default_path(options: argparse.Namespace, flag: str, name: str) -> pathlib.
   workdir = options.workdir
   if options.analysis in OF_SEVERAL_RUNS:
     workdir = options.workdir[0]
-  if model_source.ModelSource.at(workdir).is_published:
+  if model_source.ModelSource.from_path(workdir).is_published:
     raise errors.BadInput(
       f'--workdir={workdir} is a published model, to which no files are added: name the file of '
       f'the results with --{flag}={name}'

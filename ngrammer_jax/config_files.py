@@ -30,7 +30,7 @@ def load(spec: str) -> dict[str, Any]:
       return model_source.resolve(spec).config_values()
     folder = path.parent if path.name == 'config.json' else path
     if (folder / 'config.json').is_file() or path.suffix == '.gguf':
-      return model_source.ModelSource.at(folder).config_values()
+      return model_source.ModelSource.from_path(folder).config_values()
     if not path.is_file():
       path = _find_packaged(spec, name)
     return _run_file(path, name, variant)

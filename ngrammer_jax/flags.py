@@ -160,7 +160,7 @@ def start_training(options: argparse.Namespace) -> None:
   """
   from ngrammer_jax.runs import model_source  # imports JAX
 
-  if model_source.ModelSource.at(options.workdir).is_published:
+  if model_source.ModelSource.from_path(options.workdir).is_published:
     raise errors.BadInput(
       f'--workdir={options.workdir} is a published model, to which no training is added: use a new '
       f'folder, and --config=hf:{options.workdir} --config.init_from=hf:{options.workdir} to start '

@@ -29,7 +29,7 @@ def format_table(
     BadInput: not a run directory, no such checkpoint, no such array, or its manifest cannot be
       read.
   """
-  if model_source.ModelSource.at(workdir).is_published:
+  if model_source.ModelSource.from_path(workdir).is_published:
     raise errors.BadInput(
       f'--workdir={workdir} is a published model, which has no checkpoints: expected a folder that '
       f'ngrammer_jax.train wrote'

@@ -26,7 +26,6 @@ from ngrammer_jax.models.model_variables import ModelVariables
 from ngrammer_jax.system import hosts, storage
 
 STEP_NAME = re.compile(r'0|[1-9][0-9]{0,17}')  # of a checkpoint folder
-ROWS = 'rows.json'  # in a checkpoint: states of the rows of the batch
 
 
 def folder_of(workdir: pathlib.Path, step: int) -> pathlib.Path:
@@ -92,7 +91,9 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
 
 
 def restore_variables(workdir: pathlib.Path, step: int, abstract: dict[str, Any]) -> ModelVariables:
-  """Restores and verifies parameters and codebook; the rest of the checkpoint is not read.
+  """Restores and verifies parameters and codebook.
+
+  Of the rest of the checkpoint, only small files are read (see `manifest.verify_index`).
 
   Args:
     workdir: run directory.
@@ -100,7 +101,7 @@ def restore_variables(workdir: pathlib.Path, step: int, abstract: dict[str, Any]
     abstract: shapes, dtypes and shardings of `params` and `codebook`.
 
   Raises:
-    CorruptError: they differ from what was written, or a file has another size.
+    CorruptError: they differ from what was written, a small file does, or a file has another size.
     BadInput: they do not match the model.
   """
   read_manifest = manifest.verify_index
@@ -129,7 +130,7 @@ def _names_in_base(saved: manifest.Manifest, params: Any) -> set[str]:
 
 def read_rows(workdir: pathlib.Path, step: int) -> Any:
   """Returns the states of the rows that a verified checkpoint has, for all processes, or None."""
-  path = folder_of(workdir, step) / ROWS
+  path = folder_of(workdir, step) / manifest.ROWS
   content = None
   with hosts.collective_errors():
     if hosts.is_primary() and path.exists():

@@ -166,7 +166,7 @@ class CheckpointWriter:
     if not hosts.is_primary():
       return
     if rows is not None:
-      files.write(scratch / reader.ROWS, json.dumps(rows) + '\n')
+      files.write(scratch / manifest.ROWS, json.dumps(rows) + '\n')
     self._finish(step, validation, scratch, leaves, reader.folder_of(self._workdir, step))
     steps = reader.steps(self._workdir)
     for old_step in {*steps} - {*steps[-self._keep :], reader.best_step(self._workdir)}:

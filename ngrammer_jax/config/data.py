@@ -21,7 +21,7 @@ class PartConfig:
 
   weight: float = field(1.0, 'number of tokens, relative to those of the other parts', at_least=0)
   name: str | None = field(None, 'name in logs and results; None: that of the file or the folder')
-  corpus: str | None = field(None, 'name of the corpus, see `data.corpora`')
+  corpus: str | None = field(None, 'name of the corpus, see docs/corpora.md')
   path: str | None = field(None, 'corpus file or folder', free_on_resume=True)
   text_field: tuple[str, ...] | None = field(None, 'fields or columns that hold the text')
 
@@ -50,7 +50,7 @@ class PartConfig:
 class DataConfig:
   """The corpus and its vocabulary."""
 
-  corpus: str = field('sotu', 'name of the corpus, see `data.corpora`')
+  corpus: str = field('sotu', 'name of the corpus, see docs/corpora.md')
   path: str | None = field(
     None,
     'corpus file or folder; None: that of sotu',

@@ -49,8 +49,14 @@ class RecurrentConfig:
     'hidden size K',
     at_least=1,
     relations=(
-      divisible_by(2, where={'readout': ('key_value',)}),
-      divisible_by(3, where={'readout': ('key_value_predict',)}),
+      divisible_by(
+        2, where={'readout': ('key_value',)}, reason='an output is divided into key and value'
+      ),
+      divisible_by(
+        3,
+        where={'readout': ('key_value_predict',)},
+        reason='an output is divided into key, value and prediction',
+      ),
       divisible_by('slices', where={'readout': ('ngram',)}),
     ),
   )

@@ -22,33 +22,54 @@ if TYPE_CHECKING:
   from ngrammer_jax.layers.recurrent.recurrence import Recurrence as Recurrence
   from ngrammer_jax.layers.recurrent.word_memory import RecurrentMemory as RecurrentMemory
 
-_FILES = {  # the file of each layer
-  'AdaptiveSpan': 'attention.span',
-  'Attention': 'attention.attention',
-  'AttentionReadout': 'recurrent.readout',
-  'DynamicSpan': 'attention.span',
-  'FeedForward': 'feed_forward',
-  'LayerNorm': 'normalization',
-  'NGramMemory': 'ngram.memory',
-  'NGramReadout': 'recurrent.readout',
-  'NGrammer': 'ngram.ngrammer',
-  'PersistentVectors': 'attention.persistent',
-  'ProductQuantizer': 'ngram.quantizer',
-  'Recurrence': 'recurrent.recurrence',
-  'RecurrentMemory': 'recurrent.word_memory',
+# The public layers, and the submodules, which are also attributes of this module.
+_LAYERS = {  # of each file
+  'attention.attention': ('Attention',),
+  'attention.persistent': ('PersistentVectors',),
+  'attention.span': ('AdaptiveSpan', 'DynamicSpan'),
+  'feed_forward': ('FeedForward',),
+  'ngram.memory': ('NGramMemory',),
+  'ngram.ngrammer': ('NGrammer',),
+  'ngram.quantizer': ('ProductQuantizer',),
+  'normalization': ('LayerNorm',),
+  'recurrent.readout': ('AttentionReadout', 'NGramReadout'),
+  'recurrent.recurrence': ('Recurrence',),
+  'recurrent.word_memory': ('RecurrentMemory',),
 }
+_MODULES = (
+  'adaptive_softmax',
+  'attention',
+  'axis_names',
+  'context',
+  'convolution',
+  'dense',
+  'document_masks',
+  'dropout',
+  'feed_forward',
+  'mesh_axes',
+  'ngram',
+  'normalization',
+  'recurrent',
+  'softmax',
+  'state',
+  'token_ids',
+)
+__all__ = sorted(['persistent', *(name for names in _LAYERS.values() for name in names)])
 
 
 def __getattr__(name: str) -> Any:
-  """Imports a layer from its file, or the module `persistent`."""
+  """Imports a layer from its file, or a submodule."""
   if name == 'persistent':
     return importlib.import_module(f'{__name__}.attention.persistent')
-  if name not in _FILES:
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  layer = getattr(importlib.import_module(f'{__name__}.{_FILES[name]}'), name)
-  globals()[name] = layer
-  return layer
+  if name in _MODULES:
+    return importlib.import_module(f'{__name__}.{name}')
+  for file, names in _LAYERS.items():
+    if name in names:
+      layer = getattr(importlib.import_module(f'{__name__}.{file}'), name)
+      globals()[name] = layer
+      return layer
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
 
 def __dir__() -> list[str]:
-  return sorted({*globals(), *_FILES, 'persistent'})
+  return sorted([*__all__, *_MODULES])

@@ -16,7 +16,7 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
   Raises:
     BadInput: it is not a run directory.
   """
-  return model_source.ModelSource.at(workdir).open(step)
+  return model_source.ModelSource.from_path(workdir).open(step)
 
 
 def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:

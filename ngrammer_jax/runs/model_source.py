@@ -31,7 +31,7 @@ PREFIXES = (PRETRAINED, HUGGING_FACE)
 
 @dataclasses.dataclass(frozen=True)
 class ModelSource:
-  """Where a model is, see `resolve` and `at`.
+  """Where a model is, see `resolve` and `from_path`.
 
   Attributes:
     path: folder or file.
@@ -47,7 +47,7 @@ class ModelSource:
   label: str | None = None
 
   @classmethod
-  def at(cls, path: str | pathlib.Path) -> 'ModelSource':
+  def from_path(cls, path: str | pathlib.Path) -> 'ModelSource':
     """Returns what is at a path. Raises BadInput if it cannot be reached."""
     from ngrammer_jax.interop.huggingface import checkpoint  # imports JAX
 
@@ -73,6 +73,10 @@ class ModelSource:
     with _named(self.label):
       if self.is_published:
         return published_run.open_run(self.path, step, dtype)
+      if self.label is not None and not (self.path / workdirs.CONFIG).exists():
+        raise errors.BadInput(
+          f'it holds no {workdirs.CONFIG}; expected a run directory or a published model'
+        )
       return run.Run(self.path, workdirs.load_config(self.path), step)
 
   def config_values(self) -> dict[str, Any]:
@@ -123,15 +127,15 @@ def _find(text: str) -> ModelSource:
   """Returns the source of a text, without its key."""
   if text.startswith(PRETRAINED):
     return _find_pretrained(text.removeprefix(PRETRAINED))
-  return ModelSource.at(text.removeprefix(HUGGING_FACE))
+  return ModelSource.from_path(text.removeprefix(HUGGING_FACE))
 
 
 def _find_pretrained(name: str) -> ModelSource:
   """Returns the source of a pretrained model, or of a published model at a path."""
   if name in pretrained.all_names():
-    source = ModelSource.at(pretrained.find(name))
+    source = ModelSource.from_path(pretrained.find(name))
     return dataclasses.replace(source, is_pretrained=True)
-  source = ModelSource.at(name)
+  source = ModelSource.from_path(name.removeprefix(HUGGING_FACE))
   if not source.path.exists():
     pretrained.find(name)  # raises, with the nearest name
   if not source.is_published and _is_run(source.path):

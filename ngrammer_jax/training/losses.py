@@ -56,11 +56,11 @@ class LossContext:
     return sum_of_rows / jnp.maximum(self.total, 1)
 
 
-VALUE_PREFIX = 'loss/'  # of the recorded names of further values
+VALUE_PREFIX = 'loss/'  # of the recorded names of extra metrics
 
 # Maps hidden states [B, T, J], targets [B, T] and the context to the loss of each token, [B, T],
-# and to further values of each token by name, [B, T], whose means are recorded as loss/NAME. A loss
-# that is not finite ends the training; such further values are left out of the records.
+# and to extra metrics of each token by name, [B, T], whose means are recorded as loss/NAME. A loss
+# that is not finite ends the training; such extra metrics are not recorded.
 Loss = Callable[[jax.Array, jax.Array, LossContext], tuple[jax.Array, dict[str, jax.Array]]]
 
 

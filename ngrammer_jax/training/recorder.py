@@ -1,7 +1,7 @@
 """Records metrics, progress and goodput of a run; stops it if the loss is not finite.
 
-The further values of a loss (see `losses.Loss`) are only recorded: one that is not finite is left
-out.
+The extra metrics of a loss (see `losses.Loss`) are only recorded, at the steps where they are
+finite.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ class Recorder:
     self._bar = progress.Progress('training', steps, 'steps', initial=first_step, log_lines=False)
     self._pending: tuple[int, metrics.Metrics] | None = None
     self._measured_step = first_step
-    self._warned: set[str] = set()  # names of further values that were not finite
+    self._warned: set[str] = set()  # names of extra metrics that were not finite
 
   def __enter__(self) -> 'Recorder':
     self._bar.__enter__()
@@ -171,7 +171,7 @@ class Recorder:
   def _finite_means(self, end: int, metrics: metrics.Metrics) -> dict[str, float]:
     """Returns the mean of each metric over a call, without those that are not finite.
 
-    After `_check_finite` these can only be further values of the loss. JSON has no number for them.
+    After `_check_finite` these can only be extra metrics of the loss. JSON has no number for them.
     """
     means = {}
     for name, column in metrics.items():
@@ -180,14 +180,14 @@ class Recorder:
         means[name] = mean
       elif name not in self._warned:
         self._warned.add(name)
-        message = 'step %s  %s is %s: left out of the records, here and wherever it is not finite'
+        message = 'step %s  %s is %s: not recorded at steps where it is not finite'
         logging.warning(message, f'{end:,}', name, mean)
     return means
 
   def _check_finite(self, end: int, metrics: metrics.Metrics) -> None:
     """Raises BadInput for the first step of a call with a loss or gradient that is not finite.
 
-    Further values of the loss are not checked: nothing is trained with them.
+    Extra metrics of the loss are not checked: nothing is trained with them.
     """
     first = end - len(metrics['loss'])
     checked = {}

@@ -78,7 +78,7 @@ def make_initializer(
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)
       params = initialization.reinitialize(model.config.initial, params, key)
-    params = _before_replacement(params, replaced, frozen)
+    params = _zero_replaced_params(params, replaced, frozen)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -110,7 +110,7 @@ def make_initializer(
   return create, abstract
 
 
-def _before_replacement(
+def _zero_replaced_params(
   params: Any, replaced: Collection[str], frozen: Mapping[str, np.dtype]
 ) -> Any:
   """Returns parameters: 0 for those that another run replaces, frozen ones in their dtypes.

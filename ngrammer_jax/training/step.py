@@ -38,7 +38,7 @@ class RowsGradient(NamedTuple):
     gradient: gradient by path, without that of tables.
     lookups: gradients of the lookups in tables. `row_gradient.join` takes both.
     memory: the next memory of the rows.
-    metrics: the loss and its further values, see `losses.means`.
+    metrics: the loss and its extra metrics, see `losses.means`.
     updated: the updated collections of the model.
   """
 

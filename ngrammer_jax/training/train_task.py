@@ -84,11 +84,11 @@ class TrainTask(Protocol):
   def loss(
     self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array, context: losses.LossContext
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns the loss of each token, and further values to record, all [B, T].
+    """Returns the loss of each token, and extra metrics, all [B, T].
 
     A `losses.Loss`, such as `losses.next_token`. Both are averaged over the tokens that count
     (`token_batch.Batch.counts_BxT`), whatever the microbatches and devices. A loss that is not
-    finite ends the training; such further values are left out of the records.
+    finite ends the training; such extra metrics are not recorded.
     """
     return losses.next_token(hidden_BxTxJ, targets_BxT, context)
 
@@ -111,14 +111,25 @@ MakeTask = Callable[[experiment.Config], TrainTask]
 
 
 def add_defaults(task: Any) -> TrainTask:
-  """Returns a task with the defaults of `TrainTask` in place of the methods that it lacks."""
-  for name in OPTIONAL_METHODS:
-    if not hasattr(task, name):
-      setattr(task, name, functools.partial(getattr(TrainTask, name), task))
-  return task
+  """Returns a task that has the defaults of `TrainTask` for the methods that it lacks."""
+  if all(hasattr(task, name) for name in OPTIONAL_METHODS):
+    return task
+  return _TaskWithDefaults(task)
 
 
-class CorpusTask:
+class _TaskWithDefaults:
+  """A task as version 0.3.0 asked for it. The object of the user stays as it is."""
+
+  def __init__(self, task: Any):
+    self._task = task
+
+  def __getattr__(self, name: str) -> Any:
+    if name in OPTIONAL_METHODS and not hasattr(self._task, name):
+      return functools.partial(getattr(TrainTask, name), self._task)
+    return getattr(self._task, name)
+
+
+class CorpusTask(TrainTask):
   """Language modeling on the text of `config.data`, as contiguous streams.
 
   A subclass may have its own `loss`, or mask tokens in `segment`.
@@ -133,7 +144,6 @@ class CorpusTask:
 
   best_metric = 'nll_nats_per_token'
   patience = None
-  loss = staticmethod(losses.next_token)
   merge_row_states = staticmethod(train_segments.merge_row_states)
 
   def __init__(

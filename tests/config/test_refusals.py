@@ -706,12 +706,13 @@ RECURRENT = [
   (
     'model.recurrent.hidden=100 model.recurrent.readout=key_value_predict',
     'model.recurrent.hidden=100 must be divisible by 3 for '
-    "model.recurrent.readout='key_value_predict': use 99",
+    "model.recurrent.readout='key_value_predict': use 99; an output is divided into key, value and "
+    'prediction',
   ),
   (
     'model.recurrent.hidden=301 model.recurrent.readout=key_value',
     "model.recurrent.hidden=301 must be divisible by 2 for model.recurrent.readout='key_value': "
-    'use 300',
+    'use 300; an output is divided into key and value',
   ),
   (
     'model.recurrent.hidden=3 model.recurrent.readout=ngram',

@@ -41,8 +41,20 @@ def test_one_layer():
   assert output.stdout == f'{ROOMS}\n{CONFIG}\n{LAYERS}\n{ATTENTION}\n'
 
 
-def test_every_layer_is_imported():
-  for name in dir(layers):
-    assert getattr(layers, name) is not None
+USES = """
+import pkgutil
+from ngrammer_jax import layers
+modules = [module.name for module in pkgutil.iter_modules(layers.__path__)]
+assert set(dir(layers)) == {*layers.__all__, *modules}, dir(layers)
+for name in dir(layers):
+  assert getattr(layers, name).__name__.endswith(name)
+from ngrammer_jax.layers import *
+assert NGrammer.__module__ == 'ngrammer_jax.layers.ngram.ngrammer'
+"""
+
+
+def test_layers_and_submodules_are_attributes():
+  """In a process of its own: a module that was imported is an attribute without `__getattr__`."""
+  subprocess.run([sys.executable, '-c', USES], check=True)
   with pytest.raises(AttributeError, match="has no attribute 'Unknown'"):
     _ = layers.Unknown

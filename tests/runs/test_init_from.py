@@ -241,7 +241,7 @@ def test_the_definition_of_a_vocabulary_is_that_of_its_ids(one, other):
 @each('folder', ['none', 'empty'])
 def test_what_is_no_run_is_refused(tiny, tmp_path, folder):
   (tmp_path / 'empty').mkdir(exist_ok=True)
-  expected = {'none': 'no such folder; ', 'empty': f'--workdir={tmp_path}/empty holds no config.js'}
+  expected = {'none': 'no such folder; ', 'empty': 'it holds no config.json; expected a run '}
   with pytest.raises(errors.BadInput) as caught:
     init_from.Start(tiny(init_from=f'{tmp_path}/{folder}'), tmp_path / 'run')
   assert str(caught.value).startswith(f'init_from={tmp_path}/{folder}: {expected[folder]}')

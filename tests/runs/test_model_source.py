@@ -65,7 +65,7 @@ def test_a_run_is_no_pretrained_model(run):
 
 def test_a_path_has_no_prefix():
   """A folder may be called so."""
-  assert model_source.ModelSource.at('hf:x').path == pathlib.Path('hf:x')
+  assert model_source.ModelSource.from_path('hf:x').path == pathlib.Path('hf:x')
   with bad_input('--workdir=hf:x does not exist; expected the folder of a training'):
     ngrammer_jax.load_run('hf:x')
 
@@ -79,7 +79,7 @@ def test_messages_name_the_key(tiny, run, tmp_path):
   missing = tmp_path / 'none'
   with bad_input(f'--baseline={missing}: no such folder; expected the workdir of a run'):
     model_source.resolve(str(missing), '--baseline')
-  assert not model_source.ModelSource.at(missing).is_published  # a new workdir
+  assert not model_source.ModelSource.from_path(missing).is_published  # a new workdir
   too_long = 'a' * 300
   with bad_input(
     f'init_from={too_long}: {too_long} cannot be used: File name too long; use another path'
@@ -94,7 +94,6 @@ def test_messages_name_the_key(tiny, run, tmp_path):
   assert source.open().config == tiny()
   (run / 'config.json').unlink()
   with bad_input(
-    f'init_from={run}: --workdir={run} holds no config.json: not a run directory; expected the '
-    f'folder of a training'
+    f'init_from={run}: it holds no config.json; expected a run directory or a published model'
   ):
     source.open()

@@ -163,7 +163,7 @@ def test_input_errors_are_raised_before_training(folder):
     match='^finetune.targets_length=20 must be at most 19, which is training.segment_length=21 ',
   ):
     finetune.main(arguments(folder, 'run', training__segment_length=21))
-  with pytest.raises(ValueError, match='holds no config.json: not a run'):
+  with pytest.raises(ValueError, match='holds no config.json; expected a run directory'):
     finetune.main(arguments(folder, 'run', init_from=folder))
   with bad_input(
     'finetune.choosing="rank": wsc_simple has no choices to rank, its referents are generated; '

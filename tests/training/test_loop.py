@@ -169,7 +169,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(
   assert names(tmp_path / 'run') == ['4']
 
 
-def test_a_further_value_that_is_not_finite_is_left_out_of_the_records(
+def test_an_extra_metric_that_is_not_finite_is_not_recorded(
   tiny, tmp_path, monkeypatch, toy_model, caplog
 ):
   call = toy.Programs.call
@@ -189,7 +189,7 @@ def test_a_further_value_that_is_not_finite_is_left_out_of_the_records(
   assert {value for step, value in values.items() if step not in (4, 8)} == {3.0}
   messages = [record.getMessage() for record in caplog.records]
   assert [message for message in messages if 'loss/rare' in message] == [
-    'step 4  loss/rare is nan: left out of the records, here and wherever it is not finite'
+    'step 4  loss/rare is nan: not recorded at steps where it is not finite'
   ]
 
 

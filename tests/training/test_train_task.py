@@ -218,7 +218,9 @@ def test_a_task_of_version_0_3_0_trains(tiny, tmp_path, reference_run):
   assert arrays(tmp_path / 'old') == arrays(reference_run)
   assert not (tmp_path / 'old' / 'checkpoints' / '12' / 'rows.json').exists()
   context = types.SimpleNamespace(scores=lambda *_: types.SimpleNamespace(nll_BxT='nll'))
-  assert train_task.add_defaults(OldTask(tiny())).loss(None, None, context) == ('nll', {})
+  old = OldTask(tiny())
+  assert train_task.add_defaults(old).loss(None, None, context) == ('nll', {})
+  assert not hasattr(old, 'loss')  # the object of the user stays as it is
 
 
 class CountingTask(OldTask):

@@ -23,8 +23,6 @@ from ngrammer_jax.data.documents.corpus import Corpus, Shards
 from ngrammer_jax.data.files import file_formats, file_log
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, ReadOptions
 from ngrammer_jax.data.tokens import cache_folders, token_split, token_writer
-from ngrammer_jax.data.tokens.token_split import TokenSplit as TokenSplit
-from ngrammer_jax.data.tokens.token_split import join as join
 from ngrammer_jax.system import files, json_files, progress
 
 

@@ -21,7 +21,7 @@ from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.system import progress, storage
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
-from ngrammer_jax.training import init_from, losses, token_codebook
+from ngrammer_jax.training import init_from, token_codebook, train_task
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 
@@ -130,7 +130,7 @@ def _check_model(config: experiment.Config) -> None:
     )
 
 
-class FinetuneTask:
+class FinetuneTask(train_task.TrainTask):
   """Training and validation data of one task or of the mixture (see `train_task.TrainTask`).
 
   Args:
@@ -139,7 +139,6 @@ class FinetuneTask:
   """
 
   best_metric = 'error_percent'
-  loss = staticmethod(losses.next_token)
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config = config
@@ -191,12 +190,6 @@ class FinetuneTask:
     positions = [divmod(step * B + row, count) for row in range(B)[rows]]
     indices = np.array([self._order(epoch)[position] for epoch, position in positions])
     return token_batch.map_batches(lambda array: array[indices], self._rows)
-
-  def row_states(self, step: int) -> None:
-    """Returns None: a segment is a function of its step alone."""
-
-  def restore_rows(self, step: int, states: None) -> None:
-    """Does nothing: a segment is a function of its step alone."""
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state with the parameters and the codebook of the initial checkpoint.
