@@ -1,7 +1,6 @@
 """The corpus that a run was trained on: its splits, found again and tokenised."""
 
 import logging
-from typing import TYPE_CHECKING
 
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import workdirs
@@ -9,10 +8,8 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import mixture
 from ngrammer_jax.data.documents import corpora
 from ngrammer_jax.data.tokens import token_split
+from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import hosts
-
-if TYPE_CHECKING:
-  from ngrammer_jax.runs.run import Run
 
 
 def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
@@ -30,7 +27,7 @@ def check_split_name(name: str) -> None:
     raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
 
 
-def find_split(run: 'Run', name: str) -> token_split.TokenSplit:
+def find_split(run: OpenedRun, name: str) -> token_split.TokenSplit:
   """Returns a split of the corpus; see `Run.split`."""
   check_split_name(name)
   prepared = run.mixture
@@ -44,7 +41,7 @@ def find_split(run: 'Run', name: str) -> token_split.TokenSplit:
   return prepared.split(name)
 
 
-def prepare(run: 'Run') -> mixture.Mixture:
+def prepare(run: OpenedRun) -> mixture.Mixture:
   """Tokenises the corpora of a run. Raises BadInput if they are not those of the training."""
   data = run.config.data
   log_paths(run, 'path', 'cache_dir', 'vocabulary_path')
@@ -61,7 +58,7 @@ def prepare(run: 'Run') -> mixture.Mixture:
   return prepared
 
 
-def log_paths(run: 'Run', *names: str) -> None:
+def log_paths(run: OpenedRun, *names: str) -> None:
   """Logs the paths of the data section that are read: the run may be of somebody else."""
   data = run.config.data
   paths = [f'data.{name}={getattr(data, name)}' for name in names if getattr(data, name)]

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ngrammer_jax.config.evaluation import EvaluationConfig
 from ngrammer_jax.data.documents import corpora
@@ -11,13 +11,11 @@ from ngrammer_jax.data.tokens import token_cache, token_split
 from ngrammer_jax.inference import cloze, language_modeling
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import corpus
+from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import hosts, progress, storage
 
-if TYPE_CHECKING:
-  from ngrammer_jax.runs.run import Run
 
-
-def evaluate(run: 'Run', split: str, max_tokens: int | None) -> dict[str, Any]:
+def evaluate(run: OpenedRun, split: str, max_tokens: int | None) -> dict[str, Any]:
   """Scores a split of the corpus; see `Run.evaluate`."""
   corpus.check_split_name(split)
   run.find_checkpoint()  # before the corpus is tokenised
@@ -30,7 +28,9 @@ def evaluate(run: 'Run', split: str, max_tokens: int | None) -> dict[str, Any]:
   return {'split': split, 'step': run.restored.step, **result, 'parts': parts}
 
 
-def evaluate_file(run: 'Run', path: str | pathlib.Path, max_tokens: int | None) -> dict[str, Any]:
+def evaluate_file(
+  run: OpenedRun, path: str | pathlib.Path, max_tokens: int | None
+) -> dict[str, Any]:
   """Scores a text file as one document; see `Run.evaluate_file`."""
   config = run.config
   with hosts.collective_errors():
@@ -48,7 +48,7 @@ def evaluate_file(run: 'Run', path: str | pathlib.Path, max_tokens: int | None) 
 
 
 def answer_cloze(
-  run: 'Run', path: str | pathlib.Path, split: str, protocol: str
+  run: OpenedRun, path: str | pathlib.Path, split: str, protocol: str
 ) -> tuple[dict[str, Any], list[cloze.ClozeAnswer]]:
   """Answers the questions of the Children's Book Test; see `Run.cloze`."""
   corpus.check_split_name(split)
@@ -66,7 +66,7 @@ def answer_cloze(
 
 
 def _score(
-  run: 'Run', split: token_split.TokenSplit, name: str, options: EvaluationConfig
+  run: OpenedRun, split: token_split.TokenSplit, name: str, options: EvaluationConfig
 ) -> dict[str, Any]:
   """Returns the step and the metrics of a split."""
   config = dataclasses.replace(run.config, evaluation=options)

@@ -9,7 +9,7 @@ It has no optimizer state: it can be scored, sampled and analysed by `load_run`,
 """
 
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,11 @@ from ngrammer_jax.checkpoints import arrays, checksums, workdirs
 from ngrammer_jax.interop import safetensors
 from ngrammer_jax.models.model_variables import ModelVariables
 from ngrammer_jax.runs import huggingface_export
+from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import file_errors, files, result_files, storage
 
-if TYPE_CHECKING:
-  from ngrammer_jax.runs.run import Run
 
-
-def export(run: 'Run', folder: str | pathlib.Path, dtype: str | None, format: str) -> None:
+def export(run: OpenedRun, folder: str | pathlib.Path, dtype: str | None, format: str) -> None:
   """Writes a run to a new or empty folder; see `Run.export`."""
   folder = storage.path(folder)
   check_folder(folder)

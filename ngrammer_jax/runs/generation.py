@@ -1,16 +1,13 @@
 """Scores of texts by a run, and texts that it generates."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ngrammer_jax.inference import conversation, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
-
-if TYPE_CHECKING:
-  from ngrammer_jax.runs.run import Run
+from ngrammer_jax.runs.opened_run import OpenedRun
 
 
-def score(run: 'Run', texts: str | Sequence[str]) -> list[text.Score]:
+def score(run: OpenedRun, texts: str | Sequence[str]) -> list[text.Score]:
   """Scores texts; see `Run.score`."""
   texts = [texts] if isinstance(texts, str) else list(texts)
   encoded = [text.encode(run.vocabulary, t, f'text {i + 1}') for i, t in enumerate(texts)]
@@ -20,7 +17,7 @@ def score(run: 'Run', texts: str | Sequence[str]) -> list[text.Score]:
 
 
 def score_pairs(
-  run: 'Run', texts: Sequence[tuple[pairs.Encodable, pairs.Encodable]], rows: int
+  run: OpenedRun, texts: Sequence[tuple[pairs.Encodable, pairs.Encodable]], rows: int
 ) -> list[pairs.PairScore]:
   """Scores continuations; see `Run.score_pairs`."""
   inference.check_can_continue(run.config.model)
@@ -30,7 +27,7 @@ def score_pairs(
 
 
 def complete(
-  run: 'Run',
+  run: OpenedRun,
   prompts: Sequence[str],
   config: text.CompletionConfig,
   on_text: Callable[[int, str], None] | None,
@@ -46,7 +43,7 @@ def complete(
   yield from text.complete(run.engine, variables, run.vocabulary, encoded, config, on_text)
 
 
-def converse(run: 'Run', config: text.CompletionConfig) -> conversation.Conversation:
+def converse(run: OpenedRun, config: text.CompletionConfig) -> conversation.Conversation:
   """Starts a conversation; see `Run.converse`."""
   config.check_values(run.config.evaluation_model(), num_prompts=1)
   conversation.check_chat_template(run.vocabulary)
@@ -54,7 +51,7 @@ def converse(run: 'Run', config: text.CompletionConfig) -> conversation.Conversa
 
 
 def completion_config(
-  run: 'Run',
+  run: OpenedRun,
   sampling_config: sampling.SamplingConfig,
   tokens: int,
   seed: int,

@@ -4,21 +4,19 @@ import dataclasses
 import json
 import logging
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import published, tokenizer
 from ngrammer_jax.interop.huggingface import checkpoint, configs, families, published_model, tensors
+from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import result_files
-
-if TYPE_CHECKING:
-  from ngrammer_jax.runs.run import Run
 
 TokenIds = dict[str, int | list[int]]  # ids by the name of their field, such as eos_token_id
 
 
-def save(run: 'Run', folder: pathlib.Path, dtype: str | None = None) -> None:
+def save(run: OpenedRun, folder: pathlib.Path, dtype: str | None = None) -> None:
   """Writes a run into a new or empty folder, as a model of a family that has such models.
 
   It keeps the family, the number of positions and the generation settings of the published model
@@ -72,7 +70,7 @@ def _puts_scale_in_weights(model: ModelConfig, family: families.Family) -> bool:
   return not family.options['scale_embeddings']
 
 
-def _text_files(run: 'Run', token_ids: TokenIds) -> dict[str, bytes]:
+def _text_files(run: OpenedRun, token_ids: TokenIds) -> dict[str, bytes]:
   """Returns the files of the tokenizer, by name; a published model may have none."""
   if run.published is not None and not published.has_tokenizer(run.workdir):
     return {}

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flax import linen as nn
 from flax import traverse_util
@@ -14,10 +14,8 @@ from ngrammer_jax.checkpoints import checksums, frozen, manifest, reader
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.models import host_tables, model_variables
 from ngrammer_jax.runs import exported
+from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import hosts
-
-if TYPE_CHECKING:
-  from ngrammer_jax.runs.run import Run
 
 
 def make_mesh(config: mesh_config.MeshConfig) -> jax.sharding.Mesh:
@@ -29,7 +27,7 @@ def make_mesh(config: mesh_config.MeshConfig) -> jax.sharding.Mesh:
     return sharding.make_mesh()
 
 
-def find_checkpoint(run: 'Run') -> int | None:
+def find_checkpoint(run: OpenedRun) -> int | None:
   """Returns the step of the checkpoint; see `Run.find_checkpoint`."""
   workdir = run.workdir
   if run.is_exported:
@@ -46,14 +44,14 @@ def find_checkpoint(run: 'Run') -> int | None:
   return step
 
 
-def parameter_dtypes(run: 'Run') -> dict[str, np.dtype]:
+def parameter_dtypes(run: OpenedRun) -> dict[str, np.dtype]:
   """Returns the dtype of each parameter by name."""
   params = checksums.named_leaves(nn.unbox(run.abstract_parameters))
   dtypes = {name: leaf.dtype for name, leaf in params.items()}
   return dtypes | frozen.dtypes(run.workdir)
 
 
-def abstract_variables(run: 'Run') -> dict[str, Any]:
+def abstract_variables(run: OpenedRun) -> dict[str, Any]:
   """Returns shapes, dtypes and shardings of `params` and `codebook`, as they are stored."""
   boxed = model_variables.abstract(run.model)
   boxed = {'params': boxed['params'], 'codebook': boxed.get('codebook', {})}
@@ -70,7 +68,7 @@ def abstract_variables(run: 'Run') -> dict[str, Any]:
   return jax.tree.map(as_stored, unboxed, dtypes, shardings)
 
 
-def restore_variables(run: 'Run') -> model_variables.ModelVariables:
+def restore_variables(run: OpenedRun) -> model_variables.ModelVariables:
   """Restores the variables of the checkpoint; nothing else of it is read.
 
   Raises:
@@ -91,7 +89,7 @@ def restore_variables(run: 'Run') -> model_variables.ModelVariables:
     return reader.restore_variables(run.workdir, step, abstract)
 
 
-def refuse_corrupt(run: 'Run', step: int) -> contextlib.AbstractContextManager[None]:
+def refuse_corrupt(run: OpenedRun, step: int) -> contextlib.AbstractContextManager[None]:
   """Raises BadInput if the checkpoint of a step that the user has named is damaged."""
   return manifest.refuse_corrupt(
     f'--step={run.step}: checkpoint {step} is damaged', 'use another step'

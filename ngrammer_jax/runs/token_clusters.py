@@ -1,18 +1,14 @@
 """The memories of a run whose clusters depend on the token alone, and the cluster of each token."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import memories
-
-if TYPE_CHECKING:
-  from ngrammer_jax.runs.run import Run
+from ngrammer_jax.runs.opened_run import OpenedRun
 
 
-def find_memories(run: 'Run') -> dict[str, NGramMemory]:
+def find_memories(run: OpenedRun) -> dict[str, NGramMemory]:
   """Returns the memories whose clusters depend on the token alone; see `Run.token_memories`."""
   model = run.config.model
   memories_by_path = {
@@ -29,7 +25,7 @@ def find_memories(run: 'Run') -> dict[str, NGramMemory]:
   return memories_by_path
 
 
-def clusters_of(run: 'Run', memory: str) -> np.ndarray:
+def clusters_of(run: OpenedRun, memory: str) -> np.ndarray:
   """Returns the cluster of every token and head, int32 [V, N], in one of `find_memories`."""
   codebook = run.variables['codebook']
   for module in memory.split('/'):

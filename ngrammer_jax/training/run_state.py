@@ -5,12 +5,12 @@ import jax.numpy as jnp
 from ngrammer_jax import sharding
 from ngrammer_jax.checkpoints import frozen, reader
 from ngrammer_jax.runs import restoring
-from ngrammer_jax.runs.run import Run
+from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training.state import TrainState
 
 
-def restore(run: Run) -> TrainState:
+def restore(run: OpenedRun) -> TrainState:
   """Restores the whole train state of the checkpoint of a run.
 
   An exported run and a published model have no optimizer state and no memory.
