@@ -96,7 +96,7 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
   config.resolve({'model': recurrent | {'ngram_memories': [SUM]}})
 
 
-def test_bytes_need_a_vocabulary_of_bytes():
+def test_a_memory_of_bytes_passes_with_a_vocabulary_of_bytes():
   model = {'ngram_memories': [GATE, SUM | {'key': 'bytes'}]}
   config.resolve({'model': model, 'data': {'corpus': 'text', 'vocabulary': 'bytes'}})
 
