@@ -221,11 +221,11 @@ class ClozeEvaluator:
   def _encode(self, question: cloze.Question, text: str) -> np.ndarray:
     first = question.line - len(question.context)
     with errors.named(f'{question.file}, lines {first} to {question.line}'):
-      return self.vocabulary.encode(text.encode()).astype(np.int32)
+      return self.vocabulary.encode(text.encode(), special=False).astype(np.int32)
 
   def _is_unknown(self, word: str) -> bool:
     unknown = self.vocabulary.unknown
-    return unknown is not None and unknown in self.vocabulary.encode(word.encode())
+    return unknown is not None and unknown in self.vocabulary.encode(word.encode(), special=False)
 
 
 def check_protocol(protocol: str) -> None:

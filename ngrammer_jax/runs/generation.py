@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from ngrammer_jax.data.vocabularies import chat_template
 from ngrammer_jax.inference import conversation, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs.opened_run import OpenedRun
@@ -46,7 +47,7 @@ def complete(
 def converse(run: OpenedRun, config: text.CompletionConfig) -> conversation.Conversation:
   """Starts a conversation; see `Run.converse`."""
   config.check_values(run.config.evaluation_model(), num_prompts=1)
-  conversation.check_chat_template(run.vocabulary)
+  chat_template.check_exists(run.vocabulary)
   return conversation.Conversation(run.engine, run.variables, run.vocabulary, config)
 
 

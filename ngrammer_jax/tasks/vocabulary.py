@@ -51,7 +51,7 @@ class TaskVocabulary(seqio.Vocabulary):
     return self.vocabulary.size + ID_OFFSET
 
   def _encode(self, s: str) -> list[int]:
-    return (self.vocabulary.encode(s.encode()).astype(int) + ID_OFFSET).tolist()
+    return (self.vocabulary.encode(s.encode(), special=False).astype(int) + ID_OFFSET).tolist()
 
   def _decode(self, ids: list[int]) -> str:
     ids = [i - ID_OFFSET for i in ids if i not in (0, self.eos_id)]
@@ -59,7 +59,7 @@ class TaskVocabulary(seqio.Vocabulary):
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     def encode(text: bytes) -> np.ndarray:
-      return self.vocabulary.encode(text).astype(np.int32) + ID_OFFSET
+      return self.vocabulary.encode(text, special=False).astype(np.int32) + ID_OFFSET
 
     ids = tf.numpy_function(encode, [s], tf.int32, stateful=False)
     ids.set_shape([None])

@@ -79,7 +79,7 @@ def test_tokens_of_a_gguf_file():
     '<s>',
     '</s>',
   )
-  assert vocabulary.encode_special('<s>a</s>')[[0, -1]].tolist() == [0, 1]
+  assert vocabulary.encode(b'<s>a</s>', special=True)[[0, -1]].tolist() == [0, 1]
   assert not {0, 1} & set(vocabulary.encode(b'<s>a</s>').tolist())
   assert published.from_gguf(gguf_files.tokenizer('llama-bpe'), None).adds_start
   assert published.from_gguf(gguf_files.tokenizer(add_bos_token=True), None).adds_start
@@ -162,7 +162,7 @@ def test_pairs_and_merges_in_two_files(tmp_path):
     folder('qwen', tokenizer_class='Qwen2TokenizerFast', added_tokens_decoder=added, **names)
   )
   assert words(qwen, 'a12') == ['a', '1', '2'] and qwen.size == 281
-  assert qwen.encode_special('<|im_end|>').tolist() == [280]
+  assert qwen.encode(b'<|im_end|>', special=True).tolist() == [280]
   with pytest.raises(errors.BadInput, match="the class of the tokenizer is 'BloomTokenizer'"):
     read(folder('bloom', tokenizer_class='BloomTokenizer', **names))
   with pytest.raises(errors.BadInput, match='the class of the tokenizer is None'):
@@ -315,5 +315,5 @@ def test_reference_tokens():
     ids = vocabulary.encode(str(expected[f'text/{name}']).encode())
     assert zlib.crc32(ids.astype(np.int64)) == expected[f'ids_crc32/{name}']
   for name in ('capital', 'chat', 'code'):
-    ids = vocabulary.encode_special(str(expected[f'prompt/{name}']))
+    ids = vocabulary.encode(str(expected[f'prompt/{name}']).encode(), special=True)
     assert ids.tolist() == expected[f'prompt_ids/{name}'].tolist()

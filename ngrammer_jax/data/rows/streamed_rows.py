@@ -184,9 +184,10 @@ class _BatchReader:
   def _encode(self, texts: list[bytes]) -> list[np.ndarray]:
     """Returns the tokens of each text; long ones are tokenised in pieces."""
     if max(map(len, texts)) <= text_files.LONG:
-      return self._vocabulary.encode_all(texts)
+      return self._vocabulary.encode_all(texts, special=False)
     ids_of_texts = []
     for text in texts:
       pieces = list(text_files.split_long(text))
-      ids_of_texts.append(np.concatenate(self._vocabulary.encode_all(pieces)))
+      ids_of_pieces = self._vocabulary.encode_all(pieces, special=False)
+      ids_of_texts.append(np.concatenate(ids_of_pieces))
     return ids_of_texts

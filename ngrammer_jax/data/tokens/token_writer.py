@@ -84,7 +84,7 @@ def write(
       for token in spelled:
         spelled[token] += chunk.count(token.encode())
       with errors.named(document.name):
-        ids = vocabulary.encode(chunk)
+        ids = vocabulary.encode(chunk, special=False)
       is_lossless = is_lossless and vocabulary.decode(ids) == chunk
       text_bytes += len(chunk)
       file.write(ids.astype(dtype).tobytes())

@@ -74,19 +74,35 @@ class Vocabulary(abc.ABC):
   def add_start(self, ids: np.ndarray) -> np.ndarray:
     """Returns the ids of a text after the document start, if the model reads one first.
 
-    An empty text always has it: a model has to read something.
+    An empty text always has it: a model has to read something. A text that begins with the
+    spelling of this token, read as a special token, is not given another one.
     """
-    if self.adds_start or not len(ids):
+    if not len(ids):
+      return np.insert(ids, 0, self.document_start)
+    # Without special tokens, the document start may also be the first word of a text.
+    has_start = bool(self.special_tokens) and ids[0] == self.document_start
+    if self.adds_start and not has_start:
       return np.insert(ids, 0, self.document_start)
     return ids
 
   @abc.abstractmethod
-  def encode(self, text: bytes) -> np.ndarray:
-    """Returns the ids of a text."""
+  def encode(self, text: bytes, special: bool = False) -> np.ndarray:
+    """Returns the ids of a text.
+
+    Args:
+      text: the text.
+      special: whether the spelling of a special token in it is that token. False: it is ordinary
+        text.
+    """
 
   @abc.abstractmethod
-  def decode(self, ids: Iterable[int]) -> bytes:
-    """Returns the text of ids."""
+  def decode(self, ids: Iterable[int], special: bool = False) -> bytes:
+    """Returns the text of ids.
+
+    Args:
+      ids: the ids.
+      special: whether a special token is shown as it is spelled. False: it is no text.
+    """
 
   def _files(self) -> dict[str, bytes]:
     """Returns the content of each file that `save` writes."""
@@ -106,12 +122,14 @@ class Vocabulary(abc.ABC):
     for name, content in self._files().items():
       files.write(folder / name, content)
 
-  def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+  def encode_all(self, texts: Sequence[bytes], special: bool = False) -> list[np.ndarray]:
     """Returns the ids of each text, with a thread for each core if the vocabulary supports it.
 
-    The texts are valid in the encoding of the vocabulary.
+    Args:
+      texts: the texts, valid in the encoding of the vocabulary.
+      special: see `encode`.
     """
-    return [self.encode(text) for text in texts]
+    return [self.encode(text, special) for text in texts]
 
   def token_texts(self) -> tuple[list[str], list[str]]:
     """Returns the text of every token id, and the token as the vocabulary writes it.

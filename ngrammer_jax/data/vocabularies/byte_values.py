@@ -18,9 +18,9 @@ class ByteVocabulary(base.Vocabulary):
   document_end = 256
   definition = ('bytes',)
 
-  def encode(self, text: bytes) -> np.ndarray:
+  def encode(self, text: bytes, special: bool = False) -> np.ndarray:
     return np.frombuffer(text, np.uint8)
 
-  def decode(self, ids: Iterable[int]) -> bytes:
+  def decode(self, ids: Iterable[int], special: bool = False) -> bytes:
     ids = np.asarray(ids)
     return ids[ids < 256].astype(np.uint8).tobytes()

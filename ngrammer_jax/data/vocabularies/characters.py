@@ -44,7 +44,7 @@ class CharacterVocabulary(base.Vocabulary):
       self.document_end = None
     self.definition = ('characters', characters, separated)
 
-  def encode(self, text: bytes) -> np.ndarray:
+  def encode(self, text: bytes, special: bool = False) -> np.ndarray:
     """Returns the ids of a text. Raises BadInput for a character outside the vocabulary."""
     codes = code_points(text, self.encoding)
     ids = self._ids.take(codes, mode='clip')
@@ -55,7 +55,7 @@ class CharacterVocabulary(base.Vocabulary):
       )
     return ids
 
-  def decode(self, ids: Iterable[int]) -> bytes:
+  def decode(self, ids: Iterable[int], special: bool = False) -> bytes:
     if not isinstance(ids, np.ndarray):
       ids = list(ids)
     ids = np.asarray(ids, np.int32)

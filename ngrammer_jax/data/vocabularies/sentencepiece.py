@@ -1,7 +1,9 @@
 """The pieces of a SentencePiece model as tokens, pretrained or learned from a corpus."""
 
 from collections.abc import Iterable, Sequence
+import functools
 import io
+import itertools
 import re
 
 import numpy as np
@@ -47,7 +49,20 @@ class SentencePieceVocabulary(base.Vocabulary):
     is_ambiguous = self.document_start == self.unknown
     self.document_end = None if is_ambiguous else self.document_start
 
-  def encode(self, text: bytes) -> np.ndarray:
+  @functools.cached_property
+  def _special_ids(self) -> dict[str, int]:
+    """Ids of the control tokens, which no text contains, by their spelling."""
+    ids = filter(self._processor.is_control, range(self.size))
+    return {self._processor.id_to_piece(i): i for i in ids}
+
+  @property
+  def special_tokens(self) -> Sequence[str]:
+    """The spellings of the control tokens."""
+    return tuple(self._special_ids)
+
+  def encode(self, text: bytes, special: bool = False) -> np.ndarray:
+    if special and self._special_ids:
+      return self._encode_special(text.decode())
     if not self._learned:
       return np.array(self._processor.encode(text.decode()), np.int64)
     first, *others = text.decode().split(base.SPACE_MARK)
@@ -57,13 +72,35 @@ class SentencePieceVocabulary(base.Vocabulary):
       ids += self._processor.encode(part)
     return np.array(ids, np.int64)
 
-  def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-    if self._learned and any(base.SPACE_MARK.encode() in text for text in texts):
-      return [self.encode(text) for text in texts]
+  def _encode_special(self, text: str) -> np.ndarray:
+    """Returns the ids of a text in which the spelling of a control token is that token."""
+    spelled = '|'.join(map(re.escape, self._special_ids))
+    ids = []
+    for i, part in enumerate(re.split(f'({spelled})', text)):
+      if i % 2:
+        ids.append([self._special_ids[part]])
+      else:
+        ids.append(self.encode(part.encode()))
+    return np.concatenate(ids).astype(np.int64)
+
+  def encode_all(self, texts: Sequence[bytes], special: bool = False) -> list[np.ndarray]:
+    has_space_mark = any(base.SPACE_MARK.encode() in text for text in texts)
+    if special or (self._learned and has_space_mark):
+      return [self.encode(text, special) for text in texts]
     return self._processor.encode(list(texts), return_type='numpy')
 
-  def decode(self, ids: Iterable[int]) -> bytes:
-    return self._processor.decode([int(i) for i in ids]).encode()
+  def decode(self, ids: Iterable[int], special: bool = False) -> bytes:
+    if not special:
+      return self._processor.decode([int(i) for i in ids]).encode()
+    text = ''
+    names = {i: name for name, i in self._special_ids.items()}
+    for is_special, group in itertools.groupby(ids, lambda i: int(i) in names):
+      group = [int(i) for i in group]
+      if is_special:
+        text += ''.join(names[i] for i in group)
+      else:
+        text += self._processor.decode(group)
+    return text.encode()
 
   def token_texts(self) -> tuple[list[str], list[str]]:
     pieces = [self._processor.id_to_piece(i) for i in range(self.size)]

@@ -35,7 +35,7 @@ DOCUMENT_SEPARATORS = (
 class TokenizerVocabulary(base.Vocabulary):
   """A Hugging Face tokenizer, from its file `tokenizer.json`.
 
-  A text that spells a special token is ordinary text, so no text contains the document start.
+  No ordinary text contains the document start.
 
   Args:
     content: the content of the file.
@@ -72,7 +72,7 @@ class TokenizerVocabulary(base.Vocabulary):
     self.adds_start = adds_start
     self.chat_template = chat_template
     self._tokenizer = self._make_tokenizer()
-    self._tokenizer.encode_special_tokens = True
+    self._tokenizer.encode_special_tokens = True  # as ordinary text
     self.has_begin_token = document_start is not None or not end_tokens
     if document_start is not None:
       self.document_start = document_start
@@ -144,23 +144,23 @@ class TokenizerVocabulary(base.Vocabulary):
       )
     return (added_ids or separator_ids)[0]
 
-  def encode(self, text: bytes) -> np.ndarray:
-    return self.encode_all([text])[0]
+  def encode(self, text: bytes, special: bool = False) -> np.ndarray:
+    return self.encode_all([text], special)[0]
 
-  def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+  def encode_all(self, texts: Sequence[bytes], special: bool = False) -> list[np.ndarray]:
     decoded = [text.decode() for text in texts]
-    encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
+    tokenizer = self._tokenizer
+    if special:
+      tokenizer = self._special_tokenizer
+    encodings = tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
     id_arrays = [np.array(encoding.ids, np.int32) for encoding in encodings]
+    if special:
+      return id_arrays
     # Some models have a piece that is spelled as the document start: T5's Unigram, for example.
     return [ids[ids != self.document_start] for ids in id_arrays]
 
-  def encode_special(self, text: str) -> np.ndarray:
-    """Returns the ids of a text in which the spelling of a special token is that token."""
-    encoding = self._special_tokenizer.encode(text, add_special_tokens=False)
-    return np.array(encoding.ids, np.int32)
-
-  def decode(self, ids: Iterable[int]) -> bytes:
-    return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True).encode()
+  def decode(self, ids: Iterable[int], special: bool = False) -> bytes:
+    return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special).encode()
 
   def token_texts(self) -> tuple[list[str], list[str]]:
     single_ids = [[i] for i in range(self.size)]

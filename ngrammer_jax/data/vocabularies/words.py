@@ -32,12 +32,12 @@ class WordVocabulary(base.Vocabulary):
     self.unknown = self._ids[UNKNOWN]
     self.definition = ('words', words)
 
-  def encode(self, text: bytes) -> np.ndarray:
+  def encode(self, text: bytes, special: bool = False) -> np.ndarray:
     ids, unknown = self._ids, self.unknown
     words = split_words(text)
     return np.fromiter((ids.get(w, unknown) for w in words), np.int64, len(words))
 
-  def decode(self, ids: Iterable[int]) -> bytes:
+  def decode(self, ids: Iterable[int], special: bool = False) -> bytes:
     text = ' '.join(self._words[i] for i in ids)
     return re.sub(f' ?{LINE_END} ?', '\n', text).encode()
 

@@ -86,10 +86,7 @@ class HarnessModel(model.TemplateLM):
     As in the models of the harness, the spelling of a special token is that token.
     """
     vocabulary = self.run.vocabulary
-    if hasattr(vocabulary, 'encode_special'):
-      ids = vocabulary.encode_special(string)
-    else:
-      ids = vocabulary.encode(string.encode()).astype(np.int32)
+    ids = vocabulary.encode(string.encode(), special=True).astype(np.int32)
     has_start = ids[:1].tolist() == [vocabulary.document_start]
     if add_special_tokens is not False and not has_start:
       ids = vocabulary.add_start(ids)

@@ -112,7 +112,7 @@ class TaskEvaluator:
   def _choice_ids(self, text: str) -> np.ndarray:
     """Returns the ids of an answer, truncated as in training."""
     f = self.config.finetune
-    ids = self.vocabulary.encode(text.encode())[: f.targets_length - 1]
+    ids = self.vocabulary.encode(text.encode(), special=False)[: f.targets_length - 1]
     # Answers to a question are ranked without their end, as evaluation harnesses do.
     if f.format == 't5':
       ids = np.append(ids, self.vocabulary.document_end)
