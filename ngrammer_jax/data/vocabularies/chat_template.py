@@ -1,0 +1,105 @@
+"""Chat templates: a conversation as text and as token ids.
+
+The template, of Jinja, turns messages into a text. The special tokens that it writes are special
+tokens. A message is ordinary text, also where it spells one.
+"""
+
+from collections.abc import Sequence
+import datetime
+import functools
+import json
+import re
+from typing import NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.data.vocabularies.base import Vocabulary
+from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
+
+# Around the spelling of a special token in a message. These code points are no characters.
+OPEN, CLOSE = '\ufdd0', '\ufdd1'
+
+Message = dict[str, str]  # `role` and `content`
+
+
+class _Generation(jinja2.ext.Extension):
+  """The tag `generation` of some templates, which marks the text that a training would learn."""
+
+  tags = {'generation'}
+
+  def parse(self, parser):
+    next(parser.stream)
+    return parser.parse_statements(('name:endgeneration',), drop_needle=True)
+
+
+def check_exists(vocabulary: Vocabulary) -> None:
+  """Raises BadInput if a model has no chat template."""
+  if getattr(vocabulary, 'chat_template', None) is None:
+    raise errors.BadInput('this model has no chat template: leave out --chat to continue a text')
+
+
+def render(vocabulary: TokenizerVocabulary, messages: Sequence[Message]) -> str:
+  """Returns the text of a conversation, up to the answer of the model, with marks for `encode`.
+
+  Raises:
+    BadInput: the template does not accept the messages, or is damaged.
+  """
+  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+  )
+  # The filter of Jinja escapes HTML.
+  environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
+  environment.globals['raise_exception'] = _raise_exception
+  environment.globals['strftime_now'] = _format_now
+  marked = []
+  for message in messages:
+    marked.append(message | {'content': _mark(vocabulary, message['content'])})
+  begin = ''
+  if vocabulary.has_begin_token:
+    begin = vocabulary.token(vocabulary.document_start)
+  try:
+    return environment.from_string(vocabulary.chat_template).render(
+      messages=marked,
+      add_generation_prompt=True,
+      bos_token=begin,
+      eos_token=vocabulary.token(vocabulary.document_end),
+      tools=None,
+      documents=None,
+    )
+  except Exception as error:  # a template can raise anything
+    raise errors.BadInput(
+      f'the chat template of the model cannot show this conversation: {error}'
+    ) from error
+
+
+def encode(vocabulary: TokenizerVocabulary, rendered: str) -> np.ndarray:
+  """Returns the ids of a part of a rendered conversation, int32."""
+  parts = re.split(f'{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}', rendered)
+  ids = []
+  for i, part in enumerate(parts):
+    is_of_template = i % 2 == 0  # else a message spells a special token here
+    ids.append(vocabulary.encode(_remove_marks(part).encode(), special=is_of_template))
+  return np.concatenate(ids).astype(np.int32)
+
+
+def _mark(vocabulary: TokenizerVocabulary, content: str) -> str:
+  """Returns the text of a message with marks around the spellings of special tokens."""
+  longest_first = sorted(vocabulary.special_tokens, key=len, reverse=True)
+  spelled = re.compile('|'.join(map(re.escape, longest_first)) or '$^')
+  return spelled.sub(rf'{OPEN}\g<0>{CLOSE}', _remove_marks(content))
+
+
+def _remove_marks(content: str) -> str:
+  return content.replace(OPEN, '').replace(CLOSE, '')
+
+
+def _raise_exception(message: str) -> NoReturn:
+  raise jinja2.TemplateError(message)
+
+
+def _format_now(form: str) -> str:
+  return datetime.datetime.now().strftime(form)
