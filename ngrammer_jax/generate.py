@@ -42,15 +42,17 @@ def main(argv: list[str]) -> int:
   if not options.interactive:
     prompts = _read_prompts(options)
 
-  from ngrammer_jax.inference import sampling
-
   compilation_cache.enable(options.compilation_cache)
   run = flags.load_run(options)
   if overrides:
     changed = command_line.override(run.config, overrides, 'evaluation.memory.*')
     run = dataclasses.replace(run, config=changed)
-  config = sampling.SamplingConfig(
-    options.temperature, options.top_k, options.top_p, options.repetition_penalty
+  config = run.sampling_config(
+    options.temperature,
+    options.top_k,
+    options.top_p,
+    options.repetition_penalty,
+    options.min_p,
   )
   if options.interactive:
     _generate_interactively(run, config, options)
@@ -122,16 +124,27 @@ def _make_parser() -> argparse.ArgumentParser:
   parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
   text = 'text before which a continuation ends; several: --stop=A --stop=B'
   parser.add_argument('--stop', action='append', default=[], metavar='TEXT', help=text)
-  parser.add_argument('--temperature', type=float, default=1.0, help='0: greedy decoding')
-  parser.add_argument('--top_k', type=int, help='sample from the k most likely tokens')
-  parser.add_argument('--top_p', type=float, help='nucleus sampling: probability mass')
-  text = 'factor by which the logits of tokens of the text so far are lowered; 1: none'
-  parser.add_argument('--repetition_penalty', type=float, default=1.0, help=text)
+  _add_sampling(parser)
   parser.add_argument('--seed', type=int, default=0, help='seed of prompt 0; prompt i has seed + i')
   parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
   flags.add_literal(parser)
   compilation_cache.add_flag(parser)
   return parser
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+  """Adds the options of sampling. None: see `Run.sampling_config`."""
+  text = 'a flag that is left out has the value of generation_config.json, if the model has one'
+  group = parser.add_argument_group('sampling', text)
+  group.add_argument('--temperature', type=float, help='0: greedy decoding; default: 1')
+  text = 'sample from the k most likely tokens; 0, the default: from all'
+  group.add_argument('--top_k', type=int, help=text)
+  text = 'nucleus sampling: probability mass; 1, the default: all tokens'
+  group.add_argument('--top_p', type=float, help=text)
+  text = 'sample from the tokens with this share of the highest probability; 0, the default: all'
+  group.add_argument('--min_p', type=float, help=text)
+  text = 'factor by which the logits of tokens of the text so far are lowered; 1, the default: none'
+  group.add_argument('--repetition_penalty', type=float, help=text)
 
 
 def _answer_lines(answer: Callable[..., Iterable[Any]], echo: bool) -> None:

@@ -238,7 +238,7 @@ def test_prompts_of_a_file(main, tmp_path, capsys):
     main(*arguments, f'--output={tmp_path}')
   main(*arguments, f'--output={tmp_path}/new/output')
   assert (tmp_path / 'new' / 'output').read_text().count('\n') == len(lines)
-  with bad_input('top_k=-1 must be at least 1, or None'):
+  with bad_input('top_k=-1 must be at least 0, or None: 0 is no limit'):
     main(*arguments, f'--output={tmp_path}/new/output', '--top_k=-1')
   assert (tmp_path / 'new' / 'output').read_text().count('\n') == len(lines)  # as it was
   with bad_input('--output is for --prompts=FILE; a single text goes to standard output'):

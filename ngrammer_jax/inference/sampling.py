@@ -1,4 +1,4 @@
-"""Sampling of the next token: greedy, or random with a temperature, top-k and top-p (nucleus).
+"""Sampling of the next token: greedy, or random with a temperature, top-k, top-p and min-p.
 
 B batch, V vocabulary.
 """
@@ -16,20 +16,29 @@ from ngrammer_jax.config.fields import field
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-  """Options of sampling; temperature, top-k and top-p are applied in this order.
+  """Options of sampling. They are applied in the order of transformers.
 
-  Top-p is nucleus sampling (Holtzman et al. 2020): the most likely tokens whose probabilities sum
-  to at least this. The repetition penalty, see `penalize`, comes before the temperature, and greedy
-  decoding has it too.
+  1. The repetition penalty, see `penalize`, which greedy decoding has too.
+  2. The temperature.
+  3. Top-k: only the k most likely tokens are sampled.
+  4. Top-p, or nucleus sampling (Holtzman et al. 2020): only the most likely tokens are sampled
+     whose probabilities sum to at least this.
+  5. Min-p (Nguyen et al. 2024): only tokens are sampled whose probability is at least this share of
+     the highest one.
   """
 
   temperature: float = field(
     1.0, 'divisor of the logits', at_least=0, reason='0 selects greedy decoding'
   )
-  top_k: int | None = field(None, 'number of most likely tokens to sample from', at_least=1)
+  top_k: int | None = field(
+    None, 'number of most likely tokens to sample from', at_least=0, reason='0 is no limit'
+  )
   top_p: float | None = field(None, 'probability mass to sample from', above=0, at_most=1)
   repetition_penalty: float = field(
     1.0, 'penalty of the tokens of the text so far', at_least=1, reason='1 is no penalty'
+  )
+  min_p: float | None = field(
+    None, 'least probability of a token to sample, over the highest one', at_least=0, at_most=1
   )
 
   def check_values(self) -> None:
@@ -47,6 +56,7 @@ class SamplerParams(NamedTuple):
   temperature: jax.Array
   top_k: jax.Array
   top_p: jax.Array
+  min_p: jax.Array
   repetition_penalty: jax.Array | None = None
   document_start: jax.Array | None = None
 
@@ -56,12 +66,17 @@ class SamplerParams(NamedTuple):
   ) -> 'SamplerParams':
     """Returns the parameters for a vocabulary of V tokens."""
     top_k = V
-    if config.top_k is not None:
+    if config.top_k:
       top_k = min(config.top_k, V)
     top_p = 1.0
     if config.top_p is not None:
       top_p = config.top_p
-    params = cls(jnp.float32(config.temperature), jnp.int32(top_k), jnp.float32(top_p))
+    min_p = 0.0
+    if config.min_p is not None:
+      min_p = config.min_p
+    params = cls(
+      jnp.float32(config.temperature), jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p)
+    )
     if config.repetition_penalty == 1:
       return params
     if document_start is None:
@@ -97,6 +112,8 @@ def sample_tokens(log_probs_BxV: jax.Array, sampler: SamplerParams, keys_B: jax.
     logits_BxV = shifted_BxV.astype(jnp.float32) / sampler.temperature
     keep_all = (sampler.top_k >= logits_BxV.shape[-1]) & (sampler.top_p >= 1)
     logits_BxV = jax.lax.cond(keep_all, lambda x: x, truncate, logits_BxV)
+    # The highest logit is 0. Without min-p, no logit is below log(0).
+    logits_BxV = jnp.where(logits_BxV < jnp.log(sampler.min_p), -jnp.inf, logits_BxV)
     return jax.vmap(jax.random.categorical)(keys_B, logits_BxV).astype(jnp.int32)
 
   def take_most_likely() -> jax.Array:

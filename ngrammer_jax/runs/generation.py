@@ -1,10 +1,12 @@
 """Scores of texts by a run, and texts that it generates."""
 
 from collections.abc import Callable, Iterator, Sequence
+import logging
 
 from ngrammer_jax.data.vocabularies import chat_template
 from ngrammer_jax.inference import conversation, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.interop.huggingface import published_model
 from ngrammer_jax.runs.opened_run import OpenedRun
 
 
@@ -25,6 +27,16 @@ def score_pairs(
   encoded = [pairs.encode(run.vocabulary, pair, f'pair {i + 1}') for i, pair in enumerate(texts)]
   variables = run.variables
   return pairs.score(run.engine, variables, encoded, run.config.evaluation_context(), rows)
+
+
+def sampling_config(run: OpenedRun, arguments: dict[str, float | None]) -> sampling.SamplingConfig:
+  """Returns the options of sampling; see `Run.sampling_config`."""
+  values = {name: value for name, value in arguments.items() if value is not None}
+  of_model = {name: value for name, value in run.recommended_sampling.items() if name not in values}
+  if of_model:
+    settings = ', '.join(f'{name}={value}' for name, value in of_model.items())
+    logging.info('%s of the model sets %s', published_model.GENERATION, settings)
+  return sampling.SamplingConfig(**of_model, **values)
 
 
 def complete(

@@ -31,6 +31,7 @@ class OpenedRun(Protocol):
   vocabulary_size: int
   content_hash: str | None
   origin: dict[str, Any]
+  recommended_sampling: dict[str, float | int]
   is_exported: bool
 
   mesh: jax.sharding.Mesh

@@ -14,7 +14,7 @@ from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.mixture import Mixture
 from ngrammer_jax.data.tokens import token_split
-from ngrammer_jax.inference import cloze, conversation, pairs, sampling, text
+from ngrammer_jax.inference import cloze, conversation, generation_config, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface import published_model
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -69,6 +69,11 @@ class Run:
   def origin(self) -> dict[str, Any]:
     """`published_model.PublishedModel.origin` of the model that training started from, or empty."""
     return workdirs.read_origin(self.workdir)
+
+  @functools.cached_property
+  def recommended_sampling(self) -> dict[str, float | int]:
+    """Sampling settings of the model that training started from, or empty; by their names."""
+    return generation_config.read(self.origin.get('generation', {}))
 
   @property
   def results_folder(self) -> pathlib.Path | None:
@@ -261,24 +266,27 @@ class Run:
     self,
     prompts: str | Sequence[str],
     tokens: int = 100,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
-    repetition_penalty: float = 1.0,
+    repetition_penalty: float | None = None,
     stop: str | Sequence[str] = (),
     chat: bool = False,
+    min_p: float | None = None,
   ) -> list[text.Completion]:
     """Continues prompts, each as the start of a separate document.
+
+    The sampling arguments that are None are those of the model, see `sampling_config`.
 
     Args:
       prompts: the prompts; '' starts a new document.
       tokens: maximum number of new tokens; a document may end earlier.
       temperature: divides the logits; 0 is greedy decoding.
-      top_k: samples from this number of most likely tokens. None: from all.
-      top_p: samples from the most likely tokens with this total probability. None: from all.
+      top_k: samples from this number of most likely tokens; 0: from all.
+      top_p: samples from the most likely tokens with this total probability; 1: from all.
       seed: prompt number i, from 0, uses seed + i; it does not depend on the other prompts.
       context: maximum number of tokens that a token is predicted from. None: the segment length of
         the evaluation and, if the model has one, its memory.
@@ -286,13 +294,38 @@ class Run:
       repetition_penalty: lowers the logits of tokens that occurred, if above 1 (CTRL).
       stop: texts before which a continuation ends.
       chat: whether the prompts are messages that the model answers, by its chat template.
+      min_p: samples from the tokens with at least this share of the highest probability; 0: from
+        all.
 
     Raises:
       BadInput: a prompt does not fit the context, or a value is out of range.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    config = sampling.SamplingConfig(temperature, top_k, top_p, repetition_penalty)
+    config = self.sampling_config(temperature, top_k, top_p, repetition_penalty, min_p)
     return list(self.completions(prompts, config, tokens, seed, context, on_text, stop, chat))
+
+  def sampling_config(
+    self,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
+    min_p: float | None = None,
+  ) -> sampling.SamplingConfig:
+    """Returns options of sampling: the arguments, of None those that the model recommends.
+
+    A published model has them in its generation_config.json, a run those of the published model
+    that its training started from. Without any, `SamplingConfig` has the defaults: temperature 1
+    and all tokens.
+    """
+    arguments = {
+      'temperature': temperature,
+      'top_k': top_k,
+      'top_p': top_p,
+      'repetition_penalty': repetition_penalty,
+      'min_p': min_p,
+    }
+    return generation.sampling_config(self, arguments)
 
   def completions(
     self,

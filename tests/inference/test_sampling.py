@@ -13,7 +13,7 @@ V, SAMPLES = 6, 20_000
 LOGITS = np.array([0.1, 2.0, 2.0, -1.0, 0.5, 1.0])
 
 
-def expected_probabilities(temperature, top_k, top_p):
+def expected_probabilities(temperature, top_k, top_p, min_p=0):
   """Computes probabilities with a loop over the tokens, sorted by probability, then by id."""
   probs = np.exp(LOGITS / temperature)
   order = sorted(range(V), key=lambda i: (-probs[i], i))[:top_k]
@@ -23,6 +23,7 @@ def expected_probabilities(temperature, top_k, top_p):
     if top_p is None or total < top_p:
       nucleus[i] = probs[i]
     total += probs[i]
+  nucleus = {i: prob for i, prob in nucleus.items() if prob >= min_p * max(nucleus.values())}
   return np.array([nucleus.get(i, 0) / sum(nucleus.values()) for i in range(V)])
 
 
@@ -51,17 +52,26 @@ def samples(config, logits=LOGITS, rows=SAMPLES):
 
 
 @pytest.mark.parametrize(
-  'temperature, top_k, top_p',
-  [(1, None, None), (0.5, None, None), (2, 3, None), (1, 1, None), (1, None, 0.6), (1, 2, None)]
-  + [(1.5, 4, 0.7), (1, None, 1e-9), (0.7, 100, 1.0)],
+  'temperature, top_k, top_p, min_p',
+  [(1, None, None, 0), (0.5, None, None, 0), (2, 3, None, 0), (1, 1, None, 0), (1, None, 0.6, 0)]
+  + [(1, 2, None, 0), (1.5, 4, 0.7, 0), (1, None, 1e-9, 0), (0.7, 100, 1.0, 0)]
+  # Min-p of 0.3 keeps 3 tokens at temperature 1 and 5 at 2. Before top-p, it would leave 3 of 4.
+  + [(1, None, None, 0.3), (2, None, None, 0.3), (2, None, 0.72, 0.3), (1, 5, None, 1.0)],
 )
-def test_frequencies(temperature, top_k, top_p):
-  tokens = samples(sampling.SamplingConfig(temperature, top_k, top_p))
+def test_frequencies(temperature, top_k, top_p, min_p):
+  config = sampling.SamplingConfig(temperature, top_k, top_p, min_p=min_p)
+  tokens = samples(config)
   frequencies = np.bincount(tokens, minlength=V) / SAMPLES
-  probs = expected_probabilities(temperature, top_k, top_p)
+  probs = expected_probabilities(temperature, top_k or V, top_p, min_p)
   assert frequencies[probs == 0].sum() == 0
   # Five standard deviations of a frequency.
   np.testing.assert_allclose(frequencies, probs, atol=5 * 0.5 / SAMPLES**0.5)
+
+
+def test_other_values_compile_no_other_program():
+  for config in (sampling.SamplingConfig(min_p=0.1), sampling.SamplingConfig(0, 0, 1, 1)):
+    samples(config)
+  assert compiled_sampler()._cache_size() == 1
 
 
 def test_greedy_selects_the_lowest_of_equally_likely_ids():
@@ -91,7 +101,8 @@ def test_each_row_depends_on_its_own_logits_and_key_alone():
   [
     ({'temperature': -0.5}, 'temperature=-0.5 must be at least 0: 0 selects greedy decoding'),
     ({'temperature': float('nan')}, 'temperature=nan must be finite'),
-    ({'top_k': 0}, 'top_k=0 must be at least 1, or None'),
+    ({'top_k': -1}, 'top_k=-1 must be at least 0, or None: 0 is no limit'),
+    ({'min_p': 1.5}, 'min_p=1.5 must be from 0 to 1, or None'),
     ({'top_p': 0.0}, 'top_p=0.0 must be above 0 and at most 1, or None'),
     ({'repetition_penalty': 0.9}, 'repetition_penalty=0.9 must be at least 1: 1 is no penalty'),
     ({'top_p': 1.5}, 'top_p=1.5 must be above 0 and at most 1, or None'),
