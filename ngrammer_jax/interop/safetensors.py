@@ -8,6 +8,7 @@ from flax import traverse_util
 from safetensors import flax as library
 
 from ngrammer_jax import errors
+from ngrammer_jax.system import git_lfs
 
 
 def save(variables: dict[str, Any], path: str | pathlib.Path) -> None:
@@ -23,6 +24,7 @@ def load(path: str | pathlib.Path) -> dict[str, Any]:
 
 def check_file(path: str | os.PathLike[str]) -> None:
   """Raises BadInput if a file is missing or its header or size is wrong; loads no array."""
+  git_lfs.check_file(path)
   try:
     with library.safe_open(path, 'numpy'):
       pass

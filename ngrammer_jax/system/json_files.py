@@ -7,11 +7,15 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
+from ngrammer_jax.system import git_lfs
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the JSON object of a file. Raises one of `file_errors.DAMAGE_ERRORS`."""
-  value = json.loads(path.read_bytes())
+  """Returns the JSON object of a file.
+
+  Raises one of `file_errors.DAMAGE_ERRORS`, or BadInput if the file is a pointer of Git LFS.
+  """
+  value = json.loads(git_lfs.read_bytes(path))
   if not isinstance(value, dict):
     raise ValueError('expected an object {...}')
   return value

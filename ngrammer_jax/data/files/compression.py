@@ -20,7 +20,9 @@ import zipfile
 import zlib
 
 from ngrammer_jax import errors
+from ngrammer_jax.system import git_lfs
 
+HEAD = 64  # bytes that tell how a file is compressed
 READ_BYTES = 1 << 16  # of a file, at a time
 DECOMPRESSED_BYTES = 1 << 18
 SKIPPED_BYTES = 1 << 20
@@ -59,8 +61,10 @@ def find(path: pathlib.Path, head: bytes) -> str | None:
   """Returns how a file with these first bytes is compressed; None: it is not.
 
   Raises:
-    BadInput: its name says that it is compressed, but it is not, or in another way.
+    BadInput: it is a pointer of Git LFS, or its name says that it is compressed, but it is not, or
+      in another way.
   """
+  git_lfs.check(path, head)
   actual = next((method for magic, method in MAGIC.items() if head.startswith(magic)), None)
   expected = SUFFIXES.get(path.suffix.lower())
   if head and expected not in (None, actual):
@@ -82,10 +86,11 @@ def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.Buffe
     offset: number of bytes of the decompressed text to skip.
 
   Raises:
-    BadInput: the file is not compressed as its name says, or an archive of several files.
+    BadInput: the file is a pointer of Git LFS, not compressed as its name says, or an archive of
+      several files.
   """
   file = path.open('rb', buffering=READ_BYTES)
-  method = find(path, file.peek(8)[:8])
+  method = find(path, file.peek(HEAD)[:HEAD])
   if method is None:
     file.seek(offset)
     return file

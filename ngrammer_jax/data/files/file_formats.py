@@ -11,7 +11,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.files import compression
-from ngrammer_jax.system import file_errors
+from ngrammer_jax.system import file_errors, git_lfs
 
 HEAD = 1 << 16  # bytes that are looked at
 TEXT, LINES, PARQUET, ARROW = 'text', 'JSON lines', 'Parquet', 'Arrow'
@@ -101,6 +101,7 @@ def identify_bytes(
     named: the format that the suffix of its name says.
     any_bytes: see `identify`.
   """
+  git_lfs.check(name, head)
   other = recognize(head)
   if other in COLUMNS.values():
     return other

@@ -16,7 +16,7 @@ from ngrammer_jax.data.vocabularies.sentencepiece import learn_sentencepiece as 
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
 from ngrammer_jax.data.vocabularies.words import WordVocabulary
 from ngrammer_jax.data.vocabularies.words import learn_words as learn_words
-from ngrammer_jax.system import file_errors, json_files, storage
+from ngrammer_jax.system import file_errors, git_lfs, json_files, storage
 
 CLASSES = (
   ByteVocabulary,
@@ -107,4 +107,4 @@ def load(folder: pathlib.Path) -> Vocabulary:
     if make.file is None:
       return make(**fields)
   with file_errors.translate_damage(folder / make.file, remedy):
-    return make((folder / make.file).read_bytes(), **fields)
+    return make(git_lfs.read_bytes(folder / make.file), **fields)

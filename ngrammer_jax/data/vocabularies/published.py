@@ -18,8 +18,10 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import gguf_header, tokenizer_json
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
-from ngrammer_jax.system import file_errors, json_files
+from ngrammer_jax.system import file_errors, git_lfs, json_files
 
+# The files of a tokenizer; one of the first three has its tokens.
+FILES = ('tokenizer.json', 'tokenizer.model', 'vocab.json', 'merges.txt')
 # Ids of the begin and end token that llama.cpp takes for a SentencePiece model.
 SENTENCEPIECE_START = 1
 SENTENCEPIECE_END = 2
@@ -45,12 +47,13 @@ def translate_damage(path: pathlib.Path) -> Iterator[None]:
 
 def has_tokenizer(path: pathlib.Path) -> bool:
   """Whether a folder or a GGUF file has a tokenizer. Raises BadInput for a damaged file."""
+  for file in (path, *(path / name for name in FILES)):
+    git_lfs.check_file(file)
   if gguf_header.is_gguf(path):
     with translate_damage(path):
       metadata, _ = gguf_header.read(path)
       return 'tokenizer.ggml.model' in metadata
-  names = ('tokenizer.json', 'tokenizer.model', 'vocab.json')
-  return any((path / name).is_file() for name in names)
+  return any((path / name).is_file() for name in FILES[:3])
 
 
 def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:

@@ -15,7 +15,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.interop import row_files
-from ngrammer_jax.system import file_errors, json_files, storage
+from ngrammer_jax.system import file_errors, git_lfs, json_files, storage
 
 CONFIG = 'config.json'
 WEIGHTS = 'model.safetensors'
@@ -108,7 +108,7 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
   text_files = {}
   for name in TEXT_FILES:
     if (folder / name).is_file():
-      text_files[name] = (folder / name).read_bytes()
+      text_files[name] = git_lfs.read_bytes(folder / name)
   return Checkpoint(folder, config, tensors, text_files, versions)
 
 

@@ -21,7 +21,7 @@ from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import families, rotary_fields
 from ngrammer_jax.layers.attention import rotary_scaling
-from ngrammer_jax.system import file_errors, files
+from ngrammer_jax.system import file_errors, files, git_lfs
 
 PIECE_VALUES = 2**17  # that are dequantised at once: they and what they come from fit in a cache
 PLAIN = ('F32', 'F16', 'BF16')  # types that are not quantised, by their name in the package
@@ -95,6 +95,7 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
     BadInput: the package `gguf` is missing, the file is damaged, or its architecture, tokenizer or
       a type of its tensors is not supported.
   """
+  git_lfs.check_file(path)
   _package()
   version = checkpoints.version(path)
   with file_errors.translate_damage(path, 'download it again'), errors.named(path):

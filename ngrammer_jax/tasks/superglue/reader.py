@@ -13,7 +13,7 @@ import zipfile
 from ngrammer_jax import errors
 from ngrammer_jax.data.files import text_files
 from ngrammer_jax.data.files.split_files import SPLITS
-from ngrammer_jax.system import file_errors, storage
+from ngrammer_jax.system import file_errors, git_lfs, storage
 from ngrammer_jax.tasks.superglue import wsc
 
 URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/'
@@ -139,12 +139,14 @@ def _find_file(
   """Returns the file or the zip that has a split, and the file of the split itself."""
   files = CONFIGS[config]
   file = files.file(split)
+  git_lfs.check_file(folder / file)
   if (folder / file).is_file():
     return folder / file, folder / file
   combined = folder if folder.suffix == '.zip' else folder / COMBINED_ZIP
   for path in (folder / files.zip, combined):
     if not path.is_file():
       continue
+    git_lfs.check_file(path)
     if path.name == files.zip:
       _warn_if_not_official(config, path)
     with file_errors.translate_damage(path, 'download it again'):
