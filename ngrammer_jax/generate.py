@@ -38,6 +38,11 @@ def main(argv: list[str]) -> int:
   overrides, plain = command_line.split(argv)
   options = _make_parser().parse_args(plain)
   flags.read_escapes(options, 'prompt', 'stop')
+  if options.chat and options.special:
+    raise errors.BadInput(
+      '--special reads special tokens in a prompt, but with --chat the text of a message is ordinary '
+      'text, and special tokens come from the template: leave one of the two out'
+    )
   prompts: list[str] = []
   if not options.interactive:
     prompts = _read_prompts(options)
@@ -107,7 +112,15 @@ def _complete(
 ) -> Iterator['Completion']:
   """Yields the completion of each prompt, see `Run.completions`."""
   return run.completions(
-    prompts, config, options.tokens, seed, options.context, on_text, options.stop, options.chat
+    prompts,
+    config,
+    options.tokens,
+    seed,
+    options.context,
+    on_text,
+    options.stop,
+    options.chat,
+    options.special,
   )
 
 
@@ -120,6 +133,8 @@ def _make_parser() -> argparse.ArgumentParser:
   source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help=text)
   source.add_argument('--interactive', action='store_true', help='read prompts from standard input')
   parser.add_argument('--chat', action='store_true', help='answer prompts, by the chat template')
+  text = 'read special tokens that a prompt spells as such; default: as ordinary text'
+  parser.add_argument('--special', action='store_true', help=text)
   parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
   parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
   text = 'text before which a continuation ends; several: --stop=A --stop=B'

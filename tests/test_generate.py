@@ -187,7 +187,16 @@ def test_invalid_arguments_raise_bad_input(run):
     ({'prompts': 'a', 'seed': -1}, 'seed=-1 must be a whole number from 0 on'),
     ({'prompts': 'a', 'tokens': 2.5}, 'tokens=2.5 must be a whole number from 1 on'),
     ({'prompts': '\ud800'}, 'prompt 1 is not valid Unicode: surrogates not allowed'),
-    ({'prompts': [[1, 2]]}, 'prompt 1 is of type list, expected a text'),
+    ({'prompts': [[1.5, 2]]}, 'prompt 1 is of type list, expected a text'),
+    (
+      {'prompts': [[1, 300]]},
+      'prompt 1: expected a text, or a list of token ids from 0 to 256',
+    ),
+    (
+      {'prompts': 'a', 'special': True},
+      'special=True (--special) reads special tokens in a text, but the vocabulary of this model '
+      'has none: leave it out',
+    ),
     (
       {'prompts': ['a', 'b'], 'seed': 2**32 - 1},
       'seed=4294967295 and one more for each prompt exceed 2^32 - 1',

@@ -12,7 +12,7 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import capture, figures, lookups
 from ngrammer_jax.analysis.elements import MAX_SHOWN_TOKENS, Element, shaded_text
 from ngrammer_jax.data.tokens import token_split
-from ngrammer_jax.inference import text as texts
+from ngrammer_jax.inference import encoding
 
 MAX_TOKENS = 2**18  # tokens of the split that are read
 MAX_TEXT_TOKENS = 1000  # tokens of the split that are shown one by one, without a text
@@ -86,7 +86,7 @@ def _gated_tables(run: runs.Run) -> list[lookups.NGramTable]:
 
 def _encode(run: runs.Run, text: str) -> token_split.TokenSplit:
   """Returns a text as a split. The document start at its end lets the model read all of it."""
-  ids = texts.encode(run.vocabulary, text, '--text').ids
+  ids = encoding.encode(run.vocabulary, text, '--text', special=False).ids
   if not len(ids):
     raise errors.BadInput(f'--text={text!r} has no tokens: omit it for the tokens of --split')
   start = run.vocabulary.document_start

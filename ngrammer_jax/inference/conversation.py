@@ -4,21 +4,22 @@ from collections.abc import Callable, Sequence
 
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import chat_template
+from ngrammer_jax.inference import encoding, text
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import text
+from ngrammer_jax.inference.detokenizer import IncrementalDetokenizer
 
 
 def encode_prompt(
   vocabulary: vocabularies.Vocabulary, prompt: str, name: str, config: text.CompletionConfig
-) -> text.EncodedText:
+) -> encoding.EncodedText:
   """Encodes a prompt as the first message of a conversation; see `text.encode_prompt`."""
   chat_template.check_exists(vocabulary)
-  text.to_bytes(prompt, name)
+  encoding.to_bytes(prompt, name)
   ids = chat_template.encode(
     vocabulary, chat_template.render(vocabulary, [{'role': 'user', 'content': prompt}])
   )
   config.check_length(name, len(ids))
-  return text.EncodedText(prompt, ids)
+  return encoding.EncodedText(prompt, ids)
 
 
 class Conversation:
@@ -65,7 +66,7 @@ class Conversation:
       BadInput: the conversation does not fit the context, or the template does not accept it. The
         message is then no part of it.
     """
-    text.to_bytes(message, 'the message')
+    encoding.to_bytes(message, 'the message')
     messages = [*self._messages, {'role': 'user', 'content': message}]
     rendered = chat_template.render(self._vocabulary, messages)
     if not rendered.startswith(self._shown):
@@ -79,7 +80,7 @@ class Conversation:
     config.check_length('the conversation', len(ids))
     read = self._read or self._start()
     self._forget()  # until the answer is complete
-    answer = text.IncrementalDetokenizer(self._vocabulary, ids, config.tokens, config.stop)
+    answer = IncrementalDetokenizer(self._vocabulary, ids, config.tokens, config.stop)
     while not answer.is_done:
       token = read(new_ids)
       new_ids = [token]

@@ -6,19 +6,17 @@ continuation starts with that token, and its score is of what the two texts do n
 
 from collections.abc import Iterable, Iterator, Sequence
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.inference import encoding
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import text
 from ngrammer_jax.system import progress
 
 MAX_CHOICES = 8  # continuations of the same context that are scored together
-
-Encodable = str | Sequence[int] | np.ndarray  # a text, or its token ids
 
 
 class EncodedPair(NamedTuple):
@@ -46,7 +44,10 @@ def count_shared(*token_ids: np.ndarray) -> int:
 
 
 def encode(
-  vocabulary: vocabularies.Vocabulary, pair: tuple[Encodable, Encodable], name: str
+  vocabulary: vocabularies.Vocabulary,
+  pair: tuple[encoding.TextOrIds, encoding.TextOrIds],
+  name: str,
+  special: bool,
 ) -> EncodedPair:
   """Encodes a pair.
 
@@ -55,6 +56,7 @@ def encode(
     pair: context and continuation, two texts or the token ids of both. Texts are read after the
       document start if the model reads one, and after an empty context in any case.
     name: name of the pair in errors.
+    special: whether the spelling of a special token in a text is that token.
 
   Raises:
     BadInput: it is no pair, or the vocabulary lacks a character or an id.
@@ -63,35 +65,26 @@ def encode(
     raise errors.BadInput(f'{name} is {pair!r}, expected a context and its continuation')
   context, continuation = pair
   if isinstance(context, str) and isinstance(continuation, str):
-    return _encode_texts(vocabulary, context, continuation, name)
-  context_ids = _check_ids(context, vocabulary.size, name)
-  continuation_ids = _check_ids(continuation, vocabulary.size, name)
+    return _encode_texts(vocabulary, context, continuation, name, special)
+  if isinstance(context, str) or isinstance(continuation, str):
+    raise errors.BadInput(
+      f'{name}: context and continuation must be two texts, or two lists of token ids'
+    )
+  context_ids = encoding.check_ids(context, vocabulary.size, name)
+  continuation_ids = encoding.check_ids(continuation, vocabulary.size, name)
   if not len(context_ids):
     context_ids = vocabulary.add_start(context_ids)
   return EncodedPair(context_ids, continuation_ids)
 
 
 def _encode_texts(
-  vocabulary: vocabularies.Vocabulary, context: str, continuation: str, name: str
+  vocabulary: vocabularies.Vocabulary, context: str, continuation: str, name: str, special: bool
 ) -> EncodedPair:
   """Encodes two texts, which may share a token."""
-  context_ids = text.encode(vocabulary, context, name).ids
-  joined_ids = text.encode(vocabulary, context + continuation, name).ids
+  context_ids = encoding.encode(vocabulary, context, name, special).ids
+  joined_ids = encoding.encode(vocabulary, context + continuation, name, special).ids
   shared = count_shared(context_ids, joined_ids)
   return EncodedPair(vocabulary.add_start(joined_ids[:shared]), joined_ids[shared:])
-
-
-def _check_ids(ids: Any, size: int, name: str) -> np.ndarray:
-  """Returns token ids as int32. Raises BadInput for anything but ids below `size`."""
-  array = np.asarray(ids)
-  is_list = array.ndim == 1 and (not array.size or array.dtype.kind in 'iu')
-  is_in_range = not array.size or (is_list and 0 <= array.min() <= array.max() < size)
-  if not is_list or not is_in_range:
-    raise errors.BadInput(
-      f'{name}: context and continuation must be two texts, or two lists of token ids from 0 to '
-      f'{size - 1:,}'
-    )
-  return array.astype(np.int32)
 
 
 def windows(pair: EncodedPair, limit: int) -> Iterator[EncodedPair]:

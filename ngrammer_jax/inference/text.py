@@ -1,11 +1,10 @@
 """Inference on texts: scores of texts, and completions of prompts."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import logging
 import math
 import numbers
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,35 +12,10 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.inference import encoding, sampling
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import sampling
-
-# Incomplete UTF-8 decodes to this character, as do bytes that are not UTF-8.
-REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
-
-
-class EncodedText(NamedTuple):
-  """A text and its token ids, int32."""
-
-  text: str
-  ids: np.ndarray
-
-
-def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> EncodedText:
-  """Encodes a text. Raises BadInput, with its name, if the vocabulary lacks a character."""
-  data = to_bytes(text, name)
-  with errors.named(name):
-    return EncodedText(text, vocabulary.encode(data).astype(np.int32))
-
-
-def to_bytes(text: str, name: str) -> bytes:
-  """Returns a text as UTF-8. Raises BadInput, with its name, for anything else."""
-  if not isinstance(text, str):
-    raise errors.BadInput(f'{name} is of type {type(text).__name__}, expected a text')
-  try:
-    return text.encode()
-  except UnicodeEncodeError as error:
-    raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
+from ngrammer_jax.inference.detokenizer import IncrementalDetokenizer
+from ngrammer_jax.inference.encoding import EncodedText
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +25,8 @@ class Score:
   Attributes:
     text: the text.
     tokens: its token ids.
-    nats: negative log-likelihood of each token, float64; of each but the first if the model reads
-      no document start, because nothing predicts that one.
+    nats: negative log-likelihood of each token, float64; of each but the first if no document
+      start is read before it, because nothing predicts that one.
     lossless: whether the tokens decode to the text.
   """
 
@@ -88,16 +62,30 @@ def score(
   vocabulary: vocabularies.Vocabulary,
   texts: Sequence[EncodedText],
   segment_length: int,
+  special: bool = False,
 ) -> list[Score]:
-  """Scores texts, each as a separate document."""
-  documents = [encoded.ids for encoded in texts]
+  """Scores texts, each as a separate document.
+
+  Args:
+    engine, variables: the engine and its variables.
+    vocabulary: vocabulary of the model.
+    texts: see `encoding.encode`.
+    segment_length: maximum length of a segment, T.
+    special: how the texts were encoded.
+  """
   start = None
   if vocabulary.adds_start:
     start = vocabulary.document_start
+  documents = []
+  for encoded in texts:
+    ids = encoded.ids
+    if start is not None and vocabulary.begins_with_start(ids):
+      ids = ids[1:]  # the engine reads it first
+    documents.append(ids)
   nats = engine.score_documents(variables, documents, start, segment_length)
   scores = []
   for (text, ids), text_nats in zip(texts, nats, strict=True):
-    is_lossless = vocabulary.decode(ids) == text.encode()
+    is_lossless = vocabulary.decode(ids, special) == text.encode()
     scores.append(Score(text, ids, text_nats, is_lossless))
   return scores
 
@@ -107,15 +95,15 @@ class Completion:
   """A prompt and its continuation.
 
   Attributes:
-    prompt: the prompt.
-    text: its continuation.
+    prompt: the prompt, a text or token ids.
+    text: its continuation; empty without a tokenizer.
     tokens: token ids of the continuation; after a stop string, with those of the stop string.
     ended: whether the model ended the document or a stop string came; if not, the maximum number of
       tokens was reached.
     seed: seed that gives the same continuation for this prompt alone.
   """
 
-  prompt: str
+  prompt: str | list[int]
   text: str
   tokens: list[int]
   ended: bool
@@ -192,16 +180,22 @@ class CompletionConfig:
 
 
 def encode_prompt(
-  vocabulary: vocabularies.Vocabulary, prompt: str, name: str, config: CompletionConfig
+  vocabulary: vocabularies.Vocabulary,
+  prompt: encoding.TextOrIds,
+  name: str,
+  config: CompletionConfig,
+  special: bool,
 ) -> EncodedText:
-  """Encodes a prompt, after the document start if the model reads one.
+  """Encodes a prompt, a text after the document start if the model reads one.
 
-  Raises BadInput, with its name, if it is too long.
+  Token ids are read as they are. Raises BadInput, with its name, if it is too long.
   """
-  ids = encode(vocabulary, prompt, name).ids
-  with_start = vocabulary.add_start(ids)
-  config.check_length(name, len(ids), len(with_start) - len(ids))
-  return EncodedText(prompt, with_start)
+  encoded = encoding.encode(vocabulary, prompt, name, special)
+  ids = encoded.ids
+  if isinstance(prompt, str) or not len(ids):
+    ids = vocabulary.add_start(ids)
+  config.check_length(name, len(encoded.ids), len(ids) - len(encoded.ids))
+  return encoded._replace(ids=ids)
 
 
 def complete(
@@ -257,67 +251,8 @@ def complete(
 
 def _start_text(
   vocabulary: vocabularies.Vocabulary, prompt_ids: np.ndarray, config: CompletionConfig
-) -> 'IncrementalDetokenizer':
+) -> IncrementalDetokenizer:
   """Returns the text of a continuation before its first token."""
   if prompt_ids[0] == vocabulary.document_start:  # it is no text
     prompt_ids = prompt_ids[1:]
   return IncrementalDetokenizer(vocabulary, prompt_ids, config.tokens, config.stop)
-
-
-class IncrementalDetokenizer:
-  """Converts the tokens after a prompt to text, token by token; emitted text never changes.
-
-  Attributes:
-    text: the text so far.
-    tokens: the tokens so far, without the end of the document.
-    has_ended: whether the document ended, or a stop string came, which is not part of the text.
-    is_done: whether it has ended or the token limit is reached.
-  """
-
-  def __init__(
-    self,
-    vocabulary: vocabularies.Vocabulary,
-    prompt: Iterable[int],
-    max_tokens: int,
-    stop: tuple[str, ...] = (),
-  ):
-    self._vocabulary = vocabulary
-    self._max_tokens = max_tokens
-    self._stop = stop
-    self._prompt = [int(i) for i in prompt]
-    self._prompt_length = len(self._decode([]))
-    self.text = ''
-    self.tokens: list[int] = []
-    self.has_ended = False
-    self.is_done = False
-
-  def add(self, token: int) -> str:
-    """Adds a token and returns the new text, which may be empty."""
-    self.has_ended = token in self._vocabulary.end_tokens
-    if not self.has_ended:
-      self.tokens.append(token)
-    self.is_done = self.has_ended or len(self.tokens) >= self._max_tokens
-    text = self._decode(self.tokens)[self._prompt_length :]
-    if not self.is_done:  # an incomplete character waits for its other bytes
-      text = text.rstrip(REPLACEMENT)
-    matches = [text.index(stop) for stop in self._stop if stop in text]
-    if matches:
-      text = text[: min(matches)]
-      self.has_ended = True
-      self.is_done = True
-    elif not self.is_done:
-      text = text[: len(text) - self._stop_prefix_length(text)]
-    new_text = text[len(self.text) :]
-    self.text = text
-    return new_text
-
-  def _stop_prefix_length(self, text: str) -> int:
-    """Returns the length of the longest end of a text that begins a stop string."""
-    longest = max(map(len, self._stop), default=0)
-    for length in range(min(longest, len(text)), 0, -1):
-      if any(stop.startswith(text[-length:]) for stop in self._stop):
-        return length
-    return 0
-
-  def _decode(self, tokens: list[int]) -> str:
-    return self._vocabulary.decode([*self._prompt, *tokens]).decode('utf-8', 'replace')

@@ -3,28 +3,43 @@
 from collections.abc import Callable, Iterator, Sequence
 import logging
 
+from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import chat_template
-from ngrammer_jax.inference import conversation, pairs, sampling, text
+from ngrammer_jax.inference import conversation, encoding, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface import published_model
 from ngrammer_jax.runs.opened_run import OpenedRun
 
 
-def score(run: OpenedRun, texts: str | Sequence[str]) -> list[text.Score]:
+def score(run: OpenedRun, texts: str | Sequence[str], special: bool) -> list[text.Score]:
   """Scores texts; see `Run.score`."""
-  texts = [texts] if isinstance(texts, str) else list(texts)
-  encoded = [text.encode(run.vocabulary, t, f'text {i + 1}') for i, t in enumerate(texts)]
+  texts = encoding.as_list(texts)
+  encoding.check_special(run.vocabulary, texts, special)
+  encoded = []
+  for i, item in enumerate(texts, start=1):
+    encoding.to_bytes(item, f'text {i}')  # token ids have no bits per byte
+    encoded.append(encoding.encode(run.vocabulary, item, f'text {i}', special))
   variables = run.variables
   length = run.config.evaluation_length()
-  return text.score(run.engine, variables, run.vocabulary, encoded, length)
+  return text.score(run.engine, variables, run.vocabulary, encoded, length, special)
 
 
 def score_pairs(
-  run: OpenedRun, texts: Sequence[tuple[pairs.Encodable, pairs.Encodable]], rows: int
+  run: OpenedRun,
+  texts: Sequence[tuple[encoding.TextOrIds, encoding.TextOrIds]],
+  rows: int,
+  special: bool,
 ) -> list[pairs.PairScore]:
   """Scores continuations; see `Run.score_pairs`."""
   inference.check_can_continue(run.config.model)
-  encoded = [pairs.encode(run.vocabulary, pair, f'pair {i + 1}') for i, pair in enumerate(texts)]
+  parts = [part for pair in texts for part in pair]
+  vocabulary = run.vocabulary_of_ids
+  if any(isinstance(part, str) for part in parts):
+    vocabulary = run.vocabulary
+    encoding.check_special(vocabulary, parts, special)
+  encoded = []
+  for i, pair in enumerate(texts, start=1):
+    encoded.append(pairs.encode(vocabulary, pair, f'pair {i}', special))
   variables = run.variables
   return pairs.score(run.engine, variables, encoded, run.config.evaluation_context(), rows)
 
@@ -41,19 +56,32 @@ def sampling_config(run: OpenedRun, arguments: dict[str, float | None]) -> sampl
 
 def complete(
   run: OpenedRun,
-  prompts: Sequence[str],
+  prompts: Sequence[encoding.TextOrIds],
   config: text.CompletionConfig,
   on_text: Callable[[int, str], None] | None,
   chat: bool,
+  special: bool,
 ) -> Iterator[text.Completion]:
   """Yields the completions of prompts; see `Run.completions`."""
   config.check_values(run.config.evaluation_model(), len(prompts))
-  encode = conversation.encode_prompt if chat else text.encode_prompt
-  encoded = [
-    encode(run.vocabulary, prompt, f'prompt {i + 1}', config) for i, prompt in enumerate(prompts)
-  ]
+  vocabulary = run.vocabulary_of_ids
+  if chat or config.stop or not all(map(encoding.is_ids, prompts)):
+    vocabulary = run.vocabulary
+  if chat and special:
+    raise errors.BadInput(
+      'special=True reads special tokens in a prompt, but with chat=True the text of a message is '
+      'ordinary text, and special tokens come from the template: leave one of the two out'
+    )
+  if not chat:
+    encoding.check_special(vocabulary, prompts, special)
+  encoded = []
+  for i, prompt in enumerate(prompts, start=1):
+    if chat:
+      encoded.append(conversation.encode_prompt(vocabulary, prompt, f'prompt {i}', config))
+    else:
+      encoded.append(text.encode_prompt(vocabulary, prompt, f'prompt {i}', config, special))
   variables = run.variables
-  yield from text.complete(run.engine, variables, run.vocabulary, encoded, config, on_text)
+  yield from text.complete(run.engine, variables, vocabulary, encoded, config, on_text)
 
 
 def converse(run: OpenedRun, config: text.CompletionConfig) -> conversation.Conversation:

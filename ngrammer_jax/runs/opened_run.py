@@ -28,6 +28,7 @@ class OpenedRun(Protocol):
   published: PublishedModel | None
 
   vocabulary: vocabularies.Vocabulary
+  vocabulary_of_ids: vocabularies.Vocabulary
   vocabulary_size: int
   content_hash: str | None
   origin: dict[str, Any]

@@ -13,7 +13,7 @@ from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.mixture import Mixture
-from ngrammer_jax.data.vocabularies import published
+from ngrammer_jax.data.vocabularies import published, token_ids
 from ngrammer_jax.interop.huggingface import published_model, tensors
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.runs import corpus, restoring, run
@@ -49,6 +49,19 @@ class PublishedRun(run.Run):
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
     return published.read(self.workdir, self.vocabulary_size)
+
+  @functools.cached_property
+  def vocabulary_of_ids(self) -> vocabularies.Vocabulary:
+    """The tokenizer of the model, or its token ids alone."""
+    if published.has_tokenizer(self.workdir):
+      return self.vocabulary
+    ends: list[int] = []
+    for source in (self.origin['generation'], self.origin['token_ids']):
+      end = source.get('eos_token_id', [])
+      ends += end if isinstance(end, list) else [end]
+    begin = self.origin['token_ids'].get('bos_token_id')
+    reason = f'{self.workdir} has no tokenizer, which reads text: add its tokenizer.json'
+    return token_ids.TokenIds(self.vocabulary_size, begin, list(dict.fromkeys(ends)), reason)
 
   def find_checkpoint(self) -> None:
     """Returns None: there are no checkpoints. Raises BadInput for another step than 0."""

@@ -14,7 +14,15 @@ from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.mixture import Mixture
 from ngrammer_jax.data.tokens import token_split
-from ngrammer_jax.inference import cloze, conversation, generation_config, pairs, sampling, text
+from ngrammer_jax.inference import (
+  cloze,
+  conversation,
+  encoding,
+  generation_config,
+  pairs,
+  sampling,
+  text,
+)
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface import published_model
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -54,6 +62,11 @@ class Run:
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary, which encodes and decodes text."""
     return vocabularies.load(self.workdir)
+
+  @property
+  def vocabulary_of_ids(self) -> vocabularies.Vocabulary:
+    """The vocabulary of a text that is given as token ids, for which a model needs no tokenizer."""
+    return self.vocabulary
 
   @property
   def vocabulary_size(self) -> int:
@@ -238,33 +251,43 @@ class Run:
 
   # Texts.
 
-  def score(self, texts: str | Sequence[str]) -> list[text.Score]:
+  def score(self, texts: str | Sequence[str], special: bool = False) -> list[text.Score]:
     """Scores texts, each as a separate document, in segments of the evaluation length.
 
+    Args:
+      texts: the texts.
+      special: whether the spelling of a special token in a text is that token.
+
     Raises:
-      BadInput: the vocabulary does not have a character.
+      BadInput: the vocabulary does not have a character, or has no special tokens to read.
     """
-    return generation.score(self, texts)
+    return generation.score(self, texts, special)
 
   def score_pairs(
-    self, texts: Sequence[tuple[pairs.Encodable, pairs.Encodable]], rows: int = inference.MAX_ROWS
+    self,
+    texts: Sequence[tuple[encoding.TextOrIds, encoding.TextOrIds]],
+    rows: int = inference.MAX_ROWS,
+    special: bool = False,
   ) -> list[pairs.PairScore]:
     """Scores continuations, each after its context at the start of a separate document.
 
     A token is predicted from the last tokens that fit the context of the evaluation.
 
     Args:
-      texts: pairs of a context and its continuation, texts or token ids; see `pairs.encode`.
+      texts: pairs of a context and its continuation, texts or token ids; see `pairs.encode`. Token
+        ids need no tokenizer.
       rows: maximum batch size in contexts.
+      special: whether the spelling of a special token in a text is that token.
 
     Raises:
-      BadInput: the vocabulary lacks a character or an id, or the model cannot continue a text.
+      BadInput: the vocabulary lacks a character or an id, or has no special tokens to read; or the
+        model cannot continue a text.
     """
-    return generation.score_pairs(self, texts, rows)
+    return generation.score_pairs(self, texts, rows, special)
 
   def generate(
     self,
-    prompts: str | Sequence[str],
+    prompts: encoding.TextOrIds | Sequence[encoding.TextOrIds],
     tokens: int = 100,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -276,13 +299,15 @@ class Run:
     stop: str | Sequence[str] = (),
     chat: bool = False,
     min_p: float | None = None,
+    special: bool = False,
   ) -> list[text.Completion]:
     """Continues prompts, each as the start of a separate document.
 
     The sampling arguments that are None are those of the model, see `sampling_config`.
 
     Args:
-      prompts: the prompts; '' starts a new document.
+      prompts: the prompts, texts or token ids; '' starts a new document. Token ids are read as they
+        are, and need no tokenizer.
       tokens: maximum number of new tokens; a document may end earlier.
       temperature: divides the logits; 0 is greedy decoding.
       top_k: samples from this number of most likely tokens; 0: from all.
@@ -292,17 +317,20 @@ class Run:
         the evaluation and, if the model has one, its memory.
       on_text: called with the index of a prompt and its new text, for each token.
       repetition_penalty: lowers the logits of tokens that occurred, if above 1 (CTRL).
-      stop: texts before which a continuation ends.
+      stop: texts before which a continuation ends; a special token ends it where one spells it.
       chat: whether the prompts are messages that the model answers, by its chat template.
       min_p: samples from the tokens with at least this share of the highest probability; 0: from
         all.
+      special: whether the spelling of a special token in a prompt is that token.
 
     Raises:
       BadInput: a prompt does not fit the context, or a value is out of range.
     """
-    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     config = self.sampling_config(temperature, top_k, top_p, repetition_penalty, min_p)
-    return list(self.completions(prompts, config, tokens, seed, context, on_text, stop, chat))
+    completions = self.completions(
+      encoding.as_list(prompts), config, tokens, seed, context, on_text, stop, chat, special
+    )
+    return list(completions)
 
   def sampling_config(
     self,
@@ -329,7 +357,7 @@ class Run:
 
   def completions(
     self,
-    prompts: Sequence[str],
+    prompts: Sequence[encoding.TextOrIds],
     sampling_config: sampling.SamplingConfig,
     tokens: int,
     seed: int = 0,
@@ -337,10 +365,11 @@ class Run:
     on_text: Callable[[int, str], None] | None = None,
     stop: str | Sequence[str] = (),
     chat: bool = False,
+    special: bool = False,
   ) -> Iterator[text.Completion]:
     """Yields the completions of `generate`, batch by batch, as soon as they are done."""
     config = generation.completion_config(self, sampling_config, tokens, seed, context, stop)
-    return generation.complete(self, prompts, config, on_text, chat)
+    return generation.complete(self, prompts, config, on_text, chat, special)
 
   def converse(
     self,

@@ -63,7 +63,7 @@ def test_a_token_of_both_texts_starts_the_continuation():
   encode = lambda text: vocabulary.encode(text.encode()).tolist()
   start, joins = vocabulary.document_start, []
   for texts in [('a ', 'few'), ('a', ' few'), ('a f', 'ew'), ('', 'few')]:
-    context, continuation = (part.tolist() for part in pairs.encode(vocabulary, texts, ''))
+    context, continuation = (part.tolist() for part in pairs.encode(vocabulary, texts, '', False))
     assert context[0] == start and start not in context[1:]
     assert context[1:] + continuation == encode(''.join(texts)) and continuation
     assert context[1:] == encode(texts[0])[: len(context) - 1]
@@ -73,25 +73,20 @@ def test_a_token_of_both_texts_starts_the_continuation():
 
 def test_token_ids_are_taken_as_they_are():
   vocabulary = vocabularies.ByteVocabulary()
-  encode = lambda *pair: [part.tolist() for part in pairs.encode(vocabulary, pair, 'pair 1')]
+  encode = lambda *pair: [part.tolist() for part in pairs.encode(vocabulary, pair, 'pair 1', False)]
   assert encode([5, 6], np.array([7])) == [[5, 6], [7]]
   assert encode([], [7]) == [[vocabulary.document_start], [7]]
-  for pair in (
-    ([5], [vocabulary.size]),
-    ([-1], [5]),
-    ([5.0], [6]),
-    ('a', [5]),
-    ([5], 'a'),
-    ([[5]], [6]),
-  ):
+  for pair in ([5], [vocabulary.size]), ([-1], [5]), ([5.0], [6]), ([[5]], [6]):
     with bad_input(
-      f'pair 1: context and continuation must be two texts, or two lists of token ids from 0 to '
-      f'{vocabulary.size - 1}'
+      f'pair 1: expected a text, or a list of token ids from 0 to {vocabulary.size - 1}'
     ):
+      encode(*pair)
+  for pair in ('a', [5]), ([5], 'a'):
+    with bad_input('pair 1: context and continuation must be two texts, or two lists of token ids'):
       encode(*pair)
   for pair in [('a', 'b', 'c'), 'ab']:
     with bad_input(f'pair 1 is {pair!r}, expected a context and its continuation'):
-      pairs.encode(vocabulary, pair, 'pair 1')
+      pairs.encode(vocabulary, pair, 'pair 1', special=False)
 
 
 @pytest.mark.slow

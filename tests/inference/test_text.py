@@ -10,8 +10,9 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.positions import PositionalConfig
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.inference import detokenizer, encoding, sampling, text
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import sampling, text
+from ngrammer_jax.inference.detokenizer import IncrementalDetokenizer
 from tests import tokenizer_files
 from tests.loops import each
 
@@ -36,24 +37,24 @@ def test_pieces_concatenate_to_the_text(kind, prompt):
   vocabulary = make_vocabulary(kind)
   ids = vocabulary.encode(TEXT.encode()).tolist()
   prompt_length = len(vocabulary.encode(prompt.encode()))
-  stream = text.IncrementalDetokenizer(
+  stream = IncrementalDetokenizer(
     vocabulary, ids[:prompt_length], max_tokens=len(ids) - prompt_length
   )
   pieces = [stream.add(token) for token in ids[prompt_length:]]
   assert prompt + ''.join(pieces) == TEXT
-  assert not any(text.REPLACEMENT in piece for piece in pieces)
+  assert not any(detokenizer.REPLACEMENT in piece for piece in pieces)
   assert (stream.text, stream.tokens) == (TEXT[len(prompt) :], ids[prompt_length:])
   assert stream.is_done and not stream.has_ended
 
 
 def test_end_of_document():
   vocabulary = vocabularies.ByteVocabulary()
-  stream = text.IncrementalDetokenizer(vocabulary, [], max_tokens=10)
+  stream = IncrementalDetokenizer(vocabulary, [], max_tokens=10)
   assert [stream.add(token) for token in (*b'ab', 0xE2, vocabulary.document_end)] == [
     'a',
     'b',
     '',
-    text.REPLACEMENT,  # the character stays incomplete
+    detokenizer.REPLACEMENT,  # the character stays incomplete
   ]
   assert stream.has_ended and stream.is_done and stream.tokens == [*b'ab', 0xE2]
 
@@ -77,7 +78,7 @@ def text_before(stop, whole):
 def test_text_ends_before_the_first_stop_string(stop):
   """What was emitted never has the beginning of a stop string that comes later."""
   for whole in ('abcabab', 'ababcaab', 'bbbbcabca', 'aéab', ''):
-    stream = text.IncrementalDetokenizer(vocabularies.ByteVocabulary(), [], 100, stop)
+    stream = IncrementalDetokenizer(vocabularies.ByteVocabulary(), [], 100, stop)
     emitted, read = '', b''
     for byte in [*whole.encode(), 256]:
       emitted += stream.add(byte)
@@ -92,8 +93,64 @@ def test_text_ends_before_the_first_stop_string(stop):
 
 
 def test_text_that_only_begins_a_stop_string_is_emitted_at_the_token_limit():
-  stream = text.IncrementalDetokenizer(vocabularies.ByteVocabulary(), [], 3, ('abcd',))
+  stream = IncrementalDetokenizer(vocabularies.ByteVocabulary(), [], 3, ('abcd',))
   assert [stream.add(byte) for byte in b'abc'] == ['', '', 'abc']
+
+
+def special_vocabulary():
+  """A vocabulary with an end token and two other special tokens, <a> and <b>."""
+  return vocabularies.TokenizerVocabulary(
+    tokenizer_files.byte_level(special=(tokenizer_files.END, '<a>', '<b>'))
+  )
+
+
+@each('stop', [('x<a>',), ('<a>',), ('<b>y', 'é'), ('<a><b>',), ('x', '<b>'), ('<|endoftext|>',)])
+def test_a_stop_string_that_spells_a_special_token_matches_that_token(stop):
+  """Special tokens are no text, but a stop string finds them as they are spelled."""
+  vocabulary = special_vocabulary()
+  for whole in ('x<a>y', 'aé x<b>yx<a>', 'xx<a><b>y', '<b>x', 'y<a>x<|endoftext|>x', '<b>yé'):
+    ids = vocabulary.encode(whole.encode(), special=True).tolist()
+    stream = IncrementalDetokenizer(vocabulary, vocabulary.encode(b'x<a>'), 100, stop)
+    emitted = ''
+    for i in [*ids, vocabulary.document_end]:
+      emitted += stream.add(i)
+      assert emitted == stream.text
+      if stream.is_done:
+        break
+    until_end = whole.partition('<|endoftext|>')
+    expected, _ = text_before(stop, ''.join(until_end[:2]))
+    for special in vocabulary.special_tokens:
+      expected = expected.replace(special, '')
+    assert emitted == expected, (whole, stop)
+    assert stream.has_ended
+
+
+def test_a_text_that_spells_a_special_token_is_read_as_the_caller_says(caplog):
+  vocabulary = special_vocabulary()
+  spelled = vocabulary.encode(b'<a>', special=True)
+  assert spelled.tolist() == [1]
+  for special in (False, True):
+    ids = encoding.encode(vocabulary, 'x<a>y', 'text', special).ids
+    assert (1 in ids) == special
+    assert vocabulary.decode(ids, special) == b'x<a>y'
+    encoding.check_special(vocabulary, ['x<a>y', [1]], special)
+  (record,) = caplog.records  # once, for ordinary text
+  assert record.message == (
+    'the text spells special tokens, read as ordinary text: <a>; --special (special=True) reads '
+    'them as special tokens'
+  )
+  with pytest.raises(errors.BadInput, match='the vocabulary of this model has none: leave it out'):
+    encoding.check_special(vocabularies.ByteVocabulary(), ['a'], special=True)
+
+
+def test_the_document_start_is_read_once():
+  vocabulary = special_vocabulary()
+  config = text.CompletionConfig(sampling.SamplingConfig(), tokens=1, seed=0, context=20)
+  start = vocabulary.document_start
+  for prompt, num_starts in (('x', 1), ('<|endoftext|>x', 1), ('', 1), ([start, 7], 1), ([7], 0)):
+    ids = text.encode_prompt(vocabulary, prompt, 'prompt 1', config, special=True).ids
+    assert (ids == start).sum() == num_starts, prompt
+  assert (text.encode_prompt(vocabulary, [7, 8], 'prompt 1', config, special=False)).text == [7, 8]
 
 
 def test_bits_are_per_byte():
@@ -114,7 +171,7 @@ def test_a_model_that_reads_no_document_start():
     seen.append(start)
     return (np.ones(max(len(ids) - 1, 0)) for ids in documents)
 
-  texts = [text.encode(vocabulary, t, '') for t in ('abc', 'a', '')]
+  texts = [encoding.encode(vocabulary, t, '', special=False) for t in ('abc', 'a', '')]
   engine = types.SimpleNamespace(score_documents=score_documents)
   scores = text.score(engine, None, vocabulary, texts, 8)
   assert seen == [None] and [len(score.nats) for score in scores] == [2, 0, 0]
@@ -122,13 +179,14 @@ def test_a_model_that_reads_no_document_start():
   assert scores[0].bits_per_byte == pytest.approx(2 / np.log(2) / 3) and scores[0].lossless
   assert np.isnan(scores[1].perplexity) and np.isnan(scores[1].bits_per_byte)
   config = text.CompletionConfig(sampling.SamplingConfig(), tokens=1, seed=0, context=2)
-  prompts = [text.encode_prompt(vocabulary, prompt, 'prompt 1', config) for prompt in ('ab', '')]
+  encode = lambda prompt: text.encode_prompt(vocabulary, prompt, 'prompt 1', config, special=False)
+  prompts = [encode(prompt) for prompt in ('ab', '')]
   assert [prompt.ids.tolist() for prompt in prompts] == [[97, 98], [256]]
   message = 'prompt 1 is too long: 3 tokens, but 2 fill the context of 2; shorten it, or raise the '
   with pytest.raises(errors.BadInput, match=message):
-    text.encode_prompt(vocabulary, 'abc', 'prompt 1', config)
+    encode('abc')
   for end in (65, 256):
-    answer = text.IncrementalDetokenizer(vocabulary, [97], max_tokens=9)
+    answer = IncrementalDetokenizer(vocabulary, [97], max_tokens=9)
     answer.add(98)
     answer.add(end)
     assert (answer.text, answer.has_ended) == ('b', True)
@@ -143,7 +201,8 @@ def test_every_prompt_draws_with_its_own_seed():
     yield np.array(seeds)  # a token of each prompt
 
   config = text.CompletionConfig(sampling.SamplingConfig(), tokens=1, seed=70, context=8)
-  prompts = [text.encode_prompt(vocabulary, 'a', 'prompt', config)] * (inference.MAX_ROWS + 2)
+  prompt = text.encode_prompt(vocabulary, 'a', 'prompt', config, special=False)
+  prompts = [prompt] * (inference.MAX_ROWS + 2)
   engine = types.SimpleNamespace(generate=generate)
   completions = list(text.complete(engine, None, vocabulary, prompts, config))
   assert drawn == [completion.seed for completion in completions]

@@ -79,11 +79,16 @@ class Vocabulary(abc.ABC):
     """
     if not len(ids):
       return np.insert(ids, 0, self.document_start)
-    # Without special tokens, the document start may also be the first word of a text.
-    has_start = bool(self.special_tokens) and ids[0] == self.document_start
-    if self.adds_start and not has_start:
+    if self.adds_start and not self.begins_with_start(ids):
       return np.insert(ids, 0, self.document_start)
     return ids
+
+  def begins_with_start(self, ids: np.ndarray) -> bool:
+    """Whether a text begins with the document start as a special token.
+
+    Without special tokens, the document start can be a word of a text, such as a newline.
+    """
+    return bool(self.special_tokens) and len(ids) > 0 and ids[0] == self.document_start
 
   @abc.abstractmethod
   def encode(self, text: bytes, special: bool = False) -> np.ndarray:

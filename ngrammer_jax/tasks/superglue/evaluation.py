@@ -14,8 +14,8 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.inference import encoding, language_modeling, sampling
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import language_modeling, sampling
 from ngrammer_jax.inference import text as texts
 from ngrammer_jax.tasks.superglue import formats, metrics
 
@@ -160,7 +160,7 @@ class TaskEvaluator:
     t = self.config.training
     f = self.config.finetune
     greedy = sampling.SamplingConfig(temperature=0.0)
-    prompts = [texts.EncodedText(example.text, self._prompt(example)) for example in examples]
+    prompts = [encoding.EncodedText(example.text, self._prompt(example)) for example in examples]
     completions = texts.complete(
       self.engine,
       variables,
