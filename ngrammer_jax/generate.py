@@ -40,8 +40,8 @@ def main(argv: list[str]) -> int:
   flags.read_escapes(options, 'prompt', 'stop')
   if options.chat and options.special:
     raise errors.BadInput(
-      '--special reads special tokens in a prompt, but with --chat the text of a message is ordinary '
-      'text, and special tokens come from the template: leave one of the two out'
+      '--special reads special tokens in a prompt, but with --chat the text of a message is '
+      'ordinary text, and special tokens come from the template: leave one of the two out'
     )
   prompts: list[str] = []
   if not options.interactive:
