@@ -506,9 +506,9 @@ def test_a_long_document_is_tokenised_in_pieces(tmp_path, monkeypatch):
   whole = [packed(tmp_path, source, 2, places='a').segment(step).targets_BxT for step in range(9)]
   sizes, encode_all = [], vocabularies.ByteVocabulary.encode_all
 
-  def recording(vocabulary, texts):
+  def recording(vocabulary, texts, special):
     sizes.extend(map(len, texts))
-    return encode_all(vocabulary, texts)
+    return encode_all(vocabulary, texts, special)
 
   monkeypatch.setattr(vocabularies.ByteVocabulary, 'encode_all', recording)
   monkeypatch.setattr(text_files, 'LONG', 30)
