@@ -106,7 +106,10 @@ def read_content_hash(workdir: pathlib.Path) -> str | None:
       f'--workdir={workdir} holds no {CORPUS}: its text is unknown; use another workdir'
     )
   with file_errors.translate_damage(path, REMEDY):
-    return json_files.read(path)['content_hash']
+    content_hash = json_files.read(path)['content_hash']
+    if content_hash is not None and not isinstance(content_hash, str):
+      raise TypeError(f'content_hash is {content_hash!r}, expected text or null')
+    return content_hash
 
 
 def write(

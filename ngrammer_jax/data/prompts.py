@@ -1,5 +1,6 @@
 """The prompts of a file: lines of text, or the field `prompt` of JSON lines or of a table."""
 
+import logging
 import pathlib
 import sys
 
@@ -9,7 +10,9 @@ from ngrammer_jax.data.files import file_formats, file_log, text_files
 from ngrammer_jax.system import file_errors
 
 STANDARD_INPUT = pathlib.Path('-')
-OPTIONS = formats.ReadOptions(('prompt',), has_paragraphs=False, remedy='name it "prompt"')
+OPTIONS = formats.ReadOptions(
+  ('prompt',), has_paragraphs=False, remedy='name it "prompt"', can_be_chat=False
+)
 
 
 def read(path: pathlib.Path) -> list[str]:
@@ -28,7 +31,14 @@ def read(path: pathlib.Path) -> list[str]:
   has_prompt = not is_json or is_named_json or b'"prompt"' in numbered[0][1]
   if file.format != file_formats.TEXT and has_prompt:
     file_format = file.format
-    prompts = [file.text(i, record).decode() for i, record in numbered]
+    parsed = [file.text(i, record) for i, record in numbered]
+    prompts = [document.text.decode() for document in parsed]
+    num_replaced = sum(document.num_replaced for document in parsed)
+    if num_replaced:
+      logging.warning(
+        f'{name}: {num_replaced:,} halves of UTF-16 characters (lone surrogates) are replaced by '
+        f'U+FFFD'
+      )
   else:
     file_format = file_formats.TEXT
     prompts = _split_lines(b''.join(record for _, record in numbered), path)

@@ -160,14 +160,15 @@ def _lost_process_message(error: Exception) -> str:
 
 # The first row that fits an exception counts.
 EXITS = (
+  # Also where it is the reason of another error. Without open files, threads of the libraries hang
+  # while Python shuts down.
+  Exit(Exception, 2, _open_files_message, _has_too_many_open_files, is_immediate=True),
   Exit(errors.BadInput, 2, _error_message),
   Exit(errors.Interrupted, _signal_status, str),
   Exit(errors.PeerLostError, 1, _error_message),
   # XLA may be compiling, and would crash while Python shuts down.
   Exit(KeyboardInterrupt, 130, _interrupted_message, is_immediate=True),
   Exit(BrokenPipeError, 128 + signal.SIGPIPE, None, prepare=_discard_output),
-  # Without open files, threads of the libraries hang while Python shuts down.
-  Exit(Exception, 2, _open_files_message, _has_too_many_open_files, is_immediate=True),
   Exit(Exception, 2, _out_of_memory_message, _is_out_of_memory),
   Exit(OSError, 2, _place_message, file_errors.is_unusable_path),
   # A collective of JAX fails with any exception.

@@ -17,7 +17,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import corpora
 from ngrammer_jax.data.files import text_files
-from ngrammer_jax.data.formats.interface import START, FilePosition
+from ngrammer_jax.data.formats.interface import START, DocumentText, FilePosition
 from ngrammer_jax.system import storage
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary
@@ -107,10 +107,10 @@ class TfdsShards:
     except tf.errors.OpError as error:
       raise errors.BadInput(f'{self.files[shard]} is damaged: {error.message}') from error
 
-  def text(self, shard: int, document: int, record: bytes) -> bytes:
+  def text(self, shard: int, document: int, record: bytes) -> DocumentText:
     """See `corpus.Shards`."""
     text_files.decode(record, f'{self.files[shard]}, example {document + 1:,}')
-    return record
+    return DocumentText(record)
 
 
 def _open_source(name: str, data_dir: str | None) -> Any:

@@ -245,14 +245,19 @@ def test_a_run_of_another_version(tiny, tmp_path):
     workdirs.load_config(tmp_path)
 
 
-def test_a_record_of_the_text_without_its_hash_is_damaged(tiny, tmp_path):
+def test_a_record_of_the_text_without_a_hash_is_damaged(tiny, tmp_path):
   (tmp_path / 'checkpoints' / '4').mkdir(parents=True)
-  (tmp_path / 'corpus.json').write_text('{}')
-  with bad_input(
-    f"{tmp_path}/corpus.json is damaged: no 'content_hash'; restore it from a backup, or use "
-    f'another workdir'
+  for content, problem in (
+    ('{}', "no 'content_hash'"),
+    ('{"content_hash": 5}', 'content_hash is 5, expected text or null'),
+    ('{"content_hash": ["abc"]}', "content_hash is ['abc'], expected text or null"),
   ):
-    workdirs.check_text(tmp_path, tiny(), 'abc')
+    (tmp_path / 'corpus.json').write_text(content)
+    with bad_input(
+      f'{tmp_path}/corpus.json is damaged: {problem}; restore it from a backup, or use another '
+      f'workdir'
+    ):
+      workdirs.check_text(tmp_path, tiny(), 'abc')
 
 
 def test_an_earlier_start_from_a_published_model_is_forgotten(tiny, tmp_path, given):

@@ -28,7 +28,7 @@ REMEDY = 'set data.text_field to the name of the one with the text'
 
 def read_all(file, place=formats.START):
   records = enumerate(file.read(place), place.document)
-  return [(file.text(i, record).decode(), after) for i, (record, after) in records]
+  return [(file.text(i, record).text.decode(), after) for i, (record, after) in records]
 
 
 def open_file(path, **layout):
@@ -212,6 +212,16 @@ def wrong_column(tmp_path, **columns):
     ({'body': ['a'], 'url': ['b']}, " has no column 'text', but body, url: " + REMEDY),
     ({'text': [['a']]}, ": column 'text' of text holds list<element: string>, not text: " + REMEDY),
     ({'text': [1]}, ": column 'text' of text holds int64, not text: " + REMEDY),
+    (
+      {'messages': [[{'role': 'user', 'content': 'a'}]]},
+      " has no column 'text', but messages: set data.chat=True, which reads the conversations in "
+      '"messages"',
+    ),
+    (
+      {'text': [[{'role': 'user'}]]},
+      ": column 'text' of text holds list<element: struct<role: string>>, not text: rename the "
+      'field to "messages" and set data.chat=True',
+    ),
     ({'text': [b'\xff']}, ', row 1 is not valid UTF-8 at byte 0 (0xff): convert it'),
   ],
 )
@@ -369,7 +379,7 @@ def test_prompts_are_lines(tmp_path, caplog):
     file.writestr('prompts.jsonl', '{"prompt": "a"}\n')
   assert prompts.read(tmp_path / 'x.zip') == ['a']
   path.write_text('{"prompt": "a"}\n\n{"prompt": 1}\n')
-  with pytest.raises(errors.BadInput, match='x.txt, line 3: expected an object with a "prompt"'):
+  with pytest.raises(errors.BadInput, match='x.txt, line 3: "prompt" is a number, not text'):
     prompts.read(path)
   path.write_bytes('a\nb\n'.encode('utf-16'))
   with bad_input(f'{path} is UTF-16: convert it to UTF-8'):

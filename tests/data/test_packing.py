@@ -47,7 +47,7 @@ def expected_row(train_shards, row, batch_size, num_tokens):
     for shard in shard_indices:
       for number, (record, _) in enumerate(train_shards.read(shard)):
         if number % num_sharers == row // num_shards or num_shards >= batch_size:
-          text = [*BYTES.encode(train_shards.text(shard, number, record)), DOCUMENT_START]
+          text = [*BYTES.encode(train_shards.text(shard, number, record).text), DOCUMENT_START]
           ids += text
           starts += [True] + [False] * (len(text) - 1)
   return np.array(ids[:num_tokens]), np.array(starts[:num_tokens])
@@ -478,7 +478,7 @@ def test_documents_of_the_other_split_are_not_counted_as_empty(tmp_path, caplog)
   texts = ['a', ''] + ['b'] * 400  # of which 20 are held out
   source = shards.find(document_files.write(tmp_path / 'x.jsonl', texts))[0]['train']
   documents = shards.ShardDocuments(source)
-  assert len(list(documents)) == 381 and documents.num_empty == 1
+  assert len(list(documents)) == 381 and documents.counts.empty == 1
   documents_of(packed(tmp_path, source, 1), 100)
   assert [m for m in caplog.messages if 'empty' in m] == [
     'number of empty documents that were skipped so far: 1'

@@ -5,13 +5,14 @@ import json
 
 import pytest
 
-from ngrammer_jax.data.documents import shards
-from ngrammer_jax.data.formats import START
+from ngrammer_jax.data.documents import corpus, shards
+from ngrammer_jax.data.formats import START, DocumentText
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
 
 REMEDY = ': set data.text_field to the name of the one with the text'
+NO_TEXT = DocumentText(b'')
 
 
 def write(folder, name, text):
@@ -28,7 +29,7 @@ def json_lines(*texts):
 
 def read_texts(file_shards, shard=0, place=START):
   return [
-    (file_shards.text(shard, place.document + i, record) or b'').decode()
+    (file_shards.text(shard, place.document + i, record) or NO_TEXT).text.decode()
     for i, (record, _) in enumerate(file_shards.read(shard, place))
   ]
 
@@ -80,16 +81,26 @@ def test_an_empty_line_is_an_empty_document(tmp_path):
       ', line 2: expected an object with a "text", found ["b"], with the fields none' + REMEDY,
     ),
     (
-      '{"text": 7}',
-      ', line 2: expected an object with a "text", found {"text": 7}, with the fields text'
-      + REMEDY,
+      '{"messages": [], "id": 1}',
+      ', line 2: expected an object with a "text", found {"messages": [], "id": 1}, with the '
+      'fields messages, id: set data.chat=True, which reads the conversations in "messages"',
+    ),
+    (
+      '{"conversations": []}',
+      ', line 2: expected an object with a "text", found {"conversations": []}, with the fields '
+      'conversations: set data.chat=True and data.text_field=conversations, which read the '
+      'conversations there',
+    ),
+    ('{"text": 7}', ', line 2: "text" is a number, not text' + REMEDY),
+    ('{"text": true}', ', line 2: "text" is true or false, not text' + REMEDY),
+    ('{"text": {"a": "b"}}', ', line 2: "text" is an object, not text' + REMEDY),
+    ('{"text": ["b"]}', ', line 2: "text" is a list, not text' + REMEDY),
+    (
+      '{"text": [{"role": "user", "content": "b"}]}',
+      ', line 2: "text" is a list of messages, not text: rename the field to "messages" and set '
+      'data.chat=True',
     ),
     (b'{"text": "\xff"}', ', line 2 is not valid UTF-8 at byte 10 (0xff): convert it'),
-    (
-      r'{"text": "cut \ud83d"}',
-      ", line 2: the text has half of a UTF-16 character, '\\ud83d', which is not Unicode: "
-      'replace it by "\\ufffd", or leave the line out',
-    ),
   ],
 )
 def test_an_invalid_record_is_reported_by_line(tmp_path, line, message):
@@ -97,6 +108,21 @@ def test_an_invalid_record_is_reported_by_line(tmp_path, line, message):
   path = write(tmp_path, 'train.jsonl', json_lines('a').encode() + line + b'\n')
   with bad_input(f'{path}{message}'):
     read_texts(shards.FileShards((path,)))
+
+
+def test_halves_of_characters_are_replaced_and_null_is_empty(tmp_path):
+  lines = [
+    r'{"text": "cut \ud83d"}',
+    r'{"text": "\udc00\ud83d\ude42\ud83d"}',
+    '{"text": null}',
+    '{"text": ""}',
+  ]
+  documents = shards.ShardDocuments(
+    shards.FileShards((write(tmp_path, 'train.jsonl', '\n'.join(lines)),))
+  )
+  texts = [b''.join(document.read_chunks()).decode() for document in documents]
+  assert texts == ['cut \ufffd', '\ufffd\U0001f642\ufffd']
+  assert documents.counts == corpus.DocumentCounts(empty=2, null=1, replaced=3)
 
 
 def test_windows_line_ends(tmp_path):

@@ -21,6 +21,7 @@ from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.documents import corpora as corpus_files
 from ngrammer_jax.data.documents import published_corpora, shards
 from ngrammer_jax.data.files import fingerprints, text_files
+from ngrammer_jax.data.formats import DocumentText
 from ngrammer_jax.data.tokens import cache_folders, token_cache, token_split, token_writer
 from ngrammer_jax.system import storage, synced_folder
 from tests import tokenizer_files
@@ -420,7 +421,9 @@ def test_shards_of_tfds_in_a_bucket(monkeypatch, tmp_path):
   stat = lambda path: stat_utils.StatResult(False, len(path.name), times[-1])
   monkeypatch.setattr(type(paths[0]), 'stat', stat)
   monkeypatch.setattr(type(paths[0]), 'open', lambda path, mode: io.BytesIO(path.name.encode()))
-  monkeypatch.setattr(shards.FileShards, 'read', lambda *arguments: iter([(b'a text', None)]))
+  monkeypatch.setattr(
+    shards.FileShards, 'read', lambda *arguments: iter([(DocumentText(b'a text'), None)])
+  )
   monkeypatch.setattr(shards.FileShards, 'text', lambda self, shard, number, record: record)
   by_split = {
     s: shards.FileShards((*p,)) for s, p in (('train', paths[:2]), ('validation', paths[2:]))

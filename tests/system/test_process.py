@@ -131,6 +131,7 @@ def test_an_error_is_one_line_without_control_codes(capsys):
 
 PROCESS = """
 import atexit, os, signal, sys
+from ngrammer_jax import errors
 from ngrammer_jax.system import process
 
 def main(argv):
@@ -139,6 +140,8 @@ def main(argv):
     return 0
   if argv[0].startswith('SIG'):
     os.kill(os.getpid(), signal.Signals[argv[0]])
+  if argv == ['bad_input']:
+    raise errors.BadInput('b cannot be written: Too many open files')
   raise OSError(24, 'Too many open files', 'a')
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
@@ -157,6 +160,11 @@ process.run(main)
       'open',
       2,
       "error: too many open files ([Errno 24] Too many open files: 'a'): raise the limit",
+    ),
+    (
+      'bad_input',
+      2,
+      'error: too many open files (b cannot be written: Too many open files): raise the limit',
     ),
   ],
 )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data.files import buckets, text_files
-from ngrammer_jax.data.formats.interface import START, FilePosition
+from ngrammer_jax.data.formats.interface import START, DocumentText, FilePosition
 from ngrammer_jax.system import files
 
 # The keys of a config that decide on its text, beside the files.
@@ -36,6 +36,45 @@ class Document:
   read_chunks: Callable[[], Iterator[bytes]]
 
 
+@dataclasses.dataclass
+class DocumentCounts:
+  """What was left out or changed in the documents that were read.
+
+  Attributes:
+    empty: number of empty documents, which are left out.
+    null: number of these that are null in the file.
+    replaced: number of halves of UTF-16 characters that were replaced by U+FFFD.
+  """
+
+  empty: int = 0
+  null: int = 0
+  replaced: int = 0
+
+  def add(self, document: DocumentText) -> None:
+    """Counts a document."""
+    self.null += document.is_null
+    self.replaced += document.num_replaced
+
+  def warnings(self) -> list[str]:
+    """Returns what a user should know about the documents."""
+    messages = []
+    if self.null:
+      messages.append(
+        f'{self.null:,} documents are null in the file, and skipped as empty ones: if the text is '
+        f'in another field, set data.text_field'
+      )
+    if self.replaced:
+      messages.append(
+        f'{self.replaced:,} halves of UTF-16 characters (lone surrogates) are replaced by U+FFFD'
+      )
+    return messages
+
+
+def counts_of(documents: Iterable[Document]) -> DocumentCounts:
+  """Returns the counts of documents in their last iteration; files of one document have none."""
+  return getattr(documents, 'counts', DocumentCounts())
+
+
 def whole_file(path: pathlib.Path) -> Document:
   """Returns a file as one document."""
   return Document(str(path), functools.partial(text_files.read_chunks, path))
@@ -58,7 +97,7 @@ class Shards(Protocol):
     The position was yielded by this method, or is that of the first document.
     """
 
-  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
+  def text(self, shard: int, document: int, record: bytes) -> DocumentText | None:
     """Returns the text of a document; None for one of another split.
 
     Raises BadInput if its record is invalid.
@@ -106,11 +145,16 @@ class Corpus:
     keys = [getattr(config, key) for key in KEYS]
     return [self.name, stamps, sizes, self.files_by_split, keys]
 
-  def too_little_text(self, split: str) -> errors.BadInput:
-    """Returns the error of a split without text."""
-    return errors.BadInput(
-      f'the {split} split of {self.name} is empty: {self.files[0]} holds too little text'
-    )
+  def too_little_text(self, split: str, counts: DocumentCounts) -> errors.BadInput:
+    """Returns the error of a split without text, whose documents have these counts."""
+    problem = f'the {split} split of {self.name} is empty'
+    if counts.empty:
+      kind = 'null' if counts.null == counts.empty else 'without text'
+      return errors.BadInput(
+        f'{problem}: its {counts.empty:,} documents, the first in {self.files[0]}, are {kind}: set '
+        f'data.text_field to the name of the field with the text'
+      )
+    return errors.BadInput(f'{problem}: {self.files[0]} holds too little text')
 
 
 def _stamp(path: pathlib.Path) -> tuple[str, int, str | int]:

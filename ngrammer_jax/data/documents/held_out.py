@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import functools
 
-from ngrammer_jax.data.documents.corpus import Document
+from ngrammer_jax.data.documents.corpus import Document, DocumentCounts, counts_of
 from ngrammer_jax.data.files import text_files
 from ngrammer_jax.data.files.split_files import SPLITS
 
@@ -63,11 +63,11 @@ class InterleavedSplit:
         yield document
 
   @property
-  def num_empty(self) -> int:
-    """Number of empty documents in the last iteration; they are counted in train."""
+  def counts(self) -> DocumentCounts:
+    """Of the documents of all splits in the last iteration; they are counted in train."""
     if self.split != 'train':
-      return 0
-    return getattr(self.source.documents, 'num_empty', 0)
+      return DocumentCounts()
+    return counts_of(self.source.documents)
 
 
 def hold_out(

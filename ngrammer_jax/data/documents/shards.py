@@ -14,9 +14,15 @@ import pathlib
 from ngrammer_jax import errors
 from ngrammer_jax.data import formats
 from ngrammer_jax.data.documents import held_out
-from ngrammer_jax.data.documents.corpus import Document, Shards, whole_file
+from ngrammer_jax.data.documents.corpus import Document, DocumentCounts, Shards, whole_file
 from ngrammer_jax.data.files import file_formats, split_files, text_files
-from ngrammer_jax.data.formats import DEFAULT_OPTIONS, START, FilePosition, ReadOptions
+from ngrammer_jax.data.formats import (
+  DEFAULT_OPTIONS,
+  START,
+  DocumentText,
+  FilePosition,
+  ReadOptions,
+)
 
 HELD_OUT_BYTES = 32 << 20  # of files held out for validation, and of their text
 # Multiples of the golden ratio are spread evenly, also among the rows that share a file.
@@ -55,7 +61,7 @@ class FileShards:
     """See `Shards`."""
     yield from self._file(shard).read(position)
 
-  def text(self, shard: int, document: int, record: bytes) -> bytes | None:
+  def text(self, shard: int, document: int, record: bytes) -> DocumentText | None:
     """See `Shards`."""
     if self.held_out_share:
       is_held_out = document * GOLDEN_RATIO % 1 > 1 - self.held_out_share
@@ -72,24 +78,26 @@ class ShardDocuments:
     shards: the shards.
     keeps_blank: whether white space is a document.
     max_bytes: no document is read after so much text.
-    num_empty: number of empty documents in the last iteration.
+    counts: of the documents in the last iteration.
   """
 
   shards: Shards
   keeps_blank: bool = False
   max_bytes: float = math.inf
-  num_empty: int = 0
+  counts: DocumentCounts = dataclasses.field(default_factory=DocumentCounts)
 
   def __iter__(self) -> Iterator[Document]:
-    self.num_empty = 0
+    self.counts = DocumentCounts()
     num_bytes = 0
     for shard, file in enumerate(self.shards.files):
       for document, (record, _) in enumerate(self.shards.read(shard)):
-        text = self.shards.text(shard, document, record)
-        if text is None:  # of another split
+        parsed = self.shards.text(shard, document, record)
+        if parsed is None:  # of another split
           continue
+        self.counts.add(parsed)
+        text = parsed.text
         if not text or not (self.keeps_blank or text.strip()):
-          self.num_empty += 1
+          self.counts.empty += 1
           continue
         num_bytes += len(text)
         read = functools.partial(text_files.split_long, text)

@@ -8,6 +8,7 @@ from ngrammer_jax.data.files import file_formats, text_files
 from ngrammer_jax.data.formats import arrow, columns, lines, parquet
 from ngrammer_jax.data.formats.interface import DEFAULT_OPTIONS as DEFAULT_OPTIONS
 from ngrammer_jax.data.formats.interface import START as START
+from ngrammer_jax.data.formats.interface import DocumentText as DocumentText
 from ngrammer_jax.data.formats.interface import FilePosition as FilePosition
 from ngrammer_jax.data.formats.interface import ReadOptions as ReadOptions
 from ngrammer_jax.system import file_errors
@@ -53,7 +54,7 @@ class DocumentFile:
         is_json = self.format == file_formats.LINES
         yield from lines.read(self.path, position, self.options, is_json)
 
-  def text(self, document: int, record: bytes) -> bytes:
+  def text(self, document: int, record: bytes) -> DocumentText:
     """Returns the text of a document.
 
     Raises:
@@ -66,6 +67,6 @@ class DocumentFile:
       unit = 'document' if is_text else 'row'
       text_files.decode(record, f'{self.path}, {unit} {document + 1:,}')
     if not is_text:
-      return record
+      return DocumentText(record)
     separator = self.options.separator or ''
-    return record.removesuffix(separator.encode()).strip(b'\r\n')
+    return DocumentText(record.removesuffix(separator.encode()).strip(b'\r\n'))

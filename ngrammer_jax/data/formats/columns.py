@@ -5,6 +5,7 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
+from ngrammer_jax.data.formats import text_fields
 from ngrammer_jax.data.formats.interface import FilePosition, ReadOptions
 
 # Batches of rows from a row of a file on, each with the names of all columns of the file.
@@ -61,12 +62,25 @@ def _texts(
       column = compute.struct_field(column, name)
   except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
     raise errors.BadInput(
-      f'{path} has no column {field!r}, but {", ".join(names)}: {options.remedy}'
+      f'{path} has no column {field!r}, but {", ".join(names)}: '
+      f'{text_fields.remedy_for_missing(options, names)}'
     ) from error
   try:
     return column.cast(pa.large_binary()).to_pylist()
   except pa.ArrowNotImplementedError as error:
+    remedy = options.remedy
+    if _holds_messages(column.type):
+      remedy = text_fields.remedy_for_messages(options, field)
     raise errors.BadInput(
-      f'{path}: column {field!r} of {", ".join(names)} holds {column.type}, not text: '
-      f'{options.remedy}'
+      f'{path}: column {field!r} of {", ".join(names)} holds {column.type}, not text: {remedy}'
     ) from error
+
+
+def _holds_messages(column_type: Any) -> bool:
+  """Whether a column holds lists of objects with a role."""
+  import pyarrow as pa
+
+  if not (pa.types.is_list(column_type) or pa.types.is_large_list(column_type)):
+    return False
+  entry = column_type.value_type
+  return pa.types.is_struct(entry) and entry.get_field_index('role') >= 0

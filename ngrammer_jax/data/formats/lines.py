@@ -6,7 +6,8 @@ from typing import Any, BinaryIO
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.files import compression, text_files
-from ngrammer_jax.data.formats.interface import FilePosition, ReadOptions
+from ngrammer_jax.data.formats import text_fields
+from ngrammer_jax.data.formats.interface import DocumentText, FilePosition, ReadOptions
 
 
 def read(
@@ -35,38 +36,49 @@ def _split(file: BinaryIO, options: ReadOptions, is_json: bool) -> Iterator[byte
   return iter([file.read()])
 
 
-def parse(record: bytes, location: str, options: ReadOptions) -> bytes:
-  """Returns the text of a line of JSON. An empty line, and null, is an empty document."""
+def parse(record: bytes, location: str, options: ReadOptions) -> DocumentText:
+  """Returns the text of a line of JSON. An empty line, and null, is an empty document.
+
+  Raises:
+    BadInput: the line is not JSON, or a field is missing or holds something else than text.
+  """
   if not record.strip():
-    return b''
+    return DocumentText(b'')
   needed = f'object with a "{options.fields[0]}"'
   value = text_files.parse_json(record, location, f'expected one {needed} per line')
-  texts = [_field(value, field) for field in options.fields]
-  try:
-    return '\n'.join(text for text in texts if text is not None).encode()
-  except UnicodeEncodeError as error:
-    half = ascii(error.object[error.start])
-    raise errors.BadInput(
-      f'{location}: the text has half of a UTF-16 character, {half}, which is not Unicode: replace '
-      f'it by "\\ufffd", or leave the line out'
-    ) from error
-  except TypeError as error:
-    names = ', '.join(value) if isinstance(value, dict) else 'none'
-    beginning = text_files.quote_line(record.strip())[1:-1]
-    raise errors.BadInput(
-      f'{location}: expected an {needed}, found {beginning}, with the fields {names}: '
-      f'{options.remedy}'
-    ) from error
+  texts = []
+  for field in options.fields:
+    text = text_fields.find(value, field)
+    if text is text_fields.MISSING:
+      raise _missing_field(record, value, location, options)
+    if text is not None:
+      _check_is_text(text, field, location, options)
+      texts.append(text)
+  joined = text_fields.encode('\n'.join(texts))
+  return joined._replace(is_null=not texts)
 
 
-def _field(value: Any, name: str) -> Any:
-  """Returns the value of a field, text or None; something else if there is no such field."""
-  if not isinstance(value, dict):
-    return ...
-  outer, dot, inner = name.partition('.')
-  if dot and name not in value:
-    return _field(value.get(outer), inner)
-  return value.get(name, ...)
+def _missing_field(
+  record: bytes, value: Any, location: str, options: ReadOptions
+) -> errors.BadInput:
+  """Returns the error of a line without one of the fields."""
+  names = list(value) if isinstance(value, dict) else []
+  beginning = text_files.quote_line(record.strip())[1:-1]
+  return errors.BadInput(
+    f'{location}: expected an object with a "{options.fields[0]}", found {beginning}, with the '
+    f'fields {", ".join(names) or "none"}: {text_fields.remedy_for_missing(options, names)}'
+  )
+
+
+def _check_is_text(text: Any, field: str, location: str, options: ReadOptions) -> None:
+  """Raises BadInput for a field that holds something else than text."""
+  if isinstance(text, str):
+    return
+  what = text_fields.describe(text)
+  remedy = options.remedy
+  if what == 'a list of messages':
+    remedy = text_fields.remedy_for_messages(options, field)
+  raise errors.BadInput(f'{location}: "{field}" is {what}, not text: {remedy}')
 
 
 def _split_at(file: BinaryIO, separator: bytes) -> Iterator[bytes]:

@@ -5,9 +5,9 @@ import dataclasses
 import logging
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.documents.corpus import Shards
+from ngrammer_jax.data.documents.corpus import DocumentCounts, Shards
 from ngrammer_jax.data.files import fingerprints
-from ngrammer_jax.data.formats.interface import FilePosition
+from ngrammer_jax.data.formats.interface import DocumentText, FilePosition
 
 BLOCK_DOCUMENTS = 128
 BLOCK_BYTES = 256 << 10
@@ -86,7 +86,8 @@ class BlockReader:
     self._rows = rows
     self._fingerprints = shard_fingerprints
     self._keeps_blank = keeps_blank
-    self._num_empty = 0
+    self._counts = DocumentCounts()
+    self._num_unusual = 0  # documents that are null, or have replaced characters
     # Blocks that rows wait for, by epoch, shard and position.
     self._shared_blocks: dict[tuple[int, int, FilePosition], DocumentBlock] = {}
     # Position of the newest shared block, by epoch and shard.
@@ -112,20 +113,36 @@ class BlockReader:
     return block
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """Returns the text of a document, b'' for one to be left out; empty ones are counted."""
+    """Returns the text of a document, b'' for one to be left out.
+
+    Empty documents, and those with replaced characters, are counted in the log.
+    """
     try:
-      text = self._shards.text(shard, document, record)
+      parsed = self._shards.text(shard, document, record)
     except errors.BadInput:
       with self._fingerprints.record_damage(shard):  # too slow for every document
         raise
-    if text is None:  # a document of another split
+    if parsed is None:  # a document of another split
       return b''
+    if parsed.num_replaced or parsed.is_null:
+      self._warn(shard, document, parsed)
+    text = parsed.text
     if text.strip() or (text and self._keeps_blank):
       return text
-    self._num_empty += 1
-    if str(self._num_empty).strip('0') == '1':
-      logging.info('number of empty documents that were skipped so far: %s', f'{self._num_empty:,}')
+    self._counts.empty += 1
+    if _is_power_of_ten(self._counts.empty):
+      count = f'{self._counts.empty:,}'
+      logging.info('number of empty documents that were skipped so far: %s', count)
     return b''
+
+  def _warn(self, shard: int, document: int, parsed: DocumentText) -> None:
+    """Logs a warning about the 1st, 10th, 100th, ... unusual document."""
+    self._num_unusual += 1
+    self._counts.add(parsed)
+    if _is_power_of_ten(self._num_unusual):
+      warnings = '; '.join(self._counts.warnings())
+      location = f'{self.files[shard]}, document {document + 1:,}'
+      logging.warning('training text so far, up to %s: %s', location, warnings)
 
   def _read_alone(self, shard: int, position: FilePosition, row: int) -> DocumentBlock:
     """Reads a block for one row that is further behind than the shared blocks."""
@@ -205,3 +222,7 @@ class BlockReader:
           open_files[key] = opened
           break
     return block
+
+
+def _is_power_of_ten(count: int) -> bool:
+  return str(count).strip('0') == '1'

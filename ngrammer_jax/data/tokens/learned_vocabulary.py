@@ -12,7 +12,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import split_reader
-from ngrammer_jax.data.documents.corpus import Corpus
+from ngrammer_jax.data.documents.corpus import Corpus, counts_of
 from ngrammer_jax.data.tokens import cache_folders, token_writer
 from ngrammer_jax.system import json_files, storage
 
@@ -130,7 +130,7 @@ def _sample(corpus: Corpus, reader: split_reader.SplitReader, limit: float) -> I
     return (chunk for document in train for chunk in token_writer.read_chunks(document, 'utf-8'))
   sample = evenly_spread(_read_train(reader), limit)
   if not sample:
-    raise corpus.too_little_text('train')
+    raise corpus.too_little_text('train', counts_of(corpus.splits['train']))
   return sample
 
 

@@ -19,7 +19,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import duplicates, shards, split_reader
-from ngrammer_jax.data.documents.corpus import Corpus, Shards
+from ngrammer_jax.data.documents.corpus import Corpus, Shards, counts_of
 from ngrammer_jax.data.files import file_formats, file_log
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, ReadOptions
 from ngrammer_jax.data.tokens import cache_folders, token_split, token_writer
@@ -112,12 +112,20 @@ def _write(
       name = f'{corpus.name}, {split}'
       with (folder / f'{split}.tokens').open('wb') as file:
         written = token_writer.write(name, documents, vocabulary, separator, file, add_chunk)
-      _write_arrays(corpus, split, written, folder)
+      counts = counts_of(splits[split])
+      if not written.meta['tokens']:
+        raise corpus.too_little_text(split, counts)
+      _write_arrays(split, written, folder)
       metas[split] = written.meta
       digest.update(str(metas[split]['bytes']).encode())
   for split, meta in metas.items():
     meta['lossless'] = meta['lossless'] and not corpus.is_altered
-    meta['empty'] = getattr(splits[split], 'num_empty', 0)
+    counts = counts_of(splits[split])
+    meta['empty'] = counts.empty
+    if counts.replaced:
+      meta['replaced'] = counts.replaced
+    for warning in counts.warnings():
+      logging.warning('%s, %s: %s', corpus.name, split, warning)
   if corpus.train_shards is not None:  # too large to hash their contents
     for number, file in enumerate(corpus.files):
       size = corpus.first_sizes.get((number, file.name), files.size(file))
@@ -127,12 +135,8 @@ def _write(
   (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
 
 
-def _write_arrays(
-  corpus: Corpus, split: str, written: token_writer.WrittenSplit, folder: pathlib.Path
-) -> None:
-  """Writes the arrays of a split beside its tokens. Raises BadInput if it has no tokens."""
-  if not written.meta['tokens']:
-    raise corpus.too_little_text(split)
+def _write_arrays(split: str, written: token_writer.WrittenSplit, folder: pathlib.Path) -> None:
+  """Writes the arrays of a split beside its tokens."""
   np.save(folder / f'{split}.starts.npy', written.starts)
   np.save(folder / f'{split}.keys.npy', np.sort(written.keys))
 
@@ -206,6 +210,8 @@ def _format_counts(meta: dict[str, Any]) -> str:
     counts += 's'
   if meta.get('empty'):
     counts += f' ({meta["empty"]:,} empty ones skipped)'
+  if meta.get('replaced'):
+    counts += f', {meta["replaced"]:,} halves of UTF-16 characters replaced by U+FFFD'
   return counts
 
 
