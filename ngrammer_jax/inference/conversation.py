@@ -1,6 +1,7 @@
 """Conversations with a model that has a chat template."""
 
 from collections.abc import Callable, Sequence
+import dataclasses
 
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import chat_template
@@ -22,6 +23,13 @@ def encode_prompt(
   return encoding.EncodedText(prompt, ids)
 
 
+def end_at_turn(
+  config: text.CompletionConfig, vocabulary: vocabularies.TokenizerVocabulary
+) -> text.CompletionConfig:
+  """Returns options of answers, which also end with the turn of the model."""
+  return dataclasses.replace(config, end_tokens=chat_template.end_of_turn(vocabulary))
+
+
 class Conversation:
   """A conversation, whose tokens are read once: the KV cache keeps them between its messages.
 
@@ -41,7 +49,7 @@ class Conversation:
     config: text.CompletionConfig,
   ):
     self._vocabulary = vocabulary
-    self._config = config
+    self._config = end_at_turn(config, vocabulary)
     self._start = lambda: engine.start_incremental_decoding(
       variables, config.seed, config.sampling, config.context, vocabulary.document_start
     )
@@ -80,7 +88,9 @@ class Conversation:
     config.check_length('the conversation', len(ids))
     read = self._read or self._start()
     self._forget()  # until the answer is complete
-    answer = IncrementalDetokenizer(self._vocabulary, ids, config.tokens, config.stop)
+    answer = IncrementalDetokenizer(
+      self._vocabulary, ids, config.tokens, config.stop, config.end_tokens
+    )
     while not answer.is_done:
       token = read(new_ids)
       new_ids = [token]

@@ -122,6 +122,7 @@ class CompletionConfig:
       model.
     stop: texts before which a continuation ends.
     longest_document: maximum number of tokens that the model can read; None: no limit.
+    end_tokens: ids at which a continuation ends, besides those of the vocabulary.
   """
 
   sampling: sampling.SamplingConfig
@@ -130,6 +131,7 @@ class CompletionConfig:
   context: int
   stop: tuple[str, ...] = ()
   longest_document: int | None = None
+  end_tokens: tuple[int, ...] = ()
 
   def check_values(self, model: model_config.ModelConfig, num_prompts: int) -> None:
     """Raises BadInput for values out of range, or that the model does not support."""
@@ -255,4 +257,6 @@ def _start_text(
   """Returns the text of a continuation before its first token."""
   if prompt_ids[0] == vocabulary.document_start:  # it is no text
     prompt_ids = prompt_ids[1:]
-  return IncrementalDetokenizer(vocabulary, prompt_ids, config.tokens, config.stop)
+  return IncrementalDetokenizer(
+    vocabulary, prompt_ids, config.tokens, config.stop, config.end_tokens
+  )

@@ -80,6 +80,8 @@ def complete(
       encoded.append(conversation.encode_prompt(vocabulary, prompt, f'prompt {i}', config))
     else:
       encoded.append(text.encode_prompt(vocabulary, prompt, f'prompt {i}', config, special))
+  if chat:
+    config = conversation.end_at_turn(config, vocabulary)
   variables = run.variables
   yield from text.complete(run.engine, variables, vocabulary, encoded, config, on_text)
 

@@ -184,6 +184,21 @@ def test_after_a_stop_string_the_conversation_is_read_again(run):
   assert chat.say('b').tokens[0] == expected
 
 
+def test_an_answer_ends_with_the_turn(run, monkeypatch):
+  """Also where the files of the model do not name the token; a text that is continued goes on."""
+  chat = lambda: run.converse(GREEDY, tokens=6, context=250).say('a few')
+  complete = lambda chat: run.generate('a few', 6, temperature=0, context=250, chat=chat)[0]
+  whole, text = chat(), complete(chat=False)
+  end = whole.tokens[3]
+  monkeypatch.setattr(chat_template, 'end_of_turn', lambda vocabulary: (end,))
+  for answer in (chat(), complete(chat=True)):
+    assert answer.ended and answer.tokens == whole.tokens[: whole.tokens.index(end)]
+  assert complete(chat=False) == text
+  # The token is read with the next message, in which the template writes it.
+  conversation = run.converse(GREEDY, tokens=6, context=250)
+  assert [conversation.say('a few').ended, conversation.say('a few').prompt] == [True, 'a few']
+
+
 def test_conversations_that_cannot_go_on(run, with_template, monkeypatch):
   chat = run.converse(GREEDY, tokens=2, context=250)
   with pytest.raises(

@@ -25,6 +25,10 @@ OPEN, CLOSE = '\ufdd0', '\ufdd1'
 
 Message = dict[str, str]  # `role` and `content`
 
+# A conversation that shows how a template ends an answer.
+QUESTION: Message = {'role': 'user', 'content': 'Which animal?'}
+ANSWER: Message = {'role': 'assistant', 'content': 'Aardvark'}
+
 
 class _Generation(jinja2.ext.Extension):
   """The tag `generation` of some templates, which marks the text that a training would learn."""
@@ -42,8 +46,15 @@ def check_exists(vocabulary: Vocabulary) -> None:
     raise errors.BadInput('this model has no chat template: leave out --chat to continue a text')
 
 
-def render(vocabulary: TokenizerVocabulary, messages: Sequence[Message]) -> str:
-  """Returns the text of a conversation, up to the answer of the model, with marks for `encode`.
+def render(
+  vocabulary: TokenizerVocabulary, messages: Sequence[Message], add_generation_prompt: bool = True
+) -> str:
+  """Returns the text of a conversation, with marks for `encode`.
+
+  Args:
+    vocabulary: a vocabulary with a chat template.
+    messages: the conversation.
+    add_generation_prompt: whether the text ends with the beginning of an answer.
 
   Raises:
     BadInput: the template does not accept the messages, or is damaged.
@@ -64,7 +75,7 @@ def render(vocabulary: TokenizerVocabulary, messages: Sequence[Message]) -> str:
   try:
     return environment.from_string(vocabulary.chat_template).render(
       messages=marked,
-      add_generation_prompt=True,
+      add_generation_prompt=add_generation_prompt,
       bos_token=begin,
       eos_token=vocabulary.token(vocabulary.document_end),
       tools=None,
@@ -84,6 +95,29 @@ def encode(vocabulary: TokenizerVocabulary, rendered: str) -> np.ndarray:
     is_of_template = i % 2 == 0  # else a message spells a special token here
     ids.append(vocabulary.encode(_remove_marks(part).encode(), special=is_of_template))
   return np.concatenate(ids).astype(np.int32)
+
+
+def end_of_turn(vocabulary: Vocabulary) -> tuple[int, ...]:
+  """Returns the id of the token with which the template ends an answer; () if there is none.
+
+  It is the first token after the answer that is found before all others in a text (the added tokens
+  of the tokenizer), special or not. Some templates write it only before another message.
+  """
+  if getattr(vocabulary, 'chat_template', None) is None:
+    return ()
+  for messages in ([QUESTION, ANSWER], [QUESTION, ANSWER, QUESTION]):
+    try:
+      rendered = render(vocabulary, messages, add_generation_prompt=False)
+    except errors.BadInput:
+      continue
+    _, answer, ending = rendered.rpartition(ANSWER['content'])
+    if not answer:
+      continue
+    for i in encode(vocabulary, ending).tolist():
+      is_blank = not vocabulary.decode([i], special=True).strip()
+      if i in vocabulary.added_ids and not is_blank:
+        return (i,)
+  return ()
 
 
 def _mark(vocabulary: TokenizerVocabulary, content: str) -> str:

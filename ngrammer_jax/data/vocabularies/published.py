@@ -210,7 +210,7 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabul
     raise errors.BadInput(f'tokenizer.ggml.model is {kind!r}; supported: gpt2, llama')
   # What llama.cpp does where a file does not say it.
   adds_start = fields.get('add_bos_token', kind == 'llama' or pre_tokenizer == 'llama-bpe')
-  ends = [end, fields.get('eot_token_id')]
+  ends = [end, fields.get('eot_token_id'), fields.get('eom_token_id')]
   template = metadata.get('tokenizer.chat_template')
   return _make_vocabulary(content, size, range(len(tokens)), start, ends, adds_start, template)
 

@@ -130,6 +130,11 @@ class TokenizerVocabulary(base.Vocabulary):
     added = self._tokenizer.get_added_tokens_decoder()
     return tuple(token.content for token in added.values() if token.special)
 
+  @functools.cached_property
+  def added_ids(self) -> frozenset[int]:
+    """Ids of the tokens that are found in a text before all others: special ones, and others."""
+    return frozenset(self._tokenizer.get_added_tokens_decoder())
+
   def _find_separator(self) -> int:
     """Returns the id of the document start. Raises BadInput if there is none."""
     added = self._tokenizer.get_added_tokens_decoder()

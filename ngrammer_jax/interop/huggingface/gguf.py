@@ -278,13 +278,14 @@ def _make_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor])
   return config
 
 
-def _end_tokens(metadata: Mapping[str, Any]) -> Any:
-  """Returns the end token, or the tokens that end a text and a turn."""
-  end = metadata.get('tokenizer.ggml.eos_token_id')
-  end_of_turn = metadata.get('tokenizer.ggml.eot_token_id')
-  if end is None or end_of_turn is None:
-    return end
-  return list(dict.fromkeys([end, end_of_turn]))
+def _end_tokens(metadata: Mapping[str, Any]) -> int | list[int] | None:
+  """Returns the end token, or all tokens that end a text, a turn or a message of one."""
+  names = ('eos_token_id', 'eot_token_id', 'eom_token_id')
+  ends = [metadata.get(f'tokenizer.ggml.{name}') for name in names]
+  distinct = list(dict.fromkeys(end for end in ends if end is not None))
+  if len(distinct) > 1:
+    return distinct
+  return distinct[0] if distinct else None
 
 
 def _scaling(llama: _LlamaMetadata) -> dict[str, Any] | None:
