@@ -103,7 +103,8 @@ REFERENCE = pathlib.Path(__file__).resolve().parent / 'reference'
 def external_data() -> pathlib.Path:
   """The folder of what is not part of the project: NGRAMMER_JAX_TEST_DATA, or `../shared`.
 
-  It has real corpora in `data/`, and may have more reference arrays in `reference/`.
+  It has real corpora in `data/`, and may have more reference arrays in `reference/`, and configs of
+  published checkpoints in `published_configs/`.
   """
   beside = pathlib.Path(__file__).resolve().parents[2] / 'shared'
   return pathlib.Path(os.environ.get('NGRAMMER_JAX_TEST_DATA', beside))

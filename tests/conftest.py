@@ -152,6 +152,14 @@ def corpora():
 
 
 @pytest.fixture
+def published_configs():
+  """The folder of config.json files of published checkpoints, in a folder each."""
+  from tests import checks
+
+  return checks.data_root('published_configs')
+
+
+@pytest.fixture
 def cache(tmp_path, monkeypatch):
   """An empty folder for tokenised corpora, instead of the user's own."""
   monkeypatch.setenv('NGRAMMER_JAX_CACHE', str(tmp_path / 'cache'))

@@ -102,20 +102,23 @@ DAMAGES = {
   'no config.json': lambda f: (f / 'config.json').unlink(),
   'config.json is damaged: Exp': lambda f: (f / 'config.json').write_text('{'),
   "model_type='bloom' is not one of: llama": lambda f: change_config(f, model_type='bloom'),
-  'Python code in the folder, which is never run': lambda f: change_config(f, auto_map={'a': 'b'}),
-  "quantization_config={'bits': 4} is not supported for llama: it": lambda f: change_config(
+  'gpt_neox; auto_map names Python code for it, which is never run': lambda f: change_config(
+    f, model_type='phi4', auto_map={'a': 'b'}
+  ),
+  "quantization_config={'bits': 4} is not supported for llama: its weights are quantised; use "
+  'a model in bfloat16, float16 or float32': lambda f: change_config(
     f, quantization_config={'bits': 4}
   ),
   # Beside the fields of the text, in a model with images.
   "quantization_config={'bits': 8} is not supported for llama": lambda f: change_config(
     f, quantization_config={'bits': 8}, text_config=json.loads((f / 'config.json').read_text())
   ),
-  'new_option=3 is not supported for llama: it may': lambda f: change_config(f, new_option=3),
-  'mlp_bias=True is not supported for mistral (only mlp_bias=False)': lambda f: change_config(
-    f, model_type='mistral', mlp_bias=True
-  ),
+  'logit_scale=0.25 is not supported for llama: it may change what the model computes; remove it '
+  'from config.json if it is known to be harmless': lambda f: change_config(f, logit_scale=0.25),
+  'mlp_bias=True is not supported for mistral (only mlp_bias=False): it may change what the model '
+  'computes\n': lambda f: change_config(f, model_type='mistral', mlp_bias=True),
   "rope_type='dynamic' is not one of": lambda f: change_config(f, rope_scaling={'type': 'dynamic'}),
-  'foo is not supported for rope_type=linear': lambda f: change_config(
+  'foo is not supported for rope_type=linear: it may change the rotary': lambda f: change_config(
     f, rope_scaling={'type': 'linear', 'factor': 2, 'foo': 1}
   ),
   "rope_type='llama3' needs factor, low": lambda f: change_config(
@@ -184,7 +187,7 @@ def test_damage_is_named(copied, message, one_device):
     run = runs.load_pretrained(copied)
     assert message.startswith('nan')
     run.state  # noqa: B018
-  assert message in str(error.value)
+  assert message in f'{error.value}\n'
   assert str(copied) in str(error.value)
 
 
@@ -547,6 +550,42 @@ def test_a_value_that_is_said_twice(family, options, name):
   assert configs.read(config) == configs.read({k: v for k, v in config.items() if k != name})
   with pytest.raises(errors.BadInput, match=f'{name}=7 is not supported'):
     configs.read(config | {name: 7})
+
+
+# What authors and tools write beside the fields of the model.
+WITHOUT_EFFECT = {
+  'max_sequence_length': 64,
+  'unsloth_fixed': True,
+  'unsloth_version': '2025.6.2',
+  'bos_token': '<s>',
+  'eos_token': '</s>',
+  'pad_token': '</s>',
+  'sep_token': '</s>',
+  'unk_token': '<unk>',
+  'n_special': 0,
+  'predict_special_tokens': True,
+  'output_past': True,
+  'badwordsids': [[0]],
+  'internal_version': '7b-alpha',
+  'bias': False,
+  'auto_map': {'AutoConfig': 'configuration.Config'},
+}
+
+
+@pytest.mark.parametrize('family', ['llama', 'phi3', 'gemma3'])
+def test_fields_without_effect(family, caplog):
+  config = {'model_type': family, **SIZES}
+  with caplog.at_level('INFO'):
+    assert configs.read(config | WITHOUT_EFFECT) == configs.read(config)
+  (line,) = caplog.messages
+  assert line == (
+    f'auto_map of config.json is ignored, as no Python code is needed for model_type={family!r}'
+  )
+  with bad_input(
+    f'bias=True is not supported for {configs.read(config).family.model_type} (only bias=False): '
+    f'it may change what the model computes'
+  ):
+    configs.read(config | {'bias': True})
 
 
 def test_absent_fields_of_gpt2():

@@ -6,6 +6,7 @@ Every field of config.json is used, or is in `config_fields.HARMLESS`, or has th
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import logging
 import operator
 from typing import Any
 
@@ -54,6 +55,11 @@ def read(config: Mapping[str, Any]) -> Description:
     BadInput: it is of another family, or has a field or a value that is not known.
   """
   family = _family(config)
+  if config.get('auto_map'):
+    logging.info(
+      'auto_map of config.json is ignored, as no Python code is needed for model_type=%r',
+      config['model_type'],
+    )
   if config['model_type'] == 'gemma3' and isinstance(config.get('text_config'), Mapping):
     config = _text_config(config, family)
   values = _normalize(config, family)
@@ -105,16 +111,16 @@ def _family(config: Mapping[str, Any]) -> families.Family:
   """Returns the family of a config.json. Raises BadInput for another architecture."""
   model_type = config.get('model_type')
   supported = list(families.FAMILIES)
-  if config.get('auto_map'):
-    raise errors.BadInput(
-      f'auto_map says that model_type={model_type!r} is computed by Python code in the folder, '
-      f'which is never run: use a model of {", ".join(supported)} without it'
-    )
   if model_type == 'gemma3':
     model_type = 'gemma3_text'
-  if model_type not in supported:  # it may be of any type
-    raise errors.BadInput(f'model_type={model_type!r} is not one of: {", ".join(supported)}')
-  return families.FAMILIES[model_type]
+  if model_type in supported:  # it may be of any type
+    return families.FAMILIES[model_type]
+  reason = ''
+  if model_type is None:
+    reason = '; add the model_type to the file'
+  if config.get('auto_map'):
+    reason = '; auto_map names Python code for it, which is never run'
+  raise errors.BadInput(f'model_type={model_type!r} is not one of: {", ".join(supported)}{reason}')
 
 
 def _text_config(config: Mapping[str, Any], family: families.Family) -> dict[str, Any]:
@@ -155,17 +161,27 @@ def _check_names(
   supported = {*own_names.values(), *config_fields.UNREAD.get(family.model_type, ())}
   supported |= config_fields.HARMLESS
   for name, value in config.items():
-    if name in supported or value is None or (name in neutral and value == neutral[name]):
+    if name in supported or name.startswith(config_fields.HARMLESS_PREFIXES) or value is None:
+      continue
+    if name in neutral and value == neutral[name]:
       continue
     # Some files say a value twice, also by the name of Llama or that of an earlier version.
     own_name = own_names.get(config_fields.SYNONYMS.get(name, name))
     if own_name is not None and value == config.get(own_name):
       continue
-    supported = f' (only {name}={neutral[name]!r})' if name in neutral else ''
     raise errors.BadInput(
-      f'{name}={fields.format_value(value)} is not supported for {family.model_type}{supported}: '
-      f'it may change what the model computes'
+      f'{name}={fields.format_value(value)} is not supported for {family.model_type}{_remedy(name)}'
     )
+
+
+def _remedy(name: str) -> str:
+  """Returns the reason why a field is refused, and how to go on."""
+  if name in config_fields.QUANTIZATION:
+    return ': its weights are quantised; use a model in bfloat16, float16 or float32'
+  reason = ': it may change what the model computes'
+  if name in config_fields.NEUTRAL:
+    return f' (only {name}={config_fields.NEUTRAL[name]!r}){reason}'
+  return f'{reason}; remove it from config.json if it is known to be harmless'
 
 
 def _rules(name: str, default: Any) -> dict[str, Any]:

@@ -93,7 +93,8 @@ def _read_scaling(
   unsupported = values.keys() - {*names.values(), ORIGINAL_LENGTH}
   if unsupported:
     raise errors.BadInput(
-      f'{", ".join(sorted(unsupported))} is not supported for rope_type={scaling_type}'
+      f'{", ".join(sorted(unsupported))} is not supported for rope_type={scaling_type}: it may '
+      f'change the rotary positions'
     )
   if scaling_type == 'default':
     return None

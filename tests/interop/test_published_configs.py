@@ -1,0 +1,159 @@
+"""The config.json of published checkpoints, as their authors ship them, is read as it is meant."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors, runs
+from ngrammer_jax.interop.huggingface import configs, rotary_fields
+from ngrammer_jax.models import language_model
+from tests import checks
+
+OPENED = (
+  # llama
+  'decapoda-llama-7b-hf',
+  'vicuna-7b-delta-v0',
+  'Wizard-Vicuna-30B-Uncensored',
+  'pygmalion-7b-merged',
+  'Llama-2-7b-hf',
+  'ELYZA-japanese-Llama-2-13b-instruct',
+  'CodeFuse-CodeLlama-34B',
+  'Meta-Llama-3-8B',
+  'Llama-3.2-3B-Instruct',
+  'Llama-3.3-70B-Instruct',
+  'unsloth-Llama-3.2-1B-Instruct',
+  'TinyLlama-1.1B-Chat-v1.0',
+  'SmolLM2-135M-Instruct-transformers5',
+  'Yi-1.5-6B-Chat-slerp',
+  'internlm-20b-llama',
+  'granite-3b-code-instruct-128k',
+  'Megrez-3B-Instruct',
+  'ALLaM-7B-Instruct-preview',
+  'deepseek-coder-1.3b-instruct',
+  'Triangulum-10B',
+  # mistral
+  'Mistral-7B-v0.1-sharded',
+  'Mistral-7B-Instruct-v0.2',
+  'Mistral-7B-Instruct-v0.3-all-fields',
+  'Dolphin3.0-R1-Mistral-24B',
+  'Devstral-Small-2507',
+  # qwen2
+  'Qwen1.5-0.5B-Chat',
+  'Qwen1.5-4B-Chat',
+  'Qwen2-7B-Instruct',
+  'Qwen2.5-3B',
+  'Qwen2.5-7B-Instruct',
+  'DeepSeek-R1-Distill-Qwen-32B',
+  'cogito-v1-preview-qwen-14B',
+  # qwen3
+  'Qwen3-8B',
+  'Qwen3-Embedding-0.6B',
+  'Qwen3-0.6B-sft-layer_types',
+  # gemma, gemma2, gemma3 and gemma3_text
+  'gemma-2b',
+  'gemma-2-2b-it',
+  'gemma-3-4b-it',
+  'medgemma-27b-it',
+  'gemma-3-270m-it-unsloth',
+  'gemma-3-270m-unsloth-fp16',
+  # smollm3
+  'SmolLM3-3B',
+  # phi3
+  'Phi-3-mini-4k-instruct',
+  'Phi-3-mini-128k-instruct-april',
+  'Phi-3-mini-128k-instruct',
+  'Phi-3.5-mini-instruct',
+  'phi-4',
+  'Chocolatine-3B-slerp',
+  # gpt2
+  'gpt2-large',
+  'gpt2-transformers4.57',
+  'gpt2-medium',
+  'distilgpt2',
+  'gpt2-chinese',
+  'DialoGPT-medium-finetuned',
+  # gpt_neox
+  'pythia-410m-classifier',
+  'RedPajama-INCITE-7B-Base',
+  'oasst-sft-1-pythia-12b',
+)
+QUANTIZED = 'its weights are quantised; use a model in bfloat16, float16 or float32'
+REFUSED = {
+  'orpheus-3b-0.1-ft-unsloth-bnb-4bit': f'is not supported for llama: {QUANTIZED}',
+  'Qwen3-14B-MLX-4bit': f"'bits': 4}} is not supported for qwen3: {QUANTIZED}",
+  # Its own Python code has other frequencies than transformers, and another attention factor.
+  'Yarn-Mistral-7b-128k': 'finetuned is not supported for rope_type=yarn',
+  # Somebody renamed the type from phi3.
+  'Phi-4-mini-reasoning': 'auto_map names Python code for it, which is never run',
+  # It is from before the field existed, and transformers does not guess it either.
+  'distilgpt2-2019': 'add the model_type to the file',
+}
+APRIL = 'Phi-3-mini-128k-instruct-april'
+# Folders of models whose arrays are stored, see `official_models`.
+STORED = sorted(path.name for path in (checks.REFERENCE / 'hf').glob('published_*'))
+
+
+def read_config(folder):
+  """The content of config.json."""
+  return json.loads((folder / 'config.json').read_text())
+
+
+def test_each_one_opens_or_is_refused_for_a_reason(published_configs):
+  for name in OPENED:
+    configs.read(read_config(published_configs / name)).config()
+  for name, message in REFUSED.items():
+    with pytest.raises(errors.BadInput) as error:
+      configs.read(read_config(published_configs / name))
+    assert message in str(error.value)
+  folders = {path.parent.name for path in published_configs.glob('*/config.json')}
+  assert folders == {*OPENED, *REFUSED}
+
+
+def compute_logits(folder, ids):
+  """The logits of texts in float64."""
+  run = runs.load_pretrained(folder, 'float64')
+  config = dataclasses.replace(run.config.model, dtype='float64')
+  model = language_model.build(config, run.vocabulary_size)
+  ids = jnp.asarray(ids, jnp.int32)
+  starts = jnp.zeros(ids.shape, bool).at[:, 0].set(True)
+  memory = model.empty_memory(len(ids))
+
+  @jax.jit
+  def apply(params):
+    hidden, _, _ = model.apply({'params': params}, ids, memory, starts_BxT=starts)
+    return model.apply({'params': params}, hidden, method='logits')
+
+  return apply(run.state.params)
+
+
+@pytest.mark.parametrize('name', STORED)
+def test_stored_models_equal_transformers(name, one_device, x64):
+  folder = checks.REFERENCE / 'hf' / name
+  expected = np.load(folder / 'expected.npz')
+  logits = compute_logits(folder, expected['input_ids'])
+  np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', OPENED)
+def test_a_small_model_equals_transformers(published_configs, name, one_device, x64, tmp_path):
+  pytest.importorskip('transformers')
+  from tests import official_models
+
+  config = official_models.cut(read_config(published_configs / name))
+  readable = config
+  if name == APRIL:  # transformers 5.24 looks for the original length beside the factors only
+    length = config[rotary_fields.ORIGINAL_LENGTH]
+    scaling = config['rope_scaling'] | {rotary_fields.ORIGINAL_LENGTH: length}
+    readable = config | {'rope_scaling': scaling}
+  official_models.write_config(tmp_path, readable)
+  ids = official_models.texts()
+  with official_models.double_precision():
+    model = official_models.build(tmp_path)
+    expected = official_models.logits(model, ids)
+  official_models.save(model, tmp_path, config)
+  np.testing.assert_allclose(compute_logits(tmp_path, ids), expected, rtol=0, atol=1e-10)
