@@ -1,22 +1,30 @@
-"""A run as a model of lm_eval. The harness itself splits texts into contexts and continuations."""
+"""A run as a model of lm_eval, which reads and continues texts as `hf`, the harness's own model.
+
+The harness itself splits texts into contexts and continuations. Ids that were measured are those
+that are computed with.
+"""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import dataclasses
-import itertools
-import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval.api import instance, model, registry
-from lm_eval.models import utils
-import numpy as np
 
-from ngrammer_jax import command_line, errors, flags
+from ngrammer_jax import command_line, errors, flags, runs
+from ngrammer_jax.inference import encoding
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import sampling
 from ngrammer_jax.system import progress
+from ngrammer_jax.tasks.lm_eval.answers import Answer, AnswerConfig
 
 IGNORED_ARGS = {'device', 'max_batch_size'}  # of every model; without effect on this one
+
+
+class _Prompt(NamedTuple):
+  """The index of a request, and the token ids of its context."""
+
+  index: int
+  ids: list[int]
 
 
 @registry.register_model('ngrammer_jax')
@@ -28,6 +36,10 @@ class HarnessModel(model.TemplateLM):
     max_length: maximum number of tokens that a token is predicted from. None: the positions of a
       published model, the context of the evaluation of a run.
     batch_size: number of texts in a batch; auto, or auto:N: `inference.MAX_ROWS`.
+    add_bos_token: whether the begin token is put before a text, if the model has one. None: as the
+      model does it.
+    prefix_token_id: what is read before a continuation without context. None: the begin token, or
+      the end token without one.
 
   Raises:
     BadInput: there is no such model, or it cannot continue a text.
@@ -40,6 +52,8 @@ class HarnessModel(model.TemplateLM):
     step: str | int = 'newest',
     max_length: int | None = None,
     batch_size: str | int = 'auto',
+    add_bos_token: bool | None = None,
+    prefix_token_id: int | None = None,
     **others: Any,
   ):
     super().__init__()
@@ -47,24 +61,20 @@ class HarnessModel(model.TemplateLM):
     if unknown or (workdir is None) == (pretrained is None):
       raise errors.BadInput(
         f'--model_args {" ".join(unknown)}: expected workdir=DIR or pretrained=NAME, and possibly '
-        f'step=N or max_length=N'
+        f'step=N, max_length=N, add_bos_token=True or False, or prefix_token_id=N'
       )
-    options = argparse.Namespace(workdir=workdir, pretrained=pretrained, step=str(step))
-    run = flags.load_run(options)
-    # The rotation of some models depends on the length.
-    if run.published is not None and run.config.model.num_positions is None:
-      max_length = max_length or run.origin['positions']
-    overrides = []
-    if max_length:
-      overrides.append(('evaluation.segment_length', str(max_length)))
-    config = command_line.override(run.config, overrides, 'evaluation.*')
-    inference.check_can_continue(config.model)
-    self.run = dataclasses.replace(run, config=config)
-    self.max_length = config.evaluation_context()
-    if str(batch_size).startswith('auto'):
-      self.batch_size = inference.MAX_ROWS
-    else:
-      self.batch_size = int(batch_size)
+    self.run = _open_run(workdir, pretrained, step, max_length)
+    self.max_length = self.run.config.evaluation_context()
+    self.batch_size = _read_batch_size(batch_size)
+    vocabulary = self.run.vocabulary
+    self._adds_begin = vocabulary.adds_start
+    if add_bos_token is not None:
+      self._adds_begin = add_bos_token and getattr(vocabulary, 'has_begin_token', True)
+    self._prefix = vocabulary.document_start
+    if prefix_token_id is not None:
+      encoding.check_ids([prefix_token_id], vocabulary.size, 'prefix_token_id')
+      self._prefix = prefix_token_id
+    self._end_tokens = _end_tokens(self.run)
 
   @property
   def eot_token_id(self) -> int:
@@ -76,21 +86,33 @@ class HarnessModel(model.TemplateLM):
   @property
   def prefix_token_id(self) -> int:
     """What is read before a continuation without context."""
-    return self.run.vocabulary.document_start
+    return self._prefix
 
   def tok_encode(
     self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
   ) -> list[int]:
-    """Returns token ids, with the document start if the model reads one before a text.
+    """Returns token ids. The spelling of a special token is that token.
 
-    As in the models of the harness, the spelling of a special token is that token.
+    Args:
+      string: a text.
+      add_special_tokens: whether the begin token is put before it, if the model does so. None: yes,
+        unless the text begins with the prefix token.
     """
     vocabulary = self.run.vocabulary
-    ids = vocabulary.encode(string.encode(), special=True).astype(np.int32)
-    has_start = ids[:1].tolist() == [vocabulary.document_start]
-    if add_special_tokens is not False and not has_start:
-      ids = vocabulary.add_start(ids)
-    return ids.tolist()
+    ids = vocabulary.encode(encoding.to_bytes(string, 'a text of the task'), special=True).tolist()
+    if add_special_tokens is None:
+      prefix = self._spell(self.prefix_token_id)
+      add_special_tokens = not prefix or not string.startswith(prefix)
+    if add_special_tokens and self._adds_begin:
+      return [vocabulary.document_start, *ids]
+    return ids
+
+  def _spell(self, token: int) -> str:
+    """Returns the spelling of a special token; of a vocabulary without them, the empty text."""
+    vocabulary = self.run.vocabulary
+    if not vocabulary.special_tokens:
+      return ''
+    return vocabulary.decode([token], special=True).decode()
 
   def _loglikelihood_tokens(
     self, requests: Sequence[Any], **kwargs: Any
@@ -102,54 +124,115 @@ class HarnessModel(model.TemplateLM):
   def loglikelihood_rolling(
     self, requests: Sequence[instance.Instance], disable_tqdm: bool = False
   ) -> list[float]:
-    """Returns the log-likelihood of each text, in windows like those of the harness."""
+    """Returns the log-likelihood of each text after the prefix token, in windows.
+
+    As in `hf`, a begin token that the model puts before a text is one of its tokens. The document
+    start of a vocabulary without special tokens is none.
+    """
+    begins = bool(self.run.vocabulary.special_tokens)
     pairs = []
     for request in requests:
-      ids = self.tok_encode(request.args[0], add_special_tokens=False)
+      ids = self.tok_encode(request.args[0], None if begins else False)
       pairs.append(([self.prefix_token_id], ids))
     return [score.log_likelihood for score in self.run.score_pairs(pairs, self.batch_size)]
 
   def generate_until(
     self, requests: Sequence[instance.Instance], disable_tqdm: bool = False
   ) -> list[str]:
-    """Returns a continuation of each context, up to a stop text of its task."""
-    ids = [self.tok_encode(request.args[0]) for request in requests]
-    options = [json.dumps(request.args[1], sort_keys=True) for request in requests]
-    # Texts of a batch have the same options and similar lengths.
-    order = sorted(range(len(requests)), key=lambda i: (options[i], len(ids[i])))
+    """Returns an answer to each context, up to a stop of its task.
+
+    Contexts lose their first tokens where the answer would not fit behind them.
+
+    Raises:
+      BadInput: options of a request are not supported, or leave no room for its context.
+    """
+    end = self._spell(self.eot_token_id)
+    groups: dict[AnswerConfig, list[_Prompt]] = {}
+    for index, request in enumerate(requests):
+      context, options = request.args
+      config = AnswerConfig.from_options(options, end)
+      prompt = _Prompt(index, self._encode_context(context, config.tokens))
+      groups.setdefault(config, []).append(prompt)
     texts = [''] * len(requests)
     with progress.Progress('generating', len(requests), 'texts') as bar:
-      for key, group in itertools.groupby(order, options.__getitem__):
-        for batch in inference.chunks(list(group), self.batch_size):
-          contexts = [(requests[i].args[0], ids[i]) for i in batch]
-          for i, text in zip(batch, self._complete(contexts, json.loads(key)), strict=True):
-            texts[i] = text
+      for config, prompts in groups.items():
+        prompts.sort(key=_length)  # texts of a batch have similar lengths
+        for batch in inference.chunks(prompts, self.batch_size):
+          for prompt, answer in zip(batch, self._answer(batch, config), strict=True):
+            texts[prompt.index] = answer.text
             bar.advance(1)
     return texts
 
-  def _complete(
-    self, contexts: Sequence[tuple[str, list[int]]], options: dict[str, Any]
-  ) -> Iterator[str]:
-    """Yields the continuations of a batch; long contexts lose their first tokens.
+  def _encode_context(self, context: str, tokens: int) -> list[int]:
+    """Returns the last ids of a context, with room for this number of new tokens behind them."""
+    room = self.max_length - tokens
+    if room < 1:
+      raise errors.BadInput(
+        f'max_gen_toks={tokens:,} new tokens leave no room for a context in the '
+        f'{self.max_length:,} tokens that the model reads: lower it with --gen_kwargs, or raise '
+        f'max_length in --model_args'
+      )
+    ids = self.tok_encode(context) or [self.prefix_token_id]
+    return ids[-room:]
 
-    Args:
-      contexts: text and token ids of each context.
-      options: options of the generation, as a task of the harness gives them.
-    """
-    options = utils.normalize_gen_kwargs(options)
-    tokens = options['max_gen_toks']
-    room = max(self.max_length - tokens, 1)
-    prompts = []
-    for text, ids in contexts:
-      if len(ids) > room:
-        text = self.run.vocabulary.decode(ids[-room:]).decode(errors='replace')
-      prompts.append(text)
+  def _answer(self, prompts: Sequence[_Prompt], config: AnswerConfig) -> list[Answer]:
+    """Returns the answers of a batch."""
+    run = self.run
+    answers = [Answer(run.vocabulary, self._end_tokens, config) for _ in prompts]
     context = self.max_length
-    if self.run.config.model.recurrent is None:  # a short KV cache
-      longest = min(max(len(ids) for _, ids in contexts), room)
-      context = min(inference.bucket(longest + tokens + 1), self.max_length)
-    temperature = options.get('temperature', 1.0) if options['do_sample'] else 0.0
-    sampler = sampling.SamplingConfig(temperature, options.get('top_k'), options.get('top_p'))
-    stop = [text for text in utils.handle_stop_sequences(options.get('until'), None) if text]
-    for completion in self.run.completions(prompts, sampler, tokens, context=context, stop=stop):
-      yield completion.text
+    if run.config.model.recurrent is None:  # a short KV cache
+      longest = max(map(_length, prompts))
+      context = min(inference.bucket(longest + config.tokens + 1), self.max_length)
+    generated = run.engine.generate(
+      run.variables,
+      [prompt.ids for prompt in prompts],
+      [prompt.index for prompt in prompts],  # repeated requests are sampled with other seeds
+      config.sampling,
+      context,
+      rows=min(self.batch_size, inference.bucket(len(prompts))),
+    )
+    while not all(answer.is_done for answer in answers):
+      for answer, token in zip(answers, next(generated).tolist(), strict=True):
+        answer.add(token)
+    return answers
+
+
+def _open_run(
+  workdir: str | None, pretrained: str | None, step: str | int, max_length: int | None
+) -> runs.Run:
+  """Opens the run or the published model, with a context of `max_length` tokens."""
+  options = argparse.Namespace(workdir=workdir, pretrained=pretrained, step=str(step))
+  run = flags.load_run(options)
+  # The rotation of some models depends on the length.
+  if run.published is not None and run.config.model.num_positions is None:
+    max_length = max_length or run.origin['positions']
+  overrides = []
+  if max_length:
+    overrides.append(('evaluation.segment_length', str(max_length)))
+  config = command_line.override(run.config, overrides, 'evaluation.*')
+  inference.check_can_continue(config.model)
+  return dataclasses.replace(run, config=config)
+
+
+def _read_batch_size(value: str | int) -> int:
+  """Returns the batch size; `inference.MAX_ROWS` for auto and auto:N."""
+  if str(value).startswith('auto'):
+    return inference.MAX_ROWS
+  if not str(value).isdecimal() or int(value) < 1:
+    raise errors.BadInput(f'--batch_size={value}: expected a whole number from 1 on, or auto')
+  return int(value)
+
+
+def _end_tokens(run: runs.Run) -> tuple[int, ...]:
+  """Returns the ids that end an answer: of a published model those that end it in transformers."""
+  if run.published is None:
+    return run.vocabulary.end_tokens
+  for source in (run.origin['generation'], run.origin['token_ids']):
+    ends = source.get('eos_token_id')
+    if ends is not None:
+      return tuple(ends) if isinstance(ends, list) else (ends,)
+  return ()  # the spelling of its end token is one of the stops
+
+
+def _length(prompt: _Prompt) -> int:
+  return len(prompt.ids)
