@@ -1,5 +1,7 @@
 """Small Hugging Face tokenizers, made by their own library: the content of a tokenizer.json."""
 
+from ngrammer_jax.data.vocabularies import tokenizer_json
+
 TEXT = 'a few lines of some text, and more of it\n' * 9
 END = '<|endoftext|>'
 
@@ -36,3 +38,13 @@ def unigram():
     single='$A </s>', special_tokens=[('</s>', 1)]
   )
   return tokenizer.to_str().encode()
+
+
+def metaspace(text=TEXT):
+  """Pieces of SentencePiece with a space before a text, and bytes: ASCII letters, <s> and </s>."""
+  letters = sorted(set(filter(str.isascii, text.replace(' ', '\u2581'))) | {'\u2581'})
+  tokens = ['<unk>', '<s>', '</s>', *(f'<0x{byte:02X}>' for byte in range(256)), *letters]
+  control = [tokenizer_json.UNKNOWN, tokenizer_json.CONTROL, tokenizer_json.CONTROL]
+  types = [*control, *[tokenizer_json.BYTE] * 256, *[tokenizer_json.NORMAL] * len(letters)]
+  scores = [0.0] * len(tokens)
+  return tokenizer_json.from_pieces(tokens, scores, types, True, charsmap=b'', added={})

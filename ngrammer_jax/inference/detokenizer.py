@@ -6,6 +6,43 @@ from ngrammer_jax.data import vocabularies
 
 # Incomplete UTF-8 decodes to this character, as do bytes that are not UTF-8.
 REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
+WINDOW = 32  # tokens before a new one that its text may depend on
+
+
+class _GrowingText:
+  """The text of the tokens after a prompt, of which only the last ones are decoded again.
+
+  Attributes:
+    text: the text so far.
+  """
+
+  def __init__(self, vocabulary: vocabularies.Vocabulary, prompt: list[int], special: bool):
+    self._vocabulary = vocabulary
+    self._special = special  # see `Vocabulary.decode`
+    self.text = ''
+    self._start_window(prompt)
+
+  def _start_window(self, tokens: list[int]) -> None:
+    """Keeps the last tokens: the text up to here does not change any more."""
+    self._settled_text = self.text
+    size = WINDOW
+    # Some vocabularies drop a space before the first token, so there has to be a text before it.
+    while size < len(tokens) and not self._decode(tokens[-size:]):
+      size *= 2
+    self._window = tokens[-size:]
+    self._max_window = 2 * size
+    self._settled_length = len(self._decode(self._window))
+
+  def add(self, token: int) -> None:
+    """Adds a token."""
+    self._window.append(token)
+    self.text = self._settled_text + self._decode(self._window)[self._settled_length :]
+    is_complete = not self.text.endswith(REPLACEMENT)
+    if len(self._window) >= self._max_window and is_complete:
+      self._start_window(self._window)
+
+  def _decode(self, tokens: list[int]) -> str:
+    return self._vocabulary.decode(tokens, self._special).decode('utf-8', 'replace')
 
 
 class IncrementalDetokenizer:
@@ -29,13 +66,14 @@ class IncrementalDetokenizer:
     stop: tuple[str, ...] = (),
     end_tokens: tuple[int, ...] = (),
   ):
-    self._vocabulary = vocabulary
+    self._end_tokens = (*vocabulary.end_tokens, *end_tokens)
     self._max_tokens = max_tokens
     self._stop = stop
-    self._end_tokens = (*vocabulary.end_tokens, *end_tokens)
     self._special_stop = tuple(text for text in stop if _spells_special(vocabulary, text))
-    self._prompt = [int(i) for i in prompt]
-    self._prompt_length = {special: len(self._decode([], special)) for special in (False, True)}
+    prompt_ids = [int(i) for i in prompt]
+    self._plain = _GrowingText(vocabulary, prompt_ids, special=False)
+    self._shown = _GrowingText(vocabulary, prompt_ids, special=True)
+    self._lengths = [(0, 0)]  # of the shown and the plain text after each token
     self.text = ''
     self.tokens: list[int] = []
     self.has_ended = False
@@ -44,16 +82,18 @@ class IncrementalDetokenizer:
   def add(self, token: int) -> str:
     """Adds a token and returns the new text, which may be empty."""
     self.has_ended = token in self._end_tokens
-    all_tokens = [*self.tokens, token]
     if not self.has_ended:
-      self.tokens = all_tokens
+      self.tokens.append(token)
+      self._plain.add(token)
     self.is_done = self.has_ended or len(self.tokens) >= self._max_tokens
-    text = self._continuation(self.tokens)
+    text = self._plain.text
     if not self.is_done:  # an incomplete character waits for its other bytes
       text = text.rstrip(REPLACEMENT)
     stopped_texts = [text[: text.index(stop)] for stop in self._stop if stop in text]
     if self._special_stop:
-      stopped_texts += self._texts_before_special_stops(all_tokens)
+      self._shown.add(token)
+      self._lengths.append((len(self._shown.text), len(self._plain.text)))
+      stopped_texts += self._texts_before_special_stops()
     if stopped_texts:
       text = min(stopped_texts, key=len)
       self.has_ended = True
@@ -64,21 +104,17 @@ class IncrementalDetokenizer:
     self.text = text
     return new_text
 
-  def _texts_before_special_stops(self, tokens: list[int]) -> list[str]:
-    """Returns the text before each stop string that spells a special token and is in the tokens."""
-    shown = self._continuation(tokens, special=True)
+  def _texts_before_special_stops(self) -> list[str]:
+    """Returns the text before each stop string that spells a special token and has come."""
+    shown = self._shown.text
     texts = []
     for stop in self._special_stop:
       start = shown.find(stop)
       if start < 0:
         continue
-      # The tokens before the stop string, and the part of the next one that is before it.
-      num_before = len(tokens)
-      while len(self._continuation(tokens[:num_before], special=True)) > start:
-        num_before -= 1
-      before = tokens[:num_before]
-      part = shown[len(self._continuation(before, special=True)) : start]
-      texts.append(self._continuation(before) + part)
+      # The text of the tokens before the stop string, and the part of the next one before it.
+      shown_length, length = max(pair for pair in self._lengths if pair[0] <= start)
+      texts.append(self._plain.text[:length] + shown[shown_length:start])
     return texts
 
   def _stop_prefix_length(self, text: str) -> int:
@@ -88,14 +124,6 @@ class IncrementalDetokenizer:
       if any(stop.startswith(text[-length:]) for stop in self._stop):
         return length
     return 0
-
-  def _continuation(self, tokens: list[int], special: bool = False) -> str:
-    """Returns the text of tokens after the prompt; `special` as of `Vocabulary.decode`."""
-    return self._decode(tokens, special)[self._prompt_length[special] :]
-
-  def _decode(self, tokens: list[int], special: bool) -> str:
-    ids = [*self._prompt, *tokens]
-    return self._vocabulary.decode(ids, special).decode('utf-8', 'replace')
 
 
 def _spells_special(vocabulary: vocabularies.Vocabulary, text: str) -> bool:

@@ -28,6 +28,8 @@ def make_vocabulary(kind):
     return vocabularies.learn_words([TEXT.encode()], None)
   if kind == 'tokenizer':
     return vocabularies.TokenizerVocabulary(tokenizer_files.byte_level())
+  if kind == 'metaspace':
+    return vocabularies.TokenizerVocabulary(tokenizer_files.metaspace(TEXT))
   return vocabularies.learn_sentencepiece([b'plain and naive text, and more of it\n' * 5], 300)
 
 
@@ -45,6 +47,26 @@ def test_pieces_concatenate_to_the_text(kind, prompt):
   assert not any(detokenizer.REPLACEMENT in piece for piece in pieces)
   assert (stream.text, stream.tokens) == (TEXT[len(prompt) :], ids[prompt_length:])
   assert stream.is_done and not stream.has_ended
+
+
+@each('kind', ['bytes', 'characters', 'words', 'sentencepiece', 'tokenizer', 'metaspace'])
+def test_a_long_text_is_that_of_all_its_tokens(kind, monkeypatch):
+  """The text of a token depends on a few tokens before it, also after many special ones."""
+  monkeypatch.setattr(detokenizer, 'WINDOW', 4)
+  vocabulary = make_vocabulary(kind)
+  whole = vocabulary.encode((TEXT * 4).encode()).tolist()
+  special = [vocabulary.document_start] * 9
+  for split in (0, 1, 7, len(whole) // 2):
+    prompt = whole[:split] + special
+    tokens = [*special, *whole[split:]]
+    if not vocabulary.special_tokens:  # the document start may be a word
+      prompt, tokens = whole[:split], whole[split:]
+    for shows_special in (False, True):
+      growing = detokenizer._GrowingText(vocabulary, prompt, shows_special)
+      for token in tokens:
+        growing.add(token)
+      decode = lambda ids: vocabulary.decode(ids, shows_special).decode('utf-8', 'replace')  # noqa: B023
+      assert growing.text == decode(prompt + tokens)[len(decode(prompt)) :], (split, shows_special)
 
 
 def test_end_of_document():

@@ -237,6 +237,33 @@ def test_without_a_tokenizer(copied, one_device):
   message = f'{copied} has no tokenizer, which reads text: add its tokenizer.json'
   with bad_input(message):
     run.vocabulary  # noqa: B018
+  for arguments in {'prompts': 'a'}, {'prompts': [[1], 'a']}, {'prompts': [1, 2], 'stop': 'a'}:
+    with bad_input(message):
+      run.generate(tokens=2, **arguments)
+  with bad_input(message):
+    run.score_pairs([('a', 'b')])
+
+
+def test_token_ids_need_no_tokenizer(published, copied, one_device):
+  with_tokenizer = runs.load_pretrained(published)
+  (copied / 'tokenizer.json').unlink()
+  without = runs.load_pretrained(copied)
+  prompts = [[5, 6, 7], np.array([8]), []]
+  for i, (expected, actual) in enumerate(
+    zip(
+      with_tokenizer.generate(prompts, tokens=3, temperature=0),
+      without.generate(prompts, tokens=3, temperature=0),
+      strict=True,
+    )
+  ):
+    assert actual.prompt == expected.prompt == list(prompts[i])
+    assert actual.tokens == expected.tokens and actual.text == ''
+  (single,) = without.generate([5, 6, 7], tokens=3, temperature=0)
+  assert single.tokens == without.generate(prompts, tokens=3, temperature=0)[0].tokens
+  pairs = [([5, 6], [7]), ([], [3, 4])]
+  assert without.score_pairs(pairs) == with_tokenizer.score_pairs(pairs)
+  with pytest.raises(errors.BadInput, match='prompt 1: expected a text, or a list of token ids'):
+    without.generate([[V]])
 
 
 @pytest.mark.parametrize('is_equal', [True, False])

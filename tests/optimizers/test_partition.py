@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.optimizers import partition, schedule
+from ngrammer_jax.optimizers import partition, schedule, weight_decay
 from tests.optimizers.table_model import MemoryConfig
 
 PARAMS = {
@@ -141,15 +141,6 @@ def test_adamw_is_adam_with_weight_decay_and_that_of_optax():
     jax.tree.map(np.testing.assert_array_equal, other, results[0])
 
 
-def test_spans_do_not_decay():
-  config = experiment.OptimizerConfig(weight_decay=0.5, schedule='constant', warmup_steps=0)
-  params = {'kernel': np.ones(2, np.float32), 'span': np.full(2, 0.5, np.float32)}
-  optimizer = partition.make(config, STEPS, all_dense(params))
-  zeros = jax.tree.map(np.zeros_like, params)
-  updates, _ = jax.jit(optimizer.update)(zeros, jax.jit(optimizer.init)(params), params)
-  assert (np.asarray(updates['kernel']) < 0).all() and not np.asarray(updates['span']).any()
-
-
 def test_the_norm_of_the_clip_is_that_of_pytorch(x64):
   """scale = clip / (norm + 1e-6): seen in digits where gradients are small."""
   config = experiment.OptimizerConfig(
@@ -177,10 +168,11 @@ def test_leaves_are_grouped_by_label():
 def test_weights_in_boxes_can_decay():
   """As the train state is created: optimizer.init sees boxes, optimizer.update does not."""
   boxed = {'span': nn.LogicallyPartitioned(np.full(2, 0.5, np.float32), ('heads',))}
-  boxed['kernel'] = nn.LogicallyPartitioned(np.ones(2, np.float32), ('embed',))
+  boxed['kernel'] = nn.LogicallyPartitioned(np.ones((2, 2), np.float32), ('embed', 'mlp'))
   config = experiment.OptimizerConfig(weight_decay=0.5)
   params = nn.unbox(boxed)
-  optimizer = partition.make(config, STEPS, partition.labels(boxed))
+  mask = weight_decay.mask(config, boxed)
+  optimizer = partition.make(config, STEPS, partition.labels(boxed), decay_mask=mask)
   state, expected = nn.unbox(optimizer.init(boxed)), optimizer.init(params)
   assert jax.tree.structure(state) == jax.tree.structure(expected)
 

@@ -1,5 +1,6 @@
 """What is frozen has no gradient and no optimizer state, keeps its dtype, and is stored once."""
 
+import dataclasses
 import functools
 import pathlib
 import shutil
@@ -132,6 +133,22 @@ def test_frozen_parameters_keep_their_dtype_and_have_no_optimizer_state():
   trained = parameter_groups.without(half.params, abstract(config).frozen)
   table = half.params['ngrammer']['table'].size  # Adagrad has one value, Adam two
   assert count(half.opt_state) - 3 <= 2 * count(trained) - table < count(whole.opt_state)
+
+
+def test_matrices_of_trained_parts_decay_and_nothing_else():
+  """The update of a gradient of 0: all that it does is decay."""
+  config = config_of(pathlib.Path('trained'))
+  decay = dataclasses.replace(config.optimizer, weight_decay=0.1, train=('blocks',))
+  prepared = abstract(dataclasses.replace(config, optimizer=decay))
+  params = parameter_groups.without(prepared.abstract.params, prepared.frozen)
+  ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), params)
+  zeros = jax.tree.map(np.zeros_like, ones)
+  optimizer = prepared._step.optimizer
+  updates, _ = jax.jit(lambda: optimizer.update(zeros, optimizer.init(ones), ones))()
+  updates = traverse_util.flatten_dict(updates, sep='/')
+  changed = {name for name, update in updates.items() if np.any(update)}
+  assert changed == {name for name in updates if name.endswith('kernel')}
+  assert all(name.startswith('layer_') for name in changed)
 
 
 def test_a_part_has_a_learning_rate_of_its_own():
