@@ -87,6 +87,9 @@ class IncrementalDetokenizer:
       self._plain.add(token)
     self.is_done = self.has_ended or len(self.tokens) >= self._max_tokens
     text = self._plain.text
+    if not text.startswith(self.text):
+      # A complete character and the first bytes of the next one decode as if all were incomplete.
+      text = self.text + REPLACEMENT
     if not self.is_done:  # an incomplete character waits for its other bytes
       text = text.rstrip(REPLACEMENT)
     stopped_texts = [text[: text.index(stop)] for stop in self._stop if stop in text]

@@ -187,11 +187,12 @@ def test_a_tokenizer_without_document_start_is_refused():
       vocabularies.TokenizerVocabulary(content)
 
 
-def test_unigram_tokenizer_never_reads_the_document_start_in_a_text():
+def test_unigram_tokenizer_never_reads_a_special_token_in_a_text():
   vocabulary = vocabularies.TokenizerVocabulary(tokenizer_files.unigram())
   assert (vocabulary.size, vocabulary.unknown, vocabulary.document_start) == (12, 2, 1)
   assert vocabulary.encode(b'ab z').tolist() == [11, 3, 2]
-  assert 1 not in vocabulary.encode(b'a </s></s>b')
+  assert not {0, 1} & set(vocabulary.encode(b'a </s></s>b<pad>').tolist())
+  assert vocabulary.encode(b'</s>a<pad>', special=True).tolist() == [1, 3, 4, 0]
 
 
 def test_equal_definitions_have_equal_ids(sentencepiece, tokenizer, tmp_path):

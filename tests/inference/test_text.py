@@ -14,6 +14,7 @@ from ngrammer_jax.inference import detokenizer, encoding, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference.detokenizer import IncrementalDetokenizer
 from tests import tokenizer_files
+from tests.campaigns import texts
 from tests.loops import each
 
 TEXT = 'naïve \N{SNOWMAN} and 日本\nplain'
@@ -67,6 +68,24 @@ def test_a_long_text_is_that_of_all_its_tokens(kind, monkeypatch):
         growing.add(token)
       decode = lambda ids: vocabulary.decode(ids, shows_special).decode('utf-8', 'replace')  # noqa: B023
       assert growing.text == decode(prompt + tokens)[len(decode(prompt)) :], (split, shows_special)
+
+
+def test_characters_of_several_byte_tokens_in_a_row():
+  """Their bytes decode together, so an incomplete one would take back those before it."""
+  vocabulary = make_vocabulary('metaspace')
+  ids = vocabulary.encode('日本x'.encode()).tolist()
+  stream = IncrementalDetokenizer(vocabulary, [], max_tokens=len(ids))
+  pieces = [stream.add(token) for token in ids]
+  assert ''.join(pieces) == stream.text == '日本x'
+  cut = IncrementalDetokenizer(vocabulary, [], max_tokens=len(ids) - 2)
+  assert ''.join(map(cut.add, ids[:-2])) == cut.text == f'日{detokenizer.REPLACEMENT}'
+
+
+@pytest.mark.full
+def test_drawn_texts():
+  """A small part of the trial in `tests/campaigns/texts.py`."""
+  for seed in range(40):
+    texts.check(seed)
 
 
 def test_end_of_document():

@@ -161,8 +161,18 @@ class TokenizerVocabulary(base.Vocabulary):
     id_arrays = [np.array(encoding.ids, np.int32) for encoding in encodings]
     if special:
       return id_arrays
-    # Some models have a piece that is spelled as the document start: T5's Unigram, for example.
-    return [ids[ids != self.document_start] for ids in id_arrays]
+    # Some models have pieces that are spelled as special tokens: T5's Unigram, for example.
+    return [ids[~self._is_reserved[ids]] for ids in id_arrays]
+
+  @functools.cached_property
+  def _is_reserved(self) -> np.ndarray:
+    """Whether an id is a special token, which ordinary text cannot have, bool [ids]."""
+    added = self._tokenizer.get_added_tokens_decoder()
+    is_reserved = np.zeros(1 + max(self._tokenizer.get_vocab().values()), bool)
+    for i, token in added.items():
+      is_reserved[i] = token.special and i != self.unknown
+    is_reserved[self.document_start] = True
+    return is_reserved
 
   def decode(self, ids: Iterable[int], special: bool = False) -> bytes:
     return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special).encode()
