@@ -70,7 +70,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-  """Adds --workdir, --pretrained and --step: which model is used."""
+  """Adds --workdir, --pretrained, --adapter and --step: which model is used."""
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--workdir', type=storage.path, help='run directory')
   names = ', '.join(pretrained.all_names()) or pretrained.NO_MODELS
@@ -79,6 +79,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     metavar='NAME',
     help=f'model of the package: {names}; or the folder of a published model',
   )
+  text = 'LoRA adapter that is merged into the published model of --pretrained'
+  parser.add_argument('--adapter', type=storage.path, metavar='FOLDER', help=text)
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
 
 
@@ -87,9 +89,15 @@ def load_run(options: argparse.Namespace) -> 'runs.Run':
   from ngrammer_jax import runs  # imports JAX
 
   number = step(options.step)
-  if options.workdir is not None:
-    return runs.load_run(options.workdir, number)
-  return dataclasses.replace(runs.load_pretrained(options.pretrained), step=number)
+  if options.pretrained is not None:
+    run = runs.load_pretrained(options.pretrained, adapter=options.adapter)
+    return dataclasses.replace(run, step=number)
+  if options.adapter is not None:
+    raise errors.BadInput(
+      f'--adapter={options.adapter} needs the published model that it was trained on: name it by '
+      f'--pretrained instead of --workdir'
+    )
+  return runs.load_run(options.workdir, number)
 
 
 def add_literal(parser: argparse.ArgumentParser) -> None:

@@ -19,14 +19,18 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
   return model_source.ModelSource.from_path(workdir).open(step)
 
 
-def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:
+def load_pretrained(
+  name: str | pathlib.Path, dtype: str | None = None, adapter: str | pathlib.Path | None = None
+) -> Run:
   """Opens a model by its name, or a published model.
 
   Args:
     name: its name, see `ngrammer_jax.pretrained`; or the folder or GGUF file of a published model.
     dtype: dtype of the parameters of a published model; None: those of the file.
+    adapter: folder of a LoRA adapter that is merged into a published model.
 
   Raises:
-    BadInput: there is no model of this name, or a file of it is damaged.
+    BadInput: there is no model of this name, a file is damaged, or the adapter is none of it.
   """
-  return model_source.resolve(f'{model_source.PRETRAINED}{name}').open(dtype=dtype)
+  source = model_source.resolve(f'{model_source.PRETRAINED}{name}')
+  return source.open(dtype=dtype, adapter=adapter)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.runs import pretrained
-from ngrammer_jax.system import storage
+from ngrammer_jax.system import json_files, storage
 
 if TYPE_CHECKING:
   from ngrammer_jax.runs.run import Run
@@ -55,15 +55,21 @@ class ModelSource:
     storage.check_reachable(path)
     return cls(path, checkpoint.is_published(path))
 
-  def open(self, step: int | str = 'newest', dtype: str | None = None) -> 'Run':
+  def open(
+    self,
+    step: int | str = 'newest',
+    dtype: str | None = None,
+    adapter: str | pathlib.Path | None = None,
+  ) -> 'Run':
     """Opens it as a run.
 
     Args:
       step: checkpoint: a step number, `newest` or `best`; a pretrained model has only the newest.
       dtype: dtype of the parameters of a published model; None: those of the file.
+      adapter: folder of a LoRA adapter of a published model; None: there is none.
 
     Raises:
-      BadInput: it is no run and no model, or a file of it is damaged.
+      BadInput: it is no run and no model, a file of it is damaged, or the adapter is none of it.
     """
     from ngrammer_jax.checkpoints import workdirs  # these import JAX
     from ngrammer_jax.runs import published_run, run
@@ -72,7 +78,12 @@ class ModelSource:
       step = 'newest'
     with _named(self.label):
       if self.is_published:
-        return published_run.open_run(self.path, step, dtype)
+        return published_run.open_run(self.path, step, dtype, adapter)
+      if adapter is not None:
+        raise errors.BadInput(
+          f'{self.path} is a run of this package: the adapter {adapter} needs the published model '
+          f'that it was trained on'
+        )
       if self.label is not None and not (self.path / workdirs.CONFIG).exists():
         raise errors.BadInput(
           f'it holds no {workdirs.CONFIG}; expected a run directory or a published model'
@@ -95,7 +106,7 @@ class ModelSource:
       if not _is_run(self.path):  # says which models are supported
         return published_model.open(self.path).config_values()
       return dataclasses.asdict(workdirs.load_config(self.path))
-    values = conversion.read(self.path / workdirs.CONFIG)
+    values = json_files.read(self.path / workdirs.CONFIG)
     vocabulary = conversion.stored_vocabulary(self.path)
     if vocabulary is not None:
       values['data'] |= {'vocabulary_path': str(vocabulary), 'vocabulary_size': None}

@@ -17,6 +17,7 @@ from ngrammer_jax.data.vocabularies import published, token_ids
 from ngrammer_jax.interop.huggingface import published_model, tensors
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.runs import corpus, restoring, run
+from ngrammer_jax.system import storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,10 @@ class PublishedRun(run.Run):
 
 
 def open_run(
-  path: pathlib.Path, step: int | str = 'newest', dtype: str | None = None
+  path: pathlib.Path,
+  step: int | str = 'newest',
+  dtype: str | None = None,
+  adapter: str | pathlib.Path | None = None,
 ) -> PublishedRun:
   """Opens a published model.
 
@@ -103,11 +107,14 @@ def open_run(
     path: its folder or GGUF file.
     step: `newest`, `best` or 0.
     dtype: dtype of the parameters; None: those of the file.
+    adapter: folder of a LoRA adapter; None: there is none.
 
   Raises:
     BadInput: see `published_model.open`.
   """
-  model = published_model.open(path)
+  if adapter is not None:
+    adapter = storage.path(adapter)
+  model = published_model.open(path, adapter)
   values = model.config_values()
   if 'vocabulary_path' not in values['data']:  # it has no tokenizer
     values = values | {'data': {}}

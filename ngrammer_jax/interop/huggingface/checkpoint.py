@@ -15,6 +15,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import gguf_header
 from ngrammer_jax.interop import row_files
+from ngrammer_jax.interop.huggingface import adapter_config
 from ngrammer_jax.system import file_errors, git_lfs, json_files, storage
 
 CONFIG = 'config.json'
@@ -95,6 +96,11 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
   Raises:
     BadInput: a file is missing or damaged, or there are only pickles.
   """
+  if (folder / adapter_config.FILE).is_file() and not (folder / CONFIG).is_file():
+    raise errors.BadInput(
+      f'{folder} is a LoRA adapter: name the model that it was trained on by --pretrained, and the '
+      f'adapter by --adapter={folder}'
+    )
   if not (folder / CONFIG).is_file():
     raise errors.BadInput(f'{folder} has no {CONFIG}: expected the folder of a published model')
   with file_errors.translate_damage(folder / CONFIG):

@@ -12,8 +12,8 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import gguf_header, published
+from ngrammer_jax.interop.huggingface import adapters, configs, gguf, tensors
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import configs, gguf, tensors
 from ngrammer_jax.system import file_errors
 
 GENERATION = 'generation_config.json'
@@ -60,12 +60,16 @@ class PublishedModel:
     return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
 
 
-def open(path: pathlib.Path) -> PublishedModel:
+def open(path: pathlib.Path, adapter: pathlib.Path | None = None) -> PublishedModel:
   """Opens a published model, of which only headers are read.
+
+  Args:
+    path: its folder or GGUF file.
+    adapter: folder of a LoRA adapter that is merged into it, see `adapters`.
 
   Raises:
     BadInput: it is damaged, of another family, has a field or value that is not known, or other
-      tensors than its config says.
+      tensors than its config says; or the adapter is none of this model.
   """
   open_checkpoint = gguf.open_file if gguf_header.is_gguf(path) else checkpoints.open_folder
   checkpoint = open_checkpoint(path)
@@ -78,6 +82,9 @@ def open(path: pathlib.Path) -> PublishedModel:
   checkpoint = dataclasses.replace(checkpoint, tensors=stored)
   slices = tensors.find_all(family, config, V, tensors.parameter_paths(family, config))
   tensors.check_tensors(checkpoint, family, slices, config.tie_embeddings)
+  if adapter is not None:
+    checkpoint = adapters.merge(adapters.open_folder(adapter), checkpoint, family, slices)
+    stored = checkpoint.tensors
   if config.tie_embeddings:
     with file_errors.translate_damage(path):
       has_own_head = tensors.has_own_head(stored, slices)

@@ -144,16 +144,17 @@ def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
 
 def _text_tensors(tensors: Stored, family: families.Family) -> Stored:
   """Returns the tensors of the parameters of a model of text, by the names without images."""
-  ignored = families.BUFFERS
-  beside_images = ''
-  if family.model_type == 'gemma3_text':  # it may have images
-    ignored = families.BUFFERS_AND_IMAGES
-    beside_images = 'language_model.'
-  selected = {}
-  for name, tensor in tensors.items():
-    if not re.search(ignored, name):
-      selected[name.replace(beside_images, '', 1)] = tensor
-  return selected
+  names = {name: text_name(name, family) for name in tensors}
+  return {names[name]: tensor for name, tensor in tensors.items() if names[name] is not None}
+
+
+def text_name(name: str, family: families.Family) -> str | None:
+  """Returns the name of a tensor in a model without images; None: it is no parameter of one."""
+  if family.model_type != 'gemma3_text':  # all others are without images
+    return None if re.search(families.BUFFERS, name) else name
+  if re.search(families.BUFFERS_AND_IMAGES, name):
+    return None
+  return name.replace('language_model.', '', 1)
 
 
 def has_own_head(tensors: Stored, slices: Slices) -> bool:
