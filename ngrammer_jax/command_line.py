@@ -6,18 +6,16 @@ a traceback; a key inside a block that is None creates the block; and no flag is
 """
 
 import argparse
-import ast
 from collections.abc import Callable, Iterator
 import dataclasses
 import fnmatch
 import functools
-import itertools
 import logging
 import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.config import catalog, conversion, fields, memory_blocks
+from ngrammer_jax.config import catalog, conversion, fields, memory_blocks, overriding
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.config_files import load as load_file
 from ngrammer_jax.runs import pretrained
@@ -116,7 +114,7 @@ def resolve(
   """
   values = load_file(spec)
   in_file = [path for path, _ in memory_blocks.blocks(values.get('model') or {})]
-  _apply_all(values, overrides)
+  overriding.apply_all(values, overrides)
   has_memories = any(memory_blocks.blocks(values.get('model') or {}))
   if values.get('init_from') is None or not has_memories:
     return conversion.resolve(values, show)
@@ -154,7 +152,7 @@ def override(config: Config, overrides: list[tuple[str, str]], *allowed: str) ->
       if path.startswith('data.'):
         message += '; evaluate --text=FILE scores another text'
       raise errors.BadInput(message)
-  _apply_all(values, overrides)
+  overriding.apply_all(values, overrides)
   return conversion.resolve(values)
 
 
@@ -174,58 +172,3 @@ def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
   if text.startswith('--'):
     raise errors.BadInput(f'{argument} needs a value: {argument}=VALUE')
   return path, text
-
-
-def _apply_all(config: dict[str, Any], overrides: list[tuple[str, str]]) -> None:
-  """Applies overrides to a config in their order, but presets before other keys."""
-  for number, (path, text) in enumerate(overrides):
-    _apply(config, path, text)
-    block, _, name = path.rpartition('.')
-    if name == 'preset':  # it set the whole block
-      for earlier, earlier_text in overrides[:number]:
-        if earlier.startswith(f'{block}.') and earlier != path:
-          _apply(config, earlier, earlier_text)
-
-
-def _apply(config: dict[str, Any], path: str, text: str) -> None:
-  """Sets a dotted key, and creates the blocks around it that are None or not yet in a tuple.
-
-  A tuple of blocks becomes a dict from their numbers. A preset starts its block anew.
-  """
-  value = _parse_value(conversion.find_key(path), text)
-  names = path.split('.')
-  for section, name in itertools.pairwise(names):
-    if config.get(section) is None:
-      config[section] = {}
-    if conversion.is_index(name):
-      config[section] = conversion.blocks_by_number(config[section])
-    config = config[section]
-    if not isinstance(config, dict):
-      raise errors.BadInput(f'--config.{path}: {section} is not a section in the config file')
-  if names[-1] == 'preset':
-    config.clear()
-  config[names[-1]] = value
-
-
-def _parse_value(key: fields.Key, text: str) -> Any:
-  """Returns the text as a value of the declared type."""
-  if text in ('None', 'none') and key.is_optional:
-    return None
-  if text in ('None', 'none', '()') and key.is_tuple_of_blocks:
-    return ()
-  if key.presets is not None:
-    return dataclasses.asdict(key.presets(text))
-  if key.block is not None:
-    raise errors.BadInput(f'{key.path} is a section: set a key in it, --config.{key.path}.KEY=...')
-  if bool in key.types and text.lower() in ('true', 'false', '1', '0'):
-    return text.lower() in ('true', '1')
-  if str in key.types:
-    return text
-  try:
-    value = ast.literal_eval(text)
-  except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: deeply nested
-    value = text  # of the wrong type: `conversion.resolve` reports the expected one
-  # 1e4 steps are 10,000 steps.
-  if int in key.types and isinstance(value, float) and value.is_integer():
-    return int(value)
-  return value

@@ -30,6 +30,14 @@ if typing.TYPE_CHECKING:
   from ngrammer_jax.inference.text import Completion
   from ngrammer_jax.runs import Run
 
+# The context, and how the model is computed.
+OVERRIDABLE_KEYS = (
+  'evaluation.memory.*',
+  'evaluation.segment_length',
+  'model.dtype',
+  'model.positional.scaling.is_long',
+)
+
 OnText = Callable[[int, str], None]  # is given the index of a prompt, and its new text
 
 
@@ -50,7 +58,7 @@ def main(argv: list[str]) -> int:
   compilation_cache.enable(options.compilation_cache)
   run = flags.load_run(options)
   if overrides:
-    changed = command_line.override(run.config, overrides, 'evaluation.memory.*')
+    changed = command_line.override(run.config, overrides, *OVERRIDABLE_KEYS)
     run = dataclasses.replace(run, config=changed)
   config = run.sampling_config(
     options.temperature,

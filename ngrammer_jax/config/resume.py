@@ -11,6 +11,11 @@ def _is_free_on_resume(key: fields.Key) -> bool:
   return key.free_on_resume
 
 
+def keeps_parameters(key: fields.Key) -> bool:
+  """Whether the parameters of a model have the same meaning, whatever the value of a key is."""
+  return key.free_on_resume or key.free_on_init
+
+
 def differences(
   before: Any,
   after: Any,

@@ -148,8 +148,11 @@ class CompletionConfig:
         raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
     positions = model.num_positions
     if positions is not None and self.context > positions:
+      remedy = 'lower it'
+      if model.position == 'rope':  # the model has long factors, too
+        remedy = f'use evaluation.segment_length={self.context}, or lower it'
       raise errors.BadInput(
-        f'context={self.context} exceeds the {positions:,} positions of the model: lower it'
+        f'context={self.context} exceeds the {positions:,} positions of the model: {remedy}'
       )
     if '' in self.stop:
       raise errors.BadInput("stop='' is in every text; expected at least one character")

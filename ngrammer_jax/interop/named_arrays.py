@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.models import precision
 
 Shapes = Mapping[str, tuple[int, ...]]  # by the name of the array
 
@@ -100,8 +101,10 @@ def convert(
       in half precision; float64 stays float64 in 64-bit mode.
 
   Raises:
-    BadInput: see `check_shapes`; or names the arrays with values that are not finite.
+    BadInput: see `check_shapes` and `precision.loaded_dtype`; or names the arrays with values that
+      are not finite.
   """
+  dtype = precision.loaded_dtype(dtype)
   expected = shapes_by_name(sources)
   actual = {name: np.shape(array) for name, array in arrays.items()}
   check_shapes(expected, actual, origin, ignored)

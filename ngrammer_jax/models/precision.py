@@ -1,10 +1,15 @@
-"""The dtype that a model computes in."""
+"""The dtypes of a model: what it computes in, and what its parameters have."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
+
+PARAMETER_DTYPES = ('float32', 'bfloat16', 'float16', 'float64')
 
 
 def compute_dtype(config: model_config.ModelConfig) -> jnp.dtype:
@@ -15,6 +20,52 @@ def compute_dtype(config: model_config.ModelConfig) -> jnp.dtype:
   """
   if config.dtype == 'auto':
     return jnp.dtype('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
-  if config.dtype == 'float64' and not jax.config.jax_enable_x64:
-    raise errors.BadInput('model.dtype="float64" needs the environment variable JAX_ENABLE_X64=1')
+  check_x64('model.dtype', config.dtype)
   return jnp.dtype(config.dtype)
+
+
+def check_x64(key: str, dtype: str) -> None:
+  """Raises BadInput, which names the key, for float64 without 64-bit mode."""
+  if dtype == 'float64' and not jax.config.jax_enable_x64:
+    raise errors.BadInput(f'{key}="float64" needs the environment variable JAX_ENABLE_X64=1')
+
+
+def available_dtype(dtype: np.dtype) -> np.dtype:
+  """Returns the dtype that an array has in memory: without 64-bit mode, float64 is float32."""
+  if dtype == np.float64 and not jax.config.jax_enable_x64:
+    return np.dtype(np.float32)
+  return dtype
+
+
+def stored_dtype(dtype: Any) -> str | None:
+  """Returns the name of a dtype of parameters in a file; None: their own.
+
+  Args:
+    dtype: its name, or the dtype of NumPy or JAX.
+
+  Raises:
+    BadInput: parameters cannot have this dtype.
+  """
+  if dtype is None:
+    return None
+  try:
+    name = jnp.dtype(dtype).name
+  except TypeError:
+    name = ''
+  if name not in PARAMETER_DTYPES:
+    raise errors.BadInput(
+      f'dtype={dtype!r} is no dtype of parameters: use one of {", ".join(PARAMETER_DTYPES)}'
+    )
+  return name
+
+
+def loaded_dtype(dtype: Any) -> str | None:
+  """Returns the name of a dtype of parameters in memory, see `stored_dtype`.
+
+  Raises:
+    BadInput: parameters cannot have this dtype, or it is float64 without 64-bit mode.
+  """
+  name = stored_dtype(dtype)
+  if name is not None:
+    check_x64('dtype', name)
+  return name

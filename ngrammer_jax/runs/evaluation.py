@@ -10,7 +10,7 @@ from ngrammer_jax.data.documents import corpora
 from ngrammer_jax.data.tokens import token_cache, token_split
 from ngrammer_jax.inference import cloze, language_modeling
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.runs import corpus
+from ngrammer_jax.runs import corpus, split_texts
 from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import hosts, progress, storage
 
@@ -70,10 +70,10 @@ def _score(
 ) -> dict[str, Any]:
   """Returns the step and the metrics of a split."""
   config = dataclasses.replace(run.config, evaluation=options)
+  count = _count_tokens(split, options.max_tokens)
+  split_texts.log(run.config, {name: count})
   variables = run.restored
-  with progress.Progress(
-    f'evaluating {name}', _count_tokens(split, options.max_tokens), 'tokens'
-  ) as bar:
+  with progress.Progress(f'evaluating {name}', count, 'tokens') as bar:
     result = language_modeling.evaluate(
       run.engine, variables.collections, split, config, run.vocabulary.line_end, bar.advance
     )

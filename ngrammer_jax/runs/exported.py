@@ -18,16 +18,18 @@ import numpy as np
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import arrays, checksums, workdirs
 from ngrammer_jax.interop import safetensors
+from ngrammer_jax.models import precision
 from ngrammer_jax.models.model_variables import ModelVariables
 from ngrammer_jax.runs import huggingface_export
 from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import file_errors, files, result_files, storage
 
 
-def export(run: OpenedRun, folder: str | pathlib.Path, dtype: str | None, format: str) -> None:
+def export(run: OpenedRun, folder: str | pathlib.Path, dtype: Any, format: str) -> None:
   """Writes a run to a new or empty folder; see `Run.export`."""
   folder = storage.path(folder)
   check_folder(folder)
+  dtype = precision.stored_dtype(dtype)
   message = f'--output={folder}: the disk is full: delete what is there, and use another folder'
   with file_errors.translate_disk_full(lambda: message):
     if format == 'huggingface':

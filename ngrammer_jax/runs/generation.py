@@ -8,6 +8,7 @@ from ngrammer_jax.data.vocabularies import chat_template
 from ngrammer_jax.inference import conversation, encoding, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface import published_model
+from ngrammer_jax.runs import split_texts
 from ngrammer_jax.runs.opened_run import OpenedRun
 
 
@@ -16,9 +17,12 @@ def score(run: OpenedRun, texts: str | Sequence[str], special: bool) -> list[tex
   texts = encoding.as_list(texts)
   encoding.check_special(run.vocabulary, texts, special)
   encoded = []
+  counts = {}
   for i, item in enumerate(texts, start=1):
     encoding.to_bytes(item, f'text {i}')  # token ids have no bits per byte
     encoded.append(encoding.encode(run.vocabulary, item, f'text {i}', special))
+    counts[f'text {i}'] = len(encoded[-1].ids)
+  split_texts.log(run.config, counts)
   variables = run.variables
   length = run.config.evaluation_length()
   return text.score(run.engine, variables, run.vocabulary, encoded, length, special)
@@ -38,8 +42,11 @@ def score_pairs(
     vocabulary = run.vocabulary
     encoding.check_special(vocabulary, parts, special)
   encoded = []
+  counts = {}
   for i, pair in enumerate(texts, start=1):
     encoded.append(pairs.encode(vocabulary, pair, f'pair {i}', special))
+    counts[f'pair {i}'] = sum(map(len, encoded[-1]))
+  split_texts.log(run.config, counts)
   variables = run.variables
   return pairs.score(run.engine, variables, encoded, run.config.evaluation_context(), rows)
 

@@ -14,6 +14,7 @@ Only `resolve` knows this notation. A `ModelSource` says what is at a path, and 
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -58,20 +59,23 @@ class ModelSource:
   def open(
     self,
     step: int | str = 'newest',
-    dtype: str | None = None,
+    dtype: Any = None,
     adapter: str | pathlib.Path | None = None,
   ) -> 'Run':
     """Opens it as a run.
 
     Args:
       step: checkpoint: a step number, `newest` or `best`; a pretrained model has only the newest.
-      dtype: dtype of the parameters of a published model; None: those of the file.
+      dtype: dtype of the parameters of a published model, see `precision.loaded_dtype`; others keep
+        their own.
       adapter: folder of a LoRA adapter of a published model; None: there is none.
 
     Raises:
-      BadInput: it is no run and no model, a file of it is damaged, or the adapter is none of it.
+      BadInput: it is no run and no model, a file of it is damaged, the adapter is none of it, or
+        parameters cannot have the dtype.
     """
     from ngrammer_jax.checkpoints import workdirs  # these import JAX
+    from ngrammer_jax.models import precision
     from ngrammer_jax.runs import published_run, run
 
     if self.is_pretrained:
@@ -84,6 +88,8 @@ class ModelSource:
           f'{self.path} is a run of this package: the adapter {adapter} needs the published model '
           f'that it was trained on'
         )
+      if precision.loaded_dtype(dtype) not in (None, 'float32'):
+        logging.warning('dtype=%s has no effect: parameters of %s are float32', dtype, self.path)
       if self.label is not None and not (self.path / workdirs.CONFIG).exists():
         raise errors.BadInput(
           f'it holds no {workdirs.CONFIG}; expected a run directory or a published model'

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import pathlib
 from typing import Any
 
@@ -15,7 +16,7 @@ from ngrammer_jax.data import mixture, vocabularies
 from ngrammer_jax.data.mixture import Mixture
 from ngrammer_jax.data.vocabularies import published, token_ids
 from ngrammer_jax.interop.huggingface import published_model, tensors
-from ngrammer_jax.models import model_variables
+from ngrammer_jax.models import model_variables, precision
 from ngrammer_jax.runs import corpus, restoring, run
 from ngrammer_jax.system import storage
 
@@ -72,10 +73,13 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def parameter_dtypes(self) -> dict[str, np.dtype]:
     stored = self.published.checkpoint.tensors
-    return {
-      name: jnp.dtype(self.dtype or stored[rows.name].dtype)
-      for name, rows in self.published.slices.items()
-    }
+    dtypes = {}
+    for name, rows in self.published.slices.items():
+      dtypes[name] = jnp.dtype(self.dtype or stored[rows.name].dtype)
+    available = {name: precision.available_dtype(dtype) for name, dtype in dtypes.items()}
+    if available != dtypes:
+      logging.info('%s: float64 is read as float32, without JAX_ENABLE_X64=1', self.workdir)
+    return available
 
   def load(self, abstract: Any) -> dict[str, Any]:
     """Returns the parameters, in the dtypes and shards of `abstract`."""
@@ -98,7 +102,7 @@ class PublishedRun(run.Run):
 def open_run(
   path: pathlib.Path,
   step: int | str = 'newest',
-  dtype: str | None = None,
+  dtype: Any = None,
   adapter: str | pathlib.Path | None = None,
 ) -> PublishedRun:
   """Opens a published model.
@@ -106,12 +110,13 @@ def open_run(
   Args:
     path: its folder or GGUF file.
     step: `newest`, `best` or 0.
-    dtype: dtype of the parameters; None: those of the file.
+    dtype: dtype of the parameters, see `precision.loaded_dtype`; None: those of the file.
     adapter: folder of a LoRA adapter; None: there is none.
 
   Raises:
-    BadInput: see `published_model.open`.
+    BadInput: see `published_model.open`, or parameters cannot have the dtype.
   """
+  dtype = precision.loaded_dtype(dtype)
   if adapter is not None:
     adapter = storage.path(adapter)
   model = published_model.open(path, adapter)

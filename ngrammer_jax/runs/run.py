@@ -180,9 +180,7 @@ class Run:
     """
     return token_clusters.find_memories(self)
 
-  def export(
-    self, folder: str | pathlib.Path, dtype: str | None = None, format: str = 'run'
-  ) -> None:
+  def export(self, folder: str | pathlib.Path, dtype: Any = None, format: str = 'run') -> None:
     """Writes config, vocabulary and variables to a folder, which `load_run` reads.
 
     Args:
@@ -191,8 +189,8 @@ class Run:
       format: `run`, or `huggingface` for a folder that other libraries read, too.
 
     Raises:
-      BadInput: the folder is remote, is not empty or cannot be created; or no family of published
-        models is such a model.
+      BadInput: the folder is remote, is not empty or cannot be created; parameters cannot have the
+        dtype; or no family of published models is such a model.
     """
     exported.export(self, folder, dtype, format)
 

@@ -188,16 +188,12 @@ def check_model(initial_run: runs.Run, config: experiment.Config) -> None:
   """
   model = initial_run.config.model
   added = memory_blocks.added(model, config.model)
-  for key, old, new in resume.differences(model, config.model, 'model.', _may_differ):
+  for key, old, new in resume.differences(model, config.model, 'model.', resume.keeps_parameters):
     if key.path not in added:
       raise errors.BadInput(_difference_message(key.path, old, new, config))
   added_memories.check_neutral(model, config)
   if added:
     _log_added(added, initial_run, config)
-
-
-def _may_differ(key: fields.Key) -> bool:
-  return key.free_on_resume or key.free_on_init
 
 
 def _difference_message(path: str, old: Any, new: Any, config: experiment.Config) -> str:
