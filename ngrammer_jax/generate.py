@@ -22,7 +22,7 @@ import time
 import typing
 from typing import Any
 
-from ngrammer_jax import command_line, errors, flags
+from ngrammer_jax import command_line, errors, flags, interactive
 from ngrammer_jax.system import compilation_cache, files, progress, result_files
 
 if typing.TYPE_CHECKING:
@@ -45,12 +45,10 @@ def main(argv: list[str]) -> int:
   """Generates continuations; prints a single one while it is generated."""
   overrides, plain = command_line.split(argv)
   options = _make_parser().parse_args(plain)
-  flags.read_escapes(options, 'prompt', 'stop')
-  if options.chat and options.special:
-    raise errors.BadInput(
-      '--special reads special tokens in a prompt, but with --chat the text of a message is '
-      'ordinary text, and special tokens come from the template: leave one of the two out'
-    )
+  flags.read_escapes(options, 'prompt', 'stop', 'system')
+  from ngrammer_jax.runs import generation  # imports JAX
+
+  generation.PromptConfig(options.chat, options.special, options.system).check_values()
   prompts: list[str] = []
   if not options.interactive:
     prompts = _read_prompts(options)
@@ -95,19 +93,19 @@ def _generate_interactively(
   run: 'Run', config: 'SamplingConfig', options: argparse.Namespace
 ) -> None:
   """Continues each line of standard input, or answers it in a conversation."""
-  if not options.chat:
-
-    def continue_line(i: int, line: str, on_text: OnText) -> Iterator['Completion']:
-      return _complete(run, config, options, [line], options.seed + i, on_text)
-
-    _answer_lines(continue_line, echo=True)
+  if options.chat:
+    chat = run.converse(
+      config, options.tokens, options.seed, options.context, options.stop, options.system
+    )
+    interactive.chat_in_lines(chat)
     return
-  chat = run.converse(config, options.tokens, options.seed, options.context, options.stop)
 
-  def answer(_: int, line: str, on_text: OnText) -> list['Completion']:
-    return [chat.say(line, on_text)]
+  def continue_line(i: int, line: str) -> bool:
+    complete = functools.partial(_complete, run, config, options, [line], options.seed + i)
+    _print_text(complete, line, [])
+    return True
 
-  _answer_lines(answer, echo=False)
+  interactive.answer_lines(continue_line, interactive.PROMPT_HINT)
 
 
 def _complete(
@@ -129,6 +127,7 @@ def _complete(
     options.stop,
     options.chat,
     options.special,
+    options.system,
   )
 
 
@@ -141,6 +140,8 @@ def _make_parser() -> argparse.ArgumentParser:
   source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help=text)
   source.add_argument('--interactive', action='store_true', help='read prompts from standard input')
   parser.add_argument('--chat', action='store_true', help='answer prompts, by the chat template')
+  text = 'system message of --chat, in place of the one of the chat template'
+  parser.add_argument('--system', metavar='TEXT', help=text)
   text = 'read special tokens that a prompt spells as such; default: as ordinary text'
   parser.add_argument('--special', action='store_true', help=text)
   parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
@@ -168,39 +169,6 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
   group.add_argument('--min_p', type=float, help=text)
   text = 'factor by which the logits of tokens of the text so far are lowered; 1, the default: none'
   group.add_argument('--repetition_penalty', type=float, help=text)
-
-
-def _answer_lines(answer: Callable[..., Iterable[Any]], echo: bool) -> None:
-  """Continues or answers each line of standard input; the model is loaded and compiled once.
-
-  A line that cannot be continued is reported, and Ctrl-C ends one continuation.
-
-  Args:
-    answer: function of the index of a line, the line, and `on_text` of `Run.completions`.
-    echo: whether the line is printed before its continuation.
-  """
-  for i, line in enumerate(_read_lines()):
-    prompt = ''
-    if echo:
-      prompt = line
-    try:
-      _print_text(functools.partial(answer, i, line), prompt, [])
-    except errors.BadInput as error:
-      print(f'error: {error}', file=sys.stderr)
-    except KeyboardInterrupt:
-      print()
-
-
-def _read_lines() -> Iterator[str]:
-  """Yields the lines of standard input; a terminal shows where to write."""
-  mark = ''
-  if sys.stdin.isatty():
-    mark = '> '
-    print('one prompt per line; Ctrl-D ends', file=sys.stderr)
-  print(mark, end='', file=sys.stderr, flush=True)
-  while line := sys.stdin.readline():
-    yield line.removesuffix('\n')
-    print(mark, end='', file=sys.stderr, flush=True)
 
 
 def _print_text(complete: Callable[..., Iterable[Any]], prompt: str, times: list[float]) -> None:

@@ -64,10 +64,7 @@ def with_kept_values(workdir: pathlib.Path, config: experiment.Config) -> experi
   storage.check_reachable(workdir)
   if not (workdir / CONFIG).exists() or not reader.steps(workdir):
     return config
-  resumed = experiment.with_kept_values(load_config(workdir), config)
-  for key, kept, _ in experiment.differences(resumed, config, may_differ=lambda key: False):
-    logging.info('%s=%s, as the run was started', key.path, kept)
-  return resumed
+  return experiment.with_kept_values(load_config(workdir), config)
 
 
 def is_exported(workdir: pathlib.Path) -> bool:

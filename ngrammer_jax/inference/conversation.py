@@ -1,24 +1,66 @@
 """Conversations with a model that has a chat template."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import logging
+from typing import Any
 
+from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import chat_template
+from ngrammer_jax.data.vocabularies.chat_template import Message
 from ngrammer_jax.inference import encoding, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference.detokenizer import IncrementalDetokenizer
 
+Prompt = encoding.TextOrIds | Sequence[Message]  # messages, and the text of one, are for chat
+GREETING: Message = {'role': chat_template.USER, 'content': 'Hello'}
+
+
+def is_messages(prompt: Any) -> bool:
+  """Whether a prompt is a list of messages, and no text, list of token ids or list of prompts."""
+  if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+    return False
+  return len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+  """Returns several prompts as a list, and a single one as a list of one."""
+  if is_messages(prompts):
+    return [prompts]
+  return encoding.as_list(prompts)
+
 
 def encode_prompt(
-  vocabulary: vocabularies.Vocabulary, prompt: str, name: str, config: text.CompletionConfig
+  vocabulary: vocabularies.Vocabulary,
+  prompt: str | Sequence[Message],
+  name: str,
+  config: text.CompletionConfig,
+  system: str | None = None,
 ) -> encoding.EncodedText:
-  """Encodes a prompt as the first message of a conversation; see `text.encode_prompt`."""
+  """Encodes a prompt: the message of a user, or the messages of a conversation.
+
+  Args:
+    vocabulary: the vocabulary of the model.
+    prompt: the message or messages.
+    name: name of the prompt, for error messages.
+    config: options of the answer.
+    system: a system message before it.
+
+  Raises:
+    BadInput: it is neither, is too long, or the template does not accept it.
+  """
   chat_template.check_exists(vocabulary)
-  encoding.to_bytes(prompt, name)
-  ids = chat_template.encode(
-    vocabulary, chat_template.render(vocabulary, [{'role': 'user', 'content': prompt}])
-  )
+  messages = _read_prompt(prompt, name)
+  if system is not None:
+    if messages[0]['role'] == chat_template.SYSTEM:
+      raise errors.BadInput(
+        f'{name} begins with a system message, and another one is set (--system): leave out one'
+      )
+    messages = [_system_message(system), *messages]
+  with errors.named(name):
+    chat_template.check_roles(vocabulary, messages)
+    ids = chat_template.encode(vocabulary, chat_template.render(vocabulary, messages))
   config.check_length(name, len(ids))
   return encoding.EncodedText(prompt, ids)
 
@@ -30,10 +72,58 @@ def end_at_turn(
   return dataclasses.replace(config, end_tokens=chat_template.end_of_turn(vocabulary))
 
 
+def _read_prompt(prompt: Any, name: str) -> list[Message]:
+  """Returns the messages of a prompt. Raises BadInput if it is no conversation to answer."""
+  if not is_messages(prompt):
+    encoding.to_bytes(prompt, name)
+    return [{'role': chat_template.USER, 'content': prompt}]
+  for i, message in enumerate(prompt, start=1):
+    for key in ('role', 'content'):
+      if not isinstance(message, Mapping) or key not in message:
+        raise errors.BadInput(f'{name}, message {i} has no {key!r}: expected a role and a content')
+      encoding.to_bytes(message[key], f'{name}, the {key} of message {i}')
+  if prompt[-1]['role'] == chat_template.ASSISTANT:
+    raise errors.BadInput(
+      f'{name} ends with a message of the role {chat_template.ASSISTANT!r}: expected one that the '
+      f'model answers'
+    )
+  return [dict(message) for message in prompt]
+
+
+def check_system(vocabulary: vocabularies.TokenizerVocabulary, system: str | None) -> None:
+  """Raises BadInput if a template has no place for a system message; None is no message."""
+  if system is not None:
+    chat_template.check_roles(vocabulary, [_system_message(system), GREETING])
+
+
+def _system_message(content: str) -> Message:
+  """Returns a system message. Raises BadInput if it is no text."""
+  encoding.to_bytes(content, 'the system message')
+  return {'role': chat_template.SYSTEM, 'content': content}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cache:
+  """The tokens that the KV cache has.
+
+  Attributes:
+    read: reads further tokens, see `Engine.start_incremental_decoding`.
+    shown: the rendered conversation.
+    ids: its tokens.
+    num_read: how many of them were read.
+  """
+
+  read: Callable[[Sequence[int]], int]
+  shown: str = ''
+  ids: tuple[int, ...] = ()
+  num_read: int = 0
+
+
 class Conversation:
   """A conversation, whose tokens are read once: the KV cache keeps them between its messages.
 
-  A template may show earlier messages differently than before. Then all of them are read again.
+  A template may show earlier messages differently than before. Then all of them are read again, and
+  the log says so once.
 
   Args:
     engine, variables: the engine and its variables.
@@ -50,59 +140,102 @@ class Conversation:
   ):
     self._vocabulary = vocabulary
     self._config = end_at_turn(config, vocabulary)
-    self._start = lambda: engine.start_incremental_decoding(
-      variables, config.seed, config.sampling, config.context, vocabulary.document_start
+    self._start = lambda: _Cache(
+      engine.start_incremental_decoding(
+        variables, config.seed, config.sampling, config.context, vocabulary.document_start
+      )
     )
-    self._messages: list[chat_template.Message] = []
-    self._forget()
+    self._system: list[Message] = []
+    self._turns: list[Message] = []
+    self._cache: _Cache | None = None  # None: the next message is read with all earlier ones
+    self._has_logged = False
 
-  def _forget(self) -> None:
-    """Lets the next message be read with all earlier ones."""
-    self._read: Callable[[Sequence[int]], int] | None = None
-    self._shown = ''  # the rendered conversation so far
-    self._ids: list[int] = []  # its tokens
-    self._num_read = 0  # how many of them the KV cache has
+  @property
+  def messages(self) -> list[Message]:
+    """The conversation so far, with the system message."""
+    return [*self._system, *self._turns]
 
-  def say(self, message: str, on_text: Callable[[int, str], None] | None = None) -> text.Completion:
+  def set_system(self, system: str | None) -> None:
+    """Sets the system message, before all other messages; None: the template decides.
+
+    Raises BadInput if the template has no place for one.
+    """
+    check_system(self._vocabulary, system)
+    self._system = []
+    if system is not None:
+      self._system = [_system_message(system)]
+    self._cache = None
+
+  def reset(self) -> None:
+    """Forgets all messages but the system message."""
+    self._turns = []
+    self._cache = None
+
+  def say(
+    self,
+    message: str,
+    on_text: Callable[[int, str], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+  ) -> text.Completion:
     """Returns the answer of the model to a message.
 
     Args:
-      message: what the user says.
+      message: the message of the user.
       on_text: called with 0 and the new text, for each token.
+      should_stop: called after each token; True ends the answer, which stays in the conversation as
+        far as it came.
 
     Raises:
       BadInput: the conversation does not fit the context, or the template does not accept it. The
         message is then no part of it.
     """
     encoding.to_bytes(message, 'the message')
-    messages = [*self._messages, {'role': 'user', 'content': message}]
-    rendered = chat_template.render(self._vocabulary, messages)
-    if not rendered.startswith(self._shown):
-      self._forget()
-    ids = [
-      *self._ids,
-      *chat_template.encode(self._vocabulary, rendered[len(self._shown) :]).tolist(),
-    ]
-    new_ids = ids[self._num_read :]
+    turns = [*self._turns, {'role': chat_template.USER, 'content': message}]
+    cache = self._show([*self._system, *turns])
     config = self._config
-    config.check_length('the conversation', len(ids))
-    read = self._read or self._start()
-    self._forget()  # until the answer is complete
+    config.check_length('the conversation', len(cache.ids))
     answer = IncrementalDetokenizer(
-      self._vocabulary, ids, config.tokens, config.stop, config.end_tokens
+      self._vocabulary, cache.ids, config.tokens, config.stop, config.end_tokens
     )
-    while not answer.is_done:
-      token = read(new_ids)
-      new_ids = [token]
+    self._cache = None  # until the answer is complete
+    new_ids = cache.ids[cache.num_read :]
+    is_stopped = False
+    while not answer.is_done and not is_stopped:
+      token = cache.read(new_ids)
+      new_ids = (token,)
       new_text = answer.add(token)
       if on_text is not None:
         on_text(0, new_text)
-    self._messages = [*messages, {'role': 'assistant', 'content': answer.text}]
+      is_stopped = should_stop is not None and should_stop()
+    self._turns = [*turns, {'role': chat_template.ASSISTANT, 'content': answer.text}]
     # The tokens of a stop string were read, but are no part of the answer.
-    is_whole = answer.tokens[-1:] != new_ids or not answer.has_ended
-    if is_whole:
-      self._read = read
-      self._shown = rendered + answer.text
-      self._ids = [*ids, *answer.tokens]
-      self._num_read = len(self._ids) - (not answer.has_ended)  # else the last token is not read
+    has_stop_string = answer.has_ended and answer.tokens[-1:] == [token]
+    if answer.has_all_text and not has_stop_string:
+      self._cache = _extend(cache, answer)
     return text.Completion(message, answer.text, answer.tokens, answer.has_ended, config.seed)
+
+  def _show(self, messages: Sequence[Message]) -> _Cache:
+    """Returns the cache with the tokens of a conversation that are not read yet."""
+    rendered = chat_template.render(self._vocabulary, messages)
+    cache = self._cache
+    if cache is not None and not rendered.startswith(cache.shown):
+      cache = None
+      if not self._has_logged:
+        logging.info(
+          'the chat template now shows earlier messages differently: all are read again, here and '
+          'at each later message where it does so'
+        )
+        self._has_logged = True
+    if cache is None:
+      cache = self._start()
+    new_ids = chat_template.encode(self._vocabulary, rendered[len(cache.shown) :])
+    return dataclasses.replace(cache, shown=rendered, ids=(*cache.ids, *new_ids.tolist()))
+
+
+def _extend(cache: _Cache, answer: IncrementalDetokenizer) -> _Cache:
+  """Returns a cache with an answer, of which all tokens were read but the last one that came."""
+  ids = (*cache.ids, *answer.tokens)
+  num_read = len(ids)
+  if not answer.has_ended:  # else the last one was an end token, which is no part of the answer
+    num_read -= 1
+  return _Cache(cache.read, cache.shown + answer.text, ids, num_read)

@@ -79,6 +79,11 @@ class IncrementalDetokenizer:
     self.has_ended = False
     self.is_done = False
 
+  @property
+  def has_all_text(self) -> bool:
+    """Whether the text is that of all tokens: nothing is cut off, and nothing waits for others."""
+    return self.text == self._plain.text
+
   def add(self, token: int) -> str:
     """Adds a token and returns the new text, which may be empty."""
     self.has_ended = token in self._end_tokens

@@ -12,7 +12,6 @@ import itertools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors, sharding
@@ -26,6 +25,7 @@ from ngrammer_jax.models import embedding_and_head, host_tables, language_model,
 MAX_ROWS = 8  # default batch size of texts
 MIN_PROMPT_LENGTH = 16  # prompts are padded to at least this many tokens
 MIN_TEXT_LENGTH = 128  # texts are padded to segments of at least this many tokens, if allowed
+READ_LENGTHS = (256, 32)  # incremental decoding reads tokens in pieces of at most these lengths
 MIN_CHOICE_LENGTH = 32  # choices are padded to this, or to the longest choice if it is shorter
 
 Variables = dict[str, Any]  # `params` and `codebook`
@@ -297,7 +297,8 @@ class Engine:
     """Returns a function that reads tokens after all earlier ones, and samples the next token.
 
     The KV cache has the tokens that were read and no others: nothing is computed ahead. The
-    sampled token is not read; the caller passes it, or something else.
+    sampled token is not read; the caller passes it, or something else. Tokens are read in pieces of
+    few lengths: a text of another length compiles no other program.
 
     Args: see `generate`; there is one row.
     """
@@ -305,15 +306,19 @@ class Engine:
     sampler, seeds_B, state = self._start_decoding(
       variables, [seed], options, context, rows, document_start
     )
+    num_sampled = 0
     is_first = True
 
     def read(ids: Sequence[int]) -> int:
-      nonlocal state, is_first
-      T = len(ids) if len(ids) == 1 else bucket(len(ids), MIN_PROMPT_LENGTH)
-      with sharding.use(self.mesh):
-        inputs = self._pad_prompts([ids], rows, min(T, max(context, len(ids))), False, is_first)
-        tokens_1xB, state = self._decode_prompt(variables, seeds_B, sampler, inputs, state=state)
-      is_first = False
+      nonlocal state, num_sampled, is_first
+      for piece, length in _divide(ids, context):
+        # The token that is sampled after another piece than the last one is no token of the text.
+        state = state._replace(index=self._replicate(num_sampled))
+        with sharding.use(self.mesh):
+          inputs = self._pad_prompts([piece], rows, length, False, is_first)
+          tokens_1xB, state = self._decode_prompt(variables, seeds_B, sampler, inputs, state=state)
+        is_first = False
+      num_sampled += 1
       return int(jax.device_get(tokens_1xB)[0, 0])
 
     return read
@@ -339,8 +344,12 @@ class Engine:
         is_used_BxV = shard_rows(np.zeros((rows, V), bool))
       token_B = shard_rows(np.zeros(rows, np.int32))
       memory = self._empty_memory(rows, slots)
-      state = programs.DecodingState(memory, jnp.int32(0), token_B, is_used_BxV)
+      state = programs.DecodingState(memory, self._replicate(0), token_B, is_used_BxV)
     return sampler, seeds_B, state
+
+  def _replicate(self, index: int) -> jax.Array:
+    """Returns the index of a token where programs return it: otherwise they compile once more."""
+    return jax.device_put(np.int32(index), sharding.replicated(self.mesh))
 
   def trace_score(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that scores a segment of T tokens. The variables may be abstract."""
@@ -451,6 +460,25 @@ def bucket(size: int, smallest: int = 1) -> int:
   if not size:
     return smallest
   return max(smallest, 1 << (size - 1).bit_length())
+
+
+def _divide(ids: Sequence[int], context: int) -> Iterator[tuple[Sequence[int], int]]:
+  """Yields pieces of token ids, each with the length that it is padded to.
+
+  A large piece is read where small ones would have as much padding.
+  """
+  large, small = (min(length, context) for length in READ_LENGTHS)
+  first = 0
+  while first < len(ids):
+    rest = len(ids) - first
+    if rest == 1:
+      length = 1
+    elif rest > large - small:
+      length = large
+    else:
+      length = small
+    yield ids[first : first + length], length
+    first += length
 
 
 def _rank_shapes(

@@ -1,9 +1,11 @@
 """Scores of texts by a run, and texts that it generates."""
 
 from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import logging
 
 from ngrammer_jax import errors
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import chat_template
 from ngrammer_jax.inference import conversation, encoding, pairs, sampling, text
 from ngrammer_jax.inference import engine as inference
@@ -61,43 +63,87 @@ def sampling_config(run: OpenedRun, arguments: dict[str, float | None]) -> sampl
   return sampling.SamplingConfig(**of_model, **values)
 
 
+@dataclasses.dataclass(frozen=True)
+class PromptConfig:
+  """How prompts are read.
+
+  Attributes:
+    chat: whether they are messages that the model answers.
+    special: whether the spelling of a special token in a prompt is that token.
+    system: a system message before each prompt, for `chat`; None: the template decides.
+  """
+
+  chat: bool
+  special: bool
+  system: str | None
+
+  def check_values(self) -> None:
+    """Raises BadInput for options that contradict each other."""
+    if self.chat and self.special:
+      raise errors.BadInput(
+        'special=True (--special) reads special tokens in a prompt, but in a chat the text of a '
+        'message is ordinary text, and special tokens come from the template: leave one of the two '
+        'out'
+      )
+    if self.system is not None and not self.chat:
+      raise errors.BadInput(
+        'a system message (--system) comes before the messages of a chat, but the prompts are '
+        'texts to continue: set chat=True (--chat), or leave it out'
+      )
+
+  def encode(
+    self,
+    vocabulary: vocabularies.Vocabulary,
+    prompts: Sequence[conversation.Prompt],
+    config: text.CompletionConfig,
+  ) -> list[encoding.EncodedText]:
+    """Encodes prompts. Raises BadInput for one that is too long, or no prompt."""
+    if not self.chat:
+      encoding.check_special(vocabulary, prompts, self.special)
+    encoded = []
+    for i, prompt in enumerate(prompts, start=1):
+      name = f'prompt {i}'
+      if self.chat:
+        one = conversation.encode_prompt(vocabulary, prompt, name, config, self.system)
+      else:
+        if conversation.is_messages(prompt):
+          raise errors.BadInput(f'{name} is a list of messages: chat=True (--chat) answers them')
+        one = text.encode_prompt(vocabulary, prompt, name, config, self.special)
+      encoded.append(one)
+    return encoded
+
+
 def complete(
   run: OpenedRun,
-  prompts: Sequence[encoding.TextOrIds],
+  prompts: Sequence[conversation.Prompt],
+  prompt_config: PromptConfig,
   config: text.CompletionConfig,
   on_text: Callable[[int, str], None] | None,
-  chat: bool,
-  special: bool,
 ) -> Iterator[text.Completion]:
   """Yields the completions of prompts; see `Run.completions`."""
   config.check_values(run.config.evaluation_model(), len(prompts))
+  prompt_config.check_values()
   vocabulary = run.vocabulary_of_ids
-  if chat or config.stop or not all(map(encoding.is_ids, prompts)):
+  if prompt_config.chat or config.stop or not all(map(encoding.is_ids, prompts)):
     vocabulary = run.vocabulary
-  if chat and special:
-    raise errors.BadInput(
-      'special=True reads special tokens in a prompt, but with chat=True the text of a message is '
-      'ordinary text, and special tokens come from the template: leave one of the two out'
-    )
-  if not chat:
-    encoding.check_special(vocabulary, prompts, special)
-  encoded = []
-  for i, prompt in enumerate(prompts, start=1):
-    if chat:
-      encoded.append(conversation.encode_prompt(vocabulary, prompt, f'prompt {i}', config))
-    else:
-      encoded.append(text.encode_prompt(vocabulary, prompt, f'prompt {i}', config, special))
-  if chat:
+  encoded = prompt_config.encode(vocabulary, prompts, config)
+  if prompt_config.chat:
     config = conversation.end_at_turn(config, vocabulary)
   variables = run.variables
   yield from text.complete(run.engine, variables, vocabulary, encoded, config, on_text)
 
 
-def converse(run: OpenedRun, config: text.CompletionConfig) -> conversation.Conversation:
+def converse(
+  run: OpenedRun, config: text.CompletionConfig, system: str | None
+) -> conversation.Conversation:
   """Starts a conversation; see `Run.converse`."""
   config.check_values(run.config.evaluation_model(), num_prompts=1)
-  chat_template.check_exists(run.vocabulary)
-  return conversation.Conversation(run.engine, run.variables, run.vocabulary, config)
+  vocabulary = run.vocabulary
+  chat_template.check_exists(vocabulary)
+  conversation.check_system(vocabulary, system)
+  chat = conversation.Conversation(run.engine, run.variables, vocabulary, config)
+  chat.set_system(system)
+  return chat
 
 
 def completion_config(

@@ -285,7 +285,7 @@ class Run:
 
   def generate(
     self,
-    prompts: encoding.TextOrIds | Sequence[encoding.TextOrIds],
+    prompts: conversation.Prompt | Sequence[conversation.Prompt],
     tokens: int = 100,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -298,6 +298,7 @@ class Run:
     chat: bool = False,
     min_p: float | None = None,
     special: bool = False,
+    system: str | None = None,
   ) -> list[text.Completion]:
     """Continues prompts, each as the start of a separate document.
 
@@ -316,17 +317,20 @@ class Run:
       on_text: called with the index of a prompt and its new text, for each token.
       repetition_penalty: lowers the logits of tokens that occurred, if above 1 (CTRL).
       stop: texts before which a continuation ends; a special token ends it where one spells it.
-      chat: whether the prompts are messages that the model answers, by its chat template.
+      chat: whether the prompts are messages that the model answers, by its chat template. A prompt
+        is the text of a message, or a list of messages with `role` and `content`.
       min_p: samples from the tokens with at least this share of the highest probability; 0: from
         all.
       special: whether the spelling of a special token in a prompt is that token.
+      system: a system message before each prompt, for `chat`. None: the template decides.
 
     Raises:
       BadInput: a prompt does not fit the context, or a value is out of range.
     """
     config = self.sampling_config(temperature, top_k, top_p, repetition_penalty, min_p)
+    prompts = conversation.as_list(prompts)
     completions = self.completions(
-      encoding.as_list(prompts), config, tokens, seed, context, on_text, stop, chat, special
+      prompts, config, tokens, seed, context, on_text, stop, chat, special, system
     )
     return list(completions)
 
@@ -355,7 +359,7 @@ class Run:
 
   def completions(
     self,
-    prompts: Sequence[encoding.TextOrIds],
+    prompts: Sequence[conversation.Prompt],
     sampling_config: sampling.SamplingConfig,
     tokens: int,
     seed: int = 0,
@@ -364,23 +368,31 @@ class Run:
     stop: str | Sequence[str] = (),
     chat: bool = False,
     special: bool = False,
+    system: str | None = None,
   ) -> Iterator[text.Completion]:
     """Yields the completions of `generate`, batch by batch, as soon as they are done."""
     config = generation.completion_config(self, sampling_config, tokens, seed, context, stop)
-    return generation.complete(self, prompts, config, on_text, chat, special)
+    prompt_config = generation.PromptConfig(chat, special, system)
+    return generation.complete(self, prompts, prompt_config, config, on_text)
 
   def converse(
     self,
-    sampling_config: sampling.SamplingConfig,
+    sampling_config: sampling.SamplingConfig | None = None,
     tokens: int = 100,
     seed: int = 0,
     context: int | None = None,
     stop: str | Sequence[str] = (),
+    system: str | None = None,
   ) -> conversation.Conversation:
     """Starts a conversation; its arguments are those of `completions`.
 
+    Without options of sampling, it has those that the model recommends, see `sampling_config`.
+
     Raises:
-      BadInput: the model has no chat template, or a value is out of range.
+      BadInput: the model has no chat template, a value is out of range, or the template has no
+        place for a system message.
     """
+    if sampling_config is None:
+      sampling_config = self.sampling_config()
     config = generation.completion_config(self, sampling_config, tokens, seed, context, stop)
-    return generation.converse(self, config)
+    return generation.converse(self, config, system)

@@ -11,7 +11,7 @@ import pytest
 from ngrammer_jax import errors, generate, runs, sharding
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import chat_template, published
-from ngrammer_jax.inference import sampling
+from ngrammer_jax.inference import conversation, sampling, text
 from tests import gguf_files
 from tests.checks import bad_input
 
@@ -113,12 +113,13 @@ def test_templates_that_fail_are_one_sentence(with_template, template, problem):
     chat_template.render(with_template(template), user('a'))
 
 
-def test_a_conversation_reads_every_token_once(run, monkeypatch):
-  """And its answers are those of a model that reads the whole text."""
+@pytest.fixture
+def reads(run, monkeypatch):
+  """The tokens that each KV cache has read, with the token that followed."""
   engine, reads = run.engine, []
   start = engine.start_incremental_decoding
 
-  def start_and_record(*arguments):
+  def start_and_record(self, *arguments):
     read = start(*arguments)
     reads.append([])
 
@@ -129,25 +130,37 @@ def test_a_conversation_reads_every_token_once(run, monkeypatch):
 
     return recorded
 
-  monkeypatch.setattr(
-    type(engine), 'start_incremental_decoding', lambda self, *a: start_and_record(*a)
-  )
+  monkeypatch.setattr(type(engine), 'start_incremental_decoding', start_and_record)
+  return reads
+
+
+def check_next_tokens(run, reads):
+  """Each token is the one of a model that reads the whole text; returns that text."""
+  whole = []
+  for ids, token in reads:
+    whole += ids
+    prompt = np.array(whole, np.int32)
+    assert token == next(run.engine.generate(run.variables, [prompt], [0], GREEDY, 250))[0]
+  return whole
+
+
+def test_a_conversation_reads_every_token_once(run, reads):
+  """And its answers are those of a model that reads the whole text."""
   chat = run.converse(GREEDY, tokens=4, context=250)
   first, second = chat.say('a few lines'), chat.say('of text')
   assert [answer.prompt for answer in (first, second)] == ['a few lines', 'of text']
   assert len(reads) == 1  # one start
-  whole = []
-  for ids, token in reads[0]:
-    whole += ids
-    prompt = np.array(whole, np.int32)
-    expected = next(engine.generate(run.variables, [prompt], [0], GREEDY, 250))[0]
-    assert token == expected
+  whole = check_next_tokens(run, reads[0])
   shown = run.vocabulary.decode(whole).decode()
   assert shown.startswith(f'user:a few lines\nassistant:{first.text}\nuser:of text\nassistant:')
   # Nothing is read again.
   assert whole.count(0) == 4
   third = chat.say('')
   assert len(reads) == 1 and third.prompt == ''
+  # Messages of other lengths compile no other program.
+  num_programs = run.engine._decode_prompt._cache_size()
+  chat.say('some lines of a longer text')
+  assert run.engine._decode_prompt._cache_size() == num_programs and len(reads) == 1
 
 
 @pytest.mark.full
@@ -161,13 +174,19 @@ def test_a_single_message(run):
   assert completion == answer and ''.join(streamed) == answer.text
 
 
-@pytest.mark.full
-def test_a_template_that_shows_earlier_messages_differently(run, with_template, monkeypatch):
+def test_a_template_that_shows_earlier_messages_differently(
+  run, with_template, monkeypatch, caplog
+):
+  caplog.set_level('INFO')
   monkeypatch.setitem(run.__dict__, 'vocabulary', with_template('<s>{{ messages[-1].content }}'))
   chat = run.converse(GREEDY, tokens=3, context=250)
   chat.say('a few lines')
   again = run.converse(GREEDY, tokens=3, context=250).say('of text')
   assert chat.say('of text') == again
+  chat.say('more')
+  assert [message.split(':')[0] for message in caplog.messages] == [
+    'the chat template now shows earlier messages differently'
+  ]
 
 
 def test_after_a_stop_string_the_conversation_is_read_again(run):
@@ -195,8 +214,117 @@ def test_an_answer_ends_with_the_turn(run, monkeypatch):
     assert answer.ended and answer.tokens == whole.tokens[: whole.tokens.index(end)]
   assert complete(chat=False) == text
   # The token is read with the next message, in which the template writes it.
-  conversation = run.converse(GREEDY, tokens=6, context=250)
-  assert [conversation.say('a few').ended, conversation.say('a few').prompt] == [True, 'a few']
+  chat = run.converse(GREEDY, tokens=6, context=250)
+  assert [chat.say('a few').ended, chat.say('a few').prompt] == [True, 'a few']
+
+
+def test_an_answer_that_is_stopped_stays_in_the_conversation(run, reads):
+  """And its tokens in the KV cache."""
+  whole = run.converse(GREEDY, tokens=6, context=250).say('a few')
+  chat = run.converse(GREEDY, tokens=6, context=250)
+  times = iter([False, False, True])
+  stopped = chat.say('a few', should_stop=lambda: next(times))
+  assert not stopped.ended and stopped.tokens == whole.tokens[:3]
+  assert chat.messages == [*user('a few'), {'role': 'assistant', 'content': stopped.text}]
+  chat.say('b')
+  assert len(reads) == 2
+  tokens = check_next_tokens(run, reads[1])
+  assert run.vocabulary.decode(tokens).decode().count('user:') == 2
+
+
+def test_a_message_in_several_pieces_has_the_samples_of_a_prompt(run):
+  message = 'lines of some text ' * 2  # more than 32 tokens
+  options = {'tokens': 3, 'seed': 4, 'context': 250}
+  (answer,) = run.generate(message, chat=True, **options)
+  assert run.converse(**options).say(message) == answer
+
+
+def system(content):
+  return [{'role': 'system', 'content': content}]
+
+
+def test_a_system_message(run):
+  chat = run.converse(GREEDY, tokens=3, context=250, system='be short')
+  first = chat.say('a few')
+  assert [message['role'] for message in chat.messages] == ['system', 'user', 'assistant']
+  messages = [*system('be short'), *user('a few')]
+  options = {'tokens': 3, 'temperature': 0, 'context': 250, 'chat': True}
+  (answer,) = run.generate(messages, **options)
+  assert (answer.text, answer.prompt) == (first.text, messages)
+  assert run.generate('a few', **options, system='be short')[0].text == first.text
+  # Another one is read with all messages; without messages, the conversation starts again.
+  chat.set_system('be long')
+  second = chat.say('of text')
+  expected = run.generate([*system('be long'), *chat.messages[1:-1]], **options)
+  assert [second.text] == [answer.text for answer in expected]
+  chat.set_system(None)
+  chat.reset()
+  assert chat.messages == []
+  assert chat.say('a few') == run.converse(GREEDY, tokens=3, context=250).say('a few')
+
+
+def test_messages_are_encoded_with_the_system_message(run):
+  config = text.CompletionConfig(GREEDY, tokens=1, seed=0, context=250)
+  encode = lambda *args: conversation.encode_prompt(run.vocabulary, *args).ids.tolist()
+  turns = [*user('a few'), {'role': 'assistant', 'content': 'lines'}, *user('more')]
+  for prompt, messages in (('a few', user('a few')), (turns, turns)):
+    whole = encode([*system('be </s>'), *messages], 'it', config)
+    assert encode(prompt, 'it', config, 'be </s>') == whole
+    assert run.vocabulary.decode(whole).decode().startswith('system:be </s>\nuser:a few\n')
+    assert encode(prompt, 'it', config) == encode(messages, 'it', config) != whole
+
+
+# The prompt, the arguments, and the message.
+REFUSED = [
+  (
+    'a',
+    {'chat': False, 'system': 'b'},
+    'a system message (--system) comes before the messages of a chat, but the prompts are texts to '
+    'continue: set chat=True (--chat), or leave it out',
+  ),
+  (user('a'), {'chat': False}, 'prompt 1 is a list of messages: chat=True (--chat) answers them'),
+  (
+    [*system('a'), *user('b')],
+    {'system': 'c'},
+    'prompt 1 begins with a system message, and another one is set (--system): leave out one',
+  ),
+  (
+    [*user('a'), {'role': 'assistant', 'content': 'b'}],
+    {},
+    "prompt 1 ends with a message of the role 'assistant': expected one that the model answers",
+  ),
+  ([{'role': 'user'}], {}, "prompt 1, message 1 has no 'content': expected a role and a content"),
+  ([*user('a'), 'b'], {}, "prompt 1, message 2 has no 'role': expected a role and a content"),
+  (user(['a']), {}, 'prompt 1, the content of message 1 is of type list, expected a text'),
+  ('a', {'system': '\ud800'}, 'the system message is not valid Unicode: surrogates not allowed'),
+]
+
+
+@pytest.mark.parametrize(('prompt', 'arguments', 'message'), REFUSED)
+def test_prompts_that_are_no_conversation_to_answer(run, prompt, arguments, message):
+  with bad_input(message):
+    run.generate(prompt, **{'chat': True} | arguments)
+
+
+def test_templates_without_a_system_role(run, with_template, monkeypatch):
+  """They raise an error, or leave the message out."""
+  raising = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}<s>"
+  silent = "{% for m in messages if m.role == 'user' %}<s>{{ m.content }}{% endfor %}"
+  leaves_out = (
+    "the chat template of the model leaves out the role 'system': put its text into a message of "
+    "the role 'user'"
+  )
+  cannot_show = 'the chat template of the model cannot show this conversation: no system'
+  for template, message in ((raising, cannot_show), (silent, leaves_out)):
+    monkeypatch.setitem(run.__dict__, 'vocabulary', with_template(template))
+    with bad_input(message):
+      run.converse(GREEDY, system='a')
+    with bad_input(f'prompt 1: {message}'):
+      run.generate('b', chat=True, system='a')
+    chat = run.converse(GREEDY)
+    with bad_input(message):
+      chat.set_system('a')
+    assert chat.messages == []
 
 
 def test_conversations_that_cannot_go_on(run, with_template, monkeypatch):

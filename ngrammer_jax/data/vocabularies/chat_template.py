@@ -25,6 +25,8 @@ OPEN, CLOSE = '\ufdd0', '\ufdd1'
 
 Message = dict[str, str]  # `role` and `content`
 
+SYSTEM, USER, ASSISTANT = 'system', 'user', 'assistant'
+
 # A conversation that shows how a template ends an answer.
 QUESTION: Message = {'role': 'user', 'content': 'Which animal?'}
 ANSWER: Message = {'role': 'assistant', 'content': 'Aardvark'}
@@ -85,6 +87,27 @@ def render(
     raise errors.BadInput(
       f'the chat template of the model cannot show this conversation: {error}'
     ) from error
+
+
+def check_roles(vocabulary: TokenizerVocabulary, messages: Sequence[Message]) -> None:
+  """Checks that a template shows all messages of a system, a tool or another role.
+
+  Those of a user or an assistant may be left out: some templates show the last ones.
+
+  Raises:
+    BadInput: it leaves out one of them, or does not accept it.
+  """
+  shown = render(vocabulary, messages)
+  for i, message in enumerate(messages):
+    role = message['role']
+    if role in (USER, ASSISTANT):
+      continue
+    changed = message | {'content': f'{message["content"]}.'}
+    if render(vocabulary, [*messages[:i], changed, *messages[i + 1 :]]) == shown:
+      raise errors.BadInput(
+        f'the chat template of the model leaves out the role {role!r}: put its text into a message '
+        f'of the role {USER!r}'
+      )
 
 
 def encode(vocabulary: TokenizerVocabulary, rendered: str) -> np.ndarray:
