@@ -154,9 +154,7 @@ class TokenizerVocabulary(base.Vocabulary):
 
   def encode_all(self, texts: Sequence[bytes], special: bool = False) -> list[np.ndarray]:
     decoded = [text.decode() for text in texts]
-    tokenizer = self._tokenizer
-    if special:
-      tokenizer = self._special_tokenizer
+    tokenizer = self._select_tokenizer(special)
     encodings = tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
     id_arrays = [np.array(encoding.ids, np.int32) for encoding in encodings]
     if special:
@@ -173,6 +171,29 @@ class TokenizerVocabulary(base.Vocabulary):
       is_reserved[i] = token.special and i != self.unknown
     is_reserved[self.document_start] = True
     return is_reserved
+
+  def encode_with_ranges(
+    self, texts: Sequence[str], special: bool = False
+  ) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the ids of each text, as `encode_all`, and the range of characters of each id.
+
+    The ranges are [N, 2]. Tokens that are pieces of one character have the same range.
+    """
+    encodings = self._select_tokenizer(special).encode_batch(texts, add_special_tokens=False)
+    results = []
+    for encoding in encodings:
+      ids = np.array(encoding.ids, np.int32)
+      ranges_Nx2 = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+      if not special:
+        is_text = ids != self.document_start
+        ids = ids[is_text]
+        ranges_Nx2 = ranges_Nx2[is_text]
+      results.append((ids, ranges_Nx2))
+    return results
+
+  def _select_tokenizer(self, special: bool) -> 'tokenizers.Tokenizer':
+    """Returns the tokenizer that reads the spellings of special tokens as such, or as text."""
+    return self._special_tokenizer if special else self._tokenizer
 
   def decode(self, ids: Iterable[int], special: bool = False) -> bytes:
     return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special).encode()
