@@ -51,6 +51,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import shards
 from ngrammer_jax.data.rows import mixture_schedule, streamed_rows
+from ngrammer_jax.data.tokens import document_encoder
 
 try:
   from ngrammer_jax.tasks import c4, tensorflow
@@ -127,7 +128,9 @@ def packed(split_shards, vocabulary, root):
   """Returns a function that makes the next batch and returns its number of tokens."""
   folder = root / 'positions' / str(time.monotonic_ns())
   schedule = mixture_schedule.PartSchedule(mixture_schedule.MixtureSchedule((1.0,), B), 0)
-  dataset = streamed_rows.StreamedRows(split_shards, vocabulary, schedule, T, folder, None, False)
+  dataset = streamed_rows.StreamedRows(
+    split_shards, document_encoder.TextEncoder(vocabulary), schedule, T, folder, None, False
+  )
   steps = itertools.count()
   return lambda: B * dataset.rows(next(steps), range(B))[0][0].size
 

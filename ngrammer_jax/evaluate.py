@@ -87,7 +87,7 @@ def _evaluate_language_model(
   if run.config.data.corpus != 'sotu':  # the corpus may be elsewhere on this machine
     allowed += ('data.path', 'data.mixture.*.path')
   if options.text is not None:  # it may hold its text in other fields
-    allowed += ('data.text_field', 'data.document_separator')
+    allowed += ('data.text_field', 'data.document_separator', 'data.chat', 'data.loss_on')
   config = command_line.override(run.config, overrides, *allowed)
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.

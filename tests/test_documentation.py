@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import io
 import itertools
+import json
 import operator
 import os
 import pathlib
@@ -319,6 +320,7 @@ class Pages:
     makers = {'file_or_folder': self._text, 'speech.txt': self._speech}
     makers |= {'tokenizer.json': self._tokenizer, 'CBTest': self._books}
     makers |= {'superglue': self._superglue, 'fineweb': self._parquet, 'pile': self._lines}
+    makers |= {'chat.jsonl': self._conversations, 'chat_model': self._chat_model}
     path = self.folder / name
     if name not in makers:
       path = self.data() / name
@@ -346,6 +348,16 @@ class Pages:
 
   def _tokenizer(self, path):
     path.write_bytes(tokenizer_files.byte_level())
+
+  def _conversations(self, path):
+    messages = [{'role': 'user', 'content': 'Who?'}, {'role': 'assistant', 'content': 'We, the'}]
+    path.write_text(f'{json.dumps({"messages": messages})}\n' * 200)
+
+  def _chat_model(self, path):
+    template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
+    path.mkdir()
+    (path / 'tokenizer.json').write_bytes(tokenizer_files.byte_level())
+    (path / 'tokenizer_config.json').write_text(json.dumps({'chat_template': template}))
 
   def _books(self, path):
     """The questions, and the validation book in place of the books for training."""

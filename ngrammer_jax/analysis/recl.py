@@ -128,7 +128,7 @@ def _score_windows(
       ) -> token_batch.Batch:
         row_indices = np.minimum(np.arange(row_slice.start, row_slice.stop), len(firsts_B) - 1)
         return token_batch.stack_rows(
-          text.window(firsts_B[row] + index * T, T) for row in row_indices
+          token_split.Row(*text.window(firsts_B[row] + index * T, T)) for row in row_indices
         )
 
       scores = run.engine.score_segments(variables, rows, -(-length // T), make_segment)

@@ -4,6 +4,7 @@ T tokens; B streams, S tokens of a stream.
 """
 
 from collections.abc import Sequence
+import dataclasses
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def token_losses(
   """Returns the loss of the first tokens of a text in nats, float64 [T].
 
   The text is divided into `evaluation.streams` streams of segments, and each token is scored once,
-  as with `evaluation.protocol=streams`.
+  as with `evaluation.protocol=streams`; also a token that does not count in the loss of training.
 
   Args:
     run: the run.
@@ -36,7 +37,10 @@ def token_losses(
   """
   config = run.config
   source = evaluation_streams.EvaluationStreams(
-    text, config.evaluation.streams, config.evaluation_length(), tokens
+    dataclasses.replace(text, counts=None),
+    config.evaluation.streams,
+    config.evaluation_length(),
+    tokens,
   )
   if variables is None:
     variables = run.variables

@@ -12,6 +12,8 @@ from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.relations import at_least, equals
 from ngrammer_jax.system import storage
 
+# The tokens of conversations that count in the loss: all, or those that the assistant writes.
+LOSS_ON = ('all', 'assistant')
 VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece', 'tokenizer')
 
 
@@ -24,6 +26,8 @@ class PartConfig:
   corpus: str | None = field(None, 'name of the corpus, see docs/corpora.md')
   path: str | None = field(None, 'corpus file or folder', free_on_resume=True)
   text_field: tuple[str, ...] | None = field(None, 'fields or columns that hold the text')
+  chat: bool | None = field(None, 'whether it holds conversations')
+  loss_on: str | None = field(None, 'tokens of conversations that count', choices=LOSS_ON)
 
   def full_name(self, data: 'DataConfig') -> str:
     """Returns the name of the part in a section `data`."""
@@ -41,8 +45,12 @@ class PartConfig:
       if 'corpus' in key.only_for and corpus not in key.only_for['corpus']:
         without_effect.append(name)
     changes = {name: getattr(DataConfig, name) for name in without_effect}
-    if self.text_field is not None:
-      changes['text_field'] = self.text_field
+    for name in ('text_field', 'chat', 'loss_on'):
+      own_value = getattr(self, name)
+      if own_value is not None:
+        changes[name] = own_value
+    if self.loss_on is None and not changes.get('chat', data.chat):
+      changes['loss_on'] = DataConfig.loss_on
     return dataclasses.replace(part, **changes)
 
 
@@ -90,6 +98,20 @@ class DataConfig:
     'fields of a JSON object, or columns, that hold the text, joined by newlines; a.b: b within a',
     may_be_empty=False,
     only_for={'corpus': ('text', 'shards')},
+  )
+  chat: bool = field(
+    False,
+    'the field, messages by default, holds conversations, written by the chat template',
+    only_for={'corpus': ('text', 'shards'), 'vocabulary': ('tokenizer',)},
+    remedy='use False, or data.corpus=text or shards, and data.vocabulary=tokenizer with the '
+    'folder of a model for chats as data.vocabulary_path',
+  )
+  loss_on: str = field(
+    'all',
+    'tokens of conversations that count in the loss: all, or those of the assistant',
+    choices=LOSS_ON,
+    only_for={'chat': (True,)},
+    remedy="use 'all', or data.chat=True for conversations",
   )
   document_separator: str | None = field(
     None,
@@ -155,7 +177,7 @@ class DataConfig:
       yield
     except errors.BadInput as error:
       prefix = f'data.mixture.{index}.' if self.mixture else 'data.'
-      message = re.sub(r'\bdata\.(?=(corpus|path|text_field)\b)', prefix, str(error))
+      message = re.sub(r'\bdata\.(?=(corpus|path|text_field|chat|loss_on)\b)', prefix, str(error))
       raise errors.BadInput(message) from error
 
   def check(self) -> None:
@@ -165,6 +187,11 @@ class DataConfig:
       self._check_mixture()
       return
     self._check_vocabulary()
+    if self.chat and len(self.text_field) > 1:
+      raise errors.BadInput(
+        f'data.text_field={self.text_field} has {len(self.text_field)} fields, but with '
+        f'data.chat=True one field holds the messages: name that one'
+      )
     if self.is_streamed:
       self._check_streamed()
     elif self.shuffle is not None:

@@ -5,15 +5,17 @@ files/: `file_formats` says what a file is, `compression` and `buckets` read its
 
 formats/: the records of a file, from any position on. A new format of columns is a module there,
 and a row in the tables of `formats` and `file_formats`; any other has a branch in their functions.
+A record is a text, or with `data.chat` the messages of a conversation (`conversations`).
 
 documents/: `corpora` opens the corpus of a config as a `corpus.Corpus`, documents by split, from
 whole files, parts of them (`sections`, `held_out`) or `shards`. `split_reader` parses the documents
 of all splits once, without `duplicates`.
 
-vocabularies/: text to ids and back.
+vocabularies/: text to ids and back; conversations to text (`chat_template`).
 
-tokens/: a vocabulary is read, or learned (`learned_vocabulary`). A corpus is encoded once into the
-`token_cache`, a folder on this machine with the tokens of each split.
+tokens/: a vocabulary is read, or learned (`learned_vocabulary`). A `document_encoder` turns a text,
+or a conversation, into tokens, and says which of them count in the loss. A corpus is encoded once
+into the `token_cache`, a folder on this machine with the tokens of each split.
 
 rows/: what each row of a `token_batch` reads at a step, of one corpus (`interface.TrainRows`).
 `cached_rows` read the token cache: their tokens are a function of the step, and nothing is saved.

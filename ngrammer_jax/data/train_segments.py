@@ -45,6 +45,7 @@ class TrainSegments:
     self._schedule = mixture_schedule.MixtureSchedule(mixture.weights, B, config.data.mixture_block)
     self._batch_size = B
     self._vocabulary = mixture.vocabulary
+    self._has_counts = any(corpus.encoder.has_counts for corpus in mixture.parts.values())
     self._size = f'training.batch_size={B:,} x training.segment_length={T:,}'
     self.readers: dict[str, interface.TrainRows] = {}
     self._epochs: dict[str, int] = {}
@@ -58,7 +59,7 @@ class TrainSegments:
         folder += f'-{index}'
       self.readers[name] = streamed_rows.StreamedRows(
         corpus.train_shards,
-        mixture.vocabulary,
+        corpus.encoder,
         schedule,
         T,
         workdir / fingerprints.FOLDER / folder,
@@ -90,7 +91,7 @@ class TrainSegments:
   def segment(self, step: int, rows: slice = slice(None)) -> token_batch.Batch:
     """Returns the segment of a step, for a slice of the batch rows."""
     row_range = range(self._batch_size)[rows]
-    segments: dict[int, token_batch.Row] = {}
+    segments: dict[int, token_split.Row] = {}
     for name, reader in self.readers.items():
       segments |= reader.rows(step, row_range)
       if reader.epochs > step:
@@ -101,9 +102,12 @@ class TrainSegments:
     if step:
       is_new_B = self._schedule.parts(step) != self._schedule.parts(step - 1)
       for row in np.array(row_range)[is_new_B[rows]]:
-        inputs, _, starts = segments[row]
-        inputs[0] = self._vocabulary.document_start
-        starts[0] = True
+        segments[row].inputs[0] = self._vocabulary.document_start
+        segments[row].starts[0] = True
+    if self._has_counts:  # then every batch has them: the shapes of all steps and hosts are equal
+      for row, segment in segments.items():
+        if segment.counts is None:
+          segments[row] = segment._replace(counts=np.ones(len(segment.inputs), bool))
     return token_batch.stack_rows(segments[row] for row in row_range)
 
   def row_states(self, step: int) -> list[Any] | None:

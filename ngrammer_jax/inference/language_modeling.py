@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data.rows import evaluation_streams, token_batch
 from ngrammer_jax.data.tokens import token_split
@@ -34,7 +35,8 @@ def evaluate(
   The split, or its first `config.evaluation.max_tokens` tokens, is divided into contiguous streams.
   The memory of a stream starts empty and is carried from segment to segment. The result depends on
   the options of the evaluation only (see `evaluation_streams`), not on the batch size or the
-  devices. Most protocols score every token exactly once.
+  devices. Most protocols score every token exactly once. Tokens that do not count in the loss are
+  read and not scored.
 
   Args:
     engine: the engine of the model.
@@ -52,6 +54,7 @@ def evaluate(
     split, options.streams, length, max_tokens, options.protocol
   )
   count = min(max_tokens or len(split.tokens), len(split.tokens))
+  check_counted(split, max_tokens)
   if length > inference.bucket(count, inference.MIN_TEXT_LENGTH):
     hosts.warn_once(
       f'a segment of {length:,} tokens is longer than the text of {count:,}: lower '
@@ -64,7 +67,7 @@ def evaluate(
   for batch in score_streams(engine, variables, text, config):
     for scores in batch:
       report(totals.add(scores))
-  is_whole_split = totals.counts['tokens'] == len(split.tokens)
+  is_whole_split = text.tokens == len(split.tokens)
   protocol = {
     'name': options.protocol,
     'streams': text.streams,
@@ -74,6 +77,17 @@ def evaluate(
   }
   text_bytes = split.text_bytes if is_whole_split else None
   return totals.metrics(protocol, text_bytes)
+
+
+def check_counted(split: token_split.TokenSplit, max_tokens: int) -> None:
+  """Raises BadInput if none of the first tokens of a split counts in the loss; 0: of all tokens."""
+  if split.num_counted(max_tokens):
+    return
+  first = f' of the first {max_tokens:,}, which is evaluation.max_tokens,' if max_tokens else ''
+  raise errors.BadInput(
+    f'no token{first} of the split to evaluate counts in the loss: with data.loss_on=assistant it '
+    f'needs messages of the assistant'
+  )
 
 
 class _Totals:

@@ -22,7 +22,7 @@ class Scores(NamedTuple):
   Attributes:
     nll_BxT: negative log-likelihood in nats, 0 where a target does not count.
     correct_BxT: whether the most likely token is the target, and counts.
-    counts_BxT: whether the target counts: it is not padding.
+    counts_BxT: whether the target counts: it is not padding, see `token_batch.Batch.counted`.
     targets_BxT: the targets.
   """
 
@@ -59,7 +59,7 @@ def score_segment(
 ) -> tuple[Scores, Any]:
   """Returns the scores of a segment and the new memory."""
   hidden, memory, _ = model.apply(variables, segment.tokens_BxT, memory, **segment.marks)
-  return _score(model, variables, hidden, segment.targets_BxT, segment.valid_BxT > 0), memory
+  return _score(model, variables, hidden, segment.targets_BxT, segment.counted > 0), memory
 
 
 def score_last_target(
@@ -70,8 +70,9 @@ def score_last_target(
   A row of padding has none.
   """
   hidden_Bx1xD, memory = _forward_last(model, variables, window, memory)
-  target_Bx1 = jnp.take_along_axis(window.targets_BxT, _last_index(window.valid_BxT), axis=1)
-  counts_Bx1 = (window.valid_BxT > 0).any(axis=1, keepdims=True)
+  last_Bx1 = _last_index(window.valid_BxT)
+  target_Bx1 = jnp.take_along_axis(window.targets_BxT, last_Bx1, axis=1)
+  counts_Bx1 = jnp.take_along_axis(window.counted, last_Bx1, axis=1) > 0
   return _score(model, variables, hidden_Bx1xD, target_Bx1, counts_Bx1), memory
 
 

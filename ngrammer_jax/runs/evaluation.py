@@ -35,7 +35,9 @@ def evaluate_file(
   config = run.config
   with hosts.collective_errors():
     options = corpora.read_options(config.data)
-    split = token_cache.encode_file(storage.user_path('--text', path), run.vocabulary, options)
+    split = token_cache.encode_file(
+      storage.user_path('--text', path), run.vocabulary, options, config.data.loss_on
+    )
   count = _count_tokens(split, max_tokens)
   streams = min(config.evaluation.streams, max(count // config.evaluation_length(), 1))
   if streams < config.evaluation.streams:
@@ -73,7 +75,8 @@ def _score(
   count = _count_tokens(split, options.max_tokens)
   split_texts.log(run.config, {name: count})
   variables = run.restored
-  with progress.Progress(f'evaluating {name}', count, 'tokens') as bar:
+  num_counted = split.num_counted(options.max_tokens)
+  with progress.Progress(f'evaluating {name}', num_counted, 'tokens') as bar:
     result = language_modeling.evaluate(
       run.engine, variables.collections, split, config, run.vocabulary.line_end, bar.advance
     )

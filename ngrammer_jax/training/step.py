@@ -128,11 +128,8 @@ class TrainStep:
   ) -> tuple[Any, Any, step_metrics.Metrics, Any]:
     """Returns the gradient, the next memory, the metrics of the loss and the next codebook."""
     T = segment.tokens_BxT.shape[1]
-    counts_BxT = segment.counts_BxT
-    if counts_BxT is None:
-      counts_BxT = segment.valid_BxT
     first_counted = T // 2 if self.half_loss else 0
-    counts_BxT = counts_BxT * (jnp.arange(T) >= first_counted)
+    counts_BxT = segment.counted * (jnp.arange(T) >= first_counted)
     total = counts_BxT.sum()
     dropout_key = jax.random.fold_in(jax.random.key(self.seed), state.step)
     rows = Rows(segment, counts_BxT, state.memory)

@@ -164,6 +164,10 @@ class CorpusTask(TrainTask):
     self.vocabulary = self._mixture.vocabulary
     self.content_hash = self._mixture.content_hash
     self._segments = train_segments.TrainSegments(self._mixture, config, workdir)
+    for corpus in self._mixture.parts.values():
+      language_modeling.check_counted(
+        corpus.splits['validation'], config.evaluation.max_tokens or 0
+      )
 
   @property
   def source_dtypes(self) -> Mapping[str, np.dtype]:
@@ -259,6 +263,8 @@ class CorpusTask(TrainTask):
       else:
         tokens = len(corpus.splits['train'].tokens)
         size = f'{tokens:,} training tokens'
+        if corpus.encoder.has_counts:
+          size += f' ({corpus.splits["train"].num_counted() / tokens:.1%} count in the loss)'
         epochs = f' are {weight * t.steps * t.tokens_per_step / tokens:.2f} epochs'
       of_part = ''
       if name:  # of a mixture

@@ -11,6 +11,10 @@ from tests.loops import each
 
 # Each row has the overrides without `--config.`, separated by spaces, and the whole message. MEMORY
 # stands for `model.ngram_memories.0`.
+CHAT_REMEDY = (
+  'use False, or data.corpus=text or shards, and data.vocabulary=tokenizer with the folder of a '
+  'model for chats as data.vocabulary_path'
+)
 KEYS = [
   ('optimizer.learning_rate=nan', "optimizer.learning_rate='nan' is not of type float"),
   (
@@ -840,6 +844,25 @@ DATA = [
     '256 bytes, special pieces',
   ),
   ('data.text_field=()', "data.text_field=() must not be empty: use ('text',)"),
+  (
+    'data.chat=True data.corpus=text',
+    "data.chat=True is not for data.vocabulary='sentencepiece', but for tokenizer: " + CHAT_REMEDY,
+  ),
+  (
+    'data.chat=True data.vocabulary=tokenizer',
+    "data.chat=True is not for data.corpus='sotu', but for text, shards: " + CHAT_REMEDY,
+  ),
+  (
+    'data.loss_on=assistant',
+    "data.loss_on='assistant' is not for data.chat=False, but for True: use 'all', or "
+    'data.chat=True for conversations',
+  ),
+  ('data.loss_on=user', "data.loss_on='user' is not one of: all, assistant"),
+  (
+    'data.mixture.0.corpus=text data.mixture.0.loss_on=assistant',
+    "data.mixture.0.loss_on='assistant' is not for data.mixture.0.chat=False, but for True: use "
+    "'all', or data.mixture.0.chat=True for conversations",
+  ),
   ("data.text_field=('a','')", "data.text_field=('a', '') must not be empty: use ('text',)"),
   ('data.document_separator=', "data.document_separator='' must not be empty: use None"),
   (

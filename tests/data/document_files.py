@@ -13,6 +13,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import mixture
 from ngrammer_jax.data.documents import corpora
 from ngrammer_jax.data.rows import mixture_schedule, streamed_rows, token_batch
+from ngrammer_jax.data.tokens import document_encoder
 
 FRAME = 700  # bytes of text in a frame: several in a file, and most end within a line
 COMPRESS = {
@@ -72,7 +73,8 @@ class Packed(streamed_rows.StreamedRows):
 
   def __init__(self, source, vocabulary, batch_size, length, folder, shuffle=None, begin=False):
     self._all_rows, schedule = range(batch_size), whole_batch(batch_size)
-    super().__init__(source, vocabulary, schedule, length, folder, shuffle, begin)
+    encoder = document_encoder.TextEncoder(vocabulary)
+    super().__init__(source, encoder, schedule, length, folder, shuffle, begin)
 
   def segment(self, step, rows=slice(None)):
     return token_batch.stack_rows(self.rows(step, self._all_rows[rows]).values())

@@ -84,7 +84,7 @@ def test_rows_continue_each_part_where_they_stopped(data, tmp_path, parts):
     rows = [single_row(part, row, tmp_path) for part in prepared.parts.values()]
     for step, segment in enumerate(actual):
       part = schedule.parts(step)[row]
-      inputs, targets, starts = next(rows[part])
+      inputs, targets, starts = next(rows[part])[:3]
       if step and part != schedule.parts(step - 1)[row]:
         assert step % BLOCK == 0
         inputs[0], starts[0] = BYTES.document_start, True

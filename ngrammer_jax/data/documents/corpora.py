@@ -16,7 +16,7 @@ from ngrammer_jax.data.documents import held_out, published_corpora, shards
 from ngrammer_jax.data.documents.corpus import Corpus as Corpus
 from ngrammer_jax.data.files import buckets, file_formats, file_log, split_files
 from ngrammer_jax.data.files.split_files import SPLITS
-from ngrammer_jax.data.formats import ReadOptions
+from ngrammer_jax.data.formats import ReadOptions, conversations, text_fields
 from ngrammer_jax.system import storage
 
 
@@ -55,6 +55,11 @@ def open_corpus(config: data_config.DataConfig) -> Corpus:
 
 def read_options(config: data_config.DataConfig, has_paragraphs: bool = False) -> ReadOptions:
   """Returns how the documents of files are read."""
+  if config.chat:
+    fields = config.text_field
+    if fields == data_config.DataConfig.text_field:
+      fields = text_fields.CHAT_FIELDS[:1]
+    return ReadOptions(fields, is_chat=True, remedy=conversations.REMEDY)
   return ReadOptions(
     fields=config.text_field,
     separator=config.document_separator,

@@ -143,6 +143,8 @@ class Corpus:
     stamps = [_stamp(path) for path in self.files]
     sizes = sorted(self.first_sizes.items())
     keys = [getattr(config, key) for key in KEYS]
+    if config.chat:
+      keys += [config.chat, config.loss_on]
     return [self.name, stamps, sizes, self.files_by_split, keys]
 
   def too_little_text(self, split: str, counts: DocumentCounts) -> errors.BadInput:

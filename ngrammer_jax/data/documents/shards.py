@@ -112,12 +112,15 @@ def open_documents(
 ) -> list[Document] | ShardDocuments:
   """Returns the documents of files; each file is one, if all are texts without a separator.
 
+  A text holds no conversations, see `formats.DocumentFile.open`.
+
   Args:
     paths: the files.
     options: how their documents are read.
     all_formats: formats of all files of the corpus.
   """
-  if options.separator is None and set(all_formats) == {file_formats.TEXT}:
+  are_texts = set(all_formats) == {file_formats.TEXT} and not options.is_chat
+  if are_texts and options.separator is None:
     return [whole_file(path) for path in paths]
   return ShardDocuments(FileShards(tuple(paths), options))
 

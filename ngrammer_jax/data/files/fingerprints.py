@@ -17,6 +17,7 @@ from ngrammer_jax.system import file_errors, files, hosts, json_files, synced_fo
 
 FOLDER = 'shards'  # in the workdir
 OLD_FOLDER = 'places'  # of version 0.3.0
+LINE_TYPES = {'file': int, 'name': str, 'size': int, 'content': str}
 SAMPLES = 16  # compared parts of a file, beside its size
 SAMPLE_BYTES = 4096  # of each part
 
@@ -108,7 +109,7 @@ def _read(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields the lines of all processes, without damaged ones."""
   for path in sorted(folder.glob('files-*.jsonl')):
     for line in json_files.read_lines(path):
-      if {'file', 'name', 'size', 'content'} <= line.keys():
+      if all(type(line.get(name)) is kind for name, kind in LINE_TYPES.items()):
         yield line
 
 

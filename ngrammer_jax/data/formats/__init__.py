@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 import dataclasses
+import json
 import pathlib
 
+from ngrammer_jax import errors
 from ngrammer_jax.data.files import file_formats, text_files
-from ngrammer_jax.data.formats import arrow, columns, lines, parquet
+from ngrammer_jax.data.formats import arrow, columns, conversations, lines, parquet
 from ngrammer_jax.data.formats.interface import DEFAULT_OPTIONS as DEFAULT_OPTIONS
 from ngrammer_jax.data.formats.interface import START as START
 from ngrammer_jax.data.formats.interface import DocumentText as DocumentText
@@ -35,8 +37,18 @@ class DocumentFile:
 
   @classmethod
   def open(cls, path: pathlib.Path, options: ReadOptions) -> 'DocumentFile':
-    """Returns a file, whose format is looked at. Raises BadInput if it cannot be read."""
-    return cls(path, file_formats.identify(path, options.any_bytes), options)
+    """Returns a file, whose format is looked at.
+
+    Raises:
+      BadInput: it cannot be read, or is a text in place of conversations.
+    """
+    file_format = file_formats.identify(path, options.any_bytes)
+    if options.is_chat and file_format == file_formats.TEXT:
+      raise errors.BadInput(
+        f'{path} is text, but data.chat=True reads conversations, which are JSON lines, Parquet or '
+        f'Arrow with a field "{options.fields[0]}": use data.chat=False to train on text'
+      )
+    return cls(path, file_format, options)
 
   def read(self, position: FilePosition = START) -> Iterator[tuple[bytes, FilePosition]]:
     """Yields the record of each document from a position on, and the position of the next one.
@@ -55,13 +67,16 @@ class DocumentFile:
         yield from lines.read(self.path, position, self.options, is_json)
 
   def text(self, document: int, record: bytes) -> DocumentText:
-    """Returns the text of a document.
+    """Returns the text of a document, or the messages of a conversation.
 
     Raises:
       BadInput: the record has no text, or it is not UTF-8.
     """
     if self.format == file_formats.LINES:
       return lines.parse(record, f'{self.path}, line {document + 1:,}', self.options)
+    if self.options.is_chat:
+      location = f'{self.path}, row {document + 1:,}'
+      return conversations.parse(json.loads(record), self.options.fields[0], location)
     is_text = self.format == file_formats.TEXT
     if not self.options.any_bytes:
       unit = 'document' if is_text else 'row'

@@ -1,6 +1,7 @@
 """The columns of Parquet and Arrow that hold the text of documents."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
 import pathlib
 from typing import Any
 
@@ -17,7 +18,7 @@ def read(
 ) -> Iterator[tuple[bytes, FilePosition]]:
   """Yields the text of each row from a position on, and the position of the next row.
 
-  The fields of a row are joined by a newline.
+  The fields of a row are joined by a newline. A conversation is JSON, see `conversations.parse`.
 
   Args:
     path: the file.
@@ -49,7 +50,10 @@ def skip(batches: Iterable[Any], rows: int) -> Iterator[Any]:
 def _texts(
   path: pathlib.Path, batch: Any, field: str, names: Sequence[str], options: ReadOptions
 ) -> list[bytes | None]:
-  """Returns the texts of a column; a dot of its name is for a field within a field."""
+  """Returns the texts of a column; a dot of its name is for a field within a field.
+
+  A value with conversations may be of any type, and is returned as JSON.
+  """
   import pyarrow as pa
   from pyarrow import compute
 
@@ -65,6 +69,9 @@ def _texts(
       f'{path} has no column {field!r}, but {", ".join(names)}: '
       f'{text_fields.remedy_for_missing(options, names)}'
     ) from error
+  if options.is_chat:
+    values = column.to_pylist()
+    return [json.dumps(value, ensure_ascii=False).encode() for value in values]
   try:
     return column.cast(pa.large_binary()).to_pylist()
   except pa.ArrowNotImplementedError as error:

@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.files import compression, text_files
-from ngrammer_jax.data.formats import text_fields
+from ngrammer_jax.data.formats import conversations, text_fields
 from ngrammer_jax.data.formats.interface import DocumentText, FilePosition, ReadOptions
 
 
@@ -37,7 +37,7 @@ def _split(file: BinaryIO, options: ReadOptions, is_json: bool) -> Iterator[byte
 
 
 def parse(record: bytes, location: str, options: ReadOptions) -> DocumentText:
-  """Returns the text of a line of JSON. An empty line, and null, is an empty document.
+  """Returns the text of a line of JSON, or its messages. An empty line, and null, is empty.
 
   Raises:
     BadInput: the line is not JSON, or a field is missing or holds something else than text.
@@ -46,11 +46,13 @@ def parse(record: bytes, location: str, options: ReadOptions) -> DocumentText:
     return DocumentText(b'')
   needed = f'object with a "{options.fields[0]}"'
   value = text_files.parse_json(record, location, f'expected one {needed} per line')
+  values = [text_fields.find(value, field) for field in options.fields]
+  if text_fields.MISSING in values:
+    raise _missing_field(record, value, location, options)
+  if options.is_chat:
+    return conversations.parse(values[0], options.fields[0], location)
   texts = []
-  for field in options.fields:
-    text = text_fields.find(value, field)
-    if text is text_fields.MISSING:
-      raise _missing_field(record, value, location, options)
+  for field, text in zip(options.fields, values, strict=True):
     if text is not None:
       _check_is_text(text, field, location, options)
       texts.append(text)

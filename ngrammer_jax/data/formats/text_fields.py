@@ -51,8 +51,10 @@ def describe(value: Any) -> str:
 def remedy_for_missing(options: ReadOptions, names: Collection[str]) -> str:
   """Returns what to do if the fields of a file are these, and none of them has the text."""
   conversations = [name for name in CHAT_FIELDS if name in names]
-  if not conversations or not options.can_be_chat or options.is_chat:
+  if not conversations or not options.can_be_chat:
     return options.remedy
+  if options.is_chat:
+    return f'set data.text_field={conversations[0]}'
   if conversations[0] == CHAT_FIELDS[0]:
     return f'set data.chat=True, which reads the conversations in "{conversations[0]}"'
   return (

@@ -6,7 +6,7 @@ segment. So the memory of a row holds the tokens just before the segment, after 
 B batch rows, T segment length.
 """
 
-from ngrammer_jax.data.rows import mixture_schedule, token_batch
+from ngrammer_jax.data.rows import mixture_schedule
 from ngrammer_jax.data.tokens import token_split
 
 
@@ -35,7 +35,7 @@ class CachedRows:
     self.epochs = 0
     self._stride = len(split.tokens) // schedule.batch_size
 
-  def rows(self, step: int, rows: range) -> dict[int, token_batch.Row]:
+  def rows(self, step: int, rows: range) -> dict[int, token_split.Row]:
     """Returns the segments of those of the rows that read the split at a step, from 0.
 
     They do not depend on the number of hosts.
@@ -47,7 +47,7 @@ class CachedRows:
     for row in rows:
       if is_reading_B[row]:
         first = row * self._stride + int(segments_B[row]) * self._length
-        segments[row] = self._split.window(first, self._length)
+        segments[row] = self._split.row(first, self._length)
     return segments
 
   def epochs_before(self, step: int) -> float:

@@ -1,6 +1,6 @@
 """Blocks of consecutive documents of a shard, read once for all rows of a host that share it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import logging
 
@@ -72,6 +72,7 @@ class BlockReader:
     shard_fingerprints: their fingerprints.
     keeps_blank: whether white space is a document.
     rows: the rows of this reader; documents of other rows are dropped.
+    prepare: see `DocumentEncoder.prepare`.
   """
 
   def __init__(
@@ -80,12 +81,14 @@ class BlockReader:
     shard_fingerprints: fingerprints.ShardFingerprints,
     keeps_blank: bool,
     rows: Sequence[int],
+    prepare: Callable[[bytes], bytes],
   ):
     self.files = shards.files
     self._shards = shards
     self._rows = rows
     self._fingerprints = shard_fingerprints
     self._keeps_blank = keeps_blank
+    self._prepare = prepare
     self._counts = DocumentCounts()
     self._num_unusual = 0  # documents that are null, or have replaced characters
     # Blocks that rows wait for, by epoch, shard and position.
@@ -113,22 +116,27 @@ class BlockReader:
     return block
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """Returns the text of a document, b'' for one to be left out.
+    """Returns the text of a document for its encoder, b'' for one to be left out.
 
     Empty documents, and those with replaced characters, are counted in the log.
     """
     try:
-      parsed = self._shards.text(shard, document, record)
+      return self._parse(shard, document, record)
     except errors.BadInput:
       with self._fingerprints.record_damage(shard):  # too slow for every document
         raise
+
+  def _parse(self, shard: int, document: int, record: bytes) -> bytes:
+    """See `text`."""
+    parsed = self._shards.text(shard, document, record)
     if parsed is None:  # a document of another split
       return b''
     if parsed.num_replaced or parsed.is_null:
       self._warn(shard, document, parsed)
     text = parsed.text
     if text.strip() or (text and self._keeps_blank):
-      return text
+      with errors.named(f'{self.files[shard]}, document {document + 1:,}'):
+        return self._prepare(text)
     self._counts.empty += 1
     if _is_power_of_ten(self._counts.empty):
       count = f'{self._counts.empty:,}'

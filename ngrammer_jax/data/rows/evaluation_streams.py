@@ -33,7 +33,7 @@ class EvaluationStreams:
   Attributes:
     streams: number of streams.
     segments: number of segments per stream.
-    tokens: number of targets in all streams.
+    tokens: number of targets in all streams, also of those that do not count in the loss.
     length, protocol: see above.
 
   Raises:
@@ -88,13 +88,13 @@ class EvaluationStreams:
     for target in range(first, first + rows):
       begin = max(target + 1 - self.length, 0)
       valid = (np.arange(self.length) <= target - begin) & (target < self.tokens)
-      windows.append((*self._split.window(begin, self.length), valid))
+      windows.append(self._split.row(begin, self.length)._replace(valid=valid))
     return token_batch.stack_rows(windows)
 
-  def _segment_row(self, stream: int, index: int) -> token_batch.Row:
-    """Returns a segment of a stream: inputs, targets, starts and valid."""
+  def _segment_row(self, stream: int, index: int) -> token_split.Row:
+    """Returns a segment of a stream."""
     offset = index * self.length
     first = stream * self._stride + self._num_skipped + offset
     num_left = self.tokens - stream * self._targets_per_stream  # none beyond the last stream
     valid = np.arange(self.length) < min(self._targets_per_stream, num_left) - offset
-    return (*self._split.window(first, self.length), valid)
+    return self._split.row(first, self.length)._replace(valid=valid)

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from ngrammer_jax.data.rows import token_batch
+from ngrammer_jax.data.tokens import token_split
 
 
 class TrainRows(Protocol):
@@ -14,7 +14,7 @@ class TrainRows(Protocol):
 
   epochs: int
 
-  def rows(self, step: int, rows: range) -> dict[int, token_batch.Row]:
+  def rows(self, step: int, rows: range) -> dict[int, token_split.Row]:
     """Returns the segments at a step, of those rows that read the corpus there."""
 
   def epochs_before(self, step: int) -> float | None:

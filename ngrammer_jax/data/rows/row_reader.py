@@ -11,6 +11,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.data.formats.interface import FilePosition
 from ngrammer_jax.data.rows import document_blocks
+from ngrammer_jax.data.tokens import document_encoder, token_split
 
 
 class RowState(NamedTuple):
@@ -98,8 +99,10 @@ class RowReader:
     self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
     self._sharing_rows = range(row % num_shards, batch_size, num_shards)
     self.documents = self._read_documents(state)
-    # Tokens of documents after a document start, with the state before their next token.
-    self._buffer: collections.deque[tuple[RowState, np.ndarray]] = collections.deque()
+    # Tokens of documents after a document start, with the state before their next token, and
+    # whether they count.
+    self._buffer: collections.deque[tuple[RowState, np.ndarray, np.ndarray | None]]
+    self._buffer = collections.deque()
     self._state_if_empty = state
     self.num_buffered = 0
 
@@ -108,8 +111,7 @@ class RowReader:
     """The state before the next token."""
     if not self._buffer:
       return self._state_if_empty
-    state, _ = self._buffer[0]
-    return state
+    return self._buffer[0][0]
 
   def _read_documents(self, state: RowState) -> Iterator[tuple[RowState, bytes]]:
     """Yields the state before each document, and its text, without end."""
@@ -155,40 +157,51 @@ class RowReader:
         position = block.next_position
         first_index = 0
 
-  def add_tokens(self, state: RowState, ids: np.ndarray) -> None:
+  def add_tokens(self, state: RowState, document: document_encoder.EncodedDocument) -> None:
     """Appends the tokens of a document and its separator to the buffer.
+
+    If some of its tokens do not count in the loss, the separators around it do not either.
 
     Raises:
       BadInput: the row was further in the document than its tokens.
     """
-    if not len(ids):
+    if not len(document.ids):
       return
-    tokens = np.concatenate([self._separator[-1:], ids, self._separator], dtype=np.int32)
+    tokens = np.concatenate([self._separator[-1:], document.ids, self._separator], dtype=np.int32)
+    counts = None
+    if document.counts is not None:
+      counts = np.zeros(len(tokens), bool)
+      counts[1 : 1 + len(document.ids)] = document.counts
     if state.tokens >= len(tokens):
       raise errors.BadInput(
         f'a row was at token {state.tokens:,} of a document that has {len(tokens) - 1:,} now: the '
         f'tokenizer was changed since; use the version that the run began with'
       )
-    self._buffer.append((state, tokens))
+    self._buffer.append((state, tokens, counts))
     self.num_buffered += len(tokens) - 1 - state.tokens
 
-  def take(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Removes the next tokens from the buffer. Returns their inputs, targets and starts, [T]."""
+  def take(self, length: int) -> token_split.Row:
+    """Removes the next tokens from the buffer, and returns them."""
     self.num_buffered -= length
     inputs = np.empty(length, np.int32)
     targets = np.empty(length, np.int32)
     starts = np.zeros(length, bool)
+    is_counted = np.ones(length, bool)
+    has_counts = False
     filled = 0
     while filled < length:
-      state, tokens = self._buffer.popleft()
+      state, tokens, counts = self._buffer.popleft()
       begin = state.tokens
       end = min(begin + length - filled, len(tokens) - 1)
       part = slice(filled, filled + end - begin)
       inputs[part] = tokens[begin:end]
       targets[part] = tokens[begin + 1 : end + 1]
+      if counts is not None:
+        is_counted[part] = counts[begin + 1 : end + 1]
+        has_counts = True
       starts[filled] = begin == 0
       filled = part.stop
     self._state_if_empty = state._replace(tokens=end)
     if end < len(tokens) - 1:
-      self._buffer.appendleft((self._state_if_empty, tokens))
-    return inputs, targets, starts
+      self._buffer.appendleft((self._state_if_empty, tokens, counts))
+    return token_split.Row(inputs, targets, starts, is_counted if has_counts else None)

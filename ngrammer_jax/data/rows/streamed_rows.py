@@ -14,18 +14,15 @@ from collections.abc import Collection, Mapping
 import pathlib
 from typing import Any
 
-import numpy as np
-
-from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents.corpus import Shards
-from ngrammer_jax.data.files import fingerprints, text_files
+from ngrammer_jax.data.files import fingerprints
 from ngrammer_jax.data.rows import (
   document_blocks,
   mixture_schedule,
   row_reader,
   saved_places,
-  token_batch,
 )
+from ngrammer_jax.data.tokens import document_encoder, token_split
 from ngrammer_jax.system import synced_folder
 
 BYTES_PER_TOKEN = 6  # of text that is read for each missing token: more than most have
@@ -36,7 +33,7 @@ class StreamedRows:
 
   Args:
     shards: the shards of the split.
-    vocabulary: tokenises the documents.
+    encoder: tokenises the documents.
     schedule: the steps at which each of B rows reads the corpus.
     length: T.
     folder: where fingerprints of the shards are saved. It must not be shared by different corpora.
@@ -52,7 +49,7 @@ class StreamedRows:
   def __init__(
     self,
     shards: Shards,
-    vocabulary: vocabularies.Vocabulary,
+    encoder: document_encoder.DocumentEncoder,
     schedule: mixture_schedule.PartSchedule,
     length: int,
     folder: pathlib.Path,
@@ -62,11 +59,11 @@ class StreamedRows:
   ):
     self.epochs = 0
     self._shards = shards
-    self._vocabulary = vocabulary
+    self._encoder = encoder
     self._schedule = schedule
     self._length = length
     self._order = row_reader.ShuffledOrder(shuffle)
-    self._separator = vocabulary.separator(begin_of_text)
+    self._separator = encoder.vocabulary.separator(begin_of_text)
     synced = synced_folder.SyncedFolder(folder, '*.jsonl')
     self._fingerprints = fingerprints.ShardFingerprints(synced, shards.files, old_folder)
     self._places = saved_places.SavedPlaces(old_folder or folder, [shuffle, begin_of_text])
@@ -77,7 +74,7 @@ class StreamedRows:
     self._restored = dict.fromkeys(range(schedule.batch_size), row_reader.RowState())
     self._readers: dict[range, _BatchReader] = {}
 
-  def rows(self, step: int, rows: range) -> dict[int, token_batch.Row]:
+  def rows(self, step: int, rows: range) -> dict[int, token_split.Row]:
     """Returns the segments at a step, of those rows that read the corpus there.
 
     Raises:
@@ -120,13 +117,15 @@ class StreamedRows:
       if saved is not None and saved[0] > first_step:
         first_step, states = saved
     # Each reader has its own: a document that a row takes is removed from its block.
-    blocks = document_blocks.BlockReader(self._shards, self._fingerprints, self._keeps_blank, rows)
+    blocks = document_blocks.BlockReader(
+      self._shards, self._fingerprints, self._keeps_blank, rows, self._encoder.prepare
+    )
     row_readers = {}
     for row in rows:
       row_readers[row] = row_reader.RowReader(
         row, self._schedule.batch_size, blocks, self._order, self._separator, states[row]
       )
-    reader = _BatchReader(row_readers, self._vocabulary, self._length, self._schedule, first_step)
+    reader = _BatchReader(row_readers, self._encoder, self._length, self._schedule, first_step)
     while reader.step < step:
       reader.next_segments()
     return reader
@@ -143,13 +142,13 @@ class _BatchReader:
   def __init__(
     self,
     row_readers: dict[int, row_reader.RowReader],
-    vocabulary: vocabularies.Vocabulary,
+    encoder: document_encoder.DocumentEncoder,
     length: int,
     schedule: mixture_schedule.PartSchedule,
     step: int,
   ):
     self._row_readers = row_readers
-    self._vocabulary = vocabulary
+    self._encoder = encoder
     self._length = length
     self._schedule = schedule
     self.step = step
@@ -158,7 +157,7 @@ class _BatchReader:
     """Returns the state of each row before the next segment."""
     return {row: reader.state for row, reader in self._row_readers.items()}
 
-  def next_segments(self) -> dict[int, token_batch.Row]:
+  def next_segments(self) -> dict[int, token_split.Row]:
     """Returns the next segment of each row that reads the corpus at this step."""
     is_reading_B = self._schedule.is_reading(self.step)
     readers = {row: reader for row, reader in self._row_readers.items() if is_reading_B[row]}
@@ -177,17 +176,6 @@ class _BatchReader:
           state, text = next(reader.documents)
           documents.append((reader, state, text))
           missing_bytes -= len(text)
-      ids_of_documents = self._encode([text for _, _, text in documents])
-      for (reader, state, _), ids in zip(documents, ids_of_documents, strict=True):
-        reader.add_tokens(state, ids)
-
-  def _encode(self, texts: list[bytes]) -> list[np.ndarray]:
-    """Returns the tokens of each text; long ones are tokenised in pieces."""
-    if max(map(len, texts)) <= text_files.LONG:
-      return self._vocabulary.encode_all(texts, special=False)
-    ids_of_texts = []
-    for text in texts:
-      pieces = list(text_files.split_long(text))
-      ids_of_pieces = self._vocabulary.encode_all(pieces, special=False)
-      ids_of_texts.append(np.concatenate(ids_of_pieces))
-    return ids_of_texts
+      encoded = self._encoder.encode_all([text for _, _, text in documents])
+      for (reader, state, _), document in zip(documents, encoded, strict=True):
+        reader.add_tokens(state, document)

@@ -3,10 +3,12 @@
 B batch rows, T segment length.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from ngrammer_jax.data.tokens.token_split import Row
 
 
 class Batch(NamedTuple):
@@ -33,16 +35,33 @@ class Batch(NamedTuple):
     """The arguments of a model beside the tokens and the memory."""
     return {name: getattr(self, name) for name in ('starts_BxT', 'valid_BxT', 'prefix_BxT')}
 
-
-# Inputs, targets and document starts of one row, and valid if there is padding, [T].
-Row = tuple[np.ndarray, ...]
+  @property
+  def counted(self) -> np.ndarray:
+    """More than 0 where a target has a loss."""
+    return self.valid_BxT if self.counts_BxT is None else self.counts_BxT
 
 
 def stack_rows(rows: Iterable[Row]) -> Batch:
-  """Returns the batch of some rows: inputs, targets, starts and, if there is padding, valid."""
-  inputs, targets, starts, *valid = map(np.stack, zip(*rows, strict=True))
-  valid_BxT = valid[0] if valid else np.ones(inputs.shape)
-  return Batch(inputs, targets, starts, valid_BxT.astype(np.float32))
+  """Returns the batch of some rows. If one of them has counts, those without count everywhere."""
+  rows = list(rows)
+  inputs_BxT = np.stack([row.inputs for row in rows])
+  valid_BxT = _stack_masks([row.valid for row in rows], inputs_BxT.shape[1])
+  counts_BxT = None
+  if any(row.counts is not None for row in rows):
+    counts_BxT = valid_BxT * _stack_masks([row.counts for row in rows], inputs_BxT.shape[1])
+  return Batch(
+    inputs_BxT,
+    np.stack([row.targets for row in rows]),
+    np.stack([row.starts for row in rows]),
+    valid_BxT,
+    counts_BxT,
+  )
+
+
+def _stack_masks(masks: Sequence[np.ndarray | None], length: int) -> np.ndarray:
+  """Returns the masks of rows, float32 [B, T]; one that is missing is 1."""
+  ones = np.ones(length, np.float32)
+  return np.stack([ones if mask is None else mask.astype(np.float32) for mask in masks])
 
 
 def map_batches(fn: Callable[..., np.ndarray], *batches: Batch) -> Batch:

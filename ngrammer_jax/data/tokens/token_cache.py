@@ -1,9 +1,12 @@
 """Cache of tokenised corpora: tokenised once, then memory-mapped.
 
 A cache folder holds `meta.json` and, for each split, `<split>.tokens` (raw unsigned integers),
-`<split>.starts.npy` and `<split>.keys.npy`. A streamed training split has only keys.
+`<split>.starts.npy` and `<split>.keys.npy`; with `data.loss_on=assistant` also `<split>.counts`, a
+byte for each token, 1 where it counts in the loss. A streamed training split has only keys.
 """
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -22,7 +25,7 @@ from ngrammer_jax.data.documents import duplicates, shards, split_reader
 from ngrammer_jax.data.documents.corpus import Corpus, Shards, counts_of
 from ngrammer_jax.data.files import file_formats, file_log
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, ReadOptions
-from ngrammer_jax.data.tokens import cache_folders, token_split, token_writer
+from ngrammer_jax.data.tokens import cache_folders, document_encoder, token_split, token_writer
 from ngrammer_jax.system import files, json_files, progress
 
 
@@ -37,6 +40,7 @@ class TokenCorpus:
     document_keys: a hash of each document of each split, sorted, uint64; of `train_shards` those
       of the first documents.
     counts: numbers of tokens, bytes and documents of each split, for the log.
+    encoder: turns documents into tokens.
     train_shards: shards of the training split, if it is streamed. It is not in `splits` then.
   """
 
@@ -45,6 +49,7 @@ class TokenCorpus:
   content_hash: str
   document_keys: dict[str, np.ndarray]
   counts: str
+  encoder: document_encoder.DocumentEncoder
   train_shards: Shards | None = None
 
 
@@ -67,25 +72,37 @@ def prepare(
     BadInput: the corpus is truncated, empty, has a wrong checksum or is not valid UTF-8, or the
       vocabulary does not fit it; or a damaged folder may not be deleted.
   """
+  encoder = document_encoder.make(vocabulary, config.chat, config.loss_on)
+  if corpus.train_shards is not None and config.chat:
+    _check_first(corpus, encoder)
   key = cache_folders.hash_json([corpus.identity(config), vocabulary.digest])
   name = f'{corpus.name.replace("/", "-")}-{key}'
 
   def write(folder: pathlib.Path) -> None:
-    _write(config, corpus, vocabulary, folder)
+    _write(config, corpus, encoder, folder)
 
   def load(folder: pathlib.Path) -> TokenCorpus:
-    return _load(corpus, vocabulary, folder)
+    return _load(corpus, encoder, folder)
 
   return cache_folders.load_or_write(config, name, load, write, may_delete)
+
+
+def _check_first(corpus: Corpus, encoder: document_encoder.DocumentEncoder) -> None:
+  """Raises BadInput if the first document of a streamed training split cannot be encoded."""
+  for document in corpus.splits['train']:
+    with errors.named(document.name):
+      encoder.prepare(b''.join(document.read_chunks()))
+    return
 
 
 def _write(
   config: data_config.DataConfig,
   corpus: Corpus,
-  vocabulary: vocabularies.Vocabulary,
+  encoder: document_encoder.DocumentEncoder,
   folder: pathlib.Path,
 ) -> None:
   """Tokenises a corpus into a folder. Each document is parsed once."""
+  vocabulary = encoder.vocabulary
   logging.info('preparing %s into %s', corpus.name, folder.parent)
   corpus.verify()
   splits = dict(corpus.splits)
@@ -110,11 +127,15 @@ def _write(
         bar.advance(len(chunk))
 
       name = f'{corpus.name}, {split}'
-      with (folder / f'{split}.tokens').open('wb') as file:
-        written = token_writer.write(name, documents, vocabulary, separator, file, add_chunk)
-      counts = counts_of(splits[split])
+      with _open_token_files(folder, split, encoder) as token_files:
+        written = token_writer.write(name, documents, encoder, separator, token_files, add_chunk)
       if not written.meta['tokens']:
-        raise corpus.too_little_text(split, counts)
+        raise corpus.too_little_text(split, counts_of(splits[split]))
+      if split == 'train' and not token_files.num_counted:
+        raise errors.BadInput(
+          f'no token of the {split} split of {corpus.name} counts in the loss: with data.loss_on='
+          f'assistant the conversations need messages with the role "assistant"'
+        )
       _write_arrays(split, written, folder)
       metas[split] = written.meta
       digest.update(str(metas[split]['bytes']).encode())
@@ -135,40 +156,80 @@ def _write(
   (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
 
 
+@contextlib.contextmanager
+def _open_token_files(
+  folder: pathlib.Path, split: str, encoder: document_encoder.DocumentEncoder
+) -> Iterator[token_writer.TokenFiles]:
+  """Opens the files of the tokens of a split for writing."""
+  with contextlib.ExitStack() as stack:
+    tokens = stack.enter_context((folder / f'{split}.tokens').open('wb'))
+    counts = None
+    if encoder.has_counts:
+      counts = stack.enter_context((folder / f'{split}.counts').open('wb'))
+    dtype = token_writer.token_dtype(encoder.vocabulary)
+    yield token_writer.TokenFiles(tokens, dtype, counts)
+
+
 def _write_arrays(split: str, written: token_writer.WrittenSplit, folder: pathlib.Path) -> None:
   """Writes the arrays of a split beside its tokens."""
   np.save(folder / f'{split}.starts.npy', written.starts)
   np.save(folder / f'{split}.keys.npy', np.sort(written.keys))
 
 
-def _load(corpus: Corpus, vocabulary: vocabularies.Vocabulary, folder: pathlib.Path) -> TokenCorpus:
+def _load(
+  corpus: Corpus, encoder: document_encoder.DocumentEncoder, folder: pathlib.Path
+) -> TokenCorpus:
   """Loads the folder of a corpus. Raises one of `file_errors.DAMAGE_ERRORS` if it is damaged."""
   meta = json_files.read(folder / 'meta.json')
   splits = {}
   for split, fields in meta['splits'].items():
-    tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
-    if len(tokens) != fields['tokens']:
-      raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')
+    tokens = _map_tokens(folder / f'{split}.tokens', fields['dtype'], fields)
+    counts = None
+    if encoder.has_counts:
+      counts = _map_tokens(folder / f'{split}.counts', 'bool', fields)
     starts = np.load(folder / f'{split}.starts.npy')
-    splits[split] = _token_split(tokens, starts, fields, vocabulary)
+    splits[split] = _token_split(tokens, counts, starts, fields, encoder.vocabulary)
   keys = {
     split: np.load(folder / f'{split}.keys.npy', mmap_mode='r')
     for split in dict.fromkeys(['train', *splits])
   }
-  counts = [f'{split}: {_format_counts(fields)}' for split, fields in meta['splits'].items()]
+  formatted = [f'{split}: {_format_counts(fields)}' for split, fields in meta['splits'].items()]
   return TokenCorpus(
-    splits, vocabulary, meta['content_hash'], keys, '; '.join(counts), corpus.train_shards
+    splits,
+    encoder.vocabulary,
+    meta['content_hash'],
+    keys,
+    '; '.join(formatted),
+    encoder,
+    corpus.train_shards,
   )
 
 
+def _map_tokens(path: pathlib.Path, dtype: str, fields: dict[str, Any]) -> np.ndarray:
+  """Returns a memory-mapped file with a value for each token of a split."""
+  values = np.memmap(path, dtype, mode='r')
+  if len(values) != fields['tokens']:
+    raise ValueError(f'{path.name} has {len(values)} tokens, expected {fields["tokens"]}')
+  return values
+
+
 def encode_file(
-  path: pathlib.Path, vocabulary: vocabularies.Vocabulary, options: ReadOptions = DEFAULT_OPTIONS
+  path: pathlib.Path,
+  vocabulary: vocabularies.Vocabulary,
+  options: ReadOptions = DEFAULT_OPTIONS,
+  loss_on: str = data_config.DataConfig.loss_on,
 ) -> token_split.TokenSplit:
   """Returns the tokens of the documents of a file, in memory.
 
   A text is one document, unless `options` has a separator.
 
-  For a model that reads no document start, the first token is read and not predicted.
+  For a model that reads no document start, the first token of a text is read and not predicted.
+
+  Args:
+    path: the file.
+    vocabulary: the vocabulary.
+    options: how its documents are read.
+    loss_on: see `data.loss_on`.
 
   Raises:
     BadInput: the file is missing, empty, damaged or no text, it is not valid UTF-8, or the
@@ -178,21 +239,29 @@ def encode_file(
     raise errors.BadInput(f'{path}: no such file; expected a text file')
   formats = {path: file_formats.identify(path, options.any_bytes)}
   documents = shards.open_documents([path], options, formats.values())
-  file = io.BytesIO()
+  encoder = document_encoder.make(vocabulary, options.is_chat, loss_on)
+  tokens_file = io.BytesIO()
+  counts_file = io.BytesIO() if encoder.has_counts else None
+  token_files = token_writer.TokenFiles(
+    tokens_file, token_writer.token_dtype(vocabulary), counts_file
+  )
   written = token_writer.write(
     f'{path}, the text',
     documents,
-    vocabulary,
+    encoder,
     vocabulary.separator(),
-    file,
+    token_files,
     remedy='convert it',
   )
   if not written.meta['bytes']:
     raise errors.BadInput(f'{path} is empty; expected text')
   file_log.log_files(str(path), {'': [path]}, counts=_format_counts(written.meta), formats=formats)
-  tokens = np.frombuffer(file.getbuffer(), written.meta['dtype'])
-  split = _token_split(tokens, written.starts, written.meta, vocabulary)
-  if vocabulary.adds_start or len(split.tokens) < 2:
+  tokens = np.frombuffer(tokens_file.getbuffer(), written.meta['dtype'])
+  counts = None
+  if counts_file is not None:
+    counts = np.frombuffer(counts_file.getbuffer(), bool)
+  split = _token_split(tokens, counts, written.starts, written.meta, vocabulary)
+  if vocabulary.adds_start or options.is_chat or len(split.tokens) < 2:
     return split
   return dataclasses.replace(
     split,
@@ -204,7 +273,10 @@ def encode_file(
 
 def _format_counts(meta: dict[str, Any]) -> str:
   """Formats the entry of a split in meta.json."""
-  counts = f'{meta["tokens"]:,} tokens, {meta["bytes"]:,} bytes of text, '
+  counts = f'{meta["tokens"]:,} tokens'
+  if 'counted' in meta:
+    counts += f' ({meta["counted"]:,} count in the loss)'
+  counts += f', {meta["bytes"]:,} bytes of text, '
   counts += f'{meta["documents"]:,} document'
   if meta['documents'] != 1:
     counts += 's'
@@ -217,6 +289,7 @@ def _format_counts(meta: dict[str, Any]) -> str:
 
 def _token_split(
   tokens: np.ndarray,
+  counts: np.ndarray | None,
   starts: np.ndarray,
   meta: dict[str, Any],
   vocabulary: vocabularies.Vocabulary,
@@ -224,5 +297,5 @@ def _token_split(
   """Returns the tokens that `token_writer.write` wrote, with their entry in meta.json."""
   text_bytes = meta['bytes'] if meta['lossless'] else None
   return token_split.TokenSplit(
-    tokens, starts, text_bytes, vocabulary.document_start, vocabulary.num_characters
+    tokens, starts, text_bytes, vocabulary.document_start, vocabulary.num_characters, counts
   )

@@ -3,8 +3,27 @@
 from collections.abc import Sequence
 import dataclasses
 import itertools
+from typing import NamedTuple
 
 import numpy as np
+
+
+class Row(NamedTuple):
+  """A segment of one row of a batch, T tokens.
+
+  Attributes:
+    inputs: input ids.
+    targets: the token after each input.
+    starts: True where an input is the first of a document.
+    counts: whether each target counts in the loss. None: all do.
+    valid: False for padding. None: there is none.
+  """
+
+  inputs: np.ndarray
+  targets: np.ndarray
+  starts: np.ndarray
+  counts: np.ndarray | None = None
+  valid: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +37,7 @@ class TokenSplit:
     text_bytes: length of the raw text; None if decoding the tokens does not reproduce the text.
     document_start: the id before the first token.
     num_characters: see `vocabularies.Vocabulary`.
+    counts: memory-mapped; whether each token counts in the loss. None: all do.
   """
 
   tokens: np.ndarray
@@ -25,6 +45,7 @@ class TokenSplit:
   text_bytes: int | None
   document_start: int
   num_characters: int | None = None
+  counts: np.ndarray | None = None
 
   def window(self, first: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns inputs, targets and document starts of the targets [first, first + length).
@@ -39,6 +60,21 @@ class TokenSplit:
     documents = np.minimum(np.searchsorted(self.starts, indices), len(self.starts) - 1)
     return inputs, targets, self.starts[documents] == indices
 
+  def row(self, first: int, length: int) -> Row:
+    """Returns a window with the counts of its targets."""
+    row = Row(*self.window(first, length))
+    if self.counts is None:
+      return row
+    indices = np.arange(first, first + length) % len(self.tokens)
+    return row._replace(counts=self.counts[indices].astype(bool))
+
+  def num_counted(self, max_tokens: int | None = None) -> int:
+    """Returns how many of the first tokens count in the loss, of all by default."""
+    limit = min(max_tokens or len(self.tokens), len(self.tokens))
+    if self.counts is None:
+      return limit
+    return int(np.count_nonzero(self.counts[:limit]))
+
 
 def join(splits: Sequence[TokenSplit]) -> TokenSplit:
   """Returns splits one after another, separated by the document start."""
@@ -49,5 +85,22 @@ def join(splits: Sequence[TokenSplit]) -> TokenSplit:
   offsets = itertools.accumulate((len(split.tokens) + 1 for split in splits), initial=0)
   starts = [split.starts + offset for split, offset in zip(splits, offsets, strict=False)]
   return dataclasses.replace(
-    splits[0], tokens=np.concatenate(tokens[:-1]), starts=np.concatenate(starts), text_bytes=None
+    splits[0],
+    tokens=np.concatenate(tokens[:-1]),
+    starts=np.concatenate(starts),
+    text_bytes=None,
+    counts=_join_counts(splits),
   )
+
+
+def _join_counts(splits: Sequence[TokenSplit]) -> np.ndarray | None:
+  """Returns the counts of joined splits, whose separators do not count if any token does not."""
+  if all(split.counts is None for split in splits):
+    return None
+  counts = []
+  for split in splits:
+    of_split = split.counts
+    if of_split is None:
+      of_split = np.ones(len(split.tokens), bool)
+    counts += [of_split, [False]]
+  return np.concatenate(counts[:-1]).astype(bool)

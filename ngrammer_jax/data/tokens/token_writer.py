@@ -12,11 +12,50 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import duplicates
 from ngrammer_jax.data.documents.corpus import Document
 from ngrammer_jax.data.files import text_files
+from ngrammer_jax.data.tokens import document_encoder
 from ngrammer_jax.data.vocabularies import tokenizer
 
 REMEDY = 'convert it, or use data.vocabulary=bytes'  # for text that is not UTF-8
 # Written between documents by many who make corpora, whatever the tokenizer.
 SEPARATORS = ('<|endoftext|>', '<|end_of_text|>')
+
+
+class TokenFiles:
+  """The files of the tokens of a split.
+
+  Args:
+    tokens: of the ids, raw unsigned integers.
+    dtype: their type.
+    counts: of whether each counts in the loss, a byte each. None: all do.
+
+  Attributes:
+    num_tokens: number of tokens written.
+    num_counted: number of these that count.
+  """
+
+  def __init__(self, tokens: BinaryIO, dtype: np.dtype, counts: BinaryIO | None = None):
+    self._tokens = tokens
+    self._dtype = dtype
+    self._counts = counts
+    self.num_tokens = 0
+    self.num_counted = 0
+
+  def write(self, ids: np.ndarray, counts: np.ndarray | None = None) -> None:
+    """Appends tokens. Without `counts`, none of them counts where some do not."""
+    self._tokens.write(ids.astype(self._dtype).tobytes())
+    self.num_tokens += len(ids)
+    if self._counts is None:
+      self.num_counted += len(ids)
+      return
+    if counts is None:
+      counts = np.zeros(len(ids), bool)
+    self._counts.write(counts.astype(np.uint8).tobytes())
+    self.num_counted += int(counts.sum())
+
+
+def token_dtype(vocabulary: vocabularies.Vocabulary) -> np.dtype:
+  """Returns the type in which the ids of a vocabulary are written."""
+  return np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.uint32)
 
 
 class WrittenSplit(NamedTuple):
@@ -46,57 +85,64 @@ def read_chunks(document: Document, encoding: str, remedy: str = REMEDY) -> Iter
 def write(
   name: str,
   documents: Iterable[Document],
-  vocabulary: vocabularies.Vocabulary,
+  encoder: document_encoder.DocumentEncoder,
   separator: Sequence[int],
-  file: BinaryIO,
+  files: TokenFiles,
   on_chunk: Callable[[bytes], None] | None = None,
   remedy: str = REMEDY,
 ) -> WrittenSplit:
-  """Writes the tokens of documents and their separators to a file.
+  """Writes the tokens of documents and their separators to files.
 
   Args:
     name: of the documents, for the log.
     documents: the documents; each is read once.
-    vocabulary: tokenises them.
+    encoder: tokenises them.
     separator: tokens between two documents.
-    file: where the tokens are written.
+    files: where the tokens are written.
     on_chunk: is called with each chunk of the text.
     remedy: what to do about text that is not UTF-8.
 
   Raises:
-    BadInput: the text of a document is not in the vocabulary.
+    BadInput: the text of a document is not in the vocabulary, or the encoder refuses it.
   """
-  dtype = np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.uint32)
+  vocabulary = encoder.vocabulary
   starts = array.array('q')
   keys = bytearray()
   text_bytes = 0
-  is_lossless = True
-  spelled = dict.fromkeys(_separators(vocabulary), 0)
+  is_lossless = encoder.is_text
+  spelled: dict[str, int] = {}
+  if encoder.is_text:
+    spelled = dict.fromkeys(_separators(vocabulary), 0)
   for document in documents:
     if starts:
-      file.write(np.array(separator, dtype).tobytes())
-    starts.append(file.tell() // dtype.itemsize)
+      files.write(np.array(separator, np.int64))
+    starts.append(files.num_tokens)
     key = duplicates.DocumentKey()
-    for chunk in read_chunks(document, vocabulary.encoding, remedy):
+    chunks = read_chunks(document, vocabulary.encoding, remedy)
+    if not encoder.is_text:
+      chunks = [b''.join(chunks)]
+    for chunk in chunks:
       if on_chunk is not None:
         on_chunk(chunk)
       key.update(chunk)
       for token in spelled:
         spelled[token] += chunk.count(token.encode())
       with errors.named(document.name):
-        ids = vocabulary.encode(chunk, special=False)
-      is_lossless = is_lossless and vocabulary.decode(ids) == chunk
-      text_bytes += len(chunk)
-      file.write(ids.astype(dtype).tobytes())
+        (encoded,) = encoder.encode_all([encoder.prepare(chunk)])
+      is_lossless = is_lossless and vocabulary.decode(encoded.ids) == chunk
+      text_bytes += encoded.num_bytes
+      files.write(encoded.ids, encoded.counts)
     keys += key.digest()[: duplicates.SHORT_KEY]
   _log_separators(name, spelled)
   meta = {
-    'tokens': file.tell() // dtype.itemsize,
+    'tokens': files.num_tokens,
     'bytes': text_bytes,
     'documents': len(starts),
     'lossless': is_lossless,
-    'dtype': dtype.name,
+    'dtype': token_dtype(vocabulary).name,
   }
+  if encoder.has_counts:
+    meta['counted'] = files.num_counted
   return WrittenSplit(np.array(starts, np.int64), np.frombuffer(bytes(keys), np.uint64), meta)
 
 

@@ -1,0 +1,88 @@
+"""Conversations in files: lists of messages, with their roles and texts."""
+
+import json
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.data.formats import text_fields
+from ngrammer_jax.data.formats.interface import DocumentText
+
+REMEDY = 'set data.text_field to the name of the one with the messages'
+EXAMPLE = '{"role": "user", "content": "..."}'
+
+
+def parse(value: Any, field: str, location: str) -> DocumentText:
+  """Returns the messages that a field holds, as JSON. No value is an empty document.
+
+  A content of several text parts becomes one text. Keys of a message that are null are left out, as
+  chat templates expect it; others than `role` and `content` stay, for the template.
+
+  Args:
+    value: the value of the field.
+    field: its name.
+    location: the file, and the line or row of it.
+
+  Raises:
+    BadInput: it is no list of messages, or one of them has no role or no text.
+  """
+  if value is None:
+    return DocumentText(b'', is_null=True)
+  if not isinstance(value, list):
+    remedy = REMEDY
+    if isinstance(value, str):
+      remedy += ', or leave out data.chat to train on texts'
+    raise errors.BadInput(
+      f'{location}: "{field}" is {text_fields.describe(value)}, not a list of messages such as '
+      f'{EXAMPLE}: {remedy}'
+    )
+  if not value:
+    raise errors.BadInput(
+      f'{location}: "{field}" is an empty list, without a message: leave it out'
+    )
+  messages = []
+  for number, message in enumerate(value, 1):
+    messages.append(_parse_message(message, f'{location}, message {number}'))
+  return text_fields.encode(json.dumps(messages, ensure_ascii=False))
+
+
+def _parse_message(message: Any, location: str) -> dict[str, Any]:
+  """Returns a message whose content is text."""
+  if not isinstance(message, dict):
+    raise errors.BadInput(
+      f'{location} is {text_fields.describe(message)}, not an object such as {EXAMPLE}'
+    )
+  parsed = {name: value for name, value in message.items() if value is not None}
+  if 'role' not in parsed and {'from', 'value'} <= parsed.keys():
+    raise errors.BadInput(
+      f'{location} has "from" and "value", not "role" and "content": rename them, and write the '
+      f'roles that the chat template knows, such as user and assistant for human and gpt'
+    )
+  role = parsed.get('role')
+  if not isinstance(role, str):
+    raise errors.BadInput(f'{location} has no role: expected an object such as {EXAMPLE}')
+  content = parsed.get('content')
+  if content is None and 'tool_calls' in parsed:
+    return parsed
+  return parsed | {'content': _parse_content(content, location)}
+
+
+def _parse_content(content: Any, location: str) -> str:
+  """Returns the text of a content, which may be a list of text parts."""
+  if isinstance(content, str):
+    return content
+  if not isinstance(content, list):
+    raise errors.BadInput(
+      f'{location}: "content" is {text_fields.describe(content)}, not text: expected an object '
+      f'such as {EXAMPLE}'
+    )
+  texts = []
+  for part in content:
+    text = part.get('text') if isinstance(part, dict) else None
+    if not isinstance(text, str) or part.get('type') != 'text':
+      kind = part.get('type') if isinstance(part, dict) else text_fields.describe(part)
+      raise errors.BadInput(
+        f'{location}: a part of its content is of the type {kind!r}, not text: only text is read, '
+        f'so leave the conversation out'
+      )
+    texts.append(text)
+  return ''.join(texts)

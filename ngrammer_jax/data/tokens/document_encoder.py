@@ -1,0 +1,196 @@
+"""Encoders of texts, and of conversations, whose tokens may not all count in the loss."""
+
+from collections.abc import Sequence
+import json
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.data.files import text_files
+from ngrammer_jax.data.vocabularies import chat_template
+from ngrammer_jax.data.vocabularies.base import Vocabulary
+from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
+
+ASSISTANT = 'assistant'
+PROBE = 'x'  # is added to a message to see whether a template shows it
+LEAVE_OUT = 'leave the conversation out, or use another chat template'
+
+
+class EncodedDocument(NamedTuple):
+  """The tokens of a document.
+
+  Attributes:
+    ids: their ids.
+    num_bytes: size of their text.
+    counts: whether each counts in the loss, bool. None: all do.
+  """
+
+  ids: np.ndarray
+  num_bytes: int
+  counts: np.ndarray | None = None
+
+
+class DocumentEncoder(Protocol):
+  """Turns documents into tokens: `TextEncoder` or `ConversationEncoder`.
+
+  Attributes:
+    vocabulary: the vocabulary of the tokens.
+    has_counts: whether some tokens may not count in the loss.
+    is_text: whether documents are texts, which may be encoded in chunks.
+  """
+
+  vocabulary: Vocabulary
+  has_counts: bool
+  is_text: bool
+
+  def prepare(self, document: bytes) -> bytes:
+    """Returns what `encode_all` takes. Raises BadInput for a document that it would not take."""
+
+  def encode_all(self, prepared: Sequence[bytes]) -> list[EncodedDocument]:
+    """Returns the tokens of documents."""
+
+
+def make(vocabulary: Vocabulary, is_chat: bool, loss_on: str) -> DocumentEncoder:
+  """Returns the encoder of a corpus.
+
+  Args:
+    vocabulary: the vocabulary.
+    is_chat: whether the documents are conversations, see `formats.conversations.parse`.
+    loss_on: see `data.loss_on`.
+
+  Raises:
+    BadInput: the vocabulary has no chat template.
+  """
+  if not is_chat:
+    return TextEncoder(vocabulary)
+  if getattr(vocabulary, 'chat_template', None) is None:
+    raise errors.BadInput(
+      'data.chat=True needs a vocabulary with a chat template: name the folder or the GGUF file of '
+      'a model for chats as data.vocabulary_path, such as a folder with chat_template.jinja or '
+      'tokenizer_config.json beside its tokenizer.json'
+    )
+  return ConversationEncoder(vocabulary, loss_on)
+
+
+class TextEncoder:
+  """Encodes texts; see `DocumentEncoder`. Long ones are encoded in pieces."""
+
+  has_counts = False
+  is_text = True
+
+  def __init__(self, vocabulary: Vocabulary):
+    self.vocabulary = vocabulary
+
+  def prepare(self, document: bytes) -> bytes:
+    """See `DocumentEncoder`."""
+    return document
+
+  def encode_all(self, prepared: Sequence[bytes]) -> list[EncodedDocument]:
+    """See `DocumentEncoder`."""
+    if max(map(len, prepared), default=0) <= text_files.LONG:
+      ids_of_texts = self.vocabulary.encode_all(prepared, special=False)
+    else:
+      ids_of_texts = []
+      for text in prepared:
+        pieces = list(text_files.split_long(text))
+        ids_of_texts.append(np.concatenate(self.vocabulary.encode_all(pieces, special=False)))
+    return [
+      EncodedDocument(ids, len(text)) for ids, text in zip(ids_of_texts, prepared, strict=True)
+    ]
+
+
+class ConversationEncoder:
+  """Writes conversations with the chat template, and encodes them; see `DocumentEncoder`.
+
+  A document start at the beginning of the text is left out: the one between documents takes its
+  place.
+
+  Args:
+    vocabulary: a vocabulary with a chat template.
+    loss_on: `all`, or `assistant`: the tokens that the template marks by its tag `generation`;
+      without this tag, what each message of the assistant adds to the text after the generation
+      prompt.
+  """
+
+  is_text = False
+
+  def __init__(self, vocabulary: TokenizerVocabulary, loss_on: str):
+    self.vocabulary = vocabulary
+    self.has_counts = loss_on == ASSISTANT
+    self._has_tag = chat_template.has_generation_tag(vocabulary)
+    self._known_roles: set[str] = set()
+
+  def prepare(self, document: bytes) -> bytes:
+    """Returns a conversation as text, with marks for `chat_template.encode_with_mask`.
+
+    Args:
+      document: its messages as JSON.
+
+    Raises:
+      BadInput: the template does not accept the messages, or leaves one out, or does not let the
+        text of the assistant be found.
+    """
+    messages = json.loads(document)
+    rendered = self._render(messages)
+    for number, message in enumerate(messages):
+      if message['role'] not in self._known_roles and message.get('content'):
+        self._check_is_shown(messages, number, rendered)
+        self._known_roles.add(message['role'])
+    if self.has_counts and not self._has_tag:
+      rendered = self._mark_answers(messages, rendered)
+    return rendered.encode()
+
+  def encode_all(self, prepared: Sequence[bytes]) -> list[EncodedDocument]:
+    """See `DocumentEncoder`."""
+    rendered = [text.decode() for text in prepared]
+    encoded = []
+    if self.has_counts:
+      pairs = chat_template.encode_with_mask(self.vocabulary, rendered)
+    else:
+      pairs = [(chat_template.encode(self.vocabulary, text), None) for text in rendered]
+    for text, (ids, counts) in zip(rendered, pairs, strict=True):
+      num_bytes = len(chat_template.MARKS.sub('', text).encode())
+      if len(ids) and ids[0] == self.vocabulary.document_start:
+        ids = ids[1:]
+        counts = None if counts is None else counts[1:]
+      encoded.append(EncodedDocument(ids, num_bytes, counts))
+    return encoded
+
+  def _render(
+    self, messages: Sequence[chat_template.Message], add_generation_prompt: bool = False
+  ) -> str:
+    return chat_template.render(self.vocabulary, messages, add_generation_prompt, for_training=True)
+
+  def _check_is_shown(
+    self, messages: Sequence[chat_template.Message], number: int, rendered: str
+  ) -> None:
+    """Raises BadInput if the text would be the same with another content of a message."""
+    changed = list(messages)
+    changed[number] = messages[number] | {'content': messages[number]['content'] + PROBE}
+    if self._render(changed) == rendered:
+      raise errors.BadInput(
+        f'message {number + 1}: the chat template leaves out messages with the role '
+        f'{messages[number]["role"]!r}: {LEAVE_OUT}'
+      )
+
+  def _mark_answers(self, messages: Sequence[chat_template.Message], rendered: str) -> str:
+    """Returns a rendered conversation with marks around what the assistant adds to it."""
+    marked = []
+    position = 0
+    for number, message in enumerate(messages):
+      if message['role'] != ASSISTANT:
+        continue
+      before = self._render(messages[:number], add_generation_prompt=True)
+      after = self._render(messages[: number + 1])
+      if not (after.startswith(before) and rendered.startswith(after)):
+        raise errors.BadInput(
+          f'message {number + 1}: data.loss_on=assistant cannot find the text of the assistant, '
+          f'because the chat template writes a message otherwise when another one follows: use a '
+          f'template with {{% generation %}} around that text, or data.loss_on=all'
+        )
+      marked += [rendered[position : len(before)], chat_template.BEGIN]
+      marked += [rendered[len(before) : len(after)], chat_template.END]
+      position = len(after)
+    marked.append(rendered[position:])
+    return ''.join(marked)
