@@ -301,8 +301,8 @@ LAST_IS_OTHER = (
     (
       [user('a'), {'role': 'tool', 'content': 'b'}],
       CHATML.replace('messages %}', "messages if m['role'] != 'tool' %}"),
-      ", document 3: message 2: the chat template leaves out messages with the role 'tool': leave "
-      'the conversation out, or use another chat template',
+      ", document 3: the chat template of the model leaves out the role 'tool': put its text into "
+      "a message of the role 'user'",
     ),
     (
       [user('a'), assistant('b'), user('c')],
