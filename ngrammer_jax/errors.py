@@ -1,6 +1,6 @@
 """Exceptions that the commands turn into exit codes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 import os
 import signal
@@ -29,6 +29,13 @@ def named(name: str | os.PathLike[str]) -> Iterator[None]:
     yield
   except BadInput as error:
     raise BadInput(f'{name}: {error}') from error
+
+
+def and_more(texts: Sequence[str]) -> str:
+  """Says how many texts there are besides the first, which a message shows."""
+  if len(texts) == 1:
+    return ''
+  return f' (and {len(texts) - 1:,} more)'
 
 
 class NotApplicable(BadInput):

@@ -46,6 +46,17 @@ def content(metadata, tensors, alignment=32):
   return header + bytes(-len(header) % alignment) + data
 
 
+def split(metadata, tensors, count=2):
+  """The bytes of each of several files of a model; the first has its metadata."""
+  parts = []
+  for number in range(count):
+    keys = {'split.count': count, 'split.no': number, 'split.tensors.count': len(tensors)}
+    if number == 0:
+      keys = metadata | keys
+    parts.append(content(keys, dict([*tensors.items()][number::count])))
+  return parts
+
+
 def plain(array):
   """A tensor in float32."""
   return array.shape, 0, array.astype('<f4').tobytes()

@@ -88,7 +88,7 @@ def test_every_type_is_dequantised_as_by_the_package(tmp_path, monkeypatch, piec
     path = tmp_path / 'one.gguf'
     path.write_bytes(gguf_files.content({}, tensors))
     _, entries = gguf_header.read(path)
-    stored_tensor = gguf._stored_tensor(path, 'x', entries['x'])
+    stored_tensor = gguf._stored_tensor('x', entries['x'])
     with np.errstate(all='ignore'):
       expected = package.dequantize(stored, kind)
       for start, stop in ((0, rows), (1, 2), (2, 5)):
@@ -284,6 +284,115 @@ def test_a_file_that_becomes_shorter(tmp_path, one_device):
   path.write_bytes(path.read_bytes()[:-4000])
   with pytest.raises(errors.BadInput, match=r'model\.gguf was changed while it was read'):
     run.state  # noqa: B018
+
+
+def write_parts(folder, parts):
+  """The files of a model that is split, with the names that the package gives them."""
+  folder.mkdir(exist_ok=True)
+  files = []
+  for number, part in enumerate(parts, start=1):
+    files.append(folder / f'model-{number:05}-of-{len(parts):05}.gguf')
+    files[-1].write_bytes(part)
+  return files
+
+
+def test_a_split_model_is_the_whole_one(tmp_path):
+  """From any of its files; the first may have no tensors."""
+  metadata = gguf_files.metadata(**gguf_files.tokenizer())
+  tensors = gguf_files.tensors()
+  whole = gguf.open_file(write(tmp_path, metadata, tensors))
+  keys = {'split.count': 3, 'split.tensors.count': len(tensors)}
+  without_tensors = [gguf_files.content(metadata | keys | {'split.no': 0}, {})]
+  for number in (1, 2):
+    part = dict([*tensors.items()][number - 1 :: 2])
+    without_tensors.append(gguf_files.content(keys | {'split.no': number}, part))
+  for i, parts in enumerate((gguf_files.split(metadata, tensors, 3), without_tensors)):
+    files = write_parts(tmp_path / f'{i}', parts)
+    for file in files:
+      checkpoint = gguf.open_file(file)
+      assert checkpoint.config == whole.config and set(checkpoint.versions) == set(files)
+      assert checkpoint.tensors.keys() == whole.tensors.keys()
+      for name, tensor in whole.tensors.items():
+        rows = tensor.read(0, tensor.shape[0])
+        np.testing.assert_array_equal(checkpoint.tensors[name].read(0, tensor.shape[0]), rows)
+      assert published.read(file, None).end_tokens == (1, 0)
+    files[1].write_bytes(files[1].read_bytes() + b'x')
+    with pytest.raises(errors.BadInput, match='model-00002-of-00003.gguf was changed'):
+      checkpoint.check_unchanged()
+
+
+@pytest.mark.full
+def test_a_model_that_the_package_splits(tmp_path):
+  writer = package.GGUFWriter(tmp_path / 'model.gguf', 'llama', split_max_tensors=4)
+  for key, value in gguf_files.metadata().items():
+    if isinstance(value, int):
+      writer.add_uint32(key, value)
+    elif isinstance(value, float):
+      writer.add_float32(key, value)
+  rng, arrays = np.random.default_rng(0), {}
+  for name, (shape, _, _) in gguf_files.tensors().items():
+    arrays[name] = rng.standard_normal(shape).astype(np.float32)
+    writer.add_tensor(name, arrays[name])
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  files = sorted(tmp_path.iterdir())
+  assert [file.name for file in files] == [f'model-0000{i}-of-00003.gguf' for i in (1, 2, 3)]
+  tensors = gguf.open_file(files[2]).tensors
+  norm = tensors['model.norm.weight'].read(0, gguf_files.D)
+  np.testing.assert_array_equal(norm, arrays['output_norm.weight'])
+  assert len(tensors) == len(arrays)
+
+
+def test_parts_that_are_missing_or_of_another_model(tmp_path):
+  metadata, tensors = gguf_files.metadata(), gguf_files.tensors()
+
+  def problem_of(file):
+    with pytest.raises(errors.BadInput) as caught:
+      published_model.open(file)
+    return str(caught.value)
+
+  def changed(number, **keys):
+    """Files of which one has other keys."""
+    parts = gguf_files.split(metadata, tensors, 3)
+    own = {'split.count': 3, 'split.no': number, 'split.tensors.count': len(tensors)}
+    own |= {key.replace('_', '.'): value for key, value in keys.items()}
+    if number == 0:
+      own = metadata | own
+    parts[number] = gguf_files.content(own, dict([*tensors.items()][number::3]))
+    return write_parts(tmp_path / 'changed', parts)
+
+  files = write_parts(tmp_path / 'missing', gguf_files.split(metadata, tensors, 3))
+  files[1].unlink()
+  text = f'{files[2]}: it is one of 3 files of a model, and model-0000'
+  assert problem_of(files[2]) == f'{text}2-of-00003.gguf is missing: get all files'
+  files[0].unlink()
+  assert problem_of(files[2]) == f'{text}1-of-00003.gguf is missing (and 1 more): get all files'
+  files[2].rename(tmp_path / 'renamed.gguf')
+  text = 'it is one of 3 files of a model: name them NAME-00001-of-00003.gguf and so on'
+  assert text in problem_of(tmp_path / 'renamed.gguf')
+  text = 'model-00002-of-00003.gguf: split.no is 2, but the name of the file says 1'
+  assert text in problem_of(changed(1, split_no=2)[0])
+  assert 'split.count is 4, but the name of the file says 3' in problem_of(
+    changed(2, split_count=4)[0]
+  )
+  text = 'it has 11 tensors, but split.tensors.count is 12'
+  assert text in problem_of(changed(0, split_tensors_count=12)[0])
+  parts = gguf_files.split(metadata, tensors, 3)
+  files = write_parts(tmp_path / 'changed', [parts[0], parts[1], parts[2][:-4000]])
+  assert 'ends beyond the file' in problem_of(files[0])
+  parts[2] = parts[2].replace(b'split.no', b'split.of')
+  assert 'split.no is None' in problem_of(write_parts(tmp_path / 'changed', parts)[0])
+  keys = {'split.count': 2, 'split.no': 1, 'split.tensors.count': len(tensors)}
+  first = gguf_files.content(metadata | keys | {'split.no': 0}, tensors)
+  second = gguf_files.content(keys, {'output_norm.weight': tensors['output_norm.weight']})
+  files = write_parts(tmp_path / 'twice', [first, second])
+  assert 'another part has output_norm.weight too' in problem_of(files[0])
+  # A folder of GGUF files is not a model.
+  assert 'has no config.json: name its file model-00001-of-00002.gguf' in problem_of(
+    files[0].parent
+  )
 
 
 @pytest.mark.slow

@@ -1,21 +1,26 @@
 """The header of a GGUF file: its metadata, among them a tokenizer, and where its tensors are.
 
-Every size in it is checked before anything is allocated.
+Every size in it is checked before anything is allocated. A model may be split into several files,
+NAME-00001-of-00003.gguf and so on: the first has the metadata, and each of them some tensors.
 """
 
+from collections.abc import Mapping
 import contextlib
 import functools
 import pathlib
+import re
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from ngrammer_jax import errors
 from ngrammer_jax.system import file_errors
 
 MAX_HEADER = 1 << 26  # bytes; the largest vocabularies of today need a tenth
 MAX_ENTRIES = 1 << 12  # keys, and tensors; the largest Llama has 1,138 tensors
 MAX_TEXTS = 1 << 20  # of all lists; the largest vocabularies and their merges are 800,000
 DEFAULT_ALIGNMENT = 32
+SPLIT_NAME = re.compile(r'(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf')
 STRING = 8
 ARRAY = 9
 NUMBERS = {  # dtypes of the other types of values
@@ -34,8 +39,16 @@ NUMBERS = {  # dtypes of the other types of values
 
 
 class Entry(NamedTuple):
-  """A tensor: its shape, rows first, the number of its type, and its first byte in the file."""
+  """Where a tensor is.
 
+  Attributes:
+    path: the file that has it.
+    shape: its shape, rows first.
+    kind: the number of its type.
+    first_byte: its first byte in the file.
+  """
+
+  path: pathlib.Path
   shape: tuple[int, ...]
   kind: int
   first_byte: int
@@ -50,19 +63,87 @@ def is_gguf(path: pathlib.Path) -> bool:
   return False
 
 
+def parts(path: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files of the model that a file is a part of, in order, by its name alone."""
+  match = SPLIT_NAME.fullmatch(path.name)
+  if match is None or not 1 <= int(match['number']) <= int(match['count']):
+    return [path]
+  count = match['count']
+  numbers = range(1, int(count) + 1)
+  return [path.with_name(f'{match["model"]}-{number:05}-of-{count}.gguf') for number in numbers]
+
+
 def read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Entry]]:
-  """Returns the metadata and the tensors, by their names. They are read once.
+  """Returns the metadata and the tensors of a model, by their names. They are read once.
+
+  Args:
+    path: its file, or any part of it.
 
   Raises:
-    ValueError: the header is damaged.
+    BadInput: a part is missing.
+    ValueError: a header is damaged.
   """
-  status = path.stat()
-  return _read(path, status.st_size, status.st_mtime_ns)
+  files = parts(path)
+  missing = [file.name for file in files if not file.is_file()]
+  if missing:
+    raise errors.BadInput(
+      f'it is one of {len(files):,} files of a model, and {missing[0]} is missing'
+      f'{errors.and_more(missing)}: get all files'
+    )
+  statuses = [file.stat() for file in files]
+  versions = [(status.st_size, status.st_mtime_ns) for status in statuses]
+  return _read_parts(tuple(files), tuple(versions))
 
 
 @functools.lru_cache(maxsize=1)  # a model and its tokenizer: 100,000 texts
-def _read(path: pathlib.Path, size: int, time: int) -> tuple[dict[str, Any], dict[str, Entry]]:
-  """Returns the content of a header; size and time of the file tell one version from another."""
+def _read_parts(
+  files: tuple[pathlib.Path, ...], versions: tuple[tuple[int, int], ...]
+) -> tuple[dict[str, Any], dict[str, Entry]]:
+  """Returns the metadata of the first file, and the tensors of all; see `read`.
+
+  Args:
+    files: the parts of a model.
+    versions: size and time of each file, which tell one version from another.
+  """
+  metadata: dict[str, Any] = {}
+  entries: dict[str, Entry] = {}
+  for number, (file, (size, _)) in enumerate(zip(files, versions, strict=True)):
+    try:
+      part_metadata, part_entries = _read_file(file, size)
+      _check_part(part_metadata, number, len(files))
+      repeated = entries.keys() & part_entries.keys()
+      if repeated:
+        raise ValueError(f'another part has {min(repeated)} too')
+    except ValueError as error:
+      if len(files) == 1 or isinstance(error, errors.BadInput):
+        raise
+      raise ValueError(f'{file.name}: {error}') from error
+    entries |= part_entries
+    if number == 0:
+      metadata = part_metadata
+  expected = metadata.get('split.tensors.count', len(entries))
+  if expected != len(entries):
+    raise ValueError(f'it has {len(entries):,} tensors, but split.tensors.count is {expected}')
+  return metadata, entries
+
+
+def _check_part(metadata: Mapping[str, Any], number: int, count: int) -> None:
+  """Raises BadInput or ValueError if metadata are not those of part `number` of `count`, from 0."""
+  stated_count = metadata.get('split.count', 1)
+  if count == 1 and isinstance(stated_count, int) and stated_count > 1:
+    raise errors.BadInput(
+      f'it is one of {stated_count:,} files of a model: name them NAME-00001-of-'
+      f'{stated_count:05}.gguf and so on, as they were named'
+    )
+  if count == 1:
+    return
+  for key, expected in {'split.count': count, 'split.no': number}.items():
+    if metadata.get(key) != expected:
+      raise ValueError(f'{key} is {metadata.get(key)}, but the name of the file says {expected}')
+
+
+def _read_file(path: pathlib.Path, size: int) -> tuple[dict[str, Any], dict[str, Entry]]:
+  """Returns the metadata and the tensors of one file."""
   with path.open('rb') as file:
     header = _Header(file, size)
     if header.take(4) != b'GGUF':
@@ -76,7 +157,7 @@ def _read(path: pathlib.Path, size: int, time: int) -> tuple[dict[str, Any], dic
       counts = f'{num_tensors:,} tensors and {num_keys:,} keys'
       raise ValueError(f'it has {counts}, expected at most {MAX_ENTRIES:,}')
     metadata = _read_metadata(header, num_keys)
-    entries = _read_entries(header, num_tensors)
+    entries = _read_entries(header, path, num_tensors)
   alignment = metadata.get('general.alignment', DEFAULT_ALIGNMENT)
   if not isinstance(alignment, int) or not 1 <= alignment <= MAX_HEADER:
     raise ValueError(f'general.alignment is {alignment}')
@@ -99,7 +180,7 @@ def _read_metadata(header: '_Header', num_keys: int) -> dict[str, Any]:
   return metadata
 
 
-def _read_entries(header: '_Header', num_tensors: int) -> dict[str, Entry]:
+def _read_entries(header: '_Header', path: pathlib.Path, num_tensors: int) -> dict[str, Entry]:
   """Returns the tensors by name; their first bytes still count from the end of the header."""
   entries: dict[str, Entry] = {}
   for _ in range(num_tensors):
@@ -112,7 +193,7 @@ def _read_entries(header: '_Header', num_tensors: int) -> dict[str, Entry]:
     sizes = [header.number(8) for _ in range(dimensions)]  # the last axis first
     kind = header.number(4)
     first_byte = header.number(8)
-    entries[name] = Entry(tuple(reversed(sizes)), kind, first_byte)
+    entries[name] = Entry(path, tuple(reversed(sizes)), kind, first_byte)
   return entries
 
 

@@ -47,7 +47,7 @@ def translate_damage(path: pathlib.Path) -> Iterator[None]:
 
 def has_tokenizer(path: pathlib.Path) -> bool:
   """Whether a folder or a GGUF file has a tokenizer. Raises BadInput for a damaged file."""
-  for file in (path, *(path / name for name in FILES)):
+  for file in (*gguf_header.parts(path), *(path / name for name in FILES)):
     git_lfs.check_file(file)
   if gguf_header.is_gguf(path):
     with translate_damage(path):

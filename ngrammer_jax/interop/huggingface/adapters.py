@@ -229,8 +229,8 @@ def _find_parts(
       unknown.append(name)
   if unknown:
     raise errors.BadInput(
-      f'{adapter.path} has {unknown[0]}{_and_more(unknown)}, which {base} does not have: name the '
-      f'model that the adapter was trained on ({adapter.config.base})'
+      f'{adapter.path} has {unknown[0]}{errors.and_more(unknown)}, which {base} does not have: '
+      f'name the model that the adapter was trained on ({adapter.config.base})'
     )
   return parts
 
@@ -280,7 +280,7 @@ def _check_shapes(
     if part.array.shape != expected:
       wrong.append(f'{part.name} is {part.array.shape}, expected {expected}{reason}')
   if wrong:
-    raise errors.BadInput(f'{adapter.path} does not fit {base}: {wrong[0]}{_and_more(wrong)}')
+    raise errors.BadInput(f'{adapter.path} does not fit {base}: {wrong[0]}{errors.and_more(wrong)}')
 
 
 def _pairs(adapter: Adapter, parts: Sequence[_Part]) -> dict[str, tuple[_Part, _Part]]:
@@ -319,10 +319,3 @@ def _replace(
       dtype = stored[name].dtype
       replaced[name] = ReplacedTensor(part.array.shape, dtype, part.array)
   return replaced
-
-
-def _and_more(texts: Sequence[str]) -> str:
-  """Says how many texts there are besides the first."""
-  if len(texts) == 1:
-    return ''
-  return f' (and {len(texts) - 1:,} more)'

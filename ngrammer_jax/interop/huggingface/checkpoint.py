@@ -102,7 +102,11 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
       f'adapter by --adapter={folder}'
     )
   if not (folder / CONFIG).is_file():
-    raise errors.BadInput(f'{folder} has no {CONFIG}: expected the folder of a published model')
+    reason = 'expected the folder of a published model'
+    gguf_files = sorted(folder.glob('*.gguf'))
+    if gguf_files:
+      reason = f'name its file {gguf_files[0].name}'
+    raise errors.BadInput(f'{folder} has no {CONFIG}: {reason}')
   with file_errors.translate_damage(folder / CONFIG):
     config = json_files.read(folder / CONFIG)
   paths, weight_map = _weight_files(folder)

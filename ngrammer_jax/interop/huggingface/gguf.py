@@ -91,13 +91,18 @@ class GgufTensor(NamedTuple):
 def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
   """Returns the model in a GGUF file, of which only the header is read.
 
+  Args:
+    path: the file, or one of several files that a model is split into, see `gguf_header`.
+
   Raises:
-    BadInput: the package `gguf` is missing, the file is damaged, or its architecture, tokenizer or
-      a type of its tensors is not supported.
+    BadInput: the package `gguf` is missing, a file is damaged or missing, or its architecture,
+      tokenizer or a type of its tensors is not supported.
   """
-  git_lfs.check_file(path)
+  parts = gguf_header.parts(path)
+  for part in parts:
+    git_lfs.check_file(part)
   _package()
-  version = checkpoints.version(path)
+  versions = {part: checkpoints.version(part) for part in parts}
   with file_errors.translate_damage(path, 'download it again'), errors.named(path):
     metadata, entries = gguf_header.read(path)
     architecture = metadata.get('general.architecture')
@@ -108,7 +113,7 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
       )
     tensors = {}
     for name, entry in entries.items():
-      tensors[_translate_name(name)] = _stored_tensor(path, name, entry)
+      tensors[_translate_name(name)] = _stored_tensor(name, entry)
     _check_no_overlap(tensor.stored for tensor in tensors.values())
     factors = tensors.pop('rope_freqs.weight', None)
     config = _make_config(metadata, tensors)
@@ -117,15 +122,15 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
     for name, tensor in tensors.items():
       if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
         tensors[name] = tensor._replace(head_width=config['head_dim'])
-  return checkpoints.Checkpoint(
-    path=path, config=config, tensors=tensors, text_files={}, versions={path: version}
-  )
+  return checkpoints.Checkpoint(path, config, tensors, text_files={}, versions=versions)
 
 
 def _check_no_overlap(arrays: Iterable[row_files.StoredArray]) -> None:
   """Raises ValueError if two arrays of a file have bytes in common."""
-  by_place = sorted(arrays, key=lambda array: array.first_byte)
+  by_place = sorted(arrays, key=lambda array: (array.path, array.first_byte))
   for array, following in itertools.pairwise(by_place):
+    if array.path != following.path:
+      continue
     if array.first_byte + array.shape[0] * array.row_bytes > following.first_byte:
       raise ValueError('two tensors overlap')
 
@@ -157,7 +162,7 @@ def _dequantize(rows: np.ndarray, quantization: Any) -> np.ndarray:
   return values
 
 
-def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> GgufTensor:
+def _stored_tensor(name: str, entry: gguf_header.Entry) -> GgufTensor:
   """Returns a tensor. Raises for one that cannot be read."""
   shape = entry.shape
   quantization = _quantization(name, entry.kind)
@@ -169,12 +174,12 @@ def _stored_tensor(path: pathlib.Path, name: str, entry: gguf_header.Entry) -> G
       f'{name}, of the shape {list(shape)}, has no whole blocks of {block_values} values'
     )
   row_bytes = math.prod(shape[1:]) // block_values * block_bytes
-  if entry.first_byte + shape[0] * row_bytes > files.size(path):
+  if entry.first_byte + shape[0] * row_bytes > files.size(entry.path):
     raise ValueError(f'{name}, of the shape {list(shape)}, ends beyond the file')
   if quantization.name in PLAIN:
-    stored = row_files.StoredArray(path, quantization.name, shape, entry.first_byte)
+    stored = row_files.StoredArray(entry.path, quantization.name, shape, entry.first_byte)
     return GgufTensor(stored, shape, quantization=None)
-  stored = row_files.StoredArray(path, 'U8', (shape[0], row_bytes), entry.first_byte)
+  stored = row_files.StoredArray(entry.path, 'U8', (shape[0], row_bytes), entry.first_byte)
   return GgufTensor(stored, shape, quantization)
 
 
