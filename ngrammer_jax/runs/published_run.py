@@ -85,6 +85,10 @@ class PublishedRun(run.Run):
     """Returns the parameters, in the dtypes and shards of `abstract`."""
     return tensors.load(self.published.checkpoint, self.published.slices, abstract)
 
+  def tensors_by_name(self, params: Any) -> dict[str, np.ndarray]:
+    """Returns parameters, or their gradients, as the tensors of the file, by their names there."""
+    return tensors.by_name(params, self.published.slices)
+
   @functools.cached_property
   def restored(self) -> model_variables.ModelVariables:
     self.find_checkpoint()

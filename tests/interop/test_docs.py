@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import zlib
 
 from flax import linen as nn
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 from ngrammer_jax.interop import praxis
 from ngrammer_jax.layers import NGrammer
+from tests import checks
 from tests.checks import assert_close, assert_same_arrays
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'interop.md'
@@ -73,3 +75,40 @@ def test_streams_of_the_pytorch_codes(reference, tmp_path, monkeypatch, example,
   for number, log_probs in enumerate(names['log_probs']):
     assert_close(log_probs, f[f'logprob/{number}'], 1e-4)
   assert number == 2
+
+
+API = DOCS.parent / 'python_api.md'
+(FORWARD,) = (
+  block
+  for block in re.findall(r'```python\n(.*?)```', API.read_text(encoding='utf-8'), re.S)
+  if 'def forward(' in block
+)
+
+
+@pytest.mark.full
+def test_logits_hidden_states_and_gradients_of_the_python_api(x64, one_device, tmp_path):
+  """The example in float64 on a tiny model equals transformers."""
+  folder = checks.REFERENCE / 'hf' / 'llama_gqa'
+  expected = dict(np.load(folder / 'expected.npz'))
+  example = FORWARD
+  for old, new in (
+    (
+      "'smollm2_135m_instruct')",
+      f"{str(folder)!r}, 'float64', overrides={{'model.dtype': 'float64'}})",
+    ),
+    ("text = run.vocabulary.encode(b'The cat sat on the mat.')\n", ''),
+    ('[run.vocabulary.add_start(text)]', repr(expected['input_ids'].tolist())),
+  ):
+    assert example.count(old) == 1, old
+    example = example.replace(old, new)
+  names = run(example)
+  np.testing.assert_allclose(names['logits'], expected['logits'], rtol=0, atol=1e-10)
+  states = [expected[f'hidden/{i}'] for i in range(1, len(names['states']))]
+  for state, official in zip(names['states'], [*states, expected['hidden/final']], strict=True):
+    np.testing.assert_allclose(state[0], official, rtol=0, atol=1e-10)
+  gradients = names['gradients']
+  assert gradients.keys() == names['run'].published.checkpoint.tensors.keys()
+  for name, array in gradients.items():
+    seed = [int(expected['grad_seed']), zlib.crc32(name.encode())]
+    projected = np.random.default_rng(seed).standard_normal((4, array.size)) @ array.ravel()
+    np.testing.assert_allclose(projected, expected[f'grad/{name}'], rtol=1e-9, atol=1e-9)

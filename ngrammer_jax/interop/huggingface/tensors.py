@@ -345,11 +345,29 @@ def save(
   for parameter, each in slices.items():
     described[each.name] = (each.shape, dtype or leaves[parameter].dtype)
   with row_files.new_file(path, described, {'format': 'pt'}) as write:
-    for name, (shape, stored_dtype) in described.items():
-      values = np.empty(shape, stored_dtype)
-      for parameter, each in slices.items():
-        if each.name == name:
-          rows = values[each.first_row : each.first_row + each.num_rows]
-          each.with_our_axes(rows)[...] = np.asarray(leaves[parameter])
-      write(name, 0, values)
+    for name, (_, stored_dtype) in described.items():
+      write(name, 0, _assemble(name, leaves, slices, stored_dtype))
   return str(np.dtype(dtype or leaves['embedding'].dtype))
+
+
+def by_name(params: Any, slices: Slices) -> dict[str, np.ndarray]:
+  """Returns the tensors of parameters, or of arrays of their shapes, by the names of the file.
+
+  Args:
+    params: parameters of our model, or their gradients.
+    slices: see `find_all`.
+  """
+  leaves = traverse_util.flatten_dict(params, sep='/')
+  dtypes = {each.name: leaves[parameter].dtype for parameter, each in slices.items()}
+  return {name: _assemble(name, leaves, slices, dtype) for name, dtype in dtypes.items()}
+
+
+def _assemble(name: str, leaves: Mapping[str, Any], slices: Slices, dtype: Any) -> np.ndarray:
+  """Returns a tensor, which several parameters may be parts of."""
+  parts = {parameter: each for parameter, each in slices.items() if each.name == name}
+  shape = next(iter(parts.values())).shape
+  values = np.empty(shape, dtype)
+  for parameter, each in parts.items():
+    rows = values[each.first_row : each.first_row + each.num_rows]
+    each.with_our_axes(rows)[...] = np.asarray(leaves[parameter])
+  return values
