@@ -166,9 +166,9 @@ def logits(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
     return model(torch.from_numpy(ids)).logits.numpy()
 
 
-def texts() -> np.ndarray:
+def texts(length: int = LENGTH) -> np.ndarray:
   """Returns random ids [2, L]."""
-  return np.random.default_rng(1).integers(0, V, (2, LENGTH))
+  return np.random.default_rng(1).integers(0, V, (2, length))
 
 
 def save(model: torch.nn.Module, folder: pathlib.Path, config: Mapping[str, Any]) -> None:

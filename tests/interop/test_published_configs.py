@@ -113,10 +113,14 @@ def test_each_one_opens_or_is_refused_for_a_reason(published_configs):
   assert folders == {*OPENED, *REFUSED}
 
 
-def compute_logits(folder, ids):
-  """The logits of texts in float64."""
+def compute_logits(folder, ids, is_long=False):
+  """The logits of texts in float64, maybe with the long factors of longrope."""
   run = runs.load_pretrained(folder, 'float64')
   config = dataclasses.replace(run.config.model, dtype='float64')
+  if is_long:
+    scaling = dataclasses.replace(config.positional.scaling, is_long=True)
+    positional = dataclasses.replace(config.positional, scaling=scaling)
+    config = dataclasses.replace(config, positional=positional)
   model = language_model.build(config, run.vocabulary_size)
   ids = jnp.asarray(ids, jnp.int32)
   starts = jnp.zeros(ids.shape, bool).at[:, 0].set(True)
@@ -157,3 +161,21 @@ def test_a_small_model_equals_transformers(published_configs, name, one_device, 
     expected = official_models.logits(model, ids)
   official_models.save(model, tmp_path, config)
   np.testing.assert_allclose(compute_logits(tmp_path, ids), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_a_text_beyond_the_original_length(published_configs, one_device, x64, tmp_path):
+  """Of a longrope, which then has its long factors for all tokens."""
+  pytest.importorskip('transformers')
+  from tests import official_models
+
+  config = official_models.cut(read_config(published_configs, 'Phi-3.5-mini-instruct'))
+  config |= {'num_hidden_layers': 1, 'sliding_window': None}
+  official_models.write_config(tmp_path, config)
+  ids = official_models.texts(config[rotary_fields.ORIGINAL_LENGTH] + 4)[:1]
+  with official_models.double_precision():
+    model = official_models.build(tmp_path)
+    expected = official_models.logits(model, ids)
+  official_models.save(model, tmp_path, config)
+  logits = compute_logits(tmp_path, ids, is_long=True)
+  np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-10)
