@@ -70,6 +70,10 @@ def cut(config: Mapping[str, Any]) -> dict[str, Any]:
   for name, size in _small_sizes(sizes, model_type).items():
     if sizes[name] is not None or name == 'vocab_size':
       small[names.get(name, name)] = size
+    if name in small:  # a GPT-2 may say it by the name of Llama, too
+      small[name] = size
+  if 'sliding_window_size' in small:
+    small['sliding_window_size'] = WINDOW
   for name in ('layer_types', 'no_rope_layers'):
     if config.get(name) is not None:
       small[name] = config[name][: LAYERS.get(model_type, 2)]

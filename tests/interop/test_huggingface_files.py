@@ -105,18 +105,20 @@ DAMAGES = {
   'gpt_neox; auto_map names Python code for it, which is never run': lambda f: change_config(
     f, model_type='phi4', auto_map={'a': 'b'}
   ),
-  "quantization_config={'bits': 4} is not supported for llama: its weights are quantised; use "
+  "quantization_config={'bits': 4} is not supported for llama: the weights are quantised; use "
   'a model in bfloat16, float16 or float32': lambda f: change_config(
     f, quantization_config={'bits': 4}
   ),
   # Beside the fields of the text, in a model with images.
-  "quantization_config={'bits': 8} is not supported for llama": lambda f: change_config(
+  "quantization_config={'bits': 8}, text_config={": lambda f: change_config(
     f, quantization_config={'bits': 8}, text_config=json.loads((f / 'config.json').read_text())
   ),
-  'logit_scale=0.25 is not supported for llama: it may change what the model computes; remove it '
-  'from config.json if it is known to be harmless': lambda f: change_config(f, logit_scale=0.25),
-  'mlp_bias=True is not supported for mistral (only mlp_bias=False): it may change what the model '
-  'computes\n': lambda f: change_config(f, model_type='mistral', mlp_bias=True),
+  'logit_scale=0.25, depth=2 are not supported for llama: this may change what the model computes; '
+  'remove from config.json what is known to be harmless': lambda f: change_config(
+    f, logit_scale=0.25, depth=2
+  ),
+  'mlp_bias=True is not supported for mistral (only mlp_bias=False): this may change what the '
+  'model computes\n': lambda f: change_config(f, model_type='mistral', mlp_bias=True),
   "rope_type='dynamic' is not one of": lambda f: change_config(f, rope_scaling={'type': 'dynamic'}),
   'foo is not supported for rope_type=linear: it may change the rotary': lambda f: change_config(
     f, rope_scaling={'type': 'linear', 'factor': 2, 'foo': 1}
@@ -594,6 +596,9 @@ WITHOUT_EFFECT = {
   'output_past': True,
   'badwordsids': [[0]],
   'internal_version': '7b-alpha',
+  'custom_pipeline': {'text-generation': {}},
+  'num_steps': 'global_step320000',
+  'use_flashattn': True,
   'bias': False,
   'auto_map': {'AutoConfig': 'configuration.Config'},
 }
@@ -610,7 +615,7 @@ def test_fields_without_effect(family, caplog):
   )
   with bad_input(
     f'bias=True is not supported for {configs.read(config).family.model_type} (only bias=False): '
-    f'it may change what the model computes'
+    f'this may change what the model computes'
   ):
     configs.read(config | {'bias': True})
 

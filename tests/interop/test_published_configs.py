@@ -81,10 +81,10 @@ OPENED = (
   'RedPajama-INCITE-7B-Base',
   'oasst-sft-1-pythia-12b',
 )
-QUANTIZED = 'its weights are quantised; use a model in bfloat16, float16 or float32'
+QUANTIZED = 'the weights are quantised; use a model in bfloat16, float16 or float32'
 REFUSED = {
   'orpheus-3b-0.1-ft-unsloth-bnb-4bit': f'is not supported for llama: {QUANTIZED}',
-  'Qwen3-14B-MLX-4bit': f"'bits': 4}} is not supported for qwen3: {QUANTIZED}",
+  'Qwen3-14B-MLX-4bit': f"'bits': 4}} are not supported for qwen3: {QUANTIZED}",
   # Its own Python code has other frequencies than transformers, and another attention factor.
   'Yarn-Mistral-7b-128k': 'finetuned is not supported for rope_type=yarn',
   # Somebody renamed the type from phi3.
@@ -92,25 +92,47 @@ REFUSED = {
   # It is from before the field existed, and transformers does not guess it either.
   'distilgpt2-2019': 'add the model_type to the file',
 }
+# Found in public repositories besides: the opened ones have odd fields, or were missing above.
+DRAWN = json.loads((checks.REFERENCE / 'hf' / 'drawn_configs.json').read_text())
+DRAWN_REFUSED = {
+  'CLEX-7B-16K': 'log_scale=False is not supported for llama',  # and rope_type='clex'
+  'UrbanGPT-vicuna-7b-v1.5-16k': 'st_hidden_size=64, lin_hidden_size=128, time_steps=12, ',
+  # A config.json that was merged with that of an adapter.
+  'securix-Llama-2-7B-with-LoRA-fields': "bias='none', fan_in_fan_out=False",
+}
 APRIL = 'Phi-3-mini-128k-instruct-april'
 # Folders of models whose arrays are stored, see `official_models`.
 STORED = sorted(path.name for path in (checks.REFERENCE / 'hf').glob('published_*'))
 
 
-def read_config(folder):
-  """The content of config.json."""
-  return json.loads((folder / 'config.json').read_text())
+def read_config(folder, name):
+  """The content of a config.json, a drawn one or one in a folder."""
+  if name in DRAWN:
+    return DRAWN[name]
+  return json.loads((folder / name / 'config.json').read_text())
+
+
+def check_refused(config, message):
+  """The config is refused with this message."""
+  with pytest.raises(errors.BadInput) as error:
+    configs.read(config).config()
+  assert message in str(error.value)
 
 
 def test_each_one_opens_or_is_refused_for_a_reason(published_configs):
   for name in OPENED:
-    configs.read(read_config(published_configs / name)).config()
+    configs.read(read_config(published_configs, name)).config()
   for name, message in REFUSED.items():
-    with pytest.raises(errors.BadInput) as error:
-      configs.read(read_config(published_configs / name))
-    assert message in str(error.value)
+    check_refused(read_config(published_configs, name), message)
   folders = {path.parent.name for path in published_configs.glob('*/config.json')}
   assert folders == {*OPENED, *REFUSED}
+
+
+def test_drawn_ones():
+  for name, message in DRAWN_REFUSED.items():
+    check_refused(DRAWN[name], message)
+  for name in DRAWN.keys() - DRAWN_REFUSED.keys():
+    configs.read(DRAWN[name]).config()
 
 
 def compute_logits(folder, ids, is_long=False):
@@ -143,12 +165,12 @@ def test_stored_models_equal_transformers(name, one_device, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', OPENED)
+@pytest.mark.parametrize('name', [*OPENED, *(name for name in DRAWN if name not in DRAWN_REFUSED)])
 def test_a_small_model_equals_transformers(published_configs, name, one_device, x64, tmp_path):
   pytest.importorskip('transformers')
   from tests import official_models
 
-  config = official_models.cut(read_config(published_configs / name))
+  config = official_models.cut(read_config(published_configs, name))
   readable = config
   if name == APRIL:  # transformers 5.24 looks for the original length beside the factors only
     length = config[rotary_fields.ORIGINAL_LENGTH]

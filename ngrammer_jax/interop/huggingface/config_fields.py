@@ -4,8 +4,9 @@
 HARMLESS_BY_REASON = {
   'a name, a version or a description': """
     architectures model_type transformers_version transformers.js_config _name_or_path name_or_path
-    internal_version is_llama_config finetuning_task task_specific_params custom_pipelines
-    _sliding_window_pattern
+    internal_version is_llama_config finetuning_task task_specific_params custom_pipeline
+    custom_pipelines _sliding_window_pattern _commit_hash _from_model_config author license
+    created_date
   """,
   'Python code for a model_type that has an implementation here': 'auto_map',
   'the dtype of parameters, which the files of the weights say': """
@@ -13,36 +14,43 @@ HARMLESS_BY_REASON = {
   """,
   'tokens and the tokenizer': """
     bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id
-    bos_token eos_token pad_token sep_token unk_token tokenizer_class prefix
+    bos_token eos_token pad_token sep_token unk_token tokenizer_class prefix tokenizer_type
+    tokenizer_model_max_length tokenizer_padding_side padding_side
   """,
   'training: dropout, the start and the loss': """
     initializer_range attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout
     attention_probs_dropout_prob hidden_dropout_prob gradient_checkpointing
-    predict_special_tokens
+    predict_special_tokens num_steps use_deepspeed_checkpointing
   """,
   'settings of generation, not of the model': """
     use_cache cache_implementation temperature top_k top_p typical_p max_length min_length
-    do_sample early_stopping num_beams num_beam_groups diversity_penalty repetition_penalty
-    length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids badwordsids
-    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id
-    forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
-    begin_suppress_tokens
+    max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty
+    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+    bad_words_ids badwordsids num_return_sequences output_scores return_dict_in_generate
+    forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty
+    suppress_tokens begin_suppress_tokens
   """,
   'a head for another task': """
     problem_type id2label label2id num_labels _num_labels classifier_dropout summary_type
     summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
   """,
   'what a call returns': """
-    return_dict output_hidden_states output_attentions output_past
+    return_dict use_return_dict output_hidden_states output_attentions output_past
   """,
   'how the same numbers are computed': """
     torchscript tf_legacy_loss chunk_size_feed_forward attn_implementation _attn_implementation
-    _attn_implementation_autoset reorder_and_upcast_attn pretraining_tp
+    _attn_implementation_autoset _flash_attn_2_enabled use_flash_attn use_flashattn
+    use_flash_attention use_sdpa xla_device reorder_and_upcast_attn pretraining_tp
   """,
   'an encoder, which these models do not have': """
     is_decoder cross_attention_hidden_size tie_encoder_decoder
   """,
-  'a length that the official code takes from another field': 'n_ctx max_sequence_length',
+  'a length that the official code takes from another field': """
+    n_ctx max_sequence_length max_seq_length max_seq_len model_max_length
+  """,
+  'the attention of other engines to texts beyond the length of training': """
+    dual_chunk_attention_config
+  """,
   'a number of special tokens, which vocab_size counts': 'n_special',
 }
 HARMLESS = frozenset(' '.join(HARMLESS_BY_REASON.values()).split())

@@ -156,10 +156,11 @@ def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, 
 def _check_names(
   config: Mapping[str, Any], family: families.Family, own_names: Mapping[str, str]
 ) -> None:
-  """Raises BadInput for an unknown field, unless it has its neutral value."""
+  """Raises BadInput for unknown fields, all in one, unless they have their neutral value."""
   neutral = config_fields.NEUTRAL
   supported = {*own_names.values(), *config_fields.UNREAD.get(family.model_type, ())}
   supported |= config_fields.HARMLESS
+  refused = {}
   for name, value in config.items():
     if name in supported or name.startswith(config_fields.HARMLESS_PREFIXES) or value is None:
       continue
@@ -169,19 +170,27 @@ def _check_names(
     own_name = own_names.get(config_fields.SYNONYMS.get(name, name))
     if own_name is not None and value == config.get(own_name):
       continue
-    raise errors.BadInput(
-      f'{name}={fields.format_value(value)} is not supported for {family.model_type}{_remedy(name)}'
-    )
+    refused[name] = value
+  if refused:
+    raise errors.BadInput(_refusal(refused, family))
 
 
-def _remedy(name: str) -> str:
-  """Returns the reason why a field is refused, and how to go on."""
-  if name in config_fields.QUANTIZATION:
-    return ': its weights are quantised; use a model in bfloat16, float16 or float32'
-  reason = ': it may change what the model computes'
-  if name in config_fields.NEUTRAL:
-    return f' (only {name}={config_fields.NEUTRAL[name]!r}){reason}'
-  return f'{reason}; remove it from config.json if it is known to be harmless'
+def _refusal(refused: Mapping[str, Any], family: families.Family) -> str:
+  """Returns why fields with these values are refused, and how to go on."""
+  listed = [f'{name}={fields.format_value(value)}' for name, value in refused.items()]
+  neutral = config_fields.NEUTRAL
+  required = [f'{name}={neutral[name]!r}' for name in refused if name in neutral]
+  message = f'{", ".join(listed)} is not supported for {family.model_type}'
+  if len(refused) > 1:
+    message = f'{", ".join(listed)} are not supported for {family.model_type}'
+  if required:
+    message += f' (only {", ".join(required)})'
+  if not refused.keys().isdisjoint(config_fields.QUANTIZATION):
+    return f'{message}: the weights are quantised; use a model in bfloat16, float16 or float32'
+  message += ': this may change what the model computes'
+  if len(required) == len(refused):
+    return message
+  return f'{message}; remove from config.json what is known to be harmless'
 
 
 def _rules(name: str, default: Any) -> dict[str, Any]:
