@@ -22,6 +22,7 @@ TASKS = [
 GCS = ['gcsfs>=2025.2']
 S3 = ['s3fs>=2025.2']
 GGUF = ['gguf>=0.19']
+LM_EVAL = ['lm_eval>=0.4.13,<0.5']
 NOTEBOOKS = ['ipykernel', 'nbclient']  # which run the notebooks, without a browser
 
 setuptools.setup(
@@ -80,7 +81,7 @@ setuptools.setup(
     'interop': [],  # this and the next need no further packages; commands name them
     'huggingface': [],
     'gguf': GGUF,  # GGUF files
-    'lm-eval': ['lm_eval>=0.4.13,<0.5'],  # ngrammer_jax.tasks.lm_eval
+    'lm-eval': LM_EVAL,  # ngrammer_jax.tasks.lm_eval
     'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
     'notebooks': ['jupyterlab', *NOTEBOOKS],
     'test': [
@@ -88,6 +89,7 @@ setuptools.setup(
       *GCS,
       *S3,
       *GGUF,
+      *LM_EVAL,
       *NOTEBOOKS,
       'build',
       'moto[server]>=5',  # a bucket on this machine

@@ -11,7 +11,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.tokens import token_cache
 from ngrammer_jax.data.vocabularies import published
-from tests import checks, gguf_files, tokenizer_files
+from tests import checks, gguf_files, tiny_tokenizers, tokenizer_files
 from tests.loops import each
 
 TEXTS = ['', 'a few lines', '  of  some\n\ntext,  ', 'naïve 記憶 😀\t\x07', "it's 12345 <s>", '\n']
@@ -248,6 +248,34 @@ def test_sentencepiece_models_give_the_same_tokens(tmp_path, prefix):
       assert vocabulary.decode(vocabulary.encode(text.encode())) == text.encode()
   (folder / 'tokenizer_config.json').unlink()
   assert read(folder).adds_start and read(folder).document_start == 1
+
+
+@each(
+  'changes, expected',
+  [
+    ({}, ['\u2581', 'in', '<|im_end|>', 'on']),
+    ({'tokenizer_class': None}, ['\u2581', 'in', '<|im_end|>', 'on']),  # that of model_type
+    ({'legacy': True}, ['\u2581', 'in', '<|im_end|>', '\u2581', 'on']),
+    ({'add_prefix_space': False}, ['\u2581', 'in', '<|im_end|>', 'on']),
+    (
+      {'tokenizer_class': 'PreTrainedTokenizerFast'},
+      ['\u2581', '\u2581', 'in', '<|im_end|>', '\u2581', 'on'],
+    ),
+  ],
+)
+def test_spaces_before_the_texts_of_a_sentencepiece_model(tmp_path, changes, expected):
+  """As transformers 5.24 puts them, of which LlamaTokenizer puts fewer than SentencePiece."""
+  tiny_tokenizers.write(tmp_path, 'sentencepiece', has_begin=False)
+  path = tmp_path / 'tokenizer_config.json'
+  settings = json.loads(path.read_text())
+  del settings['legacy']
+  path.write_text(json.dumps(settings | changes))
+  (tmp_path / 'config.json').write_text(json.dumps({'model_type': 'llama'}))
+  vocabulary = read(tmp_path)
+  tokens = list(map(vocabulary.token, vocabulary.encode(b' in<|im_end|>on', special=True)))
+  assert tokens == expected
+  has_prefix = changes.get('add_prefix_space', True)
+  assert vocabulary.token(vocabulary.encode(b'a')[0]) == ('\u2581a' if has_prefix else 'a')
 
 
 @each(

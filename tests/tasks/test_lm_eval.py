@@ -63,6 +63,26 @@ def test_scores_and_texts_are_those_of_the_run(harness):
   ]  # fmt: skip
 
 
+def test_sampled_repeats_differ_and_other_options_are_refused(harness):
+  sampled = {'until': [], 'max_gen_toks': 6, 'temperature': 1.0, 'do_sample': True}
+  harness.batch_size = 1
+  first, second = harness.generate_until(requests(('is', sampled), ('is', sampled)))
+  assert first != second
+  with bad_input(
+    'the task generates with num_beams=4, which is not supported: change it with --gen_kwargs; '
+    'supported: until, max_gen_toks, do_sample, temperature, top_k, top_p, min_p, '
+    'repetition_penalty'
+  ):
+    harness.generate_until(requests(('is', sampled), ('is', sampled | {'num_beams': 4})))
+  with bad_input(
+    'max_gen_toks=16 new tokens leave no room for a context in the 16 tokens that the model reads: '
+    'lower it with --gen_kwargs, or raise max_length in --model_args'
+  ):
+    harness.generate_until(requests(('is', {'until': [], 'max_gen_toks': 16})))
+  assert harness.generate_until(requests(('is', {'until': None, 'max_gen_toks': 0}))) == ['']
+
+
+@pytest.mark.full
 def test_evaluate_ranks_as_the_harness(harness, tmp_path, monkeypatch, capsys):
   run = harness.run
   folder = superglue_files.write(tmp_path, 'RTE', val=superglue_files.rte(12))
@@ -109,6 +129,11 @@ def test_models_are_named_as_in_evaluate(harness):
     make(device='cpu')
   assert make(workdir=run.workdir, step=12, batch_size=3, max_batch_size=9).batch_size == 3
   assert make(workdir=run.workdir, batch_size='auto:4').batch_size == 8
+  with bad_input('--batch_size=0: expected a whole number from 1 on, or auto'):
+    make(workdir=run.workdir, batch_size=0)
+  assert make(workdir=run.workdir, prefix_token_id=3).prefix_token_id == 3
+  with bad_input('prefix_token_id: expected a text, or a list of token ids from 0 to 256'):
+    make(workdir=run.workdir, prefix_token_id=257)
 
 
 @pytest.mark.parametrize(('document_end', 'expected'), [(0, 0), (3, 3), (None, 256)])

@@ -182,11 +182,14 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabul
   if len(types) != len(tokens) or len(set(tokens)) != len(tokens):
     raise ValueError('tokenizer.ggml.tokens are not distinct, or not as many as their types')
   if kind == 'llama':
+    prefix = tokenizer_json.SENTENCEPIECE
+    if not fields.get('add_space_prefix', True):
+      prefix = tokenizer_json.NEVER
     content = tokenizer_json.from_pieces(
       tokens,
       fields['scores'].tolist(),
       types,
-      is_prefixed=bool(fields.get('add_space_prefix', True)),
+      prefix,
       charsmap=b'',
       added={},
     )
@@ -258,7 +261,7 @@ def _folder_content(folder: pathlib.Path, files: _FolderSettings) -> bytes:
       added[_token_text(token)] = True
   if (folder / 'tokenizer.model').exists():
     data = (folder / 'tokenizer.model').read_bytes()
-    return tokenizer_json.from_sentencepiece_model(data, ids, added)
+    return tokenizer_json.from_sentencepiece_model(data, ids, added, _space_prefix(files))
   class_name = settings.get('tokenizer_class', '').removesuffix('Fast')
   return tokenizer_json.from_byte_pairs(
     json_files.read(folder / 'vocab.json') | ids,
@@ -267,6 +270,21 @@ def _folder_content(folder: pathlib.Path, files: _FolderSettings) -> bytes:
     added,
     problem=f'there is no tokenizer.json, and the class of the tokenizer is {class_name or None!r}',
   )
+
+
+def _space_prefix(files: _FolderSettings) -> str:
+  """Returns where a space is put before the text of a SentencePiece model, as in transformers 5."""
+  class_name = files.tokenizer.get('tokenizer_class', '').removesuffix('Fast')
+  is_llama = files.config.get('model_type') == 'llama'
+  if class_name:
+    is_llama = class_name == 'LlamaTokenizer'
+  if not is_llama:
+    return tokenizer_json.SENTENCEPIECE
+  if not files.tokenizer.get('add_prefix_space', True):
+    return tokenizer_json.NEVER
+  if files.tokenizer.get('legacy', False):
+    return tokenizer_json.ALWAYS
+  return tokenizer_json.FIRST
 
 
 def _read_merges(path: pathlib.Path) -> list[str]:

@@ -17,6 +17,12 @@ if typing.TYPE_CHECKING:
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 ADDED = (CONTROL, USER_DEFINED)  # types of tokens that are found before the others
 MAX_IDS = 2**24
+# Where a space is put before a text. The last two are those of the class LlamaTokenizer of
+# transformers, which puts none before a text that begins with one.
+SENTENCEPIECE = 'sentencepiece'  # before each part between added tokens
+NEVER = 'never'
+FIRST = 'first'  # before a text that begins with no added token
+ALWAYS = 'always'  # as SENTENCEPIECE
 WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
   r'\s*[\r\n]+|\s+(?!\S)|\s+'
@@ -82,7 +88,7 @@ def from_byte_pairs(
 
 
 def from_sentencepiece_model(
-  data: bytes, ids: Mapping[str, int], added: Mapping[str, bool]
+  data: bytes, ids: Mapping[str, int], added: Mapping[str, bool], prefix: str = SENTENCEPIECE
 ) -> bytes:
   """Returns the tokenizer.json of a SentencePiece model and of tokens beside it.
 
@@ -90,6 +96,7 @@ def from_sentencepiece_model(
     data: the serialised model.
     ids: ids of the tokens beside it.
     added: see `from_byte_pairs`.
+    prefix: see `from_pieces`; of SENTENCEPIECE, the model says whether there is one.
 
   Raises:
     BadInput: the model is of a kind that needs its tokenizer.json.
@@ -117,21 +124,17 @@ def from_sentencepiece_model(
     tokens.append(token)
     scores.append(0.0)
     types.append(USER_DEFINED)
-  return from_pieces(
-    tokens,
-    scores,
-    types,
-    is_prefixed=options.add_dummy_prefix,
-    charsmap=options.precompiled_charsmap,
-    added=added,
-  )
+  if prefix == SENTENCEPIECE and not options.add_dummy_prefix:
+    prefix = NEVER
+  charsmap = options.precompiled_charsmap
+  return from_pieces(tokens, scores, types, prefix, charsmap, added)
 
 
 def from_pieces(
   tokens: Sequence[str],
   scores: Sequence[float],
   types: Sequence[int],
-  is_prefixed: bool,
+  prefix: str,
   charsmap: bytes,
   added: Mapping[str, bool],
 ) -> bytes:
@@ -141,11 +144,11 @@ def from_pieces(
     tokens: the pieces.
     scores: their scores; the pair whose piece has the highest one is merged first.
     types: their types.
-    is_prefixed: whether a space is put before every text.
+    prefix: where a space is put before a text: SENTENCEPIECE, NEVER, FIRST or ALWAYS.
     charsmap: the normaliser, empty for none.
     added: whether further tokens that are found before the others are special, by their text.
   """
-  from tokenizers import Tokenizer, decoders, models, normalizers
+  from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
   vocabulary = {token: i for i, token in enumerate(tokens)}
   model = models.BPE(
@@ -159,12 +162,14 @@ def from_pieces(
   normalizing = []
   if charsmap:
     normalizing.append(normalizers.Precompiled(charsmap))
-  if is_prefixed:
+  if prefix == SENTENCEPIECE:
     normalizing.append(normalizers.Prepend(SPACE_MARK))
+  if prefix in (FIRST, ALWAYS):
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix, split=False)
   normalizing.append(normalizers.Replace(' ', SPACE_MARK))
   tokenizer.normalizer = normalizers.Sequence(normalizing)
   decoding = [decoders.Replace(SPACE_MARK, ' '), decoders.ByteFallback(), decoders.Fuse()]
-  if is_prefixed:
+  if prefix != NEVER:
     decoding.append(decoders.Strip(' ', 1, 0))
   tokenizer.decoder = decoders.Sequence(decoding)
   is_special = {

@@ -32,7 +32,7 @@ class HarnessModel(model.TemplateLM):
   """A run, or a published model.
 
   Args:
-    workdir, pretrained, step: the model, as the flags of `evaluate` name it.
+    workdir, pretrained, adapter, step: the model, as the flags of `evaluate` name it.
     max_length: maximum number of tokens that a token is predicted from. None: the positions of a
       published model, the context of the evaluation of a run.
     batch_size: number of texts in a batch; auto, or auto:N: `inference.MAX_ROWS`.
@@ -49,6 +49,7 @@ class HarnessModel(model.TemplateLM):
     self,
     workdir: str | None = None,
     pretrained: str | None = None,
+    adapter: str | None = None,
     step: str | int = 'newest',
     max_length: int | None = None,
     batch_size: str | int = 'auto',
@@ -63,7 +64,10 @@ class HarnessModel(model.TemplateLM):
         f'--model_args {" ".join(unknown)}: expected workdir=DIR or pretrained=NAME, and possibly '
         f'step=N, max_length=N, add_bos_token=True or False, or prefix_token_id=N'
       )
-    self.run = _open_run(workdir, pretrained, step, max_length)
+    named = argparse.Namespace(
+      workdir=workdir, pretrained=pretrained, adapter=adapter, step=str(step)
+    )
+    self.run = _open_run(named, max_length)
     self.max_length = self.run.config.evaluation_context()
     self.batch_size = _read_batch_size(batch_size)
     vocabulary = self.run.vocabulary
@@ -197,12 +201,9 @@ class HarnessModel(model.TemplateLM):
     return answers
 
 
-def _open_run(
-  workdir: str | None, pretrained: str | None, step: str | int, max_length: int | None
-) -> runs.Run:
-  """Opens the run or the published model, with a context of `max_length` tokens."""
-  options = argparse.Namespace(workdir=workdir, pretrained=pretrained, step=str(step))
-  run = flags.load_run(options)
+def _open_run(named: argparse.Namespace, max_length: int | None) -> runs.Run:
+  """Opens a model, see `flags.add_run`, with a context of `max_length` tokens."""
+  run = flags.load_run(named)
   # The rotation of some models depends on the length.
   if run.published is not None and run.config.model.num_positions is None:
     max_length = max_length or run.origin['positions']
