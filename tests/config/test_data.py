@@ -28,3 +28,18 @@ def test_parts_have_the_keys_that_are_for_them():
   assert values('document_separator') == ['|', '|', None]
   for part in configs.values():
     part.check()
+
+
+def test_parts_may_be_conversations_or_text():
+  parts = (
+    PartConfig(path='a'),
+    PartConfig(path='b', chat=False),
+    PartConfig(path='c', corpus='cbt'),
+  )
+  options = {'vocabulary': 'tokenizer', 'chat': True, 'loss_on': 'assistant'}
+  configs = DataConfig('text', mixture=parts, **options).parts().values()
+  assert [c.chat for c in configs] == [True, False, False]
+  assert [c.loss_on for c in configs] == ['assistant', 'all', 'all']
+  parts = (PartConfig(path='a', chat=True, loss_on='assistant'), PartConfig(path='b'))
+  configs = DataConfig('text', mixture=parts, vocabulary='tokenizer').parts().values()
+  assert [(c.chat, c.loss_on) for c in configs] == [(True, 'assistant'), (False, 'all')]

@@ -10,6 +10,7 @@ import pytest
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import mixture, train_segments
 from ngrammer_jax.data.documents import shards
+from ngrammer_jax.data.files import text_files
 from ngrammer_jax.data.formats import ReadOptions
 from ngrammer_jax.data.rows import evaluation_streams
 from ngrammer_jax.data.tokens import token_cache, token_split
@@ -137,7 +138,7 @@ def test_the_cache_has_tokens_and_counts(tmp_path, tokenizer, name):
     assert f'{split}: {len(ids):,} tokens ({sum(counts):,} count in the loss)' in prepared.counts
 
 
-def test_without_a_mask_nothing_is_added_to_the_cache(tmp_path, tokenizer):
+def test_without_a_mask_nothing_is_added_to_the_cache(tmp_path, tokenizer, caplog):
   path = write(tmp_path / 'x.jsonl')
   prepared = document_files.prepare(config(path, tokenizer(), loss_on='all'))
   masked = document_files.prepare(config(path, tokenizer()))
@@ -145,6 +146,18 @@ def test_without_a_mask_nothing_is_added_to_the_cache(tmp_path, tokenizer):
     assert tokens.counts is None
     np.testing.assert_array_equal(tokens.tokens, masked.splits[split].tokens)
   assert 'count in' not in prepared.counts
+  assert 'damaged' not in caplog.text  # each has its own folder
+
+
+def test_a_long_conversation_is_whole(tmp_path, tokenizer, monkeypatch):
+  path = write(tmp_path / 'x.jsonl')
+  whole = document_files.prepare(config(path, tokenizer())).splits['train']
+  monkeypatch.setattr(text_files, 'LONG', 30)
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', 20)
+  pieces = document_files.prepare(
+    config(path, tokenizer(), cache_dir=str(tmp_path / 'other'))
+  ).splits['train']
+  np.testing.assert_array_equal(pieces.tokens, whole.tokens)
 
 
 def test_rows_of_the_cache_have_the_counts_of_their_targets(tmp_path, tokenizer):

@@ -126,6 +126,23 @@ def test_evaluation_of_first_tokens_has_no_bits_per_byte():
   assert not result['protocol']['whole_split']
 
 
+def test_only_tokens_that_count_are_scored():
+  split = make_split(61, 20)
+  counts = np.arange(61) % 3 == 1
+  reported = []
+  result = evaluate(dataclasses.replace(split, counts=counts), report=reported.append)
+  nats, correct = read_streams(split, divide_into_streams(61, 3))
+  assert result['tokens'] == counts.sum() == sum(reported)
+  assert result['nll_nats_per_token'] == pytest.approx(nats[counts].mean(), rel=1e-5)
+  assert result['top1_accuracy'] == pytest.approx(correct[counts].mean(), rel=1e-12)
+  assert result['protocol']['whole_split']
+  with bad_input(
+    'no token of the first 1, which is evaluation.max_tokens, of the split to evaluate counts in '
+    'the loss: with data.loss_on=assistant it needs messages of the assistant'
+  ):
+    evaluate(dataclasses.replace(split, counts=counts), max_tokens=1)
+
+
 def test_bits_per_character_count_characters_alone():
   """The document start, which has the highest id, is scored but is no character."""
   tokens = make_split(20).tokens.copy()
