@@ -23,6 +23,7 @@ from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 
 WEIGHTS = 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'  # before the names of the model in the file of an adapter
+HEAD_MODULE = 'lm_head'  # of all families in transformers 5, also where files name it otherwise
 FACTOR_NAME = re.compile(
   r'(?P<module>.+)\.lora_(embedding_)?(?P<factor>[AB])(\.default)?(\.weight)?'
 )
@@ -220,6 +221,8 @@ def _find_parts(
     text_module = tensors.text_name(module, family)
     if text_module is None:
       continue
+    if text_module == HEAD_MODULE:
+      text_module = family.tensors[tensors.HEAD].name
     tensor = f'{text_module}.{ending}'
     if tensor not in stored:  # an adapter of the model without its head lacks this word
       tensor = f'{family.layers.partition(".")[0]}.{tensor}'
