@@ -29,17 +29,20 @@ LLAMA = {
 }
 
 
-def write(folder, dtype='float32', vocabulary_size=V, **options):
-  """Writes a Llama, or what the options of a model make of it, and returns its parameters."""
+def write(folder, dtype='float32', vocabulary_size=V, vocabulary=None, scale=1.0, **options):
+  """Writes a Llama, or what the options of a model make of it, and returns its parameters.
+
+  Without a vocabulary it has a tokenizer that adds no tokens, and no settings of it.
+  """
   values = {'model': LLAMA | options, 'training': {'segment_length': 8}}
   config = conversion.resolve(values)
   model = language_model.build(config.model, vocabulary_size)
   shapes = nn.unbox(model_variables.abstract(model)['params'])
   rng = np.random.default_rng(0)
-  params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(dtype), shapes)
+  params = jax.tree.map(lambda leaf: (scale * rng.normal(size=leaf.shape)).astype(dtype), shapes)
   run = types.SimpleNamespace(
     config=config,
-    vocabulary=vocabularies.TokenizerVocabulary(tokenizer_files.byte_level()),
+    vocabulary=vocabulary or vocabularies.TokenizerVocabulary(tokenizer_files.byte_level()),
     vocabulary_size=vocabulary_size,
     origin={'positions': 64},
     published=None,
@@ -47,8 +50,10 @@ def write(folder, dtype='float32', vocabulary_size=V, **options):
   )
   folder.mkdir(exist_ok=True)
   huggingface_export.save(run, folder)
-  for name in ('tokenizer_config.json', 'generation_config.json'):
-    (folder / name).unlink()
+  if vocabulary is None:
+    for name in ('tokenizer_config.json', 'generation_config.json'):
+      (folder / name).unlink()
+    (folder / 'tokenizer.json').write_bytes(run.vocabulary.content)
   return params
 
 

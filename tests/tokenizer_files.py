@@ -48,3 +48,29 @@ def metaspace(text=TEXT):
   types = [*control, *[tokenizer_json.BYTE] * 256, *[tokenizer_json.NORMAL] * len(letters)]
   scores = [0.0] * len(tokens)
   return tokenizer_json.from_pieces(tokens, scores, types, True, charsmap=b'', added={})
+
+
+def word_level():
+  """Words, one of which is unknown, as they stand between spaces."""
+  from tokenizers import Tokenizer, models, pre_tokenizers
+
+  words = ['<unk>', '<s>', '</s>', *dict.fromkeys(TEXT.replace(',', '').split())]
+  tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token='<unk>'))
+  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  tokenizer.add_special_tokens(['<unk>', '<s>', '</s>'])
+  return tokenizer.to_str().encode()
+
+
+def word_pieces():
+  """Pieces of words, as in BERT: [CLS] is put before a text, and [SEP] after it."""
+  from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+  pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'few', 'line', '##s', 'some', 'te', '##xt', ',']
+  pieces += [*'abcdefghijklmnopqrstuvwxyz', *(f'##{c}' for c in 'abcdefghijklmnopqrtuvwxyz')]
+  model = models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token='[UNK]')
+  tokenizer = Tokenizer(model)
+  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  tokenizer.decoder = decoders.WordPiece()
+  tokenizer.add_special_tokens(['[PAD]', '[UNK]', '[CLS]', '[SEP]'])
+  tokenizer.post_processor = processors.BertProcessing(('[SEP]', 3), ('[CLS]', 2))
+  return tokenizer.to_str().encode()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.vocabularies import published, tokenizer
+from ngrammer_jax.data.vocabularies import post_processor, published, tokenizer
 from ngrammer_jax.interop.huggingface import checkpoint, configs, families, published_model, tensors
 from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import result_files
@@ -54,8 +54,8 @@ def save(run: OpenedRun, folder: pathlib.Path, dtype: str | None = None) -> None
   contents = {checkpoint.CONFIG: config, published_model.GENERATION: generation}
   for name, content in contents.items():
     text_files[name] = json.dumps(content, indent=2).encode()
-  if run.published is not None:  # its own files, byte by byte
-    text_files |= run.published.checkpoint.text_files
+  if run.published is not None:
+    text_files |= run.published.checkpoint.text_files  # byte by byte
   for name, content in text_files.items():
     (folder / name).write_bytes(content)
 
@@ -71,9 +71,14 @@ def _puts_scale_in_weights(model: ModelConfig, family: families.Family) -> bool:
 
 
 def _text_files(run: OpenedRun, token_ids: TokenIds) -> dict[str, bytes]:
-  """Returns the files of the tokenizer, by name; a published model may have none."""
+  """Returns the files of the tokenizer, by name: those of a published folder, or made ones.
+
+  A published model may have none.
+  """
   if run.published is not None and not published.has_tokenizer(run.workdir):
     return {}
+  if run.published is not None and run.workdir.is_dir():
+    return published.read_files(run.workdir)
   return _tokenizer_files(run.vocabulary, token_ids)
 
 
@@ -103,6 +108,7 @@ def _tokenizer_files(vocabulary: vocabularies.Vocabulary, token_ids: TokenIds) -
   if not isinstance(vocabulary, tokenizer.TokenizerVocabulary):
     logging.warning('%s has no tokenizer.json: text is encoded here', type(vocabulary).__name__)
     return {}
+  # Transformers 5 reads the post-processor, and the converter of llama.cpp the setting.
   config: dict[str, Any] = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'add_bos_token': vocabulary.adds_start,
@@ -116,5 +122,10 @@ def _tokenizer_files(vocabulary: vocabularies.Vocabulary, token_ids: TokenIds) -
   for name, ids in named_ids.items():
     token_id = ids[0] if isinstance(ids, list) else ids
     config[name.removesuffix('_id')] = vocabulary.token(token_id) or None
-  encoded = json.dumps(config, ensure_ascii=False).encode()
-  return {'tokenizer.json': vocabulary.content, 'tokenizer_config.json': encoded}
+  begin = vocabulary.document_start if vocabulary.adds_start else None
+  return {
+    'tokenizer.json': post_processor.with_begin_token(
+      vocabulary.content, vocabulary.token(vocabulary.document_start), begin
+    ),
+    'tokenizer_config.json': json.dumps(config, ensure_ascii=False).encode(),
+  }

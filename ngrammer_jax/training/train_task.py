@@ -18,6 +18,7 @@ from ngrammer_jax.data import mixture, train_segments, vocabularies
 from ngrammer_jax.data.documents import corpora
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import language_modeling
+from ngrammer_jax.system import storage
 from ngrammer_jax.training import losses, token_codebook
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
@@ -158,7 +159,7 @@ class CorpusTask(TrainTask):
     self._mixture = mixture.prepare(
       config.data,
       open_corpus,
-      vocabulary=_learned_before(config.data, workdir),
+      vocabulary=_vocabulary_before(config.data, workdir),
       workdir=workdir,
     )
     self.vocabulary = self._mixture.vocabulary
@@ -275,18 +276,24 @@ class CorpusTask(TrainTask):
       )
 
 
-def _learned_before(
+def _vocabulary_before(
   data: data_config.DataConfig, workdir: pathlib.Path | None
 ) -> vocabularies.Vocabulary | None:
-  """Returns the learned vocabulary of a run that is resumed; None: it has none, or a damaged one.
+  """Returns the vocabulary of a run that is resumed; None: none, a damaged or another one.
 
-  It need not be learned again where the cache was deleted.
+  One that was learned need not be learned again where the cache was deleted. One of a file begins
+  and ends texts as before, also if the other files of its folder say something else now.
   """
-  is_learned = data.vocabulary in ('characters', 'words', 'sentencepiece')
-  if workdir is None or not is_learned or data.vocabulary_path is not None:
+  if workdir is None or not reader.steps(workdir):
     return None
-  if not reader.steps(workdir):
-    return None
+  vocabulary = None
   with contextlib.suppress(errors.BadInput):
-    return vocabularies.load(workdir)
-  return None
+    vocabulary = vocabularies.load(workdir)
+  if vocabulary is None or vocabulary.kind != data.vocabulary:
+    return None
+  if data.vocabulary_path is not None:
+    path = storage.user_path('data.vocabulary_path', data.vocabulary_path)
+    read = vocabularies.read(data.vocabulary, path, data.vocabulary_size)
+    if read.definition != vocabulary.definition:
+      return None
+  return vocabulary

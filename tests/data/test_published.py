@@ -103,11 +103,11 @@ def test_what_the_files_of_a_folder_say(tmp_path):
   ids = {'bos_token_id': 2, 'eos_token_id': [1, 2]}
   cases = [
     (with_start, {}, (0, (0,), True)),
-    (with_start, {'tokenizer_config_json': {'add_bos_token': False}}, (0, (0,), False)),
+    (with_start, {'tokenizer_config_json': {'add_bos_token': False}}, (0, (0,), True)),
     (with_start, {'tokenizer_config_json': {'add_bos_token': None}}, (0, (0,), True)),
     (content, {'tokenizer_config_json': names}, (0, (1, 0), False)),
     (content, {'special_tokens_map_json': names}, (0, (1, 0), False)),
-    (content, {'tokenizer_config_json': names | {'add_bos_token': True}}, (0, (1, 0), True)),
+    (content, {'tokenizer_config_json': names | {'add_bos_token': True}}, (0, (1, 0), False)),
     (content, {'config_json': ids}, (2, (1, 2, 2), False)),
     (
       content,
@@ -216,7 +216,8 @@ def test_sentencepiece_models_give_the_same_tokens(tmp_path, prefix):
   content = train(prefix)
   own = sentencepiece.SentencePieceProcessor(model_proto=content)
   folder = write(
-    tmp_path / str(prefix), tokenizer_config_json={'bos_token': '<s>', 'eos_token': '</s>'}
+    tmp_path / str(prefix),
+    tokenizer_config_json={'bos_token': '<s>', 'eos_token': '</s>', 'add_bos_token': True},
   )
   (folder / 'tokenizer.model').write_bytes(content)
   pieces = [own.id_to_piece(i) for i in range(len(own))]
@@ -247,7 +248,7 @@ def test_sentencepiece_models_give_the_same_tokens(tmp_path, prefix):
         assert vocabulary.encode(text.encode()).tolist() == expected, text
       assert vocabulary.decode(vocabulary.encode(text.encode())) == text.encode()
   (folder / 'tokenizer_config.json').unlink()
-  assert read(folder).adds_start and read(folder).document_start == 1
+  assert not read(folder).adds_start and read(folder).document_start == 1
 
 
 @each(

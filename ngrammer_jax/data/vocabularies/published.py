@@ -12,28 +12,40 @@ of the model say. `tokenizer_json` makes the tokenizer.json where there is none.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
+import json
+import logging
 import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.vocabularies import gguf_header, tokenizer_json
+from ngrammer_jax.data.vocabularies import gguf_header, post_processor, tokenizer_json
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
 from ngrammer_jax.system import file_errors, git_lfs, json_files
 
-# The files of a tokenizer; one of the first three has its tokens.
-FILES = ('tokenizer.json', 'tokenizer.model', 'vocab.json', 'merges.txt')
+TOKEN_FILES = ('tokenizer.json', 'tokenizer.model', 'vocab.json')  # a tokenizer has one of them
+FILES = (*TOKEN_FILES, 'merges.txt', 'added_tokens.json')
 # Ids of the begin and end token that llama.cpp takes for a SentencePiece model.
 SENTENCEPIECE_START = 1
 SENTENCEPIECE_END = 2
-# The pre-tokenizer by the class in tokenizer_config.json or model_type, without tokenizer.json.
+# The classes with which transformers 5 reads the tokenizer of a model, by its model_type: those of
+# FIXED_CLASSES always, those of DEFAULT_CLASSES where the files name none.
+FIXED_CLASSES = {
+  'mistral': 'TokenizersBackend',
+  'olmo2': 'TokenizersBackend',
+  'phi3': 'TokenizersBackend',
+  'qwen2': 'Qwen2Tokenizer',
+}
+DEFAULT_CLASSES = {
+  'gpt2': 'GPT2Tokenizer',
+  'gpt_neox': 'GPTNeoXTokenizer',
+  'qwen3': 'Qwen2Tokenizer',
+}
+# The pre-tokenizer of a class, where there is no tokenizer.json.
 PRE_TOKENIZER_NAMES = {
   'GPT2Tokenizer': 'gpt-2',
   'GPTNeoXTokenizer': 'gpt-2',
-  'gpt2': 'gpt-2',
-  'gpt_neox': 'gpt-2',
   'Qwen2Tokenizer': 'qwen2',
-  'qwen2': 'qwen2',
-  'qwen3': 'qwen2',
 }
 
 
@@ -53,7 +65,13 @@ def has_tokenizer(path: pathlib.Path) -> bool:
     with translate_damage(path):
       metadata, _ = gguf_header.read(path)
       return 'tokenizer.ggml.model' in metadata
-  return any((path / name).is_file() for name in FILES[:3])
+  return any((path / name).is_file() for name in TOKEN_FILES)
+
+
+def read_files(folder: pathlib.Path) -> dict[str, bytes]:
+  """Returns the content of each file of the tokenizer in a folder, by name."""
+  paths = (folder / name for name in FILES)
+  return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:
@@ -104,6 +122,15 @@ class _FolderSettings:
       added_ids=_read_if_present(folder / 'added_tokens.json'),
     )
 
+  @property
+  def tokenizer_class(self) -> str | None:
+    """The class with which transformers 5 reads the tokenizer; None: the files do not tell it."""
+    model_type = self.config.get('model_type')
+    named = self.tokenizer.get('tokenizer_class') or self.config.get('tokenizer_class')
+    if model_type in FIXED_CLASSES or not named:
+      return FIXED_CLASSES.get(model_type, DEFAULT_CLASSES.get(model_type))
+    return named.removesuffix('Fast')
+
 
 def _read_if_present(path: pathlib.Path) -> Any:
   return json_files.read(path) if path.exists() else {}
@@ -128,14 +155,16 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   tokenizer = tokenizers.Tokenizer.from_buffer(content)
   ids = tokenizer.get_vocab()
   start = ids.get(_token_text(settings.get('bos_token')))
-  encoding = tokenizer.encode('a')
-  adds_start = bool(encoding.special_tokens_mask and encoding.special_tokens_mask[0])
-  if adds_start:
-    start = encoding.ids[0]
-  elif not (folder / 'tokenizer.json').exists():
-    adds_start = (folder / 'tokenizer.model').exists()  # as Llama, Mistral and Gemma
-  # As in the official library, the setting wins over what the tokenizer does by itself.
-  adds_start = settings.get('add_bos_token', adds_start)
+  added = post_processor.added_ids(json.loads(content).get('post_processor'))
+  adds_start = _adds_start(folder, files, added)
+  if adds_start and added.before:
+    start = added.before[0]
+  _log_added(folder, settings.get('add_bos_token'), adds_start)
+  if len(added.before) > 1 or added.after:
+    _warn_once(
+      f'{folder}: tokenizer.json puts {len(added.before)} tokens before a text and '
+      f'{len(added.after)} after it: at most the first of them is put before it here'
+    )
   ends = [ids.get(_token_text(settings.get('eos_token')))]
   for source in (files.generation, files.config):
     if start is None:
@@ -144,6 +173,41 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
     ends += end if isinstance(end, list) else [end]
   template = _chat_template(folder, settings)
   return _make_vocabulary(content, size, ids.values(), start, ends, adds_start, template)
+
+
+def _adds_start(
+  folder: pathlib.Path, files: _FolderSettings, added: post_processor.AddedIds
+) -> bool:
+  """Whether transformers 5 puts a begin token before the texts of a folder.
+
+  The post-processor of a tokenizer.json says so, and `add_bos_token` where there is none. Two
+  classes do not follow the file.
+  """
+  is_code_llama = files.tokenizer_class == 'CodeLlamaTokenizer'
+  if not (folder / 'tokenizer.json').exists():
+    return files.tokenizer.get('add_bos_token', is_code_llama)
+  if files.tokenizer_class == 'GPTNeoXTokenizer':
+    return False
+  return is_code_llama or bool(added.before)
+
+
+def _log_added(folder: pathlib.Path, setting: bool | None, adds_start: bool) -> None:
+  """Logs that `add_bos_token` is not followed, or that only it would add a begin token."""
+  begins = f'{folder}: texts begin {"with" if adds_start else "without"} a begin token'
+  if setting is not None and setting != adds_start:
+    _warn_once(
+      f'{begins}, although add_bos_token is {setting}: as in transformers 5, the post_processor of '
+      f'tokenizer.json decides'
+    )
+  elif setting is None and not adds_start and not (folder / 'tokenizer.json').exists():
+    _warn_once(
+      f'{begins}, as in transformers 5: tokenizer_config.json has no "add_bos_token": true'
+    )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+  logging.warning(message)
 
 
 def _chat_template(folder: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
@@ -227,16 +291,28 @@ def _make_vocabulary(
   adds_start: Any,
   chat_template: str | None,
 ) -> TokenizerVocabulary:
-  """Returns the vocabulary; a start or end that is not one of the ids is left out."""
+  """Returns the vocabulary; a start or end that is not one of the ids, or has no row, is left out.
+
+  Raises BadInput if texts begin with a token that has no row.
+  """
 
   def exists(i: Any) -> bool:
-    return type(i) is int and i in ids
+    return type(i) is int and i in ids and (size is None or i < size)
 
+  if adds_start and type(start) is int and start in ids and not exists(start):
+    raise errors.BadInput(f'texts begin with the id {start:,}, but the model has {size:,} rows')
   ends = list(dict.fromkeys(end for end in ends if exists(end)))
   if not exists(start):
     start = None
     adds_start = adds_start and not ends
-  return TokenizerVocabulary(content, size, start, ends, bool(adds_start), chat_template)
+  vocabulary = TokenizerVocabulary(content, size, start, ends, bool(adds_start), chat_template)
+  if vocabulary.tokens_without_row:
+    logging.info(
+      'added tokens without a row in the model: %d, such as %s; no text may have them',
+      len(vocabulary.tokens_without_row),
+      vocabulary.tokens_without_row[0],
+    )
+  return vocabulary
 
 
 def _token_text(token: Any) -> str | None:
@@ -262,13 +338,13 @@ def _folder_content(folder: pathlib.Path, files: _FolderSettings) -> bytes:
   if (folder / 'tokenizer.model').exists():
     data = (folder / 'tokenizer.model').read_bytes()
     return tokenizer_json.from_sentencepiece_model(data, ids, added, _space_prefix(files))
-  class_name = settings.get('tokenizer_class', '').removesuffix('Fast')
+  class_name = files.tokenizer_class
   return tokenizer_json.from_byte_pairs(
     json_files.read(folder / 'vocab.json') | ids,
     _read_merges(folder / 'merges.txt'),
-    PRE_TOKENIZER_NAMES.get(class_name or files.config.get('model_type')),
+    PRE_TOKENIZER_NAMES.get(class_name),
     added,
-    problem=f'there is no tokenizer.json, and the class of the tokenizer is {class_name or None!r}',
+    problem=f'there is no tokenizer.json, and the class of the tokenizer is {class_name!r}',
   )
 
 

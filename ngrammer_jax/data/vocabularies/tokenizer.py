@@ -8,7 +8,7 @@ import typing
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.vocabularies import base
+from ngrammer_jax.data.vocabularies import base, post_processor
 
 if typing.TYPE_CHECKING:
   import tokenizers
@@ -39,8 +39,8 @@ class TokenizerVocabulary(base.Vocabulary):
 
   Args:
     content: the content of the file.
-    size: number of ids with unused ones after those of the tokenizer, as the embeddings of
-      published models have them. None: those of the tokenizer.
+    size: number of ids, as many as a published model has rows: some may be unused, and added tokens
+      of the tokenizer may have no row. None: the number of ids of the tokenizer.
     document_start: id of the document start. None: the first of the end tokens. Without these too,
       the first special token that the tokenizer itself adds to a text; if it adds none, the first
       of DOCUMENT_SEPARATORS that is one of its special tokens.
@@ -50,10 +50,12 @@ class TokenizerVocabulary(base.Vocabulary):
 
   Attributes:
     has_begin_token: whether the document start is a begin token of the model; False: an end token.
+    tokens_without_row: the added tokens whose ids are not below `size`. No text may contain them.
 
   Raises:
     ValueError: the file is not a tokenizer.
-    BadInput: no special token separates documents, or the tokenizer has more ids than `size`.
+    BadInput: no special token separates documents, or a token that is not an added one has an id
+      that is not below `size`.
   """
 
   kind = 'tokenizer'
@@ -73,6 +75,15 @@ class TokenizerVocabulary(base.Vocabulary):
     self.chat_template = chat_template
     self._tokenizer = self._make_tokenizer()
     self._tokenizer.encode_special_tokens = True  # as ordinary text
+    ids = self._tokenizer.get_vocab()
+    own_size = 1 + max(ids.values())  # some tokenizers leave ids out
+    self.size = own_size if size is None else size
+    ids_without_row = sorted(i for i in ids.values() if i >= self.size)
+    self.tokens_without_row = tuple(map(self.token, ids_without_row))
+    if not self._added_tokens.keys() >= set(ids_without_row):
+      raise errors.BadInput(
+        f'the tokenizer has {own_size:,} ids, but the model {self.size:,}: it is of another model'
+      )
     self.has_begin_token = document_start is not None or not end_tokens
     if document_start is not None:
       self.document_start = document_start
@@ -82,12 +93,6 @@ class TokenizerVocabulary(base.Vocabulary):
       self.document_start = self._find_separator()
     self._ends = tuple(end_tokens or (self.document_start,))
     self.document_end = self._ends[0]
-    own_size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
-    self.size = own_size if size is None else size
-    if own_size > self.size:
-      raise errors.BadInput(
-        f'the tokenizer has {own_size:,} ids, but the model {self.size:,}: it is of another model'
-      )
     self.definition = (self.kind, content, self.size)
     fields = {
       'size': self.size,
@@ -111,6 +116,11 @@ class TokenizerVocabulary(base.Vocabulary):
   _special_tokenizer = functools.cached_property(_make_tokenizer)
 
   @functools.cached_property
+  def _added_tokens(self) -> dict[int, 'tokenizers.AddedToken']:
+    """The tokens that are found before all others, by their ids."""
+    return self._tokenizer.get_added_tokens_decoder()
+
+  @functools.cached_property
   def unknown(self) -> int | None:
     """Id of text that is not in the vocabulary; None if there is no such id."""
     model = json.loads(self.content)['model']
@@ -127,8 +137,7 @@ class TokenizerVocabulary(base.Vocabulary):
   @functools.cached_property
   def special_tokens(self) -> tuple[str, ...]:
     """The spellings of the special tokens."""
-    added = self._tokenizer.get_added_tokens_decoder()
-    return tuple(token.content for token in added.values() if token.special)
+    return tuple(token.content for token in self._added_tokens.values() if token.special)
 
   @functools.cached_property
   def added_ids(self) -> frozenset[int]:
@@ -137,9 +146,13 @@ class TokenizerVocabulary(base.Vocabulary):
 
   def _find_separator(self) -> int:
     """Returns the id of the document start. Raises BadInput if there is none."""
-    added = self._tokenizer.get_added_tokens_decoder()
-    special = {t.content: i for i, t in added.items() if t.special and i != self.unknown}
-    added_ids = [i for i in self._tokenizer.encode('').ids if i in special.values()]
+    special = {
+      token.content: i
+      for i, token in self._added_tokens.items()
+      if token.special and i != self.unknown and i < self.size
+    }
+    added = post_processor.added_ids(json.loads(self.content).get('post_processor'))
+    added_ids = [i for i in (*added.before, *added.after) if i in special.values()]
     separator_ids = [special[name] for name in DOCUMENT_SEPARATORS if name in special]
     if not added_ids and not separator_ids:
       raise errors.BadInput(
@@ -157,17 +170,17 @@ class TokenizerVocabulary(base.Vocabulary):
     tokenizer = self._select_tokenizer(special)
     encodings = tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
     id_arrays = [np.array(encoding.ids, np.int32) for encoding in encodings]
-    if special:
-      return id_arrays
-    # Some models have pieces that are spelled as special tokens: T5's Unigram, for example.
-    return [ids[~self._is_reserved[ids]] for ids in id_arrays]
+    if not special:
+      # Some models have pieces that are spelled as special tokens: T5's Unigram, for example.
+      id_arrays = [ids[~self._is_reserved[ids]] for ids in id_arrays]
+    self._check_rows(id_arrays)
+    return id_arrays
 
   @functools.cached_property
   def _is_reserved(self) -> np.ndarray:
     """Whether an id is a special token, which ordinary text cannot have, bool [ids]."""
-    added = self._tokenizer.get_added_tokens_decoder()
     is_reserved = np.zeros(1 + max(self._tokenizer.get_vocab().values()), bool)
-    for i, token in added.items():
+    for i, token in self._added_tokens.items():
       is_reserved[i] = token.special and i != self.unknown
     is_reserved[self.document_start] = True
     return is_reserved
@@ -185,15 +198,27 @@ class TokenizerVocabulary(base.Vocabulary):
       ids = np.array(encoding.ids, np.int32)
       ranges_Nx2 = np.array(encoding.offsets, np.int64).reshape(-1, 2)
       if not special:
-        is_text = ids != self.document_start
+        is_text = ~self._is_reserved[ids]
         ids = ids[is_text]
         ranges_Nx2 = ranges_Nx2[is_text]
+      self._check_rows([ids])
       results.append((ids, ranges_Nx2))
     return results
 
   def _select_tokenizer(self, special: bool) -> 'tokenizers.Tokenizer':
     """Returns the tokenizer that reads the spellings of special tokens as such, or as text."""
     return self._special_tokenizer if special else self._tokenizer
+
+  def _check_rows(self, id_arrays: Sequence[np.ndarray]) -> None:
+    """Raises BadInput if a text contains one of `tokens_without_row`."""
+    if not self.tokens_without_row:
+      return
+    largest = max((ids.max(initial=0) for ids in id_arrays), default=0)
+    if largest >= self.size:
+      raise errors.BadInput(
+        f'the token {self.token(largest)} has the id {largest:,}, but the model has {self.size:,} '
+        f'rows: use a text without it'
+      )
 
   def decode(self, ids: Iterable[int], special: bool = False) -> bytes:
     return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special).encode()
