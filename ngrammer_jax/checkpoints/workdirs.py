@@ -64,7 +64,10 @@ def with_kept_values(workdir: pathlib.Path, config: experiment.Config) -> experi
   storage.check_reachable(workdir)
   if not (workdir / CONFIG).exists() or not reader.steps(workdir):
     return config
-  return experiment.with_kept_values(load_config(workdir), config)
+  resumed = experiment.with_kept_values(load_config(workdir), config)
+  for key, kept, _ in experiment.differences(resumed, config, may_differ=lambda key: False):
+    logging.info('%s=%s, as the run was started', key.path, kept)
+  return resumed
 
 
 def is_exported(workdir: pathlib.Path) -> bool:

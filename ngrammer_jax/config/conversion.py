@@ -239,18 +239,25 @@ def load(path: pathlib.Path) -> Config:
     BadInput: see `resolve`.
     file_errors.DAMAGE_ERRORS: the file is not JSON, or a section is missing.
   """
-  values = json_files.read(path)
+  values = read(path)
   sections = {key.path for key in fields.keys(Config).values() if key.block and not key.is_optional}
   missing = sections - values.keys()
   if missing and values.keys() != {'model', 'data'}:
     raise ValueError(f'no section {", ".join(sorted(missing))}')
-  values.get('training', {}).pop('span_check_every', None)  # no longer used
   data = values['data']
   own_vocabulary = stored_vocabulary(path.parent)
   if data.get('vocabulary_path') and own_vocabulary is not None:
     if not os.path.exists(os.path.expanduser(data['vocabulary_path'])):  # the run may have moved
       data['vocabulary_path'] = str(own_vocabulary)
   return resolve(values)
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+  """Reads the values of a config that `save` wrote; of an earlier version, as that used them."""
+  values = json_files.read(path)
+  values.get('training', {}).pop('span_check_every', None)  # no longer used
+  values.get('optimizer', {}).setdefault('weight_decay_on', 'all')
+  return values
 
 
 def stored_vocabulary(folder: pathlib.Path) -> pathlib.Path | None:

@@ -7,6 +7,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.fields import ANY, field
 
 ALGORITHMS = ('adam', 'adamw', 'lamb', 'adagrad')
+DECAYING = ('matrices', 'matrices_and_embeddings', 'all')
 OFFICIAL_SCHEDULES = ('transformer_xl', 'transformer_xl_tensorflow')  # of these implementations
 SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant', *OFFICIAL_SCHEDULES)
 
@@ -61,7 +62,17 @@ class OptimizerConfig:
   final_fraction: float = field(0.1, 'cosine, linear: final share of the learning rate', at_least=0)
   epsilon: float = field(1e-6, 'added to the denominator of the update', above=0)
   weight_decay: float = field(
-    0.0, 'decay of dense weights', at_least=0, only_for={'algorithm': ('adam', 'adamw', 'lamb')}
+    0.0,
+    'decay of what weight_decay_on selects, times the learning rate',
+    at_least=0,
+    only_for={'algorithm': ('adam', 'adamw', 'lamb')},
+  )
+  # Biases, norms, gates and scales decay with `all` alone, n-gram tables and spans never.
+  weight_decay_on: str = field(
+    'matrices',
+    'what decays: matrices, also embeddings and the head, or all dense weights',
+    choices=DECAYING,
+    kept_on_resume=True,
   )
   clip_norm: float | None = field(1.0, 'maximum dense gradient norm; adagrad: by array', at_least=0)
   adam: AdamConfig | None = field(None, 'decay rates of Adam and LAMB; None: the defaults')

@@ -70,7 +70,7 @@ class AdaptiveSoftmax(nn.Module):
       C = len(self.cutoffs)
       J = self._width(0)
       normal = nn.initializers.normal(J**-0.5)
-      self._cluster_weight = self._param('cluster_weight', normal, (C, J), (None, None))
+      self._cluster_weight = self._param('cluster_weight', normal, (C, J), ('vocab_clusters', None))
       self._cluster_bias = self._param('cluster_bias', zeros, (C,), (None,))
 
   def embed(self, tokens_BxT: jax.Array) -> jax.Array:

@@ -31,10 +31,8 @@ class LayerNorm(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = x.shape[-2:] if self.per_head else x.shape[-1:]
-    # Replicated: sharding these small vectors would propagate to the activations.
-    replicated = (None,) * len(shape)
-    ones = axis_names.with_axis_names(nn.initializers.ones, replicated)
-    zeros = axis_names.with_axis_names(nn.initializers.zeros, replicated)
+    ones = axis_names.with_axis_names(nn.initializers.ones, _names(shape))
+    zeros = axis_names.with_axis_names(nn.initializers.zeros, _names(shape))
     dtype = x.dtype if self.dtype is None else self.dtype
     param_dtype = jnp.promote_types(dtype, jnp.float32)
     scale = self.param('scale', ones, shape, param_dtype)
@@ -112,7 +110,7 @@ class RMSNorm(nn.Module):
     wide = jnp.promote_types(x.dtype, jnp.float32)
     dtype = x.dtype if self.dtype is None else self.dtype
     init = nn.initializers.zeros if self.is_offset else nn.initializers.ones
-    init = axis_names.with_axis_names(init, (None,) * len(shape))
+    init = axis_names.with_axis_names(init, _names(shape))
     scale = self.param('scale', init, shape, jnp.promote_types(dtype, jnp.float32))
     if self.is_offset:
       scale = 1 + scale
@@ -122,3 +120,11 @@ class RMSNorm(nn.Module):
     # Without the barrier XLA computes it again for every value of x.
     inverse = jax.lax.optimization_barrier(jax.lax.rsqrt(mean_square + epsilon))
     return (x * inverse * scale).astype(dtype)
+
+
+def _names(shape: tuple[int, ...]) -> tuple[str | None, ...]:
+  """Returns the axis names of a scale or bias.
+
+  No rule shards them: sharding these small vectors would propagate to the activations.
+  """
+  return *[None] * (len(shape) - 1), 'norm'

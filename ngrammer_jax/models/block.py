@@ -177,7 +177,7 @@ class Block(nn.Module):
     T = x_BxTxD.shape[1]
     if c.position != 'learned':
       return x_BxTxD
-    init = axis_names.with_axis_names(nn.initializers.normal(0.02), (None, 'embed'))
+    init = axis_names.with_axis_names(nn.initializers.normal(0.02), ('position', 'embed'))
     max_length = c.positions().max_length
     if T > max_length:
       raise ValueError(f'a segment of {T} tokens exceeds model.positional.max_length={max_length}')

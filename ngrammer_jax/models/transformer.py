@@ -106,7 +106,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       self.final_norm = block.make_norm(c, self.dtype, None)
     self.position_params = self._position_params(param_dtype)
     if c.position == 'absolute':
-      init = axis_names.with_axis_names(nn.initializers.normal(0.02), (None, 'embed'))
+      init = axis_names.with_axis_names(nn.initializers.normal(0.02), ('position', 'embed'))
       shape = c.positions().max_length, c.width
       self.absolute_position = self.param('absolute_position', init, shape, param_dtype)
 
@@ -151,7 +151,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     c = self.config
     H = c.head_features
     if c.position == 'table':
-      init = axis_names.with_axis_names(nn.initializers.normal(1.0), (None, 'kv'))
+      init = axis_names.with_axis_names(nn.initializers.normal(1.0), ('position', 'kv'))
       return (self.param('distance_embedding', init, (c.positions().max_length, H), param_dtype),)
     if c.position != 'relative' or not c.positions().shared_biases:
       return None

@@ -20,7 +20,7 @@ def make(
   Args:
     config: the optimizer config.
     fraction: the fraction of the learning rate at a step.
-    decay_mask: whether each parameter decays.
+    decay_mask: whether each parameter decays; None: all do.
   """
 
   def rate(step):

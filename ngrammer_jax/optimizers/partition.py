@@ -74,21 +74,23 @@ def make(
   steps: int,
   labels: Any,
   memories: Sequence[NGramMemoryConfig] = (),
+  decay_mask: Any = None,
 ) -> optax.GradientTransformation:
   """Returns the optimizer: clipped gradients for dense weights, Adagrad for most n-gram tables.
 
   The gradients of the tables are not part of the clipped norm: the layer norm of tiny table rows
   multiplies them by hundreds, so that they would scale the dense gradients to almost 0. Spans are
-  clipped to [0, 1], and do not decay: they have their own penalty.
+  clipped to [0, 1].
 
   Args:
     config: the optimizer config.
     steps: number of steps of the run, for the schedule.
     labels: label of every parameter that is trained.
     memories: the n-gram memories of the model; each may have its own optimizer.
+    decay_mask: whether each parameter that is trained decays, see `weight_decay.mask`. None: all
+      dense weights do.
   """
   fraction = schedule.make(config, steps)
-  decay_mask = jax.tree_util.tree_map_with_path(lambda path, _: not spans.is_span(path), labels)
   optimizers = {
     DENSE: dense.make(config, fraction, decay_mask),
     TABLE: tables.make('adagrad', config, fraction),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.runs import pretrained
-from ngrammer_jax.system import json_files, storage
+from ngrammer_jax.system import storage
 
 if TYPE_CHECKING:
   from ngrammer_jax.runs.run import Run
@@ -112,7 +112,7 @@ class ModelSource:
       if not _is_run(self.path):  # says which models are supported
         return published_model.open(self.path).config_values()
       return dataclasses.asdict(workdirs.load_config(self.path))
-    values = json_files.read(self.path / workdirs.CONFIG)
+    values = conversion.read(self.path / workdirs.CONFIG)
     vocabulary = conversion.stored_vocabulary(self.path)
     if vocabulary is not None:
       values['data'] |= {'vocabulary_path': str(vocabulary), 'vocabulary_size': None}

@@ -114,7 +114,7 @@ class _Trainer:
       if (self.workdir / 'metrics.jsonl').exists():
         logging.info('%s has no checkpoint: starting again from the first step', self.workdir)
     self.state = self.programs.pack(self.state)
-    model_summary.log(self.programs.labels, self.state)
+    model_summary.log(self.programs.labels, self.programs.decay_mask, self.state)
     self.task.log_summary()
     validation = self.history.value_at(self.first_step)
     if validation is not None:

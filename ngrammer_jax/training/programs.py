@@ -24,7 +24,7 @@ from ngrammer_jax.models import (
   model_variables,
   parameter_groups,
 )
-from ngrammer_jax.optimizers import partition, zero
+from ngrammer_jax.optimizers import partition, weight_decay, zero
 from ngrammer_jax.system import progress
 from ngrammer_jax.training import accumulation, capacity, flops, losses, metrics
 from ngrammer_jax.training import state as train_state
@@ -47,6 +47,7 @@ class Programs:
     mesh: device mesh.
     frozen: dtype of every parameter that is not trained, by name.
     labels: optimizer label of every parameter.
+    decay_mask: whether each parameter decays, if it is trained.
     create: function that returns the initial state.
     abstract: shapes, dtypes and shardings of the state, as in checkpoints.
     packed: the same in training, with packed tables (see `layers.ngram.table`).
@@ -75,8 +76,15 @@ class Programs:
     source_dtypes = source_dtypes or {}
     self.frozen = _frozen_parameters(config.optimizer, variables['params'], source_dtypes)
     self.labels = partition.labels(variables['params'], memories, self.frozen)
+    self.decay_mask = weight_decay.mask(config.optimizer, variables['params'])
     trained_labels = parameter_groups.without(self.labels, self.frozen)
-    optimizer = partition.make(config.optimizer, config.training.steps, trained_labels, memories)
+    optimizer = partition.make(
+      config.optimizer,
+      config.training.steps,
+      trained_labels,
+      memories,
+      parameter_groups.without(self.decay_mask, self.frozen),
+    )
     self.create, self.abstract = train_state.make_initializer(
       model,
       variables,

@@ -177,9 +177,9 @@ class ShawPosition(nn.Module):
     del is_capped
     wide = jnp.promote_types(self.dtype, jnp.float32)
     init = nn.initializers.normal(0.02)
-    a_init = axis_names.with_axis_names(init, (None, 'heads', 'kv'))
+    a_init = axis_names.with_axis_names(init, ('position', 'heads', 'kv'))
     a = self.param('distance_embedding', a_init, (self.max_length, N, H), wide)
-    b_init = axis_names.with_axis_names(init, (None, 'heads'))
+    b_init = axis_names.with_axis_names(init, ('position', 'heads'))
     b = self.param('distance_bias', b_init, (self.max_length, N), wide)
     farthest = min(self.max_length, self.clamp_length or self.max_length) - 1
     distance_S = jnp.minimum(jnp.arange(context.keys.count - 1, -1, -1), farthest)

@@ -103,7 +103,7 @@ class Gate(nn.Module):
     wide = jnp.promote_types(self.dtype, jnp.float32)
     if self.kind == 'half':
       return jnp.full(h_BxTxGxD.shape[:-1], 0.5, wide)
-    k_BxTxGxD = self._dense('key', e_BxTxM, (G, D), (None, 'embed'))
+    k_BxTxGxD = self._dense('key', e_BxTxM, (G, D), ('branches', 'embed'))
     k_BxTxGxD = self._norm('key_norm', self.epsilon, wide)(k_BxTxGxD)
     q_BxTxGxD = self._norm('query_norm', self.epsilon, wide)(h_BxTxGxD)
     s_BxTxG = (k_BxTxGxD * q_BxTxGxD).sum(axis=-1) * D**-0.5

@@ -88,11 +88,11 @@ class Recurrence(nn.Module):
     """Returns both kernels [D, G, K] and [K, G, K], and the biases [G, K]."""
     G = CELLS[self.cell]
     K = self.hidden
-    kernel_init = axis_names.with_axis_names(self.initializer, ('embed', None, 'mlp'))
+    kernel_init = axis_names.with_axis_names(self.initializer, ('embed', 'gates', 'mlp'))
     bias_init = self.initializer
     if self.cell == 'lstm':
       bias_init = _with_forget_bias(self.initializer, self.forget_bias)
-    bias_init = axis_names.with_axis_names(bias_init, (None, 'mlp'))
+    bias_init = axis_names.with_axis_names(bias_init, ('gates', 'mlp'))
     kernel_DxGxK = self.param('input_kernel', kernel_init, (D, G, K), wide).astype(self.dtype)
     kernel_KxGxK = self.param('recurrent_kernel', kernel_init, (K, G, K), wide)
     bias_GxK = self.param('bias', bias_init, (G, K), wide)

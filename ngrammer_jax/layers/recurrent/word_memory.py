@@ -58,7 +58,7 @@ class RecurrentMemory(nn.Module):
     steps = list(range(self.window - 1, -1, -1))  # the current word last
     visible = readout.same_document(documents_BxS, steps, documents_BxT)
     wide = jnp.promote_types(self.dtype, jnp.float32)
-    temporal_LxK = self._table('temporal', (None, None), self.window, K)
+    temporal_LxK = self._table('temporal', ('position', None), self.window, K)
     words_VxK = self._table('input_words', ('vocab', 'embed'), self.vocabulary_size, K)
     keys_BxSxK = words_VxK[tokens_BxS]
     scores = []
@@ -71,7 +71,7 @@ class RecurrentMemory(nn.Module):
     values_BxSxK = words_VxK[tokens_BxS]
     values = [readout.shift_right(values_BxSxK, s, T) for s in steps]
     if self.temporal_tables == 2:
-      rows_LxK = self._table('output_temporal', (None, None), self.window, K)
+      rows_LxK = self._table('output_temporal', ('position', None), self.window, K)
       values = [value + row_K for value, row_K in zip(values, rows_LxK, strict=True)]
 
     mask_BxTxL = jnp.concatenate(visible, axis=-1)
