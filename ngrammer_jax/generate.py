@@ -4,7 +4,7 @@ Standard output has the text and nothing else. With --prompts=FILE it has one JS
 the file has one prompt per line, or is JSON lines or Parquet with a field "prompt".
 --interactive continues each line of standard input.
 With --chat, prompts are messages, which a model with a chat template answers; --interactive --chat
-is a conversation.
+is a conversation, and lines of JSON may have "messages" with roles in place of a "prompt".
 
 The KV cache can be shorter than the text, and keep its first tokens as attention sinks:
 --config.evaluation.memory.length=1024 --config.evaluation.memory.sinks=4
@@ -243,7 +243,7 @@ def _read_prompts(options: argparse.Namespace) -> list[str]:
     return [options.prompt]
   from ngrammer_jax.data import prompts  # imports NumPy
 
-  return prompts.read(options.prompts)
+  return prompts.read(options.prompts, options.chat)
 
 
 if __name__ == '__main__':

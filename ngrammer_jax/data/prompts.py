@@ -1,8 +1,15 @@
-"""The prompts of a file: lines of text, or the field `prompt` of JSON lines or of a table."""
+"""The prompts of a file: lines of text, or the field `prompt` of JSON lines or of a table.
 
+JSON lines of a chat may have the field `messages` instead.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import json
 import logging
 import pathlib
 import sys
+from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import formats
@@ -13,10 +20,23 @@ STANDARD_INPUT = pathlib.Path('-')
 OPTIONS = formats.ReadOptions(
   ('prompt',), has_paragraphs=False, remedy='name it "prompt"', can_be_chat=False
 )
+CHAT_OPTIONS = formats.ReadOptions(
+  ('messages',),
+  has_paragraphs=False,
+  is_chat=True,
+  remedy='name a text "prompt"',
+  can_be_chat=False,
+)
+
+Prompt = str | list[dict[str, Any]]  # a text, or messages
 
 
-def read(path: pathlib.Path) -> list[str]:
+def read(path: pathlib.Path, is_chat: bool = False) -> list[Prompt]:
   """Returns the prompts of a file, or of standard input for `-`. An empty one stays empty.
+
+  Args:
+    path: the file.
+    is_chat: whether JSON lines may have messages in place of a prompt.
 
   Raises:
     BadInput: the file cannot be read, or a line of JSON has no prompt.
@@ -27,18 +47,15 @@ def read(path: pathlib.Path) -> list[str]:
     raise errors.BadInput(f'{name} is empty; expected one prompt per line')
   is_json = file.format == file_formats.LINES
   numbered = [(i, r) for i, r in enumerate(records) if r.strip() or not is_json]
-  is_named_json = file_formats.FORMAT_SUFFIXES.get(file_formats.suffix(path)) == file_formats.LINES
-  has_prompt = not is_json or is_named_json or b'"prompt"' in numbered[0][1]
-  if file.format != file_formats.TEXT and has_prompt:
-    file_format = file.format
-    parsed = [file.text(i, record) for i, record in numbered]
-    prompts = [document.text.decode() for document in parsed]
-    num_replaced = sum(document.num_replaced for document in parsed)
-    if num_replaced:
-      logging.warning(
-        f'{name}: {num_replaced:,} halves of UTF-16 characters (lone surrogates) are replaced by '
-        f'U+FFFD'
-      )
+  field = _find_field(file, numbered[0][1])
+  file_format = file.format
+  if field == 'messages':
+    if not is_chat:
+      raise errors.BadInput(f'{name} has messages in place of prompts: add --chat to answer them')
+    file = dataclasses.replace(file, options=CHAT_OPTIONS)
+    prompts = [json.loads(text) for text in _parse(file, numbered, name)]
+  elif field == 'prompt':
+    prompts = _parse(file, numbered, name)
   else:
     file_format = file_formats.TEXT
     prompts = _split_lines(b''.join(record for _, record in numbered), path)
@@ -46,6 +63,39 @@ def read(path: pathlib.Path) -> list[str]:
     counts = f'{len(prompts):,} prompts'
     file_log.log_files(name, {'': [path]}, counts=counts, formats={path: file_format})
   return prompts
+
+
+def _find_field(file: formats.DocumentFile, first: bytes) -> str | None:
+  """Returns the field of the first record that has a prompt; None: a prompt is a line of text."""
+  if file.format == file_formats.TEXT:
+    return None
+  if file.format != file_formats.LINES or b'"prompt"' in first:
+    return 'prompt'
+  if b'"messages"' in first:
+    return 'messages'
+  if file_formats.FORMAT_SUFFIXES.get(file_formats.suffix(file.path)) == file_formats.LINES:
+    return 'prompt'  # the error of its absence says which fields there are
+  return None
+
+
+def _parse(
+  file: formats.DocumentFile, numbered: Sequence[tuple[int, bytes]], name: str
+) -> list[str]:
+  """Returns the text of each record, of messages as JSON. Raises BadInput if one has none."""
+  texts = []
+  num_replaced = 0
+  for i, record in numbered:
+    document = file.text(i, record)
+    if document.is_null and file.options.is_chat:
+      raise errors.BadInput(f'{name}, line {i + 1:,}: "messages" is null: leave the line out')
+    num_replaced += document.num_replaced
+    texts.append(document.text.decode())
+  if num_replaced:
+    logging.warning(
+      f'{name}: {num_replaced:,} halves of UTF-16 characters (lone surrogates) are replaced by '
+      f'U+FFFD'
+    )
+  return texts
 
 
 def _read_records(path: pathlib.Path, name: str) -> tuple[formats.DocumentFile, list[bytes]]:

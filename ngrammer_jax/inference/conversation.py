@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import json
 import logging
 from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.formats import conversations
 from ngrammer_jax.data.vocabularies import chat_template
 from ngrammer_jax.data.vocabularies.chat_template import Message
 from ngrammer_jax.inference import encoding, text
@@ -77,17 +79,14 @@ def _read_prompt(prompt: Any, name: str) -> list[Message]:
   if not is_messages(prompt):
     encoding.to_bytes(prompt, name)
     return [{'role': chat_template.USER, 'content': prompt}]
-  for i, message in enumerate(prompt, start=1):
-    for key in ('role', 'content'):
-      if not isinstance(message, Mapping) or key not in message:
-        raise errors.BadInput(f'{name}, message {i} has no {key!r}: expected a role and a content')
-      encoding.to_bytes(message[key], f'{name}, the {key} of message {i}')
-  if prompt[-1]['role'] == chat_template.ASSISTANT:
+  messages = conversations.parse_messages(prompt, name)
+  encoding.to_bytes(json.dumps(messages, ensure_ascii=False), name)
+  if messages[-1]['role'] == chat_template.ASSISTANT:
     raise errors.BadInput(
       f'{name} ends with a message of the role {chat_template.ASSISTANT!r}: expected one that the '
       f'model answers'
     )
-  return [dict(message) for message in prompt]
+  return messages
 
 
 def check_system(vocabulary: vocabularies.TokenizerVocabulary, system: str | None) -> None:

@@ -11,7 +11,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import mixture, train_segments
 from ngrammer_jax.data.documents import shards
 from ngrammer_jax.data.files import text_files
-from ngrammer_jax.data.formats import ReadOptions
+from ngrammer_jax.data.formats import ReadOptions, conversations
 from ngrammer_jax.data.rows import evaluation_streams
 from ngrammer_jax.data.tokens import token_cache, token_split
 from tests import tiny_run, tokenizer_files
@@ -403,7 +403,7 @@ LINE = ', line 1'
 )
 def test_what_is_no_conversation_is_refused(tmp_path, value, message):
   path = write(tmp_path / 'x.jsonl', [value])
-  options = ReadOptions(('messages',), is_chat=True)
+  options = ReadOptions(('messages',), is_chat=True, remedy=conversations.REMEDY)
   with bad_input(f'{path}{LINE}{message}'):
     list(shards.ShardDocuments(shards.FileShards((path,), options)))
 

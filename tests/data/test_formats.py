@@ -361,6 +361,26 @@ def test_prompts_are_a_field(tmp_path, name):
     prompts.read(path)
 
 
+def test_prompts_of_a_chat_are_messages(tmp_path):
+  messages = [{'role': 'system', 'content': 'a'}, {'role': 'user', 'content': 'b'}]
+  line = json.dumps({'messages': messages})
+  path = tmp_path / 'x.jsonl'
+  path.write_text(f'{line}\n\n{line}\n')
+  assert prompts.read(path, is_chat=True) == [messages, messages]
+  with bad_input(f'--prompts={path} has messages in place of prompts: add --chat to answer them'):
+    prompts.read(path)
+  path.write_text('{"prompt": "a", "messages": []}\n')
+  assert prompts.read(path, is_chat=True) == ['a']
+  for value, problem in (
+    ('null', '"messages" is null: leave the line out'),
+    ('"a"', '"messages" is text, not a list of messages such as .*: name a text "prompt"'),
+    ('[{"role": "user"}]', 'message 1: "content" is null, not text'),
+  ):
+    path.write_text(f'{line}\n{{"messages": {value}}}\n')
+    with pytest.raises(errors.BadInput, match=f'x.jsonl, line 2(: |, ){problem}'):
+      prompts.read(path, is_chat=True)
+
+
 def test_prompts_are_lines(tmp_path, caplog):
   caplog.set_level('INFO')
   path = tmp_path / 'x.txt'

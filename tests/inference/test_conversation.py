@@ -293,9 +293,18 @@ REFUSED = [
     {},
     "prompt 1 ends with a message of the role 'assistant': expected one that the model answers",
   ),
-  ([{'role': 'user'}], {}, "prompt 1, message 1 has no 'content': expected a role and a content"),
-  ([*user('a'), 'b'], {}, "prompt 1, message 2 has no 'role': expected a role and a content"),
-  (user(['a']), {}, 'prompt 1, the content of message 1 is of type list, expected a text'),
+  (
+    [{'content': 'a'}],
+    {},
+    'prompt 1, message 1 has no role: expected an object such as {"role": "user", "content": '
+    '"..."}',
+  ),
+  (
+    [*user('a'), 'b'],
+    {},
+    'prompt 1, message 2 is text, not an object such as {"role": "user", "content": "..."}',
+  ),
+  (user('\ud800'), {}, 'prompt 1 is not valid Unicode: surrogates not allowed'),
   ('a', {'system': '\ud800'}, 'the system message is not valid Unicode: surrogates not allowed'),
 ]
 

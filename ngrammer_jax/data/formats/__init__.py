@@ -76,7 +76,7 @@ class DocumentFile:
       return lines.parse(record, f'{self.path}, line {document + 1:,}', self.options)
     if self.options.is_chat:
       location = f'{self.path}, row {document + 1:,}'
-      return conversations.parse(json.loads(record), self.options.fields[0], location)
+      return conversations.parse(json.loads(record), location, self.options)
     is_text = self.format == file_formats.TEXT
     if not self.options.any_bytes:
       unit = 'document' if is_text else 'row'

@@ -1,35 +1,36 @@
 """Conversations in files: lists of messages, with their roles and texts."""
 
+from collections.abc import Sequence
 import json
 from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.formats import text_fields
-from ngrammer_jax.data.formats.interface import DocumentText
+from ngrammer_jax.data.formats.interface import DocumentText, ReadOptions
 
 REMEDY = 'set data.text_field to the name of the one with the messages'
 EXAMPLE = '{"role": "user", "content": "..."}'
 
 
-def parse(value: Any, field: str, location: str) -> DocumentText:
-  """Returns the messages that a field holds, as JSON. No value is an empty document.
+def parse(value: Any, location: str, options: ReadOptions) -> DocumentText:
+  """Returns the messages that a field holds, as JSON; see `parse_messages`.
 
-  A content of several text parts becomes one text. Keys of a message that are null are left out, as
-  chat templates expect it; others than `role` and `content` stay, for the template.
+  No value is an empty document.
 
   Args:
     value: the value of the field.
-    field: its name.
     location: the file, and the line or row of it.
+    options: has the name of the field.
 
   Raises:
     BadInput: it is no list of messages, or one of them has no role or no text.
   """
   if value is None:
     return DocumentText(b'', is_null=True)
+  field = options.fields[0]
   if not isinstance(value, list):
-    remedy = REMEDY
-    if isinstance(value, str):
+    remedy = options.remedy
+    if isinstance(value, str) and options.can_be_chat:
       remedy += ', or leave out data.chat to train on texts'
     raise errors.BadInput(
       f'{location}: "{field}" is {text_fields.describe(value)}, not a list of messages such as '
@@ -39,10 +40,22 @@ def parse(value: Any, field: str, location: str) -> DocumentText:
     raise errors.BadInput(
       f'{location}: "{field}" is an empty list, without a message: leave it out'
     )
-  messages = []
-  for number, message in enumerate(value, 1):
-    messages.append(_parse_message(message, f'{location}, message {number}'))
-  return text_fields.encode(json.dumps(messages, ensure_ascii=False))
+  return text_fields.encode(json.dumps(parse_messages(value, location), ensure_ascii=False))
+
+
+def parse_messages(messages: Sequence[Any], location: str) -> list[dict[str, Any]]:
+  """Returns the messages of a conversation.
+
+  A content of several text parts becomes one text. Keys of a message that are null are left out, as
+  chat templates expect it; others than `role` and `content` stay, for the template.
+
+  Raises:
+    BadInput: one of them has no role or no text. The error has the location.
+  """
+  parsed = []
+  for number, message in enumerate(messages, 1):
+    parsed.append(_parse_message(message, f'{location}, message {number}'))
+  return parsed
 
 
 def _parse_message(message: Any, location: str) -> dict[str, Any]:

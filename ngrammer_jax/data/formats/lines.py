@@ -50,7 +50,7 @@ def parse(record: bytes, location: str, options: ReadOptions) -> DocumentText:
   if text_fields.MISSING in values:
     raise _missing_field(record, value, location, options)
   if options.is_chat:
-    return conversations.parse(values[0], options.fields[0], location)
+    return conversations.parse(values[0], location, options)
   texts = []
   for field, text in zip(options.fields, values, strict=True):
     if text is not None:
