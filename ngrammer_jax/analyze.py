@@ -23,6 +23,7 @@ import typing
 from typing import Any
 
 from ngrammer_jax import errors, flags
+from ngrammer_jax.runs import model_source
 from ngrammer_jax.system import result_files, storage
 
 if typing.TYPE_CHECKING:
@@ -134,13 +135,12 @@ def _open(options: argparse.Namespace) -> tuple[list['runs.Run'], list[str]]:
   """
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
-  from ngrammer_jax.runs import model_source
 
   workdirs = options.workdir
   if not isinstance(workdirs, list):
     workdirs = [workdirs]
   baselines = getattr(options, 'baseline', [])
-  step = flags.step(options.step)
+  step = model_source.read_step(options.step)
   names = figures.run_labels(workdirs + baselines, getattr(options, 'label', None))
   all_runs = [runs.load_run(workdir, step) for workdir in workdirs]
   for baseline in baselines:
@@ -175,7 +175,7 @@ def _checkpoint(options: argparse.Namespace) -> None:
   if options.arrays is not None and step is None:
     step = 'newest'
   if step is not None:
-    step = flags.step(step)
+    step = model_source.read_step(step)
   print(checkpoints.format_table(options.workdir, step, options.arrays))
 
 
@@ -245,8 +245,6 @@ def _format_json(result: Any) -> str:
 
 def _default_path(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:
   """Returns the file in the first workdir that a flag without a value stands for."""
-  from ngrammer_jax.runs import model_source  # imports JAX
-
   workdir = options.workdir
   if options.analysis in OF_SEVERAL_RUNS:
     workdir = options.workdir[0]

@@ -12,7 +12,7 @@ import typing
 
 import ngrammer_jax
 from ngrammer_jax import errors
-from ngrammer_jax.runs import pretrained
+from ngrammer_jax.runs import model_source, pretrained
 from ngrammer_jax.system import compilation_cache, hosts, storage
 from ngrammer_jax.system.process import run as run  # the commands start with it
 
@@ -88,7 +88,7 @@ def load_run(options: argparse.Namespace) -> 'runs.Run':
   """Opens the run that the flags of `add_run` name. Raises BadInput if there is none."""
   from ngrammer_jax import runs  # imports JAX
 
-  number = step(options.step)
+  number = model_source.read_step(options.step)
   if options.pretrained is not None:
     run = runs.load_pretrained(options.pretrained, adapter=options.adapter)
     return dataclasses.replace(run, step=number)
@@ -166,8 +166,6 @@ def start_training(options: argparse.Namespace) -> None:
   Raises:
     BadInput: the workdir is a published model.
   """
-  from ngrammer_jax.runs import model_source  # imports JAX
-
   if model_source.ModelSource.from_path(options.workdir).is_published:
     raise errors.BadInput(
       f'--workdir={options.workdir} is a published model, to which no training is added: use a new '
@@ -203,12 +201,3 @@ def _parse_steps(text: str) -> range:
       f'{text} is not FIRST:LAST, as in 100:110, which are the steps from 100 to 109'
     )
   return range(int(first), int(last))
-
-
-def step(text: str) -> int | str:
-  """Parses --step: a number, newest or best. Raises BadInput for anything else."""
-  if text.isdecimal():
-    return int(text)
-  if text not in ('newest', 'best'):
-    raise errors.BadInput(f'--step={text} is not a step, newest or best')
-  return text

@@ -5,6 +5,7 @@
 """
 
 from ngrammer_jax import command_line, errors, flags
+from ngrammer_jax.runs import model_source
 from ngrammer_jax.system import compilation_cache, hosts, result_files, storage
 
 
@@ -19,7 +20,7 @@ def main(argv: list[str]) -> int:
   hosts.add_flags(parser)
   overrides, plain = command_line.split(argv)
   options = parser.parse_args(plain)
-  step = flags.step(options.step)
+  step = model_source.read_step(options.step)
   flags.start_evaluation(options)
 
   from ngrammer_jax.tasks.superglue import finetuning, leaderboard

@@ -182,6 +182,18 @@ def check_same_leaves(path: pathlib.Path, leaves: dict[str, str], abstract: Any)
       )
 
 
+def with_saved_precision(abstract: Any, saved: manifest.Manifest) -> Any:
+  """Returns arrays of float64 with the saved dtype: a model of float32 can compute in float64."""
+
+  def as_saved(path, leaf):
+    name = sharding.leaf_name(path)
+    if leaf.dtype != np.float64 or name not in saved.leaves:
+      return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, saved.leaves[name][0], sharding=leaf.sharding)
+
+  return jax.tree_util.tree_map_with_path(as_saved, abstract)
+
+
 def check_checksums(saved: manifest.Manifest, arrays: Any) -> None:
   """Raises CorruptError if an array is not bit-identical to the one that was saved."""
   for name, checksum in checksums.checksums(arrays).items():

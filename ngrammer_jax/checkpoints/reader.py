@@ -111,6 +111,7 @@ def restore_variables(workdir: pathlib.Path, step: int, abstract: dict[str, Any]
   saved = manifest.call_on_primary(read_manifest, folder)
   names = _names_in_base(saved, abstract['params'])
   own = abstract | {'params': parameter_groups.without(abstract['params'], names)}
+  own = arrays.with_saved_precision(own, saved)
   base = {}
   if saved.base:
     base_params = parameter_groups.select(abstract['params'], names)

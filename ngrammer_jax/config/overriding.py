@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterable, Mapping
 import dataclasses
 import itertools
+import os
 from typing import Any
 
 from ngrammer_jax import errors
@@ -45,7 +46,7 @@ def of_opened_run(config: Config, overrides: Mapping[str, Any] | None) -> Config
     return config
   if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
     raise errors.BadInput(
-      f'overrides={overrides!r} is no dict from keys to values, such as '
+      'overrides must be a dict from names of keys to values, such as '
       "{'evaluation.segment_length': 256}"
     )
   for path in overrides:
@@ -71,6 +72,8 @@ def _apply(config: dict[str, Any], path: str, value: Any) -> None:
   A tuple of blocks becomes a dict from their numbers. A preset starts its block anew.
   """
   key = conversion.find_key(path)
+  if isinstance(value, os.PathLike):
+    value = os.fspath(value)
   if isinstance(value, str):
     value = _parse(key, value)
   elif key.block is not None and value is not None:

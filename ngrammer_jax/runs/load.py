@@ -24,9 +24,9 @@ def load_run(
       `--config.KEY=VALUE` on the command line. Keys that the parameters depend on cannot differ.
 
   Raises:
-    BadInput: it is not a run directory, or a key or value is invalid.
+    BadInput: it is not a run directory, or the step, a key or a value is invalid.
   """
-  run = model_source.ModelSource.from_path(workdir).open(step)
+  run = model_source.ModelSource.from_path(workdir).open(model_source.read_step(step))
   return _with_overrides(run, overrides)
 
 

@@ -15,6 +15,7 @@ Only `resolve` knows this notation. A `ModelSource` says what is at a path, and 
 import contextlib
 import dataclasses
 import logging
+import numbers
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,20 @@ def resolve(text: str, key: str | None = None) -> ModelSource:
     if not storage.is_remote(source.path) and not source.path.exists():
       raise errors.BadInput('no such folder; expected the workdir of a run')
   return dataclasses.replace(source, label=label)
+
+
+def read_step(step: int | str) -> int | str:
+  """Returns the step of a checkpoint: a number or its text, `newest` or `best`.
+
+  Raises BadInput for anything else.
+  """
+  if isinstance(step, str) and step.isdecimal():
+    return int(step)
+  if isinstance(step, numbers.Integral):
+    return int(step)
+  if step not in ('newest', 'best'):
+    raise errors.BadInput(f'--step={step} is not a step, newest or best')
+  return step
 
 
 def _find(text: str) -> ModelSource:

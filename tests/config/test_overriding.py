@@ -1,5 +1,7 @@
 """Overrides of an opened run are read as on the command line."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,7 @@ RUN = config.resolve({'model': MODEL, 'data': DATA, 'training': {'segment_length
     ('evaluation.memory', None),
     ('mesh.fsdp', 2),
     ('data.path', '/elsewhere'),
+    ('data.path', pathlib.Path('/elsewhere')),
     ('data.text_field', ('title', 'body')),
     ('training.batch_size', 3),
   ],
@@ -79,12 +82,13 @@ def test_values_and_texts_mean_what_they_mean_on_the_command_line(key, value):
     ),
     (
       [('seed', 1)],
-      "overrides=[('seed', 1)] is no dict from keys to values, such as "
+      'overrides must be a dict from names of keys to values, such as '
       "{'evaluation.segment_length': 256}",
     ),
     (
       {1: 2},
-      "overrides={1: 2} is no dict from keys to values, such as {'evaluation.segment_length': 256}",
+      'overrides must be a dict from names of keys to values, such as '
+      "{'evaluation.segment_length': 256}",
     ),
   ],
 )

@@ -65,3 +65,23 @@ def test_a_dtype_without_effect_is_said(caplog):
   assert caplog.messages == [
     f'dtype=bfloat16 has no effect: parameters of {run.workdir} are float32'
   ]
+
+
+def test_a_trained_run_computes_in_float64(trained):
+  """Its parameters and codebook keep the dtype of the checkpoint."""
+  text = 'the union of states'
+  expected = ngrammer_jax.load_run(trained).score(text)[0].nats
+  with jax.enable_x64(True):
+    run = ngrammer_jax.load_run(trained, overrides={'model.dtype': 'float64'})
+    nats = run.score(text)[0].nats
+  assert {leaf.dtype for leaf in jax.tree.leaves(run.restored.collections)} == {np.dtype('float32')}
+  np.testing.assert_allclose(nats, expected, rtol=1e-4)
+  assert (nats != expected).any()
+
+
+def test_steps_in_python(trained):
+  for step in (8, '8', np.int64(8)):
+    assert ngrammer_jax.load_run(trained, step).find_checkpoint() == 8
+  for wrong in (8.0, 'last', None):
+    with bad_input(f'--step={wrong} is not a step, newest or best'):
+      ngrammer_jax.load_run(trained, wrong)
