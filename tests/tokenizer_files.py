@@ -47,7 +47,8 @@ def metaspace(text=TEXT):
   control = [tokenizer_json.UNKNOWN, tokenizer_json.CONTROL, tokenizer_json.CONTROL]
   types = [*control, *[tokenizer_json.BYTE] * 256, *[tokenizer_json.NORMAL] * len(letters)]
   scores = [0.0] * len(tokens)
-  return tokenizer_json.from_pieces(tokens, scores, types, True, charsmap=b'', added={})
+  prefix = tokenizer_json.SENTENCEPIECE
+  return tokenizer_json.from_pieces(tokens, scores, types, prefix, charsmap=b'', added={})
 
 
 def word_level():

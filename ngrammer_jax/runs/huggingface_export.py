@@ -8,7 +8,7 @@ from typing import Any
 
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.vocabularies import post_processor, published, tokenizer
+from ngrammer_jax.data.vocabularies import post_processor, published, tokenizer, tokenizer_json
 from ngrammer_jax.interop.huggingface import checkpoint, configs, families, published_model, tensors
 from ngrammer_jax.runs.opened_run import OpenedRun
 from ngrammer_jax.system import result_files
@@ -42,7 +42,7 @@ def save(run: OpenedRun, folder: pathlib.Path, dtype: str | None = None) -> None
   token_ids = dict(origin.get('token_ids', {}))
   if run.published is None:
     token_ids |= _token_ids(run.vocabulary)
-  text_files = _text_files(run, token_ids)
+  text_files = _text_files(run, family, token_ids)
   params = run.restored.params
   result_files.make_output_folder(folder)  # once it is known that there is such a model
   if is_scale_in_weights:
@@ -70,7 +70,7 @@ def _puts_scale_in_weights(model: ModelConfig, family: families.Family) -> bool:
   return not family.options['scale_embeddings']
 
 
-def _text_files(run: OpenedRun, token_ids: TokenIds) -> dict[str, bytes]:
+def _text_files(run: OpenedRun, family: families.Family, token_ids: TokenIds) -> dict[str, bytes]:
   """Returns the files of the tokenizer, by name: those of a published folder, or made ones.
 
   A published model may have none.
@@ -79,6 +79,7 @@ def _text_files(run: OpenedRun, token_ids: TokenIds) -> dict[str, bytes]:
     return {}
   if run.published is not None and run.workdir.is_dir():
     return published.read_files(run.workdir)
+  _warn_of_other_words(run.vocabulary, family)
   return _tokenizer_files(run.vocabulary, token_ids)
 
 
@@ -96,6 +97,17 @@ def _token_ids(vocabulary: vocabularies.Vocabulary) -> TokenIds:
   if ends:
     ids['eos_token_id'] = ends if len(ends) > 1 else ends[0]
   return ids
+
+
+def _warn_of_other_words(vocabulary: vocabularies.Vocabulary, family: families.Family) -> None:
+  """Warns that transformers 5 reads the texts of a family by rules of its own."""
+  if family.model_type != 'qwen2' or not isinstance(vocabulary, tokenizer.TokenizerVocabulary):
+    return
+  if not tokenizer_json.splits_like(vocabulary.content, 'qwen2'):
+    logging.warning(
+      'this is written as a Qwen 2, whose texts transformers 5 cuts into words like Qwen 2, other '
+      'than this tokenizer: read texts with the package tokenizers, or here'
+    )
 
 
 def _tokenizer_files(vocabulary: vocabularies.Vocabulary, token_ids: TokenIds) -> dict[str, bytes]:

@@ -100,6 +100,7 @@ def test_what_the_files_of_a_folder_say(tmp_path):
   }
   with_start = content | {'post_processor': template}
   names = {'bos_token': '<s>', 'eos_token': {'content': '</s>', 'lstrip': False}}
+  other, newer = {'bos_token': '<|im_end|>'}, names | {'added_tokens_decoder': {}}
   ids = {'bos_token_id': 2, 'eos_token_id': [1, 2]}
   cases = [
     (with_start, {}, (0, (0,), True)),
@@ -108,6 +109,16 @@ def test_what_the_files_of_a_folder_say(tmp_path):
     (content, {'tokenizer_config_json': names}, (0, (1, 0), False)),
     (content, {'special_tokens_map_json': names}, (0, (1, 0), False)),
     (content, {'tokenizer_config_json': names | {'add_bos_token': True}}, (0, (1, 0), False)),
+    (
+      content,
+      {'tokenizer_config_json': names, 'special_tokens_map_json': other},
+      (2, (1, 2), False),
+    ),
+    (
+      content,
+      {'tokenizer_config_json': newer, 'special_tokens_map_json': other},
+      (0, (1, 0), False),
+    ),
     (content, {'config_json': ids}, (2, (1, 2, 2), False)),
     (
       content,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import random
 
 import numpy as np
@@ -12,30 +13,10 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import post_processor, published
 from ngrammer_jax.training import train_task
 from tests import gguf_files, published_folders, tokenizer_files
+from tests.campaigns import tokenizer_folders
+from tests.campaigns.tokenizer_folders import BYTE_LEVEL, sequence, template
 
 START, END, OTHER = '<s>', '</s>', '<|x|>'  # with the ids 0, 1 and 2
-BYTE_LEVEL = {
-  'type': 'ByteLevel',
-  'add_prefix_space': True,
-  'trim_offsets': False,
-  'use_regex': True,
-}
-
-
-def template(*tokens, end=()):
-  """A post-processor that puts tokens before a text and after it; each is a text and its id."""
-  before, after = ([{'SpecialToken': {'id': t, 'type_id': 0}} for t, _ in x] for x in (tokens, end))
-  special = {t: {'id': t, 'ids': [i], 'tokens': [t]} for t, i in (*tokens, *end)}
-  single = [*before, {'Sequence': {'id': 'A', 'type_id': 0}}, *after]
-  pair = [*single, {'Sequence': {'id': 'B', 'type_id': 0}}]
-  content = {'single': single, 'pair': pair, 'special_tokens': special}
-  return {'type': 'TemplateProcessing'} | content
-
-
-def sequence(*processors):
-  return {'type': 'Sequence', 'processors': list(processors)}
-
-
 ROBERTA = {
   'type': 'RobertaProcessing',
   'sep': [END, 1],
@@ -52,8 +33,8 @@ PROCESSORS = {
   'sequence': sequence(BYTE_LEVEL, template((START, 0))),
   'another token': template((OTHER, 2)),
   'two tokens': template((START, 0), (OTHER, 2)),
-  'end': template((START, 0), end=[(END, 1)]),
-  'only an end': template(end=[(END, 1)]),
+  'end': template((START, 0), end=((END, 1),)),
+  'only an end': template(end=((END, 1),)),
   'two templates': sequence(template((START, 0)), template((OTHER, 2))),
   'nested': sequence(sequence(BYTE_LEVEL), sequence(template((START, 0)), BYTE_LEVEL)),
   'roberta': ROBERTA,
@@ -186,6 +167,30 @@ def test_what_transformers_5_does(tmp_path, byte_level):
     assert (ids[0] == start) is expected, case
 
 
+@pytest.mark.slow
+def test_drawn_folders_begin_texts_as_transformers_5_does(tmp_path):
+  transformers = pytest.importorskip('transformers', minversion='5.0')
+  contents = tokenizer_folders.contents()
+  rng = random.Random(int(os.environ.get('NGRAMMER_JAX_TEST_SEED', 0)))
+  compared = 0
+  for number in range(150):
+    case = tokenizer_folders.draw(rng, tmp_path / str(number), contents)
+    try:
+      tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / str(number))
+      ids = tokenizer('a')['input_ids']
+      plain = tokenizer('a', add_special_tokens=False)['input_ids']
+      vocabulary = published.read(tmp_path / str(number), None)
+    except Exception:  # one of the two cannot read such a folder
+      continue
+    if max(ids) >= vocabulary.size:  # the default begin token of the class is not in the file
+      continue
+    count = next(i for i in range(len(ids) + 1) if ids[i : i + len(plain)] == plain)
+    assert vocabulary.adds_start is (count > 0), case
+    assert ids[:count][:1] in ([], [vocabulary.document_start]), case
+    compared += 1
+  assert compared > 100
+
+
 def test_what_is_read_otherwise_is_logged(tmp_path, byte_level, caplog):
   cases = [
     ('none', True, False, 'without a begin token, although add_bos_token is True'),
@@ -216,7 +221,7 @@ EXPORTED = {
   'byte pairs of SentencePiece': (PAIRS, None),
   'byte pairs of SentencePiece, begin token': (PAIRS, template(('<s>', 1))),
   'words': (WORDS, None),
-  'words, begin and end': (WORDS, template(('<s>', 1), end=[('</s>', 2)])),
+  'words, begin and end': (WORDS, template(('<s>', 1), end=(('</s>', 2),))),
   'Unigram': (tokenizer_files.unigram, None),
   'WordPiece': (tokenizer_files.word_pieces, None),
 }
@@ -294,6 +299,22 @@ def test_a_gguf_file_becomes_a_folder_with_its_begin_token(tmp_path, one_device)
     runs.load_run(path).export(out, format='huggingface')
     ids = Tokenizer.from_file(str(out / 'tokenizer.json')).encode('a few').ids
     assert (ids[0] == 0) is adds_start
+
+
+def test_an_export_whose_words_transformers_cuts_otherwise_warns(tmp_path, caplog):
+  """Transformers 5 has rules of its own for all tokenizers of Qwen 2."""
+  qwen = published.from_gguf(gguf_files.tokenizer('qwen2'), None)
+  gpt2 = vocabularies.TokenizerVocabulary(tokenizer_files.byte_level())
+  unigram = vocabularies.TokenizerVocabulary(tokenizer_files.unigram())
+  cases = [(qwen, 'qwen2', 0), (gpt2, 'qwen2', 1), (unigram, 'qwen2', 1), (gpt2, 'llama', 0)]
+  for number, (vocabulary, family, warnings) in enumerate(cases):
+    caplog.clear()
+    options = {'attention': {'query_key_value_bias': family == 'qwen2'}}
+    published_folders.write(tmp_path / str(number), vocabulary=vocabulary, **options)
+    config = json.loads((tmp_path / str(number) / 'config.json').read_text())
+    assert config['model_type'] == family
+    assert len(caplog.messages) == warnings
+    assert all('transformers 5 cuts into words like Qwen 2' in text for text in caplog.messages)
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ READERS = {
   'text8.zip': lambda path: next(text_files.read_bytes(path)),
   'prompts.txt': prompts.read,
   'a.gguf': published_model.open,
+  'file': published_model.open,
   'b.gguf': lambda path: published.read(path, None),
   'exported.safetensors': safetensors.load,
   'manifest.json': json_files.read,

@@ -41,6 +41,13 @@ DEFAULT_CLASSES = {
   'gpt_neox': 'GPTNeoXTokenizer',
   'qwen3': 'Qwen2Tokenizer',
 }
+# The begin token of a class, where neither a tokenizer.json nor the settings tell it; others: <s>.
+BEGIN_TOKENS = {
+  'GPT2Tokenizer': '<|endoftext|>',
+  'GPTNeoXTokenizer': '<|endoftext|>',
+  'GemmaTokenizer': '<bos>',
+  'Qwen2Tokenizer': None,
+}
 # The pre-tokenizer of a class, where there is no tokenizer.json.
 PRE_TOKENIZER_NAMES = {
   'GPT2Tokenizer': 'gpt-2',
@@ -100,7 +107,8 @@ class _FolderSettings:
   Attributes:
     config: content of config.json.
     generation: content of generation_config.json.
-    tokenizer: content of tokenizer_config.json, over that of special_tokens_map.json.
+    tokenizer: content of tokenizer_config.json and special_tokens_map.json. Of a token in both, the
+      former counts if it has `added_tokens_decoder`, as in transformers 5, otherwise the latter.
     added_ids: content of added_tokens.json: ids of tokens beside those of the model.
   """
 
@@ -114,7 +122,11 @@ class _FolderSettings:
     """Reads the files that are there; a null in tokenizer_config.json counts as nothing."""
     special_tokens = _read_if_present(folder / 'special_tokens_map.json')
     own = _read_if_present(folder / 'tokenizer_config.json')
-    tokenizer = special_tokens | {name: value for name, value in own.items() if value is not None}
+    own = {name: value for name, value in own.items() if value is not None}
+    if 'added_tokens_decoder' in own:
+      tokenizer = special_tokens | own
+    else:
+      tokenizer = own | special_tokens
     return cls(
       config=_read_if_present(folder / 'config.json'),
       generation=_read_if_present(folder / 'generation_config.json'),
@@ -154,7 +166,10 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   content = _folder_content(folder, files)
   tokenizer = tokenizers.Tokenizer.from_buffer(content)
   ids = tokenizer.get_vocab()
-  start = ids.get(_token_text(settings.get('bos_token')))
+  begin = _token_text(settings.get('bos_token'))
+  if begin is None and not (folder / 'tokenizer.json').exists():
+    begin = BEGIN_TOKENS.get(files.tokenizer_class, '<s>')
+  start = ids.get(begin)
   added = post_processor.added_ids(json.loads(content).get('post_processor'))
   adds_start = _adds_start(folder, files, added)
   if adds_start and added.before:
@@ -181,10 +196,12 @@ def _adds_start(
   """Whether transformers 5 puts a begin token before the texts of a folder.
 
   The post-processor of a tokenizer.json says so, and `add_bos_token` where there is none. Two
-  classes do not follow the file.
+  classes do not follow the file, and one has no begin token unless the settings name it.
   """
   is_code_llama = files.tokenizer_class == 'CodeLlamaTokenizer'
   if not (folder / 'tokenizer.json').exists():
+    if files.tokenizer_class == 'Qwen2Tokenizer' and 'bos_token' not in files.tokenizer:
+      return False
     return files.tokenizer.get('add_bos_token', is_code_llama)
   if files.tokenizer_class == 'GPTNeoXTokenizer':
     return False
@@ -194,12 +211,13 @@ def _adds_start(
 def _log_added(folder: pathlib.Path, setting: bool | None, adds_start: bool) -> None:
   """Logs that `add_bos_token` is not followed, or that only it would add a begin token."""
   begins = f'{folder}: texts begin {"with" if adds_start else "without"} a begin token'
-  if setting is not None and setting != adds_start:
+  has_own_file = (folder / 'tokenizer.json').exists()
+  if has_own_file and setting is not None and setting != adds_start:
     _warn_once(
       f'{begins}, although add_bos_token is {setting}: as in transformers 5, the post_processor of '
       f'tokenizer.json decides'
     )
-  elif setting is None and not adds_start and not (folder / 'tokenizer.json').exists():
+  if not has_own_file and setting is None and not adds_start:
     _warn_once(
       f'{begins}, as in transformers 5: tokenizer_config.json has no "add_bos_token": true'
     )

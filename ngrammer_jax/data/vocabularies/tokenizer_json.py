@@ -36,6 +36,8 @@ PRE_TOKENIZERS = {
   'llama-bpe': WORDS % r'\p{N}{1,3}',
   'qwen2': WORDS % r'\p{N}',
 }
+# A text that the pre-tokenizers cut differently.
+PROBE = "It's 12345 nai\u0308ve, don'T\n\n  x!?\n\t a"
 
 
 def from_byte_pairs(
@@ -85,6 +87,31 @@ def from_byte_pairs(
     tokenizer.normalizer = normalizers.NFC()
   tokenizer.decoder = decoders.ByteLevel()
   return _to_json(tokenizer, added)
+
+
+def splits_like(content: bytes, pre_tokenizer: str) -> bool:
+  """Whether a tokenizer.json is of byte pairs and cuts a text into words like a pre-tokenizer.
+
+  Args:
+    content: the content of the file.
+    pre_tokenizer: a key of PRE_TOKENIZERS.
+  """
+  from tokenizers import Tokenizer, models
+
+  tokenizer = Tokenizer.from_buffer(content)
+  if not isinstance(tokenizer.model, models.BPE):
+    return False
+  expected = Tokenizer.from_buffer(from_byte_pairs({}, [], pre_tokenizer, {}, problem=''))
+  return _split(tokenizer, PROBE) == _split(expected, PROBE)
+
+
+def _split(tokenizer: 'tokenizers.Tokenizer', text: str) -> list[str]:
+  """Returns the words of a text, before pairs are merged."""
+  if tokenizer.normalizer is not None:
+    text = tokenizer.normalizer.normalize_str(text)
+  if tokenizer.pre_tokenizer is None:
+    return [text]
+  return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
 def from_sentencepiece_model(

@@ -96,6 +96,7 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
   Raises:
     BadInput: a file is missing or damaged, or there are only pickles.
   """
+  git_lfs.check_file(folder)  # in place of a GGUF file whose name does not tell it
   if (folder / adapter_config.FILE).is_file() and not (folder / CONFIG).is_file():
     raise errors.BadInput(
       f'{folder} is a LoRA adapter: name the model that it was trained on by --pretrained, and the '
