@@ -271,8 +271,10 @@ def test_texts_that_cannot_be_scored(weights, tmp_path, content, problem):
 
 
 def test_a_pretrained_model_continues_a_prompt(weights, monkeypatch, capsys):
-  def completions(run, prompts, config, tokens, seed, context, on_text, stop, chat):
-    assert run.workdir == weights and not chat
+  def completions(
+    run, prompts, config, tokens, seed, context, on_text, stop, chat, special, system
+  ):
+    assert run.workdir == weights and not chat and not special and system is None
     for _ in range(tokens):
       on_text(0, ' union')
     yield

@@ -18,7 +18,6 @@ from ngrammer_jax.inference import (
   cloze,
   conversation,
   encoding,
-  generation_config,
   pairs,
   sampling,
   text,
@@ -32,6 +31,7 @@ from ngrammer_jax.runs import (
   evaluation,
   exported,
   generation,
+  generation_config,
   restoring,
   token_clusters,
 )

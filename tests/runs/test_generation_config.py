@@ -6,7 +6,8 @@ import pytest
 
 from ngrammer_jax import runs
 from ngrammer_jax.checkpoints import workdirs
-from ngrammer_jax.inference import generation_config, sampling
+from ngrammer_jax.inference import sampling
+from ngrammer_jax.runs import generation_config
 from tests import published_folders
 
 SETTINGS = {'temperature': 0.7, 'top_k': 20, 'top_p': 0.8, 'repetition_penalty': 1.05}
