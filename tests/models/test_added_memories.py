@@ -236,7 +236,7 @@ def test_a_segment_memory_is_more_context_of_the_trained_model(x64, one_device, 
 
 
 @pytest.mark.parametrize('name, memory', REFUSED)
-def test_pairs_that_make_no_sense_are_refused(name, memory):
+def test_pairs_that_make_no_sense_are_refused(x64, name, memory):
   with pytest.raises(ValueError, match=REFUSED[name, memory]):
     with_memory(name, MEMORIES[memory])
 
