@@ -17,7 +17,7 @@ from ngrammer_jax.analysis import compare, gates, report, report_page, spans
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, text
 from ngrammer_jax.interop import safetensors
-from ngrammer_jax.interop.huggingface import configs, tensors
+from ngrammer_jax.interop.huggingface import configs, families, tensors
 from ngrammer_jax.runs import evaluation, model_source
 from ngrammer_jax.system import file_errors, files, result_files
 from ngrammer_jax.training import loop
@@ -293,7 +293,7 @@ def test_an_export_and_a_start_on_a_full_disk_name_the_folder(trained, tiny, tmp
     folder = tmp_path / f'{module.__name__}'
     with monkeypatch.context() as patch:
       patch.setattr(module, name, full)
-      patch.setattr(configs, 'write', lambda *args: (None, {}))
+      patch.setattr(configs, 'write', lambda *args: (families.FAMILIES['llama'], {}))
       with refused(f'--output={folder}: the disk is full: delete what is there'):
         export.main([f'--workdir={trained}', f'--output={folder}', f'--format={format}'])
   config, workdir = tiny(), tmp_path / 'run'
