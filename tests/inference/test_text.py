@@ -145,11 +145,22 @@ def special_vocabulary():
   )
 
 
-@each('stop', [('x<a>',), ('<a>',), ('<b>y', 'é'), ('<a><b>',), ('x', '<b>'), ('x<|endoftext|>',)])
+@each(
+  'stop',
+  [('x<a>',), ('<a>',), ('<b>y', 'é'), ('<a><b>',), ('x', '<b>'), ('x<|endoftext|>',), ('w<a>',)],
+)
 def test_a_stop_string_that_spells_a_special_token_matches_that_token(stop):
   """Special tokens are no text, but a stop string finds them as they are spelled."""
   vocabulary = special_vocabulary()
-  for whole in ('x<a>y', 'aé x<b>yx<a>', 'xx<a><b>y', '<b>x', 'y<a>x<|endoftext|>x', '<b>yé'):
+  for whole in (
+    'x<a>y',
+    'aé x<b>yx<a>',
+    'xx<a><b>y',
+    '<b>x',
+    'y<a>x<|endoftext|>x',
+    '<b>yé',
+    'a few<a>x',
+  ):
     ids = vocabulary.encode(whole.encode(), special=True).tolist()
     stream = IncrementalDetokenizer(vocabulary, vocabulary.encode(b'x<a>'), 100, stop)
     emitted = ''
