@@ -88,7 +88,11 @@ def _evaluate_language_model(
     allowed += ('data.path', 'data.mixture.*.path')
   if options.text is not None:  # it may hold its text in other fields
     allowed += ('data.text_field', 'data.document_separator', 'data.chat', 'data.loss_on')
-  config = command_line.override(run.config, overrides, *allowed)
+  config = run.config
+  if options.text is not None:  # is no part of the corpus of the training
+    data = dataclasses.replace(config.data, corpus='text', mixture=())
+    config = dataclasses.replace(config, data=data)
+  config = command_line.override(config, overrides, *allowed)
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.
   limit = config.evaluation.max_tokens

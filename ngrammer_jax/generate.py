@@ -49,6 +49,8 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax.runs import generation  # imports JAX
 
   generation.PromptConfig(options.chat, options.special, options.system).check_values()
+  if options.prompts is None and options.output is not None:
+    raise errors.BadInput('--output is for --prompts=FILE; other texts go to standard output')
   prompts: list[str] = []
   if not options.interactive:
     prompts = _read_prompts(options)
@@ -234,8 +236,6 @@ def _format_speed(times: list[float]) -> str:
 
 def _read_prompts(options: argparse.Namespace) -> list[str]:
   """Returns the prompts. Raises BadInput if a file cannot be read, or the output not written."""
-  if options.prompts is None and options.output is not None:
-    raise errors.BadInput('--output is for --prompts=FILE; a single text goes to standard output')
   if options.output is not None:
     result_files.check_output_file('--output', options.output, 'completions.jsonl')
     files.make_folder(options.output.parent)

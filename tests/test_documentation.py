@@ -50,6 +50,7 @@ NOT_RUN = {
 }
 SNIPPETS_NOT_RUN = {
   'docs/python_api.md': 'test_the_readme_runs and tests/training/test_losses.py run them',
+  'docs/generation.md': 'needs the weights of another package, see tests/inference',
   'docs/interop.md': 'tests/interop/test_docs.py runs those that need no weights of others',
   'docs/reading.md': 'tests/test_reading.py adds them to a copy of the repository',
 }

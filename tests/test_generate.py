@@ -186,6 +186,12 @@ def test_invalid_arguments_raise_bad_input(run):
     ({'prompts': 'a', 'context': 0}, 'context=0 must be a whole number from 1 on'),
     ({'prompts': 'a', 'seed': -1}, 'seed=-1 must be a whole number from 0 on'),
     ({'prompts': 'a', 'tokens': 2.5}, 'tokens=2.5 must be a whole number from 1 on'),
+    ({'prompts': 'a', 'stop': 3}, 'stop=3 must be a text, or a list of texts'),
+    (
+      {'prompts': None},
+      'the prompts or texts are of type NoneType: expected a text, a list of token ids, or a list '
+      'of these',
+    ),
     ({'prompts': '\ud800'}, 'prompt 1 is not valid Unicode: surrogates not allowed'),
     ({'prompts': [[1.5, 2]]}, 'prompt 1 is of type list, expected a text'),
     (
@@ -250,7 +256,7 @@ def test_prompts_of_a_file(main, tmp_path, capsys):
   with bad_input('top_k=-1 must be at least 0, or None: 0 is no limit'):
     main(*arguments, f'--output={tmp_path}/new/output', '--top_k=-1')
   assert (tmp_path / 'new' / 'output').read_text().count('\n') == len(lines)  # as it was
-  with bad_input('--output is for --prompts=FILE; a single text goes to standard output'):
+  with bad_input('--output is for --prompts=FILE; other texts go to standard output'):
     main('--prompt=a', f'--output={tmp_path}/output')
   (tmp_path / 'prompts.txt').write_text('')
   with bad_input(f'--prompts={tmp_path}/prompts.txt is empty; expected one prompt per line'):

@@ -61,6 +61,7 @@ def encode_prompt(
       )
     messages = [_system_message(system), *messages]
   with errors.named(name):
+    check_system(vocabulary, system)
     chat_template.check_roles(vocabulary, messages)
     ids = chat_template.encode(vocabulary, chat_template.render(vocabulary, messages))
   config.check_length(name, len(ids))
@@ -91,8 +92,13 @@ def _read_prompt(prompt: Any, name: str) -> list[Message]:
 
 def check_system(vocabulary: vocabularies.TokenizerVocabulary, system: str | None) -> None:
   """Raises BadInput if a template has no place for a system message; None is no message."""
-  if system is not None:
-    chat_template.check_roles(vocabulary, [_system_message(system), GREETING])
+  if system is None:
+    return
+  messages = [_system_message(system), GREETING]
+  try:
+    chat_template.check_roles(vocabulary, messages)
+  except errors.BadInput as error:
+    raise errors.BadInput(f'{error}; leave out the system message (--system)') from error
 
 
 def _system_message(content: str) -> Message:

@@ -79,9 +79,18 @@ def check_ids(ids: Any, size: int, name: str) -> np.ndarray:
 
 
 def as_list(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
-  """Returns several texts as a list, and a single one as a list of one."""
+  """Returns several texts as a list, and a single one as a list of one.
+
+  Raises:
+    BadInput: it is neither.
+  """
   if isinstance(texts, str):
     return [texts]
+  if not isinstance(texts, Iterable):
+    raise errors.BadInput(
+      f'the prompts or texts are of type {type(texts).__name__}: expected a text, a list of token '
+      f'ids, or a list of these'
+    )
   is_single = is_ids(texts) and len(texts) > 0
   return [texts] if is_single else list(texts)
 

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import errors, memory_limits, sharding
+from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import programs, sampling
@@ -334,6 +335,9 @@ class Engine:
   ) -> tuple[sampling.SamplerParams, jax.Array, programs.DecodingState]:
     """Returns the parameters of the sampler, the seed of each row, and the first state."""
     slots = self._decoding_slots(context, variables)
+    cache = checksums.named_leaves(self._abstract(self.model.empty_memory, rows, slots))
+    memory_limit = memory_limits.device_memory(self.mesh)
+    memory_limits.check_fits(cache, memory_limit, f'keys and values of context={context:,}')
     V = self.model.vocabulary_size
     shard_rows = lambda array: jax.device_put(array, self._row_sharding)
     with sharding.use(self.mesh):

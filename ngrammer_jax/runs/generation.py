@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import logging
 
+import numpy as np
+
 from ngrammer_jax import errors
+from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import chat_template
 from ngrammer_jax.inference import conversation, encoding, pairs, sampling, text
@@ -54,13 +57,23 @@ def score_pairs(
 
 
 def sampling_config(run: OpenedRun, arguments: dict[str, float | None]) -> sampling.SamplingConfig:
-  """Returns the options of sampling; see `Run.sampling_config`."""
+  """Returns the options of sampling; see `Run.sampling_config`.
+
+  Raises:
+    BadInput: an argument is no number.
+  """
   values = {name: value for name, value in arguments.items() if value is not None}
   of_model = {name: value for name, value in run.recommended_sampling.items() if name not in values}
   if of_model:
     settings = ', '.join(f'{name}={value}' for name, value in of_model.items())
     logging.info('%s of the model sets %s', published_model.GENERATION, settings)
-  return sampling.SamplingConfig(**of_model, **values)
+  keys = fields.keys(sampling.SamplingConfig)
+  arguments = {}
+  for name, value in values.items():
+    if isinstance(value, np.generic):
+      value = value.item()
+    arguments[name] = keys[name].convert(value)
+  return sampling.SamplingConfig(**of_model, **arguments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +172,8 @@ def completion_config(
     context = run.config.evaluation_context()
   if isinstance(stop, str):
     stop = (stop,)
+  if not isinstance(stop, Sequence) or not all(isinstance(one, str) for one in stop):
+    raise errors.BadInput(f'stop={stop!r} must be a text, or a list of texts')
   return text.CompletionConfig(
     sampling_config,
     tokens,

@@ -383,16 +383,23 @@ class Run:
     context: int | None = None,
     stop: str | Sequence[str] = (),
     system: str | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
+    min_p: float | None = None,
   ) -> conversation.Conversation:
-    """Starts a conversation; its arguments are those of `completions`.
+    """Starts a conversation; the other arguments are those of `generate`.
 
-    Without options of sampling, it has those that the model recommends, see `sampling_config`.
+    Args:
+      sampling_config: all options of sampling. None: those of the arguments and of the model, see
+        the method `sampling_config`.
 
     Raises:
       BadInput: the model has no chat template, a value is out of range, or the template has no
         place for a system message.
     """
     if sampling_config is None:
-      sampling_config = self.sampling_config()
+      sampling_config = self.sampling_config(temperature, top_k, top_p, repetition_penalty, min_p)
     config = generation.completion_config(self, sampling_config, tokens, seed, context, stop)
     return generation.converse(self, config, system)

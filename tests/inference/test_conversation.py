@@ -101,7 +101,6 @@ def test_a_begin_token_that_is_absent_is_empty(tmp_path, begin, shown):
   'template, problem',
   [
     ('{{ raise_exception("no such role") }}', 'no such role'),
-    ('{% for %}', 'Expected'),
     ('{{ messages.append(1) }}', 'not safely callable|unsafe'),
     ('{{ "".__class__.__mro__ }}', 'unsafe'),
     ('{{ 1 / 0 }}', 'division by zero'),
@@ -315,6 +314,23 @@ def test_prompts_that_are_no_conversation_to_answer(run, prompt, arguments, mess
     run.generate(prompt, **{'chat': True} | arguments)
 
 
+def test_a_template_that_is_no_jinja(run, with_template, monkeypatch):
+  monkeypatch.setitem(run.__dict__, 'vocabulary', with_template('{{ messages'))
+  with bad_input(
+    'prompt 1: the chat template of the model is no valid Jinja: unexpected end of template, '
+    "expected 'end of print statement'.; mend it in its files"
+  ):
+    run.generate('a', chat=True)
+
+
+def test_a_conversation_has_the_arguments_of_sampling(run, monkeypatch):
+  monkeypatch.setitem(run.__dict__, 'recommended_sampling', {'top_k': 7, 'top_p': 0.5})
+  chat = run.converse(temperature=0, top_p=np.float32(0.25))
+  assert chat._config.sampling == sampling.SamplingConfig(temperature=0, top_k=7, top_p=0.25)
+  with bad_input("temperature='hot' is not of type float"):
+    run.converse(temperature='hot')
+
+
 def test_templates_without_a_system_role(run, with_template, monkeypatch):
   """They raise an error, or leave the message out."""
   raising = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}<s>"
@@ -326,12 +342,13 @@ def test_templates_without_a_system_role(run, with_template, monkeypatch):
   cannot_show = 'the chat template of the model cannot show this conversation: no system'
   for template, message in ((raising, cannot_show), (silent, leaves_out)):
     monkeypatch.setitem(run.__dict__, 'vocabulary', with_template(template))
-    with bad_input(message):
+    remedy = '; leave out the system message (--system)'
+    with bad_input(message + remedy):
       run.converse(GREEDY, system='a')
-    with bad_input(f'prompt 1: {message}'):
+    with bad_input(f'prompt 1: {message}{remedy}'):
       run.generate('b', chat=True, system='a')
     chat = run.converse(GREEDY)
-    with bad_input(message):
+    with bad_input(message + remedy):
       chat.set_system('a')
     assert chat.messages == []
 
@@ -349,7 +366,9 @@ def test_conversations_that_cannot_go_on(run, with_template, monkeypatch):
     run.generate(['a', 'xyz' * 100], context=250, chat=True)
   monkeypatch.setitem(run.__dict__, 'vocabulary', with_template(None))
   for call in (lambda: run.converse(GREEDY), lambda: run.generate('a', chat=True)):
-    with bad_input('this model has no chat template: leave out --chat to continue a text'):
+    with bad_input(
+      'this model has no chat template, which shows it messages: continue a text, without --chat'
+    ):
       call()
 
 

@@ -261,7 +261,7 @@ OF_IMAGES = factors('model.vision_tower.q_proj')
     ({f'{QUERY}.lora_magnitude_vector.weight': np.ones(16)}, 'lora_magnitude_vector'),
     ({f'{QUERY}.lora_B.bias': np.ones(16)}, 'lora_B.bias, which'),
     (OF_IMAGES, 'vision_tower'),
-    (dict([*factors(QUERY).items()][:1]), 'q_proj.lora_A.weight, but of A and B no other'),
+    (dict([*factors(QUERY).items()][:1]), 'q_proj.lora_A.weight, but not its factor lora_B'),
     ({f'{QUERY}.weight': np.ones((16, 16), np.int32)}, 'has the dtype I32, expected one of'),
     (NAN, 'adapter_model.safetensors has values that are nan or infinite'),
   ],

@@ -226,6 +226,16 @@ def test_too_little_memory(published, one_device, monkeypatch):
     runs.load_pretrained(published).state  # noqa: B018
 
 
+def test_too_little_memory_for_a_long_context(published, one_device, monkeypatch):
+  run = runs.load_pretrained(published)
+  run.variables  # noqa: B018
+  small = memory_limits.MemoryLimit('this machine', 2**20, 1)
+  monkeypatch.setattr(memory_limits, 'machine_memory', lambda mesh: small)
+  assert run.generate([5, 6], tokens=1, context=64)[0].tokens
+  with pytest.raises(errors.BadInput, match='^keys and values of context=65,536 need 8.5 MiB, but'):
+    run.generate([5, 6], tokens=1, context=65_536)
+
+
 def test_a_tokenizer_of_another_model(tmp_path, one_device):
   published_folders.write(tmp_path / 'small', vocabulary_size=279)
   with pytest.raises(errors.BadInput, match='the tokenizer has 280 ids, but the model 279'):

@@ -118,13 +118,13 @@ def test_evaluate_ranks_as_the_harness(harness, tmp_path, monkeypatch, capsys):
 def test_models_are_named_as_in_evaluate(harness):
   make, run = type(harness), harness.run
   with bad_input(
-    '--model_args size: expected workdir=DIR or pretrained=NAME, and possibly step=N, '
-    'max_length=N, add_bos_token=True or False, or prefix_token_id=N'
+    '--model_args size: expected workdir=DIR or pretrained=NAME, and possibly adapter=FOLDER, '
+    'step=N, max_length=N, add_bos_token=True or False, or prefix_token_id=N'
   ):
     make(workdir=run.workdir, size=3)
   with bad_input(
-    '--model_args : expected workdir=DIR or pretrained=NAME, and possibly step=N, max_length=N, '
-    'add_bos_token=True or False, or prefix_token_id=N'
+    '--model_args : expected workdir=DIR or pretrained=NAME, and possibly adapter=FOLDER, step=N, '
+    'max_length=N, add_bos_token=True or False, or prefix_token_id=N'
   ):
     make(device='cpu')
   assert make(workdir=run.workdir, step=12, batch_size=3, max_batch_size=9).batch_size == 3

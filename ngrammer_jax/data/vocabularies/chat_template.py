@@ -66,7 +66,9 @@ class _MarkedGeneration(_Generation):
 def check_exists(vocabulary: Vocabulary) -> None:
   """Raises BadInput if a model has no chat template."""
   if getattr(vocabulary, 'chat_template', None) is None:
-    raise errors.BadInput('this model has no chat template: leave out --chat to continue a text')
+    raise errors.BadInput(
+      'this model has no chat template, which shows it messages: continue a text, without --chat'
+    )
 
 
 def has_generation_tag(vocabulary: TokenizerVocabulary) -> bool:
@@ -96,7 +98,13 @@ def render(
   if vocabulary.has_begin_token:
     begin = vocabulary.token(vocabulary.document_start)
   try:
-    return _compile(vocabulary.chat_template, for_training).render(
+    template = _compile(vocabulary.chat_template, for_training)
+  except jinja2.TemplateSyntaxError as error:
+    raise errors.BadInput(
+      f'the chat template of the model is no valid Jinja: {error.message}; mend it in its files'
+    ) from error
+  try:
+    return template.render(
       messages=_mark_texts(list(messages), tuple(vocabulary.special_tokens)),
       add_generation_prompt=add_generation_prompt,
       bos_token=begin,

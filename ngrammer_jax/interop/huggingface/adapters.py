@@ -295,7 +295,10 @@ def _pairs(adapter: Adapter, parts: Sequence[_Part]) -> dict[str, tuple[_Part, _
   for pair in factors.values():
     if len(pair) == 1:
       (part,) = pair.values()
-      raise errors.BadInput(f'{adapter.path} has {part.name}, but of A and B no other')
+      other = B if part.kind == A else A
+      raise errors.BadInput(
+        f'{adapter.path} has {part.name}, but not its factor lora_{other}: get the adapter again'
+      )
   return {name: (pair[A], pair[B]) for name, pair in factors.items()}
 
 

@@ -62,7 +62,7 @@ class HarnessModel(model.TemplateLM):
     if unknown or (workdir is None) == (pretrained is None):
       raise errors.BadInput(
         f'--model_args {" ".join(unknown)}: expected workdir=DIR or pretrained=NAME, and possibly '
-        f'step=N, max_length=N, add_bos_token=True or False, or prefix_token_id=N'
+        f'adapter=FOLDER, step=N, max_length=N, add_bos_token=True or False, or prefix_token_id=N'
       )
     named = argparse.Namespace(
       workdir=workdir, pretrained=pretrained, adapter=adapter, step=str(step)
