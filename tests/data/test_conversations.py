@@ -15,6 +15,7 @@ from ngrammer_jax.data.formats import ReadOptions, conversations
 from ngrammer_jax.data.rows import evaluation_streams
 from ngrammer_jax.data.tokens import token_cache, token_split
 from tests import tiny_run, tokenizer_files
+from tests.campaigns import conversations as drawn
 from tests.checks import bad_input
 from tests.data import document_files
 from tests.loops import each
@@ -425,6 +426,13 @@ def test_messages_are_read_as_chat_templates_expect_them(tmp_path):
   (document,) = documents
   assert json.loads(b''.join(document.read_chunks())) == expected
   assert (documents.counts.empty, documents.counts.null, documents.counts.replaced) == (1, 1, 1)
+
+
+@pytest.mark.full
+def test_drawn_conversations_and_records():
+  """A small part of the trial in `tests/campaigns/conversations.py`."""
+  for seed in range(100):
+    drawn.check(seed)
 
 
 def test_a_text_file_holds_no_conversations(tmp_path, tokenizer):

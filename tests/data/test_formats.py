@@ -374,7 +374,7 @@ def test_prompts_of_a_chat_are_messages(tmp_path):
   for value, problem in (
     ('null', '"messages" is null: leave the line out'),
     ('"a"', '"messages" is text, not a list of messages such as .*: name a text "prompt"'),
-    ('[{"role": "user"}]', 'message 1: "content" is null, not text'),
+    ('[{"role": "user"}]', 'message 1 has no content: expected an object such as'),
   ):
     path.write_text(f'{line}\n{{"messages": {value}}}\n')
     with pytest.raises(errors.BadInput, match=f'x.jsonl, line 2(: |, ){problem}'):

@@ -76,6 +76,8 @@ def _parse_message(message: Any, location: str) -> dict[str, Any]:
   content = parsed.get('content')
   if content is None and 'tool_calls' in parsed:
     return parsed
+  if 'content' not in message:
+    raise errors.BadInput(f'{location} has no content: expected an object such as {EXAMPLE}')
   return parsed | {'content': _parse_content(content, location)}
 
 
