@@ -17,7 +17,7 @@ OTHER_PROGRAMS = {
   **dict.fromkeys(('gcloud', 'docker', 'sky', 'xpk'), 'needs a cloud'),
   **dict.fromkeys(('tensorboard', 'mkdocs', 'jupyter'), 'serves until it is stopped'),
   **dict.fromkeys(('pytest', 'ruff', 'bash'), 'runs this test, or beside it'),
-  **dict.fromkeys(('.', 'source', 'export', 'cd', 'tail'), 'changes or reads nothing of ours'),
+  **dict.fromkeys(('.', 'source', 'export', 'cd', 'cp', 'tail'), 'no program of ours'),
 }
 # What a block begins with that has no language and holds commands; other blocks are output.
 COMMAND = re.compile(

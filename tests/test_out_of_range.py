@@ -102,6 +102,20 @@ def test_ids_that_the_engine_is_given(trained):
     ),
     ({'warmup_steps': 5, 'train': ('head', 'embedding')}, None),
     ({'warmup_steps': 19}, None),
+    (
+      {'warmup_steps': 5, 'schedule': 'wsd', 'decay_steps': 8, 'decay_from': 10},
+      'the decay ends at step 18, not at training.steps=20: use optimizer.decay_steps=10',
+    ),
+    (
+      {'warmup_steps': 5, 'schedule': 'wsd', 'decay_steps': 11, 'decay_from': 10},
+      'the decay ends at step 21, not at training.steps=20: use optimizer.decay_steps=10',
+    ),
+    (
+      {'warmup_steps': 5, 'schedule': 'wsd', 'decay_steps': 16},
+      'optimizer.warmup_steps=5 end after the decay began at step 4: the learning rate jumps',
+    ),
+    ({'warmup_steps': 5, 'schedule': 'wsd', 'decay_steps': 8, 'decay_from': 20}, None),
+    ({'warmup_steps': 5, 'schedule': 'wsd', 'decay_steps': 8}, None),
   ],
 )
 def test_a_schedule_that_does_not_fit_the_steps(section, warning):

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import frozen, reader
-from ngrammer_jax.config import fields
+from ngrammer_jax.config import fields, optimizer
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import Vocabulary
 from ngrammer_jax.system import file_errors, files, hosts, json_files, storage
@@ -232,6 +232,13 @@ def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: ex
   for key, old, new in experiment.differences(old_config, config):
     reason = ''
     remedy = 'use the old value, or another workdir'
+    is_wsd = old_config.optimizer.schedule == config.optimizer.schedule == 'wsd'
+    if is_wsd and key.path in optimizer.DECAY_KEYS:
+      _check_decay(workdir, old_config, config)
+      logging.info(
+        '%s was %s, now it is %s', key.path, fields.format_value(old), fields.format_value(new)
+      )
+      continue
     if key.path == 'training.steps' and new > old:
       o = config.optimizer
       if o.schedule in ('constant', 'rsqrt') and o.drop is None:
@@ -243,4 +250,25 @@ def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: ex
     raise errors.BadInput(
       f'--workdir={workdir} was started with {key.path}={fields.format_value(old)}, now it is '
       f'{fields.format_value(new)}{reason}: {remedy}'
+    )
+
+
+def _check_decay(
+  workdir: pathlib.Path, old_config: experiment.Config, config: experiment.Config
+) -> None:
+  """Raises BadInput if a trained step depends on the old or on the new decay of schedule `wsd`."""
+  trained = reader.steps(workdir)[-1]
+  old_start = old_config.optimizer.decay_start(old_config.training.steps)
+  start = config.optimizer.decay_start(config.training.steps)
+  if old_start < trained:
+    raise errors.BadInput(
+      f'--workdir={workdir} has a checkpoint of step {trained:,}, after its decay began at step '
+      f'{old_start:,}, so training.steps and the decay cannot change: remove the checkpoints after '
+      f'that step, or use another workdir with --config.init_from={workdir}'
+    )
+  if start < trained:
+    raise errors.BadInput(
+      f'--workdir={workdir} has a checkpoint of step {trained:,}, and the decay would begin at '
+      f'step {start:,}: use optimizer.decay_from={trained} or later, or remove the checkpoints '
+      f'after that step'
     )

@@ -56,6 +56,8 @@ class Config:
         f'optimizer.warmup_steps={o.warmup_steps:,} do not end before training.steps={steps:,}: '
         f'the learning rate only rises, to {share:.2f} of optimizer.learning_rate'
       )
+    if o.schedule == 'wsd':
+      yield from self._decay_warnings()
     if o.drop is not None and o.drop.steps >= steps:
       yield (
         f'optimizer.drop.steps={o.drop.steps:,} are all of training.steps={steps:,}: no step has '
@@ -73,6 +75,23 @@ class Config:
           f'optimizer.rates.{index}.factor=0: {rate.part} does not learn; leave it out of '
           f'optimizer.train, which also saves its gradient'
         )
+
+  def _decay_warnings(self) -> Iterator[str]:
+    """Yields a sentence about a decay of schedule `wsd` that does not end with the last step."""
+    o = self.optimizer
+    steps = self.training.steps
+    start = o.decay_start(steps)
+    end = start + o.decay_steps
+    if start < o.warmup_steps:
+      yield (
+        f'optimizer.warmup_steps={o.warmup_steps:,} end after the decay began at step {start:,}: '
+        f'the learning rate jumps there'
+      )
+    if end < steps or start < steps < end:
+      yield (
+        f'the decay ends at step {end:,}, not at training.steps={steps:,}: use '
+        f'optimizer.decay_steps={steps - start:,}'
+      )
 
   def check_groups(self) -> None:
     """Raises BadInput if `optimizer` names a part that the model does not have."""

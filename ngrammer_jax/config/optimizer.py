@@ -5,11 +5,21 @@ import difflib
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import ANY, field
+from ngrammer_jax.config.relations import at_most
 
 ALGORITHMS = ('adam', 'adamw', 'lamb', 'adagrad')
 DECAYING = ('matrices', 'matrices_and_embeddings', 'all')
 OFFICIAL_SCHEDULES = ('transformer_xl', 'transformer_xl_tensorflow')  # of these implementations
-SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant', *OFFICIAL_SCHEDULES)
+SCHEDULES = ('cosine', 'linear', 'wsd', 'rsqrt', 'constant', *OFFICIAL_SCHEDULES)
+DECAY_SHAPES = ('linear', '1-sqrt', 'cosine')
+# Keys that no step before the decay of schedule `wsd` depends on.
+DECAY_KEYS = (
+  'training.steps',
+  'optimizer.decay_steps',
+  'optimizer.decay_from',
+  'optimizer.decay_shape',
+  'optimizer.final_fraction',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +67,36 @@ class OptimizerConfig:
     'adam', 'optimizer of dense weights; adamw: same as adam; lamb: scaled Adam', choices=ALGORITHMS
   )
   learning_rate: float = field(1e-3, 'peak learning rate of the dense weights', above=0)
-  schedule: str = field('cosine', 'learning rate after the warm-up', choices=SCHEDULES)
+  schedule: str = field(
+    'cosine',
+    'learning rate after the warm-up; wsd: stable, then decay',
+    choices=SCHEDULES,
+    needs={'wsd': {'decay_steps': (ANY,)}},
+  )
   warmup_steps: int = field(100, 'steps of linear warm-up', at_least=0)
-  final_fraction: float = field(0.1, 'cosine, linear: final share of the learning rate', at_least=0)
+  final_fraction: float = field(
+    0.1, 'cosine, linear, wsd: final share of the learning rate', at_least=0
+  )
+  decay_steps: int | None = field(
+    None,
+    'wsd: number of steps of the decay',
+    at_least=1,
+    only_for={'schedule': ('wsd',)},
+    relations=(at_most('training.steps'),),
+  )
+  decay_from: int | None = field(
+    None,
+    'wsd: first step of the decay; None: the decay ends with the last step',
+    at_least=0,
+    only_for={'schedule': ('wsd',)},
+    relations=(at_most('training.steps'),),
+  )
+  decay_shape: str = field(
+    'linear',
+    'wsd: shape of the decay',
+    choices=DECAY_SHAPES,
+    only_for={'schedule': ('wsd',)},
+  )
   epsilon: float = field(1e-6, 'added to the denominator of the update', above=0)
   weight_decay: float = field(
     0.0,
@@ -77,7 +114,12 @@ class OptimizerConfig:
   clip_norm: float | None = field(1.0, 'maximum dense gradient norm; adagrad: by array', at_least=0)
   adam: AdamConfig | None = field(None, 'decay rates of Adam and LAMB; None: the defaults')
   table: TableConfig | None = field(None, 'Adagrad of the n-gram tables; None: the defaults')
-  drop: DropConfig | None = field(None, 'lower learning rate in the final steps')
+  drop: DropConfig | None = field(
+    None,
+    'lower learning rate in the final steps',
+    only_for={'schedule': tuple(name for name in SCHEDULES if name != 'wsd')},
+    reason='wsd has a decay of its own',
+  )
   train: tuple[str, ...] = field(
     ('all',),
     'what is trained: all; new: what init_from lacks; embedding, blocks, head, a memory',
@@ -85,6 +127,12 @@ class OptimizerConfig:
     reason='"new" is what init_from lacks',
   )
   rates: tuple[RateConfig, ...] = field((), 'learning rates of parts of the model')
+
+  def decay_start(self, steps: int) -> int:
+    """Returns the first step of the decay of schedule `wsd`, in a run of so many steps."""
+    if self.decay_from is not None:
+      return self.decay_from
+    return steps - self.decay_steps
 
   def check_groups(self, groups: tuple[str, ...]) -> None:
     """Raises BadInput for a part that the model does not have.

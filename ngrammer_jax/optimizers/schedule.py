@@ -17,6 +17,9 @@ def make(config: experiment.OptimizerConfig, steps: int) -> Schedule:
   update has the full rate, step s has s / warm-up, and the cosine counts the steps of the warm-up
   too. Its TensorFlow code has s / warm-up at step s, 0 at the first.
 
+  Schedule `wsd` (warm-up, stable, decay) is 1 from the warm-up to the decay, and has the final
+  fraction after it. A warm-up that ends within the decay comes first, as in nanochat.
+
   Args:
     config: the optimizer config.
     steps: number of steps of the run.
@@ -47,6 +50,9 @@ def _without_drop(config: experiment.OptimizerConfig, steps: int, step: jax.Arra
   if config.schedule == 'transformer_xl_tensorflow':
     return jnp.where(is_warmup, step / warmup, _cosine(progress, config.final_fraction))
 
+  if config.schedule == 'wsd':
+    return jnp.where(is_warmup, (step + 1) / warmup, _stable_then_decay(config, steps, step))
+
   if config.schedule == 'cosine':
     decay = _cosine(progress, config.final_fraction)
   elif config.schedule == 'linear':
@@ -56,6 +62,18 @@ def _without_drop(config: experiment.OptimizerConfig, steps: int, step: jax.Arra
   else:  # constant
     decay = jnp.ones_like(step)
   return jnp.minimum((step + 1) / warmup, 1) * decay
+
+
+def _stable_then_decay(
+  config: experiment.OptimizerConfig, steps: int, step: jax.Array
+) -> jax.Array:
+  """Returns 1 up to the first step of the decay, then its shape down to the final fraction."""
+  progress = jnp.clip((step - config.decay_start(steps)) / config.decay_steps, 0, 1)
+  if config.decay_shape == 'cosine':
+    return _cosine(progress, config.final_fraction)
+  if config.decay_shape == '1-sqrt':  # Hägele et al. 2024
+    progress = jnp.sqrt(progress)
+  return 1 - (1 - config.final_fraction) * progress
 
 
 def _cosine(progress: jax.Array, final_fraction: float) -> jax.Array:

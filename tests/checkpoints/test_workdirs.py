@@ -188,6 +188,40 @@ def test_what_changes_a_run_is_refused_and_named(tiny, tmp_path, before, now, me
     workdirs.check_workdir(tmp_path, tiny(**now))
 
 
+WSD = {'schedule': 'wsd', 'decay_steps': 6}  # of 12 steps: the decay begins at step 6
+
+
+@pytest.mark.parametrize(
+  'steps, now',
+  [
+    (16, WSD),
+    (11, WSD | {'decay_from': 4, 'decay_steps': 7}),
+    (12, WSD | {'decay_from': 12}),
+    (12, WSD | {'decay_shape': '1-sqrt', 'final_fraction': 0.0}),
+  ],
+)
+def test_a_decay_that_has_not_begun_may_change(tiny, tmp_path, steps, now):
+  with_checkpoint(tmp_path, tiny(optimizer=WSD))
+  workdirs.check_workdir(tmp_path, tiny(optimizer=now, training={'steps': steps}))
+
+
+def test_a_decay_of_trained_steps_may_not_change(tiny, tmp_path):
+  with_checkpoint(tmp_path, tiny(optimizer=WSD))
+  with bad_input(
+    f'--workdir={tmp_path} has a checkpoint of step 4, and the decay would begin at step 3: use '
+    'optimizer.decay_from=4 or later, or remove the checkpoints after that step'
+  ):
+    workdirs.check_workdir(tmp_path, tiny(optimizer=WSD | {'decay_from': 3}))
+  (tmp_path / 'checkpoints' / '8').mkdir()
+  with bad_input(
+    f'--workdir={tmp_path} has a checkpoint of step 8, after its decay began at step 6, so '
+    'training.steps and the decay cannot change: remove the checkpoints after that step, or use '
+    f'another workdir with --config.init_from={tmp_path}'
+  ):
+    workdirs.check_workdir(tmp_path, tiny(optimizer=WSD, training={'steps': 16}))
+  workdirs.check_workdir(tmp_path, tiny(optimizer=WSD))
+
+
 def test_what_changes_no_number_may_differ(tiny, tmp_path):
   with_checkpoint(tmp_path, tiny(optimizer={'schedule': 'constant'}))
   config = tiny(

@@ -897,8 +897,40 @@ TRAINING_OPTIMIZER = [
   ('optimizer.warmup_steps=-1', 'optimizer.warmup_steps=-1 must be at least 0'),
   (
     'optimizer.schedule=cosinus',
-    "optimizer.schedule='cosinus' is not one of: cosine, linear, rsqrt, constant, "
+    "optimizer.schedule='cosinus' is not one of: cosine, linear, wsd, rsqrt, constant, "
     'transformer_xl, transformer_xl_tensorflow',
+  ),
+  (
+    'optimizer.schedule=wsd',
+    "optimizer.schedule='wsd' needs optimizer.decay_steps, which is None: set "
+    "optimizer.decay_steps, or use 'cosine'",
+  ),
+  (
+    'optimizer.decay_from=5',
+    "optimizer.decay_from=5 is not for optimizer.schedule='cosine', but for wsd: use None",
+  ),
+  (
+    'optimizer.decay_steps=5',
+    "optimizer.decay_steps=5 is not for optimizer.schedule='cosine', but for wsd: use None",
+  ),
+  (
+    'optimizer.schedule=wsd optimizer.decay_steps=5 optimizer.decay_shape=sqrt',
+    "optimizer.decay_shape='sqrt' is not one of: linear, 1-sqrt, cosine",
+  ),
+  (
+    'optimizer.schedule=wsd optimizer.decay_steps=2000',
+    'optimizer.decay_steps=2000 must be at most training.steps=1000: use 1000, or a larger '
+    'training.steps',
+  ),
+  (
+    'optimizer.schedule=wsd optimizer.decay_steps=20 optimizer.decay_from=1001',
+    'optimizer.decay_from=1001 must be at most training.steps=1000: use 1000, or a larger '
+    'training.steps',
+  ),
+  (
+    'optimizer.schedule=wsd optimizer.decay_steps=20 optimizer.drop.steps=5',
+    "optimizer.drop=(steps=5) is not for optimizer.schedule='wsd', but for cosine, linear, rsqrt, "
+    'constant, transformer_xl, transformer_xl_tensorflow: use None; wsd has a decay of its own',
   ),
   ('optimizer.learning_rate=0.0', 'optimizer.learning_rate=0.0 must be above 0'),
   ('optimizer.table.learning_rate=-1.0', 'optimizer.table.learning_rate=-1.0 must be above 0'),

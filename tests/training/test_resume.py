@@ -79,6 +79,29 @@ def test_a_resume_with_other_segments_per_call_costs_no_bit(tiny, reference_run,
     assert steps(run) == steps(reference_run)
 
 
+@pytest.mark.full
+def test_one_trunk_serves_several_budgets(tiny, tmp_path):
+  wsd = {'schedule': 'wsd', 'warmup_steps': 2, 'decay_steps': 4}
+
+  def config(steps, decay_from):
+    return tiny(optimizer=wsd | {'decay_from': decay_from}, training={'steps': steps})
+
+  trunk = tmp_path / 'trunk'
+  loop.train(config(8, 8), trunk)
+  at_step_8 = arrays(trunk)
+  branch = shutil.copytree(trunk, tmp_path / 'branch')
+  shutil.rmtree(branch / 'checkpoints' / '8')
+  assert loop.train(config(8, 4), branch)
+  assert loop.train(config(12, 8), trunk)
+  assert arrays(trunk, 8) == at_step_8 != arrays(branch)
+  # A run that has its decay from the start, with the same steps before it.
+  loop.train(config(12, 8), tmp_path / 'whole')
+  assert arrays(tmp_path / 'whole') == arrays(trunk)
+  assert arrays(tmp_path / 'whole', 8) == at_step_8
+  rates = [record['learning_rate'] for record in records(trunk) if 'learning_rate' in record]
+  assert rates == [r['learning_rate'] for r in records(tmp_path / 'whole') if 'learning_rate' in r]
+
+
 @pytest.mark.slow
 def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, toy_model):
   """SIGKILL once the first checkpoint is there, wherever the run is by then."""
