@@ -24,15 +24,17 @@ DECAY_KEYS = (
 
 @dataclasses.dataclass(frozen=True)
 class TableConfig:
-  """Adagrad for the n-gram tables; the defaults are PyTorch's.
+  """Adagrad for the n-gram tables, by value or by row; the defaults are PyTorch's.
 
   The accumulator must be small beside squared gradients. Those of a row are 1e-6 or less, because
   the loss is a mean over all tokens: with 0.1, the default of Optax, tables hardly learn.
   """
 
   learning_rate: float = field(0.01, 'peak learning rate', above=0)
-  accumulator: float = field(0.0, 'initial sum of squared gradients', at_least=0)
-  epsilon: float = field(1e-20, 'added to the sum of squared gradients', above=0)
+  accumulator: float = field(
+    0.0, 'initial sum of squared gradients, of a value or of a row', at_least=0
+  )
+  epsilon: float = field(1e-20, 'added to the sum of squares; row_adagrad: to its root', above=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ Their gradients are arrays or `RowGradient`s, and give the same result. A visite
 gradient is not 0.
 
   adagrad     changes visited rows only; the others would not change anyway
+  row_adagrad Adagrad with one sum a row, of its mean squares: 1/E of the state of adagrad
   lazy_adam   Adam whose moments change, and move the row, only when the row is visited
   adam        changes every row in every step
   sinkhorn    changes every row in every step
@@ -27,7 +28,7 @@ from ngrammer_jax.optimizers import row_gradient
 from ngrammer_jax.optimizers.row_gradient import RowGradient
 from ngrammer_jax.optimizers.schedule import Schedule
 
-LEARNING_RATE_FACTOR = 5.0  # of all but Adagrad (Cheng et al. 2026)
+LEARNING_RATE_FACTOR = 5.0  # of all but the two Adagrads (Cheng et al. 2026)
 SINKHORN_SCALE = 0.18  # of the learning rate
 NORMALIZATIONS = 11  # of rows and columns in turn
 
@@ -44,8 +45,8 @@ def make(
     name: see above.
     config: the optimizer config; Adam has the decay rates and epsilon of the dense weights.
     fraction: the fraction of the learning rate at a step.
-    learning_rate_factor: of `optimizer.table.learning_rate` for adagrad, 1 by default; of
-      `optimizer.learning_rate` for the others, 5 by default.
+    learning_rate_factor: of `optimizer.table.learning_rate` for adagrad and row_adagrad, 1 by
+      default; of `optimizer.learning_rate` for the others, 5 by default.
   """
   if name == 'frozen':
     return on_visited_rows(optax.set_to_zero())
@@ -58,10 +59,12 @@ def make(
 
     return optax.scale_by_learning_rate(rate)
 
-  if name == 'adagrad':
+  if name in ('adagrad', 'row_adagrad'):
     table = config.table or experiment.TableConfig()
-    scale_by_rss = optax.scale_by_rss(table.accumulator, table.epsilon)
-    return on_visited_rows(optax.chain(scale_by_rss, scale_by_rate(table.learning_rate, 1)))
+    scale_by_sums = optax.scale_by_rss(table.accumulator, table.epsilon)
+    if name == 'row_adagrad':
+      scale_by_sums = scale_by_row_sums(table.accumulator, table.epsilon)
+    return on_visited_rows(optax.chain(scale_by_sums, scale_by_rate(table.learning_rate, 1)))
 
   scale = scale_by_rate(config.learning_rate, LEARNING_RATE_FACTOR)
   if name == 'sinkhorn':
@@ -151,7 +154,7 @@ def _zeros_or_one_row(param: jax.Array) -> jax.Array:
 def _broadcast_on_host(state: jax.Array, param: jax.Array) -> jax.Array:
   """Returns the state of a table in host memory, made there: a device may be too small for it."""
   if host_memory.contains(param):
-    return host_memory.broadcast(state, param.shape)
+    return host_memory.broadcast(state, (len(param), state.shape[1]))
   return state
 
 
@@ -176,6 +179,47 @@ def on_all_rows(transform: optax.GradientTransformation) -> optax.GradientTransf
 
   def update(gradients, state, params):
     return transform.update(row_gradient.map_leaves(to_dense, gradients, params), state)
+
+  return optax.GradientTransformation(init, update)
+
+
+class RowSumsState(NamedTuple):
+  """The sum of the mean squares of each row of a table, [V, 1]; [V, P] if P rows are packed."""
+
+  sums: optax.Updates
+
+
+def scale_by_row_sums(accumulator: float, epsilon: float) -> optax.GradientTransformation:
+  """Row-wise Adagrad, `EXACT_ROWWISE_ADAGRAD` of FBGEMM, `RowWiseAdagrad` of TorchRec.
+
+  s <- s + mean of g^2 over a row, g / (sqrt(s) + epsilon). A row in which all values have the same
+  gradient learns as with Adagrad; the only value of E with a gradient takes sqrt(E) as large steps.
+
+  Args:
+    accumulator: s before the first step.
+    epsilon: added to the root, not under it.
+  """
+
+  def init(params):
+    def first_sums(param):
+      return jnp.full((len(param), 1), accumulator, param.dtype)
+
+    return RowSumsState(jax.tree.map(first_sums, params))
+
+  def by_row(gradient, sums_VxP):
+    return gradient.reshape(*sums_VxP.shape, -1)
+
+  def add_mean_square(sums_VxP, gradient):
+    return sums_VxP + jnp.square(by_row(gradient, sums_VxP)).mean(axis=-1)
+
+  def scale(gradient, sums_VxP):
+    scaled_VxPxE = by_row(gradient, sums_VxP) / (jnp.sqrt(sums_VxP) + epsilon)[..., None]
+    return scaled_VxPxE.reshape(gradient.shape)
+
+  def update(gradients, state, params=None):
+    del params
+    sums = jax.tree.map(add_mean_square, state.sums, gradients)
+    return jax.tree.map(scale, gradients, sums), RowSumsState(sums)
 
   return optax.GradientTransformation(init, update)
 

@@ -18,7 +18,8 @@ from ngrammer_jax.optimizers import zero
 # All random parameters in one kernel would take minutes to compile.
 GPU_OPTIONS = {'xla_disable_hlo_passes': 'multi_output_fusion'}
 
-PACKED_OPTIMIZERS = 'adagrad', 'adam'  # they treat every value alone
+# They treat every value alone, or know how many rows are in a packed one.
+PACKED_OPTIMIZERS = 'adagrad', 'row_adagrad', 'adam'
 PACKED_PLATFORMS = ('tpu',)
 
 
@@ -148,21 +149,23 @@ def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]
     if optimizers.get(label) in PACKED_OPTIMIZERS and params[name].dtype != jnp.bfloat16:
       packed_shapes[name] = params[name].shape
 
-  def is_packed_table(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a leaf is a table that is packed, or has its name and shape in an optimizer."""
-    return any(
-      f'/{name}'.endswith(f'/{table_name}') and shape == table_shape
-      for table_name, table_shape in packed_shapes.items()
-    )
+  def table_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Returns the shape of the table that a leaf is, or whose optimizer state it is."""
+    for table_name, (V, E) in packed_shapes.items():
+      if f'/{name}'.endswith(f'/{table_name}') and shape in ((V, E), (V, 1)):
+        return V, E
+    return None
 
   def pack(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    if not is_packed_table(sharding.leaf_name(path), leaf.shape) or sharding.is_on_host(leaf):
+    shape = table_shape(sharding.leaf_name(path), leaf.shape)
+    if shape is None or sharding.is_on_host(leaf):
       return leaf
-    shape = table.packed_shape(*leaf.shape)
-    shard_shape = table.packed_shape(*leaf.sharding.shard_shape(leaf.shape))
-    if shard_shape[1] != shape[1]:  # the shard has no whole number of packed rows
+    V, E = shape
+    shard_rows, _ = leaf.sharding.shard_shape(leaf.shape)
+    packed_rows, packed_width = table.packed_shape(V, E)
+    if table.packed_shape(shard_rows, E)[1] != packed_width:  # no whole number of packed rows
       return leaf
-    return leaf.update(shape=shape)
+    return leaf.update(shape=(packed_rows, V * leaf.shape[1] // packed_rows))
 
   return abstract.replace(
     params=jax.tree_util.tree_map_with_path(pack, abstract.params),

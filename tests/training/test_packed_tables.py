@@ -20,6 +20,7 @@ MEMORIES = (  # at the input, and in a block, with gradients as tables and as ro
   NGramMemoryConfig(layers=(1,), exchange='rows', **COMMON),
   NGramMemoryConfig(layers=(0,), optimizer='adam', **COMMON),
   NGramMemoryConfig(layers=(1,), optimizer='lazy_adam', **COMMON),  # by rows: never packed
+  NGramMemoryConfig(layers=(0,), optimizer='row_adagrad', exchange='rows', **COMMON),
 )
 
 
@@ -39,7 +40,7 @@ def test_a_run_continues_with_packed_tables(tiny, tmp_path, packs, one_device):
   """Bit by bit as with those that are not packed; only norms add their squares in another order."""
   at_input, in_block = MEMORIES[:2]
   in_block = dataclasses.replace(in_block, layers=(0,))
-  config = config_of(tiny, (at_input, in_block), layers=1)
+  config = config_of(tiny, (at_input, in_block, MEMORIES[4]), layers=1)
   packs(False)
   loop.train(config, tmp_path / 'plain')
   packed = shutil.copytree(tmp_path / 'plain', tmp_path / 'packed')
@@ -59,7 +60,8 @@ def test_narrow_tables_are_packed_with_their_optimizer_state(tiny, packs):
     if name == 'table':
       shapes.setdefault(int(memory[-1]), []).append(leaf.shape)
   packed, plain = (48, 128), (192, 32)
-  assert shapes == {0: [packed] * 2, 1: [packed] * 2, 2: [packed] * 3, 3: [plain] * 3}
+  by_row = [packed, (48, 4)]
+  assert shapes == {0: [packed] * 2, 1: [packed] * 2, 2: [packed] * 3, 3: [plain] * 3, 4: by_row}
   state = run.create()
   before = jax.device_get(state.params)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)

@@ -30,9 +30,10 @@ BOUNDARIES = ('starts', 'eos_id', 'none')
 GATES = ('learned', 'half')
 ZERO_SCORES = ('half', 'positive')
 AMPLIFICATIONS = ('none', 'sqrt_width', 'norm')
-OPTIMIZERS = ('adagrad', 'lazy_adam', 'adam', 'sinkhorn', 'frozen')
+OPTIMIZERS = ('adagrad', 'row_adagrad', 'lazy_adam', 'adam', 'sinkhorn', 'frozen')
 TABLE_MEMORIES = ('device', 'host')
-HOST_OPTIMIZERS = ('adagrad', 'frozen')  # those that touch only visited rows, and keep one value
+# Those that touch only visited rows, and keep one array.
+HOST_OPTIMIZERS = ('adagrad', 'row_adagrad', 'frozen')
 BYTE_IDS = 260  # 4 special ids, then the bytes
 
 POINTS_IN_MODEL = ('before_attention', 'after_attention', 'after_block')
@@ -192,9 +193,9 @@ class NGramMemoryConfig:
 
   start: str | None = start_field()
   optimizer: str = field('adagrad', 'optimizer of the tables', choices=OPTIMIZERS)
-  # None: 1 for adagrad, which has a learning rate of its own; 5 for the others, as in Engram.
+  # None: 1 for both Adagrads, which have a learning rate of their own; 5 for the others, as in Engram.
   learning_rate_factor: float | None = field(
-    None, 'times optimizer.table.learning_rate (adagrad) or optimizer.learning_rate', above=0
+    None, 'times optimizer.table.learning_rate (both Adagrads) or optimizer.learning_rate', above=0
   )
   exchange: str = exchange_field()
   table_memory: str = field(
