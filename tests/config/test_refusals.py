@@ -617,7 +617,8 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.layers=(1,) MEMORY.table_memory=host MEMORY.optimizer=lazy_adam',
     "MEMORY.table_memory='host' is not for MEMORY.optimizer='lazy_adam', but for adagrad, "
-    "row_adagrad, frozen: use 'device'; rows are looked up before the step, and only those are updated",
+    "row_adagrad, frozen: use 'device'; rows are looked up before the step, and only those are "
+    'updated',
   ),
   ('MEMORY.learning_rate_factor=0.0', 'MEMORY.learning_rate_factor=0.0 must be above 0, or None'),
   (

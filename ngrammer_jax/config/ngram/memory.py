@@ -193,7 +193,7 @@ class NGramMemoryConfig:
 
   start: str | None = start_field()
   optimizer: str = field('adagrad', 'optimizer of the tables', choices=OPTIMIZERS)
-  # None: 1 for both Adagrads, which have a learning rate of their own; 5 for the others, as in Engram.
+  # None: 1 for both Adagrads, which have their own learning rate; 5 for the others, as in Engram.
   learning_rate_factor: float | None = field(
     None, 'times optimizer.table.learning_rate (both Adagrads) or optimizer.learning_rate', above=0
   )
