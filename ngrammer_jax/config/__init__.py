@@ -29,6 +29,7 @@ if TYPE_CHECKING:
   from ngrammer_jax.config.ngram.ngrammer import NGramConfig as NGramConfig
   from ngrammer_jax.config.optimizer import AdamConfig as AdamConfig
   from ngrammer_jax.config.optimizer import DropConfig as DropConfig
+  from ngrammer_jax.config.optimizer import MuonConfig as MuonConfig
   from ngrammer_jax.config.optimizer import OptimizerConfig as OptimizerConfig
   from ngrammer_jax.config.optimizer import TableConfig as TableConfig
   from ngrammer_jax.config.persistent import PersistentConfig as PersistentConfig
@@ -54,7 +55,7 @@ _NAMES = {  # the public names of each file
   'model': ('ModelConfig',),
   'ngram.memory': ('NGramMemoryConfig',),
   'ngram.ngrammer': ('NGramConfig',),
-  'optimizer': ('AdamConfig', 'DropConfig', 'OptimizerConfig', 'TableConfig'),
+  'optimizer': ('AdamConfig', 'DropConfig', 'MuonConfig', 'OptimizerConfig', 'TableConfig'),
   'persistent': ('PersistentConfig',),
   'positions': ('PositionalConfig',),
   'recurrent': ('RecurrentConfig',),

@@ -7,10 +7,11 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.fields import ANY, field
 from ngrammer_jax.config.relations import at_most
 
-ALGORITHMS = ('adam', 'adamw', 'lamb', 'adagrad')
+ALGORITHMS = ('adam', 'adamw', 'lamb', 'adagrad', 'muon')
 DECAYING = ('matrices', 'matrices_and_embeddings', 'all')
 OFFICIAL_SCHEDULES = ('transformer_xl', 'transformer_xl_tensorflow')  # of these implementations
 SCHEDULES = ('cosine', 'linear', 'wsd', 'rsqrt', 'constant', *OFFICIAL_SCHEDULES)
+MUON_SCALES = ('jordan', 'moonlight', 'none')
 DECAY_SHAPES = ('linear', '1-sqrt', 'cosine')
 # Keys that no step before the decay of schedule `wsd` depends on.
 DECAY_KEYS = (
@@ -46,6 +47,30 @@ class AdamConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MuonConfig:
+  """Muon for the matrices of blocks; the defaults are Keller Jordan's."""
+
+  learning_rate: float = field(0.02, 'peak learning rate of the matrices', above=0)
+  momentum: float = field(0.95, 'decay of the momentum', at_least=0, below=1)
+  nesterov: bool = field(True, 'mix the gradient into the momentum once more')
+  steps: int = field(5, 'steps of the orthogonalisation', at_least=1, at_most=100)
+  epsilon: float = field(1e-7, 'added to the norm of a matrix', above=0)
+  scale: str = field(
+    'jordan',
+    'factor: sqrt(max(1, outputs / inputs)); moonlight: 0.2 sqrt(max(inputs, outputs))',
+    choices=MUON_SCALES,
+  )
+  weight_decay: float | None = field(
+    None, 'decay of the matrices; None: optimizer.weight_decay', at_least=0
+  )
+  dtype: str | None = field(
+    None,
+    'dtype of the orthogonalisation; None: bfloat16 on accelerators, that of weights on CPUs',
+    choices=('float32', 'bfloat16'),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
 class DropConfig:
   """A lower learning rate in the final steps."""
 
@@ -66,7 +91,12 @@ class OptimizerConfig:
   """Optimizers of dense weights and n-gram tables, with schedules of the same shape."""
 
   algorithm: str = field(
-    'adam', 'optimizer of dense weights; adamw: same as adam; lamb: scaled Adam', choices=ALGORITHMS
+    'adam',
+    'optimizer of dense weights; adamw: same as adam; lamb: scaled Adam; muon: of matrices',
+    choices=ALGORITHMS,
+    needs={'muon': {'model.recurrent': (None,)}},
+    remedy="use 'adam'",
+    reason='muon is for the matrices of blocks',
   )
   learning_rate: float = field(1e-3, 'peak learning rate of the dense weights', above=0)
   schedule: str = field(
@@ -104,7 +134,7 @@ class OptimizerConfig:
     0.0,
     'decay of what weight_decay_on selects, times the learning rate',
     at_least=0,
-    only_for={'algorithm': ('adam', 'adamw', 'lamb')},
+    only_for={'algorithm': ('adam', 'adamw', 'lamb', 'muon')},
   )
   # Biases, norms, gates and scales decay with `all` alone, n-gram tables and spans never.
   weight_decay_on: str = field(
@@ -115,6 +145,9 @@ class OptimizerConfig:
   )
   clip_norm: float | None = field(1.0, 'maximum dense gradient norm; adagrad: by array', at_least=0)
   adam: AdamConfig | None = field(None, 'decay rates of Adam and LAMB; None: the defaults')
+  muon: MuonConfig | None = field(
+    None, 'Muon of the matrices; None: the defaults', only_for={'algorithm': ('muon',)}
+  )
   table: TableConfig | None = field(None, 'Adagrad of the n-gram tables; None: the defaults')
   drop: DropConfig | None = field(
     None,

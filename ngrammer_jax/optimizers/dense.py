@@ -1,5 +1,6 @@
-"""The optimizer of the dense weights: Adam, LAMB or Adagrad."""
+"""The optimizer of the dense weights: Adam, LAMB, Adagrad, or Muon beside Adam."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -7,11 +8,16 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax import sharding
+from ngrammer_jax.optimizers import muon, weight_decay
 from ngrammer_jax.optimizers.schedule import Schedule
 
 
 def make(
-  config: experiment.OptimizerConfig, fraction: Schedule, decay_mask: Any
+  config: experiment.OptimizerConfig,
+  fraction: Schedule,
+  decay_mask: Any,
+  matrices: Mapping[str, muon.MatrixAxes] | None = None,
 ) -> optax.GradientTransformation:
   """Returns the optimizer of the dense weights, which clips their gradients.
 
@@ -21,6 +27,7 @@ def make(
     config: the optimizer config.
     fraction: the fraction of the learning rate at a step.
     decay_mask: whether each parameter decays; None: all do.
+    matrices: the matrices that Muon trains, see `muon.find_matrices`.
   """
 
   def rate(step):
@@ -42,7 +49,37 @@ def make(
     trust_ratio = optax.scale_by_trust_ratio()
   adam = config.adam or experiment.AdamConfig()
   scale_by_adam = optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon)
+  if config.algorithm == 'muon':
+    others = optax.chain(scale_by_adam, decay, scale_by_rate)
+    return optax.chain(clip, _muon_beside(others, config, fraction, matrices))
   return optax.chain(clip, scale_by_adam, decay, trust_ratio, scale_by_rate)
+
+
+def _muon_beside(
+  others: optax.GradientTransformation,
+  config: experiment.OptimizerConfig,
+  fraction: Schedule,
+  matrices: Mapping[str, muon.MatrixAxes],
+) -> optax.GradientTransformation:
+  """Returns Muon of the matrices, and another optimizer of all other weights."""
+  muon_config = config.muon or experiment.MuonConfig()
+
+  def rate(step):
+    return muon_config.learning_rate * fraction(step)
+
+  def label(path, leaf):
+    del leaf
+    return 'matrix' if sharding.leaf_name(path) in matrices else 'other'
+
+  def labels(params):
+    return jax.tree_util.tree_map_with_path(label, params, is_leaf=sharding.is_boxed)
+
+  of_matrices = optax.chain(
+    muon.scale_by_muon(muon_config, matrices),
+    optax.add_decayed_weights(weight_decay.of_matrices(config)),
+    optax.scale_by_learning_rate(rate),
+  )
+  return optax.partition({'matrix': of_matrices, 'other': others}, labels)
 
 
 def clip_by_norm(clip_norm: float) -> optax.GradientTransformation:

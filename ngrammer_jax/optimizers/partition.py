@@ -1,6 +1,6 @@
 """One optimizer for each parameter label; all share the shape of the schedule."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.optimizer import RateConfig
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import parameter_groups, spans
-from ngrammer_jax.optimizers import dense, row_gradient, schedule, tables
+from ngrammer_jax.optimizers import dense, muon, row_gradient, schedule, tables
 
 DENSE = 'dense'
 TABLE = 'ngram_table'
@@ -75,6 +75,7 @@ def make(
   labels: Any,
   memories: Sequence[NGramMemoryConfig] = (),
   decay_mask: Any = None,
+  matrices: Mapping[str, muon.MatrixAxes] | None = None,
 ) -> optax.GradientTransformation:
   """Returns the optimizer: clipped gradients for dense weights, Adagrad for most n-gram tables.
 
@@ -89,10 +90,11 @@ def make(
     memories: the n-gram memories of the model; each may have its own optimizer.
     decay_mask: whether each parameter that is trained decays, see `weight_decay.mask`. None: all
       dense weights do.
+    matrices: the matrices of Muon, see `muon.find_matrices`; None for another algorithm.
   """
   fraction = schedule.make(config, steps)
   optimizers = {
-    DENSE: dense.make(config, fraction, decay_mask),
+    DENSE: dense.make(config, fraction, decay_mask, matrices),
     TABLE: tables.make('adagrad', config, fraction),
   }
   for i, memory in enumerate(memories):

@@ -20,6 +20,7 @@ from ngrammer_jax.config.optimizer import OptimizerConfig
 from ngrammer_jax.layers import axis_names
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import spans
+from ngrammer_jax.optimizers import muon
 
 KINDS = {  # that decay, by `optimizer.weight_decay_on`
   'matrices': ('matrix',),
@@ -41,11 +42,20 @@ def mask(config: OptimizerConfig, params: Any) -> Any:
   kinds = KINDS[config.weight_decay_on]
 
   def decays(path, leaf):
+    if muon.is_matrix(path, leaf) and config.algorithm == 'muon':
+      return of_matrices(config) > 0
     if not config.weight_decay or spans.is_span(path):
       return False
     return kind_of(axis_names.names_of(leaf)) in kinds
 
   return jax.tree_util.tree_map_with_path(decays, params, is_leaf=sharding.is_boxed)
+
+
+def of_matrices(config: OptimizerConfig) -> float:
+  """Returns the weight decay of the matrices that Muon trains."""
+  if config.muon is None or config.muon.weight_decay is None:
+    return config.weight_decay
+  return config.muon.weight_decay
 
 
 def kind_of(names: Sequence[str | None]) -> str:

@@ -24,7 +24,7 @@ from ngrammer_jax.models import (
   model_variables,
   parameter_groups,
 )
-from ngrammer_jax.optimizers import partition, weight_decay, zero
+from ngrammer_jax.optimizers import muon, partition, weight_decay, zero
 from ngrammer_jax.system import progress
 from ngrammer_jax.training import accumulation, capacity, flops, losses, metrics
 from ngrammer_jax.training import state as train_state
@@ -48,6 +48,7 @@ class Programs:
     frozen: dtype of every parameter that is not trained, by name.
     labels: optimizer label of every parameter.
     decay_mask: whether each parameter decays, if it is trained.
+    matrices: the matrices that Muon trains, see `muon.find_matrices`; None for another algorithm.
     create: function that returns the initial state.
     abstract: shapes, dtypes and shardings of the state, as in checkpoints.
     packed: the same in training, with packed tables (see `layers.ngram.table`).
@@ -77,6 +78,9 @@ class Programs:
     self.frozen = _frozen_parameters(config.optimizer, variables['params'], source_dtypes)
     self.labels = partition.labels(variables['params'], memories, self.frozen)
     self.decay_mask = weight_decay.mask(config.optimizer, variables['params'])
+    self.matrices = None
+    if config.optimizer.algorithm == 'muon':
+      self.matrices = muon.find_matrices(variables['params'], self.frozen)
     trained_labels = parameter_groups.without(self.labels, self.frozen)
     optimizer = partition.make(
       config.optimizer,
@@ -84,6 +88,7 @@ class Programs:
       trained_labels,
       memories,
       parameter_groups.without(self.decay_mask, self.frozen),
+      self.matrices,
     )
     self.create, self.abstract = train_state.make_initializer(
       model,

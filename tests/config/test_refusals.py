@@ -937,7 +937,20 @@ TRAINING_OPTIMIZER = [
   ('optimizer.table.learning_rate=-1.0', 'optimizer.table.learning_rate=-1.0 must be above 0'),
   (
     'optimizer.algorithm=sgd',
-    "optimizer.algorithm='sgd' is not one of: adam, adamw, lamb, adagrad",
+    "optimizer.algorithm='sgd' is not one of: adam, adamw, lamb, adagrad, muon",
+  ),
+  (
+    'optimizer.algorithm=muon model.recurrent.cell=lstm',
+    "optimizer.algorithm='muon' is not for model.recurrent=(defaults), but for None: use 'adam'; "
+    'muon is for the matrices of blocks',
+  ),
+  (
+    'optimizer.muon.steps=3',
+    "optimizer.muon=(steps=3) is not for optimizer.algorithm='adam', but for muon: use None",
+  ),
+  (
+    'optimizer.algorithm=muon optimizer.muon.scale=keller',
+    "optimizer.muon.scale='keller' is not one of: jordan, moonlight, none",
   ),
   (
     'optimizer.train=ngrm model.ngram.layer=input',
