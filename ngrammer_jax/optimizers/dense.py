@@ -17,7 +17,7 @@ def make(
   config: experiment.OptimizerConfig,
   fraction: Schedule,
   decay_mask: Any,
-  matrices: Mapping[str, muon.MatrixAxes] | None = None,
+  matrices: Mapping[str, muon.Kernel] | None = None,
 ) -> optax.GradientTransformation:
   """Returns the optimizer of the dense weights, which clips their gradients.
 
@@ -59,7 +59,7 @@ def _muon_beside(
   others: optax.GradientTransformation,
   config: experiment.OptimizerConfig,
   fraction: Schedule,
-  matrices: Mapping[str, muon.MatrixAxes],
+  matrices: Mapping[str, muon.Kernel],
 ) -> optax.GradientTransformation:
   """Returns Muon of the matrices, and another optimizer of all other weights."""
   muon_config = config.muon or experiment.MuonConfig()

@@ -1,10 +1,9 @@
 """Muon: the momentum of each matrix of a block, orthogonalised (Jordan et al. 2024).
 
   m <- b m + (1 - b) g,  u = b m + (1 - b) g                     momentum, Nesterov
-  X = u / (|u| + epsilon),  5 times X <- a X + (c A + d A^2) X,  A = X X^T
-  W <- W - rate (scale X + decay W)
+  W <- W - rate (scale X + decay W),  X the orthogonalised u     see `orthogonalization`
 
-The singular values of X end between 0.7 and 1.2. There is no bias correction.
+There is no bias correction. All weights but matrices of blocks have another optimizer.
 
 `optax.contrib.muon` is another algorithm. It corrects the bias of m and g, which changes the second
 update by 1e-3; it sends attention kernels, which have three axes, to Adam, and embeddings and the
@@ -13,7 +12,7 @@ output matrix to Muon; and its Adam is NAdam. Its orthogonalisation is not publi
 S matrices of one shape, R rows, C columns, R at most C.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 import math
 from typing import Any, NamedTuple
 
@@ -25,8 +24,8 @@ import optax
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.config.optimizer import MuonConfig
 from ngrammer_jax.layers import axis_names, mesh_axes
-
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, c, d
+from ngrammer_jax.optimizers import orthogonalization
+from ngrammer_jax.optimizers.orthogonalization import StackSharding
 
 
 class MatrixAxes(NamedTuple):
@@ -50,8 +49,72 @@ MATRICES = {
 }
 
 
-def find_matrices(params: Any, frozen: Collection[str] = ()) -> dict[str, MatrixAxes]:
-  """Returns the axes of the matrices of blocks that are trained, by name.
+class Kernel(NamedTuple):
+  """The layout of the kernel of one or several matrices.
+
+  Attributes:
+    names: its logical axis names, one of MATRICES.
+    shape: its shape.
+  """
+
+  names: tuple[str | None, ...]
+  shape: tuple[int, ...]
+
+  @property
+  def axes(self) -> MatrixAxes:
+    """The axes of its inputs and outputs."""
+    return MATRICES[self.names]
+
+  @property
+  def inputs(self) -> int:
+    """Number of inputs of a matrix."""
+    return math.prod(self.shape[axis] for axis in self.axes.inputs)
+
+  @property
+  def outputs(self) -> int:
+    """Number of outputs of a matrix."""
+    return math.prod(self.shape[axis] for axis in self.axes.outputs)
+
+  @property
+  def stack_shape(self) -> tuple[int, int, int]:
+    """S, R and C of its matrices."""
+    R, C = sorted((self.inputs, self.outputs))
+    return math.prod(self.shape) // (R * C), R, C
+
+  def sharding(self) -> StackSharding:
+    """Returns how its matrices are sharded under the current mesh."""
+    sides = []
+    for side in self.axes:
+      # Of several axes, the first one is sharded.
+      sides.append(mesh_axes.axes(self.names[side[0]], self.shape[side[0]]) or ())
+    if self.inputs > self.outputs:
+      sides.reverse()
+    return StackSharding(*sides)
+
+  def to_matrices(self, kernel: jax.Array) -> jax.Array:
+    """Returns the matrices of an array of this layout, [S, R, C]."""
+    x_SxIxO = kernel.transpose(self._order()).reshape(-1, self.inputs, self.outputs)
+    if self.inputs > self.outputs:
+      return x_SxIxO.swapaxes(1, 2)
+    return x_SxIxO
+
+  def from_matrices(self, x_SxRxC: jax.Array) -> jax.Array:
+    """Returns the array of matrices: the inverse of `to_matrices`."""
+    if self.inputs > self.outputs:
+      x_SxRxC = x_SxRxC.swapaxes(1, 2)
+    order = self._order()
+    kernel = x_SxRxC.reshape([self.shape[axis] for axis in order])
+    return kernel.transpose([order.index(axis) for axis in range(len(order))])
+
+  def _order(self) -> tuple[int, ...]:
+    """Returns the axes, those of the stack first."""
+    inputs, outputs = self.axes
+    stack = tuple(axis for axis in range(len(self.shape)) if axis not in inputs + outputs)
+    return stack + inputs + outputs
+
+
+def find_matrices(params: Any, frozen: Collection[str] = ()) -> dict[str, Kernel]:
+  """Returns the kernels of the matrices of blocks that are trained, by name.
 
   Args:
     params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
@@ -64,7 +127,7 @@ def find_matrices(params: Any, frozen: Collection[str] = ()) -> dict[str, Matrix
   for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=sharding.is_boxed):
     name = sharding.leaf_name(path)
     if is_matrix(path, leaf) and name not in frozen:
-      matrices[name] = MATRICES[axis_names.names_of(leaf)]
+      matrices[name] = Kernel(axis_names.names_of(leaf), nn.unbox(leaf).shape)
   if not matrices:
     raise errors.BadInput(
       "optimizer.algorithm='muon' is for the matrices of blocks, and this run trains none: use "
@@ -92,13 +155,13 @@ class MuonState(NamedTuple):
 
 
 def scale_by_muon(
-  config: MuonConfig, matrices: Mapping[str, MatrixAxes]
+  config: MuonConfig, matrices: Mapping[str, Kernel]
 ) -> optax.GradientTransformation:
   """Returns the transformation from gradients to scaled orthogonal matrices.
 
   Args:
     config: `optimizer.muon`.
-    matrices: axes of each parameter, by name.
+    matrices: the kernel of each parameter, by name.
   """
 
   def init(params):
@@ -114,117 +177,60 @@ def scale_by_muon(
     if config.nesterov:
       updates = jax.tree.map(mix, momentum, gradients)
     with jax.named_scope('muon'):
-      return _orthogonalize_kernels(updates, matrices, config), MuonState(momentum)
+      return _orthogonalize_tree(updates, matrices, config), MuonState(momentum)
 
   return optax.GradientTransformation(init, update)
 
 
-def _orthogonalize_kernels(
-  kernels: Any, matrices: Mapping[str, MatrixAxes], config: MuonConfig
-) -> Any:
-  """Returns a tree of kernels with orthogonal, scaled matrices; those of a shape are one stack."""
-  leaves, tree = jax.tree_util.tree_flatten_with_path(kernels)
-  axes = [matrices[sharding.leaf_name(path)] for path, _ in leaves]
-  kernels_by_shape: dict[tuple[int, int], list[int]] = {}
-  for index, (_, kernel) in enumerate(leaves):
-    rows_and_columns = tuple(sorted(_input_and_output_size(kernel.shape, axes[index])))
-    kernels_by_shape.setdefault(rows_and_columns, []).append(index)
-
-  results = [None] * len(leaves)
-  for indices in kernels_by_shape.values():
-    stacks = [_to_matrices(leaves[i][1], axes[i]) for i in indices]
-    x_SxRxC = orthogonalize(jnp.concatenate(stacks), config)
-    ends = [sum(map(len, stacks[: n + 1])) for n in range(len(stacks))]
-    for i, part_SxRxC in zip(indices, jnp.split(x_SxRxC, ends[:-1]), strict=True):
-      kernel = leaves[i][1]
-      scale = _scale(config.scale, *_input_and_output_size(kernel.shape, axes[i]))
-      results[i] = scale * _from_matrices(part_SxRxC, kernel.shape, axes[i]).astype(kernel.dtype)
-  return jax.tree_util.tree_unflatten(tree, results)
+def _orthogonalize_tree(updates: Any, matrices: Mapping[str, Kernel], config: MuonConfig) -> Any:
+  """Returns a tree of orthogonal, scaled matrices."""
+  leaves, tree = jax.tree_util.tree_flatten_with_path(updates)
+  arrays = {sharding.leaf_name(path): leaf for path, leaf in leaves}
+  for (_, stack_sharding), names in _stacks({name: matrices[name] for name in arrays}).items():
+    parts = [matrices[name].to_matrices(arrays[name]) for name in names]
+    u_SxRxC = jnp.concatenate(parts)
+    x_SxRxC = orthogonalization.orthogonalize(u_SxRxC, config, stack_sharding)
+    first = 0
+    for name, part in zip(names, parts, strict=True):
+      x = matrices[name].from_matrices(x_SxRxC[first : first + len(part)])
+      arrays[name] = scale_of(matrices[name], config.scale) * x.astype(arrays[name].dtype)
+      first += len(part)
+  return jax.tree_util.tree_unflatten(tree, arrays.values())
 
 
-def orthogonalize(u_SxRxC: jax.Array, config: MuonConfig) -> jax.Array:
-  """Returns matrices of the same singular vectors, with singular values near 1, by Newton-Schulz.
-
-  Args:
-    u_SxRxC: the matrices, R at most C.
-    config: `optimizer.muon`.
-  """
-  a, c, d = COEFFICIENTS
-  norm_Sx1x1 = jnp.linalg.norm(u_SxRxC, axis=(1, 2), keepdims=True)
-  x_SxRxC = (u_SxRxC / (norm_Sx1x1 + config.epsilon)).astype(_dtype(config, u_SxRxC.dtype))
-  precision = None
-  if x_SxRxC.dtype != jnp.bfloat16:
-    precision = jax.lax.Precision.HIGHEST
-  for _ in range(config.steps):
-    a_SxRxR = jnp.einsum('src,stc->srt', x_SxRxC, x_SxRxC, precision=precision)
-    b_SxRxR = c * a_SxRxR + d * jnp.matmul(a_SxRxR, a_SxRxR, precision=precision)
-    x_SxRxC = a * x_SxRxC + jnp.matmul(b_SxRxR, x_SxRxC, precision=precision)
-  return x_SxRxC
+def _stacks(
+  matrices: Mapping[str, Kernel],
+) -> dict[tuple[tuple[int, int], StackSharding], list[str]]:
+  """Returns the names of the kernels whose matrices have one shape [R, C] and one sharding."""
+  stacks: dict[Any, list[str]] = {}
+  for name, kernel in matrices.items():
+    stacks.setdefault((kernel.stack_shape[1:], kernel.sharding()), []).append(name)
+  return stacks
 
 
-def _dtype(config: MuonConfig, dtype: jnp.dtype) -> jnp.dtype:
-  """Returns the dtype of the products: bfloat16 on accelerators unless the config has another."""
-  if config.dtype is not None:
-    return jnp.dtype(config.dtype)
-  is_cpu = mesh_axes.device()[0] == 'cpu'
-  return dtype if is_cpu else jnp.dtype(jnp.bfloat16)
-
-
-def _scale(rule: str, inputs: int, outputs: int) -> float:
-  """Returns the factor of an orthogonal matrix.
+def scale_of(kernel: Kernel, rule: str) -> float:
+  """Returns the factor of the orthogonal matrices of a kernel.
 
   `jordan`: a vector of root mean square 1 changes by about 1 times the rate. `moonlight` (Liu et
   al. 2025): the values have the root mean square of an update of Adam. `none`: 1.
   """
   if rule == 'jordan':
-    return math.sqrt(max(1, outputs / inputs))
+    return math.sqrt(max(1, kernel.outputs / kernel.inputs))
   if rule == 'moonlight':
-    return 0.2 * math.sqrt(max(inputs, outputs))
+    return 0.2 * math.sqrt(max(kernel.inputs, kernel.outputs))
   return 1.0
 
 
-def _input_and_output_size(shape: Sequence[int], axes: MatrixAxes) -> tuple[int, int]:
-  """Returns the sizes of the matrices of a kernel."""
-  inputs, outputs = (math.prod(shape[axis] for axis in side) for side in axes)
-  return inputs, outputs
-
-
-def _order(ndim: int, axes: MatrixAxes) -> tuple[int, ...]:
-  """Returns the axes of a kernel, those of the stack first."""
-  stack = tuple(axis for axis in range(ndim) if axis not in axes.inputs + axes.outputs)
-  return stack + axes.inputs + axes.outputs
-
-
-def _to_matrices(kernel: jax.Array, axes: MatrixAxes) -> jax.Array:
-  """Returns the matrices of a kernel, [S, R, C]."""
-  inputs, outputs = _input_and_output_size(kernel.shape, axes)
-  x_SxIxO = kernel.transpose(_order(kernel.ndim, axes)).reshape(-1, inputs, outputs)
-  return x_SxIxO.swapaxes(1, 2) if inputs > outputs else x_SxIxO
-
-
-def _from_matrices(x_SxRxC: jax.Array, shape: Sequence[int], axes: MatrixAxes) -> jax.Array:
-  """Returns the kernel of matrices: the inverse of `_to_matrices`."""
-  inputs, outputs = _input_and_output_size(shape, axes)
-  if inputs > outputs:
-    x_SxRxC = x_SxRxC.swapaxes(1, 2)
-  order = _order(len(shape), axes)
-  kernel = x_SxRxC.reshape([shape[axis] for axis in order])
-  return kernel.transpose([order.index(axis) for axis in range(len(shape))])
-
-
-def flops(params: Any, matrices: Mapping[str, MatrixAxes], steps: int) -> int:
-  """Returns the FLOPs of orthogonalising all matrices once, a multiply-add as two.
+def flops(matrices: Mapping[str, Kernel], steps: int) -> int:
+  """Returns the FLOPs of a device of the current mesh in the orthogonalisation of all matrices.
 
   Args:
-    params: the parameters, abstract or not.
     matrices: see `find_matrices`.
     steps: steps of the iteration.
   """
+  devices = max(1, jax.sharding.get_abstract_mesh().size)
   total = 0
-  for path, leaf in jax.tree_util.tree_leaves_with_path(nn.unbox(params)):
-    axes = matrices.get(sharding.leaf_name(path))
-    if axes is not None:
-      R, C = sorted(_input_and_output_size(leaf.shape, axes))
-      stack = math.prod(leaf.shape) // (R * C)
-      total += stack * steps * (4 * R * R * C + 2 * R**3)
+  for ((R, C), _), names in _stacks(matrices).items():
+    S = sum(matrices[name].stack_shape[0] for name in names)
+    total += orthogonalization.flops(math.ceil(S / devices), R, C, steps)
   return total

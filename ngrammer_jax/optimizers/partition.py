@@ -75,7 +75,7 @@ def make(
   labels: Any,
   memories: Sequence[NGramMemoryConfig] = (),
   decay_mask: Any = None,
-  matrices: Mapping[str, muon.MatrixAxes] | None = None,
+  matrices: Mapping[str, muon.Kernel] | None = None,
 ) -> optax.GradientTransformation:
   """Returns the optimizer: clipped gradients for dense weights, Adagrad for most n-gram tables.
 

@@ -146,10 +146,30 @@ class Programs:
   def compile(self, state: train_state.TrainState, segments: token_batch.Batch) -> None:
     """Compiles the call."""
     start_time = time.monotonic()
-    self._compiled = self.trace(state, segments).lower().compile()
+    traced = self.trace(state, segments)
+    self._compiled = traced.lower().compile()
     self.is_compiled = True
     capacity.warn_of_temporaries(self.abstract, self._compiled)
     logging.info('compiled in %s', progress.format_duration(time.monotonic() - start_time))
+    if self.matrices is not None:
+      share = self.muon_share(traced)
+      logging.info('muon: %.3g %% of the FLOPs of a step orthogonalise matrices', 100 * share)
+
+  def muon_share(self, traced: jax.stages.Traced) -> float:
+    """Returns the share of the FLOPs of a step that orthogonalise matrices, on one device.
+
+    Args:
+      traced: the call of many steps.
+    """
+    muon_config = self._config.optimizer.muon or experiment.MuonConfig()
+    with sharding.use(self.mesh):
+      orthogonalizing = muon.flops(self.matrices, muon_config.steps)
+    all_steps = flops.matrix_flops(
+      traced.jaxpr
+    )  # of a device for Muon, of all devices for the rest
+    step = all_steps / self._config.training.segments_per_call
+    on_device = orthogonalizing + (step - orthogonalizing) / self.mesh.size
+    return orthogonalizing / on_device
 
   def peak_bytes(self) -> int:
     """Returns the bytes of a device that the compiled call needs."""

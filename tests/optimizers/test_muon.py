@@ -15,7 +15,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config.mesh import MeshConfig
 from ngrammer_jax.models import language_model, model_variables
-from ngrammer_jax.optimizers import muon, partition, weight_decay
+from ngrammer_jax.optimizers import muon, orthogonalization, partition, weight_decay
 from ngrammer_jax.training import flops, loop, programs
 from tests import checks, conftest
 from tests.checks import bad_input, full, mesh_of
@@ -86,7 +86,9 @@ def test_it_equals_the_official_code(x64, dtype, tolerance):
     adam = 0.5 - 1e-3 * (t + 1)  # of gradients that are always 1
     np.testing.assert_allclose(params['embedding'], adam, rtol=1e-6)
   for i in range(2):
-    x = muon.orthogonalize(array[f'matrix/{i}'][None], experiment.MuonConfig())
+    x = orthogonalization.orthogonalize(
+      array[f'matrix/{i}'][None], experiment.MuonConfig(), orthogonalization.StackSharding()
+    )
     np.testing.assert_allclose(x[0], array[f'orthogonal/{i}'], rtol=0, atol=10 * tolerance)
 
 
@@ -197,10 +199,11 @@ def test_flops_are_those_of_the_products():
   params = {name: leaf for name, leaf in nn.unbox(boxed).items() if name != 'embedding'}
   transform = muon.scale_by_muon(experiment.MuonConfig(steps=3), matrices)
   jaxpr = jax.make_jaxpr(transform.update)(params, transform.init(params))
-  assert flops.matrix_flops(jaxpr) == muon.flops(params, matrices, 3) > 0
+  assert flops.matrix_flops(jaxpr) == muon.flops(matrices, 3) > 0
 
 
-def test_sharded_kernels_get_the_matrices_of_one_device(x64):
+def test_devices_share_whole_matrices(x64):
+  """Two stacks of sharded kernels on eight devices, with the results of one device."""
   mesh = mesh_of(2, 2, 2)
   rng = np.random.default_rng(0)
   kernels = [(('embed', 'mlp'), rng.normal(size=(8, 12))) for _ in range(4)]
@@ -215,7 +218,25 @@ def test_sharded_kernels_get_the_matrices_of_one_device(x64):
     update = jax.jit(transform.update, out_shardings=(shardings, None))
     compiled = update.lower(jax.device_put(params, shardings), transform.init(params)).compile()
     actual, _ = compiled(jax.device_put(params, shardings), transform.init(params))
+    on_a_device = muon.flops(matrices, 5)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), actual, expected)
+  products = re.findall(r'= f64\[([0-9,]+)\][^=]* dot\(', compiled.as_text())
+  assert set(products) == {'8,8', '8,12'}  # of whole matrices, one of each stack on a device
+  assert len(products) == 2 * 5 * 3
+  assert on_a_device == 2 * orthogonalization.flops(1, 8, 12, 5)
+
+
+def test_the_share_of_a_step_is_that_of_its_flops(tiny):
+  """A step with it less one without it."""
+  counted = {}
+  for algorithm in ('adam', 'muon'):
+    config = tiny(model={'layers': 1, 'ngram': None}, optimizer={'algorithm': algorithm})
+    run = programs.Programs(config, 64, mesh_of(1))
+    traced, _ = run.trace_program('train')
+    counted[algorithm] = flops.matrix_flops(traced.jaxpr)
+  share = 1 - counted['adam'] / counted['muon']
+  assert 0.01 < share < 0.5
+  assert run.muon_share(traced) == pytest.approx(share, rel=1e-9)
 
 
 @pytest.mark.full
