@@ -76,7 +76,10 @@ def check_applicable(run: runs.Run) -> None:
 
 def _gated_tables(run: runs.Run) -> list[lookups.NGramTable]:
   """Returns the tables whose rows pass a gate. Raises NotApplicable if there are none."""
-  gates = [table for table in lookups.ngram_tables(run) if table.module.options.join == 'gate']
+  gates = []
+  for memory in lookups.ngram_memories(run):
+    if memory.module.options.join == 'gate' and not memory.module.is_table:
+      gates.append(memory)
   if not gates:
     raise errors.NotApplicable(
       f'--workdir={run.workdir} has no gate: it needs model.ngram_memories with join="gate"'

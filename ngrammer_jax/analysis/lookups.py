@@ -100,15 +100,20 @@ class Lookups(NamedTuple):
       yield head, numbers[key], self.rows_TxI[:, i]
 
 
+def ngram_memories(run: runs.Run) -> list[NGramTable]:
+  """Returns all tables of n-grams of a run, also a shared one at each place that reads it."""
+  model = run.config.evaluation_model()
+  modules = memories.ngram_modules(model, run.vocabulary.size)
+  return [NGramTable(path, module) for path, module in modules]
+
+
 def ngram_tables(run: runs.Run) -> list[NGramTable]:
   """Returns all tables of n-grams of a run.
 
   Raises:
     BadInput: the model has none.
   """
-  model = run.config.evaluation_model()
-  modules = memories.ngram_modules(model, run.vocabulary.size)
-  tables = [NGramTable(path, module) for path, module in modules]
+  tables = [memory for memory in ngram_memories(run) if memory.module.has_table]
   if not tables:
     raise errors.NotApplicable(
       f'--workdir={run.workdir} has no n-gram memory: it needs model.ngram_memories or model.ngram'

@@ -135,7 +135,7 @@ def _changes(
 def _remove(run: runs.Run, memory: str) -> tuple[runs.Run, inference.Variables]:
   """Returns a run without a memory, and its variables."""
   memories = run.config.model.ngram_memories
-  remaining = [i for i in range(len(memories)) if ngram_memory.name(i) != memory]
+  remaining = [i for i, m in enumerate(memories) if ngram_memory.table_module(i, m) != memory]
   changes: dict[str, Any] = {'ngram_memories': tuple(memories[i] for i in remaining)}
   if len(remaining) == len(memories):  # it is the N-Grammer
     changes['ngram'] = None

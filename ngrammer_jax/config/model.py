@@ -10,6 +10,7 @@ from ngrammer_jax.config.attention import AttentionConfig, LayerType
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
 from ngrammer_jax.config.ngram import memory as ngram_memory
+from ngrammer_jax.config.ngram import shared_tables
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.persistent import PersistentConfig
@@ -230,9 +231,10 @@ class ModelConfig:
     for name in ('ngram', 'persistent', 'span'):
       if getattr(self, name) is not None:
         names.append(name)
-    for number in range(len(self.ngram_memories)):
+    for number, memory in enumerate(self.ngram_memories):
       names.append(ngram_memory.name(number))
-    return tuple(names)
+      names.append(ngram_memory.table_module(number, memory))
+    return tuple(dict.fromkeys(names))
 
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
@@ -247,6 +249,7 @@ class ModelConfig:
         block.check(self)
     for index, memory in enumerate(self.ngram_memories):
       memory.check(self, f'model.ngram_memories.{index}')
+    shared_tables.check(self.ngram_memories)
     if self.position == 'table':
       self._check_table()
     if self.kernel is not None:

@@ -4,6 +4,7 @@ B batch, T segment length, M memory, S = M + T keys, P tokens with a position: t
 of the segment, and of a segment memory.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from flax import struct
@@ -128,6 +129,8 @@ class Context:
     vocabulary: the embedding lookup.
     pair_BxNxT: the key that each query attends to most. A model sets it only after attention, for
       memories that need it.
+    table_rows: what the last P tokens look up in each table that memories share, by its name:
+      [B, P, I, E], with the tokens of the segment last (see `ngram.memory`).
     slots_BxT: the cache slot of each token (see `layers.attention.cache`). None, also in a model:
       no KV cache.
     keys: the keys of attention.
@@ -140,6 +143,7 @@ class Context:
   valid_BxT: jax.Array | None = None
   vocabulary: EmbeddingLookup | None = None
   pair_BxNxT: jax.Array | None = None
+  table_rows: Mapping[str, jax.Array] = struct.field(default_factory=dict)
   slots_BxT: jax.Array | None = None
   keys: Keys = Keys()
   positions: Positions = Positions()

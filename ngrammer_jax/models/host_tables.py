@@ -102,5 +102,5 @@ def _memories(
 ) -> Iterator[tuple[Path, NGramMemory]]:
   """Yields the path and the module of every memory with a table in host memory."""
   for path, memory in memories.ngram_modules(config, vocabulary_size):
-    if memory.options.table_memory == 'host':
+    if memory.options.table_memory == 'host' and memory.has_table:
       yield path, memory

@@ -22,6 +22,7 @@ from ngrammer_jax.config.ngram import memory as ngram_memory
 
 # The bias of each weight of an output layer.
 _BIAS_OF = {'embedding': 'bias', 'softmax_weight': 'softmax_bias', 'cluster_weight': 'cluster_bias'}
+_OF_NGRAMS = ('ngrammer', ngram_memory.PREFIX, ngram_memory.TABLE_PREFIX)
 _PROJECTIONS = ('projection', 'softmax_projection')
 _DISTANCES = ('content_bias', 'position_bias', 'distance_embedding', 'position')
 
@@ -32,7 +33,7 @@ def reinitialize(config: initial.InitialConfig, params: Any, key: jax.Array) -> 
 
   def reinitialize_leaf(path, leaf):
     names = path_names(path)
-    if any(name.startswith(('ngrammer', ngram_memory.PREFIX)) for name in names):
+    if any(name.startswith(_OF_NGRAMS) for name in names):
       return leaf
     leaf_key = jax.random.fold_in(key, zlib.crc32('/'.join(names).encode()))
     if config.recipe == 'transformer_xl':

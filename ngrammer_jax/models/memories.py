@@ -10,13 +10,17 @@ shape and dtype. It is detached (`stop_gradient`), and padding (`context.valid_B
 in it: any split of a stream into segments gives the same result as one pass. `slots` is the number
 of earlier tokens that attention keeps; None if it keeps none, and for a memory between blocks.
 
+A table that memories share has the same form: its y are the rows that it looks up, [B, P, I, E],
+which memories find in `context.table_rows`. The model applies it before the memories at the input.
+
 The config of a memory is a field of `ModelConfig` with `places(layers)`, see `config.place.Place`;
 or a tuple of such configs. MEMORIES makes the module.
 
-B batch, T segment length, D model width.
+B batch, T segment length, P tokens of attention, I rows that a token looks up, E width of a row, D
+model width.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -51,6 +55,11 @@ class PlacedMemory:
       stored as it is.
     needs_pairs: after attention, it reads `context.pair_BxNxT`.
     needs_embedding: its input must be the embedding, so it is the first memory at the input.
+    table: name of the shared table that it is, or that it reads. None: it has its own, or none.
+    keeps_rows: whether a memory in the values of attention reads this shared table, so that it
+      keeps the rows of the tokens of a segment memory.
+    alike: equal for memories in blocks that differ in their parameters alone, so that a scan may
+      apply their blocks. None: there is no other one like it.
   """
 
   name: str
@@ -60,6 +69,9 @@ class PlacedMemory:
   state_field: str | None = None
   needs_pairs: bool = False
   needs_embedding: bool = False
+  table: str | None = None
+  keeps_rows: bool = False
+  alike: Hashable = None
 
   @property
   def state_key(self) -> str:
@@ -145,12 +157,40 @@ def _ngram_memory(
 ) -> PlacedMemory:
   """Makes memory `number` of `model.ngram_memories`."""
   options = config.ngram_memories[number]
+  alike = None
+  if options.table is not None and not options.sliced:
+    alike = number
   return PlacedMemory(
     name=ngram_memory.name(number),
     place=place,
     make=_maker(options, config, place, dtype, vocabulary_size),
     needs_pairs=options.pairing == 'attended',
+    table=options.table,
+    alike=alike,
   )
+
+
+def _shared_tables(
+  config: ModelConfig, dtype: jnp.dtype, vocabulary_size: int | None
+) -> tuple[PlacedMemory, ...]:
+  """Makes the tables that memories of `model.ngram_memories` share, each from one of them."""
+  tables = {}
+  for number, options in enumerate(config.ngram_memories):
+    if options.table is None or options.table in tables:
+      continue
+    place = Place('input')
+    in_values = [
+      m for m in config.ngram_memories if m.table == options.table and m.point == 'values'
+    ]
+    make = _maker(options, config, place, dtype, vocabulary_size)
+    tables[options.table] = PlacedMemory(
+      name=ngram_memory.table_module(number, options),
+      place=place,
+      make=functools.partial(make, is_table=True),
+      table=options.table,
+      keeps_rows=bool(in_values),
+    )
+  return tuple(tables.values())
 
 
 def _maker(
@@ -184,15 +224,18 @@ class Memories(NamedTuple):
   """The memories of a model.
 
   Attributes:
+    tables: those that others share, which the model looks up before all else.
     between_blocks: those that the model applies, at its input and between blocks.
     in_blocks: those in each block.
   """
 
+  tables: tuple[PlacedMemory, ...]
   between_blocks: tuple[PlacedMemory, ...]
   in_blocks: tuple[tuple[PlacedMemory, ...], ...]
 
   def flatten(self) -> Iterator[PlacedMemory]:
     """Yields all of them."""
+    yield from self.tables
     yield from self.between_blocks
     for block_memories in self.in_blocks:
       yield from block_memories
@@ -216,14 +259,24 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
       if place.point not in POINTS or place.block not in range(config.layers):
         raise ValueError(f'{key}: {place} is not in a model of {config.layers} blocks')
       memories.append(make_at(config, place, dtype, vocabulary_size))
-  _check_names(memories)
+  tables = _shared_tables(config, dtype, vocabulary_size)
+  _check_names([*tables, *memories])
   _check_embedding(memories)
   between_blocks = tuple(memory for memory in memories if memory.is_between_blocks)
   in_blocks = [[] for _ in range(config.layers)]
   for memory in memories:
     if not memory.is_between_blocks:
       in_blocks[memory.place.block].append(memory)
-  return Memories(between_blocks, tuple(tuple(block) for block in in_blocks))
+  return Memories(tables, between_blocks, tuple(tuple(block) for block in in_blocks))
+
+
+def are_alike(memories: Sequence[PlacedMemory], others: Sequence[PlacedMemory]) -> bool:
+  """Whether the memories of two blocks differ in their parameters alone.
+
+  A block is like itself if its memories have no variables but parameters.
+  """
+  kinds = [memory.alike for memory in memories]
+  return None not in kinds and kinds == [memory.alike for memory in others]
 
 
 def _check_names(memories: list[PlacedMemory]) -> None:
@@ -277,7 +330,10 @@ def empty_states(memories: Iterable[PlacedMemory], batch: int, slots: int | None
 def ngram_modules(
   config: ModelConfig, vocabulary_size: int | None = None
 ) -> Iterator[tuple[tuple[str, ...], NGramMemory]]:
-  """Yields the path of every n-gram memory in the collections, and its module without variables."""
+  """Yields the path of every n-gram memory in the collections, and its module without variables.
+
+  Of memories that share a table, the table comes first; these have no table of their own.
+  """
   for memory in make(config, vocabulary_size).flatten():
     module = memory.make(parent=None)
     if isinstance(module, NGramMemory):

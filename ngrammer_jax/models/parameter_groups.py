@@ -1,6 +1,7 @@
 """Groups of the parameters of a model, by their names: what can be frozen, or has its own rate.
 
-A group is `embedding`, `blocks`, `head`, or the name of a memory wherever it is in the model.
+A group is `embedding`, `blocks`, `head`, or the name of a memory wherever it is in the model, or of
+a shared table.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,7 @@ def memory_of(name: str) -> str | None:
   """Returns the name of the module of a memory that a parameter is in; None: it is in none."""
   keys = name.split('/')
   for i, key in enumerate(keys):
-    if key in MODULES or key.startswith(ngram_memory.PREFIX):
+    if key in MODULES or key.startswith((ngram_memory.PREFIX, ngram_memory.TABLE_PREFIX)):
       return '/'.join(keys[: i + 1])
   return None
 

@@ -92,8 +92,9 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     super().setup()  # first: initial values depend on the order of the parameters
     placed = memories.make(c, self.vocabulary_size)
+    self.tables = placed.tables
     self.between_blocks = placed.between_blocks
-    for memory in self.between_blocks:
+    for memory in (*self.tables, *self.between_blocks):
       setattr(self, memory.name, memory.make())
     self.layer_types = c.layer_types()
     self.layers_in_a_scan = layer_runs.layers_in_a_scan(c.scan_layers, c.layers)
@@ -118,16 +119,21 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       cache_slots: number of slots of the KV cache, for evaluation and decoding. 0 for training,
         where a segment memory stores the inputs of the layers.
 
-    Keys: `document` int32 [B], document number of the last token; the states of the memories
-    between blocks (see `models.memories`); the earlier tokens, `cache` (`CacheSlots`) or `recent`
-    (`layers.context.RecentTokens`); `layers`, the memory of each block (see
-    `block.empty_memory`); and in training with dynamic spans, `spans`, those of the last segment by
-    layer (`layers.attention.span.Spans`).
+    Keys: `document` int32 [B], document number of the last token; the states of the shared tables
+    and of the memories between blocks (see `models.memories`); the earlier tokens, `cache`
+    (`CacheSlots`) or `recent` (`layers.context.RecentTokens`); `layers`, the memory of each block
+    (see `block.empty_memory`); and in training with dynamic spans, `spans`, those of the last
+    segment by layer (`layers.attention.span.Spans`).
     """
     c = self.config
     placed = memories.make(c)
     memory: Memory = {'document': jnp.zeros((batch,), jnp.int32)}
     memory |= memories.empty_states(placed.between_blocks, batch)
+    for table_memory in placed.tables:
+      slots = None
+      if table_memory.keeps_rows and c.memory is not None and not cache_slots:
+        slots = c.memory.length
+      memory |= table_memory.empty_state(batch, slots)
     if cache_slots:
       name = 'cache'
       sinks = 0 if c.memory is None else c.memory.sinks
@@ -245,13 +251,20 @@ class TransformerLM(embedding_and_head.VocabularyModel):
   ) -> tuple[jax.Array, contexts.Context, Memory]:
     """Embeds tokens, applies the memories at the input and adds absolute positions.
 
-    Returns [B, T, D], the context with the embedding lookup, and the next states of the memories.
+    Returns [B, T, D], the context with all lookups, and the next states of tables and memories.
     """
     x_BxTxD, vocabulary = self.embed(tokens_BxT)
     context = context.replace(vocabulary=vocabulary)
+    table_rows = {}
+    table_states = {}
+    for placed in self.tables:
+      module = getattr(self, placed.name)
+      table_rows[placed.table], state = placed.apply(module, x_BxTxD, context, memory)
+      table_states |= state
+    context = context.replace(table_rows=table_rows)
     x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, context, memory)
     x_BxTxD = self._add_positions(x_BxTxD, context.positions.position_BxP)
-    return x_BxTxD, context, states
+    return x_BxTxD, context, table_states | states
 
   def _type_contexts(
     self, context: contexts.Context, prefix_BxT: jax.Array | None
@@ -384,7 +397,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     """Returns the runs of layers. Memories of layers and memories between layers split them."""
     splits = set()
     for number, (before, layer) in enumerate(itertools.pairwise(self.layer), 1):
-      if layer.placed_memories != before.placed_memories:
+      if not memories.are_alike(layer.placed_memories, before.placed_memories):
         splits.add(number)
     for placed in self.between_blocks:
       if placed.place.point == 'after_block':
@@ -424,8 +437,9 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     layer_types = self.layer_types[run.layers]
     is_scanned = self.layers_in_a_scan > 0 and run.can_scan
     is_jitted = self.jit_layers and not self.is_mutable_collection('intermediates')
-    # Memories may have codebooks.
-    has_variables = bool(self.layer[run.first].placed_memories) or self.is_initializing()
+    placed_memories = self.layer[run.first].placed_memories
+    has_parameters_only = memories.are_alike(placed_memories, placed_memories)
+    has_variables = not has_parameters_only or self.is_initializing()
     if has_variables or not (is_scanned or is_jitted):
       layers = []
       for layer, layer_type in zip(self.layer[run.layers], layer_types, strict=True):
@@ -438,7 +452,8 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     make_block = self._block_class(is_scanned)
 
     def make_apply(layer_type: LayerType) -> Callable[..., tuple[jax.Array, LayerResult]]:
-      layer = make_block(self.config, self.dtype, (), layer_type.score_divisor, parent=None)
+      divisor = layer_type.score_divisor
+      layer = make_block(self.config, self.dtype, placed_memories, divisor, parent=None)
       return functools.partial(_apply_unbound, layer, type_contexts[layer_type])
 
     if is_scanned:

@@ -26,8 +26,8 @@ def labels(
   """Returns the label of every parameter.
 
   `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
-  memory (see `models.memories`) if it has an optimizer of its own. `frozen` if it is not
-  trained.
+  memory (see `models.memories`) or shared table if it has an optimizer of its own. `frozen` if it
+  is not trained.
 
   Args:
     params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
@@ -60,7 +60,7 @@ def table_optimizers(memories: Sequence[NGramMemoryConfig]) -> dict[str, str]:
   optimizers = {TABLE: 'adagrad'}
   for i, memory in enumerate(memories):
     if has_own_optimizer(memory):
-      optimizers[ngram_memory.name(i)] = memory.optimizer
+      optimizers[ngram_memory.table_module(i, memory)] = memory.optimizer
   return optimizers
 
 
@@ -99,7 +99,7 @@ def make(
   }
   for i, memory in enumerate(memories):
     if has_own_optimizer(memory):
-      optimizers[ngram_memory.name(i)] = tables.make(
+      optimizers[ngram_memory.table_module(i, memory)] = tables.make(
         memory.optimizer, config, fraction, memory.learning_rate_factor
       )
 

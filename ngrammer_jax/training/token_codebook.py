@@ -26,7 +26,7 @@ def fill(
   """
   compressed = {}
   for path, module in memories.ngram_modules(config, vocabulary.size):
-    if module.options.key == 'compressed':
+    if module.options.key == 'compressed' and module.has_table:
       compressed[path] = module
   if not compressed:
     return codebook

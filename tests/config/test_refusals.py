@@ -553,12 +553,58 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.preset=None',
     "MEMORY.join='gate' needs MEMORY.layers, which is (): set MEMORY.layers; a gate is in "
-    'blocks, such as layers=(1,); a sum or a mean is at the input, layers=()',
+    'blocks, such as layers=(1,); a mean is at the input, layers=()',
+  ),
+  (
+    'MEMORY.join=mean MEMORY.layers=(1,) MEMORY.width=256',
+    "MEMORY.join='mean' is not for MEMORY.layers=(1,), but for (): use 'gate'; a gate is in "
+    'blocks, such as layers=(1,); a mean is at the input, layers=()',
   ),
   (
     'MEMORY.join=sum MEMORY.layers=(1,)',
-    "MEMORY.join='sum' is not for MEMORY.layers=(1,), but for (): use 'gate'; a gate is in "
-    'blocks, such as layers=(1,); a sum or a mean is at the input, layers=()',
+    "MEMORY.width=64 must equal model.width=256 for MEMORY.join='sum' and "
+    'MEMORY.projection=False: use 256, or another model.width; with projection=True rows may '
+    'have any width',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.factor=0.1',
+    "MEMORY.factor=0.1 is not for MEMORY.join='gate', but for sum: use None",
+  ),
+  (
+    'MEMORY.every_block=True',
+    'MEMORY.every_block=True needs MEMORY.table, which is None: set MEMORY.table, or use False; '
+    'all blocks read one table',
+  ),
+  (
+    'MEMORY.every_block=True MEMORY.layers=(1,) MEMORY.table=grams',
+    'MEMORY.every_block=True is not for MEMORY.layers=(1,), but for (): use False; all blocks read '
+    'one table',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.sliced=True',
+    'MEMORY.sliced=True needs MEMORY.table, which is None: set MEMORY.table, or use False',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.table=grams MEMORY.key=clusters',
+    "MEMORY.table='grams' is not for MEMORY.key='clusters', but for tokens, compressed, bytes: use "
+    'None',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.table=2-grams',
+    "MEMORY.table='2-grams' must be a name of small letters, digits and underscores, such as "
+    "'bigrams'",
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.table=grams model.ngram_memories.1.layers=(2,) '
+    'model.ngram_memories.1.table=grams model.ngram_memories.1.width=32',
+    "model.ngram_memories.1.width=32 must equal MEMORY.width=64: both read the table 'grams'; use "
+    '64, or another name of the table',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.table=grams MEMORY.sliced=True model.ngram_memories.1.layers=(2,) '
+    'model.ngram_memories.1.table=grams',
+    "model.ngram_memories.1.table='grams' is the table of MEMORY too, but rows with slices are for "
+    'the layers of one memory: use sliced=False, or another name',
   ),
   (
     'MEMORY.join=mean',

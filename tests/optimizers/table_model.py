@@ -63,6 +63,8 @@ class Model(nn.Module):
 class MemoryConfig:
   """The optimizer of a memory."""
 
+  table = None
+
   def __init__(self, optimizer='adagrad', learning_rate_factor=None):
     self.optimizer, self.learning_rate_factor = optimizer, learning_rate_factor
 

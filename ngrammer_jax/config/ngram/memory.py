@@ -38,12 +38,14 @@ BYTE_IDS = 260  # 4 special ids, then the bytes
 
 POINTS_IN_MODEL = ('before_attention', 'after_attention', 'after_block')
 PREFIX = 'ngram_memory_'  # of the name of a memory
+TABLE_PREFIX = 'ngram_table_'  # of the name of a shared table
 
 _GATE = {'join': ('gate',)}
 _SUM = {'join': ('sum', 'mean')}
 _CLUSTERS = {'key': CLUSTER_KEYS}
-_AT_INPUT = {'layers': ((),)}
-_PER_HEAD_IN_BLOCKS = {'layers': (ANY,), 'join': PER_HEAD_JOINS}
+_TEXT_KEYS = (*TOKEN_KEYS, 'bytes')
+_PER_HEAD = {'join': PER_HEAD_JOINS}
+_IN_BLOCKS = 'a gate is in blocks, such as layers=(1,); a mean is at the input, layers=()'
 
 
 def exchange_field() -> Any:
@@ -71,8 +73,8 @@ class NGramMemoryConfig:
     'gate',
     'how rows are joined with the hidden states',
     choices=JOINS,
-    needs={'gate': {'layers': (ANY,)}, 'sum': _AT_INPUT, 'mean': _AT_INPUT},
-    reason='a gate is in blocks, such as layers=(1,); a sum or a mean is at the input, layers=()',
+    needs={'mean': {'layers': ((),), 'every_block': (False,)}},
+    reason=_IN_BLOCKS,
   )
   layers: tuple[int, ...] = field(
     (),
@@ -81,11 +83,29 @@ class NGramMemoryConfig:
     only_for={'recurrent': (None,)},
     relations=(less_than('model.layers'),),
   )
+  every_block: bool = field(
+    False,
+    'in all blocks, in place of `layers`',
+    only_for={'layers': ((),), 'recurrent': (None,)},
+    needs={True: {'table': (ANY,)}},
+    reason='all blocks read one table',
+  )
   point: str = field(
     'before_attention',
     'where in these blocks it acts',
     choices=POINTS_IN_MODEL,
-    needs={'after_attention': _PER_HEAD_IN_BLOCKS, 'after_block': _PER_HEAD_IN_BLOCKS},
+    needs={'after_attention': _PER_HEAD, 'after_block': _PER_HEAD},
+  )
+  table: str | None = field(
+    None,
+    'name of one table for all layers and all memories that name it; None: one for each layer',
+    may_be_empty=False,
+    only_for={'key': _TEXT_KEYS, 'recurrent': (None,)},
+  )
+  sliced: bool = field(
+    False,
+    'rows of the shared table have `width` values for each layer, which reads its own',
+    needs={True: {'table': (ANY,), 'layers': (ANY,)}},
   )
   orders: tuple[int, ...] = field((2, 3), 'n of n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER)
   heads: int = field(
@@ -191,6 +211,12 @@ class NGramMemoryConfig:
     'none', 'multiply the result by D^(1/2), or normalise it', choices=AMPLIFICATIONS, only_for=_SUM
   )
 
+  factor: float | None = field(
+    None,
+    'initial value of a learned factor of the sum in each layer; None: no factor',
+    only_for={'join': ('sum',)},
+  )
+
   start: str | None = start_field()
   optimizer: str = field('adagrad', 'optimizer of the tables', choices=OPTIMIZERS)
   # None: 1 for both Adagrads, which have their own learning rate; 5 for the others, as in Engram.
@@ -203,7 +229,7 @@ class NGramMemoryConfig:
     'memory that holds the tables',
     choices=TABLE_MEMORIES,
     free_on_resume=True,
-    only_for={'key': (*TOKEN_KEYS, 'bytes'), 'optimizer': HOST_OPTIMIZERS},
+    only_for={'key': _TEXT_KEYS, 'optimizer': HOST_OPTIMIZERS},
     reason='rows are looked up before the step, and only those are updated',
   )
   table_dtype: str = field('float32', 'dtype of the tables', choices=('float32', 'bfloat16'))
@@ -219,8 +245,15 @@ class NGramMemoryConfig:
 
   def places(self, layers: int) -> tuple[Place, ...]:
     """Returns the places of the memory in a model with this number of blocks."""
-    del layers
-    return tuple(Place(self.point, block) for block in self.layers) or (Place('input'),)
+    blocks = self.layers
+    if self.every_block:
+      blocks = range(layers)
+    return tuple(Place(self.point, block) for block in blocks) or (Place('input'),)
+
+  @property
+  def is_in_blocks(self) -> bool:
+    """Whether it acts in blocks, rather than at the input."""
+    return bool(self.layers) or self.every_block
 
   def start_id(self, vocabulary_size: int | None) -> int | None:
     """Returns the id that is read in place of those before a boundary."""
@@ -229,6 +262,24 @@ class NGramMemoryConfig:
     if self.fill_id is None:
       return self.eos_id
     return self.fill_id
+
+  @property
+  def starts_at_zero(self) -> bool:
+    """Whether all tables are 0 at the start."""
+    return self.deviation == 0 and self.table_initial == 'normal'
+
+  @property
+  def table_width(self) -> int:
+    """Values of a row of the table, with those of all layers if it is sliced."""
+    if self.sliced:
+      return self.width * len(self.layers)
+    return self.width
+
+  def table_index(self, block: int) -> int:
+    """Returns which of the tables is read in a block, from 0."""
+    if self.table is not None:
+      return 0
+    return self.index(block)
 
   def index(self, block: int) -> int:
     """Returns which of the layers of the memory a block is, from 0; 0 for a memory at the input.
@@ -251,13 +302,17 @@ class NGramMemoryConfig:
     return vocabulary_size
 
   def hashes(self, vocabulary_size: int) -> tuple[ngram_hashes.NumpyHash, ...]:
-    """Returns the hash of each layer, with the rows of each head, see `sizes.table_sizes`.
+    """Returns the hash of each table, with the rows of each head, see `sizes.table_sizes`.
+
+    There is one table for each layer, or a single one that is shared.
 
     Raises:
       ValueError: sizes that no table or no hash of this kind can have.
     """
     num_ids = self.num_ids(vocabulary_size) + self.distinct_start
-    layers = self.layers or (0,)
+    layers = self.layers
+    if self.table is not None or not layers:
+      layers = (0,)
     sizes = ngram_sizes.table_sizes(
       self.row_rule, self.rows, self.orders, self.heads, num_ids, len(layers)
     )
@@ -271,7 +326,7 @@ class NGramMemoryConfig:
     return tuple(hashes)
 
   def table_rows(self, vocabulary_size: int) -> tuple[int, ...]:
-    """Returns the rows of the table of each layer, a multiple of `row_multiple`."""
+    """Returns the rows of each table, a multiple of `row_multiple`."""
     padded_rows = []
     for ngram_hash in self.hashes(vocabulary_size):
       rows = sum(map(sum, ngram_hash.sizes))
@@ -314,9 +369,18 @@ class NGramMemoryConfig:
 
   def _check_places(self, path: str) -> None:
     """Raises BadInput for blocks that the memory cannot be in."""
+    if not self.is_in_blocks and self.join == 'gate':
+      raise errors.BadInput(
+        f"{path}.join='gate' needs {path}.layers, which is (): set {path}.layers; {_IN_BLOCKS}"
+      )
+    if not self.is_in_blocks and self.point != 'before_attention':
+      raise errors.BadInput(
+        f'{path}.point={self.point!r} needs {path}.layers, which is (): set {path}.layers, or use '
+        f"'before_attention'"
+      )
     if len(set(self.layers)) < len(self.layers):
       raise errors.BadInput(f'{path}.layers={self.layers} has a block twice: use it once')
-    if self.point == 'after_block' and len(self.layers) > 1:
+    if self.point == 'after_block' and (len(self.layers) > 1 or self.every_block):
       raise errors.BadInput(
         f'{path}.layers={self.layers}: a memory with {path}.point="after_block" is in one block; '
         f'use one memory for each block'
@@ -354,3 +418,13 @@ class NGramMemoryConfig:
 def name(number: int) -> str:
   """Returns the name of memory `number` of a model: of its parameters, and of its optimizer."""
   return f'{PREFIX}{number}'
+
+
+def table_module(number: int, memory: NGramMemoryConfig) -> str:
+  """Returns the name of the module with the tables of memory `number`, and of their optimizer.
+
+  It is the name of the memory, or that of its shared table.
+  """
+  if memory.table is None:
+    return name(number)
+  return TABLE_PREFIX + memory.table

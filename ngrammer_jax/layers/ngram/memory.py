@@ -14,10 +14,17 @@
 | N-Grammer (Roy et al. 2022) | clusters | praxis | concat |
 
 With `start='neutral'` a model starts as it is without the memory: the values of a gate start at 0,
-see `gate`, and every other join m becomes y = x + g (m(x) - x) with a learned vector g from 0.
+see `gate`, and every other join m becomes y = x + g (m(x) - x) with a learned vector g from 0. A
+gate or a sum of a table that starts at 0 is neutral as it is, and would learn nothing if the gate
+started at 0 too.
+
+A shared table (`table='name'`) is a module of its own, with `is_table`: it is looked up once in a
+segment, and memories read its rows from the context. It remembers which rows the last M tokens
+looked up, for memories that read theirs too.
 
 B batch, T segment length, D model width, G branches of the residual stream, N places of the longest
-n-gram, K heads of an order, I = orders x K, E width of a looked-up vector, R earlier tokens.
+n-gram, K heads of an order, I = orders x K, E width of a looked-up vector, R earlier tokens, M
+earlier tokens that attention keeps, P = M + T.
 """
 
 import dataclasses
@@ -52,6 +59,7 @@ from ngrammer_jax.layers.state import State
 # Ids of BLT: a byte plus 4, and 1 before a document.
 BYTE_OFFSET = 4
 DOCUMENT_START = 1
+NO_ROW = -1  # of a token that does not exist
 
 
 class NGramMemory(nn.Module):
@@ -72,6 +80,8 @@ class NGramMemory(nn.Module):
       once for all heads, which have the same ids if these are of tokens. None: K with clusters,
       else 1. The N-Grammer layer stores K in both cases.
     is_at_embedding: whether the input is the embedding, which the quantiser may then read.
+    is_table: whether it is a shared table: it returns the rows that are looked up, [B, P, I, E], in
+      place of y.
   """
 
   options: NGramMemoryConfig
@@ -82,20 +92,26 @@ class NGramMemory(nn.Module):
   dtype: jnp.dtype = jnp.float32
   id_columns: int | None = None
   is_at_embedding: bool = False
+  is_table: bool = False
 
   def empty_state(self, batch: int, slots: int | None = None) -> State | None:
-    """Returns the state before the first segment, None for 1-grams without a convolution.
+    """Returns the state before the first segment, None if there is nothing to remember.
 
     Keys: `window`, see `windows.Windows`, or `ids`, see `pairs.AttendedPairs`; with a convolution,
-    its last inputs `rows` [B, R', G, D] and the `position` of the next token, int32 [B].
+    its last inputs `rows` [B, R', G, D] and the `position` of the next token, int32 [B]; of a
+    shared table, the rows that the last M = slots tokens looked up, `looked_up` int32 [B, M, I].
     """
     if self._is_paired:
       return self._pairs().empty_state(batch, self.options.heads, slots)
-    columns = self.options.heads if self.has_clusters else 1
-    window = self.windows().empty_state(batch, self.id_columns or columns)
     state = {}
-    if window is not None:
-      state['window'] = window
+    if self.has_table:
+      columns = self.options.heads if self.has_clusters else 1
+      window = self.windows().empty_state(batch, self.id_columns or columns)
+      if window is not None:
+        state['window'] = window
+    if self.is_table and slots:
+      lookups = len(self.options.orders) * self.options.heads
+      state['looked_up'] = jnp.full((batch, slots, lookups), NO_ROW, jnp.int32)
     convolution = self._convolution()
     if convolution is not None:
       shape = (batch, convolution.rows, self.branches, self.width)
@@ -124,24 +140,26 @@ class NGramMemory(nn.Module):
   @nn.compact
   def join_with_ids(
     self, x: jax.Array, context: Context, state: State | None = None
-  ) -> tuple[jax.Array, State | None, jax.Array]:
+  ) -> tuple[jax.Array, State | None, jax.Array | None]:
     """Returns what `__call__` returns, and the ids that the n-grams of this segment are made of.
 
     They are the key of each token, int32 [B, T, K], or [B, T, 1] if all heads have the same (see
-    `id_columns`): cluster ids, token ids, classes of tokens or bytes.
+    `id_columns`): cluster ids, token ids, classes of tokens or bytes. None without a table.
     """
     self._check_inputs(x, context)
     if state is None:
       state = self.empty_state(len(x))
-    ids_BxTxK = self._ids(x, context)
-    if self._is_paired:
-      ngrams = self._pairs()(ids_BxTxK, context, state)
-      next_state = {}
+    ids_BxTxK = None
+    if self.has_table:
+      ids_BxTxK = self._ids(x, context)
+      e_BxTxIxE, next_state = self._look_up(ids_BxTxK, context, state)
     else:
-      ngrams, next_state = self._window_ngrams(ids_BxTxK, context, state)
-    e_BxTxIxE = self._look_up(ngrams)
+      e_BxTxIxE = self._shared_rows(context)
+      next_state = {}
     if self._records_values:  # nothing else is asked for
       return x, next_state or None, ids_BxTxK
+    if self.is_table:
+      return e_BxTxIxE, next_state or None, ids_BxTxK
     if self.options.join in PER_HEAD_JOINS:
       heads_BxTxKxH = x.reshape(*x.shape[:2], self.options.heads, -1)
       y = per_head.combine(heads_BxTxKxH, e_BxTxIxE, self.options.join, self.dtype)
@@ -151,13 +169,20 @@ class NGramMemory(nn.Module):
       e_BxTxIxE = self._without_padding(e_BxTxIxE.astype(self.dtype), context)
       y, convolution_state = self._join(x, e_BxTxIxE, context, state)
       next_state |= convolution_state
-    if self.options.start == 'neutral' and self.options.join != 'gate':
+    if self.options.start == 'neutral' and not self._is_neutral():
       zeros = axis_names.with_axis_names(nn.initializers.zeros, (None,))
       g_D = self.param('mix', zeros, (self.width,), self._wide_dtype)
       y = x + g_D.astype(self.dtype) * (y - x)
     if self._is_paired:
       next_state = self._pairs().advance(ids_BxTxK, context, state, after_BxTxD=y)
     return y, next_state or None, ids_BxTxK
+
+  def _is_neutral(self) -> bool:
+    """Whether its join starts as the identity, without a vector g."""
+    o = self.options
+    if o.join == 'gate':
+      return True
+    return o.join == 'sum' and o.amplification == 'none' and o.starts_at_zero
 
   def _check_inputs(self, x: jax.Array, context: Context) -> None:
     """Raises the errors of `__call__`."""
@@ -179,6 +204,7 @@ class NGramMemory(nn.Module):
         f'branches={self.branches} of width={self.width}'
       )
     needs_tokens = not self.has_clusters or self.options.boundary == 'eos_id'
+    needs_tokens &= self.has_table
     if needs_tokens and context.tokens_BxT is None:
       raise ValueError('a memory of n-grams needs context.tokens_BxT')
     if needs_tokens:
@@ -205,21 +231,63 @@ class NGramMemory(nn.Module):
       return ngrams, {}
     return ngrams, {'window': window}
 
-  def _look_up(self, ngrams: list[jax.Array]) -> jax.Array:
-    """Returns the vectors of all n-grams [B, T, I, E].
+  def _look_up(
+    self, ids_BxTxK: jax.Array, context: Context, state: State | None
+  ) -> tuple[jax.Array, State]:
+    """Returns the vectors of all n-grams [B, T, I, E], and the next state.
+
+    Of a shared table that remembers rows, those of the tokens before come first, [B, P, I, E].
+    """
+    if self._is_paired:
+      ngrams = self._pairs()(ids_BxTxK, context, state)
+      next_state = {}
+    else:
+      ngrams, next_state = self._window_ngrams(ids_BxTxK, context, state)
+    rows_BxTxI = self._rows(ngrams)
+    if state is not None and 'looked_up' in state:
+      before_BxMxI = state['looked_up']
+      next_state['looked_up'] = cache.keep_last(before_BxMxI, rows_BxTxI, context.valid_BxT)
+      rows_BxTxI = jnp.concatenate([before_BxMxI, rows_BxTxI], axis=1)
+    return self._vectors(rows_BxTxI), next_state
+
+  def _rows(self, ngrams: list[jax.Array]) -> jax.Array:
+    """Returns the rows of n-grams in their heads, int32 [B, T, I].
 
     The intermediate `lookup` has the `ids` [B, T, 1 or K] at each place and the `rows` [B, T, I].
     """
     keys, multipliers = self._keys(ngrams)
     rows_BxTxI = checkpoint_name(self.ngram_hash()(keys, multipliers), 'memory')
     self.sow('intermediates', 'lookup', {'ids': keys, 'rows': rows_BxTxI})
+    return rows_BxTxI
+
+  def _vectors(self, rows_BxTxI: jax.Array) -> jax.Array:
+    """Returns the vectors in the rows of each head, [B, T, I, E]; zeros for NO_ROW."""
     sizes_I = np.array(self.ngram_hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
-    e_BxTxIxE = self._table_rows(rows_BxTxI + first_I)
+    e_BxTxIxE = self._table_rows(jnp.maximum(rows_BxTxI, 0) + first_I)
+    if self.is_table:
+      e_BxTxIxE = jnp.where((rows_BxTxI == NO_ROW)[..., None], 0, e_BxTxIxE)
     if self.options.untrained_row is None:
       return e_BxTxIxE
     is_trained_BxTxIx1 = (rows_BxTxI != self.options.untrained_row)[..., None]
     return jnp.where(is_trained_BxTxIx1, e_BxTxIxE, jax.lax.stop_gradient(e_BxTxIxE))
+
+  def _shared_rows(self, context: Context) -> jax.Array:
+    """Returns the vectors of the segment in the shared table, or its slice of them, [B, T, I, E].
+
+    Raises:
+      ValueError: they are not in the context.
+    """
+    name = self.options.table
+    if name not in context.table_rows:
+      raise ValueError(f'a memory of the shared table {name!r} needs context.table_rows[{name!r}]')
+    T = context.tokens_BxT.shape[1]
+    e_BxTxIxE = context.table_rows[name][:, -T:]
+    if not self.options.sliced:
+      return e_BxTxIxE
+    E = self.options.width
+    first = E * self.options.index(self.block)
+    return e_BxTxIxE[..., first : first + E]
 
   def _without_padding(self, array_BxTx: jax.Array, context: Context) -> jax.Array:
     """Returns an array with zeros at padding."""
@@ -238,6 +306,7 @@ class NGramMemory(nn.Module):
     join = token_sum.TokenSum(
       is_mean=self.options.join == 'mean',
       is_projected=self.options.projection,
+      factor=self.options.factor,
       amplification=self.options.amplification,
       dtype=self.dtype,
       name='sum',
@@ -302,7 +371,7 @@ class NGramMemory(nn.Module):
       kind=o.gate,
       zero_score=o.zero_score,
       dtype=self.dtype,
-      is_neutral=o.start == 'neutral',
+      is_neutral=o.start == 'neutral' and not o.starts_at_zero,
       name='gate',
     )
     e_BxTxM = e_BxTxIxE.reshape(*e_BxTxIxE.shape[:2], -1)
@@ -337,7 +406,7 @@ class NGramMemory(nn.Module):
         self._table(),
         rows_BxTxI,
         exchange=self.options.exchange,
-        width=self.options.width,
+        width=self.options.table_width,
       )
       return checkpoint_name(values_BxTxIxE, 'memory')
     if self.has_variable(table.VALUES, 'table') and not self._records_values:
@@ -388,7 +457,7 @@ class NGramMemory(nn.Module):
 
   def ngram_hash(self) -> hashing.NGramHash:
     """Returns the hash of this layer, with the rows of each head."""
-    numpy_hash = self.options.hashes(self.vocabulary_size)[self.options.index(self.block)]
+    numpy_hash = self.options.hashes(self.vocabulary_size)[self.options.table_index(self.block)]
     return hashing.NGramHash(**vars(numpy_hash))
 
   def class_hash(self, classes_V: np.ndarray) -> hashing.NGramHash:
@@ -398,7 +467,12 @@ class NGramMemory(nn.Module):
   def table_shape(self) -> tuple[int, int]:
     """Returns the rows and the width of the table of this layer."""
     rows = self.options.table_rows(self.vocabulary_size)
-    return rows[self.options.index(self.block)], self.options.width
+    return rows[self.options.table_index(self.block)], self.options.table_width
+
+  @property
+  def has_table(self) -> bool:
+    """Whether it has the table that it reads: it is not one of several that share a table."""
+    return self.options.table is None or self.is_table
 
   @property
   def _records_values(self) -> bool:
@@ -437,7 +511,7 @@ class NGramMemory(nn.Module):
   def _convolution(self) -> gate.Convolution | None:
     """Returns the options of the convolution of a gate; None without one."""
     o = self.options
-    if o.join != 'gate' or not o.convolution:
+    if self.is_table or o.join != 'gate' or not o.convolution:
       return None
     return gate.Convolution(
       taps=o.convolution, dilation=max(o.orders), epsilon=o.convolution_epsilon

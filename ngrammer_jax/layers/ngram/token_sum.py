@@ -1,8 +1,9 @@
 """N-gram vectors added to the token embedding: BLT, Over-Encoding and LongCat.
 
-  y = x + sum_i W_i e_i   ('sum'),   the same divided by 1 + I   ('mean'),
+  y = x + f sum_i W_i e_i   ('sum'),   the same divided by 1 + I   ('mean'),
 
-with the vector e_i of each of I orders and heads, and W_i the identity if nothing is projected.
+with the vector e_i of each of I orders and heads, and W_i the identity if nothing is projected. f
+is 1, or a learned number, as for the n-grams of the modded-nanogpt speedrun in every block.
 
 B batch, T segment length, D model width, I = orders x heads, E width of a vector.
 """
@@ -21,6 +22,7 @@ class TokenSum(nn.Module):
   Attributes:
     is_mean: divides by the number of summands.
     is_projected: whether every e_i has a projection of its own. If not, E = D.
+    factor: initial value of f. None: f is 1.
     amplification: `none`; `sqrt_width`: multiplies the result by the square root of D; `norm`:
       normalises the result.
     dtype: dtype of the output.
@@ -28,6 +30,7 @@ class TokenSum(nn.Module):
 
   is_mean: bool = False
   is_projected: bool = False
+  factor: float | None = None
   amplification: str = 'none'
   dtype: jnp.dtype = jnp.float32
 
@@ -52,6 +55,10 @@ class TokenSum(nn.Module):
       sum_BxTxD = e_BxTxIxE.sum(axis=-2)
     else:
       raise ValueError(f'n-gram vectors of width {E} are added to embeddings of width {D}: project')
+    if self.factor is not None:
+      init = axis_names.with_axis_names(nn.initializers.constant(self.factor), ())
+      wide = jnp.promote_types(self.dtype, jnp.float32)
+      sum_BxTxD = self.param('factor', init, (), wide).astype(self.dtype) * sum_BxTxD
     y_BxTxD = x_BxTxD + sum_BxTxD
     if self.is_mean:
       y_BxTxD = y_BxTxD / (1 + count)

@@ -1,0 +1,77 @@
+"""Rules for the n-gram memories that read one table."""
+
+from collections.abc import Sequence
+import re
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.formatting import format_value
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+
+# What memories that share a table must agree on: all that says what is looked up, and how it is
+# trained. How rows are joined with the hidden states is up to each of them.
+TABLE_FIELDS = (
+  'key',
+  'hash',
+  'orders',
+  'heads',
+  'rows',
+  'row_rule',
+  'row_multiple',
+  'width',
+  'deviation',
+  'table_initial',
+  'untrained_row',
+  'seed',
+  'boundary',
+  'eos_id',
+  'fill_id',
+  'distinct_start',
+  'displacement',
+  'optimizer',
+  'learning_rate_factor',
+  'exchange',
+  'table_memory',
+  'table_dtype',
+)
+
+
+def check(memories: Sequence[NGramMemoryConfig]) -> None:
+  """Raises BadInput for memories that cannot share the table that they name."""
+  first_numbers: dict[str, int] = {}
+  for number, memory in enumerate(memories):
+    if memory.table is None:
+      continue
+    _check_name(number, memory.table)
+    first = first_numbers.setdefault(memory.table, number)
+    if first != number:
+      _check_pair(memories, first, number)
+
+
+def _check_name(number: int, table: str) -> None:
+  """Raises BadInput for the name of a table that cannot be part of the names of parameters."""
+  if re.fullmatch('[a-z0-9_]+', table) is None:
+    raise errors.BadInput(
+      f'model.ngram_memories.{number}.table={table!r} must be a name of small letters, digits and '
+      f"underscores, such as 'bigrams'"
+    )
+
+
+def _check_pair(memories: Sequence[NGramMemoryConfig], first: int, other: int) -> None:
+  """Raises BadInput for two memories of one table that are not alike."""
+  table = memories[first].table
+  first_path = f'model.ngram_memories.{first}'
+  path = f'model.ngram_memories.{other}'
+  if memories[first].sliced or memories[other].sliced:
+    raise errors.BadInput(
+      f'{path}.table={table!r} is the table of {first_path} too, but rows with slices are for the '
+      f'layers of one memory: use sliced=False, or another name'
+    )
+  for name in TABLE_FIELDS:
+    expected = getattr(memories[first], name)
+    value = getattr(memories[other], name)
+    if value != expected:
+      raise errors.BadInput(
+        f'{path}.{name}={format_value(value)} must equal {first_path}.{name}='
+        f'{format_value(expected)}: both read the table {table!r}; use '
+        f'{format_value(expected)}, or another name of the table'
+      )
