@@ -32,9 +32,7 @@ class TableConfig:
   """
 
   learning_rate: float = field(0.01, 'peak learning rate', above=0)
-  accumulator: float = field(
-    0.0, 'initial sum of squared gradients, of a value or of a row', at_least=0
-  )
+  accumulator: float = field(0.0, 'initial sum of squared gradients', at_least=0)
   epsilon: float = field(1e-20, 'added to the sum of squares; row_adagrad: to its root', above=0)
 
 
