@@ -46,7 +46,7 @@ KEYS = [
   (
     'model.ngram_memories.0=3',
     "model.ngram_memories has no preset '3'; available: engram, engram_v41, ple, over_encoding, "
-    'longcat, blt',
+    'longcat, blt, bigram_hash, ngram_hash',
   ),
   (
     'model.ngram_memories.0.rows=many',
@@ -542,7 +542,7 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.preset=engrm',
     "MEMORY.preset='engrm' is not one of: engram, engram_v41, ple, over_encoding, longcat, blt, "
-    'or None',
+    'bigram_hash, ngram_hash, or None',
   ),
   (
     'MEMORY.layers=(1,4)',
@@ -588,6 +588,25 @@ NGRAM_MEMORIES = [
     'MEMORY.layers=(1,) MEMORY.table=grams MEMORY.key=clusters',
     "MEMORY.table='grams' is not for MEMORY.key='clusters', but for tokens, compressed, bytes: use "
     'None',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.hash=speedrun MEMORY.heads=2',
+    'MEMORY: hash "speedrun" has constants for one head of 2- and of 3-grams, not for orders=(2, '
+    '3) with heads=2: use orders=(2,) or (2, 3), and heads=1',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.hash=speedrun MEMORY.heads=1 MEMORY.fill_id=3',
+    "MEMORY.fill_id=3 is not for MEMORY.hash='speedrun', but for engram, ple, polynomial, blt, "
+    'praxis: use 0',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.orders=(2,4) MEMORY.signs=8 MEMORY.sign_hash=products',
+    'MEMORY: sign_hash="products" has constants for 2- and 3-grams, not for orders=(2, 4): use '
+    '"xor"',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.sign_hash=products',
+    "MEMORY.sign_hash='products' needs MEMORY.signs, which is None: set MEMORY.signs, or use 'xor'",
   ),
   (
     'MEMORY.layers=(1,) MEMORY.table=2-grams',

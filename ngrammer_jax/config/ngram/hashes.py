@@ -9,13 +9,16 @@ For the n-gram (x_t, x_{t-1}, ..., x_{t-n+1}), head j of its order and a table o
   polynomial   row = (x_t + x_{t-1} V + ... + x_{t-n+1} V^{n-1}) mod p
   blt          row = (x_t a_j^{n-1} + x_{t-1} a_j^{n-2} + ... + x_{t-n+1}) mod p
   praxis       row = ((x_t + x_{t-1} V + ... + x_{t-n+1} V^{n-1}) b_j + b_j) mod q_j mod p
+  speedrun     row = (x_t c_0 XOR x_{t-1} c_1 XOR ...) mod (p - 1), in 32 bits
 
-in signed integers of 64 bits. Those of 'blt' wrap around; no other hash overflows with ids below V.
-Remainders are at least 0. V is the number of distinct ids. The odd multipliers m are drawn for each
-layer, and the same for all orders and heads (Engram, Cheng et al. 2026; Qwen's PLE). a_j are
-constants (BLT, Pagnoni et al. 2024); b_j = j + 1 and q_j is the j-th prime above p (praxis; section
-3.3 of the N-Grammer paper draws both at random). The polynomial is that of Over-Encoding (Huang et
-al. 2025) and LongCat-Flash-Lite.
+all others in signed integers of 64 bits. Those of 'blt' wrap around; no other hash overflows with
+ids below V. Remainders are at least 0. V is the number of distinct ids. The odd multipliers m are
+drawn for each layer, and the same for all orders and heads (Engram, Cheng et al. 2026; Qwen's PLE).
+a_j are constants (BLT, Pagnoni et al. 2024); b_j = j + 1 and q_j is the j-th prime above p (praxis;
+section 3.3 of the N-Grammer paper draws both at random). The polynomial is that of Over-Encoding
+(Huang et al. 2025) and LongCat-Flash-Lite. c are constants (records 62 to 92 of modded-nanogpt),
+whose products wrap around; row p - 1 is that of n-grams that begin before a boundary. As published,
+the bigram of the second token has p - 1 in place of its first token.
 
 So each hash is a sum or a XOR of one product for each place in the n-gram. `NumpyHash` has the
 factors; `layers.ngram.hashing` computes the same rows on the device, in 32 bits.
@@ -29,7 +32,12 @@ import numpy as np
 
 from ngrammer_jax.config.ngram.sizes import primes_above
 
-KINDS = ('engram', 'ple', 'polynomial', 'blt', 'praxis')
+KINDS = ('engram', 'ple', 'polynomial', 'blt', 'praxis', 'speedrun')
+NO_TOKEN = -1  # in place of a token before a boundary, for 'speedrun'
+# By the length of the n-gram: the factor of each place in it.
+SPEEDRUN_FACTORS = {2: (36313, 27191), 3: (17351, 60961, 45259)}
+# The same of the hash from an n-gram to its row of random signs, see `layers.ngram.signs`.
+SIGN_FACTORS = {2: (48271, 30011), 3: (58699, 39779, 26801)}
 BLT_FACTORS = (
   1000000007,
   5915587277,
@@ -43,6 +51,13 @@ BLT_FACTORS = (
   5463458053,
   3367900313,
 )
+
+
+def num_places(kind: str, orders: tuple[int, ...]) -> int:
+  """Returns how many ids a hash needs: that of the token itself, and those before it."""
+  if kind == 'speedrun' and 2 in orders:  # whose second token is not hashed as those after it
+    return max(3, *orders)
+  return max(orders)
 
 
 def engram_multipliers(vocabulary: int, count: int, seed: int, layer: int) -> np.ndarray:
@@ -119,6 +134,8 @@ class NumpyHash:
         f'hash "blt" has constants for {len(BLT_FACTORS)} heads of each order, not for {heads}: '
         f'use fewer heads'
       )
+    if self.kind == 'speedrun':
+      self._check_speedrun(heads)
     if self.kind == 'praxis' and any(len(set(sizes_K)) > 1 for sizes_K in self.sizes):
       raise ValueError(
         'hash "praxis" needs equal numbers of rows in all heads of an order: use row_rule="exact"'
@@ -131,9 +148,20 @@ class NumpyHash:
         f'64 bits: use shorter n-grams or fewer rows'
       )
 
+  def _check_speedrun(self, heads: int) -> None:
+    """Raises ValueError for n-grams that the hash 'speedrun' has no constants for, or no rows."""
+    unknown = set(self.orders) - set(SPEEDRUN_FACTORS)
+    if unknown or heads > 1:
+      raise ValueError(
+        f'hash "speedrun" has constants for one head of 2- and of 3-grams, not for orders='
+        f'{self.orders} with heads={heads}: use orders=(2,) or (2, 3), and heads=1'
+      )
+    if min(map(min, self.sizes)) < 2:
+      raise ValueError('hash "speedrun" needs at least 2 rows: one is for the first token')
+
   @property
   def is_xor(self) -> bool:
-    """Whether the products of ids and factors are joined by XOR instead of a sum."""
+    """Whether the 64-bit products of ids and factors are joined by XOR instead of a sum."""
     return self.kind in ('engram', 'ple')
 
   def multipliers(self) -> np.ndarray:
@@ -157,6 +185,8 @@ class NumpyHash:
       case 'praxis':
         primes = [*enumerate(divisors_K, start=1)]
         factors = [[b * pow(self.vocabulary, s, q) % q for b, q in primes] for s in places]
+      case 'speedrun':
+        factors = [[c] for c in SPEEDRUN_FACTORS[self.orders[g]]]
     return np.array(factors, np.uint64)
 
   def divisors(self, g: int) -> tuple[int, ...]:
@@ -164,4 +194,6 @@ class NumpyHash:
     sizes_K = self.sizes[g]
     if self.kind == 'praxis':
       return primes_above(sizes_K[0], len(sizes_K))
+    if self.kind == 'speedrun':
+      return tuple(size - 1 for size in sizes_K)
     return sizes_K

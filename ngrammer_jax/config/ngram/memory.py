@@ -19,7 +19,8 @@ KEYS = ('tokens', 'compressed', 'bytes', 'clusters', 'embedding_clusters')
 TOKEN_KEYS = ('tokens', 'compressed')
 CLUSTER_KEYS = ('clusters', 'embedding_clusters')
 # XOR of products in 64 bits (engram, ple: the multipliers differ); polynomials of the ids modulo
-# the rows (polynomial) or 2^64 (blt); the hash of the N-Grammer layer (praxis).
+# the rows (polynomial) or 2^64 (blt); the hash of the N-Grammer layer (praxis); XOR of products in
+# 32 bits (speedrun).
 HASHES = ngram_hashes.KINDS
 EMPTY = ('shrink', 'keep', 'revive')
 INITIAL = ('uniform', 'normal', 'data', 'hidden')
@@ -43,6 +44,7 @@ TABLE_PREFIX = 'ngram_table_'  # of the name of a shared table
 _GATE = {'join': ('gate',)}
 _SUM = {'join': ('sum', 'mean')}
 _CLUSTERS = {'key': CLUSTER_KEYS}
+_FILLED = tuple(kind for kind in HASHES if kind != 'speedrun')  # which knows of boundaries
 _TEXT_KEYS = (*TOKEN_KEYS, 'bytes')
 _PER_HEAD = {'join': PER_HEAD_JOINS}
 _IN_BLOCKS = 'a gate is in blocks, such as layers=(1,); a mean is at the input, layers=()'
@@ -160,11 +162,13 @@ class NGramMemoryConfig:
     0,
     'id (before compression) read in place of those before a boundary; None: eos_id',
     at_least=0,
-    only_for={'distinct_start': (False,)},
+    only_for={'distinct_start': (False,), 'hash': _FILLED},
     needs={None: {'boundary': ('eos_id',), 'key': TOKEN_KEYS}},
   )
   distinct_start: bool = field(
-    False, 'read an id of its own before a boundary', only_for={'key': ('tokens', *CLUSTER_KEYS)}
+    False,
+    'read an id of its own before a boundary',
+    only_for={'key': ('tokens', *CLUSTER_KEYS), 'hash': _FILLED},
   )
   displacement: int = field(0, 'tokens further back to read (a control)', at_least=0, at_most=2**16)
   pairing: str = field(
@@ -211,6 +215,19 @@ class NGramMemoryConfig:
     'none', 'multiply the result by D^(1/2), or normalise it', choices=AMPLIFICATIONS, only_for=_SUM
   )
 
+  signs: int | None = field(
+    None,
+    'rows of random signs, which rows of the table are multiplied by; None: no signs',
+    at_least=1,
+    at_most=2**24,
+    only_for={'key': _TEXT_KEYS},
+  )
+  sign_hash: str = field(
+    'xor',
+    'hash from an n-gram to a row of signs: XOR of the ids, or of their products with constants',
+    choices=('xor', 'products'),
+    needs={'products': {'signs': (ANY,)}},
+  )
   factor: float | None = field(
     None,
     'initial value of a learned factor of the sum in each layer; None: no factor',
@@ -257,6 +274,8 @@ class NGramMemoryConfig:
 
   def start_id(self, vocabulary_size: int | None) -> int | None:
     """Returns the id that is read in place of those before a boundary."""
+    if self.hash == 'speedrun':
+      return ngram_hashes.NO_TOKEN
     if self.distinct_start:
       return self.num_ids(vocabulary_size)
     if self.fill_id is None:
@@ -392,6 +411,12 @@ class NGramMemoryConfig:
       raise ValueError(f'orders={self.orders!r} must be a tuple such as (2,) or (2, 3)')
     if self.join in PER_HEAD_JOINS:
       ngram_sizes.check_widths(width, self.heads, self.width, self.join, len(self.orders))
+    unknown = set(self.orders) - set(ngram_hashes.SIGN_FACTORS)
+    if self.sign_hash == 'products' and unknown:
+      raise ValueError(
+        f'sign_hash="products" has constants for 2- and 3-grams, not for orders={self.orders}: use '
+        f'"xor"'
+      )
     self.hashes(vocabulary_size)
 
   def _check_tables(self, width: int, vocabulary_size: int, path: str) -> None:

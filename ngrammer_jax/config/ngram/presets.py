@@ -2,6 +2,21 @@
 
 _ADAM = dict(optimizer='adam', learning_rate_factor=1.0)
 _OVER_ENCODING = dict(hash='polynomial', join='mean', heads=4, width=256, projection=True)
+# A table from 0, added to the input of each block with a learned factor.
+_SPEEDRUN = dict(
+  hash='speedrun',
+  join='sum',
+  every_block=True,
+  heads=1,
+  row_rule='exact',
+  width=768,
+  deviation=0.0,
+  boundary='none',
+  signs=8192,
+  factor=0.1,
+  optimizer='adam',
+  learning_rate_factor=75.0,
+)
 
 # Values of the published codes and papers; other fields have their defaults. `rows` and `layers`
 # are of large models: small models need other ones. See docs and configs/ngram_memories.py.
@@ -65,4 +80,10 @@ PRESETS = {
     deviation=None,
     **_ADAM,
   ),
+  # Records 62 to 91 of modded-nanogpt (engram-lite); sizes, signs and optimizer of 3 February 2026.
+  'bigram_hash': _SPEEDRUN | dict(table='bigrams', orders=(2,), rows=(377_280,)),
+  # Record 92, with its table in halves of bigrams and trigrams; it adds rows in six layers, by
+  # gates of each token that start at 0.05, and has an optimizer of its own.
+  'ngram_hash': _SPEEDRUN
+  | dict(table='ngrams', orders=(2, 3), rows=(42_301_440,), sign_hash='products', factor=0.05),
 }

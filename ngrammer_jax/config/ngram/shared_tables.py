@@ -27,6 +27,8 @@ TABLE_FIELDS = (
   'fill_id',
   'distinct_start',
   'displacement',
+  'signs',
+  'sign_hash',
   'optimizer',
   'learning_rate_factor',
   'exchange',

@@ -25,14 +25,13 @@ class NGramHash(hashes.NumpyHash):
     """Returns the rows of n-grams within their heads, int32 [..., G K] in (order, head) order.
 
     Args:
-      ids: the ids x_t, x_{t-1}, ..., int32 [..., K or 1], N of them.
+      ids: the ids x_t, x_{t-1}, ..., int32 [..., K or 1], as many as `hashes.num_places`.
       multipliers: uint32 [N, 2] (see `uint64.split_words`) instead of those that 'engram' and
         'ple' draw for `vocabulary`, where its size is known at run time only.
     """
-    if len(ids) != max(self.orders):
-      raise ValueError(
-        f'n-grams of orders {self.orders} need {max(self.orders)} ids, not {len(ids)}'
-      )
+    places = hashes.num_places(self.kind, self.orders)
+    if len(ids) != places:
+      raise ValueError(f'n-grams of orders {self.orders} need {places} ids, not {len(ids)}')
     rows = [self._order_rows(g, ids, multipliers) for g in range(len(self.orders))]
     return jnp.concatenate(rows, axis=-1)
 
@@ -40,6 +39,8 @@ class NGramHash(hashes.NumpyHash):
     self, g: int, ids: Sequence[jax.Array], multipliers: jax.Array | None
   ) -> jax.Array:
     """Returns the rows in the heads of order g, int32 [..., K]."""
+    if self.kind == 'speedrun':
+      return self._speedrun_rows(g, ids)
     factors = uint64.split_words(self.factors(g))
     if self.is_xor and multipliers is not None:
       factors = multipliers[: self.orders[g], None]
@@ -58,3 +59,22 @@ class NGramHash(hashes.NumpyHash):
     offsets_K = uint64.split_words(np.arange(1, len(sizes_K) + 1))
     mix = uint64.add(mix, uint64.from_words(offsets_K))
     return uint64.signed_remainder(mix, self.divisors(g)) % sizes_K.astype(np.int32)
+
+  def _speedrun_rows(self, g: int, ids: Sequence[jax.Array]) -> jax.Array:
+    """Returns the rows of order g by the hash 'speedrun', int32 [..., 1]."""
+    n = self.orders[g]
+    (last,) = self.divisors(g)
+    is_whole = ids[n - 1] != hashes.NO_TOKEN
+    if n == 2:
+      is_second = is_whole & (ids[2] == hashes.NO_TOKEN)
+      ids = [ids[0], jnp.where(is_second, last, ids[1])]
+    mix = xor_products(ids, hashes.SPEEDRUN_FACTORS[n])
+    return jnp.where(is_whole, mix % last, last)
+
+
+def xor_products(ids: Sequence[jax.Array], factors: Sequence[int]) -> jax.Array:
+  """Returns the XOR of the products of ids and factors, which wrap around in 32 bits, int32."""
+  mix = jnp.int32(0)
+  for x, factor in zip(ids, factors, strict=False):
+    mix ^= x * jnp.int32(factor)
+  return mix

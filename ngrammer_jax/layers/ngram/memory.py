@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
 from ngrammer_jax.layers import axis_names, dense, document_masks, token_ids
 from ngrammer_jax.layers.attention import cache
@@ -49,6 +50,7 @@ from ngrammer_jax.layers.ngram import (
   pairs,
   per_head,
   quantizer,
+  signs,
   table,
   token_sum,
   uint64,
@@ -68,6 +70,7 @@ class NGramMemory(nn.Module):
   The table is one parameter [I x rows, E] with the logical axes `table.AXES`. With the key
   `compressed`, the collection `codebook` has `token_classes` [V] and, for hashes whose multipliers
   depend on the number of classes, `multipliers` [N, 2]; `init` gives every token its own class.
+  Random signs are in `codebook` too, `signs` int8 [R, E].
 
   Attributes:
     options: the config of the memory.
@@ -99,7 +102,7 @@ class NGramMemory(nn.Module):
 
     Keys: `window`, see `windows.Windows`, or `ids`, see `pairs.AttendedPairs`; with a convolution,
     its last inputs `rows` [B, R', G, D] and the `position` of the next token, int32 [B]; of a
-    shared table, the rows that the last M = slots tokens looked up, `looked_up` int32 [B, M, I].
+    shared table, what the last M = slots tokens looked up, `looked_up`, see `_lookups`.
     """
     if self._is_paired:
       return self._pairs().empty_state(batch, self.options.heads, slots)
@@ -110,8 +113,10 @@ class NGramMemory(nn.Module):
       if window is not None:
         state['window'] = window
     if self.is_table and slots:
-      lookups = len(self.options.orders) * self.options.heads
-      state['looked_up'] = jnp.full((batch, slots, lookups), NO_ROW, jnp.int32)
+      shape = (batch, slots, len(self.options.orders) * self.options.heads)
+      state['looked_up'] = {'rows': jnp.full(shape, NO_ROW, jnp.int32)}
+      if self.options.signs:
+        state['looked_up']['signs'] = jnp.zeros(shape, jnp.int32)
     convolution = self._convolution()
     if convolution is not None:
       shape = (batch, convolution.rows, self.branches, self.width)
@@ -243,34 +248,62 @@ class NGramMemory(nn.Module):
       next_state = {}
     else:
       ngrams, next_state = self._window_ngrams(ids_BxTxK, context, state)
-    rows_BxTxI = self._rows(ngrams)
+    lookups = self._lookups(ngrams)
     if state is not None and 'looked_up' in state:
-      before_BxMxI = state['looked_up']
-      next_state['looked_up'] = cache.keep_last(before_BxMxI, rows_BxTxI, context.valid_BxT)
-      rows_BxTxI = jnp.concatenate([before_BxMxI, rows_BxTxI], axis=1)
-    return self._vectors(rows_BxTxI), next_state
 
-  def _rows(self, ngrams: list[jax.Array]) -> jax.Array:
-    """Returns the rows of n-grams in their heads, int32 [B, T, I].
+      def keep_last(before, new):
+        return cache.keep_last(before, new, context.valid_BxT)
+
+      def concatenate(before, new):
+        return jnp.concatenate([before, new], axis=1)
+
+      next_state['looked_up'] = jax.tree.map(keep_last, state['looked_up'], lookups)
+      lookups = jax.tree.map(concatenate, state['looked_up'], lookups)
+    return self._vectors(lookups), next_state
+
+  def _lookups(self, ngrams: list[jax.Array]) -> dict[str, jax.Array]:
+    """Returns the `rows` of n-grams in their heads, int32 [B, T, I], and those of their `signs`.
 
     The intermediate `lookup` has the `ids` [B, T, 1 or K] at each place and the `rows` [B, T, I].
     """
     keys, multipliers = self._keys(ngrams)
     rows_BxTxI = checkpoint_name(self.ngram_hash()(keys, multipliers), 'memory')
     self.sow('intermediates', 'lookup', {'ids': keys, 'rows': rows_BxTxI})
-    return rows_BxTxI
+    lookups = {'rows': rows_BxTxI}
+    o = self.options
+    if o.signs:
+      by_order = []
+      for order in o.orders:
+        row_BxTxK = signs.rows(keys[:order], o.sign_hash, o.signs)
+        shape = (*row_BxTxK.shape[:2], o.heads)
+        by_order.append(jnp.broadcast_to(row_BxTxK, shape))
+      lookups['signs'] = jnp.concatenate(by_order, axis=-1)
+    return lookups
 
-  def _vectors(self, rows_BxTxI: jax.Array) -> jax.Array:
-    """Returns the vectors in the rows of each head, [B, T, I, E]; zeros for NO_ROW."""
+  def _vectors(self, lookups: dict[str, jax.Array]) -> jax.Array:
+    """Returns the vectors of `_lookups`, [B, T, I, E]; zeros for NO_ROW."""
+    rows_BxTxI = lookups['rows']
     sizes_I = np.array(self.ngram_hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
     e_BxTxIxE = self._table_rows(jnp.maximum(rows_BxTxI, 0) + first_I)
     if self.is_table:
       e_BxTxIxE = jnp.where((rows_BxTxI == NO_ROW)[..., None], 0, e_BxTxIxE)
+    if self.options.signs:
+      e_BxTxIxE *= self._signs()[lookups['signs']].astype(e_BxTxIxE.dtype)
     if self.options.untrained_row is None:
       return e_BxTxIxE
     is_trained_BxTxIx1 = (rows_BxTxI != self.options.untrained_row)[..., None]
     return jnp.where(is_trained_BxTxIx1, e_BxTxIxE, jax.lax.stop_gradient(e_BxTxIxE))
+
+  def _signs(self) -> jax.Array:
+    """Returns the random signs, int8 [R, E], which are not trained."""
+    shape = (self.options.signs, self.options.table_width)
+
+    def draw():
+      return jax.random.rademacher(self.make_rng('params'), shape, jnp.int8)
+
+    init = axis_names.with_axis_names(draw, (None, None))
+    return self.variable('codebook', 'signs', init).value
 
   def _shared_rows(self, context: Context) -> jax.Array:
     """Returns the vectors of the segment in the shared table, or its slice of them, [B, T, I, E].
@@ -501,7 +534,7 @@ class NGramMemory(nn.Module):
     """Returns the windows of ids that n-grams of consecutive tokens are made of."""
     o = self.options
     return windows.Windows(
-      places=max(o.orders),
+      places=hashes.num_places(o.hash, o.orders),
       boundary=o.boundary,
       eos_id=o.eos_id,
       fill_id=o.start_id(self.vocabulary_size),
