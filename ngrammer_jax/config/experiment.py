@@ -42,6 +42,7 @@ class Config:
         raise errors.BadInput(str(error).replace('model.memory', 'evaluation.memory')) from error
     self.data.check()
     self._check_positions()
+    self._check_width_rule()
     if self.finetune is None:  # in fine-tuning, the model is not known yet
       self.check_groups()
     self.mesh.check()
@@ -96,6 +97,15 @@ class Config:
   def check_groups(self) -> None:
     """Raises BadInput if `optimizer` names a part that the model does not have."""
     self.optimizer.check_groups(self.model.parameter_groups())
+
+  def _check_width_rule(self) -> None:
+    """Raises BadInput if no parameter of a tied model can hold the output scale."""
+    model = self.model
+    if self.optimizer.width_rule is not None and model.tie_embeddings and not model.final_norm:
+      raise errors.BadInput(
+        'optimizer.width_rule scales the logits by the final norm or by an output matrix, and this '
+        'model has neither: use model.final_norm=True or model.tie_embeddings=False'
+      )
 
   def _check_positions(self) -> None:
     """Raises BadInput if segments and their memories are longer than the positions of the model."""

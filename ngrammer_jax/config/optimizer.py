@@ -160,6 +160,23 @@ class OptimizerConfig:
     reason='"new" is what init_from lacks',
   )
   rates: tuple[RateConfig, ...] = field((), 'learning rates of parts of the model')
+  width_rule: str | None = field(
+    None,
+    'initial values and rates by the width, see models.width_rule; None: those of the config',
+    choices=('mup',),
+    needs={
+      'mup': {
+        'base_width': (ANY,),
+        'algorithm': ('adam', 'adamw', 'muon'),
+        'model.recurrent': (None,),
+        'model.adaptive_softmax': (None,),
+        'model.initial': (None,),
+      }
+    },
+  )
+  base_width: int | None = field(
+    None, 'model.width that the rates are for', at_least=1, only_for={'width_rule': ('mup',)}
+  )
 
   def decay_start(self, steps: int) -> int:
     """Returns the first step of the decay of schedule `wsd`, in a run of so many steps."""

@@ -17,7 +17,8 @@ def make(
   config: experiment.OptimizerConfig,
   fraction: Schedule,
   decay_mask: Any,
-  matrices: Mapping[str, muon.Kernel] | None = None,
+  matrices: Mapping[str, muon.Kernel] | None,
+  rate_factors: Mapping[str, float],
 ) -> optax.GradientTransformation:
   """Returns the optimizer of the dense weights, which clips their gradients.
 
@@ -28,6 +29,7 @@ def make(
     fraction: the fraction of the learning rate at a step.
     decay_mask: whether each parameter decays; None: all do.
     matrices: the matrices that Muon trains, see `muon.find_matrices`.
+    rate_factors: factors of the learning rates, by name. Weight decay has none.
   """
 
   def rate(step):
@@ -44,6 +46,8 @@ def make(
   decay = optax.identity()
   if config.weight_decay:
     decay = optax.add_decayed_weights(config.weight_decay, decay_mask)
+  if rate_factors:  # within the place of the decay, so that the structure stays
+    decay = optax.chain(scale_by_name(rate_factors), decay)
   trust_ratio = optax.identity()
   if config.algorithm == 'lamb':
     trust_ratio = optax.scale_by_trust_ratio()
@@ -51,7 +55,7 @@ def make(
   scale_by_adam = optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon)
   if config.algorithm == 'muon':
     others = optax.chain(scale_by_adam, decay, scale_by_rate)
-    return optax.chain(clip, _muon_beside(others, config, fraction, matrices))
+    return optax.chain(clip, _muon_beside(others, config, fraction, matrices, rate_factors))
   return optax.chain(clip, scale_by_adam, decay, trust_ratio, scale_by_rate)
 
 
@@ -60,6 +64,7 @@ def _muon_beside(
   config: experiment.OptimizerConfig,
   fraction: Schedule,
   matrices: Mapping[str, muon.Kernel],
+  rate_factors: Mapping[str, float],
 ) -> optax.GradientTransformation:
   """Returns Muon of the matrices, and another optimizer of all other weights."""
   muon_config = config.muon or experiment.MuonConfig()
@@ -74,12 +79,28 @@ def _muon_beside(
   def labels(params):
     return jax.tree_util.tree_map_with_path(label, params, is_leaf=sharding.is_boxed)
 
+  decay = optax.add_decayed_weights(weight_decay.of_matrices(config))
+  if muon_config.scale == 'moonlight':  # the size of Adam's updates; other scales fit any width
+    decay = optax.chain(scale_by_name(rate_factors), decay)
   of_matrices = optax.chain(
     muon.scale_by_muon(muon_config, matrices),
-    optax.add_decayed_weights(weight_decay.of_matrices(config)),
+    decay,
     optax.scale_by_learning_rate(rate),
   )
   return optax.partition({'matrix': of_matrices, 'other': others}, labels)
+
+
+def scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation:
+  """Multiplies updates by the factors of some names; the others stay."""
+
+  def scale(path, update):
+    return factors.get(sharding.leaf_name(path), 1.0) * update
+
+  def scale_all(updates, params=None):
+    del params
+    return jax.tree_util.tree_map_with_path(scale, updates)
+
+  return optax.stateless(scale_all)
 
 
 def clip_by_norm(clip_norm: float) -> optax.GradientTransformation:

@@ -76,6 +76,7 @@ def make(
   memories: Sequence[NGramMemoryConfig] = (),
   decay_mask: Any = None,
   matrices: Mapping[str, muon.Kernel] | None = None,
+  rate_factors: Mapping[str, float] | None = None,
 ) -> optax.GradientTransformation:
   """Returns the optimizer: clipped gradients for dense weights, Adagrad for most n-gram tables.
 
@@ -91,10 +92,11 @@ def make(
     decay_mask: whether each parameter that is trained decays, see `weight_decay.mask`. None: all
       dense weights do.
     matrices: the matrices of Muon, see `muon.find_matrices`; None for another algorithm.
+    rate_factors: factors of the learning rates of parameters, by name, see `models.width_rule`.
   """
   fraction = schedule.make(config, steps)
   optimizers = {
-    DENSE: dense.make(config, fraction, decay_mask, matrices),
+    DENSE: dense.make(config, fraction, decay_mask, matrices, rate_factors or {}),
     TABLE: tables.make('adagrad', config, fraction),
   }
   for i, memory in enumerate(memories):

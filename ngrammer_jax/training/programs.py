@@ -23,6 +23,7 @@ from ngrammer_jax.models import (
   language_model,
   model_variables,
   parameter_groups,
+  width_rule,
 )
 from ngrammer_jax.optimizers import muon, partition, weight_decay, zero
 from ngrammer_jax.system import progress
@@ -81,6 +82,7 @@ class Programs:
     self.matrices = None
     if config.optimizer.algorithm == 'muon':
       self.matrices = muon.find_matrices(variables['params'], self.frozen)
+    width_factors = width_rule.factors(config.model, config.optimizer, variables['params'])
     trained_labels = parameter_groups.without(self.labels, self.frozen)
     optimizer = partition.make(
       config.optimizer,
@@ -89,6 +91,7 @@ class Programs:
       memories,
       parameter_groups.without(self.decay_mask, self.frozen),
       self.matrices,
+      width_factors.rate,
     )
     self.create, self.abstract = train_state.make_initializer(
       model,
@@ -100,6 +103,7 @@ class Programs:
       frozen=self.frozen,
       replaced=source_dtypes,
       is_split=config.mesh.zero == 1,
+      width_factors=width_factors,
     )
     self.packed = self.abstract
     if mesh.devices.flat[0].platform in train_state.PACKED_PLATFORMS:

@@ -12,7 +12,13 @@ import optax
 
 from ngrammer_jax import sharding
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import initialization, language_model, model_variables, parameter_groups
+from ngrammer_jax.models import (
+  initialization,
+  language_model,
+  model_variables,
+  parameter_groups,
+  width_rule,
+)
 from ngrammer_jax.optimizers import zero
 
 # All random parameters in one kernel would take minutes to compile.
@@ -56,6 +62,7 @@ def make_initializer(
   frozen: Mapping[str, np.dtype] | None = None,
   replaced: Collection[str] = (),
   is_split: bool = False,
+  width_factors: width_rule.WidthFactors | None = None,
 ) -> tuple[Callable[[], TrainState], TrainState]:
   """Returns a function that creates the initial state, and the abstract state.
 
@@ -71,6 +78,7 @@ def make_initializer(
     frozen: dtype of every parameter that is not trained, by name. They have no optimizer state.
     replaced: names of parameters that another run replaces: they are 0.
     is_split: whether the optimizer state is split over `data`, see `optimizers.zero`.
+    width_factors: factors of the initial values, see `models.width_rule`.
   """
   frozen = frozen or {}
 
@@ -79,6 +87,8 @@ def make_initializer(
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)
       params = initialization.reinitialize(model.config.initial, params, key)
+    if width_factors is not None:
+      params = width_rule.scale_initial(model.config, width_factors, params)
     params = _zero_replaced_params(params, replaced, frozen)
     return TrainState(
       step=jnp.zeros((), jnp.int32),

@@ -967,6 +967,30 @@ TRAINING_OPTIMIZER = [
     'transformer_xl, transformer_xl_tensorflow',
   ),
   (
+    'optimizer.width_rule=mup',
+    "optimizer.width_rule='mup' needs optimizer.base_width, which is None: set "
+    'optimizer.base_width, or use None',
+  ),
+  (
+    'optimizer.base_width=64',
+    'optimizer.base_width=64 is not for optimizer.width_rule=None, but for mup: use None',
+  ),
+  (
+    'optimizer.width_rule=mup optimizer.base_width=64 optimizer.algorithm=lamb',
+    "optimizer.width_rule='mup' is not for optimizer.algorithm='lamb', but for adam, adamw, muon: "
+    'use None',
+  ),
+  (
+    'optimizer.width_rule=mup optimizer.base_width=64 model.initial.recipe=adaptive_span',
+    "optimizer.width_rule='mup' is not for model.initial=(recipe='adaptive_span'), but for None: "
+    'use None',
+  ),
+  (
+    'optimizer.width_rule=mup optimizer.base_width=64 model.final_norm=False',
+    'optimizer.width_rule scales the logits by the final norm or by an output matrix, and this '
+    'model has neither: use model.final_norm=True or model.tie_embeddings=False',
+  ),
+  (
     'optimizer.schedule=wsd',
     "optimizer.schedule='wsd' needs optimizer.decay_steps, which is None: set "
     "optimizer.decay_steps, or use 'cosine'",
