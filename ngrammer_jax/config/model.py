@@ -5,7 +5,7 @@ import functools
 import logging
 
 from ngrammer_jax import errors
-from ngrammer_jax.config import fields, kernels
+from ngrammer_jax.config import activations, fields, kernels
 from ngrammer_jax.config.attention import AttentionConfig, LayerType
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
@@ -27,7 +27,6 @@ from ngrammer_jax.config.softmax import DROPOUT, AdaptiveSoftmaxConfig
 from ngrammer_jax.config.span import SpanConfig
 
 # Values of some keys.
-ACTIVATIONS = ('gelu', 'gelu_erf', 'relu', 'silu', 'squared_relu', 'softmax')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 # Norm N and residual of a sub-layer F. pre: x + F(N x); post: x + N(F x); post_skip: N(x + F x);
 # hybrid: x + N(F(N x)); primer: pre for attention, post for the feed-forward.
@@ -80,7 +79,9 @@ class ModelConfig:
   feed_forward_width: int = field(
     688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
   )
-  activation: str = field('gelu', 'gelu: tanh form, gelu_erf: the exact one', choices=ACTIVATIONS)
+  activation: str = field(
+    'gelu', 'gelu: tanh form, gelu_erf: the exact one', choices=activations.NAMES
+  )
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
   feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: same as `bias`')
@@ -194,9 +195,11 @@ class ModelConfig:
     return self.head_width or self.width // self.heads
 
   def width_at(self, point: str) -> int:
-    """Returns the features of what a memory changes: after attention, the values of all heads."""
+    """Returns the features of what a memory changes, such as the values of all heads."""
     if point == 'after_attention':
       return self.heads * self.head_features
+    if point == 'feed_forward':
+      return self.feed_forward_width
     return self.width
 
   @property
@@ -250,6 +253,7 @@ class ModelConfig:
     for index, memory in enumerate(self.ngram_memories):
       memory.check(self, f'model.ngram_memories.{index}')
     shared_tables.check(self.ngram_memories)
+    self._check_replaced()
     if self.position == 'table':
       self._check_table()
     if self.kernel is not None:
@@ -301,6 +305,21 @@ class ModelConfig:
       if 'attended' in self.ngram.pairing:
         paths.append('ngram.pairing')
     return paths
+
+  def _check_replaced(self) -> None:
+    """Raises BadInput for rows that replace what a memory before them has changed."""
+    changed: set[int] = set()  # blocks
+    for index, memory in enumerate(self.ngram_memories):
+      if memory.point != 'feed_forward':
+        continue
+      again = changed.intersection(memory.layers)
+      if memory.join == 'replace' and again:
+        path = f'model.ngram_memories.{index}'
+        raise errors.BadInput(
+          f'{path}.join="replace" replaces what an earlier memory changes in block {min(again)}: '
+          f'use it as the first memory, or {path}.join="sum"'
+        )
+      changed.update(memory.layers)
 
   def _check_kernel(self) -> None:
     """Raises BadInput if the kernel cannot compute the attention of the model."""

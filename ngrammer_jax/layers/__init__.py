@@ -37,6 +37,7 @@ _LAYERS = {  # of each file
   'recurrent.word_memory': ('RecurrentMemory',),
 }
 _MODULES = (
+  'activations',
   'adaptive_softmax',
   'attention',
   'axis_names',

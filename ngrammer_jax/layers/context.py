@@ -39,11 +39,13 @@ class Segment:
 class EmbeddingLookup(NamedTuple):
   """The embedding lookup of the inputs: x = rows_VxD[tokens_BxT].
 
-  rows_VxD may be None if the codebook holds `token_ids` (see `quantizer.ProductQuantizer`).
+  rows_VxD may be None if the codebook holds `token_ids` (see `quantizer.ProductQuantizer`), and
+  x_BxTxD outside of a model.
   """
 
   rows_VxD: jax.Array | None
   tokens_BxT: jax.Array
+  x_BxTxD: jax.Array | None = None
 
 
 @struct.dataclass

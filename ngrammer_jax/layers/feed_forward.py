@@ -2,9 +2,12 @@
 
   y = act(x W_in) W_out,  or gated (GLU, Shazeer 2020)  y = (act(x W_gate) * (x W_in)) W_out
 
+Memories may change x W_in, the up features of a gated layer, or replace them.
+
 B batch, T segment length, D model width, F inner width.
 """
 
+from collections.abc import Callable
 import functools
 
 from flax import linen as nn
@@ -12,38 +15,25 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dense, dropout, mesh_axes
+from ngrammer_jax.layers import activations, dense, dropout, mesh_axes
 
 # XLA:TPU stores other inner widths transposed, and cuBLAS multiplies them in kernels for any width,
 # which took 38 % of a training step of ngrammer_c4.py:transformer on an H100.
 MULTIPLES = {'tpu': 128, 'gpu': 8}
 
 
-def squared_relu(x: jax.Array) -> jax.Array:
-  """Returns max(x, 0)^2 (Primer)."""
-  return jnp.square(jax.nn.relu(x))
-
-
-ACTIVATIONS = {
-  'gelu': jax.nn.gelu,  # the tanh form
-  'gelu_erf': functools.partial(jax.nn.gelu, approximate=False),
-  'relu': jax.nn.relu,
-  'silu': jax.nn.silu,
-  'squared_relu': squared_relu,
-  'softmax': jax.nn.softmax,  # over the inner width (FF-attn of all-attention)
-}
-
-
 class FeedForward(nn.Module):
-  """A feed-forward layer with parameters `in`, `gate` if gated, and `out`.
+  """A feed-forward layer with parameters `in` if it has up features, `gate` if gated, and `out`.
 
   Attributes:
     width: F.
-    activation: a key of ACTIVATIONS.
+    activation: a key of `activations.ACTIVATIONS`.
     gated: whether the inner layer is multiplied by an activated gate.
     bias: whether linear maps have biases.
     dropout: dropout rate of the inner layer.
     dtype: dtype of the computation. None: that of the input.
+    change_up: of a gated layer, a function from the up features [B, T, F] to those that are used.
+    has_up: whether there is W_in. If not, `change_up` receives zeros.
   """
 
   width: int
@@ -52,6 +42,8 @@ class FeedForward(nn.Module):
   bias: bool = False
   dropout: float = 0.0
   dtype: jnp.dtype | None = jnp.float32
+  change_up: Callable[[jax.Array], jax.Array] | None = None
+  has_up: bool = True
 
   @nn.compact
   def __call__(
@@ -62,7 +54,7 @@ class FeedForward(nn.Module):
   ) -> jax.Array:
     """Returns [B, T, D], zeros where valid is 0. There is no dropout without a key."""
     D = x_BxTxD.shape[-1]
-    activate = ACTIVATIONS[self.activation]
+    activate = activations.ACTIVATIONS[self.activation]
     dtype = x_BxTxD.dtype if self.dtype is None else self.dtype
     padding = self._padding(dropout_key)
     if padding:
@@ -75,7 +67,12 @@ class FeedForward(nn.Module):
       y_BxTxF = project(x_BxTxD, self.width, ('embed', 'mlp'), name=name)
       return checkpoint_name(y_BxTxF, 'inner_features')
 
-    inner_BxTxF = project_in('in')
+    if self.has_up:
+      inner_BxTxF = project_in('in')
+    else:
+      inner_BxTxF = jnp.zeros((*x_BxTxD.shape[:2], self.width), dtype)
+    if self.change_up is not None:
+      inner_BxTxF = self.change_up(inner_BxTxF)
     if self.gated:
       inner_BxTxF *= activate(project_in('gate'))
     else:
@@ -91,7 +88,13 @@ class FeedForward(nn.Module):
     """By how much the program pads the inner width."""
     is_dropped = self.dropout > 0 and dropout_key is not None
     is_summed = self.bias or self.activation == 'softmax'  # zeros would count
-    if is_dropped or is_summed or self.is_initializing() or mesh_axes.shards('mlp') > 1:
+    if (
+      is_dropped
+      or is_summed
+      or self.change_up is not None
+      or self.is_initializing()
+      or mesh_axes.shards('mlp') > 1
+    ):
       return 0
     return -self.width % MULTIPLES.get(mesh_axes.device()[0], 1)
 

@@ -93,6 +93,7 @@ class RMSNorm(nn.Module):
   Attributes:
     axes: number of trailing axes that the scale has.
     joint: whether the norm is over all these axes together, not over the last one.
+    initial: initial scale.
     epsilon: added to the mean square. None: the machine epsilon of the dtype of the statistics.
     is_offset: whether the parameter is scale - 1, so that weight decay pulls the scale to 1.
     dtype: dtype of the output; None: that of the input. Statistics are in at least float32.
@@ -103,13 +104,14 @@ class RMSNorm(nn.Module):
   is_offset: bool = False
   dtype: jnp.dtype | None = jnp.float32
   joint: bool = False
+  initial: float = 1.0
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = x.shape[x.ndim - self.axes :]
     wide = jnp.promote_types(x.dtype, jnp.float32)
     dtype = x.dtype if self.dtype is None else self.dtype
-    init = nn.initializers.zeros if self.is_offset else nn.initializers.ones
+    init = nn.initializers.constant(self.initial - self.is_offset)
     init = axis_names.with_axis_names(init, _names(shape))
     scale = self.param('scale', init, shape, jnp.promote_types(dtype, jnp.float32))
     if self.is_offset:

@@ -108,8 +108,13 @@ class Block(nn.Module):
       y_BxTxD = input_BxTxD if c.parallel_residual else x_BxTxD
       if norm is not None:
         y_BxTxD = norm(y_BxTxD)
-      y_BxTxD = self._feed_forward(y_BxTxD, context.valid_BxT, feed_forward_key)
+      y_BxTxD, states = self._feed_forward(y_BxTxD, context, memory, feed_forward_key)
+      next_memory |= states
       x_BxTxD = self._residual('feed_forward', x_BxTxD, y_BxTxD, feed_forward_residual_key)
+
+    end = self._make_memories('block_end')
+    x_BxTxD, states = _apply_memories(end, x_BxTxD, context, memory)
+    next_memory |= states
     return x_BxTxD, next_memory, layer_spans
 
   def _attend(
@@ -154,9 +159,22 @@ class Block(nn.Module):
     return at_point
 
   def _feed_forward(
-    self, x_BxTxD: jax.Array, valid_BxT: jax.Array | None, dropout_key: jax.Array | None
-  ) -> jax.Array:
+    self,
+    x_BxTxD: jax.Array,
+    context: Context,
+    memory: Memory,
+    dropout_key: jax.Array | None,
+  ) -> tuple[jax.Array, Memory]:
+    """Returns the output of the feed-forward, and the next states of the memories."""
     c = self.config
+    inside = self._make_memories('feed_forward')
+    states = {}
+
+    def apply_memories(up_BxTxF: jax.Array) -> jax.Array:
+      up_BxTxF, next_states = _apply_memories(inside, up_BxTxF, context, memory)
+      states.update(next_states)
+      return up_BxTxF
+
     bias = c.feed_forward_bias
     if bias is None:
       bias = c.bias
@@ -167,9 +185,14 @@ class Block(nn.Module):
       bias=bias,
       dropout=c.inner_dropout,
       dtype=self.dtype,
+      change_up=apply_memories if inside else None,
+      has_up=not any(placed.replaces_input for placed, _ in inside),
       name='feed_forward',
     )
-    return layer(x_BxTxD, valid_BxT, dropout_key)
+    y_BxTxD = layer(x_BxTxD, context.valid_BxT, dropout_key)
+    after = self._make_memories('after_feed_forward')
+    y_BxTxD, next_states = _apply_memories(after, y_BxTxD, context, memory)
+    return y_BxTxD, states | next_states
 
   def _add_position(self, x_BxTxD: jax.Array) -> jax.Array:
     """Adds the position embedding of this layer, if every layer has one."""

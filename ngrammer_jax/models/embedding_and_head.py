@@ -79,11 +79,12 @@ class VocabularyModel(nn.Module):
     if c.adaptive_softmax is not None:
       x_BxTxD = scale_embedding(c, self.adaptive_softmax.embed(tokens_BxT))
       # There is no single embedding table; precomputed cluster ids need only the tokens.
-      return mesh_axes.shard_rows(x_BxTxD), EmbeddingLookup(None, tokens_BxT)
+      x_BxTxD = mesh_axes.shard_rows(x_BxTxD)
+      return x_BxTxD, EmbeddingLookup(None, tokens_BxT, x_BxTxD)
     # Rows remain sharded. Columns are gathered, as the batch is sharded over the same mesh axis.
     table_VxD = nn.with_logical_constraint(scale_embedding(c, self.embedding), ('vocab', None))
     x_BxTxD = mesh_axes.shard_rows(table_VxD[tokens_BxT])
-    return x_BxTxD, EmbeddingLookup(table_VxD, tokens_BxT)
+    return x_BxTxD, EmbeddingLookup(table_VxD, tokens_BxT, x_BxTxD)
 
   def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Returns the negative log-likelihood of every target, and whether it was predicted."""

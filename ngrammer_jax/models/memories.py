@@ -60,6 +60,8 @@ class PlacedMemory:
       keeps the rows of the tokens of a segment memory.
     alike: equal for memories in blocks that differ in their parameters alone, so that a scan may
       apply their blocks. None: there is no other one like it.
+    replaces_input: in the feed-forward, its output does not depend on the up projection, which the
+      block then lacks.
   """
 
   name: str
@@ -72,6 +74,7 @@ class PlacedMemory:
   table: str | None = None
   keeps_rows: bool = False
   alike: Hashable = None
+  replaces_input: bool = False
 
   @property
   def state_key(self) -> str:
@@ -167,6 +170,7 @@ def _ngram_memory(
     needs_pairs=options.pairing == 'attended',
     table=options.table,
     alike=alike,
+    replaces_input=options.join == 'replace',
   )
 
 

@@ -17,7 +17,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import conversion, memory_blocks
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, FEED_FORWARD_POINTS, NGramMemoryConfig
 from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.persistent import PersistentConfig
 from ngrammer_jax.config.positions import SEGMENT_POSITIONS
@@ -169,7 +169,9 @@ def _size_ngram_memory(
 
   def dense_size(width: int) -> int:
     """Returns the number of parameters outside of the tables, for a width of the rows."""
-    num_matrices = 2 if memory.join == 'gate' else int(memory.projection)
+    num_matrices = int(memory.projection)
+    if memory.join in ('gate', 'product'):
+      num_matrices = 2 + memory.embedding_part
     by_feature = num_matrices * num_vectors * width + memory.convolution + 8
     return num_places * by_feature * D
 
@@ -178,21 +180,25 @@ def _size_ngram_memory(
       width = D // memory.heads
     case 'concat':
       width = max(MIN_FEATURES, D // memory.heads // FEATURES)
-    case _ if memory.join == 'gate' or memory.projection:
+    case 'sum' | 'multiply' if memory.point in FEED_FORWARD_POINTS and memory.width is None:
+      width = None
+    case _ if memory.join in ('gate', 'product') or memory.projection:
       widest = max(1, min(memory.width, D // num_vectors))
       width = _largest(dense_size, widest, budget // 2)
-    case _:  # a sum or a mean of rows
+    case _:  # rows that are added as they are
       width = D
   memory = keys.replace(memory, width=width)
+  if memory.row_rule == 'vocabulary':
+    return memory
 
   def table_size(rows: int) -> int:
     """Returns the number of parameters of the tables, for a base number of rows."""
     try:
-      return memory.width * sum(dataclasses.replace(memory, rows=(rows,)).table_rows(V))
+      return memory.table_width(D) * sum(dataclasses.replace(memory, rows=(rows,)).table_rows(V))
     except ValueError:  # too few rows for the hash
       return 0
 
-  rows = _largest(table_size, memory.rows[0], budget - dense_size(memory.width))
+  rows = _largest(table_size, memory.rows[0], budget - dense_size(memory.width or D))
   return keys.replace(memory, rows=(rows,))
 
 

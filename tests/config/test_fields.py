@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from ngrammer_jax import config
-from ngrammer_jax.config import fields
-from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import feed_forward
+from ngrammer_jax.config import activations, fields
+from ngrammer_jax.layers import activations as layers
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -78,7 +77,7 @@ def test_keys_that_may_differ_on_resume():
 
 
 def test_choices_are_those_that_a_layer_knows():
-  assert set(model_config.ACTIVATIONS) == set(feed_forward.ACTIVATIONS)
+  assert set(activations.NAMES) == set(layers.ACTIVATIONS)
 
 
 @dataclasses.dataclass(frozen=True)

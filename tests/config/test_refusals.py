@@ -46,7 +46,7 @@ KEYS = [
   (
     'model.ngram_memories.0=3',
     "model.ngram_memories has no preset '3'; available: engram, engram_v41, ple, over_encoding, "
-    'longcat, blt, bigram_hash, ngram_hash',
+    'longcat, blt, bigram_hash, ngram_hash, gemma3n_ple, stem, deep_embed',
   ),
   (
     'model.ngram_memories.0.rows=many',
@@ -542,7 +542,7 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.preset=engrm',
     "MEMORY.preset='engrm' is not one of: engram, engram_v41, ple, over_encoding, longcat, blt, "
-    'bigram_hash, ngram_hash, or None',
+    'bigram_hash, ngram_hash, gemma3n_ple, stem, deep_embed, or None',
   ),
   (
     'MEMORY.layers=(1,4)',
@@ -562,9 +562,9 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.join=sum MEMORY.layers=(1,)',
-    "MEMORY.width=64 must equal model.width=256 for MEMORY.join='sum' and "
-    'MEMORY.projection=False: use 256, or another model.width; with projection=True rows may '
-    'have any width',
+    "MEMORY.width=64 must equal model.width=256 for MEMORY.join='sum' and MEMORY.projection=False "
+    "and MEMORY.point='before_attention': use 256, or another model.width; with projection=True "
+    'rows may have any width',
   ),
   (
     'MEMORY.layers=(1,) MEMORY.factor=0.1',
@@ -597,7 +597,7 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.layers=(1,) MEMORY.hash=speedrun MEMORY.heads=1 MEMORY.fill_id=3',
     "MEMORY.fill_id=3 is not for MEMORY.hash='speedrun', but for engram, ple, polynomial, blt, "
-    'praxis: use 0',
+    'praxis, id: use 0',
   ),
   (
     'MEMORY.layers=(1,) MEMORY.orders=(2,4) MEMORY.signs=8 MEMORY.sign_hash=products',
@@ -627,9 +627,9 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.join=mean',
-    "MEMORY.width=64 must equal model.width=256 for MEMORY.join='mean' and "
-    'MEMORY.projection=False: use 256, or another model.width; with projection=True rows may '
-    'have any width',
+    "MEMORY.width=64 must equal model.width=256 for MEMORY.join='mean' and MEMORY.projection=False "
+    "and MEMORY.point='before_attention': use 256, or another model.width; with projection=True "
+    'rows may have any width',
   ),
   (
     'MEMORY.join=concat MEMORY.heads=4 MEMORY.width=33',
@@ -721,11 +721,6 @@ NGRAM_MEMORIES = [
     "'before_attention'",
   ),
   (
-    'MEMORY.join=add MEMORY.layers=(0,1) MEMORY.point=after_block',
-    'MEMORY.layers=(0, 1): a memory with MEMORY.point="after_block" is in one block; use one '
-    'memory for each block',
-  ),
-  (
     'MEMORY.join=add MEMORY.layers=(1,) MEMORY.point=after_attention MEMORY.pairing=attended '
     'MEMORY.heads=4 MEMORY.orders=(2,)',
     "MEMORY.pairing='attended' is not for MEMORY.key='tokens', but for clusters: use 'previous'",
@@ -741,8 +736,8 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.layers=(1,) MEMORY.point=after_block',
-    "MEMORY.point='after_block' is not for MEMORY.join='gate', but for concat, add: use "
-    "'before_attention'",
+    "MEMORY.point='after_block' is not for MEMORY.join='gate', but for product, concat, "
+    "add: use 'before_attention'",
   ),
   (
     'MEMORY.join=add MEMORY.layers=(1,) MEMORY.point=after_attention MEMORY.pairing=attended '
@@ -764,6 +759,88 @@ NGRAM_MEMORIES = [
     'MEMORY.key=embedding_clusters model.adaptive_softmax.cutoffs=(8,)',
     "MEMORY.key='embedding_clusters' is not for model.adaptive_softmax=(cutoffs=(8,)), but for "
     "None: use 'tokens'",
+  ),
+  (
+    'MEMORY.join=product MEMORY.layers=(1,) MEMORY.point=after_attention',
+    "MEMORY.join='product' is not for MEMORY.point='after_attention', but for before_attention, "
+    "after_block: use 'gate'; a gate is in blocks, such as layers=(1,); a mean is at "
+    'the input, layers=()',
+  ),
+  (
+    'MEMORY.join=multiply MEMORY.layers=(1,)',
+    "MEMORY.join='multiply' is not for MEMORY.point='before_attention', but for feed_forward, "
+    "after_feed_forward: use 'gate'; a gate is in blocks, such as layers=(1,); a mean is at "
+    'the input, layers=()',
+  ),
+  (
+    'MEMORY.join=replace MEMORY.layers=(1,) MEMORY.point=after_feed_forward',
+    "MEMORY.join='replace' is not for MEMORY.point='after_feed_forward', but for feed_forward: "
+    "use 'gate'; a gate is in blocks, such as layers=(1,); a mean is at the input, "
+    'layers=()',
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.layers=()',
+    "MEMORY.point='feed_forward' needs MEMORY.layers, which is (): set MEMORY.layers, or use "
+    "'before_attention'",
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.layers=(1,) model.feed_forward_width=0',
+    "MEMORY.point='feed_forward' needs a feed-forward, but model.feed_forward_width=0: use "
+    'another width, or another point',
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.layers=(1,) model.gated=False',
+    "MEMORY.point='feed_forward' is not for model.gated=False, but for True: use "
+    "'before_attention'",
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.layers=(1,) MEMORY.width=64',
+    "MEMORY.width=64 must equal model.feed_forward_width=688 for MEMORY.point='feed_forward' "
+    'and MEMORY.projection=False: use None',
+  ),
+  (
+    'MEMORY.preset=deep_embed MEMORY.layers=(1,) MEMORY.width=64',
+    "MEMORY.width=64 must equal model.width=256 for MEMORY.point='after_feed_forward' and "
+    'MEMORY.projection=False: use None',
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.layers=(1,) MEMORY.start=neutral',
+    "MEMORY.start='neutral' is not for MEMORY.join='replace', but for gate, product, sum, mean, "
+    'multiply, concat, add: use None; rows cannot replace the up projection of a trained model; '
+    'join="sum" adds to it',
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.layers=(1,) MEMORY.rows=(9,)',
+    "MEMORY.rows=(9,) is not for MEMORY.row_rule='vocabulary', but for prime, longcat, "
+    'over_encoding, exact, multiple, multiple_plus_one: use (16384,)',
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.layers=(1,) MEMORY.orders=(1,2)',
+    'MEMORY: hash "id" has a row for each id, not for n-grams of orders (1, 2): use orders=(1,)',
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.layers=(1,) MEMORY.key=clusters MEMORY.hash=polynomial',
+    "MEMORY.point='feed_forward' is not for MEMORY.key='clusters', but for tokens, compressed, "
+    "bytes: use 'before_attention'",
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.layers=(1,) model.recurrent.hidden=300',
+    'MEMORY.layers=(1,) is not for model.recurrent=(defaults), but for None: use ()',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.width=None',
+    "MEMORY.width=None is not for MEMORY.point='before_attention', but for feed_forward, "
+    'after_feed_forward: use 64',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.embedding_part=True',
+    "MEMORY.embedding_part=True is not for MEMORY.join='gate', but for product: use False",
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.layers=(1,) model.ngram_memories.1.preset=stem '
+    'model.ngram_memories.1.layers=(0,1)',
+    'model.ngram_memories.1.join="replace" replaces what an earlier memory changes in block 1: '
+    'use it as the first memory, or model.ngram_memories.1.join="sum"',
   ),
 ]
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import FeedForward, feed_forward, mesh_axes
+from ngrammer_jax.layers import FeedForward, activations, mesh_axes
 from tests.checks import assert_close
 
 FORMULAS = {
@@ -84,4 +84,4 @@ def test_a_padded_width_computes_the_same(x64, monkeypatch, gated, activation):
 
 
 def test_every_activation_has_a_formula():
-  assert set(feed_forward.ACTIVATIONS) == set(FORMULAS)
+  assert set(activations.ACTIVATIONS) == set(FORMULAS)

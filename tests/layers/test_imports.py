@@ -18,8 +18,18 @@ print(sorted({name[2] for name in names if name[1] == 'layers' and len(name) > 2
 print(sorted({name[3] for name in names if name[1:3] == ['layers', 'attention'] and len(name) > 3}))
 """
 ROOMS = ['config', 'errors', 'layers', 'optimizers']
-CONFIG = ['fields', 'formatting', 'initial', 'ngram', 'place', 'positions', 'relations']
+CONFIG = [
+  'activations',
+  'fields',
+  'formatting',
+  'initial',
+  'ngram',
+  'place',
+  'positions',
+  'relations',
+]
 LAYERS = [
+  'activations',
   'attention',
   'axis_names',
   'context',

@@ -44,7 +44,15 @@ OPTIONS: Case = {
   ),
   'grams': ('pairs', 'triples', 'two orders', 'distinct start', 'added', 'prenormalised'),
   'ngram_heads': (None, 4),
-  'ngram_memory': (None, 'engram', 'end of sentence', 'clusters'),
+  'ngram_memory': (
+    None,
+    'engram',
+    'end of sentence',
+    'clusters',
+    'product',
+    'stem',
+    'two in the feed-forward',
+  ),
   'served': (False, True),  # the cache is used with clusters that are looked up
   'logit_cap': (None, 1.5),
   'norm': model_config.NORMS,
@@ -93,11 +101,22 @@ GRAMS = {
   'prenormalised': {'prenormalize': True},
 }
 GATE = {'layers': (0,), 'heads': 2, 'rows': (11,), 'width': 3}
+PRODUCT = GATE | {'join': 'product', 'embedding_part': True}
+TOKEN_ROWS = {'layers': (0,), 'heads': 1, 'width': None, 'orders': (1,), 'hash': 'id'}
+TOKEN_ROWS |= {'row_rule': 'vocabulary'}
 NGRAM_MEMORIES = {  # the other keys and joins alone, in tests/layers/ngram
-  'engram': GATE | {'convolution': 3, 'bias': True},
-  'end of sentence': GATE
-  | {'key': 'compressed', 'hash': 'ple', 'boundary': 'eos_id', 'eos_id': 3, 'orders': (1, 3)},
-  'clusters': GATE | {'key': 'clusters', 'clusters': 4, 'convolution': 2, 'displacement': 1},
+  'engram': (GATE | {'convolution': 3, 'bias': True},),
+  'end of sentence': (
+    GATE
+    | {'key': 'compressed', 'hash': 'ple', 'boundary': 'eos_id', 'eos_id': 3, 'orders': (1, 3)},
+  ),
+  'clusters': (GATE | {'key': 'clusters', 'clusters': 4, 'convolution': 2, 'displacement': 1},),
+  'product': (PRODUCT,),
+  'stem': (TOKEN_ROWS | {'join': 'replace', 'point': 'feed_forward'},),
+  'two in the feed-forward': (
+    GATE | {'heads': 1, 'width': None, 'join': 'sum', 'point': 'feed_forward'},
+    TOKEN_ROWS | {'join': 'multiply', 'point': 'after_feed_forward'},
+  ),
 }
 WINDOW = 4
 HEADS = {
@@ -155,7 +174,10 @@ def config_of(case: Case) -> model_config.ModelConfig:
     persistent = model_config.PersistentConfig(3, c['persistent'])
   ngram_memories = ()
   if c['ngram_memory'] is not None:
-    ngram_memories = (NGramMemoryConfig(**NGRAM_MEMORIES[c['ngram_memory']]),)
+    all_values = NGRAM_MEMORIES[c['ngram_memory']]
+    if c['ngram_memory'] == 'product' and c['layers'] == 2:
+      all_values = (PRODUCT | {'point': 'after_block', 'layers': (0, 1)},)
+    ngram_memories = tuple(NGramMemoryConfig(**values) for values in all_values)
   adaptive = model_config.AdaptiveSoftmaxConfig((5,), 2) if c['adaptive_softmax'] else None
   same = ('norm', 'convolution', 'shared_query_key', 'per_dim_scale', 'bias')
   config = model_config.ModelConfig(

@@ -35,6 +35,12 @@ MEMORIES = {
     for name in ('engram', 'engram_v41', 'over_encoding', 'longcat', 'blt')
   },
   'ple': {'ngram_memories': {'0': {'preset': 'ple', 'eos_id': 1}}},
+  'gemma3n_ple': {'ngram_memories': {'0': {'preset': 'gemma3n_ple'}}},
+  'deep_embed': {'ngram_memories': {'0': {'preset': 'deep_embed'}}},
+  'rows added to the up projection': {
+    'ngram_memories': {'0': {'join': 'sum', 'point': 'feed_forward', 'layers': (0, 1)}}
+  },
+  'stem': {'ngram_memories': {'0': {'preset': 'stem'}}},
   'sum': {'ngram_memories': {'0': {'join': 'sum', 'hash': 'polynomial'}}},
   'latent gate': {'ngram_memories': {'0': CLUSTERS}},
   'latent concat': {'ngram_memories': {'0': CLUSTERS | {'join': 'concat'}}},
@@ -57,6 +63,9 @@ MEMORIES = {
 REFUSED = {
   (name, 'blt'): "key='bytes' is not for data.vocabulary" for name in BASES if name != 'own'
 }
+REFUSED |= {(name, 'stem'): 'rows cannot replace the up projection' for name in BASES}
+REFUSED['gpt2', 'stem'] = 'is not for model.gated=False'
+REFUSED['gpt2', 'rows added to the up projection'] = 'is not for model.gated=False'
 PAIRS = [pair for pair in itertools.product(BASES, MEMORIES) if pair not in REFUSED]
 # Their convolution has no input before the second step, and its norm no gradient before the third.
 THIRD_STEP = 'convolution_norm'

@@ -72,8 +72,8 @@ def check_table(config):
 
 def models():
   """Models that together have every parameter of the table."""
-  seed = drawn.covering_seed(9, 0)
-  for case in drawn.cases(9, seed):
+  seed = drawn.covering_seed(12, 0)
+  for case in drawn.cases(12, seed):
     yield f'drawn {seed}', dataclasses.replace(drawn.config_of(case), dtype='float32')
   for name in test_recurrent.NAMES:
     yield name, test_recurrent.config_of(name, dtype='float32')

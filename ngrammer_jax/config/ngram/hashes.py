@@ -10,6 +10,7 @@ For the n-gram (x_t, x_{t-1}, ..., x_{t-n+1}), head j of its order and a table o
   blt          row = (x_t a_j^{n-1} + x_{t-1} a_j^{n-2} + ... + x_{t-n+1}) mod p
   praxis       row = ((x_t + x_{t-1} V + ... + x_{t-n+1} V^{n-1}) b_j + b_j) mod q_j mod p
   speedrun     row = (x_t c_0 XOR x_{t-1} c_1 XOR ...) mod (p - 1), in 32 bits
+  id           row = x_t, 0 if it is not below p; of 1-grams
 
 all others in signed integers of 64 bits. Those of 'blt' wrap around; no other hash overflows with
 ids below V. Remainders are at least 0. V is the number of distinct ids. The odd multipliers m are
@@ -32,7 +33,7 @@ import numpy as np
 
 from ngrammer_jax.config.ngram.sizes import primes_above
 
-KINDS = ('engram', 'ple', 'polynomial', 'blt', 'praxis', 'speedrun')
+KINDS = ('engram', 'ple', 'polynomial', 'blt', 'praxis', 'speedrun', 'id')
 NO_TOKEN = -1  # in place of a token before a boundary, for 'speedrun'
 # By the length of the n-gram: the factor of each place in it.
 SPEEDRUN_FACTORS = {2: (36313, 27191), 3: (17351, 60961, 45259)}
@@ -140,6 +141,10 @@ class NumpyHash:
       raise ValueError(
         'hash "praxis" needs equal numbers of rows in all heads of an order: use row_rule="exact"'
       )
+    if self.kind == 'id' and self.orders != (1,):
+      raise ValueError(
+        f'hash "id" has a row for each id, not for n-grams of orders {self.orders}: use orders=(1,)'
+      )
     largest = max(max(self.divisors(g)) for g in range(len(self.orders)))
     has_sum = self.kind in ('polynomial', 'praxis')
     if has_sum and max(self.orders) * self.vocabulary * largest >= 2**63:
@@ -177,6 +182,8 @@ class NumpyHash:
     match self.kind:
       case 'engram' | 'ple':
         return self.multipliers()[: len(places), None]
+      case 'id':
+        factors = [[1] * len(divisors_K)]
       case 'polynomial':
         factors = [[pow(self.vocabulary, s, p) for p in divisors_K] for s in places]
       case 'blt':

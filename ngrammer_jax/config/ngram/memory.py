@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import activations
 from ngrammer_jax.config.fields import ANY, field
 from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram import hashes as ngram_hashes
@@ -20,13 +21,14 @@ TOKEN_KEYS = ('tokens', 'compressed')
 CLUSTER_KEYS = ('clusters', 'embedding_clusters')
 # XOR of products in 64 bits (engram, ple: the multipliers differ); polynomials of the ids modulo
 # the rows (polynomial) or 2^64 (blt); the hash of the N-Grammer layer (praxis); XOR of products in
-# 32 bits (speedrun).
+# 32 bits (speedrun); the id itself.
 HASHES = ngram_hashes.KINDS
 EMPTY = ('shrink', 'keep', 'revive')
 INITIAL = ('uniform', 'normal', 'data', 'hidden')
 EXCHANGE = ('auto', 'rows', 'table', 'table_bfloat16')
 PER_HEAD_JOINS = ('concat', 'add')  # those of the N-Grammer layer
-JOINS = ('gate', 'sum', 'mean', *PER_HEAD_JOINS)
+FEED_FORWARD_JOINS = ('sum', 'multiply', 'replace')
+JOINS = ('gate', 'product', 'sum', 'mean', 'multiply', 'replace', *PER_HEAD_JOINS)
 BOUNDARIES = ('starts', 'eos_id', 'none')
 GATES = ('learned', 'half')
 ZERO_SCORES = ('half', 'positive')
@@ -37,7 +39,13 @@ TABLE_MEMORIES = ('device', 'host')
 HOST_OPTIMIZERS = ('adagrad', 'row_adagrad', 'frozen')
 BYTE_IDS = 260  # 4 special ids, then the bytes
 
-POINTS_IN_MODEL = ('before_attention', 'after_attention', 'after_block')
+POINTS_IN_MODEL = (
+  'before_attention',
+  'after_attention',
+  'feed_forward',
+  'after_feed_forward',
+  'after_block',
+)
 PREFIX = 'ngram_memory_'  # of the name of a memory
 TABLE_PREFIX = 'ngram_table_'  # of the name of a shared table
 
@@ -48,6 +56,10 @@ _FILLED = tuple(kind for kind in HASHES if kind != 'speedrun')  # which knows of
 _TEXT_KEYS = (*TOKEN_KEYS, 'bytes')
 _PER_HEAD = {'join': PER_HEAD_JOINS}
 _IN_BLOCKS = 'a gate is in blocks, such as layers=(1,); a mean is at the input, layers=()'
+_PRODUCT = {'join': ('product',)}
+_NORMS = {'join': ('gate', 'product')}
+FEED_FORWARD_POINTS = ('feed_forward', 'after_feed_forward')
+_IN_FEED_FORWARD = {'key': _TEXT_KEYS, 'amplification': ('none',)}
 
 
 def exchange_field() -> Any:
@@ -75,7 +87,12 @@ class NGramMemoryConfig:
     'gate',
     'how rows are joined with the hidden states',
     choices=JOINS,
-    needs={'mean': {'layers': ((),), 'every_block': (False,)}},
+    needs={
+      'product': {'point': ('before_attention', 'after_block')},
+      'mean': {'layers': ((),), 'every_block': (False,)},
+      'multiply': {'point': FEED_FORWARD_POINTS, 'table': (None,)},
+      'replace': {'point': ('feed_forward',)},
+    },
     reason=_IN_BLOCKS,
   )
   layers: tuple[int, ...] = field(
@@ -96,7 +113,12 @@ class NGramMemoryConfig:
     'before_attention',
     'where in these blocks it acts',
     choices=POINTS_IN_MODEL,
-    needs={'after_attention': _PER_HEAD, 'after_block': _PER_HEAD},
+    needs={
+      'after_attention': _PER_HEAD,
+      'feed_forward': _IN_FEED_FORWARD | {'join': FEED_FORWARD_JOINS, 'gated': (True,)},
+      'after_feed_forward': _IN_FEED_FORWARD | {'join': ('sum', 'multiply')},
+      'after_block': {'join': ('product', *PER_HEAD_JOINS)},
+    },
   )
   table: str | None = field(
     None,
@@ -117,18 +139,34 @@ class NGramMemoryConfig:
     at_most=1024,
     relations=(equals('model.heads', where={'pairing': ('attended',)}),),
   )
-  rows: tuple[int, ...] = field((16_384,), 'base rows of a head, by order or for all', at_least=1)
+  rows: tuple[int, ...] = field(
+    (16_384,),
+    'base rows of a head, by order or for all',
+    at_least=1,
+    only_for={'row_rule': tuple(rule for rule in ngram_sizes.ROW_RULES if rule != 'vocabulary')},
+  )
   row_rule: str = field('prime', 'from base number to rows of heads', choices=ngram_sizes.ROW_RULES)
   row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
-  width: int = field(
+  width: int | None = field(
     64,
-    'values of a row',
+    'values of a row; None: as many as it is joined to in the feed-forward',
     at_least=1,
+    needs={None: {'point': FEED_FORWARD_POINTS, 'projection': (False,), 'table': (None,)}},
     relations=(
       equals(
         'model.width',
-        where=_SUM | {'projection': (False,)},
+        where=_SUM | {'projection': (False,), 'point': ('before_attention',)},
         reason='with projection=True rows may have any width',
+      ),
+      equals(
+        'model.feed_forward_width',
+        where={'point': ('feed_forward',), 'projection': (False,)},
+        remedy='use None',
+      ),
+      equals(
+        'model.width',
+        where={'point': ('after_feed_forward',), 'projection': (False,)},
+        remedy='use None',
       ),
     ),
   )
@@ -141,8 +179,8 @@ class NGramMemoryConfig:
   )
   table_initial: str = field(
     'normal',
-    'initial tables: normal with `deviation`, or Xavier-uniform for the rows of a head (praxis)',
-    choices=('normal', 'xavier'),
+    'initial tables: normal with `deviation`, or by rows of a head: xavier (praxis), xavier_normal',
+    choices=('normal', 'xavier', 'xavier_normal'),
     free_on_init=True,
   )
   untrained_row: int | None = field(None, 'row of each head that is not trained', at_least=0)
@@ -203,12 +241,22 @@ class NGramMemoryConfig:
   padding_trains: bool = field(False, 'padding updates centroids, as in praxis', only_for=_CLUSTERS)
 
   bias: bool = field(False, 'biases of the projections to keys and values', only_for=_GATE)
-  norm_epsilon: float | None = field(None, 'norm epsilon; None: by dtype', above=0, only_for=_GATE)
-  norm_offset: bool = field(False, 'RMS norms multiply by 1 + weight, not weight', only_for=_GATE)
+  norm_epsilon: float | None = field(None, 'norm epsilon; None: by dtype', above=0, only_for=_NORMS)
+  norm_offset: bool = field(False, 'RMS norms multiply by 1 + weight, not weight', only_for=_NORMS)
   convolution: int = field(0, 'width; 0: none', at_least=0, at_most=128, only_for=_GATE)
   convolution_epsilon: float = field(1e-5, 'epsilon of the norm before it', above=0, only_for=_GATE)
   gate: str = field('learned', 'gate; half: fixed (a control)', choices=GATES, only_for=_GATE)
   zero_score: str = field('half', 'gate of a score of 0', choices=ZERO_SCORES, only_for=_GATE)
+
+  activation: str = field(
+    'gelu',
+    'activation of the hidden states in a product',
+    choices=activations.NAMES,
+    only_for=_PRODUCT,
+  )
+  embedding_part: bool = field(
+    False, 'add a projection of the token embedding to the rows (Gemma 3n)', only_for=_PRODUCT
+  )
 
   projection: bool = field(False, 'project the rows of each head to the model width', only_for=_SUM)
   amplification: str = field(
@@ -234,7 +282,10 @@ class NGramMemoryConfig:
     only_for={'join': ('sum',)},
   )
 
-  start: str | None = start_field()
+  start: str | None = start_field(
+    needs={'neutral': {'join': tuple(join for join in JOINS if join != 'replace')}},
+    reason='rows cannot replace the up projection of a trained model; join="sum" adds to it',
+  )
   optimizer: str = field('adagrad', 'optimizer of the tables', choices=OPTIMIZERS)
   # None: 1 for both Adagrads, which have their own learning rate; 5 for the others, as in Engram.
   learning_rate_factor: float | None = field(
@@ -265,7 +316,10 @@ class NGramMemoryConfig:
     blocks = self.layers
     if self.every_block:
       blocks = range(layers)
-    return tuple(Place(self.point, block) for block in blocks) or (Place('input'),)
+    point = self.point
+    if point == 'after_block' and (len(self.layers) > 1 or self.every_block):
+      point = 'block_end'  # the parameters of a memory after one block are beside the blocks
+    return tuple(Place(point, block) for block in blocks) or (Place('input'),)
 
   @property
   def is_in_blocks(self) -> bool:
@@ -283,15 +337,20 @@ class NGramMemoryConfig:
     return self.fill_id
 
   @property
-  def starts_at_zero(self) -> bool:
-    """Whether all tables are 0 at the start."""
+  def starts_with_equal_rows(self) -> bool:
+    """Whether all rows are equal at the start: 0, or 1 if they multiply."""
     return self.deviation == 0 and self.table_initial == 'normal'
 
-  @property
-  def table_width(self) -> int:
-    """Values of a row of the table, with those of all layers if it is sliced."""
+  def table_width(self, features: int) -> int:
+    """Returns the values of a row of the table, with those of all layers if it is sliced.
+
+    Args:
+      features: that the rows are joined to.
+    """
     if self.sliced:
       return self.width * len(self.layers)
+    if self.width is None:
+      return features
     return self.width
 
   def table_index(self, block: int) -> int:
@@ -362,6 +421,11 @@ class NGramMemoryConfig:
     """
     self._check_places(path)
     D = model.width_at(self.point)
+    if self.point in FEED_FORWARD_POINTS and not model.feed_forward_width:
+      raise errors.BadInput(
+        f'{path}.point={self.point!r} needs a feed-forward, but model.feed_forward_width=0: use '
+        f'another width, or another point'
+      )
     if self.key in CLUSTER_KEYS and D % self.heads:
       width = f'model.width={D}'
       if D != model.width:
@@ -388,9 +452,10 @@ class NGramMemoryConfig:
 
   def _check_places(self, path: str) -> None:
     """Raises BadInput for blocks that the memory cannot be in."""
-    if not self.is_in_blocks and self.join == 'gate':
+    if not self.is_in_blocks and self.join in ('gate', 'product'):
       raise errors.BadInput(
-        f"{path}.join='gate' needs {path}.layers, which is (): set {path}.layers; {_IN_BLOCKS}"
+        f'{path}.join={self.join!r} needs {path}.layers, which is (): set {path}.layers; '
+        f'{_IN_BLOCKS}'
       )
     if not self.is_in_blocks and self.point != 'before_attention':
       raise errors.BadInput(
@@ -399,11 +464,6 @@ class NGramMemoryConfig:
       )
     if len(set(self.layers)) < len(self.layers):
       raise errors.BadInput(f'{path}.layers={self.layers} has a block twice: use it once')
-    if self.point == 'after_block' and (len(self.layers) > 1 or self.every_block):
-      raise errors.BadInput(
-        f'{path}.layers={self.layers}: a memory with {path}.point="after_block" is in one block; '
-        f'use one memory for each block'
-      )
 
   def check_sizes(self, width: int, vocabulary_size: int = 1) -> None:
     """Raises ValueError for sizes that no table has, or that do not fit inputs of this width."""
@@ -428,7 +488,8 @@ class NGramMemoryConfig:
     except ValueError as error:
       raise errors.BadInput(f'{path}: {error}') from error
     smallest = min(map(min, sizes))
-    if self.untrained_row is not None and self.untrained_row >= smallest:
+    has_rows = self.row_rule != 'vocabulary' or vocabulary_size > 1  # else they are not known yet
+    if has_rows and self.untrained_row is not None and self.untrained_row >= smallest:
       raise errors.BadInput(
         f'{path}.untrained_row={self.untrained_row} is not below the {smallest:,} rows of the '
         f'smallest head: use None, or more rows'

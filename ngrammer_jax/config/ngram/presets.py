@@ -1,6 +1,8 @@
 """Presets of n-gram memories: the values of published codes and papers."""
 
 _ADAM = dict(optimizer='adam', learning_rate_factor=1.0)
+# A row for each token, which no n-gram shares.
+_TOKEN_ROWS = dict(hash='id', orders=(1,), heads=1, row_rule='vocabulary')
 _OVER_ENCODING = dict(hash='polynomial', join='mean', heads=4, width=256, projection=True)
 # A table from 0, added to the input of each block with a learned factor.
 _SPEEDRUN = dict(
@@ -86,4 +88,38 @@ PRESETS = {
   # gates of each token that start at 0.05, and has an optimizer of its own.
   'ngram_hash': _SPEEDRUN
   | dict(table='ngrams', orders=(2, 3), rows=(42_301_440,), sign_hash='products', factor=0.05),
+  # Per-layer embeddings of Gemma 3n (35 blocks, one table), on one residual stream as in Gemma 4.
+  'gemma3n_ple': dict(
+    join='product',
+    point='after_block',
+    layers=tuple(range(35)),
+    table='per_layer',
+    sliced=True,
+    width=256,
+    untrained_row=0,
+    embedding_part=True,
+    norm_epsilon=1e-6,
+    **_TOKEN_ROWS,
+    **_ADAM,
+  ),
+  # STEM, arXiv 2601.10639: all blocks but the first; the number of blocks is ours.
+  'stem': dict(
+    join='replace',
+    point='feed_forward',
+    layers=tuple(range(1, 16)),
+    width=None,
+    table_initial='xavier_normal',
+    **_TOKEN_ROWS,
+    **_ADAM,
+  ),
+  # DeepEmbed of RWKV-8; the number of blocks and the optimizer are ours.
+  'deep_embed': dict(
+    join='multiply',
+    point='after_feed_forward',
+    layers=tuple(range(12)),
+    width=None,
+    deviation=0.0,
+    **_TOKEN_ROWS,
+    **_ADAM,
+  ),
 }

@@ -11,7 +11,15 @@ import itertools
 
 MAX_ROWS = 2**29  # of a head, so that primes p < 2 V fit in 30 bits
 MAX_ORDER = 32  # each order hashes that many ids, and the state keeps those of the longest one
-ROW_RULES = ('prime', 'longcat', 'over_encoding', 'exact', 'multiple', 'multiple_plus_one')
+ROW_RULES = (
+  'prime',
+  'longcat',
+  'over_encoding',
+  'exact',
+  'multiple',
+  'multiple_plus_one',
+  'vocabulary',
+)
 
 
 def check_widths(width: int, heads: int, dim: int, combine: str, num_orders: int) -> None:
@@ -70,7 +78,8 @@ def table_sizes(
     rule: how they follow from the base numbers m of rows. For head j of order g, both from 0:
       'prime': the smallest primes of at least m that no other head, order or layer before has
       (Engram, PLE); 'longcat': m + 2 (g K + j) + 1; 'over_encoding': m + 2 j; 'exact': m;
-      'multiple': the multiple of V nearest to m; 'multiple_plus_one': one more than that.
+      'multiple': the multiple of V nearest to m; 'multiple_plus_one': one more than that;
+      'vocabulary': V, a row for each id.
     rows: the base number for all orders, or one for each.
     orders: lengths of the n-grams.
     heads: K.
@@ -141,6 +150,8 @@ def _regular_size(rule: str, rows: int, earlier_heads: int, j: int, num_ids: int
       return _nearest_multiple(rows, num_ids)
     case 'multiple_plus_one':
       return _nearest_multiple(rows, num_ids) + 1
+    case 'vocabulary':
+      return num_ids
 
 
 def _nearest_multiple(rows: int, num_ids: int) -> int:

@@ -41,6 +41,9 @@ class NGramHash(hashes.NumpyHash):
     """Returns the rows in the heads of order g, int32 [..., K]."""
     if self.kind == 'speedrun':
       return self._speedrun_rows(g, ids)
+    if self.kind == 'id':
+      (x, *_), sizes_K = ids, np.array(self.sizes[g], np.int32)
+      return jnp.where((x >= 0) & (x < sizes_K), x, 0)
     factors = uint64.split_words(self.factors(g))
     if self.is_xor and multipliers is not None:
       factors = multipliers[: self.orders[g], None]

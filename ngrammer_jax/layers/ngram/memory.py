@@ -12,11 +12,19 @@
 | Over-Encoding (Huang et al. 2025), LongCat | tokens | polynomial | mean |
 | BLT (Pagnoni et al. 2024) | bytes | blt | sum |
 | N-Grammer (Roy et al. 2022) | clusters | praxis | concat |
+| per-layer embeddings (Gemma 3n) | tokens, 1-grams | id | product |
+| STEM (2026) | tokens, 1-grams | id | replace, in the feed-forward |
+| DeepEmbed (RWKV-8) | tokens, 1-grams | id | multiply, after the feed-forward |
+
+In the feed-forward the input x is the up projection or the output, and E its features:
+
+  y = x + sum_i e_i   ('sum'),   y = x prod_i e_i   ('multiply'),   y = sum_i e_i   ('replace')
 
 With `start='neutral'` a model starts as it is without the memory: the values of a gate start at 0,
-see `gate`, and every other join m becomes y = x + g (m(x) - x) with a learned vector g from 0. A
-gate or a sum of a table that starts at 0 is neutral as it is, and would learn nothing if the gate
-started at 0 too.
+see `gate`, the norm of a product too, see `product`, and every other join m becomes
+y = x + g (m(x) - x) with a learned vector g from 0. A gate or a sum of a table that starts at 0 is
+neutral as it is, and would learn nothing if the gate started at 0 too. So are rows that multiply
+and start at 1.
 
 A shared table (`table='name'`) is a module of its own, with `is_table`: it is looked up once in a
 segment, and memories read its rows from the context. It remembers which rows the last M tokens
@@ -49,6 +57,7 @@ from ngrammer_jax.layers.ngram import (
   host_memory,
   pairs,
   per_head,
+  product,
   quantizer,
   signs,
   table,
@@ -185,9 +194,11 @@ class NGramMemory(nn.Module):
   def _is_neutral(self) -> bool:
     """Whether its join starts as the identity, without a vector g."""
     o = self.options
-    if o.join == 'gate':
+    if o.join in ('gate', 'product'):
       return True
-    return o.join == 'sum' and o.amplification == 'none' and o.starts_at_zero
+    if o.join == 'multiply':
+      return o.starts_with_equal_rows
+    return o.join == 'sum' and o.amplification == 'none' and o.starts_with_equal_rows
 
   def _check_inputs(self, x: jax.Array, context: Context) -> None:
     """Raises the errors of `__call__`."""
@@ -333,9 +344,16 @@ class NGramMemory(nn.Module):
     self, x: jax.Array, e_BxTxIxE: jax.Array, context: Context, state: State | None
   ) -> tuple[jax.Array, State]:
     """Returns x with the gate or the sum of the vectors, and the next state of the convolution."""
-    if self.options.join == 'gate':
+    o = self.options
+    if o.join == 'gate':
       y, convolution_state = self._gate(x, e_BxTxIxE, context, state)
       return x + y, convolution_state
+    if o.join == 'multiply':
+      return x * e_BxTxIxE.prod(axis=-2), {}
+    if o.join == 'replace':
+      return e_BxTxIxE.sum(axis=-2), {}
+    if o.join == 'product':
+      return self._product(x, e_BxTxIxE, context), {}
     join = token_sum.TokenSum(
       is_mean=self.options.join == 'mean',
       is_projected=self.options.projection,
@@ -345,6 +363,24 @@ class NGramMemory(nn.Module):
       name='sum',
     )
     return join(x, e_BxTxIxE), {}
+
+  def _product(self, x_BxTxD: jax.Array, e_BxTxIxE: jax.Array, context: Context) -> jax.Array:
+    """Returns the hidden states with the products."""
+    o = self.options
+    join = product.Product(
+      activation=o.activation,
+      has_embedding_part=o.embedding_part,
+      epsilon=o.norm_epsilon,
+      is_offset=o.norm_offset,
+      is_neutral=o.start == 'neutral' and (o.embedding_part or not o.starts_with_equal_rows),
+      dtype=self.dtype,
+      name='product',
+    )
+    e_BxTxP = e_BxTxIxE.reshape(*e_BxTxIxE.shape[:2], -1)
+    embedding_BxTxD = None
+    if o.embedding_part:
+      embedding_BxTxD = context.vocabulary.x_BxTxD
+    return join(x_BxTxD, e_BxTxP, embedding_BxTxD)
 
   def _ids(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns the ids of the tokens [B, T, 1 or K]: tokens, bytes, or clusters of each head."""
@@ -404,7 +440,7 @@ class NGramMemory(nn.Module):
       kind=o.gate,
       zero_score=o.zero_score,
       dtype=self.dtype,
-      is_neutral=o.start == 'neutral' and not o.starts_at_zero,
+      is_neutral=o.start == 'neutral' and not o.starts_with_equal_rows,
       name='gate',
     )
     e_BxTxM = e_BxTxIxE.reshape(*e_BxTxIxE.shape[:2], -1)
@@ -439,7 +475,7 @@ class NGramMemory(nn.Module):
         self._table(),
         rows_BxTxI,
         exchange=self.options.exchange,
-        width=self.options.table_width,
+        width=self.table_shape()[1],
       )
       return checkpoint_name(values_BxTxIxE, 'memory')
     if self.has_variable(table.VALUES, 'table') and not self._records_values:
@@ -471,16 +507,20 @@ class NGramMemory(nn.Module):
   def _table_initializer(self) -> nn.initializers.Initializer:
     """Returns the initializer of the table, which draws the same numbers in any dtype."""
     o = self.options
+    E = self.table_shape()[1]
     if o.table_initial == 'xavier':
-      draw = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
+      draw = dense.symmetric((6 / (o.rows[0] + E)) ** 0.5)  # of the rows of one head
+    elif o.table_initial == 'xavier_normal':
+      draw = nn.initializers.normal((2 / (self.ngram_hash().sizes[0][0] + E)) ** 0.5)
     elif o.deviation is None:
-      draw = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
+      draw = nn.initializers.truncated_normal(E**-0.5, lower=-3, upper=3)
     else:
       draw = nn.initializers.normal(o.deviation)
+    mean = 1 if o.join == 'multiply' else 0
     wide = self._wide_dtype
 
     def initialize(key, shape, dtype):
-      return draw(key, shape, wide).astype(dtype)
+      return (mean + draw(key, shape, wide)).astype(dtype)
 
     return initialize
 
@@ -500,7 +540,7 @@ class NGramMemory(nn.Module):
   def table_shape(self) -> tuple[int, int]:
     """Returns the rows and the width of the table of this layer."""
     rows = self.options.table_rows(self.vocabulary_size)
-    return rows[self.options.table_index(self.block)], self.options.table_width
+    return rows[self.options.table_index(self.block)], self.options.table_width(self.width)
 
   @property
   def has_table(self) -> bool:

@@ -29,7 +29,10 @@ def test_the_newest_byte_has_the_highest_power():
 @pytest.mark.parametrize(
   'kind, sizes, vocabulary, message',
   [
-    ('md5', ((5,),), 9, "hash 'md5' is not one of engram, ple, polynomial, blt, praxis, speedrun"),
+    (
+      *('md5', ((5,),), 9),
+      "hash 'md5' is not one of engram, ple, polynomial, blt, praxis, speedrun, id",
+    ),
     ('speedrun', ((1,),), 9, 'hash "speedrun" needs at least 2 rows: one is for the first token'),
     (
       *('blt', ((5,) * 12,), 9),

@@ -69,8 +69,36 @@ def test_number_of_ids(key, num_ids):
   'memory, fields',
   [
     *((SUM | {'key': key}, {}) for key in ('tokens', 'compressed', 'bytes', 'clusters')),
-    *((GATE | {'hash': name, 'row_rule': 'exact', 'heads': 1}, {}) for name in HASHES),
-    *((CLUSTERS | {'hash': name, 'row_rule': 'exact', 'heads': 1}, {}) for name in HASHES),
+    *(
+      (GATE | {'hash': name, 'row_rule': 'exact', 'heads': 1}, {})
+      for name in HASHES
+      if name != 'id'
+    ),
+    *(
+      (CLUSTERS | {'hash': name, 'row_rule': 'exact', 'heads': 1}, {})
+      for name in HASHES
+      if name != 'id'
+    ),
+    (GATE | {'hash': 'id', 'orders': (1,)}, {}),
+    (GATE | {'join': 'product', 'point': 'after_block', 'layers': (0, 2)}, {}),
+    (GATE | {'join': 'add', 'point': 'after_block', 'layers': (0, 2), 'heads': 4}, {}),
+    (GATE | {'join': 'sum', 'point': 'feed_forward', 'width': None}, {}),
+    (
+      GATE
+      | {'join': 'multiply', 'point': 'after_feed_forward', 'projection': False, 'width': None},
+      {},
+    ),
+    (
+      GATE
+      | {
+        'join': 'replace',
+        'point': 'feed_forward',
+        'row_rule': 'vocabulary',
+        'untrained_row': 3,
+        'width': None,
+      },
+      {},
+    ),
     *((GATE | {'table_memory': where}, {}) for where in TABLE_MEMORIES),
     (GATE | {'orders': (1,)}, {}),  # the controls
     (GATE | {'orders': (3, 2)}, {}),
@@ -131,12 +159,12 @@ def test_ids_outside_of_the_vocabulary(memory, message):
 def test_presets_are_valid_memories():
   speedrun = {'bigram_hash', 'ngram_hash'}
   others = {'engram', 'engram_v41', 'ple', 'over_encoding', 'longcat', 'blt'}
-  assert set(PRESETS) == speedrun | others
+  assert set(PRESETS) == {*speedrun, *others, 'gemma3n_ple', 'stem', 'deep_embed'}
   for name in PRESETS:
     memory = NGramMemoryConfig.from_preset(name)
     memory = dataclasses.replace(memory, eos_id=2 if memory.boundary == 'eos_id' else None)
     width = 768 if name in speedrun else 1024
-    model = model_config.ModelConfig(layers=16, width=width, ngram_memories=(memory,))
+    model = model_config.ModelConfig(layers=35, width=width, ngram_memories=(memory,))
     model.check()
     if name != 'longcat':  # it warns
       model.check_vocabulary(131_072)
