@@ -146,6 +146,7 @@ def _use_published_tables(
   c.training.checkpoint_every = 1_000
   c.optimizer.learning_rate = 4e-4
   c.optimizer.weight_decay = 0.1
+  c.optimizer.weight_decay_on = 'all'  # all but the tables, which have their own optimizer
   c.optimizer.warmup_steps = 2_000
   c.evaluation.streams = 256
   c.evaluation.max_tokens = 2**22

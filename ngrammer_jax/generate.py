@@ -26,6 +26,7 @@ from ngrammer_jax import command_line, errors, flags, interactive
 from ngrammer_jax.system import compilation_cache, files, progress, result_files
 
 if typing.TYPE_CHECKING:
+  from ngrammer_jax.data.prompts import Prompt
   from ngrammer_jax.inference.sampling import SamplingConfig
   from ngrammer_jax.inference.text import Completion
   from ngrammer_jax.runs import Run
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
   generation.PromptConfig(options.chat, options.special, options.system).check_values()
   if options.prompts is None and options.output is not None:
     raise errors.BadInput('--output is for --prompts=FILE; other texts go to standard output')
-  prompts: list[str] = []
+  prompts: list[Prompt] = []
   if not options.interactive:
     prompts = _read_prompts(options)
 
@@ -75,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def _generate(
-  run: 'Run', config: 'SamplingConfig', options: argparse.Namespace, prompts: list[str]
+  run: 'Run', config: 'SamplingConfig', options: argparse.Namespace, prompts: 'list[Prompt]'
 ) -> None:
   """Prints the completion of --prompt, or those of --prompts as JSON lines; logs the speed."""
   complete = functools.partial(_complete, run, config, options, prompts, options.seed)
@@ -114,7 +115,7 @@ def _complete(
   run: 'Run',
   config: 'SamplingConfig',
   options: argparse.Namespace,
-  prompts: list[str],
+  prompts: 'list[Prompt]',
   seed: int,
   on_text: OnText,
 ) -> Iterator['Completion']:
@@ -234,7 +235,7 @@ def _format_speed(times: list[float]) -> str:
   return f'{count}, {rate:,.0f} tokens/s'
 
 
-def _read_prompts(options: argparse.Namespace) -> list[str]:
+def _read_prompts(options: argparse.Namespace) -> 'list[Prompt]':
   """Returns the prompts. Raises BadInput if a file cannot be read, or the output not written."""
   if options.output is not None:
     result_files.check_output_file('--output', options.output, 'completions.jsonl')

@@ -171,7 +171,7 @@ def test_selection_of_a_checkpoint(trained_copy):
   assert ngrammer_jax.load_run(workdir, 'best').restored.step == 8
   with bad_input(f'--step=15: --workdir={workdir} has no such checkpoint; available: 4, 8, 12'):
     ngrammer_jax.load_run(workdir, 15).generate('')
-  with bad_input('--step=last is not a step, newest or best'):
+  with bad_input('step=\'last\' is not a step: use a number from 0, "newest" or "best"'):
     evaluate.main([f'--workdir={workdir}', '--step=last'])
 
 

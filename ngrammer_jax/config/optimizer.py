@@ -9,6 +9,7 @@ from ngrammer_jax.config.relations import at_most
 
 ALGORITHMS = ('adam', 'adamw', 'lamb', 'adagrad', 'muon')
 DECAYING = ('matrices', 'matrices_and_embeddings', 'all')
+DEFAULT_DECAYING = 'matrices'
 OFFICIAL_SCHEDULES = ('transformer_xl', 'transformer_xl_tensorflow')  # of these implementations
 SCHEDULES = ('cosine', 'linear', 'wsd', 'rsqrt', 'constant', *OFFICIAL_SCHEDULES)
 MUON_SCALES = ('jordan', 'moonlight', 'none')
@@ -135,9 +136,9 @@ class OptimizerConfig:
     only_for={'algorithm': ('adam', 'adamw', 'lamb', 'muon')},
   )
   # Biases, norms, gates and scales decay with `all` alone, n-gram tables and spans never.
-  weight_decay_on: str = field(
-    'matrices',
-    'what decays: matrices, also embeddings and the head, or all dense weights',
+  weight_decay_on: str | None = field(
+    None,
+    'what decays: matrices, also embeddings and the head, or all dense weights; None: matrices',
     choices=DECAYING,
     kept_on_resume=True,
   )

@@ -3,7 +3,7 @@
 JSON lines of a chat may have the field `messages` instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import dataclasses
 import json
 import logging
@@ -47,7 +47,7 @@ def read(path: pathlib.Path, is_chat: bool = False) -> list[Prompt]:
     raise errors.BadInput(f'{name} is empty; expected one prompt per line')
   is_json = file.format == file_formats.LINES
   numbered = [(i, r) for i, r in enumerate(records) if r.strip() or not is_json]
-  field = _find_field(file, numbered[0][1])
+  field = _find_field(file, numbered[0][1], is_chat)
   file_format = file.format
   if field == 'messages':
     if not is_chat:
@@ -65,17 +65,29 @@ def read(path: pathlib.Path, is_chat: bool = False) -> list[Prompt]:
   return prompts
 
 
-def _find_field(file: formats.DocumentFile, first: bytes) -> str | None:
+def _find_field(file: formats.DocumentFile, first: bytes, is_chat: bool) -> str | None:
   """Returns the field of the first record that has a prompt; None: a prompt is a line of text."""
   if file.format == file_formats.TEXT:
     return None
-  if file.format != file_formats.LINES or b'"prompt"' in first:
+  if file.format != file_formats.LINES:
     return 'prompt'
-  if b'"messages"' in first:
+  fields = _fields(first)
+  if 'messages' in fields and (is_chat or 'prompt' not in fields):
     return 'messages'
-  if file_formats.FORMAT_SUFFIXES.get(file_formats.suffix(file.path)) == file_formats.LINES:
-    return 'prompt'  # the error of its absence says which fields there are
+  suffix = file_formats.suffix(file.path)
+  is_lines = file_formats.FORMAT_SUFFIXES.get(suffix) == file_formats.LINES
+  if 'prompt' in fields or is_lines:
+    return 'prompt'  # if it is absent, the error says which fields there are
   return None
+
+
+def _fields(record: bytes) -> Collection[str]:
+  """Returns the fields of a record of JSON lines; none if it is no object."""
+  try:
+    value = json.loads(record)
+  except ValueError:
+    return ()
+  return value.keys() if isinstance(value, dict) else ()
 
 
 def _parse(

@@ -107,31 +107,43 @@ class IncrementalDetokenizer:
       self.has_ended = True
       self.is_done = True
     elif not self.is_done:
-      text = text[: len(text) - self._stop_prefix_length(text)]
+      text = text[: self._safe_length(text)]
     new_text = text[len(self.text) :]
     self.text = text
     return new_text
 
   def _texts_before_special_stops(self) -> list[str]:
     """Returns the text before each stop string that spells a special token and has come."""
-    shown = self._shown.text
     texts = []
     for stop in self._special_stop:
-      start = shown.find(stop)
-      if start < 0:
-        continue
-      # The text of the tokens before the stop string, and the part of the next one before it.
-      shown_length, length = max(pair for pair in self._lengths if pair[0] <= start)
-      texts.append(self._plain.text[:length] + shown[shown_length:start])
+      start = self._shown.text.find(stop)
+      if start >= 0:
+        texts.append(self._text_before(start))
     return texts
 
-  def _stop_prefix_length(self, text: str) -> int:
-    """Returns the length of the longest end of a text that begins a stop string."""
-    longest = max(map(len, self._stop), default=0)
-    for length in range(min(longest, len(text)), 0, -1):
-      if any(stop.startswith(text[-length:]) for stop in self._stop):
-        return length
-    return 0
+  def _text_before(self, start: int) -> str:
+    """Returns the text before a position of the text with special tokens."""
+    # The text of the tokens before the position, and the part of the next one before it.
+    shown_length, length = max(pair for pair in self._lengths if pair[0] <= start)
+    return self._plain.text[:length] + self._shown.text[shown_length:start]
+
+  def _safe_length(self, text: str) -> int:
+    """Returns the length of the text that no stop string may take back."""
+    length = len(text) - _prefix_length(text, self._stop)
+    shown_prefix = _prefix_length(self._shown.text, self._special_stop)
+    if shown_prefix:
+      before = self._text_before(len(self._shown.text) - shown_prefix)
+      length = min(length, len(before))
+    return length
+
+
+def _prefix_length(text: str, stops: tuple[str, ...]) -> int:
+  """Returns the length of the longest end of a text that begins a stop string, 0 if none does."""
+  longest = max(map(len, stops), default=0)
+  for length in range(min(longest, len(text)), 0, -1):
+    if any(stop.startswith(text[-length:]) for stop in stops):
+      return length
+  return 0
 
 
 def _spells_special(vocabulary: vocabularies.Vocabulary, text: str) -> bool:

@@ -20,11 +20,11 @@ class EncodedText(NamedTuple):
   """A text and its token ids.
 
   Attributes:
-    text: the text, or the token ids that stand for it.
+    text: the text, the token ids that stand for it, or the messages of a chat.
     ids: its token ids, int32.
   """
 
-  text: str | list[int]
+  text: str | list[int] | list[dict[str, Any]]
   ids: np.ndarray
 
 

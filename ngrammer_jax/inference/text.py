@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import math
 import numbers
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ class Completion:
   """A prompt and its continuation.
 
   Attributes:
-    prompt: the prompt, a text or token ids.
+    prompt: the prompt: a text, token ids or messages.
     text: its continuation; empty without a tokenizer.
     tokens: token ids of the continuation; after a stop string, with those of the stop string.
     ended: whether the model ended the document or a stop string came; if not, the maximum number of
@@ -103,7 +104,7 @@ class Completion:
     seed: seed that gives the same continuation for this prompt alone.
   """
 
-  prompt: str | list[int]
+  prompt: str | list[int] | list[dict[str, Any]]
   text: str
   tokens: list[int]
   ended: bool

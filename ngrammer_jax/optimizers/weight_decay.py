@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from ngrammer_jax import sharding
-from ngrammer_jax.config.optimizer import OptimizerConfig
+from ngrammer_jax.config.optimizer import DEFAULT_DECAYING, OptimizerConfig
 from ngrammer_jax.layers import axis_names
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import spans
@@ -39,7 +39,7 @@ def mask(config: OptimizerConfig, params: Any) -> Any:
     config: the optimizer config.
     params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
   """
-  kinds = KINDS[config.weight_decay_on]
+  kinds = KINDS[config.weight_decay_on or DEFAULT_DECAYING]
 
   def decays(path, leaf):
     if muon.is_matrix(path, leaf) and config.algorithm == 'muon':

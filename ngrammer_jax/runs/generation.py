@@ -63,17 +63,16 @@ def sampling_config(run: OpenedRun, arguments: dict[str, float | None]) -> sampl
     BadInput: an argument is no number.
   """
   values = {name: value for name, value in arguments.items() if value is not None}
-  of_model = {name: value for name, value in run.recommended_sampling.items() if name not in values}
-  if of_model:
-    settings = ', '.join(f'{name}={value}' for name, value in of_model.items())
+  options = {name: value for name, value in run.recommended_sampling.items() if name not in values}
+  if options:
+    settings = ', '.join(f'{name}={value}' for name, value in options.items())
     logging.info('%s of the model sets %s', published_model.GENERATION, settings)
   keys = fields.keys(sampling.SamplingConfig)
-  arguments = {}
   for name, value in values.items():
     if isinstance(value, np.generic):
       value = value.item()
-    arguments[name] = keys[name].convert(value)
-  return sampling.SamplingConfig(**of_model, **arguments)
+    options[name] = keys[name].convert(value)
+  return sampling.SamplingConfig(**options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -148,10 +148,10 @@ def read_step(step: int | str) -> int | str:
   """
   if isinstance(step, str) and step.isdecimal():
     return int(step)
-  if isinstance(step, numbers.Integral):
+  if isinstance(step, numbers.Integral) and not isinstance(step, bool) and step >= 0:
     return int(step)
-  if step not in ('newest', 'best'):
-    raise errors.BadInput(f'--step={step} is not a step, newest or best')
+  if not isinstance(step, str) or step not in ('newest', 'best'):
+    raise errors.BadInput(f'step={step!r} is not a step: use a number from 0, "newest" or "best"')
   return step
 
 

@@ -61,9 +61,16 @@ class PublishedRun(run.Run):
     for source in (self.origin['generation'], self.origin['token_ids']):
       end = source.get('eos_token_id', [])
       ends += end if isinstance(end, list) else [end]
+    ends = [end for end in dict.fromkeys(ends) if self._is_id(end)]
     begin = self.origin['token_ids'].get('bos_token_id')
+    if not self._is_id(begin):
+      begin = None
     reason = f'{self.workdir} has no tokenizer, which reads text: add its tokenizer.json'
-    return token_ids.TokenIds(self.vocabulary_size, begin, list(dict.fromkeys(ends)), reason)
+    return token_ids.TokenIds(self.vocabulary_size, begin, ends, reason)
+
+  def _is_id(self, token: Any) -> bool:
+    """Whether a value of the files is an id of the model; they may have null, or -1."""
+    return type(token) is int and 0 <= token < self.vocabulary_size
 
   def find_checkpoint(self) -> None:
     """Returns None: there are no checkpoints. Raises BadInput for another step than 0."""

@@ -272,25 +272,27 @@ def earlier_run(workdir, config):
 def test_the_weight_decay_of_an_earlier_version_is_on_all(tiny, tmp_path, caplog):
   caplog.set_level(logging.INFO)
   command = tiny(optimizer={'weight_decay': 0.1})
-  assert command.optimizer.weight_decay_on == 'matrices'
+  assert command.optimizer.weight_decay_on is None
   earlier_run(tmp_path, command)
   assert workdirs.load_config(tmp_path).optimizer.weight_decay_on == 'all'
   resumed = workdirs.with_kept_values(tmp_path, command)
   assert resumed == tiny(optimizer={'weight_decay': 0.1, 'weight_decay_on': 'all'})
   assert caplog.messages == ['optimizer.weight_decay_on=all, as the run was started']
   workdirs.check_workdir(tmp_path, resumed)
-  other = tiny(optimizer={'weight_decay': 0.1, 'weight_decay_on': 'matrices_and_embeddings'})
-  assert workdirs.with_kept_values(tmp_path, other) == other
-  with pytest.raises(errors.BadInput, match='optimizer.weight_decay_on'):
-    workdirs.check_workdir(tmp_path, other)
+  for on in ('matrices', 'matrices_and_embeddings'):
+    other = tiny(optimizer={'weight_decay': 0.1, 'weight_decay_on': on})
+    assert workdirs.with_kept_values(tmp_path, other) == other
+    with pytest.raises(errors.BadInput, match=f"weight_decay_on='all', now it is '{on}'"):
+      workdirs.check_workdir(tmp_path, other)
 
 
-@pytest.mark.parametrize('stored', ['matrices', 'matrices_and_embeddings', 'all'])
+@pytest.mark.parametrize('stored', [None, 'matrices', 'matrices_and_embeddings', 'all'])
 def test_a_resumed_run_decays_what_it_did(tiny, tmp_path, stored):
   with_checkpoint(tmp_path, tiny(optimizer={'weight_decay_on': stored}))
-  resumed = workdirs.with_kept_values(tmp_path, tiny())
-  assert resumed.optimizer.weight_decay_on == stored
-  workdirs.check_workdir(tmp_path, resumed)
+  for command in (tiny(), tiny(optimizer={'weight_decay_on': stored})):
+    resumed = workdirs.with_kept_values(tmp_path, command)
+    assert resumed.optimizer.weight_decay_on == stored
+    workdirs.check_workdir(tmp_path, resumed)
 
 
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):

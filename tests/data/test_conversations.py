@@ -439,7 +439,8 @@ def test_a_text_file_holds_no_conversations(tmp_path, tokenizer):
   (tmp_path / 'x.txt').write_text('a text')
   with bad_input(
     f'{tmp_path}/x.txt is text, but data.chat=True reads conversations, which are JSON lines, '
-    f'Parquet or Arrow with a field "messages": use data.chat=False to train on text'
+    f'Parquet or Arrow with a field "messages": use data.chat=False and data.loss_on=all to '
+    f'read text'
   ):
     document_files.prepare(config(tmp_path / 'x.txt', tokenizer()))
 

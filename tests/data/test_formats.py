@@ -369,8 +369,9 @@ def test_prompts_of_a_chat_are_messages(tmp_path):
   assert prompts.read(path, is_chat=True) == [messages, messages]
   with bad_input(f'--prompts={path} has messages in place of prompts: add --chat to answer them'):
     prompts.read(path)
-  path.write_text('{"prompt": "a", "messages": []}\n')
-  assert prompts.read(path, is_chat=True) == ['a']
+  path.write_text(json.dumps({'prompt': 'a', 'messages': messages}))
+  assert prompts.read(path, is_chat=True) == [messages]
+  assert prompts.read(path) == ['a']
   for value, problem in (
     ('null', '"messages" is null: leave the line out'),
     ('"a"', '"messages" is text, not a list of messages such as .*: name a text "prompt"'),

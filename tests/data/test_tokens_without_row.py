@@ -10,6 +10,7 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import published
 from tests import gguf_files, published_folders, tokenizer_files
 from tests.checks import bad_input
+from tests.data import document_files
 
 SPECIAL = ('<s>', '</s>')  # trained before the bytes, so they have the first ids
 ROWS = 280
@@ -113,3 +114,17 @@ def test_a_run_is_exported_and_opened_again(tmp_path, one_device):
     opened = runs.load_run(tmp_path / folder)
     assert opened.vocabulary_size == opened.vocabulary.size == ROWS
     assert opened.vocabulary.tokens_without_row == ('<image>',)
+
+
+def test_the_file_of_a_streamed_text_is_named(tmp_path):
+  """The text before it is encoded in the same call."""
+  for name, text in (('train_a', 'a few lines'), ('train_b', 'a <tool>'), ('valid', 'x')):
+    document_files.write(tmp_path / f'{name}.jsonl', [text])
+  vocabulary = vocabularies.TokenizerVocabulary(tokenizer(tool=False), ROWS)
+  shards = document_files.open_corpus('shards', str(tmp_path)).train_shards
+  rows = document_files.Packed(shards, vocabulary, 2, 4, tmp_path / 'w')
+  with bad_input(
+    f'{tmp_path}/train_b.jsonl: the token <tool> has the id {ROWS}, but the model has {ROWS} rows: use a '
+    f'text without it'
+  ):
+    rows.segment(0)

@@ -147,7 +147,17 @@ def special_vocabulary():
 
 @each(
   'stop',
-  [('x<a>',), ('<a>',), ('<b>y', 'é'), ('<a><b>',), ('x', '<b>'), ('x<|endoftext|>',), ('w<a>',)],
+  [
+    ('x<a>',),
+    ('<a>',),
+    ('<b>y', 'é'),
+    ('<a><b>',),
+    ('x', '<b>'),
+    ('x<|endoftext|>',),
+    ('w<a>',),
+    ('x<a>yz',),
+    (' x<b>y', 'few<a>x!'),
+  ],
 )
 def test_a_stop_string_that_spells_a_special_token_matches_that_token(stop):
   """Special tokens are no text, but a stop string finds them as they are spelled."""
@@ -160,6 +170,8 @@ def test_a_stop_string_that_spells_a_special_token_matches_that_token(stop):
     'y<a>x<|endoftext|>x',
     '<b>yé',
     'a few<a>x',
+    'ax<a>yzb',
+    'a few<a>x!',
   ):
     ids = vocabulary.encode(whole.encode(), special=True).tolist()
     stream = IncrementalDetokenizer(vocabulary, vocabulary.encode(b'x<a>'), 100, stop)

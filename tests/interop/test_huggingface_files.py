@@ -256,6 +256,15 @@ def test_without_a_tokenizer(copied, one_device):
     run.score_pairs([('a', 'b')])
 
 
+def test_end_tokens_of_a_model_without_a_tokenizer(copied, one_device):
+  (copied / 'tokenizer.json').unlink()
+  ends = {'eos_token_id': [None, -1, 7, V, 7]}
+  (copied / 'generation_config.json').write_text(json.dumps(ends))
+  change_config(copied, eos_token_id=None, bos_token_id=None)
+  vocabulary = runs.load_pretrained(copied).vocabulary_of_ids
+  assert vocabulary.end_tokens == (7,) and vocabulary.document_end == 7
+
+
 def test_token_ids_need_no_tokenizer(published, copied, one_device):
   with_tokenizer = runs.load_pretrained(published)
   (copied / 'tokenizer.json').unlink()

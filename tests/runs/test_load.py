@@ -82,6 +82,6 @@ def test_a_trained_run_computes_in_float64(trained):
 def test_steps_in_python(trained):
   for step in (8, '8', np.int64(8)):
     assert ngrammer_jax.load_run(trained, step).find_checkpoint() == 8
-  for wrong in (8.0, 'last', None):
-    with bad_input(f'--step={wrong} is not a step, newest or best'):
+  for wrong in (8.0, 'last', None, -1, True):
+    with bad_input(f'step={wrong!r} is not a step: use a number from 0, "newest" or "best"'):
       ngrammer_jax.load_run(trained, wrong)

@@ -46,7 +46,8 @@ class DocumentFile:
     if options.is_chat and file_format == file_formats.TEXT:
       raise errors.BadInput(
         f'{path} is text, but data.chat=True reads conversations, which are JSON lines, Parquet or '
-        f'Arrow with a field "{options.fields[0]}": use data.chat=False to train on text'
+        f'Arrow with a field "{options.fields[0]}": use data.chat=False and '
+        f'data.loss_on=all to read text'
       )
     return cls(path, file_format, options)
 

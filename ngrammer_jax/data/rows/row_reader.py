@@ -4,6 +4,7 @@ import collections
 from collections.abc import Iterator, Sequence
 import dataclasses
 import itertools
+import pathlib
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +113,11 @@ class RowReader:
     if not self._buffer:
       return self._state_if_empty
     return self._buffer[0][0]
+
+  def file_of(self, state: RowState) -> pathlib.Path:
+    """Returns the file of a document that `documents` yields with this state."""
+    order = self._order.permutation(len(self._blocks.files), state.epoch)
+    return self._blocks.files[order[self._shard_indices[state.shard]]]
 
   def _read_documents(self, state: RowState) -> Iterator[tuple[RowState, bytes]]:
     """Yields the state before each document, and its text, without end."""

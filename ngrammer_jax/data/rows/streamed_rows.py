@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 import pathlib
 from typing import Any
 
+from ngrammer_jax import errors
 from ngrammer_jax.data.documents.corpus import Shards
 from ngrammer_jax.data.files import fingerprints
 from ngrammer_jax.data.rows import (
@@ -176,6 +177,18 @@ class _BatchReader:
           state, text = next(reader.documents)
           documents.append((reader, state, text))
           missing_bytes -= len(text)
-      encoded = self._encoder.encode_all([text for _, _, text in documents])
+      encoded = self._encode(documents)
       for (reader, state, _), document in zip(documents, encoded, strict=True):
         reader.add_tokens(state, document)
+
+  def _encode(
+    self, documents: list[tuple[row_reader.RowReader, row_reader.RowState, bytes]]
+  ) -> list[document_encoder.EncodedDocument]:
+    """Encodes the texts of documents. Raises BadInput, which names the file, if one cannot be."""
+    try:
+      return self._encoder.encode_all([text for _, _, text in documents])
+    except errors.BadInput:
+      for reader, state, text in documents:
+        with errors.named(reader.file_of(state)):
+          self._encoder.encode_all([text])
+      raise

@@ -142,7 +142,7 @@ class TokenizerVocabulary(base.Vocabulary):
   @functools.cached_property
   def added_ids(self) -> frozenset[int]:
     """Ids of the tokens that are found in a text before all others: special ones, and others."""
-    return frozenset(self._tokenizer.get_added_tokens_decoder())
+    return frozenset(self._added_tokens)
 
   def _find_separator(self) -> int:
     """Returns the id of the document start. Raises BadInput if there is none."""
