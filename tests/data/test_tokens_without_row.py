@@ -124,7 +124,7 @@ def test_the_file_of_a_streamed_text_is_named(tmp_path):
   shards = document_files.open_corpus('shards', str(tmp_path)).train_shards
   rows = document_files.Packed(shards, vocabulary, 2, 4, tmp_path / 'w')
   with bad_input(
-    f'{tmp_path}/train_b.jsonl: the token <tool> has the id {ROWS}, but the model has {ROWS} rows: use a '
-    f'text without it'
+    f'{tmp_path}/train_b.jsonl: the token <tool> has the id {ROWS}, but the model has {ROWS} rows: '
+    f'use a text without it'
   ):
     rows.segment(0)
