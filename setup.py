@@ -22,6 +22,7 @@ TASKS = [
 GCS = ['gcsfs>=2025.2']
 S3 = ['s3fs>=2025.2']
 GGUF = ['gguf>=0.19']
+WANDB = ['wandb>=0.19']
 LM_EVAL = ['lm_eval>=0.4.13,<0.5']
 NOTEBOOKS = ['ipykernel', 'nbclient']  # which run the notebooks, without a browser
 
@@ -80,6 +81,7 @@ setuptools.setup(
     'hf': ['huggingface_hub>=0.30'],  # corpora in hf://datasets/
     'interop': [],  # this and the next need no further packages; commands name them
     'huggingface': [],
+    'wandb': WANDB,  # training.log_to=wandb
     'gguf': GGUF,  # GGUF files
     'lm-eval': LM_EVAL,  # ngrammer_jax.tasks.lm_eval
     'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
@@ -90,6 +92,7 @@ setuptools.setup(
       *S3,
       *GGUF,
       *LM_EVAL,
+      *WANDB,
       *NOTEBOOKS,
       'build',
       'moto[server]>=5',  # a bucket on this machine

@@ -5,6 +5,8 @@ import dataclasses
 
 from ngrammer_jax.config.fields import field
 
+LOGS = ('tensorboard', 'wandb')
+
 
 @dataclasses.dataclass(frozen=True)
 class AccumulationConfig:
@@ -26,6 +28,12 @@ class TrainingConfig:
   evaluate_every: int = field(500, 'interval; 0: at the last step', at_least=0, free_on_resume=True)
   checkpoint_every: int = field(500, 'steps between checkpoints', at_least=1, free_on_resume=True)
   keep_checkpoints: int = field(3, 'newest checkpoints to keep', at_least=1, free_on_resume=True)
+  log_to: tuple[str, ...] = field(
+    ('tensorboard',),
+    'what shows the values of metrics.jsonl',
+    choices=LOGS,
+    free_on_resume=True,
+  )
   accumulation: AccumulationConfig | None = field(None, 'gradient accumulation, which saves memory')
 
   @property

@@ -15,6 +15,7 @@ from ngrammer_jax.models import precision
 from ngrammer_jax.system import hosts
 from ngrammer_jax.training import capacity, train_task
 from ngrammer_jax.training import programs as training_programs
+from ngrammer_jax.training.records import wandb_run
 
 
 def prepare(
@@ -25,6 +26,8 @@ def prepare(
   Raises:
     BadInput: the input is invalid.
   """
+  if 'wandb' in config.training.log_to:
+    wandb_run.check_package()
   # Data: checked and tokenised before any device is touched.
   if hosts.is_primary():
     for warning in config.warnings():

@@ -48,7 +48,7 @@ class Recorder:
     self._last_saved = last_saved
     self._learning_rate_fraction = schedule.make(config.optimizer, steps)
     self._goodput = goodput.Goodput(workdir, start_time)
-    self._writer = writers.MetricsWriter(workdir, first_step)
+    self._writer = writers.MetricsWriter(workdir, first_step, config)
     self._peak_flops = _peak_flops()
     self._rate = math.nan  # tokens per second
     self._rates_measured = 0

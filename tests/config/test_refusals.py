@@ -1036,6 +1036,10 @@ TRAINING_OPTIMIZER = [
   ('training.log_every=0', 'training.log_every=0 must be at least 1'),
   ('training.checkpoint_every=0', 'training.checkpoint_every=0 must be at least 1'),
   ('training.evaluate_every=-10', 'training.evaluate_every=-10 must be at least 0'),
+  (
+    'training.log_to=mlflow',
+    "training.log_to=('mlflow',): 'mlflow' is not one of: tensorboard, wandb",
+  ),
   ('training.keep_checkpoints=0', 'training.keep_checkpoints=0 must be at least 1'),
   ('optimizer.warmup_steps=-1', 'optimizer.warmup_steps=-1 must be at least 0'),
   (

@@ -1,4 +1,4 @@
-"""The records of a run: metrics.jsonl, TensorBoard, and lines on the console."""
+"""The records of a run: metrics.jsonl, TensorBoard, wandb, and lines on the console."""
 
 from collections.abc import Iterator
 import contextlib
@@ -7,7 +7,9 @@ import logging
 import pathlib
 from typing import Any
 
+from ngrammer_jax import config as experiment
 from ngrammer_jax.system import file_errors, files, hosts, progress, synced_folder
+from ngrammer_jax.training.records import wandb_run
 
 # The page `custom scalars` of TensorBoard shows both losses in one chart.
 TENSORBOARD_LAYOUT = {'loss': {'loss': ['Multiline', ['train/loss', 'validation/loss']]}}
@@ -18,30 +20,54 @@ class MetricsWriter:
 
   `metrics.jsonl` in the workdir is the record; TensorBoard shows the same numbers: the values of
   training with the prefix `train/`, and the nats per token of validation as `validation/loss`. On
-  resume both are cut to the restored step, so that no step appears twice.
+  resume both are cut to the restored step, so that no step appears twice. wandb cannot be cut, see
+  `wandb_run`.
+
+  Args:
+    workdir: run directory.
+    restored_step: step of the restored checkpoint.
+    config: the experiment, whose key `training.log_to` names TensorBoard and wandb; None: the
+      defaults.
   """
 
-  def __init__(self, workdir: pathlib.Path, restored_step: int):
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    restored_step: int,
+    config: experiment.Config | None = None,
+  ):
     if not hosts.is_primary():
       return
-    import tensorboardX  # heavy, as it imports the clients of object stores
-
     self._synced = synced_folder.SyncedFolder(workdir, 'metrics.jsonl')
     folder = self._synced.folder
     self._path = folder / 'metrics.jsonl'
     with file_errors.translate_disk_full(self._disk_full_message):
-      _truncate(folder, restored_step)
+      removed = _truncate(folder, restored_step)
       self._file = self._path.open('a', encoding='utf-8')
+    config = config or experiment.Config()
+    self._tensorboard = None
+    if 'tensorboard' in config.training.log_to:
+      self._tensorboard = self._open_tensorboard(folder, restored_step)
+    self._wandb = None
+    if 'wandb' in config.training.log_to:
+      recorded = {(record['step'], name) for record in removed for name in record}
+      self._wandb = wandb_run.WandbRun(workdir, folder, config, recorded)
+    self.sync()
+
+  def _open_tensorboard(self, folder: pathlib.Path, restored_step: int) -> Any:
+    """Returns the writer of TensorBoard; None: it cannot be used here."""
+    import tensorboardX  # heavy, as it imports the clients of object stores
+
     try:
-      self._tensorboard = tensorboardX.SummaryWriter(
+      tensorboard = tensorboardX.SummaryWriter(
         str(folder / 'tensorboard'), purge_step=restored_step + 1
       )
-      self._tensorboard.add_custom_scalars(TENSORBOARD_LAYOUT)
+      tensorboard.add_custom_scalars(TENSORBOARD_LAYOUT)
     except OSError as error:  # it needs /dev/shm, which containers may lack
       message = 'TensorBoard files are left out: %s; %s has all values'
       logging.warning(message, error.strerror or error, self._path)
-      self._tensorboard = None
-    self.sync()
+      return None
+    return tensorboard
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
     """Writes the values of a step. Raises BadInput if the disk is full."""
@@ -52,8 +78,10 @@ class MetricsWriter:
       self._file.flush()
       if self._tensorboard is not None:
         for name, value in values.items():
-          self._tensorboard.add_scalar(_tensorboard_tag(name), value, step)
+          self._tensorboard.add_scalar(_chart_name(name), value, step)
         self._tensorboard.flush()  # so that a killed run loses no point
+    if self._wandb is not None:
+      self._wandb.scalars(step, values)
 
   def sync(self) -> None:
     """Uploads the records to a remote workdir."""
@@ -67,6 +95,8 @@ class MetricsWriter:
       self._file.close()
       if self._tensorboard is not None:
         self._tensorboard.close()
+      if self._wandb is not None:
+        self._wandb.close()
     except OSError as error:  # this must not change the exit status
       logging.warning('%s cannot be closed: %s', self._path, error.strerror)
     self._synced.close()
@@ -101,8 +131,8 @@ def _is_record(value: Any) -> bool:
   return is_object and type(value.get('step')) is int
 
 
-def _tensorboard_tag(name: str) -> str:
-  """Returns the tag of a value of metrics.jsonl in TensorBoard."""
+def _chart_name(name: str) -> str:
+  """Returns the name of a value of metrics.jsonl in TensorBoard."""
   if name == 'validation/nll_nats_per_token':
     return 'validation/loss'
   if '/' in name:
@@ -110,18 +140,25 @@ def _tensorboard_tag(name: str) -> str:
   return f'train/{name}'
 
 
-def _truncate(workdir: pathlib.Path, step: int) -> None:
-  """Drops the lines after a step, and invalid lines, such as one that a kill cut short."""
+def _truncate(workdir: pathlib.Path, step: int) -> list[dict[str, float]]:
+  """Drops the lines after a step, and invalid lines, such as one that a kill cut short.
+
+  Returns the records of the dropped lines.
+  """
   path = workdir / 'metrics.jsonl'
   lines = []
+  removed = []
   for line, record in read_lines(workdir):
     if not record:
       text = line[:40].decode(errors='replace')
       logging.warning('%s: dropping a line that is not a record: %r', path, text)
     elif record['step'] <= step:
       lines.append(line)
+    else:
+      removed.append(record)
   if path.exists():
     files.write(path, b''.join(lines))
+  return removed
 
 
 def format_line(step: int, steps: int, values: dict[str, Any], seconds_left: float | None) -> str:
