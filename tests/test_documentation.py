@@ -229,7 +229,7 @@ def test_extras_that_are_named_exist():
   extras = set(re.findall(r"^    '([\w-]+)': ", setup, re.M))
   assert extras == {
     *'tpu cuda12 tasks superglue gcs s3 hf lm-eval interop huggingface gguf docs'.split(),
-    *'notebooks test'.split(),
+    *'notebooks test wandb'.split(),
   }
   launched = [ROOT / 'launch' / name for name in ('Dockerfile', 'sky.yaml')]
   for path in (README, *DOCS, *documentation.NOTEBOOKS, *launched):
