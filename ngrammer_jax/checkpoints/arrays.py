@@ -183,7 +183,10 @@ def check_same_leaves(path: pathlib.Path, leaves: dict[str, str], abstract: Any)
 
 
 def with_saved_precision(abstract: Any, saved: manifest.Manifest) -> Any:
-  """Returns arrays of float64 with the saved dtype: a model of float32 can compute in float64."""
+  """Returns the tree, with the saved dtype for each array of float64.
+
+  A model whose parameters were saved in float32 can compute in float64.
+  """
 
   def as_saved(path, leaf):
     name = sharding.leaf_name(path)

@@ -1,6 +1,6 @@
 """Conversations with a model that has a chat template."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import json
 import logging
@@ -23,7 +23,7 @@ def is_messages(prompt: Any) -> bool:
   """Whether a prompt is a list of messages, and no text, list of token ids or list of prompts."""
   if isinstance(prompt, str) or not isinstance(prompt, Sequence):
     return False
-  return len(prompt) > 0 and isinstance(prompt[0], Mapping)
+  return len(prompt) > 0 and isinstance(prompt[0], dict)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -81,7 +81,11 @@ def _read_prompt(prompt: Any, name: str) -> list[Message]:
     encoding.to_bytes(prompt, name)
     return [{'role': chat_template.USER, 'content': prompt}]
   messages = conversations.parse_messages(prompt, name)
-  encoding.to_bytes(json.dumps(messages, ensure_ascii=False), name)
+  try:
+    content = json.dumps(messages, ensure_ascii=False)
+  except (TypeError, ValueError) as error:
+    raise errors.BadInput(f'{name}: a message is no JSON: {error}') from error
+  encoding.to_bytes(content, name)
   if messages[-1]['role'] == chat_template.ASSISTANT:
     raise errors.BadInput(
       f'{name} ends with a message of the role {chat_template.ASSISTANT!r}: expected one that the '
@@ -216,7 +220,8 @@ class Conversation:
     # The tokens of a stop string were read, but are no part of the answer.
     has_stop_string = answer.has_ended and answer.tokens[-1:] == [token]
     if answer.has_all_text and not has_stop_string:
-      self._cache = _extend(cache, answer)
+      shown = cache.shown + chat_template.mark_spellings(self._vocabulary, answer.text)
+      self._cache = _extend(cache, answer, shown)
     return text.Completion(message, answer.text, answer.tokens, answer.has_ended, config.seed)
 
   def _show(self, messages: Sequence[Message]) -> _Cache:
@@ -237,10 +242,10 @@ class Conversation:
     return dataclasses.replace(cache, shown=rendered, ids=(*cache.ids, *new_ids.tolist()))
 
 
-def _extend(cache: _Cache, answer: IncrementalDetokenizer) -> _Cache:
+def _extend(cache: _Cache, answer: IncrementalDetokenizer, shown: str) -> _Cache:
   """Returns a cache with an answer, of which all tokens were read but the last one that came."""
   ids = (*cache.ids, *answer.tokens)
   num_read = len(ids)
   if not answer.has_ended:  # else the last one was an end token, which is no part of the answer
     num_read -= 1
-  return _Cache(cache.read, cache.shown + answer.text, ids, num_read)
+  return _Cache(cache.read, shown, ids, num_read)

@@ -46,8 +46,8 @@ def load_pretrained(
     overrides: see `load_run`.
 
   Raises:
-    BadInput: there is no model of this name, a file is damaged, the adapter is none of it, a key,
-      value or dtype is invalid, or float64 is asked for without 64-bit mode.
+    BadInput: there is no model of this name, a file is damaged, the adapter belongs to another
+      model, a key, value or dtype is invalid, or float64 is asked for without 64-bit mode.
   """
   source = model_source.resolve(f'{model_source.PRETRAINED}{name}')
   return _with_overrides(source.open(dtype=dtype, adapter=adapter), overrides)

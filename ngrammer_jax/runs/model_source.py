@@ -72,8 +72,8 @@ class ModelSource:
       adapter: folder of a LoRA adapter of a published model; None: there is none.
 
     Raises:
-      BadInput: it is no run and no model, a file of it is damaged, the adapter is none of it, or
-        parameters cannot have the dtype.
+      BadInput: it is no run and no model, a file is damaged, the adapter belongs to another model,
+        or parameters cannot have the dtype.
     """
     from ngrammer_jax.checkpoints import workdirs  # these import JAX
     from ngrammer_jax.models import precision

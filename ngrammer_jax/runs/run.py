@@ -342,11 +342,11 @@ class Run:
     repetition_penalty: float | None = None,
     min_p: float | None = None,
   ) -> sampling.SamplingConfig:
-    """Returns options of sampling: the arguments, of None those that the model recommends.
+    """Returns options of sampling. An argument that is None has the value the model recommends.
 
-    A published model has them in its generation_config.json, a run those of the published model
-    that its training started from. Without any, `SamplingConfig` has the defaults: temperature 1
-    and all tokens.
+    A published model recommends values in its generation_config.json. A run has the values of the
+    published model that its training started from. Otherwise the defaults of `SamplingConfig` hold:
+    temperature 1 and all tokens.
     """
     arguments = {
       'temperature': temperature,

@@ -13,7 +13,8 @@ from ngrammer_jax.data.documents import shards
 from ngrammer_jax.data.files import text_files
 from ngrammer_jax.data.formats import ReadOptions, conversations
 from ngrammer_jax.data.rows import evaluation_streams
-from ngrammer_jax.data.tokens import token_cache, token_split
+from ngrammer_jax.data.tokens import document_encoder, token_cache, token_split
+from ngrammer_jax.data.vocabularies import tokenizer as tokenizers
 from tests import tiny_run, tokenizer_files
 from tests.campaigns import conversations as drawn
 from tests.checks import bad_input
@@ -330,6 +331,39 @@ LAST_IS_OTHER = (
 def test_what_a_template_cannot_show_is_refused(tmp_path, tokenizer, messages, template, message):
   with bad_input(f'{tmp_path}/x.jsonl{message}'):
     prepare_one(tmp_path, tokenizer, messages, template)
+
+
+def encoder(template):
+  """An encoder whose tokens of the assistant count in the loss."""
+  content = tokenizer_files.byte_level(special=SPECIAL)
+  vocabulary = tokenizers.TokenizerVocabulary(content, chat_template=template)
+  return document_encoder.ConversationEncoder(vocabulary, 'assistant')
+
+
+def test_a_system_message_is_checked_wherever_it_is():
+  """A template may show it as the first message only."""
+  system = {'role': 'system', 'content': 'LOST'}
+  chat = encoder(
+    "{{ messages[0]['content'] }}{% for m in messages[1:] if m['role'] != 'system' %}"
+    "{{ m['content'] }}{% endfor %}"
+  )
+  assert chat.prepare(json.dumps([system, user('a')]).encode()) == b'LOSTa'
+  assert chat.prepare(json.dumps([system, user('b')]).encode()) == b'LOSTb'
+  with bad_input(
+    "the chat template of the model leaves out the role 'system': put its text into a message of "
+    "the role 'user'"
+  ):
+    chat.prepare(json.dumps([user('a'), system]).encode())
+
+
+@pytest.mark.parametrize('content', ['a few', ' more', ''])
+def test_a_conversation_may_begin_with_the_assistant(content):
+  """Also if the template reads the first message, to find a system message."""
+  messages = [assistant(content), user('b'), assistant('c')]
+  chat = encoder("{% if messages[0]['role'] == 'system' %}{% endif %}" + CHATML)
+  (encoded,) = chat.encode_all([chat.prepare(json.dumps(messages).encode())])
+  ids, counts = expected_tokens(messages, chat.vocabulary)
+  assert (encoded.ids.tolist(), encoded.counts.tolist()) == (ids, counts)
 
 
 def test_a_vocabulary_without_a_template_is_refused(tmp_path, tokenizer):

@@ -12,6 +12,7 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.tokens import token_cache
 from ngrammer_jax.data.vocabularies import published
 from tests import checks, gguf_files, tiny_tokenizers, tokenizer_files
+from tests.checks import bad_input
 from tests.loops import each
 
 TEXTS = ['', 'a few lines', '  of  some\n\ntext,  ', 'naïve 記憶 😀\t\x07', "it's 12345 <s>", '\n']
@@ -150,6 +151,22 @@ def test_chat_templates_of_a_folder(tmp_path):
     assert read(folder).chat_template == expected
   (folder / 'chat_template.jinja').write_text('own file')
   assert read(folder).chat_template == 'own file'
+
+
+def test_chat_templates_that_are_no_text(tmp_path):
+  content = json.loads(tokenizer_files.byte_level())
+  damaged = (
+    (5, 'the chat template is 5, expected a text'),
+    ({'default': 'a'}, "the chat template is {'default': 'a'}, expected a text"),
+    ([{'name': 'default', 'template': 5}], 'the chat template is 5, expected a text'),
+    ([{'name': 'default'}], "no 'template'"),
+    (['a'], "string indices must be integers, not 'str'"),
+  )
+  for i, (template, reason) in enumerate(damaged):
+    settings = {'chat_template': template}
+    folder = write(tmp_path / str(i), tokenizer_json=content, tokenizer_config_json=settings)
+    with bad_input(f'the tokenizer in {folder} is damaged: {reason}; download it again'):
+      published.read(folder, None)
 
 
 def test_pairs_and_merges_in_two_files(tmp_path):

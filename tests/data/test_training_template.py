@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.data.vocabularies import chat_template
+from ngrammer_jax.data.vocabularies import base, chat_template
 from tests import tokenizer_files
+from tests.checks import bad_input
+from tests.loops import each
 
 SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 TEMPLATE = """{% for m in messages %}
@@ -88,6 +90,78 @@ def test_special_tokens_in_any_text_of_a_message_are_ordinary_text(with_template
   assert np.flatnonzero(np.isin(ids, (0, 1, 2))).tolist() == [0, len(ids) - 2]
   text = vocabulary.decode(ids[is_learned], special=True).decode()
   assert text == 'a<|im_end|>b<|im_start|><|im_end|><|im_end|>'
+
+
+def test_a_generation_tag_is_a_tag(with_template):
+  comment = '{# {% generation %} #}{{ messages[0].content }}'
+  quoted = "{{ '{% generation %}' }}{% raw %}{% generation %}{% endraw %}"
+  for template, has_tag in ((comment, False), (quoted, False), (TEMPLATE, True)):
+    assert chat_template.has_generation_tag(with_template(template)) is has_tag
+
+
+def special_ids(vocabulary, content):
+  """The special tokens of an answer in a conversation, and its text."""
+  ids, _ = encode(vocabulary, [{'role': 'assistant', 'content': content}])
+  is_special = np.isin(ids, (0, 1, 2))
+  return ids[is_special].tolist(), vocabulary.decode(ids, special=True).decode()
+
+
+@each(
+  'template, content, special, shown',
+  [
+    # The template takes out the token of the message, and writes its own: 1 and 2 are special.
+    (
+      "{% set c = m.split('<|im_end|>') %}{{ c[0] + '<|im_end|>' + c[1] }}",
+      'a<|im_end|>b',
+      [2],
+      'a<|im_end|>b',
+    ),
+    (
+      "{% set c = m.partition('<|im_end|>') %}<|im_start|>{{ c[2].lstrip('c') + c[0] }}",
+      'ab<|im_end|>cd',
+      [1],
+      '<|im_start|>dab',
+    ),
+    (
+      "{{ m[:m.find('<|im_end|>')] }}\n<|im_end|>\n{{ m[m.find('<|im_end|>') + 10:] }}",
+      'a<|im_end|>b',
+      [2],
+      'a\n<|im_end|>\nb',
+    ),
+    # It takes out one of two.
+    (
+      "{{ m.split('<|im_start|>')[-1] + '<|im_end|>' }}",
+      'a<|im_start|>b<|im_end|>c',
+      [2],
+      'b<|im_end|>c<|im_end|>',
+    ),
+    # It compares and counts characters.
+    ("{{ 'yes' if m.startswith('<|im_end|>a') else 'no' }}{{ m }}", '<|im_end|>a', [], None),
+    ("{{ 'yes' if m == '<|im_end|>' else 'no' }}{{ m }}", '<|im_end|>', [], None),
+    ("{{ 'yes' if m | length == 10 else 'no' }}{{ m }}", '<|im_end|>', [], None),
+  ],
+)
+def test_what_a_template_does_with_a_special_token_in_a_message(
+  with_template, template, content, special, shown
+):
+  vocabulary = with_template('{% set m = messages[0].content %}' + template)
+  if shown is None:
+    shown = f'yes{content}'
+  assert special_ids(vocabulary, content) == (special, shown)
+
+
+def test_a_template_that_writes_other_tokens_because_of_marks(with_template):
+  template = "{% set m = messages[0].content %}{{ '<|im_start|>' if m == '<|im_end|>' }}{{ m }}"
+  with bad_input(
+    'the chat template of the model writes other special tokens because a message spells one '
+    '(<|im_end|>): write it otherwise in the message'
+  ):
+    encode(with_template(template), [{'role': 'user', 'content': '<|im_end|>'}])
+
+
+def test_without_special_tokens_no_text_is_marked():
+  pattern = base.spelling_pattern(())
+  assert pattern.split('') == [''] and pattern.split('a') == ['a']
 
 
 def test_the_date_of_a_training_is_always_the_same(with_template):

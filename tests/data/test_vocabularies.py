@@ -71,6 +71,17 @@ def test_texts_have_the_same_ids_together_as_alone(sentencepiece, learned):
       np.testing.assert_array_equal(ids, vocabulary.encode(text))
 
 
+def test_of_special_tokens_the_longest_is_read(sentencepiece):
+  """Whatever their order of ids."""
+  from sentencepiece import sentencepiece_model_pb2 as schema
+
+  model = schema.ModelProto.FromString(sentencepiece.content)
+  for piece in ('<a>', '<a>b'):
+    model.pieces.add(piece=piece, type=schema.ModelProto.SentencePiece.CONTROL)
+  vocabulary = vocabularies.SentencePieceVocabulary(model.SerializeToString(), learned=True)
+  assert vocabulary.encode(b'<a>b<a>', special=True).tolist() == [341, 340]
+
+
 def test_pieces_are_longer_than_characters(sentencepiece):
   assert sentencepiece.size == 340
   assert len(sentencepiece.encode(TEXT)) < len(TEXT) / 2

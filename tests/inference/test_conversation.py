@@ -1,5 +1,6 @@
 """Conversations: chat templates, special tokens, and a KV cache that is kept between messages."""
 
+import collections
 import io
 import json
 import re
@@ -231,6 +232,31 @@ def test_an_answer_that_is_stopped_stays_in_the_conversation(run, reads):
   assert run.vocabulary.decode(tokens).decode().count('user:') == 2
 
 
+def test_an_answer_that_spells_a_special_token_is_not_read_again(run, monkeypatch, caplog):
+  """It does so in ordinary tokens, which the KV cache keeps."""
+  caplog.set_level('INFO')
+  answers = iter([*run.vocabulary.encode(b'a</s>b').tolist(), 1, 1])
+  starts = []
+
+  def start(self, *arguments):
+    starts.append([])
+
+    def read(ids):
+      starts[-1] += ids
+      return next(answers)
+
+    return read
+
+  monkeypatch.setattr(type(run.engine), 'start_incremental_decoding', start)
+  chat = run.converse(GREEDY, tokens=20, context=250)
+  assert chat.say('a few').text == 'a</s>b'
+  chat.say('of text')
+  assert not caplog.messages
+  (ids,) = starts
+  text = chat_template.render(run.vocabulary, chat.messages[:-1])
+  assert ids == chat_template.encode(run.vocabulary, text).tolist()
+
+
 def test_a_message_in_several_pieces_has_the_samples_of_a_prompt(run):
   message = 'lines of some text ' * 2  # more than 32 tokens
   options = {'tokens': 3, 'seed': 4, 'context': 250}
@@ -302,6 +328,16 @@ REFUSED = [
     [*user('a'), 'b'],
     {},
     'prompt 1, message 2 is text, not an object such as {"role": "user", "content": "..."}',
+  ),
+  (
+    [{'role': 'user', 'content': 'a', 'k': object}],
+    {},
+    'prompt 1: a message is no JSON: Object of type type is not JSON serializable',
+  ),
+  (
+    [collections.UserDict(user('a')[0])],
+    {},
+    'prompt 1 is of type UserDict, expected a text',
   ),
   (user('\ud800'), {}, 'prompt 1 is not valid Unicode: surrogates not allowed'),
   ('a', {'system': '\ud800'}, 'the system message is not valid Unicode: surrogates not allowed'),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import json
+import os
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -11,6 +12,8 @@ from ngrammer_jax.data.files import text_files
 from ngrammer_jax.data.vocabularies import chat_template
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
+
+NO_CHARACTER = '\ufdd4'  # a code point with which no text of a message begins
 
 
 class EncodedDocument(NamedTuple):
@@ -115,7 +118,7 @@ class ConversationEncoder:
     self.vocabulary = vocabulary
     self.has_counts = loss_on == 'assistant'
     self._has_tag = chat_template.has_generation_tag(vocabulary)
-    self._known_roles: set[str] = set()
+    self._checked_roles: set[tuple[str, ...]] = set()  # of whole conversations
 
   def prepare(self, document: bytes) -> bytes:
     """Returns a conversation as text, with marks for `chat_template.encode_with_mask`.
@@ -129,10 +132,10 @@ class ConversationEncoder:
     """
     messages = json.loads(document)
     rendered = self._render(messages)
-    roles = {message['role'] for message in messages}
-    if not roles <= self._known_roles:
+    roles = tuple(message['role'] for message in messages)
+    if roles not in self._checked_roles:
       chat_template.check_roles(self.vocabulary, messages)
-      self._known_roles |= roles
+      self._checked_roles.add(roles)
     if self.has_counts and not self._has_tag:
       rendered = self._mark_answers(messages, rendered)
     return rendered.encode()
@@ -146,7 +149,7 @@ class ConversationEncoder:
     else:
       pairs = [(chat_template.encode(self.vocabulary, text), None) for text in rendered]
     for text, (ids, counts) in zip(rendered, pairs, strict=True):
-      num_bytes = len(chat_template.MARKS.sub('', text).encode())
+      num_bytes = len(chat_template.remove_marks(text).encode())
       if len(ids) and ids[0] == self.vocabulary.document_start:
         ids = ids[1:]
         counts = None if counts is None else counts[1:]
@@ -165,8 +168,11 @@ class ConversationEncoder:
     for number, message in enumerate(messages):
       if message['role'] != chat_template.ASSISTANT:
         continue
-      before = self._render(messages[:number], add_generation_prompt=True)
       after = self._render(messages[: number + 1])
+      if number == 0:
+        before = self._text_before_first(messages, after)
+      else:
+        before = self._render(messages[:number], add_generation_prompt=True)
       if not (after.startswith(before) and rendered.startswith(after)):
         raise errors.BadInput(
           f'message {number + 1}: data.loss_on=assistant cannot find the text of the assistant, '
@@ -178,3 +184,11 @@ class ConversationEncoder:
       position = len(after)
     marked.append(rendered[position:])
     return ''.join(marked)
+
+  def _text_before_first(self, messages: Sequence[chat_template.Message], rendered: str) -> str:
+    """Returns the text before the content of the first message, which is rendered alone.
+
+    It has no generation prompt: many templates accept no empty conversation.
+    """
+    other = self._render([messages[0] | {'content': NO_CHARACTER}])
+    return os.path.commonprefix([rendered, other])

@@ -2,9 +2,11 @@
 
 import abc
 from collections.abc import Iterable, Sequence
+import functools
 import hashlib
 import json
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,16 @@ from ngrammer_jax import errors
 from ngrammer_jax.system import files
 
 SPACE_MARK = '\u2581'  # the space inside the pieces of SentencePiece
+
+
+@functools.lru_cache(maxsize=8)
+def spelling_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
+  """Returns a pattern, with one group, of the spellings of tokens: of several the longest."""
+  longest_first = sorted(tokens, key=len, reverse=True)
+  alternatives = '|'.join(map(re.escape, longest_first))
+  if not alternatives:
+    alternatives = '(?!)'  # matches nothing
+  return re.compile(f'({alternatives})')
 
 
 class Vocabulary(abc.ABC):

@@ -1,10 +1,12 @@
 """Chat templates: a conversation as text and as token ids.
 
 The template, of Jinja, turns messages into a text. The special tokens that it writes are special
-tokens. A message is ordinary text, also where it spells one.
+tokens. A message is ordinary text, also where it spells one. So the template is filled twice if a
+message spells a special token: with the messages, as the text, and with messages that have marks
+around these tokens, which tell them from the tokens of the template.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import datetime
 import functools
 import json
@@ -18,14 +20,15 @@ import jinja2.sandbox
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.vocabularies.base import Vocabulary
+from ngrammer_jax.data.vocabularies.base import Vocabulary, spelling_pattern
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
 
 # Marks in a rendered conversation. These code points are no characters.
 OPEN, CLOSE = '\ufdd0', '\ufdd1'  # around the spelling of a special token in a message
 BEGIN, END = '\ufdd2', '\ufdd3'  # around the text that a training learns
 MARKS = re.compile('[\ufdd0-\ufdd3]')
-SPELLED = re.compile(f'{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}')
+SPELLED = re.compile(f'{OPEN}([^{OPEN}{CLOSE}]+){CLOSE}')
+UNPAIRED = re.compile(f'({SPELLED.pattern})|[{OPEN}{CLOSE}]')
 # What a template writes as the date in a training, which must not depend on the day: the date that
 # Llama 3 writes where it cannot know another one.
 TRAINING_DATE = datetime.datetime(2024, 7, 26)
@@ -45,7 +48,12 @@ class _Generation(jinja2.ext.Extension):
 
   tags = {'generation'}
 
+  def __init__(self, environment: jinja2.Environment):
+    super().__init__(environment)
+    environment.extend(has_generation_tag=False)
+
   def parse(self, parser):
+    self.environment.has_generation_tag = True
     next(parser.stream)
     return parser.parse_statements(('name:endgeneration',), drop_needle=True)
 
@@ -63,6 +71,29 @@ class _MarkedGeneration(_Generation):
     return [begin, *body, end]
 
 
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+  """Where templates are filled. A method of a text with marks does not part a pair of them."""
+
+  def call(self, context, function, *args, **kwargs):
+    result = super().call(context, function, *args, **kwargs)
+    text = getattr(function, '__self__', None)
+    if not isinstance(text, str):
+      return result
+    if isinstance(result, bool):  # such as `startswith`
+      unmarked_method = getattr(remove_marks(text), function.__name__)
+      return super().call(context, unmarked_method, *args, **kwargs)
+    return _drop_unpaired(result)
+
+
+def _drop_unpaired(value: Any) -> Any:
+  """Returns a text, or texts, without the marks that have lost the other one."""
+  if isinstance(value, str):
+    return UNPAIRED.sub(r'\1', value)
+  if isinstance(value, list | tuple):
+    return type(value)(map(_drop_unpaired, value))
+  return value
+
+
 def check_exists(vocabulary: Vocabulary) -> None:
   """Raises BadInput if a model has no chat template."""
   if getattr(vocabulary, 'chat_template', None) is None:
@@ -72,8 +103,9 @@ def check_exists(vocabulary: Vocabulary) -> None:
 
 
 def has_generation_tag(vocabulary: TokenizerVocabulary) -> bool:
-  """Whether a chat template has the tag `generation`."""
-  return re.search(r'{%[-+]?\s*generation\s*[-+]?%}', vocabulary.chat_template) is not None
+  """Whether a chat template has the tag `generation`. Raises BadInput if it is damaged."""
+  template = _compile(vocabulary.chat_template, for_training=True)
+  return template.environment.has_generation_tag
 
 
 def render(
@@ -94,42 +126,86 @@ def render(
   Raises:
     BadInput: the template does not accept the messages, or is damaged.
   """
+  template = _compile(vocabulary.chat_template, for_training)
   begin = ''
   if vocabulary.has_begin_token:
     begin = vocabulary.token(vocabulary.document_start)
-  try:
-    template = _compile(vocabulary.chat_template, for_training)
-  except jinja2.TemplateSyntaxError as error:
-    raise errors.BadInput(
-      f'the chat template of the model is no valid Jinja: {error.message}; mend it in its files'
-    ) from error
-  try:
-    return template.render(
-      messages=_mark_texts(list(messages), tuple(vocabulary.special_tokens)),
-      add_generation_prompt=add_generation_prompt,
-      bos_token=begin,
-      eos_token=vocabulary.token(vocabulary.document_end),
-      tools=None,
-      documents=None,
-    )
-  except Exception as error:  # a template can raise anything
-    raise errors.BadInput(
-      f'the chat template of the model cannot show this conversation: {error}'
-    ) from error
+  variables = {
+    'add_generation_prompt': add_generation_prompt,
+    'bos_token': begin,
+    'eos_token': vocabulary.token(vocabulary.document_end),
+    'tools': None,
+    'documents': None,
+  }
+  messages = _map_texts(list(messages), remove_marks)
+  shown = _fill(template, messages, variables)
+  marked_messages = _map_texts(messages, functools.partial(mark_spellings, vocabulary))
+  if marked_messages == messages:
+    return shown
+  marked = _fill(template, marked_messages, variables)
+  return _copy_marks(marked, shown, spelling_pattern(vocabulary.special_tokens))
 
 
 @functools.lru_cache(maxsize=8)
 def _compile(template: str, for_training: bool) -> jinja2.Template:
-  """Returns a compiled chat template."""
+  """Returns a compiled chat template. Raises BadInput if it is damaged."""
   generation = _MarkedGeneration if for_training else _Generation
-  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+  environment = _Environment(
     trim_blocks=True, lstrip_blocks=True, extensions=[generation, jinja2.ext.loopcontrols]
   )
   # The filter of Jinja escapes HTML.
   environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
   environment.globals['raise_exception'] = _raise_exception
   environment.globals['strftime_now'] = TRAINING_DATE.strftime if for_training else _format_now
-  return environment.from_string(template)
+  try:
+    return environment.from_string(template)
+  except jinja2.TemplateSyntaxError as error:
+    raise errors.BadInput(
+      f'the chat template of the model is no valid Jinja: {error.message}; mend it in its files'
+    ) from error
+
+
+def _fill(template: jinja2.Template, messages: Sequence[Message], variables: dict[str, Any]) -> str:
+  """Returns the text of a template. Raises BadInput if it does not accept the messages."""
+  try:
+    return template.render(messages=messages, **variables)
+  except Exception as error:  # a template can raise anything
+    raise errors.BadInput(
+      f'the chat template of the model cannot show this conversation: {error}'
+    ) from error
+
+
+def _copy_marks(marked: str, shown: str, spelling: re.Pattern[str]) -> str:
+  """Returns a conversation with marks around the special tokens that its messages spell.
+
+  Args:
+    marked: the text of the template for messages with marks. It may differ in other characters, if
+      the template counts or compares those of a message.
+    shown: its text for the messages.
+    spelling: pattern of the special tokens.
+
+  Raises:
+    BadInput: the texts have other special tokens.
+  """
+  tokens = []
+  is_in_message = []
+  for i, part in enumerate(re.split(f'{OPEN}{spelling.pattern}{CLOSE}', marked)):
+    if i % 2:
+      part_tokens = [part]
+    else:
+      part_tokens = spelling.findall(part.replace(OPEN, '').replace(CLOSE, ''))
+    tokens += part_tokens
+    is_in_message += [i % 2 == 1] * len(part_tokens)
+  parts = spelling.split(shown)
+  if parts[1::2] != tokens:
+    raise errors.BadInput(
+      'the chat template of the model writes other special tokens because a message spells one '
+      f'({", ".join(dict.fromkeys(tokens))}): write it otherwise in the message'
+    )
+  for i, token in enumerate(tokens):
+    if is_in_message[i]:
+      parts[2 * i + 1] = f'{OPEN}{token}{CLOSE}'
+  return ''.join(parts)
 
 
 def check_roles(vocabulary: TokenizerVocabulary, messages: Sequence[Message]) -> None:
@@ -151,6 +227,20 @@ def check_roles(vocabulary: TokenizerVocabulary, messages: Sequence[Message]) ->
         f'the chat template of the model leaves out the role {role!r}: put its text into a message '
         f'of the role {USER!r}'
       )
+
+
+def remove_marks(text: str) -> str:
+  """Returns a text without marks."""
+  return MARKS.sub('', text)
+
+
+def mark_spellings(vocabulary: TokenizerVocabulary, text: str) -> str:
+  """Returns the text of a message as it is in a rendered conversation.
+
+  Marks are around the special tokens that it spells.
+  """
+  spelling = spelling_pattern(vocabulary.special_tokens)
+  return spelling.sub(rf'{OPEN}\1{CLOSE}', remove_marks(text))
 
 
 def encode(vocabulary: TokenizerVocabulary, rendered: str) -> np.ndarray:
@@ -191,18 +281,17 @@ def encode_with_mask(
 
   These are the tokens with a character between BEGIN and END.
   """
-  parts = [_parse_marks(text) for text in rendered]
-  encoded: dict[bool, list[tuple[np.ndarray, np.ndarray]]] = {}
+  conversations = [_parse_marks(text) for text in rendered]
+  encoded = {}
   for special in (True, False):
-    texts = [part.text for of_text in parts for part in of_text if part.special is special]
-    encoded[special] = vocabulary.encode_with_ranges(texts, special)
+    texts = [part.text for parts in conversations for part in parts if part.special is special]
+    encoded[special] = iter(vocabulary.encode_with_ranges(texts, special))
   results = []
-  next_encoded = {special: iter(of_parts) for special, of_parts in encoded.items()}
-  for of_text in parts:
+  for parts in conversations:
     ids = []
     is_learned = []
-    for part in of_text:
-      part_ids, ranges_Nx2 = next(next_encoded[part.special])
+    for part in parts:
+      part_ids, ranges_Nx2 = next(encoded[part.special])
       ids.append(part_ids)
       is_learned.append(_overlap(ranges_Nx2, part.learned))
     results.append((np.concatenate(ids), np.concatenate(is_learned)))
@@ -230,7 +319,7 @@ def _parse_marks(rendered: str) -> list[_Part]:
   for i, marked in enumerate(SPELLED.split(rendered)):
     text = ''
     learned = []
-    for piece in re.split(f'([{BEGIN}{END}])', marked.replace(OPEN, '').replace(CLOSE, '')):
+    for piece in re.split(f'([{BEGIN}{END}])', marked):
       if piece in (BEGIN, END):
         is_learned = piece == BEGIN
         continue
@@ -250,22 +339,15 @@ def _overlap(ranges_Nx2: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.nda
   return starts[first_span_N] < ranges_Nx2[:, 1]
 
 
-def _mark_texts(value: Any, special_tokens: tuple[str, ...]) -> Any:
-  """Returns a JSON value with marks around the spellings of special tokens in its texts."""
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+  """Returns a JSON value with all its texts changed, but not the names of its fields."""
   if isinstance(value, str):
-    return _spelling(special_tokens).sub(rf'{OPEN}\g<0>{CLOSE}', MARKS.sub('', value))
+    return change(value)
   if isinstance(value, list):
-    return [_mark_texts(entry, special_tokens) for entry in value]
+    return [_map_texts(entry, change) for entry in value]
   if isinstance(value, dict):
-    return {name: _mark_texts(entry, special_tokens) for name, entry in value.items()}
+    return {name: _map_texts(entry, change) for name, entry in value.items()}
   return value
-
-
-@functools.lru_cache(maxsize=8)
-def _spelling(special_tokens: tuple[str, ...]) -> re.Pattern[str]:
-  """Returns a pattern of the spellings of special tokens."""
-  longest_first = sorted(special_tokens, key=len, reverse=True)
-  return re.compile('|'.join(map(re.escape, longest_first)) or '$^')
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -228,18 +228,16 @@ def _warn_once(message: str) -> None:
   logging.warning(message)
 
 
-def _chat_template(folder: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
+def _chat_template(folder: pathlib.Path, settings: Mapping[str, Any]) -> Any:
   """Returns the chat template of a folder: its own file, or the setting; None: there is none."""
   path = folder / 'chat_template.jinja'
   if path.exists():
     return path.read_text(encoding='utf-8')
   template = settings.get('chat_template')
-  if not isinstance(template, list):
-    return template
-  for named in template:
-    if named['name'] == 'default':
-      return named['template']
-  return None
+  if isinstance(template, list):
+    by_name = {named['name']: named['template'] for named in template}
+    return by_name.get('default')
+  return template
 
 
 def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabulary:
@@ -307,12 +305,16 @@ def _make_vocabulary(
   start: Any,
   ends: Sequence[Any],
   adds_start: Any,
-  chat_template: str | None,
+  chat_template: Any,
 ) -> TokenizerVocabulary:
   """Returns the vocabulary; a start or end that is not one of the ids, or has no row, is left out.
 
-  Raises BadInput if texts begin with a token that has no row.
+  Raises:
+    BadInput: texts begin with a token that has no row.
+    TypeError: the chat template is no text.
   """
+  if chat_template is not None and not isinstance(chat_template, str):
+    raise TypeError(f'the chat template is {chat_template!r}, expected a text')
 
   def exists(i: Any) -> bool:
     return type(i) is int and i in ids and (size is None or i < size)

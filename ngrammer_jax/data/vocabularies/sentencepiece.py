@@ -74,9 +74,9 @@ class SentencePieceVocabulary(base.Vocabulary):
 
   def _encode_special(self, text: str) -> np.ndarray:
     """Returns the ids of a text in which the spelling of a control token is that token."""
-    spelled = '|'.join(map(re.escape, self._special_ids))
+    spelling = base.spelling_pattern(self.special_tokens)
     ids = []
-    for i, part in enumerate(re.split(f'({spelled})', text)):
+    for i, part in enumerate(spelling.split(text)):
       if i % 2:
         ids.append([self._special_ids[part]])
       else:

@@ -69,7 +69,7 @@ def open(path: pathlib.Path, adapter: pathlib.Path | None = None) -> PublishedMo
 
   Raises:
     BadInput: it is damaged, of another family, has a field or value that is not known, or other
-      tensors than its config says; or the adapter is none of this model.
+      tensors than its config says; or the adapter belongs to another model.
   """
   open_checkpoint = gguf.open_file if gguf_header.is_gguf(path) else checkpoints.open_folder
   checkpoint = open_checkpoint(path)

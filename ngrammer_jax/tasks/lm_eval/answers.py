@@ -55,8 +55,10 @@ class AnswerConfig:
     temperature = 0.0
     if options['do_sample']:
       temperature = options.get('temperature', 1.0)
-    given = {name: options[name] for name in SAMPLING_OPTIONS if options.get(name) is not None}
-    config = sampling.SamplingConfig(temperature, **given)
+    sampling_args = {
+      name: options[name] for name in SAMPLING_OPTIONS if options.get(name) is not None
+    }
+    config = sampling.SamplingConfig(temperature, **sampling_args)
     config.check_values()
     return cls(tuple(stops), options['max_gen_toks'], config)
 
