@@ -35,11 +35,17 @@ configs/ngrammer_text8.py. METHOD is one of:
   engram         2- and 3-grams of compressed tokens, gated, in the second block
   latent_engram  2-grams of cluster ids of the second block's input, with Engram's hash and gate
   blt            3- to 8-grams of bytes, added to the byte embedding; only quickstart_blt
+  gemma3n_ple    a second embedding of each token, which multiplies after each block
+  stem           a row of each token in place of the up projection of the second block
+  deep_embed     a row of each token that multiplies the output of its feed-forward
+
+The last three are quickstart_METHOD only: characters have few rows.
 
 All but plain have the total parameters of ngrammer within 1 %, counting tables, projections and all
-other parameters trained by gradient, so not centroids: the rows of a head, or the feed-forward
-width, are chosen to match. The tables of all methods are trained by Adagrad, as in the N-Grammer,
-with a learning rate of their own. The sizes of the small variants are ours.
+other parameters trained by gradient, so not centroids: the rows of a head, their width, or the
+feed-forward width are chosen to match. The tables are trained by Adagrad, as in the N-Grammer, with
+a learning rate of their own; those of the last three by Adam, with that of the model. The sizes of
+the small variants are ours.
 """
 
 from typing import Any
@@ -68,6 +74,9 @@ SMALL_MEMORIES = {
   'latent_engram': dict(
     preset='engram', key='clusters', layers=(1,), orders=(2,), heads=6, width=8, **OURS
   ),
+  'gemma3n_ple': dict(preset='gemma3n_ple', layers=(0, 1, 2), width=56),
+  'stem': dict(preset='stem', layers=(1,)),
+  'deep_embed': dict(preset='deep_embed', layers=(1,)),
   'blt': dict(preset='blt', width=192),
 }
 # Base rows of a head and width of the feed-forward that match the N-Grammer's parameters.
@@ -85,9 +94,12 @@ TABLE_LEARNING_RATES = {
   'latent_engram': 0.3,
   'blt': 0.03,
 }
+TOKEN_METHODS = ('gemma3n_ple', 'stem', 'deep_embed')
+STEM_FEED_FORWARD = 296  # its rows are as wide
 WIDE = {'quickstart': 968, 'wikitext2': 968, 'text8': 626}
 SMALL = [f'{text}_{method}' for text in TEXTS for method in METHODS]
-VARIANTS = (*PUBLISHED, *SMALL, 'quickstart_blt')
+QUICKSTART = [f'quickstart_{method}' for method in ('blt', *TOKEN_METHODS)]
+VARIANTS = (*PUBLISHED, *SMALL, *QUICKSTART)
 
 
 def get_config(variant: str = 'quickstart_engram') -> ConfigDict:
@@ -105,7 +117,9 @@ def get_config(variant: str = 'quickstart_engram') -> ConfigDict:
     c.model.ngram = _ngrammer(text)
   elif method != 'plain':
     c.model.ngram_memories = (_small_memory(text, method),)
-  if method not in ('plain', 'wide'):
+  if method == 'stem':
+    c.model.feed_forward_width = STEM_FEED_FORWARD
+  if method in TABLE_LEARNING_RATES:
     rate = TABLE_LEARNING_RATES[method]
     c.optimizer.table = config.block('optimizer.table', learning_rate=rate)
   if method == 'blt':
@@ -189,6 +203,8 @@ def _ngrammer(text: str) -> ConfigDict:
 
 def _small_memory(text: str, method: str) -> ConfigDict:
   """Returns the memory of a method, with about as many parameters as the N-Grammer."""
+  if method in TOKEN_METHODS:  # a row for each token, trained by Adam as published
+    return config.block('model.ngram_memories', **SMALL_MEMORIES[method])
   values = dict(optimizer='adagrad', learning_rate_factor=None, rows=ROWS[method][text])
   if method == 'latent_engram':
     values['clusters'] = _ngrammer(text).clusters

@@ -294,6 +294,8 @@ def test_small_ngram_memories_have_equal_parameters():
       assert abs(total(method) - budget) < 0.01 * budget, (text, method)
     if text == 'quickstart':
       assert abs(total('blt', 257) - budget) < 0.01 * budget
+      for method in ('gemma3n_ple', 'stem', 'deep_embed'):
+        assert abs(total(method) - budget) < 0.01 * budget, method
 
 
 def test_small_ngram_memories_have_the_model_of_other_configs():
