@@ -128,6 +128,12 @@ def special_ids(vocabulary, content):
       [2],
       'a\n<|im_end|>\nb',
     ),
+    (
+      "{% set i = m.find('<|im_end|>') %}{{ m[:i] + '<|im_end|>' + m[i + 10:] }}",
+      'a<|im_end|>b',
+      [2],
+      'a<|im_end|>b',
+    ),
     # It takes out one of two.
     (
       "{{ m.split('<|im_start|>')[-1] + '<|im_end|>' }}",
@@ -138,6 +144,8 @@ def special_ids(vocabulary, content):
     # It compares and counts characters.
     ("{{ 'yes' if m.startswith('<|im_end|>a') else 'no' }}{{ m }}", '<|im_end|>a', [], None),
     ("{{ 'yes' if m == '<|im_end|>' else 'no' }}{{ m }}", '<|im_end|>', [], None),
+    ("{{ '' if m != '<|im_end|>' else '<|im_start|>' }}", '<|im_end|>', [1], '<|im_start|>'),
+    ("{{ {'<|im_end|>': '<|im_start|>'}[m.strip()] }}", '<|im_end|>', [1], '<|im_start|>'),
     ("{{ 'yes' if m | length == 10 else 'no' }}{{ m }}", '<|im_end|>', [], None),
   ],
 )
@@ -151,10 +159,10 @@ def test_what_a_template_does_with_a_special_token_in_a_message(
 
 
 def test_a_template_that_writes_other_tokens_because_of_marks(with_template):
-  template = "{% set m = messages[0].content %}{{ '<|im_start|>' if m == '<|im_end|>' }}{{ m }}"
+  template = "{% set m = messages[0].content %}{{ '<|im_start|>' if m | length == 10 }}{{ m }}"
   with bad_input(
-    'the chat template of the model writes other special tokens because a message spells one '
-    '(<|im_end|>): write it otherwise in the message'
+    'the chat template of the model writes other special tokens where a message spells one of '
+    'them: change the spelling of <|im_start|>, <|im_end|> in the messages'
   ):
     encode(with_template(template), [{'role': 'user', 'content': '<|im_end|>'}])
 

@@ -71,8 +71,26 @@ class _MarkedGeneration(_Generation):
     return [begin, *body, end]
 
 
+class _MarkedText(str):
+  """A text of a message with marks. Comparisons ignore them, and slices have whole pairs."""
+
+  def __eq__(self, other: Any) -> bool:
+    if not isinstance(other, str):
+      return False
+    return remove_marks(str(self)) == remove_marks(str(other))
+
+  def __ne__(self, other: Any) -> bool:
+    return not self == other
+
+  def __hash__(self) -> int:
+    return hash(remove_marks(str(self)))
+
+  def __getitem__(self, key: Any) -> str:
+    return _drop_unpaired(super().__getitem__(key))
+
+
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-  """Where templates are filled. A method of a text with marks does not part a pair of them."""
+  """Where templates are filled. The methods of a text with marks keep whole pairs of them."""
 
   def call(self, context, function, *args, **kwargs):
     result = super().call(context, function, *args, **kwargs)
@@ -88,7 +106,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 def _drop_unpaired(value: Any) -> Any:
   """Returns a text, or texts, without the marks that have lost the other one."""
   if isinstance(value, str):
-    return UNPAIRED.sub(r'\1', value)
+    return _MarkedText(UNPAIRED.sub(r'\1', value))
   if isinstance(value, list | tuple):
     return type(value)(map(_drop_unpaired, value))
   return value
@@ -142,7 +160,7 @@ def render(
   marked_messages = _map_texts(messages, functools.partial(mark_spellings, vocabulary))
   if marked_messages == messages:
     return shown
-  marked = _fill(template, marked_messages, variables)
+  marked = _fill(template, _map_texts(marked_messages, _MarkedText), variables)
   return _copy_marks(marked, shown, spelling_pattern(vocabulary.special_tokens))
 
 
@@ -198,9 +216,10 @@ def _copy_marks(marked: str, shown: str, spelling: re.Pattern[str]) -> str:
     is_in_message += [i % 2 == 1] * len(part_tokens)
   parts = spelling.split(shown)
   if parts[1::2] != tokens:
+    names = ', '.join(dict.fromkeys([*parts[1::2], *tokens]))
     raise errors.BadInput(
-      'the chat template of the model writes other special tokens because a message spells one '
-      f'({", ".join(dict.fromkeys(tokens))}): write it otherwise in the message'
+      f'the chat template of the model writes other special tokens where a message spells one of '
+      f'them: change the spelling of {names} in the messages'
     )
   for i, token in enumerate(tokens):
     if is_in_message[i]:
