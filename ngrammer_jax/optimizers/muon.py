@@ -44,7 +44,8 @@ MATRICES = {
   ('heads', 'kv', None): MatrixAxes((1,), (2,)),  # from shared keys to queries, one for each head
   ('embed', 'mlp'): MatrixAxes((0,), (1,)),
   ('mlp', 'embed'): MatrixAxes((0,), (1,)),
-  (None, 'embed'): MatrixAxes((0,), (1,)),  # from the rows of a memory to values
+  (None, 'embed'): MatrixAxes((0,), (1,)),  # from the rows of a memory
+  ('embed', None): MatrixAxes((0,), (1,)),  # to the width of rows that multiply
   (None, 'branches', 'embed'): MatrixAxes((0,), (2,)),  # to keys, one for each branch
 }
 

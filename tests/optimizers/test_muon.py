@@ -33,7 +33,8 @@ KERNELS = (
 # Paths without numbers that Muon trains; everything else is trained by Adam.
 MATRICES = r"""
   layer/attention/(query|key|value|out|relative/position)/kernel layer/attention/query_kernel
-  layer/feed_forward/(gate|in|out)/kernel layer/ngram_memory/gate/(key|value)/kernel"""
+  layer/feed_forward/(gate|in|out)/kernel layer/ngram_memory/gate/(key|value)/kernel
+  layer/ngram_memory/product/(gate|embedding|out)/kernel"""
 
 
 def boxed_model(kernels):

@@ -27,7 +27,7 @@ PATHS = {
     layer/feed_forward/(gate|in|out)/kernel             adaptive_softmax/(softmax_)?projection
     (layer/)?ngram_memory/gate/(key|value)/kernel       (layer/)?ngram_memory/gate/convolution/taps
     ngram_memory/sum/projection                         recurrence/(input|recurrent)_kernel
-    readout/\w+/kernel""",
+    readout/\w+/kernel      layer/ngram_memory/product/(gate|embedding|out)/kernel""",
   'embedding': r"""
     embedding              softmax_weight                                absolute_position
     distance_embedding     layer/attention/relative/distance_embedding   layer/position
