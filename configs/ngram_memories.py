@@ -34,6 +34,7 @@ configs/ngrammer_text8.py. METHOD is one of:
   over_encoding  2- and 3-grams of tokens, projected, mean with the token embedding, layer norm
   engram         2- and 3-grams of compressed tokens, gated, in the second block
   latent_engram  2-grams of cluster ids of the second block's input, with Engram's hash and gate
+  bigram_hash    2-grams of tokens with random signs, added in every block from one table
   blt            3- to 8-grams of bytes, added to the byte embedding; only quickstart_blt
   gemma3n_ple    a second embedding of each token, which multiplies after each block
   stem           a row of each token in place of the up projection of the second block
@@ -66,7 +67,8 @@ PUBLISHED = {
   'blt': ('blt', None, 1024, 16, 16, {}),
 }
 TEXTS = ('quickstart', 'text8', 'wikitext2')
-METHODS = ('plain', 'wide', 'ngrammer', 'over_encoding', 'engram', 'latent_engram')
+METHODS = ('plain', 'wide', 'ngrammer', 'over_encoding', 'engram', 'latent_engram')  # of the study
+OTHER_METHODS = ('bigram_hash',)
 OURS = dict(boundary='starts', fill_id=0, deviation=0.02)
 SMALL_MEMORIES = {
   'over_encoding': dict(preset='over_encoding', heads=2, width=16, amplification='norm'),
@@ -74,6 +76,7 @@ SMALL_MEMORIES = {
   'latent_engram': dict(
     preset='engram', key='clusters', layers=(1,), orders=(2,), heads=6, width=8, **OURS
   ),
+  'bigram_hash': dict(preset='bigram_hash', width=192, boundary='starts'),
   'gemma3n_ple': dict(preset='gemma3n_ple', layers=(0, 1, 2), width=56),
   'stem': dict(preset='stem', layers=(1,)),
   'deep_embed': dict(preset='deep_embed', layers=(1,)),
@@ -84,20 +87,23 @@ ROWS = {
   'over_encoding': {'quickstart': 12_102, 'wikitext2': 12_102, 'text8': 2883},
   'engram': {'quickstart': 11_870, 'wikitext2': 11_870, 'text8': 2660},
   'latent_engram': {'quickstart': 15_930, 'wikitext2': 15_930, 'text8': 3660},
+  'bigram_hash': {'quickstart': 4098, 'wikitext2': 4098, 'text8': 1026},
   'blt': {'quickstart': 1326},
 }
-# The best of 0.03, 0.1 and 0.3 on enwik8 (docs/results.md has others too). Not tried for blt.
+# The best of 0.03, 0.1 and 0.3 on enwik8 (docs/results.md has others too). Not tried for blt and
+# bigram_hash.
 TABLE_LEARNING_RATES = {
   'ngrammer': 0.03,
   'over_encoding': 0.3,
   'engram': 0.3,
   'latent_engram': 0.3,
+  'bigram_hash': 0.3,
   'blt': 0.03,
 }
 TOKEN_METHODS = ('gemma3n_ple', 'stem', 'deep_embed')
 STEM_FEED_FORWARD = 296  # its rows are as wide
 WIDE = {'quickstart': 968, 'wikitext2': 968, 'text8': 626}
-SMALL = [f'{text}_{method}' for text in TEXTS for method in METHODS]
+SMALL = [f'{text}_{method}' for text in TEXTS for method in (*METHODS, *OTHER_METHODS)]
 QUICKSTART = [f'quickstart_{method}' for method in ('blt', *TOKEN_METHODS)]
 VARIANTS = (*PUBLISHED, *SMALL, *QUICKSTART)
 

@@ -133,9 +133,10 @@ def _changes(
 
 
 def _remove(run: runs.Run, memory: str) -> tuple[runs.Run, inference.Variables]:
-  """Returns a run without a memory, and its variables."""
+  """Returns a run without a memory, or without a shared table and its memories; its variables."""
   memories = run.config.model.ngram_memories
   remaining = [i for i, m in enumerate(memories) if ngram_memory.table_module(i, m) != memory]
+  removed = {memory, *(ngram_memory.name(i) for i in range(len(memories)) if i not in remaining)}
   changes: dict[str, Any] = {'ngram_memories': tuple(memories[i] for i in remaining)}
   if len(remaining) == len(memories):  # it is the N-Grammer
     changes['ngram'] = None
@@ -147,7 +148,7 @@ def _remove(run: runs.Run, memory: str) -> tuple[runs.Run, inference.Variables]:
   def without_memory(tree: Mapping[str, Any]) -> dict[str, Any]:
     remaining_tree = {}
     for name, subtree in tree.items():
-      if name == memory:
+      if name in removed:
         continue
       if isinstance(subtree, Mapping):
         subtree = without_memory(subtree)

@@ -206,8 +206,10 @@ def _layers(memory: NGramMemoryConfig, L: int) -> tuple[int, ...]:
   """Returns the blocks of an n-gram memory: as many as it has, but at most two.
 
   They are the second and the middle one of the trained model, as in Engram. A gate is in one block
-  at least; other memories without blocks are at the input.
+  at least; other memories without blocks are at the input, or in every block.
   """
+  if memory.every_block:
+    return ()
   second = min(1, L - 1)
   middle = max(second, L // 2)
   count = len(memory.layers)

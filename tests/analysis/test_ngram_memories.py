@@ -301,6 +301,41 @@ def test_a_memory_is_removed_and_the_others_stay(tiny, untrained):
   assert variables['params'].keys() == before.keys() - {'ngrammer'} and not variables['codebook']
 
 
+@pytest.mark.full
+def test_a_shared_table_is_analysed_once_and_its_gates_in_each_layer(
+  one_device, tiny, untrained, texts
+):
+  """It is removed with all memories that read it."""
+  shared = dataclasses.replace(GATED, table='grams')
+  memories = (
+    dataclasses.replace(shared, layers=(0, 1)),
+    dataclasses.replace(GATED, layers=(1,)),
+    dataclasses.replace(shared, layers=(1,)),
+  )
+  workdir = untrained(tiny({'ngram': None, 'ngram_memories': memories}))
+  for name in ('ngrams', 'gates', 'retention'):
+    analyze.main([name, f'--workdir={workdir}'])
+  results = {
+    name: json.loads((workdir / f'{name}.json').read_text())
+    for name in ('ngrams', 'gates', 'retention')
+  }
+  tables = {table['name'] for table in results['ngrams']['tables']}
+  assert tables == {'ngram_table_grams', 'layer_1/ngram_memory_1'}
+  readers = {'layer_0/ngram_memory_0', 'layer_1/ngram_memory_0', 'layer_1/ngram_memory_2'}
+  gates_found = {gate['name'] for gate in results['gates']['gates']}
+  assert gates_found == readers | {'layer_1/ngram_memory_1'}
+  changed = {change['memory'] for change in results['retention']['changes']}
+  assert changed == {'ngram_table_grams', 'ngram_memory_1'}
+  run = runs.load_run(workdir)
+  without, variables = retention._remove(run, 'ngram_table_grams')
+  assert without.config.model.ngram_memories == (memories[1],)
+  before, after = run.restored.params, variables['params']
+  assert after.keys() == before.keys() - {'ngram_table_grams'}
+  kept = before['layer_1']['ngram_memory_1']['table']
+  assert after['layer_1']['ngram_memory_0']['table'] is kept
+  assert not any(name.startswith('ngram_memory') for name in after['layer_0'])
+
+
 def test_exchanged_rows_are_those_of_other_tokens():
   heads = [lookups.Head(2, 0, 0, 5), lookups.Head(2, 1, 5, 4)]
   table = types.SimpleNamespace(subtree=lambda params: params['memory'], heads=lambda: heads)

@@ -32,7 +32,7 @@ CLUSTERS = {'clusters': 8, 'key': 'clusters', 'layers': (1,), 'orders': (2,)}
 MEMORIES = {
   **{
     name: {'ngram_memories': {'0': {'preset': name}}}
-    for name in ('engram', 'engram_v41', 'over_encoding', 'longcat', 'blt')
+    for name in ('engram', 'engram_v41', 'over_encoding', 'longcat', 'blt', 'bigram_hash')
   },
   'ple': {'ngram_memories': {'0': {'preset': 'ple', 'eos_id': 1}}},
   'gemma3n_ple': {'ngram_memories': {'0': {'preset': 'gemma3n_ple'}}},
@@ -42,6 +42,9 @@ MEMORIES = {
   },
   'stem': {'ngram_memories': {'0': {'preset': 'stem'}}},
   'sum': {'ngram_memories': {'0': {'join': 'sum', 'hash': 'polynomial'}}},
+  'gates of one table': {
+    'ngram_memories': {'0': {'layers': (0, 1), 'table': 'grams', 'sliced': True, 'deviation': 0.0}}
+  },
   'latent gate': {'ngram_memories': {'0': CLUSTERS}},
   'latent concat': {'ngram_memories': {'0': CLUSTERS | {'join': 'concat'}}},
   'two': {'ngram_memories': {'0': {'preset': 'engram'}, '1': {'preset': 'over_encoding'}}},
