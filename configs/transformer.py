@@ -50,13 +50,14 @@ SIZES = {
   '8b': Size(32, 4096, 32, 8, 14_336),
 }
 BASELINES = [f'{style}_{size}' for style in ('llama', 'qwen3') for size in SIZES if size != '8b']
-VARIANTS = (*BASELINES, 'llama_8b', 'llama_8b_ngrammer')
+MUON = ('llama_quickstart_muon', 'qwen3_quickstart_muon')
+VARIANTS = (*BASELINES, *MUON, 'llama_8b', 'llama_8b_ngrammer')
 
 
 def get_config(variant: str = 'llama_quickstart') -> ConfigDict:
   """Returns the config of one of VARIANTS."""
   config.check_variant(variant, VARIANTS)
-  style, size, *ngrammer = variant.split('_')
+  style, size, *options = variant.split('_')
   c = config.default()
   m = c.model
 
@@ -87,7 +88,9 @@ def get_config(variant: str = 'llama_quickstart') -> ConfigDict:
       _use_c4(c)
     case '8b':
       _use_8b(c)
-  if ngrammer:
+  if 'muon' in options:
+    _use_muon(c)
+  if 'ngrammer' in options:
     m.ngram = config.block('model.ngram', clusters=8192, vocabulary_size=1536 * 256, dim=32)
   return c
 
@@ -104,6 +107,14 @@ def _use_quickstart(c: ConfigDict) -> None:
   c.training.checkpoint_every = 100
   c.optimizer.learning_rate = 4e-3
   c.optimizer.warmup_steps = 50
+
+
+def _use_muon(c: ConfigDict) -> None:
+  """Sets Muon for the matrices of blocks, and the schedule of nanochat."""
+  c.optimizer.algorithm = 'muon'
+  c.optimizer.schedule = 'wsd'
+  c.optimizer.decay_steps = round(0.65 * c.training.steps)
+  c.optimizer.final_fraction = 0.05
 
 
 def _use_text8(c: ConfigDict) -> None:

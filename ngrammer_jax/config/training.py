@@ -48,6 +48,18 @@ class TrainingConfig:
     """Number of tokens that a step reads, over all devices."""
     return self.batch_size * self.segment_length
 
+  def count_due(self, first_step: int, every: int) -> int:
+    """Returns how often an event is due from a step on: every `every` steps, and at the last.
+
+    Args:
+      first_step: the first step that counts, at most the last one.
+      every: the interval; 0: the last step alone.
+    """
+    if not every:
+      return 1
+    last_multiple = (self.steps - 1) // every
+    return last_multiple - (first_step - 1) // every + 1
+
   def calls(self, first_step: int) -> Iterator[tuple[int, int]]:
     """Yields the range [first, end) of steps of every call, from `first_step` on.
 

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import math
 import pathlib
+import time
 from typing import Any
 
 import jax
@@ -55,6 +56,7 @@ class Recorder:
     self._bar = progress.Progress('training', steps, 'steps', initial=first_step, log_lines=False)
     self._pending: tuple[int, metrics.Metrics] | None = None
     self._measured_step = first_step
+    self._pause_seconds: dict[str, float] = {}  # of the last pause of each phase
     self._warned: set[str] = set()  # names of extra metrics that were not finite
 
   def __enter__(self) -> 'Recorder':
@@ -85,8 +87,10 @@ class Recorder:
     """
     self._log_pending(None)
     self._writer.sync()
+    start_time = time.monotonic()
     with self._goodput.timed(phase):
       yield
+    self._pause_seconds[phase] = time.monotonic() - start_time
 
   def mark_saved(self) -> None:
     """Records that a checkpoint was started."""
@@ -154,11 +158,18 @@ class Recorder:
     return max(end, self._measured_step)
 
   def _seconds_left(self, end: int) -> float | None:
-    """Returns the seconds that the steps after `end` will take; None: not known yet."""
+    """Returns the seconds of the steps after `end` and their pauses; None: not known yet.
+
+    A pause for an evaluation or a checkpoint takes as long as the last one, at first no time.
+    """
     if self._rates_measured < 2:  # the first rate is that of a device that has just started
       return None
     t = self._config.training
-    return (t.steps - end) * t.tokens_per_step / self._rate
+    seconds = (t.steps - end) * t.tokens_per_step / self._rate
+    # The pauses at `end` itself are yet to come.
+    for phase, every in (('evaluation', t.evaluate_every), ('checkpoints', t.checkpoint_every)):
+      seconds += t.count_due(end, every) * self._pause_seconds.get(phase, 0)
+    return seconds
 
   def _forward_flops(self, metrics: metrics.Metrics) -> np.ndarray:
     """Returns the FLOPs of a token's forward pass, at each step of a call if spans are learned."""

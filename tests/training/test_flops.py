@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.layers.attention import fused, local
 from ngrammer_jax.layers.attention.full import Heads
 from ngrammer_jax.layers.context import Keys
@@ -116,6 +117,17 @@ def test_recurrent_models(name):
     r.readout, attention
   )
   expected = 2 * (gates * K * (W + K) + readout + J * V)
+  assert count(config).forward() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.full
+def test_rows_of_memories_cost_their_projections_and_the_lookup_nothing():
+  engram = NGramMemoryConfig(layers=(0, 1), join='gate', heads=2, width=8, rows=(101,))
+  rows = len(engram.orders) * engram.heads * engram.width
+  at_input = dataclasses.replace(engram, layers=(), join='sum', projection=True)
+  config = dataclasses.replace(CONFIG, ngram_memories=(engram, at_input))
+  # In each block to the key of the gate and to the value, at the input to the model width.
+  expected = 2 * (multiplications(T / 2) + (2 * 2 + 1) * rows * D)
   assert count(config).forward() == pytest.approx(expected, rel=1e-9)
 
 
