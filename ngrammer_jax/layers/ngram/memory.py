@@ -308,7 +308,7 @@ class NGramMemory(nn.Module):
 
   def _signs(self) -> jax.Array:
     """Returns the random signs, int8 [R, E], which are not trained."""
-    shape = (self.options.signs, self.options.table_width)
+    shape = (self.options.signs, self.table_shape()[1])
 
     def draw():
       return jax.random.rademacher(self.make_rng('params'), shape, jnp.int8)
