@@ -9,7 +9,7 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.formats import conversations
-from ngrammer_jax.data.vocabularies import chat_template
+from ngrammer_jax.data.vocabularies import chat_template, marks
 from ngrammer_jax.data.vocabularies.chat_template import Message
 from ngrammer_jax.inference import encoding, text
 from ngrammer_jax.inference import engine as inference
@@ -220,7 +220,7 @@ class Conversation:
     # The tokens of a stop string were read, but are no part of the answer.
     has_stop_string = answer.has_ended and answer.tokens[-1:] == [token]
     if answer.has_all_text and not has_stop_string:
-      shown = cache.shown + chat_template.mark_spellings(self._vocabulary, answer.text)
+      shown = cache.shown + marks.add(answer.text, self._vocabulary.special_tokens)
       self._cache = _extend(cache, answer, shown)
     return text.Completion(message, answer.text, answer.tokens, answer.has_ended, config.seed)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data.files import text_files
-from ngrammer_jax.data.vocabularies import chat_template
+from ngrammer_jax.data.vocabularies import chat_template, marks
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
 
@@ -149,7 +149,7 @@ class ConversationEncoder:
     else:
       pairs = [(chat_template.encode(self.vocabulary, text), None) for text in rendered]
     for text, (ids, counts) in zip(rendered, pairs, strict=True):
-      num_bytes = len(chat_template.remove_marks(text).encode())
+      num_bytes = len(marks.remove(text).encode())
       if len(ids) and ids[0] == self.vocabulary.document_start:
         ids = ids[1:]
         counts = None if counts is None else counts[1:]
@@ -179,8 +179,8 @@ class ConversationEncoder:
           f'because the chat template writes a message otherwise when another one follows: use a '
           f'template with {{% generation %}} around that text, or data.loss_on=all'
         )
-      marked += [rendered[position : len(before)], chat_template.BEGIN]
-      marked += [rendered[len(before) : len(after)], chat_template.END]
+      marked += [rendered[position : len(before)], marks.BEGIN]
+      marked += [rendered[len(before) : len(after)], marks.END]
       position = len(after)
     marked.append(rendered[position:])
     return ''.join(marked)

@@ -2,16 +2,15 @@
 
 The template, of Jinja, turns messages into a text. The special tokens that it writes are special
 tokens. A message is ordinary text, also where it spells one. So the template is filled twice if a
-message spells a special token: with the messages, as the text, and with messages that have marks
-around these tokens, which tell them from the tokens of the template.
+message spells a special token: with the messages, which gives the text, and with messages that have
+marks around these tokens. The marks show which tokens of the text are not of the template.
 """
 
 from collections.abc import Callable, Sequence
 import datetime
 import functools
 import json
-import re
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -20,15 +19,10 @@ import jinja2.sandbox
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data.vocabularies.base import Vocabulary, spelling_pattern
+from ngrammer_jax.data.vocabularies import marks
+from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
 
-# Marks in a rendered conversation. These code points are no characters.
-OPEN, CLOSE = '\ufdd0', '\ufdd1'  # around the spelling of a special token in a message
-BEGIN, END = '\ufdd2', '\ufdd3'  # around the text that a training learns
-MARKS = re.compile('[\ufdd0-\ufdd3]')
-SPELLED = re.compile(f'{OPEN}([^{OPEN}{CLOSE}]+){CLOSE}')
-UNPAIRED = re.compile(f'({SPELLED.pattern})|[{OPEN}{CLOSE}]')
 # What a template writes as the date in a training, which must not depend on the day: the date that
 # Llama 3 writes where it cannot know another one.
 TRAINING_DATE = datetime.datetime(2024, 7, 26)
@@ -66,27 +60,9 @@ class _MarkedGeneration(_Generation):
     body = super().parse(parser)
     begin, end = (
       jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]).set_lineno(line)
-      for mark in (BEGIN, END)
+      for mark in (marks.BEGIN, marks.END)
     )
     return [begin, *body, end]
-
-
-class _MarkedText(str):
-  """A text of a message with marks. Comparisons ignore them, and slices have whole pairs."""
-
-  def __eq__(self, other: Any) -> bool:
-    if not isinstance(other, str):
-      return False
-    return remove_marks(str(self)) == remove_marks(str(other))
-
-  def __ne__(self, other: Any) -> bool:
-    return not self == other
-
-  def __hash__(self) -> int:
-    return hash(remove_marks(str(self)))
-
-  def __getitem__(self, key: Any) -> str:
-    return _drop_unpaired(super().__getitem__(key))
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -98,18 +74,9 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     if not isinstance(text, str):
       return result
     if isinstance(result, bool):  # such as `startswith`
-      unmarked_method = getattr(remove_marks(text), function.__name__)
+      unmarked_method = getattr(marks.remove(text), function.__name__)
       return super().call(context, unmarked_method, *args, **kwargs)
-    return _drop_unpaired(result)
-
-
-def _drop_unpaired(value: Any) -> Any:
-  """Returns a text, or texts, without the marks that have lost the other one."""
-  if isinstance(value, str):
-    return _MarkedText(UNPAIRED.sub(r'\1', value))
-  if isinstance(value, list | tuple):
-    return type(value)(map(_drop_unpaired, value))
-  return value
+    return marks.drop_unpaired(result)
 
 
 def check_exists(vocabulary: Vocabulary) -> None:
@@ -155,13 +122,15 @@ def render(
     'tools': None,
     'documents': None,
   }
-  messages = _map_texts(list(messages), remove_marks)
+  messages = _map_texts(list(messages), marks.remove)
   shown = _fill(template, messages, variables)
-  marked_messages = _map_texts(messages, functools.partial(mark_spellings, vocabulary))
+  marked_messages = _map_texts(
+    messages, functools.partial(marks.add, special_tokens=vocabulary.special_tokens)
+  )
   if marked_messages == messages:
     return shown
-  marked = _fill(template, _map_texts(marked_messages, _MarkedText), variables)
-  return _copy_marks(marked, shown, spelling_pattern(vocabulary.special_tokens))
+  marked = _fill(template, _map_texts(marked_messages, marks.MarkedText), variables)
+  return marks.transfer(marked, shown, vocabulary.special_tokens)
 
 
 @functools.lru_cache(maxsize=8)
@@ -193,40 +162,6 @@ def _fill(template: jinja2.Template, messages: Sequence[Message], variables: dic
     ) from error
 
 
-def _copy_marks(marked: str, shown: str, spelling: re.Pattern[str]) -> str:
-  """Returns a conversation with marks around the special tokens that its messages spell.
-
-  Args:
-    marked: the text of the template for messages with marks. It may differ in other characters, if
-      the template counts or compares those of a message.
-    shown: its text for the messages.
-    spelling: pattern of the special tokens.
-
-  Raises:
-    BadInput: the texts have other special tokens.
-  """
-  tokens = []
-  is_in_message = []
-  for i, part in enumerate(re.split(f'{OPEN}{spelling.pattern}{CLOSE}', marked)):
-    if i % 2:
-      part_tokens = [part]
-    else:
-      part_tokens = spelling.findall(part.replace(OPEN, '').replace(CLOSE, ''))
-    tokens += part_tokens
-    is_in_message += [i % 2 == 1] * len(part_tokens)
-  parts = spelling.split(shown)
-  if parts[1::2] != tokens:
-    names = ', '.join(dict.fromkeys([*parts[1::2], *tokens]))
-    raise errors.BadInput(
-      f'the chat template of the model writes other special tokens where a message spells one of '
-      f'them: change the spelling of {names} in the messages'
-    )
-  for i, token in enumerate(tokens):
-    if is_in_message[i]:
-      parts[2 * i + 1] = f'{OPEN}{token}{CLOSE}'
-  return ''.join(parts)
-
-
 def check_roles(vocabulary: TokenizerVocabulary, messages: Sequence[Message]) -> None:
   """Checks that a template shows all messages of a system, a tool or another role.
 
@@ -248,24 +183,10 @@ def check_roles(vocabulary: TokenizerVocabulary, messages: Sequence[Message]) ->
       )
 
 
-def remove_marks(text: str) -> str:
-  """Returns a text without marks."""
-  return MARKS.sub('', text)
-
-
-def mark_spellings(vocabulary: TokenizerVocabulary, text: str) -> str:
-  """Returns the text of a message as it is in a rendered conversation.
-
-  Marks are around the special tokens that it spells.
-  """
-  spelling = spelling_pattern(vocabulary.special_tokens)
-  return spelling.sub(rf'{OPEN}\1{CLOSE}', remove_marks(text))
-
-
 def encode(vocabulary: TokenizerVocabulary, rendered: str) -> np.ndarray:
   """Returns the ids of a part of a rendered conversation, int32."""
   ids = []
-  for part in _parse_marks(rendered):
+  for part in marks.parse(rendered):
     ids.append(vocabulary.encode(part.text.encode(), special=part.special))
   return np.concatenate(ids).astype(np.int32)
 
@@ -300,7 +221,7 @@ def encode_with_mask(
 
   These are the tokens with a character between BEGIN and END.
   """
-  conversations = [_parse_marks(text) for text in rendered]
+  conversations = [marks.parse(text) for text in rendered]
   encoded = {}
   for special in (True, False):
     texts = [part.text for parts in conversations for part in parts if part.special is special]
@@ -315,38 +236,6 @@ def encode_with_mask(
       is_learned.append(_overlap(ranges_Nx2, part.learned))
     results.append((np.concatenate(ids), np.concatenate(is_learned)))
   return results
-
-
-class _Part(NamedTuple):
-  """A part of a rendered conversation, without marks.
-
-  Attributes:
-    text: its text.
-    special: whether the spelling of a special token is that token.
-    learned: ranges of its characters that a training learns, in their order.
-  """
-
-  text: str
-  special: bool
-  learned: list[tuple[int, int]]
-
-
-def _parse_marks(rendered: str) -> list[_Part]:
-  """Returns the parts of a rendered conversation; a message spells a special token in every 2nd."""
-  parts = []
-  is_learned = False
-  for i, marked in enumerate(SPELLED.split(rendered)):
-    text = ''
-    learned = []
-    for piece in re.split(f'([{BEGIN}{END}])', marked):
-      if piece in (BEGIN, END):
-        is_learned = piece == BEGIN
-        continue
-      if is_learned and piece:
-        learned.append((len(text), len(text) + len(piece)))
-      text += piece
-    parts.append(_Part(text, i % 2 == 0, learned))
-  return parts
 
 
 def _overlap(ranges_Nx2: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
