@@ -287,6 +287,11 @@ def check_neutral(base: ModelConfig, config: Config) -> None:
   added = memory_blocks.added(base, config.model)
   _check_positions(base, added)
   for path, block in added.items():
+    if getattr(block, 'join', '') == 'replace':
+      raise errors.BadInput(
+        f'{path}.join="replace" would lose the up projection of init_from={config.init_from}: use '
+        f'"sum", which adds rows to it'
+      )
     if getattr(block, 'start', '') is None:
       raise errors.BadInput(
         f'{path} is new, init_from={config.init_from} has none: use {path}.start="neutral", which '
