@@ -104,8 +104,13 @@ GATE = {'layers': (0,), 'heads': 2, 'rows': (11,), 'width': 3}
 PRODUCT = GATE | {'join': 'product', 'embedding_part': True}
 TOKEN_ROWS = {'layers': (0,), 'heads': 1, 'width': None, 'orders': (1,), 'hash': 'id'}
 TOKEN_ROWS |= {'row_rule': 'vocabulary'}
+EVERY_BLOCK = {'join': 'sum', 'every_block': True, 'table': 'added', 'factor': 0.5, 'signs': 7}
+EVERY_BLOCK |= {'hash': 'speedrun', 'heads': 1, 'row_rule': 'exact', 'rows': (11,), 'width': 16}
 NGRAM_MEMORIES = {  # the other keys and joins alone, in tests/layers/ngram
-  'engram': (GATE | {'convolution': 3, 'bias': True},),
+  'engram': (
+    GATE | {'convolution': 3, 'bias': True, 'table': 'gated', 'sliced': True},
+    EVERY_BLOCK,
+  ),
   'end of sentence': (
     GATE
     | {'key': 'compressed', 'hash': 'ple', 'boundary': 'eos_id', 'eos_id': 3, 'orders': (1, 3)},
