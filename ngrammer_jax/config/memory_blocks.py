@@ -7,7 +7,7 @@ from typing import Any
 from ngrammer_jax.config import conversion, resume
 from ngrammer_jax.config.model import ModelConfig
 
-NAMES = ('ngram', 'ngram_memories', 'memory', 'span', 'persistent')
+NAMES = ('ngram', 'ngram_memories', 'product_memory', 'memory', 'span', 'persistent')
 
 
 def blocks(model: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -20,6 +20,7 @@ from ngrammer_jax.config.positions import (
   SEGMENT_POSITIONS,
   PositionalConfig,
 )
+from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.config.recurrent import RecurrentConfig
 from ngrammer_jax.config.relations import divides, divisible_by, equals
 from ngrammer_jax.config.segment_memory import MemoryConfig
@@ -140,6 +141,7 @@ class ModelConfig:
   attention: AttentionConfig | None = field(None, 'options of attention; None: the defaults')
   ngram: NGramConfig | None = field(None, 'N-Grammer layer')
   ngram_memories: tuple[NGramMemoryConfig, ...] = field((), 'n-gram memories')
+  product_memory: ProductMemoryConfig | None = field(None, 'memory of product keys')
   memory: MemoryConfig | None = field(None, 'segment memory (Transformer-XL)')
   adaptive_softmax: AdaptiveSoftmaxConfig | None = field(None, 'adaptive input and softmax')
   span: SpanConfig | None = field(
@@ -228,10 +230,16 @@ class ModelConfig:
       return self.context_heads
     return self.key_value_heads
 
+  def table_memories(self) -> tuple[NGramMemoryConfig | ProductMemoryConfig, ...]:
+    """Memories that have tables with optimizers of their own; those of n-grams are the first."""
+    if self.product_memory is None:
+      return self.ngram_memories
+    return *self.ngram_memories, self.product_memory
+
   def parameter_groups(self) -> tuple[str, ...]:
     """Names of the groups of the parameters, see `models.parameter_groups`."""
     names = ['embedding', 'blocks', 'head']
-    for name in ('ngram', 'persistent', 'span'):
+    for name in ('ngram', 'product_memory', 'persistent', 'span'):
       if getattr(self, name) is not None:
         names.append(name)
     for number, memory in enumerate(self.ngram_memories):

@@ -3,12 +3,14 @@
 from typing import NamedTuple
 
 BETWEEN_BLOCKS = ('input', 'after_block')
+INSIDE_FEED_FORWARD = ('feed_forward', 'after_feed_forward')
+AT_FEED_FORWARD = ('in_place_of_feed_forward', 'beside_feed_forward')
 POINTS = (
   *BETWEEN_BLOCKS,
   'before_attention',
   'after_attention',
-  'feed_forward',
-  'after_feed_forward',
+  *INSIDE_FEED_FORWARD,
+  *AT_FEED_FORWARD,
   'block_end',
 )
 
@@ -21,8 +23,10 @@ class Place(NamedTuple):
       of a block. `before_attention`: to the input of a block, before the segment memory stores it.
       `after_attention`: to the attended values of a block, before their projection.
       `feed_forward`: to the up projection of a gated feed-forward. `after_feed_forward`: to the
-      output of the feed-forward. `block_end`: to the output of a block, as `after_block`, but it
-      belongs to the block: one memory may be in several.
+      output of the feed-forward. `in_place_of_feed_forward` and `beside_feed_forward`: to the input
+      of the feed-forward, after the norm; the result is its output, or added to it.
+      `block_end`: to the output of a block, as `after_block`, but it belongs to the block: one
+      memory may be in several.
     block: number of the block, from 0 on; 0 for `input`.
   """
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
   from ngrammer_jax.layers.ngram.ngrammer import NGrammer as NGrammer
   from ngrammer_jax.layers.ngram.quantizer import ProductQuantizer as ProductQuantizer
   from ngrammer_jax.layers.normalization import LayerNorm as LayerNorm
+  from ngrammer_jax.layers.product_keys.memory import ProductMemory as ProductMemory
   from ngrammer_jax.layers.recurrent.readout import AttentionReadout as AttentionReadout
   from ngrammer_jax.layers.recurrent.readout import NGramReadout as NGramReadout
   from ngrammer_jax.layers.recurrent.recurrence import Recurrence as Recurrence
@@ -32,6 +33,7 @@ _LAYERS = {  # of each file
   'ngram.ngrammer': ('NGrammer',),
   'ngram.quantizer': ('ProductQuantizer',),
   'normalization': ('LayerNorm',),
+  'product_keys.memory': ('ProductMemory',),
   'recurrent.readout': ('AttentionReadout', 'NGramReadout'),
   'recurrent.recurrence': ('Recurrence',),
   'recurrent.word_memory': ('RecurrentMemory',),
@@ -50,6 +52,7 @@ _MODULES = (
   'mesh_axes',
   'ngram',
   'normalization',
+  'product_keys',
   'recurrent',
   'softmax',
   'state',

@@ -132,7 +132,8 @@ class Context:
     pair_BxNxT: the key that each query attends to most. A model sets it only after attention, for
       memories that need it.
     table_rows: what the last P tokens look up in each table that memories share, by its name:
-      [B, P, I, E], with the tokens of the segment last (see `ngram.memory`).
+      [B, P, I, E], with the tokens of the segment last (see `ngram.memory`); of product keys, the
+      table itself (see `product_keys.memory`).
     slots_BxT: the cache slot of each token (see `layers.attention.cache`). None, also in a model:
       no KV cache.
     keys: the keys of attention.

@@ -3,7 +3,7 @@
 B batch, T segment length, D model width, N heads, H head width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import functools
 
 from flax import linen as nn
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.place import AT_FEED_FORWARD
 from ngrammer_jax.layers import axis_names, dropout, feed_forward, mesh_axes, normalization
 from ngrammer_jax.layers.attention import attention, cache, persistent, relative, span
 from ngrammer_jax.layers.context import Context
@@ -102,13 +103,13 @@ class Block(nn.Module):
     if layer_spans is None:
       layer_spans = span.Spans(jnp.zeros(()), jnp.zeros((len(x_BxTxD), c.context_heads)))
 
-    # Feed-forward.
-    if c.feed_forward_width:
+    # Feed-forward, and memories beside it or in place of it.
+    if c.feed_forward_width or self._memories_at(AT_FEED_FORWARD):
       norm = self._norm('feed_forward')
       y_BxTxD = input_BxTxD if c.parallel_residual else x_BxTxD
       if norm is not None:
         y_BxTxD = norm(y_BxTxD)
-      y_BxTxD, states = self._feed_forward(y_BxTxD, context, memory, feed_forward_key)
+      y_BxTxD, states = self._feed_forward_and_memories(y_BxTxD, context, memory, feed_forward_key)
       next_memory |= states
       x_BxTxD = self._residual('feed_forward', x_BxTxD, y_BxTxD, feed_forward_residual_key)
 
@@ -150,13 +151,32 @@ class Block(nn.Module):
     )
     return y_BxTxD, projected, states
 
-  def _make_memories(self, point: str) -> list[tuple[PlacedMemory, nn.Module]]:
-    """Returns the memories at a point of the block, with their modules."""
-    at_point = []
-    for placed in self.placed_memories:
-      if placed.place.point == point:
-        at_point.append((placed, placed.make(name=placed.name)))
-    return at_point
+  def _memories_at(self, points: Collection[str]) -> list[PlacedMemory]:
+    """Returns the memories at some points of the block."""
+    return [placed for placed in self.placed_memories if placed.place.point in points]
+
+  def _make_memories(self, *points: str) -> list[tuple[PlacedMemory, nn.Module]]:
+    """Returns the memories at some points of the block, with their modules."""
+    return [(placed, placed.make(name=placed.name)) for placed in self._memories_at(points)]
+
+  def _feed_forward_and_memories(
+    self,
+    x_BxTxD: jax.Array,
+    context: Context,
+    memory: Memory,
+    dropout_key: jax.Array | None,
+  ) -> tuple[jax.Array, Memory]:
+    """Returns the sum of the feed-forward and of the memories at it, and their next states."""
+    outputs = []
+    states = {}
+    if self.config.feed_forward_width and not self._memories_at(('in_place_of_feed_forward',)):
+      y_BxTxD, states = self._feed_forward(x_BxTxD, context, memory, dropout_key)
+      outputs.append(y_BxTxD)
+    for placed, module in self._make_memories(*AT_FEED_FORWARD):
+      y_BxTxD, state = placed.apply(module, x_BxTxD, context, memory)
+      outputs.append(y_BxTxD)
+      states |= state
+    return sum(outputs), states
 
   def _feed_forward(
     self,

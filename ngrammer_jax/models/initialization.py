@@ -7,7 +7,8 @@ of variance 1 / width, biases of 0.
 norms 1 + normal with `deviation`, projections of an adaptive softmax normal with
 `projection_deviation`, biases 0.
 `adaptive_span`: embeddings are unit normal, kernels and biases uniform up to 1 / sqrt(inputs).
-N-gram memories, spans, persistent vectors and convolutions keep their own initializers.
+Memories of n-grams and of product keys, spans, persistent vectors and convolutions keep their own
+initializers.
 """
 
 import math
@@ -17,12 +18,12 @@ import zlib
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.config import initial
+from ngrammer_jax.config import initial, product_memory
 from ngrammer_jax.config.ngram import memory as ngram_memory
 
 # The bias of each weight of an output layer.
 _BIAS_OF = {'embedding': 'bias', 'softmax_weight': 'softmax_bias', 'cluster_weight': 'cluster_bias'}
-_OF_NGRAMS = ('ngrammer', ngram_memory.PREFIX, ngram_memory.TABLE_PREFIX)
+_OWN = ('ngrammer', ngram_memory.PREFIX, ngram_memory.TABLE_PREFIX, product_memory.NAME)
 _PROJECTIONS = ('projection', 'softmax_projection')
 _DISTANCES = ('content_bias', 'position_bias', 'distance_embedding', 'position')
 
@@ -33,7 +34,7 @@ def reinitialize(config: initial.InitialConfig, params: Any, key: jax.Array) -> 
 
   def reinitialize_leaf(path, leaf):
     names = path_names(path)
-    if any(name.startswith(_OF_NGRAMS) for name in names):
+    if any(name.startswith(_OWN) for name in names):
       return leaf
     leaf_key = jax.random.fold_in(key, zlib.crc32('/'.join(names).encode()))
     if config.recipe == 'transformer_xl':

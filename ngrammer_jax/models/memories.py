@@ -12,6 +12,9 @@ of earlier tokens that attention keeps; None if it keeps none, and for a memory 
 
 A table that memories share has the same form: its y are the rows that it looks up, [B, P, I, E],
 which memories find in `context.table_rows`. The model applies it before the memories at the input.
+Hidden states in blocks select the rows of product keys: there y is the table itself, [V, E].
+
+Beside or in place of the feed-forward of a block, y is what the sub-layer adds to its input.
 
 The config of a memory is a field of `ModelConfig` with `places(layers)`, see `config.place.Place`;
 or a tuple of such configs. MEMORIES makes the module.
@@ -29,12 +32,14 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import product_memory
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.place import BETWEEN_BLOCKS, POINTS, Place
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.memory import NGramMemory
+from ngrammer_jax.layers.product_keys.memory import TABLE, ProductMemory, ProductValues
 from ngrammer_jax.layers.state import Memory, State
 from ngrammer_jax.models import precision
 
@@ -177,7 +182,7 @@ def _ngram_memory(
 def _shared_tables(
   config: ModelConfig, dtype: jnp.dtype, vocabulary_size: int | None
 ) -> tuple[PlacedMemory, ...]:
-  """Makes the tables that memories of `model.ngram_memories` share, each from one of them."""
+  """Makes the tables that memories share: of n-grams, each from one of them; of product keys."""
   tables = {}
   for number, options in enumerate(config.ngram_memories):
     if options.table is None or options.table in tables:
@@ -194,7 +199,22 @@ def _shared_tables(
       table=options.table,
       keeps_rows=bool(in_values),
     )
+  if config.product_memory is not None:
+    make = functools.partial(
+      ProductValues, options=config.product_memory, width=config.width, dtype=dtype
+    )
+    tables[TABLE] = PlacedMemory(product_memory.NAME, Place('input'), make, table=TABLE)
   return tuple(tables.values())
+
+
+def _product_memory(
+  config: ModelConfig, place: Place, dtype: jnp.dtype, vocabulary_size: int | None
+) -> PlacedMemory:
+  """Makes the memory of `model.product_memory` in a block, which reads the table of all."""
+  del vocabulary_size
+  make = functools.partial(ProductMemory, options=config.product_memory, dtype=dtype)
+  name = product_memory.NAME
+  return PlacedMemory(name, place, make, table=TABLE, alike=name)
 
 
 def _maker(
@@ -221,6 +241,7 @@ def _maker(
 MEMORIES = {
   'ngram': _ngrammer,  # first: at the input, its clusters are those of the embedding
   'ngram_memories': _ngram_memory,
+  'product_memory': _product_memory,
 }
 
 

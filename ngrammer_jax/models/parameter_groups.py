@@ -14,7 +14,12 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.ngram import memory as ngram_memory
 
 # Groups by a module or parameter at any depth.
-MODULES = {'ngrammer': 'ngram', 'persistent': 'persistent', 'span': 'span'}
+MODULES = {
+  'ngrammer': 'ngram',
+  'persistent': 'persistent',
+  'product_memory': 'product_memory',
+  'span': 'span',
+}
 EMBEDDINGS = ('embedding', 'absolute_position')
 HEAD = ('final_norm', 'softmax', 'adaptive')  # prefixes
 

@@ -8,9 +8,11 @@ import optax
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
+from ngrammer_jax.config import product_memory
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.optimizer import RateConfig
+from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import parameter_groups, spans
 from ngrammer_jax.optimizers import dense, muon, row_gradient, schedule, tables
@@ -19,19 +21,21 @@ DENSE = 'dense'
 TABLE = 'ngram_table'
 FROZEN = 'frozen'
 
+TableMemoryConfig = NGramMemoryConfig | ProductMemoryConfig
+
 
 def labels(
-  params: Any, memories: Sequence[NGramMemoryConfig] = (), frozen: Collection[str] = ()
+  params: Any, memories: Sequence[TableMemoryConfig] = (), frozen: Collection[str] = ()
 ) -> Any:
   """Returns the label of every parameter.
 
-  `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
-  memory (see `models.memories`) or shared table if it has an optimizer of its own. `frozen` if it
-  is not trained.
+  `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the memory
+  (see `models.memories`) or shared table if it has an optimizer of its own. `frozen` if it is not
+  trained.
 
   Args:
     params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
-    memories: the n-gram memories of the model.
+    memories: those of the model that have tables, see `ModelConfig.table_memories`.
     frozen: names of the parameters that are not trained.
 
   Raises:
@@ -55,16 +59,23 @@ def labels(
   return jax.tree_util.tree_map_with_path(label, params, is_leaf=sharding.is_boxed)
 
 
-def table_optimizers(memories: Sequence[NGramMemoryConfig]) -> dict[str, str]:
+def table_optimizers(memories: Sequence[TableMemoryConfig]) -> dict[str, str]:
   """Returns the name of the optimizer of each label of tables."""
   optimizers = {TABLE: 'adagrad'}
   for i, memory in enumerate(memories):
     if has_own_optimizer(memory):
-      optimizers[ngram_memory.table_module(i, memory)] = memory.optimizer
+      optimizers[_module_name(i, memory)] = memory.optimizer
   return optimizers
 
 
-def has_own_optimizer(memory: NGramMemoryConfig) -> bool:
+def _module_name(number: int, memory: TableMemoryConfig) -> str:
+  """Returns the name of the module that has the table of a memory."""
+  if isinstance(memory, ProductMemoryConfig):
+    return product_memory.NAME
+  return ngram_memory.table_module(number, memory)
+
+
+def has_own_optimizer(memory: TableMemoryConfig) -> bool:
   """Whether a memory has another optimizer than the tables of label `ngram_table`."""
   return memory.optimizer != 'adagrad' or memory.learning_rate_factor is not None
 
@@ -73,7 +84,7 @@ def make(
   config: experiment.OptimizerConfig,
   steps: int,
   labels: Any,
-  memories: Sequence[NGramMemoryConfig] = (),
+  memories: Sequence[TableMemoryConfig] = (),
   decay_mask: Any = None,
   matrices: Mapping[str, muon.Kernel] | None = None,
   rate_factors: Mapping[str, float] | None = None,
@@ -88,7 +99,7 @@ def make(
     config: the optimizer config.
     steps: number of steps of the run, for the schedule.
     labels: label of every parameter that is trained.
-    memories: the n-gram memories of the model; each may have its own optimizer.
+    memories: those of the model that have tables; each may have its own optimizer.
     decay_mask: whether each parameter that is trained decays, see `weight_decay.mask`. None: all
       dense weights do.
     matrices: the matrices of Muon, see `muon.find_matrices`; None for another algorithm.
@@ -101,7 +112,7 @@ def make(
   }
   for i, memory in enumerate(memories):
     if has_own_optimizer(memory):
-      optimizers[ngram_memory.table_module(i, memory)] = tables.make(
+      optimizers[_module_name(i, memory)] = tables.make(
         memory.optimizer, config, fraction, memory.learning_rate_factor
       )
 

@@ -21,6 +21,7 @@ from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, FEED_FORWARD_POINTS, 
 from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.persistent import PersistentConfig
 from ngrammer_jax.config.positions import SEGMENT_POSITIONS
+from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.config.span import SpanConfig
 from ngrammer_jax.config.training import TrainingConfig
@@ -139,6 +140,8 @@ def _sized(
       return _size_ngram_memory(block, keys, base, budget, V)
     case NGramConfig():
       return _size_ngrammer(block, keys, base, budget)
+    case ProductMemoryConfig():
+      return _size_product_memory(block, keys, base, budget)
     case PersistentConfig():
       return _size_persistent(block, keys, base, budget)
     case MemoryConfig():
@@ -248,6 +251,33 @@ def _size_ngrammer(
   norms_and_mix = 3 * D + 2 * row_size
   rows = (budget // len(ngram.places(base.layers)) - norms_and_mix) // row_size
   return keys.replace(ngram, vocabulary_size=max(1, min(ngram.vocabulary_size, rows)))
+
+
+def _size_product_memory(
+  memory: ProductMemoryConfig, keys: OpenKeys, base: ModelConfig, budget: int
+) -> ProductMemoryConfig:
+  """Returns a memory of product keys beside the feed-forward, with as many values as fit."""
+  D = base.width
+  E = memory.value_width or D
+  memory = keys.replace(memory, point='beside_feed_forward', layers=(base.layers // 2,))
+
+  def size(key_width: int, sub_keys: int) -> int:
+    """Returns the number of parameters of the layers and of the table."""
+    by_layer = memory.heads * key_width * (D + 1 + sub_keys) + 3 * D
+    if memory.has_projection:
+      by_layer += (1 + memory.swilu) * D * E + E
+    return len(memory.layers) * by_layer + sub_keys**2 * E
+
+  def size_of_half_width(half: int) -> int:
+    return size(2 * half, 1)
+
+  def size_of_sub_keys(sub_keys: int) -> int:
+    return size(memory.key_width, sub_keys)
+
+  half_width = _largest(size_of_half_width, memory.key_width // 2, budget // 2)
+  memory = keys.replace(memory, key_width=2 * half_width)
+  memory = keys.replace(memory, sub_keys=_largest(size_of_sub_keys, memory.sub_keys, budget))
+  return keys.replace(memory, top=min(memory.top, memory.sub_keys**2))
 
 
 def _size_persistent(

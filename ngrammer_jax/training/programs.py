@@ -73,7 +73,7 @@ class Programs:
     self.is_compiled = False
     model = language_model.build(config.model, vocabulary_size, jit_layers=True)
     variables = model_variables.abstract(model)
-    memories = config.model.ngram_memories
+    memories = config.model.table_memories()
     host_tables.check_mesh(config.model, mesh)
     source_dtypes = source_dtypes or {}
     self.frozen = _frozen_parameters(config.optimizer, variables['params'], source_dtypes)

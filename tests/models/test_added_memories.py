@@ -59,6 +59,8 @@ MEMORIES = {
   'memory of one length': {'memory': {'same_length': 'memory'}},
   'adaptive spans': {'span': {'ramp': 4}},
   'dynamic spans': {'span': {'kind': 'dynamic', 'limit': 28}},
+  'product keys': {'product_memory': {'heads': 2}},
+  'product keys, projected': {'product_memory': {'preset': 'memory_layers', 'heads': 2}},
   'persistent': {'persistent': {'vectors': 3}},
   'one persistent head': {'persistent': {'vectors': 3, 'kind': 'single_head'}},
 }
