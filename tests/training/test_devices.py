@@ -203,6 +203,20 @@ SWITCHES = {
     span=model_config.SpanConfig(limit=32, ramp=4, penalty=0.01, initial=0.1),
     persistent=model_config.PersistentConfig(16, 'attention_split'),
   ),
+  'scanned blocks that read one table': dataclasses.replace(
+    CONFIG,
+    ngram=None,
+    ngram_memories=(
+      dataclasses.replace(
+        NGramMemoryConfig.from_preset('bigram_hash'),
+        rows=(512,),
+        width=32,
+        learning_rate_factor=1.0,
+      ),
+      NGramMemoryConfig(layers=(0, 1), table='grams', sliced=True, rows=(64,), width=4),
+    ),
+    scan_layers=True,
+  ),
   'rows clustered once, norms after the residual': dataclasses.replace(
     CONFIG, ngram=dataclasses.replace(NGRAM, initial='data', prenormalize=True), norm='post_skip'
   ),
