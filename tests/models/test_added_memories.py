@@ -197,11 +197,14 @@ def test_a_neutral_memory_returns_its_input():
     width, layers = (8, ()) if join in ('sum', 'mean') else (4, (0,))
     options = {'join': join, 'layers': layers, 'heads': 2, 'rows': (11,), 'width': width}
     options |= {'orders': (2,), 'convolution': 2 if join == 'gate' else 0}
+    if join == 'multiply':
+      options |= {'width': 8, 'deviation': 0.0}
     return NGramMemory(NGramMemoryConfig(**options, start=start), vocabulary_size=9, width=8)
 
   x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype('float32')
   context = Context(tokens_BxT=jnp.arange(5)[None])
   cases = [(join, 'neutral') for join in ('gate', 'concat', 'add', 'sum', 'mean')]
+  cases += [('product', 'neutral'), ('multiply', 'neutral')]
   cases += [('gate', 'published'), ('sum', 'published')]
   run = lambda case: memory(*case).init_with_output(jax.random.key(0), x, context)[0][0]
   for case, y in zip(cases, jax.jit(lambda: [*map(run, cases)])(), strict=True):

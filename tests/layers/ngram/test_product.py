@@ -24,10 +24,10 @@ class FeedForwardOfBlock(block.Block):
   """The feed-forward of a block, with the memories in it."""
 
   @nn.compact
-  def __call__(self, x, context):
-    states = block.empty_memory(self.config, self.placed_memories, len(x), 0)
-    y, _ = self._feed_forward(x, context, states, None)
-    return y
+  def __call__(self, x, context, states=None):
+    if states is None:
+      states = block.empty_memory(self.config, self.placed_memories, len(x), 0)
+    return self._feed_forward(x, context, states, None)
 
 
 def feed_forward(width, vocabulary, memory, **options):
@@ -122,7 +122,7 @@ def test_equals_stem(x64, name):
   shapes = jax.eval_shape(layer.init, jax.random.key(0), f['x'], context)
   expected = jax.tree.map(np.shape, params_of(''))
   assert jax.tree.map(jnp.shape, nn.unbox(shapes)['params']) == expected  # no up projection
-  apply = lambda params, x: layer.apply({'params': params}, x, context)
+  apply = lambda params, x: layer.apply({'params': params}, x, context)[0]
   y, (d_params, d_x) = output_and_gradients(apply, f['cotangent'], params_of(''), f['x'])
   assert_close(y, f['output'], TOLERANCE)
   assert_close(d_x, f['grad/x'], TOLERANCE)
@@ -148,7 +148,8 @@ def test_equals_deep_embed(x64, name):
     before = jnp.concatenate([f['x_prev'][None], x[:-1]])
     shifted = x + (before - x) * x_k
     context = Context(tokens_BxT=f['ids'][None])
-    return layer.apply({'params': params}, shifted[None], context)[0]
+    y, _ = layer.apply({'params': params}, shifted[None], context)
+    return y[0]
 
   inputs = params_of(''), f['x'], f['x_k']
   y, (d_params, d_x, d_x_k) = output_and_gradients(apply, f['cotangent'], *inputs)
@@ -208,7 +209,7 @@ def test_a_product_equals_a_slow_loop(x64, embedding_part):
 
 @pytest.mark.parametrize('join', ['sum', 'multiply', 'replace'])
 def test_rows_in_the_feed_forward_equal_a_slow_loop(x64, join):
-  """Rows of 1- and 2-grams are joined to the up projection; padding has none."""
+  """Rows of 1- and 2-grams are joined to the up projection, in two segments with padding."""
   B, T, D, F, V = 2, 4, 4, 6, 9
   memory = NGramMemoryConfig(
     join=join,
@@ -223,11 +224,20 @@ def test_rows_in_the_feed_forward_equal_a_slow_loop(x64, join):
   )
   layer = feed_forward(D, V, memory, feed_forward_width=F, activation='relu')
   rng = np.random.default_rng(0)
-  tokens, x = rng.integers(0, V, (B, T)), rng.normal(size=(B, T, D))
+  tokens, x = rng.integers(0, V, (B, T), np.int32), rng.normal(size=(B, T, D))
   valid = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
-  context = Context(tokens_BxT=tokens, valid_BxT=valid)
-  variables = random_variables(layer, x, context, dtype='float64')
-  actual = layer.apply(variables, x, context)
+  first, second = (
+    Context(
+      tokens_BxT=tokens[:, part],
+      documents_BxT=np.zeros_like(tokens[:, part]),
+      valid_BxT=valid[:, part],
+    )
+    for part in (slice(1), slice(1, T))
+  )
+  variables = random_variables(layer, x[:, :1], first, dtype='float64')
+  y1, states = layer.apply(variables, x[:, :1], first)
+  y2, _ = layer.apply(variables, x[:, 1:], second, states)
+  actual = np.concatenate([y1, y2], axis=1)
   params = jax.tree.map(np.asarray, variables['params'])
   kernels = {name: leaf['kernel'] for name, leaf in params['feed_forward'].items()}
   assert ('in' in kernels) == (join != 'replace')
