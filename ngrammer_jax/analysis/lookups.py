@@ -13,6 +13,7 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import capture
+from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.ngram import hashing
@@ -63,11 +64,10 @@ class NGramTable(NamedTuple):
   def heads(self) -> list[Head]:
     """Returns its heads, in the order of the table."""
     heads = []
-    first = 0
+    first_rows = iter(ngram_sizes.first_rows(self.module.options.row_rule, self.hash.sizes))
     for order, sizes_K in zip(self.hash.orders, self.hash.sizes, strict=True):
       for index, rows in enumerate(sizes_K):
-        heads.append(Head(order, index, first, rows))
-        first += rows
+        heads.append(Head(order, index, next(first_rows), rows))
     return heads
 
   def subtree(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ NEEDS = {
   'mask': 'a memory, windows or other masks than causality within documents',
   'grouped': 'fewer key heads than query heads',
   'joint_norm': 'a norm of all key heads together, with a segment memory',
+  'value_rows': 'n-gram rows in the values of a segment memory',
   'distances': 'scores of distances',
   'spans': 'learned spans',
   'all_keys': 'spans with epsilon_keys="all"',
@@ -32,7 +33,7 @@ NEEDS = {
 # The needs that each kernel can satisfy.
 KERNELS = {
   'xla': frozenset(NEEDS),
-  'blocks': frozenset(NEEDS) - {'all_keys', 'joint_norm', 'prefix', 'probabilities'},
+  'blocks': frozenset(NEEDS) - {'all_keys', 'joint_norm', 'value_rows', 'prefix', 'probabilities'},
   'splash': frozenset({'cap', 'grouped'}),
   'cudnn': frozenset({'grouped'}),
 }

@@ -197,7 +197,9 @@ class ModelConfig:
     return self.head_width or self.width // self.heads
 
   def width_at(self, point: str) -> int:
-    """Returns the features of what a memory changes, such as the values of all heads."""
+    """Returns the features of what a memory changes: at `values`, those of all key heads."""
+    if point == 'values':
+      return self.context_key_heads * self.head_features
     if point == 'after_attention':
       return self.heads * self.head_features
     if point == 'feed_forward':
@@ -272,7 +274,7 @@ class ModelConfig:
     if self.adaptive_softmax is not None:
       self.adaptive_softmax.check_vocabulary(size)
     for index, memory in enumerate(self.ngram_memories):
-      memory.check_vocabulary(size, self.width_at(memory.point), f'model.ngram_memories.{index}')
+      memory.check_vocabulary(size, self, f'model.ngram_memories.{index}')
 
   def attention_needs(self) -> dict[str, str]:
     """Returns what attention needs (see `kernels.NEEDS`), with the option that asks for it."""
@@ -288,6 +290,9 @@ class ModelConfig:
       needs['grouped'] = 'key_value_heads'
     if self.memory is not None and options.query_key_norm == 'full':
       needs['joint_norm'] = 'attention.query_key_norm="full"'
+    in_values = self._memories_with('point', 'values')
+    if self.memory is not None and in_values:
+      needs['value_rows'] = f'{in_values[0]}="values"'
     if self.span is not None:
       needs['spans'] = 'span'
       if self.span.counts_all_keys(self.kernel):
@@ -305,10 +310,7 @@ class ModelConfig:
 
   def _attended_pairings(self) -> list[str]:
     """Returns the keys that pair tokens with those that have the most attention."""
-    paths = []
-    for index, memory in enumerate(self.ngram_memories):
-      if memory.pairing == 'attended':
-        paths.append(f'ngram_memories.{index}.pairing')
+    paths = self._memories_with('pairing', 'attended')
     if self.ngram is not None and self.ngram.layer == 'attention':
       if 'attended' in self.ngram.pairing:
         paths.append('ngram.pairing')
@@ -328,6 +330,14 @@ class ModelConfig:
           f'use it as the first memory, or {path}.join="sum"'
         )
       changed.update(memory.layers)
+
+  def _memories_with(self, name: str, value: str) -> list[str]:
+    """Returns the key `name` of each n-gram memory in which it has a value."""
+    paths = []
+    for index, memory in enumerate(self.ngram_memories):
+      if getattr(memory, name) == value:
+        paths.append(f'ngram_memories.{index}.{name}')
+    return paths
 
   def _check_kernel(self) -> None:
     """Raises BadInput if the kernel cannot compute the attention of the model."""

@@ -8,6 +8,7 @@ AT_FEED_FORWARD = ('in_place_of_feed_forward', 'beside_feed_forward')
 POINTS = (
   *BETWEEN_BLOCKS,
   'before_attention',
+  'values',
   'after_attention',
   *INSIDE_FEED_FORWARD,
   *AT_FEED_FORWARD,
@@ -21,6 +22,7 @@ class Place(NamedTuple):
   Attributes:
     point: `input`: to the embeddings, before positions and dropout. `after_block`: to the output
       of a block. `before_attention`: to the input of a block, before the segment memory stores it.
+      `values`: to the values of attention, of all key heads, before attention reads them.
       `after_attention`: to the attended values of a block, before their projection.
       `feed_forward`: to the up projection of a gated feed-forward. `after_feed_forward`: to the
       output of the feed-forward. `in_place_of_feed_forward` and `beside_feed_forward`: to the input

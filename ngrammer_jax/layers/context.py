@@ -131,6 +131,9 @@ class Context:
     vocabulary: the embedding lookup.
     pair_BxNxT: the key that each query attends to most. A model sets it only after attention, for
       memories that need it.
+    inputs_BxPxD: the inputs of attention, after the norm, of all tokens whose values it computes:
+      those of a segment memory, then those of the segment. A model sets it only for memories in the
+      values.
     table_rows: what the last P tokens look up in each table that memories share, by its name:
       [B, P, I, E], with the tokens of the segment last (see `ngram.memory`); of product keys, the
       table itself (see `product_keys.memory`).
@@ -146,6 +149,7 @@ class Context:
   valid_BxT: jax.Array | None = None
   vocabulary: EmbeddingLookup | None = None
   pair_BxNxT: jax.Array | None = None
+  inputs_BxPxD: jax.Array | None = None
   table_rows: Mapping[str, jax.Array] = struct.field(default_factory=dict)
   slots_BxT: jax.Array | None = None
   keys: Keys = Keys()

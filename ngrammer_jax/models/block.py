@@ -16,7 +16,7 @@ from ngrammer_jax.layers import axis_names, dropout, feed_forward, mesh_axes, no
 from ngrammer_jax.layers.attention import attention, cache, persistent, relative, span
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.state import Memory
-from ngrammer_jax.models import memories, precision, spans
+from ngrammer_jax.models import precision, spans
 from ngrammer_jax.models.memories import PlacedMemory
 
 
@@ -49,7 +49,10 @@ def empty_memory(
     slots = c.memory.length
     rows = c.memory.length + lookback
     memory['hidden'] = jnp.zeros((batch, rows, c.width), dtype)
-  return memory | memories.empty_states(placed_memories, batch, slots)
+  for placed in placed_memories:
+    is_cached = placed.place.point == 'values' and cache_slots > 0  # the cache has finished values
+    memory |= placed.empty_state(batch, None if is_cached else slots)
+  return memory
 
 
 class Block(nn.Module):
@@ -130,8 +133,17 @@ class Block(nn.Module):
     earlier = memory.get('cache')
     if 'hidden' in memory:
       earlier = attention.LayerInputs(memory['hidden'], norm)
+    in_values = self._make_memories('values')
     after = self._make_memories('after_attention')
     states = {}
+
+    def add_rows(values_BxPxCxH: jax.Array, inputs_BxPxD: jax.Array) -> jax.Array:
+      B, P, C, H = values_BxPxCxH.shape
+      values_BxPxF = values_BxPxCxH.reshape(B, P, C * H)
+      with_inputs = context.replace(inputs_BxPxD=inputs_BxPxD)
+      values_BxPxF, next_states = _apply_memories(in_values, values_BxPxF, with_inputs, memory)
+      states.update(next_states)
+      return values_BxPxF.reshape(B, P, C, H)
 
     def apply_memories(values_BxTxNxH: jax.Array, pair_BxNxT: jax.Array | None) -> jax.Array:
       B, T, N, H = values_BxTxNxH.shape
@@ -141,13 +153,16 @@ class Block(nn.Module):
       states.update(next_states)
       return y_BxTxD.reshape(B, T, N, H)
 
+    value_fn = None
+    if in_values:
+      value_fn = add_rows
     post_attention_fn = None
     if after:
       post_attention_fn = apply_memories
     return_pairs = any(placed.needs_pairs for placed in self.placed_memories)
     attend = make_attention(self.config, self.dtype, self.score_divisor)
     y_BxTxD, projected = attend(
-      x_BxTxD, context, earlier, post_attention_fn, return_pairs, dropout_key
+      x_BxTxD, context, earlier, post_attention_fn, return_pairs, dropout_key, value_fn
     )
     return y_BxTxD, projected, states
 

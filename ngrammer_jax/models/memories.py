@@ -8,7 +8,9 @@ A memory is a Linen module with
 A state is a pytree of arrays, or None. Each array has the batch as its first axis and keeps its
 shape and dtype. It is detached (`stop_gradient`), and padding (`context.valid_BxT`) changes nothing
 in it: any split of a stream into segments gives the same result as one pass. `slots` is the number
-of earlier tokens that attention keeps; None if it keeps none, and for a memory between blocks.
+of earlier tokens that attention keeps; None if it keeps none, and for a memory between blocks. In
+the values of attention, it is the number of earlier tokens whose values are computed again: x then
+has P rows, theirs and those of the segment.
 
 A table that memories share has the same form: its y are the rows that it looks up, [B, P, I, E],
 which memories find in `context.table_rows`. The model applies it before the memories at the input.
@@ -164,9 +166,9 @@ def _ngram_memory(
   config: ModelConfig, place: Place, dtype: jnp.dtype, vocabulary_size: int | None, number: int
 ) -> PlacedMemory:
   """Makes memory `number` of `model.ngram_memories`."""
-  options = config.ngram_memories[number]
+  options = config.ngram_memories[number].resolved(config)
   alike = None
-  if options.table is not None and not options.sliced:
+  if options.table is not None and not options.sliced and not options.one_head:
     alike = number
   return PlacedMemory(
     name=ngram_memory.name(number),
@@ -187,6 +189,7 @@ def _shared_tables(
   for number, options in enumerate(config.ngram_memories):
     if options.table is None or options.table in tables:
       continue
+    options = options.resolved(config)
     place = Place('input')
     in_values = [
       m for m in config.ngram_memories if m.table == options.table and m.point == 'values'
@@ -225,6 +228,9 @@ def _maker(
   vocabulary_size: int | None,
 ) -> Callable[..., NGramMemory]:
   """Returns a function that makes the module of a memory of n-grams."""
+  fields = {}
+  if options.point == 'values':
+    fields = {'key_heads': config.context_key_heads, 'model_width': config.width}
   return functools.partial(
     NGramMemory,
     options=options,
@@ -232,6 +238,7 @@ def _maker(
     width=config.width_at(place.point),
     block=place.block,
     dtype=dtype,
+    **fields,
   )
 
 
@@ -344,11 +351,11 @@ def _configured(
       yield f'model.{name}', field, make_at
 
 
-def empty_states(memories: Iterable[PlacedMemory], batch: int, slots: int | None = None) -> Memory:
-  """Returns the states of memories before the first segment, by name."""
+def empty_states(memories: Iterable[PlacedMemory], batch: int) -> Memory:
+  """Returns the states of memories between blocks before the first segment, by name."""
   states = {}
   for memory in memories:
-    states |= memory.empty_state(batch, slots)
+    states |= memory.empty_state(batch, None)
   return states
 
 

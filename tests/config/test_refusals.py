@@ -713,7 +713,8 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.layers=(1,) MEMORY.deviation=0.1 MEMORY.table_initial=xavier',
-    "MEMORY.deviation=0.1 is not for MEMORY.table_initial='xavier', but for normal: use 0.02",
+    "MEMORY.deviation=0.1 is not for MEMORY.table_initial='xavier', but for normal, "
+    'uniform: use 0.02',
   ),
   (
     'MEMORY.join=concat MEMORY.point=after_block',

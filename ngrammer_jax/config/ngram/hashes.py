@@ -8,18 +8,21 @@ For the n-gram (x_t, x_{t-1}, ..., x_{t-n+1}), head j of its order and a table o
   engram, ple  row = (x_t m_0 XOR x_{t-1} m_1 XOR ... XOR x_{t-n+1} m_{n-1}) mod p
   polynomial   row = (x_t + x_{t-1} V + ... + x_{t-n+1} V^{n-1}) mod p
   blt          row = (x_t a_j^{n-1} + x_{t-1} a_j^{n-2} + ... + x_{t-n+1}) mod p
+  salted       row = (x_t (1000003 + 2654435761 s) + x_{t-1} (P_1 + 40503 s) + ...) mod p
   praxis       row = ((x_t + x_{t-1} V + ... + x_{t-n+1} V^{n-1}) b_j + b_j) mod q_j mod p
   speedrun     row = (x_t c_0 XOR x_{t-1} c_1 XOR ...) mod (p - 1), in 32 bits
   id           row = x_t, 0 if it is not below p; of 1-grams
 
-all others in signed integers of 64 bits. Those of 'blt' wrap around; no other hash overflows with
-ids below V. Remainders are at least 0. V is the number of distinct ids. The odd multipliers m are
-drawn for each layer, and the same for all orders and heads (Engram, Cheng et al. 2026; Qwen's PLE).
-a_j are constants (BLT, Pagnoni et al. 2024); b_j = j + 1 and q_j is the j-th prime above p (praxis;
-section 3.3 of the N-Grammer paper draws both at random). The polynomial is that of Over-Encoding
-(Huang et al. 2025) and LongCat-Flash-Lite. c are constants (records 62 to 92 of modded-nanogpt),
-whose products wrap around; row p - 1 is that of n-grams that begin before a boundary. As published,
-the bigram of the second token has p - 1 in place of its first token.
+all others in signed integers of 64 bits. Those of 'blt' and 'salted' wrap around; no other hash
+overflows with ids below V. Remainders are at least 0. V is the number of distinct ids. The odd
+multipliers m are drawn for each layer, and the same for all orders and heads (Engram, Cheng et al.
+2026; Qwen's PLE). a_j are constants (BLT, Pagnoni et al. 2024); b_j = j + 1 and q_j is the j-th
+prime above p (praxis; section 3.3 of the N-Grammer paper draws both at random). P_i are primes, and
+s = 1 + 97 g + 7919 j is the salt of head j of the g-th order, both from 0 (host tables of nanochat
+and modded-nanogpt). The polynomial is that of Over-Encoding (Huang et al. 2025) and
+LongCat-Flash-Lite. c are constants (records 62 to 92 of modded-nanogpt), whose products wrap
+around; row p - 1 is that of n-grams that begin before a boundary. As published, the bigram of the
+second token has p - 1 in place of its first token.
 
 So each hash is a sum or a XOR of one product for each place in the n-gram. `NumpyHash` has the
 factors; `layers.ngram.hashing` computes the same rows on the device, in 32 bits.
@@ -33,12 +36,15 @@ import numpy as np
 
 from ngrammer_jax.config.ngram.sizes import primes_above
 
-KINDS = ('engram', 'ple', 'polynomial', 'blt', 'praxis', 'speedrun', 'id')
+KINDS = ('engram', 'ple', 'polynomial', 'blt', 'salted', 'praxis', 'speedrun', 'id')
 NO_TOKEN = -1  # in place of a token before a boundary, for 'speedrun'
 # By the length of the n-gram: the factor of each place in it.
 SPEEDRUN_FACTORS = {2: (36313, 27191), 3: (17351, 60961, 45259)}
 # The same of the hash from an n-gram to its row of random signs, see `layers.ngram.signs`.
 SIGN_FACTORS = {2: (48271, 30011), 3: (58699, 39779, 26801)}
+# Of 'salted', of each place in the n-gram; and of the salt, of the first place and of the others.
+SALTED_FACTORS = (1000003, 998244353, 911382323, 805306457)
+SALT_FACTORS = (2654435761, 40503)
 BLT_FACTORS = (
   1000000007,
   5915587277,
@@ -137,6 +143,11 @@ class NumpyHash:
       )
     if self.kind == 'speedrun':
       self._check_speedrun(heads)
+    if self.kind == 'salted' and max(self.orders) > len(SALTED_FACTORS):
+      raise ValueError(
+        f'hash "salted" has constants for n-grams of up to {len(SALTED_FACTORS)} ids, not for '
+        f'{max(self.orders)}: use shorter n-grams'
+      )
     if self.kind == 'praxis' and any(len(set(sizes_K)) > 1 for sizes_K in self.sizes):
       raise ValueError(
         'hash "praxis" needs equal numbers of rows in all heads of an order: use row_rule="exact"'
@@ -189,6 +200,9 @@ class NumpyHash:
       case 'blt':
         factors_K = BLT_FACTORS[: len(divisors_K)]
         factors = [[pow(a, s, 2**64) for a in factors_K] for s in reversed(places)]
+      case 'salted':
+        salts_K = [1 + 97 * g + 7919 * j for j in range(len(divisors_K))]
+        factors = [_salted_factors(s, salts_K) for s in places]
       case 'praxis':
         primes = [*enumerate(divisors_K, start=1)]
         factors = [[b * pow(self.vocabulary, s, q) % q for b, q in primes] for s in places]
@@ -204,3 +218,9 @@ class NumpyHash:
     if self.kind == 'speedrun':
       return tuple(size - 1 for size in sizes_K)
     return sizes_K
+
+
+def _salted_factors(place: int, salts_K: list[int]) -> list[int]:
+  """Returns the factor of the id at a place of the n-gram for each salt."""
+  salt_factor = SALT_FACTORS[min(place, 1)]
+  return [SALTED_FACTORS[place] + salt * salt_factor for salt in salts_K]

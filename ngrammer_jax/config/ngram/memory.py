@@ -12,7 +12,7 @@ from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.presets import PRESETS
 from ngrammer_jax.config.place import Place
 from ngrammer_jax.config.positions import ENCODINGS
-from ngrammer_jax.config.relations import DIVIDES, equals, less_than
+from ngrammer_jax.config.relations import DIVIDES, at_most, equals, less_than
 
 # Ids that n-grams are made of: token ids; ids of the normalised texts of tokens (Engram); byte + 4
 # (BLT); cluster ids of the input of the memory; cluster ids of the embedding.
@@ -28,7 +28,18 @@ INITIAL = ('uniform', 'normal', 'data', 'hidden')
 EXCHANGE = ('auto', 'rows', 'table', 'table_bfloat16')
 PER_HEAD_JOINS = ('concat', 'add')  # those of the N-Grammer layer
 FEED_FORWARD_JOINS = ('sum', 'multiply', 'replace')
-JOINS = ('gate', 'product', 'sum', 'mean', 'multiply', 'replace', *PER_HEAD_JOINS)
+VALUE_JOINS = ('sum', 'interpolation', 'weighted_sum')  # those of the values of attention
+JOINS = (
+  'gate',
+  'product',
+  'sum',
+  'mean',
+  'multiply',
+  'replace',
+  'interpolation',
+  'weighted_sum',
+  *PER_HEAD_JOINS,
+)
 BOUNDARIES = ('starts', 'eos_id', 'none')
 GATES = ('learned', 'half')
 ZERO_SCORES = ('half', 'positive')
@@ -41,6 +52,7 @@ BYTE_IDS = 260  # 4 special ids, then the bytes
 
 POINTS_IN_MODEL = (
   'before_attention',
+  'values',
   'after_attention',
   'feed_forward',
   'after_feed_forward',
@@ -51,9 +63,12 @@ TABLE_PREFIX = 'ngram_table_'  # of the name of a shared table
 
 _GATE = {'join': ('gate',)}
 _SUM = {'join': ('sum', 'mean')}
+_PROJECTED = {'join': (*VALUE_JOINS, 'mean')}
 _CLUSTERS = {'key': CLUSTER_KEYS}
 _FILLED = tuple(kind for kind in HASHES if kind != 'speedrun')  # which knows of boundaries
 _TEXT_KEYS = (*TOKEN_KEYS, 'bytes')
+_VALUES = {'point': ('values',)}
+_VALUE_GATE = {'gate_channels': (ANY,)}
 _PER_HEAD = {'join': PER_HEAD_JOINS}
 _IN_BLOCKS = 'a gate is in blocks, such as layers=(1,); a mean is at the input, layers=()'
 _PRODUCT = {'join': ('product',)}
@@ -92,6 +107,8 @@ class NGramMemoryConfig:
       'mean': {'layers': ((),), 'every_block': (False,)},
       'multiply': {'point': FEED_FORWARD_POINTS, 'table': (None,)},
       'replace': {'point': ('feed_forward',)},
+      'interpolation': _VALUES,
+      'weighted_sum': _VALUES,
     },
     reason=_IN_BLOCKS,
   )
@@ -102,9 +119,10 @@ class NGramMemoryConfig:
     only_for={'recurrent': (None,)},
     relations=(less_than('model.layers'),),
   )
-  every_block: bool = field(
+  every_block: bool | int = field(
     False,
-    'in all blocks, in place of `layers`',
+    'in all blocks, or every N-th with the last one, in place of `layers`',
+    at_least=0,
     only_for={'layers': ((),), 'recurrent': (None,)},
     needs={True: {'table': (ANY,)}},
     reason='all blocks read one table',
@@ -114,6 +132,13 @@ class NGramMemoryConfig:
     'where in these blocks it acts',
     choices=POINTS_IN_MODEL,
     needs={
+      'values': {
+        'recurrent': (None,),
+        'join': VALUE_JOINS,
+        'key': _TEXT_KEYS,
+        'amplification': ('none',),
+        'factor': (None,),
+      },
       'after_attention': _PER_HEAD,
       'feed_forward': _IN_FEED_FORWARD | {'join': FEED_FORWARD_JOINS, 'gated': (True,)},
       'after_feed_forward': _IN_FEED_FORWARD | {'join': ('sum', 'multiply')},
@@ -149,9 +174,9 @@ class NGramMemoryConfig:
   row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
   width: int | None = field(
     64,
-    'values of a row; None: as many as it is joined to in the feed-forward',
+    'values of a row; None: as many as are needed in the feed-forward or the values of attention',
     at_least=1,
-    needs={None: {'point': FEED_FORWARD_POINTS, 'projection': (False,), 'table': (None,)}},
+    needs={None: {'point': ('values', *FEED_FORWARD_POINTS), 'projection': (False,)}},
     relations=(
       equals(
         'model.width',
@@ -172,15 +197,16 @@ class NGramMemoryConfig:
   )
   deviation: float | None = field(
     0.02,
-    'initial standard deviation of the tables; None: width^(-1/2), cut at three deviations (BLT)',
+    # None: cut at three deviations (BLT); of a uniform table, of the model width (nanochat).
+    'initial standard deviation of the tables; None: width^(-1/2)',
     at_least=0,
     free_on_resume=True,
-    only_for={'table_initial': ('normal',)},
+    only_for={'table_initial': ('normal', 'uniform')},
   )
   table_initial: str = field(
     'normal',
-    'initial tables: normal with `deviation`, or by rows of a head: xavier (praxis), xavier_normal',
-    choices=('normal', 'xavier', 'xavier_normal'),
+    'initial tables: with `deviation`, or by rows of a head: xavier (praxis), xavier_normal',
+    choices=('normal', 'uniform', 'xavier', 'xavier_normal'),
     free_on_init=True,
   )
   untrained_row: int | None = field(None, 'row of each head that is not trained', at_least=0)
@@ -258,7 +284,9 @@ class NGramMemoryConfig:
     False, 'add a projection of the token embedding to the rows (Gemma 3n)', only_for=_PRODUCT
   )
 
-  projection: bool = field(False, 'project the rows of each head to the model width', only_for=_SUM)
+  projection: bool = field(
+    False, 'project rows to the width of what they are added to', only_for=_PROJECTED
+  )
   amplification: str = field(
     'none', 'multiply the result by D^(1/2), or normalise it', choices=AMPLIFICATIONS, only_for=_SUM
   )
@@ -280,6 +308,29 @@ class NGramMemoryConfig:
     None,
     'initial value of a learned factor of the sum in each layer; None: no factor',
     only_for={'join': ('sum',)},
+  )
+
+  gate_channels: int | None = field(
+    None,
+    'first channels of the layer input that the gate of rows in values reads; None: no gate',
+    at_least=1,
+    only_for=_VALUES,
+    relations=(at_most('model.width'),),
+  )
+  gate_row_channels: int = field(
+    0, 'first channels of the row that it reads too', at_least=0, only_for=_VALUE_GATE
+  )
+  gate_factor: float = field(2.0, 'the gate is this times a sigmoid', above=0, only_for=_VALUE_GATE)
+  gate_bias: float | None = field(None, 'initial bias; None: no bias', only_for=_VALUE_GATE)
+  gate_initial: float = field(
+    0.0, 'initial weights are uniform from 0 to this', at_least=0, only_for=_VALUE_GATE
+  )
+  gate_mean: bool = field(False, 'divide by the number of channels', only_for=_VALUE_GATE)
+  gate_per_head: bool = field(
+    True, 'a gate of each key and value head, or one', only_for=_VALUE_GATE
+  )
+  one_head: bool = field(
+    False, 'add rows to one head of each layer, the next one in the next layer', only_for=_VALUES
   )
 
   start: str | None = start_field(
@@ -315,7 +366,8 @@ class NGramMemoryConfig:
     """Returns the places of the memory in a model with this number of blocks."""
     blocks = self.layers
     if self.every_block:
-      blocks = range(layers)
+      step = int(self.every_block)
+      blocks = range((layers - 1) % step, layers, step)
     point = self.point
     if point == 'after_block' and (len(self.layers) > 1 or self.every_block):
       point = 'block_end'  # the parameters of a memory after one block are beside the blocks
@@ -324,7 +376,30 @@ class NGramMemoryConfig:
   @property
   def is_in_blocks(self) -> bool:
     """Whether it acts in blocks, rather than at the input."""
-    return bool(self.layers) or self.every_block
+    return bool(self.layers) or bool(self.every_block)
+
+  def resolved(self, model: Any) -> 'NGramMemoryConfig':
+    """Returns the memory with its blocks and its width, which may follow from the model."""
+    layers = self.layers
+    if self.every_block:
+      layers = tuple(place.block for place in self.places(model.layers))
+    width = self.width
+    if width is None and self.point == 'values':
+      width = max(1, self._value_features(model) // self.num_rows)
+    elif width is None:
+      width = model.width_at(self.point)
+    return dataclasses.replace(self, layers=layers, every_block=False, width=width)
+
+  @property
+  def num_rows(self) -> int:
+    """Rows that a token looks up."""
+    return len(self.orders) * self.heads
+
+  def _value_features(self, model: Any) -> int:
+    """Returns the features of the values that the rows of a token are added to."""
+    if self.one_head:
+      return model.head_features
+    return model.width_at('values')
 
   def start_id(self, vocabulary_size: int | None) -> int | None:
     """Returns the id that is read in place of those before a boundary."""
@@ -339,7 +414,9 @@ class NGramMemoryConfig:
   @property
   def starts_with_equal_rows(self) -> bool:
     """Whether all rows are equal at the start: 0, or 1 if they multiply."""
-    return self.deviation == 0 and self.table_initial == 'normal'
+    if self.point == 'values' and self.start == 'neutral' and self.join != 'interpolation':
+      return True
+    return self.deviation == 0 and self.table_initial in ('normal', 'uniform')
 
   def table_width(self, features: int) -> int:
     """Returns the values of a row of the table, with those of all layers if it is sliced.
@@ -407,7 +484,7 @@ class NGramMemoryConfig:
     """Returns the rows of each table, a multiple of `row_multiple`."""
     padded_rows = []
     for ngram_hash in self.hashes(vocabulary_size):
-      rows = sum(map(sum, ngram_hash.sizes))
+      rows = ngram_sizes.first_rows(self.row_rule, ngram_hash.sizes)[-1]
       rows += -rows % self.row_multiple
       padded_rows.append(rows)
     return tuple(padded_rows)
@@ -420,6 +497,8 @@ class NGramMemoryConfig:
       path: dotted path of this block, such as model.ngram_memories.0.
     """
     self._check_places(path)
+    if self.point == 'values':
+      self._check_values(model, path)
     D = model.width_at(self.point)
     if self.point in FEED_FORWARD_POINTS and not model.feed_forward_width:
       raise errors.BadInput(
@@ -437,9 +516,9 @@ class NGramMemoryConfig:
         f'{path}.table_initial="xavier" needs the same number of rows for all orders, not '
         f'{path}.rows={self.rows}: use one number, or "normal"'
       )
-    self._check_tables(D, 1, path)  # the rest in `check_vocabulary`
+    self.resolved(model)._check_tables(D, 1, path)  # the rest in `check_vocabulary`
 
-  def check_vocabulary(self, size: int, width: int, path: str) -> None:
+  def check_vocabulary(self, size: int, model: Any, path: str) -> None:
     """Raises BadInput for ids outside a vocabulary, or sizes that do not fit it."""
     for name, num_ids in (('eos_id', size), ('fill_id', self.num_ids(size))):
       value = getattr(self, name)
@@ -448,7 +527,7 @@ class NGramMemoryConfig:
           f'{path}.{name}={value} is not below the number of ids {num_ids:,} of '
           f'{path}.key={self.key!r}: use an id of the vocabulary of this run'
         )
-    self._check_tables(width, size, path)
+    self.resolved(model)._check_tables(model.width_at(self.point), size, path)
 
   def _check_places(self, path: str) -> None:
     """Raises BadInput for blocks that the memory cannot be in."""
@@ -464,6 +543,29 @@ class NGramMemoryConfig:
       )
     if len(set(self.layers)) < len(self.layers):
       raise errors.BadInput(f'{path}.layers={self.layers} has a block twice: use it once')
+
+  def _check_values(self, model: Any, path: str) -> None:
+    """Raises BadInput for rows that do not fit the values of attention, or the gate."""
+    row_width = self.resolved(model).width
+    width = self.num_rows * row_width
+    features = self._value_features(model)
+    if width != features and not self.projection:
+      raise errors.BadInput(
+        f'{path}.width={self.width}: the rows of a token have {self.num_rows} x {row_width} = '
+        f'{width} values, but {path}.point="values" with {path}.one_head={self.one_head} has '
+        f'{features} features: use None if {self.num_rows} rows divide them, or '
+        f'{path}.projection=True'
+      )
+    if self.gate_row_channels > width:
+      raise errors.BadInput(
+        f'{path}.gate_row_channels={self.gate_row_channels} is more than the {width} values of the '
+        f'rows of a token: use {width}'
+      )
+    if self.join == 'interpolation' and self.start == 'neutral' and self.starts_with_equal_rows:
+      raise errors.BadInput(
+        f'{path}.deviation=0 with {path}.join="interpolation" and {path}.start="neutral" would '
+        f'learn nothing, because the rows and their weight are 0: use {path}.deviation=0.02'
+      )
 
   def check_sizes(self, width: int, vocabulary_size: int = 1) -> None:
     """Raises ValueError for sizes that no table has, or that do not fit inputs of this width."""

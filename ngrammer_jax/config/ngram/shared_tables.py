@@ -77,3 +77,9 @@ def _check_pair(memories: Sequence[NGramMemoryConfig], first: int, other: int) -
         f'{format_value(expected)}: both read the table {table!r}; use '
         f'{format_value(expected)}, or another name of the table'
       )
+  if memories[first].starts_with_equal_rows != memories[other].starts_with_equal_rows:
+    raise errors.BadInput(
+      f'{path}.start={format_value(memories[other].start)} does not fit {first_path}.start='
+      f'{format_value(memories[first].start)}: the rows of the table {table!r} would start at 0 '
+      f'for one of them only; use the same start and point, or another name of the table'
+    )

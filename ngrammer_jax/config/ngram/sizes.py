@@ -19,6 +19,7 @@ ROW_RULES = (
   'multiple',
   'multiple_plus_one',
   'vocabulary',
+  'shared_prime',
 )
 
 
@@ -79,7 +80,8 @@ def table_sizes(
       'prime': the smallest primes of at least m that no other head, order or layer before has
       (Engram, PLE); 'longcat': m + 2 (g K + j) + 1; 'over_encoding': m + 2 j; 'exact': m;
       'multiple': the multiple of V nearest to m; 'multiple_plus_one': one more than that;
-      'vocabulary': V, a row for each id.
+      'vocabulary': V, a row for each id; 'shared_prime': the largest prime of at most m, and all
+      orders and heads look up the same rows.
     rows: the base number for all orders, or one for each.
     orders: lengths of the n-grams.
     heads: K.
@@ -106,7 +108,7 @@ def table_sizes(
   else:
     sizes = (_regular_sizes(rule, bases, heads, num_ids),) * layers
   for layer_sizes in sizes:
-    _check_table(layer_sizes, orders)
+    _check_table(rule, layer_sizes, orders)
   return sizes
 
 
@@ -152,16 +154,41 @@ def _regular_size(rule: str, rows: int, earlier_heads: int, j: int, num_ids: int
       return _nearest_multiple(rows, num_ids) + 1
     case 'vocabulary':
       return num_ids
+    case 'shared_prime':
+      return _largest_prime(rows)
 
 
 def _nearest_multiple(rows: int, num_ids: int) -> int:
   return num_ids * max(1, (rows + num_ids // 2) // num_ids)
 
 
-def _check_table(sizes: tuple[tuple[int, ...], ...], orders: tuple[int, ...]) -> None:
-  """Raises ValueError for a head or a table with too many rows."""
+def _largest_prime(most: int) -> int:
+  """Returns the largest prime of at most a number."""
+  for n in range(most, 1, -1):
+    if is_prime(n):
+      return n
+  raise ValueError('row_rule "shared_prime" needs at least 2 rows')
+
+
+def first_rows(rule: str, sizes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+  """Returns the first row of each head in the table [G K], and last the number of all rows.
+
+  Args:
+    rule: see `table_sizes`.
+    sizes: rows of each head [G][K].
+  """
+  flat_sizes = tuple(itertools.chain.from_iterable(sizes))
+  if rule == 'shared_prime':
+    return (*[0] * len(flat_sizes), flat_sizes[0])
+  return tuple(itertools.accumulate(flat_sizes, initial=0))
+
+
+def _check_table(rule: str, sizes: tuple[tuple[int, ...], ...], orders: tuple[int, ...]) -> None:
+  """Raises ValueError for a head or a table with too many rows, or heads that cannot share them."""
   largest = max(map(max, sizes))
-  total = sum(map(sum, sizes))
+  if rule == 'shared_prime' and len({size for order in sizes for size in order}) > 1:
+    raise ValueError('row_rule "shared_prime" needs one number of rows, the same for all orders')
+  total = first_rows(rule, sizes)[-1]
   if largest > MAX_ROWS:
     raise ValueError(
       f'a head of {largest:,} rows exceeds the {MAX_ROWS:,} that its hash can address: '

@@ -41,6 +41,8 @@ from ngrammer_jax.layers.attention.span import Spans
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.dropout import Dropout
 
+# Maps the values [B, P, C, H] and the inputs [B, P, D] of their tokens to new values.
+ValueFunction = Callable[[jax.Array, jax.Array], jax.Array]
 # Maps the attended values [B, T, N, H], and the pairs [B, N, T] if requested, to new values.
 PostAttention = Callable[[jax.Array, jax.Array | None], jax.Array]
 
@@ -101,6 +103,7 @@ class Attention(nn.Module):
     post_attention_fn: PostAttention | None = None,
     return_pairs: bool = False,
     dropout_key: jax.Array | None = None,
+    value_fn: ValueFunction | None = None,
   ) -> tuple[jax.Array, Projected]:
     """Returns [B, T, D], and the projections of this segment for a memory.
 
@@ -111,14 +114,19 @@ class Attention(nn.Module):
       post_attention_fn: changes the attended values before the output projection.
       return_pairs: whether to pass it the earlier key that each query attends to most.
       dropout_key: key of the dropout. None: no dropout.
+      value_fn: changes the values, also those of a memory of inputs, before attention reads them.
     """
     if context.keys.visible_BxTxS is None and context.keys.key_documents_BxS is None:
       raise ValueError('attention needs the keys of the segment: pass a context of `context.make`')
     drop = Dropout(self.dropout, dropout_key)
-    projected, convolved = self._project(x_BxTxD, context, memory)
+    projected, convolved, inputs_BxPxD = self._project(x_BxTxD, context, memory)
+    if value_fn is not None:
+      projected['value'] = value_fn(projected['value'], inputs_BxPxD)
     heads = self._rotate_and_scale(projected, context)
     span_mask, spans = self._span_mask(x_BxTxD, context)
     needs = self._needs(context, memory, span_mask, return_pairs, drop)
+    if value_fn is not None and isinstance(memory, LayerInputs):
+      needs |= {'value_rows'}
     attend = self._select_kernel(needs, context, projected)
     earlier = self._earlier_keys(memory, context)
     context_part = attend(heads, span_mask, context.keys, earlier, return_pairs, drop)
@@ -219,10 +227,11 @@ class Attention(nn.Module):
 
   def _project(
     self, x_BxTxD: jax.Array, context: Context, memory: LayerInputs | KeyValues | None
-  ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Returns queries, keys and values by name, and the inputs of their convolutions.
+  ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
+    """Returns queries, keys and values by name, the inputs of their convolutions, and [B, P, D].
 
-    Keys and values include those of a memory of inputs, unless blocks project these.
+    Keys and values include those of a memory of inputs, unless blocks project these. The last
+    result are the inputs of their tokens.
     """
     lookback = self.projections.lookback
     T, D = x_BxTxD.shape[1:]
@@ -258,7 +267,7 @@ class Attention(nn.Module):
         convolved[name] = convolution_inputs
     if self.projections.shared_query_key:
       projected['query'] = self._query_from_key(_last_rows(projected['key'], T))
-    return projected, convolved
+    return projected, convolved, x_BxPxD[:, num_before:]
 
   def _query_from_key(self, k_BxTxNxH: jax.Array) -> jax.Array:
     """Returns the queries [B, T, N, H] as a linear map of the keys, head by head."""

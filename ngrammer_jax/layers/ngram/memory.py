@@ -15,6 +15,7 @@
 | per-layer embeddings (Gemma 3n) | tokens, 1-grams | id | product |
 | STEM (2026) | tokens, 1-grams | id | replace, in the feed-forward |
 | DeepEmbed (RWKV-8) | tokens, 1-grams | id | multiply, after the feed-forward |
+| value embeddings (modded-nanogpt, nanochat) | tokens, 1-grams | id | in values |
 
 In the feed-forward the input x is the up projection or the output, and E its features:
 
@@ -24,15 +25,18 @@ With `start='neutral'` a model starts as it is without the memory: the values of
 see `gate`, the norm of a product too, see `product`, and every other join m becomes
 y = x + g (m(x) - x) with a learned vector g from 0. A gate or a sum of a table that starts at 0 is
 neutral as it is, and would learn nothing if the gate started at 0 too. So are rows that multiply
-and start at 1.
+and start at 1. In the values of attention, see `value_join`, the table starts at 0, or the number
+of an interpolation.
 
 A shared table (`table='name'`) is a module of its own, with `is_table`: it is looked up once in a
-segment, and memories read its rows from the context. It remembers which rows the last M tokens
-looked up, for memories that read theirs too.
+segment, and memories read its rows from the context.
+
+In the values of attention, rows of earlier tokens are read too if their values are computed again.
+The table, shared or not, remembers which rows the last M tokens looked up.
 
 B batch, T segment length, D model width, G branches of the residual stream, N places of the longest
 n-gram, K heads of an order, I = orders x K, E width of a looked-up vector, R earlier tokens, M
-earlier tokens that attention keeps, P = M + T.
+earlier tokens whose values are computed again, P = M + T.
 """
 
 import dataclasses
@@ -47,6 +51,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.ngram import hashes
+from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
 from ngrammer_jax.layers import axis_names, dense, document_masks, token_ids
 from ngrammer_jax.layers.attention import cache
@@ -63,6 +68,7 @@ from ngrammer_jax.layers.ngram import (
   table,
   token_sum,
   uint64,
+  value_join,
   windows,
 )
 from ngrammer_jax.layers.state import State
@@ -76,6 +82,8 @@ NO_ROW = -1  # of a token that does not exist
 class NGramMemory(nn.Module):
   """Adds what is remembered about the last tokens to the input [B, T, D] or [B, T, G, D].
 
+  In the values of attention, the input [B, P, D] are the values of all key heads.
+
   The table is one parameter [I x rows, E] with the logical axes `table.AXES`. With the key
   `compressed`, the collection `codebook` has `token_classes` [V] and, for hashes whose multipliers
   depend on the number of classes, `multipliers` [N, 2]; `init` gives every token its own class.
@@ -84,7 +92,7 @@ class NGramMemory(nn.Module):
   Attributes:
     options: the config of the memory.
     vocabulary_size: V.
-    width: D.
+    width: D, features of the input.
     block: number of the block that it is in, 0 at the input.
     branches: G.
     dtype: dtype of the output.
@@ -94,6 +102,8 @@ class NGramMemory(nn.Module):
     is_at_embedding: whether the input is the embedding, which the quantiser may then read.
     is_table: whether it is a shared table: it returns the rows that are looked up, [B, P, I, E], in
       place of y.
+    key_heads: number of key heads of values of attention.
+    model_width: width of the inputs of attention, for initial values. None: D.
   """
 
   options: NGramMemoryConfig
@@ -105,13 +115,16 @@ class NGramMemory(nn.Module):
   id_columns: int | None = None
   is_at_embedding: bool = False
   is_table: bool = False
+  key_heads: int = 1
+  model_width: int | None = None
 
   def empty_state(self, batch: int, slots: int | None = None) -> State | None:
     """Returns the state before the first segment, None if there is nothing to remember.
 
     Keys: `window`, see `windows.Windows`, or `ids`, see `pairs.AttendedPairs`; with a convolution,
     its last inputs `rows` [B, R', G, D] and the `position` of the next token, int32 [B]; of a
-    shared table, what the last M = slots tokens looked up, `looked_up`, see `_lookups`.
+    shared table, or in the values of attention, what the last M = slots tokens looked up,
+    `looked_up`, see `_lookups`.
     """
     if self._is_paired:
       return self._pairs().empty_state(batch, self.options.heads, slots)
@@ -121,7 +134,7 @@ class NGramMemory(nn.Module):
       window = self.windows().empty_state(batch, self.id_columns or columns)
       if window is not None:
         state['window'] = window
-    if self.is_table and slots:
+    if self._may_lack_rows and slots:
       shape = (batch, slots, len(self.options.orders) * self.options.heads)
       state['looked_up'] = {'rows': jnp.full(shape, NO_ROW, jnp.int32)}
       if self.options.signs:
@@ -139,9 +152,10 @@ class NGramMemory(nn.Module):
     """Returns x with the memory, and the next state.
 
     Args:
-      x: [B, T, D], or [B, T, G, D] for a gate of a residual stream with several branches.
-      context: of the segment; `tokens_BxT` is required unless n-grams are of clusters, documents
-        and padding are optional.
+      x: [B, T, D], or [B, T, G, D] for a gate of a residual stream with several branches, or
+        [B, P, D] for values of attention.
+      context: of the segment; `tokens_BxT` is required unless n-grams are of clusters, and
+        `inputs_BxPxD` in the values of attention; documents and padding are optional.
       state: that the previous segment returned. None: the start of a stream.
 
     Raises:
@@ -168,12 +182,15 @@ class NGramMemory(nn.Module):
       ids_BxTxK = self._ids(x, context)
       e_BxTxIxE, next_state = self._look_up(ids_BxTxK, context, state)
     else:
-      e_BxTxIxE = self._shared_rows(context)
+      e_BxTxIxE = self._shared_rows(x.shape[1], context)
       next_state = {}
     if self._records_values:  # nothing else is asked for
       return x, next_state or None, ids_BxTxK
     if self.is_table:
       return e_BxTxIxE, next_state or None, ids_BxTxK
+    if self._is_in_values:
+      y = self._add_to_values(x, e_BxTxIxE, context)
+      return y, next_state or None, ids_BxTxK
     if self.options.join in PER_HEAD_JOINS:
       heads_BxTxKxH = x.reshape(*x.shape[:2], self.options.heads, -1)
       y = per_head.combine(heads_BxTxKxH, e_BxTxIxE, self.options.join, self.dtype)
@@ -252,7 +269,7 @@ class NGramMemory(nn.Module):
   ) -> tuple[jax.Array, State]:
     """Returns the vectors of all n-grams [B, T, I, E], and the next state.
 
-    Of a shared table that remembers rows, those of the tokens before come first, [B, P, I, E].
+    If rows are remembered, those of the tokens before come first, [B, P, I, E].
     """
     if self._is_paired:
       ngrams = self._pairs()(ids_BxTxK, context, state)
@@ -260,6 +277,9 @@ class NGramMemory(nn.Module):
     else:
       ngrams, next_state = self._window_ngrams(ids_BxTxK, context, state)
     lookups = self._lookups(ngrams)
+    if self._may_lack_rows and context.valid_BxT is not None:
+      is_valid_BxTx1 = context.valid_BxT[..., None] > 0
+      lookups['rows'] = jnp.where(is_valid_BxTx1, lookups['rows'], NO_ROW)
     if state is not None and 'looked_up' in state:
 
       def keep_last(before, new):
@@ -294,10 +314,10 @@ class NGramMemory(nn.Module):
   def _vectors(self, lookups: dict[str, jax.Array]) -> jax.Array:
     """Returns the vectors of `_lookups`, [B, T, I, E]; zeros for NO_ROW."""
     rows_BxTxI = lookups['rows']
-    sizes_I = np.array(self.ngram_hash().sizes, np.int32).ravel()
-    first_I = np.cumsum(sizes_I) - sizes_I
+    *first, _ = ngram_sizes.first_rows(self.options.row_rule, self.ngram_hash().sizes)
+    first_I = np.array(first, np.int32)
     e_BxTxIxE = self._table_rows(jnp.maximum(rows_BxTxI, 0) + first_I)
-    if self.is_table:
+    if self._may_lack_rows:
       e_BxTxIxE = jnp.where((rows_BxTxI == NO_ROW)[..., None], 0, e_BxTxIxE)
     if self.options.signs:
       e_BxTxIxE *= self._signs()[lookups['signs']].astype(e_BxTxIxE.dtype)
@@ -316,8 +336,8 @@ class NGramMemory(nn.Module):
     init = axis_names.with_axis_names(draw, (None, None))
     return self.variable('codebook', 'signs', init).value
 
-  def _shared_rows(self, context: Context) -> jax.Array:
-    """Returns the vectors of the segment in the shared table, or its slice of them, [B, T, I, E].
+  def _shared_rows(self, count: int, context: Context) -> jax.Array:
+    """Returns the last vectors of the shared table, or its slice of them, [B, count, I, E].
 
     Raises:
       ValueError: they are not in the context.
@@ -325,13 +345,48 @@ class NGramMemory(nn.Module):
     name = self.options.table
     if name not in context.table_rows:
       raise ValueError(f'a memory of the shared table {name!r} needs context.table_rows[{name!r}]')
-    T = context.tokens_BxT.shape[1]
-    e_BxTxIxE = context.table_rows[name][:, -T:]
+    e_BxTxIxE = context.table_rows[name][:, -count:]
     if not self.options.sliced:
       return e_BxTxIxE
     E = self.options.width
     first = E * self.options.index(self.block)
     return e_BxTxIxE[..., first : first + E]
+
+  def _add_to_values(self, v_BxPxD: jax.Array, e_BxPxIxE: jax.Array, context: Context) -> jax.Array:
+    """Returns the values of attention with the rows of their tokens."""
+    o = self.options
+    inputs_BxPxD = context.inputs_BxPxD
+    if inputs_BxPxD is None or not v_BxPxD.shape[1] == inputs_BxPxD.shape[1] == e_BxPxIxE.shape[1]:
+      raise ValueError(
+        f'a memory in the values of {v_BxPxD.shape[1]} tokens needs context.inputs_BxPxD of all of '
+        f'them, and a state of `empty_state(batch, slots)` for the slots before the segment'
+      )
+    options = None
+    if o.gate_channels is not None:
+      options = value_join.ValueGate(
+        channels=o.gate_channels,
+        row_channels=o.gate_row_channels,
+        factor=o.gate_factor,
+        bias=o.gate_bias,
+        initial=o.gate_initial,
+        is_mean=o.gate_mean,
+        is_per_head=o.gate_per_head,
+      )
+    head = None
+    if o.one_head:
+      head = o.index(self.block) % self.key_heads
+    join = value_join.ValueJoin(
+      heads=self.key_heads,
+      kind=o.join,
+      gate=options,
+      is_projected=o.projection,
+      head=head,
+      is_neutral=o.start == 'neutral',
+      dtype=self.dtype,
+      name='values',
+    )
+    e_BxPxM = e_BxPxIxE.reshape(*e_BxPxIxE.shape[:2], -1).astype(self.dtype)
+    return join(v_BxPxD, inputs_BxPxD, e_BxPxM)
 
   def _without_padding(self, array_BxTx: jax.Array, context: Context) -> jax.Array:
     """Returns an array with zeros at padding."""
@@ -391,7 +446,7 @@ class NGramMemory(nn.Module):
         ids = ids[..., None]
       if o.key == 'bytes':
         ids = jnp.where(ids < 256, ids + BYTE_OFFSET, DOCUMENT_START)
-      return jnp.broadcast_to(ids, (*x.shape[:2], self.id_columns or ids.shape[2]))
+      return jnp.broadcast_to(ids, (*ids.shape[:2], self.id_columns or ids.shape[2]))
     vocabulary = None
     if o.key == 'embedding_clusters' or self.is_at_embedding:
       vocabulary = context.vocabulary
@@ -508,7 +563,14 @@ class NGramMemory(nn.Module):
     """Returns the initializer of the table, which draws the same numbers in any dtype."""
     o = self.options
     E = self.table_shape()[1]
-    if o.table_initial == 'xavier':
+    if o.starts_with_equal_rows:
+      draw = nn.initializers.zeros
+    elif o.table_initial == 'uniform':
+      deviation = o.deviation
+      if deviation is None:
+        deviation = (self.model_width or self.width) ** -0.5
+      draw = dense.symmetric(3**0.5 * deviation)
+    elif o.table_initial == 'xavier':
       draw = dense.symmetric((6 / (o.rows[0] + E)) ** 0.5)  # of the rows of one head
     elif o.table_initial == 'xavier_normal':
       draw = nn.initializers.normal((2 / (self.ngram_hash().sizes[0][0] + E)) ** 0.5)
@@ -561,6 +623,16 @@ class NGramMemory(nn.Module):
   def clusters_depend_on_token(self) -> bool:
     """Whether the clusters are those of the rows of the embedding, one for each token."""
     return self.has_clusters and (self.is_at_embedding or self.options.key == 'embedding_clusters')
+
+  @property
+  def _is_in_values(self) -> bool:
+    """Whether its input are values of attention."""
+    return self.options.point == 'values' and self.options.is_in_blocks and not self.is_table
+
+  @property
+  def _may_lack_rows(self) -> bool:
+    """Whether a table is read for tokens that do not exist: padding, or those before a stream."""
+    return self.is_table or (self._is_in_values and self.has_table)
 
   @property
   def _is_paired(self) -> bool:

@@ -31,7 +31,7 @@ def test_the_newest_byte_has_the_highest_power():
   [
     (
       *('md5', ((5,),), 9),
-      "hash 'md5' is not one of engram, ple, polynomial, blt, praxis, speedrun, id",
+      "hash 'md5' is not one of engram, ple, polynomial, blt, salted, praxis, speedrun, id",
     ),
     ('speedrun', ((1,),), 9, 'hash "speedrun" needs at least 2 rows: one is for the first token'),
     (
