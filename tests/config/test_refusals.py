@@ -46,7 +46,8 @@ KEYS = [
   (
     'model.ngram_memories.0=3',
     "model.ngram_memories has no preset '3'; available: engram, engram_v41, ple, over_encoding, "
-    'longcat, blt, bigram_hash, ngram_hash, gemma3n_ple, stem, deep_embed',
+    'longcat, blt, bigram_hash, ngram_hash, gemma3n_ple, stem, deep_embed, value_embeddings, '
+    'nanochat_values, ngram_values',
   ),
   (
     'model.ngram_memories.0.rows=many',
@@ -542,7 +543,8 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.preset=engrm',
     "MEMORY.preset='engrm' is not one of: engram, engram_v41, ple, over_encoding, longcat, blt, "
-    'bigram_hash, ngram_hash, gemma3n_ple, stem, deep_embed, or None',
+    'bigram_hash, ngram_hash, gemma3n_ple, stem, deep_embed, value_embeddings, nanochat_values, '
+    'ngram_values, or None',
   ),
   (
     'MEMORY.layers=(1,4)',
@@ -597,7 +599,7 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.layers=(1,) MEMORY.hash=speedrun MEMORY.heads=1 MEMORY.fill_id=3',
     "MEMORY.fill_id=3 is not for MEMORY.hash='speedrun', but for engram, ple, polynomial, blt, "
-    'praxis, id: use 0',
+    'salted, praxis, id: use 0',
   ),
   (
     'MEMORY.layers=(1,) MEMORY.orders=(2,4) MEMORY.signs=8 MEMORY.sign_hash=products',
@@ -807,13 +809,13 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.preset=stem MEMORY.layers=(1,) MEMORY.start=neutral',
     "MEMORY.start='neutral' is not for MEMORY.join='replace', but for gate, product, sum, mean, "
-    'multiply, concat, add: use None; rows cannot replace the up projection of a trained model; '
-    'join="sum" adds to it',
+    'multiply, interpolation, weighted_sum, concat, add: use None; rows cannot replace the up '
+    'projection of a trained model; join="sum" adds to it',
   ),
   (
     'MEMORY.preset=stem MEMORY.layers=(1,) MEMORY.rows=(9,)',
     "MEMORY.rows=(9,) is not for MEMORY.row_rule='vocabulary', but for prime, longcat, "
-    'over_encoding, exact, multiple, multiple_plus_one: use (16384,)',
+    'over_encoding, exact, multiple, multiple_plus_one, shared_prime: use (16384,)',
   ),
   (
     'MEMORY.preset=stem MEMORY.layers=(1,) MEMORY.orders=(1,2)',
@@ -829,8 +831,60 @@ NGRAM_MEMORIES = [
     'MEMORY.layers=(1,) is not for model.recurrent=(defaults), but for None: use ()',
   ),
   (
+    'MEMORY.preset=value_embeddings MEMORY.every_block=0',
+    "MEMORY.point='values' needs MEMORY.layers, which is (): set MEMORY.layers, or use "
+    "'before_attention'",
+  ),
+  (
+    'MEMORY.preset=value_embeddings MEMORY.width=100',
+    'MEMORY.width=100: the rows of a token have 1 x 100 = 100 values, but MEMORY.point="values" '
+    'with MEMORY.one_head=False has 256 features: use None if 1 rows divide them, or '
+    'MEMORY.projection=True',
+  ),
+  (
+    'MEMORY.preset=value_embeddings MEMORY.gate_channels=257',
+    'MEMORY.gate_channels=257 must be at most model.width=256: use 256, or a larger model.width',
+  ),
+  (
+    'MEMORY.preset=value_embeddings MEMORY.gate_row_channels=257',
+    'MEMORY.gate_row_channels=257 is more than the 256 values of the rows of a token: use 256',
+  ),
+  (
+    'MEMORY.preset=value_embeddings MEMORY.gate_channels=None MEMORY.gate_factor=3',
+    'MEMORY.gate_factor=3.0 needs MEMORY.gate_channels, which is None: set MEMORY.gate_channels, '
+    'or use 2.0',
+  ),
+  (
+    'MEMORY.preset=value_embeddings MEMORY.join=interpolation MEMORY.start=neutral',
+    'MEMORY.deviation=0 with MEMORY.join="interpolation" and MEMORY.start="neutral" would learn '
+    'nothing, because the rows and their weight are 0: use MEMORY.deviation=0.02',
+  ),
+  (
+    'MEMORY.preset=value_embeddings MEMORY.key=clusters MEMORY.table=None',
+    "MEMORY.point='values' is not for MEMORY.key='clusters', but for tokens, compressed, bytes: "
+    "use 'before_attention'",
+  ),
+  (
+    'MEMORY.preset=ngram_values MEMORY.layers=(1,) MEMORY.orders=(2,5)',
+    'MEMORY: hash "salted" has constants for n-grams of up to 4 ids, not for 5: use shorter '
+    'n-grams',
+  ),
+  (
+    'MEMORY.preset=ngram_values MEMORY.layers=(1,) MEMORY.rows=(100,200)',
+    'MEMORY: row_rule "shared_prime" needs one number of rows, the same for all orders',
+  ),
+  (
+    'MEMORY.layers=(1,) MEMORY.gate_channels=12',
+    "MEMORY.gate_channels=12 is not for MEMORY.point='before_attention', but for values: use None",
+  ),
+  (
+    'MEMORY.preset=value_embeddings model.memory.length=8 model.kernel=blocks',
+    'model.kernel=\'blocks\' does not support model.ngram_memories.0.point="values": use '
+    'model.kernel=None, which selects automatically',
+  ),
+  (
     'MEMORY.layers=(1,) MEMORY.width=None',
-    "MEMORY.width=None is not for MEMORY.point='before_attention', but for feed_forward, "
+    "MEMORY.width=None is not for MEMORY.point='before_attention', but for values, feed_forward, "
     'after_feed_forward: use 64',
   ),
   (

@@ -3,6 +3,7 @@
 _ADAM = dict(optimizer='adam', learning_rate_factor=1.0)
 # A row for each token, which no n-gram shares.
 _TOKEN_ROWS = dict(hash='id', orders=(1,), heads=1, row_rule='vocabulary')
+_TOKEN_VALUES = _TOKEN_ROWS | dict(point='values', join='sum', width=None, gate_channels=12)
 _OVER_ENCODING = dict(hash='polynomial', join='mean', heads=4, width=256, projection=True)
 # A table from 0, added to the input of each block with a learned factor.
 _SPEEDRUN = dict(
@@ -121,5 +122,47 @@ PRESETS = {
     deviation=0.0,
     **_TOKEN_ROWS,
     **_ADAM,
+  ),
+  # Record 55 of modded-nanogpt, with one table in place of three, in every second block.
+  'value_embeddings': _TOKEN_VALUES
+  | dict(
+    every_block=2,
+    table='value_embeddings',
+    deviation=0.0,
+    optimizer='adam',
+    learning_rate_factor=75.0,
+  ),
+  # nanochat, with a table for each of every second block. The learning rate is ours.
+  'nanochat_values': _TOKEN_VALUES
+  | dict(
+    every_block=2,
+    table_initial='uniform',
+    deviation=None,
+    gate_factor=3.0,
+    gate_initial=0.02,
+    optimizer='adam',
+  ),
+  # Pull request 854 of nanochat: 24 blocks, and a table on the host. Its optimizer averages the
+  # squared gradients of a row, where `row_adagrad` sums them.
+  'ngram_values': dict(
+    point='values',
+    join='sum',
+    hash='salted',
+    layers=(3, 7, 11, 15),
+    table='ngram_values',
+    sliced=True,
+    heads=2,
+    rows=(300_000_000,),
+    row_rule='shared_prime',
+    width=32,
+    deviation=0.0,
+    boundary='none',
+    projection=True,
+    gate_channels=12,
+    gate_factor=1.0,
+    gate_initial=0.02,
+    gate_mean=True,
+    gate_per_head=False,
+    optimizer='row_adagrad',
   ),
 }
