@@ -16,6 +16,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.positions import RotaryScalingConfig
+from ngrammer_jax.config.product_memory import ProductMemoryConfig
 
 T, V = 8, 13  # tokens of a stream, vocabulary
 CANDIDATES = 250
@@ -61,6 +62,7 @@ OPTIONS: Case = {
   'per_dim_scale': (False, True),
   'bias': (False, True),
   'feed_forward': ('gated', 'squared relu', 'none'),
+  'product_memory': (None, 'in place', 'beside'),
   'adaptive_softmax': (False, True),
   'scan_layers': (False, True),
   'layers': (1, 2),
@@ -123,6 +125,12 @@ NGRAM_MEMORIES = {  # the other keys and joins alone, in tests/layers/ngram
     TOKEN_ROWS | {'join': 'multiply', 'point': 'after_feed_forward'},
   ),
 }
+SMALL_KEYS = {'layers': (0,), 'sub_keys': 4, 'heads': 2, 'top': 3, 'key_width': 6}
+PRODUCT_MEMORIES = {
+  'in place': SMALL_KEYS | {'norm': 'query_key', 'swilu': True},
+  'beside': SMALL_KEYS
+  | {'point': 'beside_feed_forward', 'norm': 'query', 'gated': True, 'value_width': 5},
+}
 WINDOW = 4
 HEADS = {
   '2': {'heads': 2},
@@ -177,6 +185,9 @@ def config_of(case: Case) -> model_config.ModelConfig:
     span = model_config.SpanConfig(kind, limit=T, ramp=T, renormalize=not rest)
   if c['persistent'] is not None:
     persistent = model_config.PersistentConfig(3, c['persistent'])
+  product_memory = None
+  if c['product_memory'] is not None:
+    product_memory = ProductMemoryConfig(**PRODUCT_MEMORIES[c['product_memory']])
   ngram_memories = ()
   if c['ngram_memory'] is not None:
     all_values = NGRAM_MEMORIES[c['ngram_memory']]
@@ -201,6 +212,7 @@ def config_of(case: Case) -> model_config.ModelConfig:
     norm_offset='offset' in c['norm_kind'],
     ngram=ngram,
     ngram_memories=ngram_memories,
+    product_memory=product_memory,
     memory=memory,
     span=span,
     persistent=persistent,
