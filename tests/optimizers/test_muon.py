@@ -34,7 +34,8 @@ KERNELS = (
 MATRICES = r"""
   layer/attention/(query|key|value|out|relative/position)/kernel layer/attention/query_kernel
   layer/feed_forward/(gate|in|out)/kernel layer/ngram_memory/gate/(key|value)/kernel
-  layer/ngram_memory/product/(gate|embedding|out)/kernel"""
+  layer/ngram_memory/product/(gate|embedding|out)/kernel
+  layer/product_memory/(query|swilu|value)/kernel"""
 
 
 def boxed_model(kernels):

@@ -27,7 +27,8 @@ PATHS = {
     layer/feed_forward/(gate|in|out)/kernel             adaptive_softmax/(softmax_)?projection
     (layer/)?ngram_memory/gate/(key|value)/kernel       (layer/)?ngram_memory/gate/convolution/taps
     ngram_memory/sum/projection                         recurrence/(input|recurrent)_kernel
-    readout/\w+/kernel      layer/ngram_memory/product/(gate|embedding|out)/kernel""",
+    readout/\w+/kernel      layer/ngram_memory/product/(gate|embedding|out)/kernel
+    layer/product_memory/(query|swilu|value)/kernel     layer/product_memory/sub_keys""",
   'embedding': r"""
     embedding              softmax_weight                                absolute_position
     distance_embedding     layer/attention/relative/distance_embedding   layer/position
@@ -38,10 +39,11 @@ PATHS = {
     (layer/attention/)?(content|position)_bias layer/attention/per_dim_scale
     layer/attention/span/span_bias             layer/feed_forward/(gate|in|out)/bias
     (layer/)?ngram_memory/gate/(key|value)/bias (layer/)?ngram_memory/mix
-    layer/attention/persistent/gate            softmax_bias
+    layer/attention/persistent/gate            softmax_bias         layer/ngram_memory/sum/factor
     adaptive_softmax/(cluster_)?bias           recurrence/bias
-    readout/(\w+/bias|score)""",
-  'never': r'layer/attention/span/span (layer/)?(ngrammer|ngram_memory)/table',
+    readout/(\w+/bias|score)                  layer/product_memory/(\w+/bias|gate/kernel)""",
+  'never': r"""layer/attention/span/span
+    (layer/)?(ngrammer|ngram_memory|ngram_table_\w+|product_memory)/table""",
 }
 DECAYING = {
   'matrices': {'matrix'},
