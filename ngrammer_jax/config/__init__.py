@@ -17,6 +17,7 @@ if TYPE_CHECKING:
   from ngrammer_jax.config.conversion import load as load
   from ngrammer_jax.config.conversion import resolve as resolve
   from ngrammer_jax.config.conversion import save as save
+  from ngrammer_jax.config.copy_memory import CopyMemoryConfig as CopyMemoryConfig
   from ngrammer_jax.config.data import DataConfig as DataConfig
   from ngrammer_jax.config.evaluation import EvaluationConfig as EvaluationConfig
   from ngrammer_jax.config.evaluation import EvaluationMemory as EvaluationMemory
@@ -40,12 +41,14 @@ if TYPE_CHECKING:
   from ngrammer_jax.config.segment_memory import MemoryConfig as MemoryConfig
   from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig as AdaptiveSoftmaxConfig
   from ngrammer_jax.config.span import SpanConfig as SpanConfig
+  from ngrammer_jax.config.token_shift import TokenShiftConfig as TokenShiftConfig
   from ngrammer_jax.config.training import AccumulationConfig as AccumulationConfig
   from ngrammer_jax.config.training import TrainingConfig as TrainingConfig
 
 _NAMES = {  # the public names of each file
   'attention': ('AttentionConfig',),
   'conversion': ('block', 'check_variant', 'default', 'describe', 'load', 'resolve', 'save'),
+  'copy_memory': ('CopyMemoryConfig',),
   'data': ('DataConfig',),
   'evaluation': ('EvaluationConfig', 'EvaluationMemory'),
   'experiment': ('Config',),
@@ -63,6 +66,7 @@ _NAMES = {  # the public names of each file
   'segment_memory': ('MemoryConfig',),
   'softmax': ('AdaptiveSoftmaxConfig',),
   'span': ('SpanConfig',),
+  'token_shift': ('TokenShiftConfig',),
   'training': ('AccumulationConfig', 'TrainingConfig'),
 }
 

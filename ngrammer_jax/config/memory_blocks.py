@@ -7,7 +7,16 @@ from typing import Any
 from ngrammer_jax.config import conversion, resume
 from ngrammer_jax.config.model import ModelConfig
 
-NAMES = ('ngram', 'ngram_memories', 'product_memory', 'memory', 'span', 'persistent')
+NAMES = (
+  'ngram',
+  'ngram_memories',
+  'product_memory',
+  'copy_memory',
+  'token_shift',
+  'memory',
+  'span',
+  'persistent',
+)
 
 
 def blocks(model: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

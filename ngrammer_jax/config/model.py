@@ -7,6 +7,7 @@ import logging
 from ngrammer_jax import errors
 from ngrammer_jax.config import activations, fields, kernels
 from ngrammer_jax.config.attention import AttentionConfig, LayerType
+from ngrammer_jax.config.copy_memory import CopyMemoryConfig
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
 from ngrammer_jax.config.ngram import memory as ngram_memory
@@ -26,6 +27,7 @@ from ngrammer_jax.config.relations import divides, divisible_by, equals
 from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.config.softmax import DROPOUT, AdaptiveSoftmaxConfig
 from ngrammer_jax.config.span import SpanConfig
+from ngrammer_jax.config.token_shift import TokenShiftConfig
 
 # Values of some keys.
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
@@ -142,6 +144,13 @@ class ModelConfig:
   ngram: NGramConfig | None = field(None, 'N-Grammer layer')
   ngram_memories: tuple[NGramMemoryConfig, ...] = field((), 'n-gram memories')
   product_memory: ProductMemoryConfig | None = field(None, 'memory of product keys')
+  copy_memory: CopyMemoryConfig | None = field(
+    None,
+    'token after the longest earlier match',
+    only_for={'adaptive_softmax': (None,), 'memory.across_documents': (None, False)},
+    reason='a match is in the document, and what follows it is a row of one embedding',
+  )
+  token_shift: TokenShiftConfig | None = field(None, 'short convolutions in blocks (Canon)')
   memory: MemoryConfig | None = field(None, 'segment memory (Transformer-XL)')
   adaptive_softmax: AdaptiveSoftmaxConfig | None = field(None, 'adaptive input and softmax')
   span: SpanConfig | None = field(
@@ -241,7 +250,8 @@ class ModelConfig:
   def parameter_groups(self) -> tuple[str, ...]:
     """Names of the groups of the parameters, see `models.parameter_groups`."""
     names = ['embedding', 'blocks', 'head']
-    for name in ('ngram', 'product_memory', 'persistent', 'span'):
+    memories = ('ngram', 'product_memory', 'copy_memory', 'token_shift', 'persistent', 'span')
+    for name in memories:
       if getattr(self, name) is not None:
         names.append(name)
     for number, memory in enumerate(self.ngram_memories):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
   from ngrammer_jax.layers.attention.persistent import PersistentVectors as PersistentVectors
   from ngrammer_jax.layers.attention.span import AdaptiveSpan as AdaptiveSpan
   from ngrammer_jax.layers.attention.span import DynamicSpan as DynamicSpan
+  from ngrammer_jax.layers.copy_memory import CopyMemory as CopyMemory
   from ngrammer_jax.layers.feed_forward import FeedForward as FeedForward
   from ngrammer_jax.layers.ngram.memory import NGramMemory as NGramMemory
   from ngrammer_jax.layers.ngram.ngrammer import NGrammer as NGrammer
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
   from ngrammer_jax.layers.recurrent.readout import NGramReadout as NGramReadout
   from ngrammer_jax.layers.recurrent.recurrence import Recurrence as Recurrence
   from ngrammer_jax.layers.recurrent.word_memory import RecurrentMemory as RecurrentMemory
+  from ngrammer_jax.layers.token_shift import TokenShift as TokenShift
 
 # The public layers, and the submodules, which are also attributes of this module.
 _LAYERS = {  # of each file
   'attention.attention': ('Attention',),
   'attention.persistent': ('PersistentVectors',),
   'attention.span': ('AdaptiveSpan', 'DynamicSpan'),
+  'copy_memory': ('CopyMemory',),
   'feed_forward': ('FeedForward',),
   'ngram.memory': ('NGramMemory',),
   'ngram.ngrammer': ('NGrammer',),
@@ -37,6 +40,7 @@ _LAYERS = {  # of each file
   'recurrent.readout': ('AttentionReadout', 'NGramReadout'),
   'recurrent.recurrence': ('Recurrence',),
   'recurrent.word_memory': ('RecurrentMemory',),
+  'token_shift': ('TokenShift',),
 }
 _MODULES = (
   'activations',
@@ -45,6 +49,8 @@ _MODULES = (
   'axis_names',
   'context',
   'convolution',
+  'copies',
+  'copy_memory',
   'dense',
   'document_masks',
   'dropout',
@@ -57,6 +63,7 @@ _MODULES = (
   'softmax',
   'state',
   'token_ids',
+  'token_shift',
 )
 __all__ = sorted(['persistent', *(name for names in _LAYERS.values() for name in names)])
 

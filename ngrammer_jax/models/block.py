@@ -112,6 +112,9 @@ class Block(nn.Module):
       y_BxTxD = input_BxTxD if c.parallel_residual else x_BxTxD
       if norm is not None:
         y_BxTxD = norm(y_BxTxD)
+      before = self._make_memories('before_feed_forward')
+      y_BxTxD, states = _apply_memories(before, y_BxTxD, context, memory)
+      next_memory |= states
       y_BxTxD, states = self._feed_forward_and_memories(y_BxTxD, context, memory, feed_forward_key)
       next_memory |= states
       x_BxTxD = self._residual('feed_forward', x_BxTxD, y_BxTxD, feed_forward_residual_key)

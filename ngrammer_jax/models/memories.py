@@ -14,7 +14,8 @@ has P rows, theirs and those of the segment.
 
 A table that memories share has the same form: its y are the rows that it looks up, [B, P, I, E],
 which memories find in `context.table_rows`. The model applies it before the memories at the input.
-Hidden states in blocks select the rows of product keys: there y is the table itself, [V, E].
+Hidden states in blocks select the rows of product keys: there y is the table itself, [V, E]. Two
+places of `model.copy_memory` read its copies: there y is their vectors, [B, T, D].
 
 Beside or in place of the feed-forward of a block, y is what the sub-layer adds to its input.
 
@@ -34,15 +35,17 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.config import product_memory
+from ngrammer_jax.config import copy_memory, product_memory
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.place import BETWEEN_BLOCKS, POINTS, Place
 from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.copy_memory import VECTORS, CopyMemory, CopySum
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.layers.product_keys.memory import TABLE, ProductMemory, ProductValues
 from ngrammer_jax.layers.state import Memory, State
+from ngrammer_jax.layers.token_shift import TokenShift
 from ngrammer_jax.models import precision
 
 # Other keys of the memories of models and blocks.
@@ -242,6 +245,47 @@ def _maker(
   )
 
 
+def _copy_sum(
+  config: ModelConfig, place: Place, dtype: jnp.dtype, vocabulary_size: int | None
+) -> PlacedMemory:
+  """Makes a place of `model.copy_memory`."""
+  del vocabulary_size
+  options = config.copy_memory
+  initial = options.head_gate if place.point == 'before_head' else options.input_gate
+  return PlacedMemory(
+    name=f'{copy_memory.NAME}_{place.point}',
+    place=place,
+    make=functools.partial(CopySum, initial=initial, dtype=dtype),
+    table=VECTORS,
+  )
+
+
+def _copies(
+  config: ModelConfig, dtype: jnp.dtype, vocabulary_size: int | None
+) -> tuple[PlacedMemory, ...]:
+  """Makes what both places of `model.copy_memory` read."""
+  if config.copy_memory is None:
+    return ()
+  make = functools.partial(
+    CopyMemory,
+    options=config.copy_memory,
+    vocabulary_size=vocabulary_size,
+    width=config.width,
+    dtype=dtype,
+  )
+  return (PlacedMemory(copy_memory.NAME, Place('input'), make, table=VECTORS),)
+
+
+def _token_shift(
+  config: ModelConfig, place: Place, dtype: jnp.dtype, vocabulary_size: int | None
+) -> PlacedMemory:
+  """Makes `model.token_shift` at one of its places in a block."""
+  del vocabulary_size
+  name = f'token_shift_{place.point}'
+  make = functools.partial(TokenShift, config.token_shift.tokens, config.width, dtype)
+  return PlacedMemory(name, place, make, alike=name)
+
+
 # For each field of `ModelConfig`, a function that makes the memory at a place from the config of
 # the model, the place, the dtype of activations and the vocabulary size. If the field is a tuple,
 # `number` is the index of the memory in it. Memories at one place act in this order.
@@ -249,6 +293,8 @@ MEMORIES = {
   'ngram': _ngrammer,  # first: at the input, its clusters are those of the embedding
   'ngram_memories': _ngram_memory,
   'product_memory': _product_memory,
+  'copy_memory': _copy_sum,
+  'token_shift': _token_shift,
 }
 
 
@@ -292,6 +338,7 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
         raise ValueError(f'{key}: {place} is not in a model of {config.layers} blocks')
       memories.append(make_at(config, place, dtype, vocabulary_size))
   tables = _shared_tables(config, dtype, vocabulary_size)
+  tables += _copies(config, dtype, vocabulary_size)
   _check_names([*tables, *memories])
   _check_embedding(memories)
   between_blocks = tuple(memory for memory in memories if memory.is_between_blocks)

@@ -18,6 +18,11 @@ MODULES = {
   'ngrammer': 'ngram',
   'persistent': 'persistent',
   'product_memory': 'product_memory',
+  'copy_memory': 'copy_memory',
+  'copy_memory_input': 'copy_memory',
+  'copy_memory_before_head': 'copy_memory',
+  'token_shift_before_attention': 'token_shift',
+  'token_shift_before_feed_forward': 'token_shift',
   'span': 'span',
 }
 EMBEDDINGS = ('embedding', 'absolute_position')

@@ -218,6 +218,8 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     next_memory |= states
 
     # Outputs.
+    x_BxTxD, states = self._apply_memories(Place('before_head'), x_BxTxD, context, memory)
+    next_memory |= states
     if 'spans' in memory:
       next_memory['spans'] = jax.lax.stop_gradient(spans.stack(layer_spans))
     aux = {}

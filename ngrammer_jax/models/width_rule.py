@@ -31,7 +31,7 @@ from ngrammer_jax.layers import axis_names
 from ngrammer_jax.models import initialization
 
 _GROWING = ('embed', 'mlp', 'heads')  # axes that grow with the width
-_STACKS = ('layers', 'branches', 'gates')
+_STACKS = ('layers', 'branches', 'buckets', 'gates')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ KINDS = {  # that decay, by `optimizer.weight_decay_on`
   'all': ('matrix', 'embedding', 'vector'),
 }
 # Axes along which arrays of one kind are stacked: a stack of vectors is no matrix.
-STACKS = ('layers', 'branches', 'gates')
+STACKS = ('layers', 'branches', 'buckets', 'gates')
 EMBEDDED = ('vocab', 'vocab_clusters', 'position')  # axes whose entries have a vector each
 
 

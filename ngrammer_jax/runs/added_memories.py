@@ -88,7 +88,8 @@ def complete(
     model['memory'] = _memory_of_spans(model['span'], 'model.span.limit' in overrides)
     overrides |= {f'model.memory.{name}' for name in model['memory']}
     added.append('model.memory')
-  with_parameters = [path for path in added if path not in ('model.memory', 'model.span')]
+  sized = ('model.ngram', 'model.product_memory', 'model.persistent')
+  with_parameters = [path for path in added if path.startswith(sized)]
   budget = count // SHARE // max(1, len(with_parameters))
   for path, block in memory_blocks.blocks(model):
     keys = OpenKeys(path, overrides, path in present)
@@ -97,9 +98,10 @@ def complete(
         if keys.has(name):
           block[name] = value
     else:
-      if path != 'model.memory' and block.get('start') is None:
-        block['start'] = 'neutral'
-      block |= dataclasses.asdict(_sized(_build(path, block), keys, values, base, budget, V))
+      memory = _build(path, block)
+      if getattr(memory, 'start', '') is None:
+        memory = dataclasses.replace(memory, start='neutral')
+      block |= dataclasses.asdict(_sized(memory, keys, values, base, budget, V))
 
 
 def _with_memories(base: ModelConfig, model: dict[str, Any]) -> dict[str, Any]:
@@ -148,6 +150,7 @@ def _sized(
       return keys.replace(block, length=_segment_length(values))
     case SpanConfig():
       return _size_span(block, keys, _build('model.memory', values['model']['memory']))
+  return block
 
 
 def _segment_length(values: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""The compressed token ids of n-gram memories, which depend on the vocabulary of a run."""
+"""The compressed token ids of memories, which depend on the vocabulary of a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,18 +24,17 @@ def fill(
     config: of the model.
     vocabulary: the vocabulary of the run.
   """
-  compressed = {}
-  for path, module in memories.ngram_modules(config, vocabulary.size):
-    if module.options.key == 'compressed' and module.has_table:
-      compressed[path] = module
+  arrays = traverse_util.flatten_dict(codebook, keep_empty_nodes=True)
+  compressed = [path for *path, name in arrays if name == 'token_classes']
   if not compressed:
     return codebook
   classes_V = token_classes.token_classes(*vocabulary.token_texts())
-  arrays = traverse_util.flatten_dict(codebook, keep_empty_nodes=True)
-  for path, module in compressed.items():
+  modules = dict(memories.ngram_modules(config, vocabulary.size))
+  for path in compressed:
     new = {'token_classes': classes_V}
     if (*path, 'multipliers') in arrays:
-      new['multipliers'] = uint64.split_words(module.class_hash(classes_V).multipliers())
+      ngram_hash = modules[tuple(path)].class_hash(classes_V)
+      new['multipliers'] = uint64.split_words(ngram_hash.multipliers())
     for name, array in new.items():
       arrays[*path, name] = jax.device_put(array, arrays[*path, name].sharding)
   return traverse_util.unflatten_dict(arrays)

@@ -14,9 +14,11 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.copy_memory import CopyMemoryConfig
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.positions import RotaryScalingConfig
 from ngrammer_jax.config.product_memory import ProductMemoryConfig
+from ngrammer_jax.config.token_shift import TokenShiftConfig
 
 T, V = 8, 13  # tokens of a stream, vocabulary
 CANDIDATES = 250
@@ -54,6 +56,8 @@ OPTIONS: Case = {
     'stem',
     'two in the feed-forward',
   ),
+  'copies': (None, 'tokens', 'compressed'),
+  'token_shift': (None, 'before_attention', 'before_feed_forward'),
   'served': (False, True),  # the cache is used with clusters that are looked up
   'logit_cap': (None, 1.5),
   'norm': model_config.NORMS,
@@ -194,6 +198,11 @@ def config_of(case: Case) -> model_config.ModelConfig:
     if c['ngram_memory'] == 'product' and c['layers'] == 2:
       all_values = (PRODUCT | {'point': 'after_block', 'layers': (0, 1)},)
     ngram_memories = tuple(NGramMemoryConfig(**values) for values in all_values)
+  copies, shift = None, None
+  if c['copies'] is not None:
+    copies = CopyMemoryConfig(c['copies'], window=3, lengths=(1, 2))
+  if c['token_shift'] is not None:
+    shift = TokenShiftConfig(tokens=3, points=(c['token_shift'],))
   adaptive = model_config.AdaptiveSoftmaxConfig((5,), 2) if c['adaptive_softmax'] else None
   same = ('norm', 'convolution', 'shared_query_key', 'per_dim_scale', 'bias')
   config = model_config.ModelConfig(
@@ -213,6 +222,8 @@ def config_of(case: Case) -> model_config.ModelConfig:
     ngram=ngram,
     ngram_memories=ngram_memories,
     product_memory=product_memory,
+    copy_memory=copies,
+    token_shift=shift,
     memory=memory,
     span=span,
     persistent=persistent,
@@ -226,6 +237,9 @@ def config_of(case: Case) -> model_config.ModelConfig:
   serves = ngram is not None and ngram.layer == 'input' and ngram.clusters and not adaptive
   if (c['served'] and not serves) or (c['prefix'] and not config.sees_later_tokens):
     raise errors.BadInput('an option without a use')
+  # Capped scores are equal up to rounding, which then says which key has the most attention.
+  if c['logit_cap'] and 'attended' in (c['ngram'] or ''):
+    raise errors.BadInput('an option whose results depend on rounding')
   # Zeros come before the memory: how many a token sees depends on where segments end.
   if memory is not None and memory.first == 'zeros' and memory.same_length == 'no':
     raise errors.BadInput('an option that is no property of the stream')
@@ -251,6 +265,10 @@ def receptive_field(config: model_config.ModelConfig) -> tuple[int, int]:
   ]
   within = sum(attended + taps for attended in attended_by_layer)
   most = sum(max(attended, taps) + taps for attended in attended_by_layer)
+  if config.copy_memory is not None:
+    reach.append(config.copy_memory.window + max(config.copy_memory.lengths))
+  if config.token_shift is not None:
+    reach.append(config.layers * (config.token_shift.tokens - 1))
   most += grams if n is None or n.layer != 'attention' else within + config.layers * grams
   return within, most + sum(reach)
 

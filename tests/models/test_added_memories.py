@@ -55,6 +55,8 @@ MEMORIES = {
   'ngram of attended pairs': {
     'ngram': {'clusters': 8, 'layer': 'attention', 'pairing': ('attended',)}
   },
+  'copies': {'copy_memory': {'window': 8}},
+  'token shift': {'token_shift': {'tokens': 4}},
   'memory': {'memory': {'length': 5}},
   'memory of one length': {'memory': {'same_length': 'memory'}},
   'adaptive spans': {'span': {'ramp': 4}},
@@ -125,6 +127,7 @@ def loss_of(model, size):
   """A function of variables: the loss of a batch of two documents, and what else is trained on."""
   rng = np.random.default_rng(0)
   tokens = rng.integers(0, size, (B, T + 1), np.int32)
+  tokens[0, T // 2 : T] = tokens[0, : T // 2]  # for copies
   starts = np.zeros((B, T), bool)
   starts[0, 0] = starts[1, 5] = True
   memory = model.empty_memory(B)

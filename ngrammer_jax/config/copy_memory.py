@@ -1,0 +1,45 @@
+"""Copies: the token after the longest earlier match."""
+
+import dataclasses
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.place import Place
+
+KEYS = ('tokens', 'compressed')
+NAME = 'copy_memory'  # of its module; of those at its places the first part
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyMemoryConfig:
+  """The token after the longest earlier match in the document (see `layers.copy_memory`)."""
+
+  key: str = field(
+    'tokens',
+    'ids that are compared: those of tokens, or of their normalised texts (Engram)',
+    choices=KEYS,
+  )
+  window: int = field(1024, 'tokens back that a match may end', at_least=1, at_most=2**20)
+  lengths: tuple[int, ...] = field(
+    (1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
+    'lengths of matches that are told apart, rising',
+    at_least=1,
+    at_most=1024,
+    may_be_empty=False,
+  )
+  counts: int = field(3, 'numbers of matches that are told apart', at_least=1, at_most=64)
+  input_gate: float = field(0.5, 'initial factor at the input')
+  head_gate: float = field(1.0, 'initial factor before the final norm')
+
+  def places(self, layers: int) -> tuple[Place, ...]:
+    """Returns the places of the memory in a model with this number of blocks."""
+    del layers
+    return Place('input'), Place('before_head')
+
+  def check(self, model: Any) -> None:
+    """Raises BadInput for lengths that do not rise."""
+    del model
+    rising = tuple(sorted(set(self.lengths)))
+    if rising != self.lengths:
+      raise errors.BadInput(f'model.copy_memory.lengths={self.lengths} must rise: use {rising}')
