@@ -144,16 +144,16 @@ def test_equals_official_arrays(x64, name):
   options = CopyMemoryConfig('compressed', T, tuple(config['lengths']), config['counts'])
   module = CopyMemory(options, alphabet + 1, config['D'], jnp.float64)
   params = {'bucket_scale': arrays['scale'], 'bucket_vector': arrays['bucket_embed']}
-  variables = {'params': params, 'codebook': {'token_classes': jnp.asarray(classes_V)}}
+  variables = {'params': params, 'codebook': {'token_classes': classes_V}}
 
   @jax.jit
-  def compute(tokens, documents):
-    lookup = EmbeddingLookup(jnp.asarray(arrays['tokens']), tokens)
+  def compute(variables, rows, tokens, documents):
+    lookup = EmbeddingLookup(rows, tokens)
     context = Context(tokens_BxT=tokens, documents_BxT=documents, vocabulary=lookup)
     state = module.empty_state(1, None)
     return module.apply(variables, None, context, state, mutable='intermediates')
 
-  (m, _), intermediates = compute(ids[None], np.cumsum(is_begin)[None])
+  (m, _), intermediates = compute(variables, arrays['tokens'], ids[None], np.cumsum(is_begin)[None])
   (copied,) = intermediates['intermediates']['copies']
   candidate = np.where(arrays['candidate'] == config['bos'], alphabet, arrays['candidate'])
   np.testing.assert_array_equal(copied.token_BxT[0], candidate)
