@@ -1,9 +1,9 @@
 """Gates of the n-gram memories over a text, and the n-grams with the highest ones.
 
-T tokens of text, S shown tokens, P gates (one for each memory and block), n order of an n-gram.
+T tokens of text, S shown tokens, P gates, n order of an n-gram.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,13 +27,14 @@ FIGURE_SIZE = (2, 13.0)  # panels, and width in inches
 def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -> dict[str, Any]:
   """Computes the gates of a run, as plain values for JSON.
 
-  The gate of a token is between 0 and 1; for several branches, it is their mean.
+  The gate of a token is between 0 and 1; for several branches, it is their mean. Gates of rows in
+  values are those of each head, without `gate_factor`.
 
   Keys: `step`, `split`; `tokens`, number of tokens read from the start of the split; `texts`, those
   of the shown tokens [S], with an empty one for the start of a document; and `gates`, with for each
-  memory and block:
+  memory and block, and each head:
 
-  `name`: that of the parameters of the memory.
+  `name`: that of the parameters of the memory, and the number of the head.
   `values`: gates of the shown tokens [S].
   `mean`, `deviation`, `histogram`: of all tokens of the split, in equal bins from 0 to 1.
   `ngrams`: for each order, the n-grams of tokens with the highest mean gate at their last token, of
@@ -47,7 +48,7 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   Raises:
     BadInput: the model has no gate, or the vocabulary lacks a character of the text.
   """
-  gates = _gated_tables(run)
+  gates = _gates(run)
   shown = None if text is None else _encode(run, text)
   tokens = run.split(split)
   by_gate = _read(run, gates, tokens, MAX_TOKENS)
@@ -63,7 +64,8 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   result['texts'] = capture.input_texts(run, shown, S)
   result['gates'] = []
   for gate in gates:
-    statistics = _analyze_gate(run, tokens, by_gate[gate.name], gate.hash.orders)
+    orders = gate.memory.hash.orders
+    statistics = _analyze_gate(run, tokens, by_gate[gate.name], orders)
     values = shown_by_gate[gate.name].tolist()
     result['gates'].append({'name': gate.name, 'values': values} | statistics)
   return result
@@ -71,18 +73,54 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
 
 def check_applicable(run: runs.Run) -> None:
   """Raises NotApplicable if the model has no gate."""
-  _gated_tables(run)
+  _gates(run)
 
 
-def _gated_tables(run: runs.Run) -> list[lookups.NGramTable]:
-  """Returns the tables whose rows pass a gate. Raises NotApplicable if there are none."""
+class Gate(NamedTuple):
+  """A gate that rows pass.
+
+  Attributes:
+    memory: the memory, with its own table or a shared one.
+    module: name of the module of the gate in the memory.
+    head: the head of attention whose values it is for. None: it is not for a head.
+  """
+
+  memory: lookups.NGramTable
+  module: str
+  head: int | None = None
+
+  @property
+  def name(self) -> str:
+    """The name of the memory, and of the head."""
+    if self.head is None:
+      return self.memory.name
+    return f'{self.memory.name}/head_{self.head}'
+
+  def measure(self, intermediates: dict[str, Any]) -> jax.Array:
+    """Returns the gates of a segment, [B, T], the mean of all branches."""
+    (values_BxTxG,) = self.memory.subtree(intermediates)[self.module]['gate']
+    if self.head is None:
+      return values_BxTxG.mean(axis=-1)
+    return values_BxTxG[..., self.head]
+
+
+def _gates(run: runs.Run) -> list[Gate]:
+  """Returns all gates. Raises NotApplicable if there are none."""
   gates = []
   for memory in lookups.ngram_memories(run):
-    if memory.module.options.join == 'gate' and not memory.module.is_table:
-      gates.append(memory)
+    o = memory.module.options
+    if memory.module.is_table:
+      continue
+    if o.join == 'gate':
+      gates.append(Gate(memory, 'gate'))
+    elif o.gate_channels is not None and o.gate_per_head and not o.one_head:
+      gates += [Gate(memory, 'values', head) for head in range(memory.module.key_heads)]
+    elif o.gate_channels is not None:
+      gates.append(Gate(memory, 'values'))
   if not gates:
     raise errors.NotApplicable(
-      f'--workdir={run.workdir} has no gate: it needs model.ngram_memories with join="gate"'
+      f'--workdir={run.workdir} has no gate: it needs model.ngram_memories with join="gate", or '
+      f'with gate_channels'
     )
   return gates
 
@@ -97,16 +135,15 @@ def _encode(run: runs.Run, text: str) -> token_split.TokenSplit:
 
 
 def _read(
-  run: runs.Run, gates: list[lookups.NGramTable], text: token_split.TokenSplit, max_tokens: int
+  run: runs.Run, gates: list[Gate], text: token_split.TokenSplit, max_tokens: int
 ) -> dict[str, np.ndarray]:
   """Returns the gates by name for the first inputs of a text, float64 [T]."""
 
   def measure(intermediates: dict[str, Any]) -> dict[str, jax.Array]:
-    return {gate.name: gate.subtree(intermediates)['gate']['gate'][0] for gate in gates}
+    return {gate.name: gate.measure(intermediates) for gate in gates}
 
-  def join(*segments_1xTxB: np.ndarray) -> np.ndarray:
-    """Joins segments, and averages over branches."""
-    return np.concatenate(segments_1xTxB, axis=1, dtype=np.float64)[0].mean(axis=-1)
+  def join(*segments_1xT: np.ndarray) -> np.ndarray:
+    return np.concatenate(segments_1xT, axis=1, dtype=np.float64)[0]
 
   segments = [values for _, values in capture.captured_segments(run, text, max_tokens, measure)]
   return jax.tree.map(join, *segments)

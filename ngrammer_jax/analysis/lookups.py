@@ -70,6 +70,12 @@ class NGramTable(NamedTuple):
         heads.append(Head(order, index, next(first_rows), rows))
     return heads
 
+  @property
+  def has_shared_rows(self) -> bool:
+    """Whether all heads look up the same rows."""
+    heads = self.heads()
+    return len(heads) > 1 and heads[0].first == heads[-1].first
+
   def subtree(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the subtree of its module in parameters or intermediates."""
     for name in self.path:
@@ -101,24 +107,24 @@ class Lookups(NamedTuple):
 
 
 def ngram_memories(run: runs.Run) -> list[NGramTable]:
-  """Returns all tables of n-grams of a run, also a shared one at each place that reads it."""
-  model = run.config.evaluation_model()
-  modules = memories.ngram_modules(model, run.vocabulary.size)
-  return [NGramTable(path, module) for path, module in modules]
-
-
-def ngram_tables(run: runs.Run) -> list[NGramTable]:
-  """Returns all tables of n-grams of a run.
+  """Returns all tables of n-grams of a run, also a shared one at each place that reads it.
 
   Raises:
-    BadInput: the model has none.
+    NotApplicable: the model has none.
   """
-  tables = [memory for memory in ngram_memories(run) if memory.module.has_table]
+  model = run.config.evaluation_model()
+  modules = memories.ngram_modules(model, run.vocabulary.size)
+  tables = [NGramTable(path, module) for path, module in modules]
   if not tables:
     raise errors.NotApplicable(
       f'--workdir={run.workdir} has no n-gram memory: it needs model.ngram_memories or model.ngram'
     )
   return tables
+
+
+def ngram_tables(run: runs.Run) -> list[NGramTable]:
+  """Returns all tables of n-grams of a run, each once. Raises NotApplicable if there are none."""
+  return [memory for memory in ngram_memories(run) if memory.module.has_table]
 
 
 def read(run: runs.Run, text: token_split.TokenSplit, max_tokens: int) -> dict[str, Lookups]:

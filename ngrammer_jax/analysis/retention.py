@@ -124,7 +124,7 @@ def _changes(
     yield Change(memory, 'removed', max(orders), *_remove(run, memory))
     zeros = {table: _zeros(run, table, orders) for table in tables}
     yield Change(memory, 'zero', max(orders), run, _change_tables(run, zeros))
-    if len(orders) > 1:
+    if len(orders) > 1 and not tables[0].has_shared_rows:
       for order in orders:
         zeros = {table: _zeros(run, table, (order,)) for table in tables}
         yield Change(memory, f'order {order} zero', order, run, _change_tables(run, zeros))
@@ -173,13 +173,14 @@ def _exchange(
   run: runs.Run, table: lookups.NGramTable, text_lookups: lookups.Lookups
 ) -> np.ndarray:
   """Returns the table in which each row of a text is replaced by that of a random other token."""
-  rows = np.array(table.subtree(run.restored.params)['table'])
+  before = np.asarray(table.subtree(run.restored.params)['table'])
+  rows = before.copy()
   rng = np.random.default_rng(0)
   for head, row_T in zip(table.heads(), text_lookups.rows_TxI.T, strict=True):
     visited = np.unique(row_T)
     drawn = rng.choice(row_T, len(visited))
     drawn = np.where(drawn == visited, np.roll(visited, 1), drawn)
-    rows[head.first + visited] = rows[head.first + drawn]
+    rows[head.first + visited] = before[head.first + drawn]
   return rows
 
 

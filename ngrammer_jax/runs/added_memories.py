@@ -167,6 +167,8 @@ def _size_ngram_memory(
   """Returns an n-gram memory whose layers, heads, width and rows follow the trained model."""
   D = base.width_at(memory.point)
   memory = keys.replace(memory, layers=_layers(memory, base.layers))
+  if memory.gate_channels is not None:
+    memory = keys.replace(memory, gate_channels=min(memory.gate_channels, base.width))
   if memory.key in CLUSTER_KEYS:
     memory = keys.replace(memory, heads=_largest_heads(base.heads, D))
     memory = dataclasses.replace(memory, initial=memory.initial or 'hidden')
@@ -188,6 +190,8 @@ def _size_ngram_memory(
       width = max(MIN_FEATURES, D // memory.heads // FEATURES)
     case 'sum' | 'multiply' if memory.point in FEED_FORWARD_POINTS and memory.width is None:
       width = None
+    case _ if memory.point == 'values' and not memory.projection:
+      width = None
     case _ if memory.join in ('gate', 'product') or memory.projection:
       widest = max(1, min(memory.width, D // num_vectors))
       width = _largest(dense_size, widest, budget // 2)
@@ -199,8 +203,9 @@ def _size_ngram_memory(
 
   def table_size(rows: int) -> int:
     """Returns the number of parameters of the tables, for a base number of rows."""
+    sized = dataclasses.replace(memory, rows=(rows,)).resolved(base)
     try:
-      return memory.table_width(D) * sum(dataclasses.replace(memory, rows=(rows,)).table_rows(V))
+      return sized.table_width(D) * sum(sized.table_rows(V))
     except ValueError:  # too few rows for the hash
       return 0
 

@@ -220,6 +220,39 @@ def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monke
   np.testing.assert_allclose(shown_tokens['gates'][0]['values'], values, rtol=1e-4)
 
 
+@pytest.mark.full
+def test_gates_and_retention_of_rows_in_values(one_device, tiny, untrained, texts):
+  """Each head has a gate, and is shown without its factor."""
+  values = dict(point='values', layers=(0,), join='sum', width=None, gate_channels=5)
+  tokens = NGramMemoryConfig(
+    **values, orders=(1,), heads=1, hash='id', row_rule='vocabulary', gate_initial=9.0
+  )
+  hashed = NGramMemoryConfig(
+    **values | {'width': 3, 'projection': True},
+    **dict(heads=2, rows=(31,), hash='salted', row_rule='shared_prime', gate_per_head=False),
+  )
+  workdir = untrained(tiny({'ngram': None, 'ngram_memories': (tokens, hashed)}))
+  for name in ('gates', 'retention', 'ngrams'):
+    analyze.main([name, f'--workdir={workdir}'])
+  found = json.loads((workdir / 'gates.json').read_text())['gates']
+  run = runs.load_run(workdir)
+  heads = run.config.model.heads
+  names = [f'layer_0/ngram_memory_0/head_{head}' for head in range(heads)]
+  assert [gate['name'] for gate in found] == [*names, 'layer_0/ngram_memory_1']
+  params = run.restored.params
+  ids = [window[0] for window in windows(texts['validation'], 1, 0)]
+  x = np.asarray(params['embedding'], float)[ids] * WIDTH**0.5
+  x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-6)
+  norm = params['layer_0']['attention_norm']
+  x = x * np.asarray(norm['scale'], float) + np.asarray(norm['bias'], float)
+  weights = np.asarray(params['layer_0']['ngram_memory_0']['values']['gate_weights'], float)
+  expected = 1 / (1 + np.exp(-(x[:, :5] @ weights)))
+  np.testing.assert_allclose([gate['values'] for gate in found[:heads]], expected.T, rtol=1e-4)
+  changes = json.loads((workdir / 'retention.json').read_text())['changes']
+  of_hashed = {each['change'] for each in changes if each['memory'] == 'ngram_memory_1'}
+  assert of_hashed == {'removed', 'zero', 'exchanged'}  # its orders have the same rows
+
+
 def losses(run, text, params):
   """The losses of a text in two streams, each read as a document."""
   half, variables, scored = len(text.tokens) // 2, {**run.variables, 'params': params}, []
@@ -371,7 +404,8 @@ def test_runs_without_such_a_memory_raise_bad_input(tiny, tmp_path, monkeypatch,
     with bad_input(without + 'n-gram memory: it needs model.ngram_memories or model.ngram'):
       analysis.analyze(make())
   summed = NGramMemoryConfig(join='sum', width=WIDTH)
-  with bad_input(without + 'gate: it needs model.ngram_memories with join="gate"'):
+  missing = 'gate: it needs model.ngram_memories with join="gate", or with gate_channels'
+  with bad_input(without + missing):
     gates.analyze(make(summed))
   with bad_input("--text='' has no tokens: omit it for the tokens of --split"):
     gates.analyze(make(GATED), text='')

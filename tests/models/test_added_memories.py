@@ -28,11 +28,15 @@ OWN = model_config.ModelConfig(
 )
 BASES = {'llama': 'llama_gqa', 'gemma3': 'gemma3_text', 'gpt2': 'gpt2', 'own': None}
 CLUSTERS = {'clusters': 8, 'key': 'clusters', 'layers': (1,), 'orders': (2,)}
+VALUES = {'point': 'values', 'layers': (0, 1), 'orders': (1, 2), 'heads': 1}
 # What the command line sets of each memory.
 MEMORIES = {
   **{
     name: {'ngram_memories': {'0': {'preset': name}}}
-    for name in ('engram', 'engram_v41', 'over_encoding', 'longcat', 'blt', 'bigram_hash')
+    for name in (
+      *('engram', 'engram_v41', 'over_encoding', 'longcat', 'blt', 'bigram_hash'),
+      *('value_embeddings', 'nanochat_values', 'ngram_values'),
+    )
   },
   'ple': {'ngram_memories': {'0': {'preset': 'ple', 'eos_id': 1}}},
   'gemma3n_ple': {'ngram_memories': {'0': {'preset': 'gemma3n_ple'}}},
@@ -41,6 +45,10 @@ MEMORIES = {
     'ngram_memories': {'0': {'join': 'sum', 'point': 'feed_forward', 'layers': (0, 1)}}
   },
   'stem': {'ngram_memories': {'0': {'preset': 'stem'}}},
+  'values, interpolated': {'ngram_memories': {'0': VALUES | {'join': 'interpolation'}}},
+  'values, weighted': {
+    'ngram_memories': {'0': VALUES | {'join': 'weighted_sum', 'one_head': True}}
+  },
   'sum': {'ngram_memories': {'0': {'join': 'sum', 'hash': 'polynomial'}}},
   'gates of one table': {
     'ngram_memories': {'0': {'layers': (0, 1), 'table': 'grams', 'sliced': True, 'deviation': 0.0}}
