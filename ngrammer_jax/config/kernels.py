@@ -30,6 +30,7 @@ NEEDS = {
   'prefix': 'a bidirectional prefix',
   'probabilities': 'all probabilities',
 }
+OF_PROJECTED_MEMORY = {'joint_norm', 'value_rows'}  # not of a KV cache
 # The needs that each kernel can satisfy.
 KERNELS = {
   'xla': frozenset(NEEDS),

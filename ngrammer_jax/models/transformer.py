@@ -240,7 +240,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     num_earlier = 0
     if tokens is not None:
       num_earlier = tokens.documents.shape[1]
-    in_blocks = self._uses_blocks(segment, num_earlier)
+    in_blocks = self._uses_blocks(segment, num_earlier, is_cached=name == 'cache')
     context, tokens = contexts.make(segment, visibility, tokens, in_blocks)
     positions = context.positions.replace(params=self.position_params)
     context = context.replace(positions=positions)
@@ -307,8 +307,11 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       positions = positions.replace(sink_rotation=shift.without_factor())
     return context.replace(positions=positions)
 
-  def _uses_blocks(self, segment: contexts.Segment, M: int) -> bool:
-    """Whether attention works in blocks (see `config.kernels`), after M earlier tokens."""
+  def _uses_blocks(self, segment: contexts.Segment, M: int, is_cached: bool) -> bool:
+    """Whether attention works in blocks (see `config.kernels`), after M earlier tokens.
+
+    If their keys and values are cached, blocks do not project them.
+    """
     c = self.config
     B, T = segment.documents_BxT.shape
     if c.memory is not None and c.memory.sinks and c.attention_options().window:
@@ -320,6 +323,8 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     }
     query = jax.ShapeDtypeStruct((B, T, c.heads, c.head_features), self.dtype)
     needs = frozenset(name for name, is_needed in needs.items() if is_needed)
+    if is_cached:
+      needs -= kernels.OF_PROJECTED_MEMORY
     return kernels.uses_blocks(c.kernel, needs, fused.workload(query, M, c.context_key_heads))
 
   def _apply_layers(

@@ -55,6 +55,8 @@ OPTIONS: Case = {
     'product',
     'stem',
     'two in the feed-forward',
+    'token values',
+    'n-gram values',
   ),
   'copies': (None, 'tokens', 'compressed'),
   'token_shift': (None, 'before_attention', 'before_feed_forward'),
@@ -134,6 +136,19 @@ PRODUCT_MEMORIES = {
   'in place': SMALL_KEYS | {'norm': 'query_key', 'swilu': True},
   'beside': SMALL_KEYS
   | {'point': 'beside_feed_forward', 'norm': 'query', 'gated': True, 'value_width': 5},
+}
+VALUES = {'point': 'values', 'join': 'sum', 'gate_channels': 5}
+NGRAM_MEMORIES |= {
+  'token values': (TOKEN_ROWS | VALUES | {'gate_row_channels': 1},),
+  'n-gram values': (
+    GATE
+    | VALUES
+    | {'layers': (), 'every_block': True, 'table': 'values', 'join': 'weighted_sum'}
+    | {'projection': True, 'gate_mean': True, 'gate_bias': 0.5, 'gate_per_head': False},
+    GATE
+    | {'point': 'values', 'join': 'interpolation', 'one_head': True, 'heads': 1, 'width': None}
+    | {'hash': 'salted', 'row_rule': 'shared_prime'},
+  ),
 }
 WINDOW = 4
 HEADS = {
