@@ -143,7 +143,7 @@ def test_the_example_applies():
   texts = changed(ROOT)
   assert len(texts) == 3
   for path, text in texts.items():
-    assert 'token_shift' in text, path
+    assert 'moving_average' in text, path
     command = [sys.executable, '-m', 'ruff', 'format', '--check', '--stdin-filename', path, '-']
     ruff = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, text=True)
     assert ruff.returncode == 0, ruff.stdout + ruff.stderr
@@ -173,11 +173,11 @@ def test_the_example_works(tmp_path):
   output = run('pytest', '-n0', '-m', '', *tests)
   assert re.search(r'\.{10,}', output), output
   text = tiny_run.write_text(tmp_path / 'text.txt')
-  (flag,) = re.findall(r'`(--config\.model\.token_shift\.\S+)`', READING)
+  (flag,) = re.findall(r'`(--config\.model\.moving_average\.\S+)`', READING)
   data = {'corpus': 'text', 'path': text, 'vocabulary': 'bytes', 'vocabulary_size': None}
   data = [f'--config.data.{key}={value}' for key, value in data.items()]
   few = '--config.model.layers=1', '--config.training.steps=2', '--config.evaluation.max_tokens=64'
   flags = '--config=configs/quickstart.py', '--workdir=run', flag, *data, *few
   assert run('ngrammer_jax.train', *flags).startswith('finished: 2 steps')
-  assert '"token_shift"' in (tmp_path / 'run' / 'config.json').read_text()
+  assert '"moving_average"' in (tmp_path / 'run' / 'config.json').read_text()
   run('ngrammer_jax.generate', '--workdir=run', '--prompt=the union', '--tokens=4')
