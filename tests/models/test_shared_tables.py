@@ -9,7 +9,9 @@ import pytest
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.models import transformer
+from ngrammer_jax.data.rows import token_batch
+from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.models import host_tables, transformer
 from tests.checks import assert_close, random_variables, rest_is_full
 
 LAYERS, V, T = 3, 13, 6
@@ -110,4 +112,27 @@ def test_each_layer_reads_its_slice():
   params['layer_0/ngram_memory_0/table'] = table[:, 3:]
   params = flax.traverse_util.unflatten_dict(params, sep='/')
   expected, _ = run(model_of(GATE | {'layers': (2, 0)}), variables | {'params': params})
+  assert_close(hidden, expected, 1e-12)
+
+
+@pytest.mark.full
+def test_rows_of_a_shared_table_in_host_memory_are_looked_up_ahead():
+  """Once for all layers that read them; the model then needs no table."""
+  memory = SUM | {'every_block': True, 'table': 'grams', 'signs': 5}
+  on_device = model_of(memory)
+  on_host = model_of(memory | {'table_memory': 'host'})
+  variables = random_variables(
+    on_device, TOKENS, on_device.empty_memory(len(TOKENS)), dtype='float64'
+  )
+  expected, _ = run(on_device, variables)
+  starts = np.zeros(TOKENS.shape, bool)
+  segment = token_batch.Batch(TOKENS, None, starts, None)
+  state = host_tables.empty_state(on_host.config, len(TOKENS))
+  rows, _ = host_tables.look_up(on_host, variables, segment, state)
+  assert rows.keys() == {'ngram_table_grams'}
+  without_table = host_tables.without_tables(on_host.config, variables)
+  assert 'ngram_table_grams' not in without_table['params']
+  hidden, *_ = on_host.apply(
+    without_table | {table.VALUES: rows}, TOKENS, on_host.empty_memory(len(TOKENS))
+  )
   assert_close(hidden, expected, 1e-12)
