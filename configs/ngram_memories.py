@@ -104,7 +104,11 @@ TOKEN_METHODS = ('gemma3n_ple', 'stem', 'deep_embed')
 STEM_FEED_FORWARD = 296  # its rows are as wide
 WIDE = {'quickstart': 968, 'wikitext2': 968, 'text8': 626}
 SMALL = [f'{text}_{method}' for text in TEXTS for method in (*METHODS, *OTHER_METHODS)]
-QUICKSTART = [f'quickstart_{method}' for method in ('blt', *TOKEN_METHODS)]
+OTHER_MEMORIES = {  # without tables
+  'copies': ('copy_memory', {}),
+  'token_shift': ('token_shift', {}),
+}
+QUICKSTART = [f'quickstart_{method}' for method in ('blt', *TOKEN_METHODS, *OTHER_MEMORIES)]
 VARIANTS = (*PUBLISHED, *SMALL, *QUICKSTART)
 
 
@@ -121,6 +125,9 @@ def get_config(variant: str = 'quickstart_engram') -> ConfigDict:
     c.model.feed_forward_width = WIDE[text]
   elif method == 'ngrammer':
     c.model.ngram = _ngrammer(text)
+  elif method in OTHER_MEMORIES:
+    name, values = OTHER_MEMORIES[method]
+    c.model[name] = config.block(f'model.{name}', **values)
   elif method != 'plain':
     c.model.ngram_memories = (_small_memory(text, method),)
   if method == 'stem':

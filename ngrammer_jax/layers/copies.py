@@ -15,6 +15,7 @@ Q = L - 1 + T tokens that the matches of a segment read, K distances at a time.
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.state import State
 
 COMPARED = 2**14  # entries of a row that are compared at a time
-SHORT = 256  # tokens of a segment up to which the comparison is faster (see docs/speed.md)
+SHORT = 128  # tokens of a segment up to which the comparison is faster (see docs/speed.md)
 
 
 class Matches(NamedTuple):
@@ -186,49 +187,115 @@ class CopySearch:
     tokens, q <= p, follow from the ranks of p tokens at a token and q tokens before it. A document
     number is part of each token, so no n-gram across the start of a document occurs twice.
     """
-    T = classes_BxS.shape[1] - self.slots
-    zeros_BxT = jnp.zeros((len(classes_BxS), T), jnp.int32)
+    B, S = classes_BxS.shape
+    T = S - self.slots
+    # Documents are in order: their number in the row is that of the starts before.
+    is_start_BxS = documents_BxS != _later(documents_BxS, 1, document_masks.NONE)
+    document_BxS = jnp.cumsum(is_start_BxS, axis=1, dtype=jnp.int32)
+    steps, levels = self._stages()
+    longest = max([1, *steps])
+
+    def lengthen(carry, stage):
+      ranks_BxS, matches = carry
+      step, level = stage
+      padded = jnp.pad(ranks_BxS, ((0, 0), (longest, 0)))
+      before_BxS = jax.lax.dynamic_slice_in_dim(padded, longest - step, S, axis=1)
+      ranks_BxS, found = self._rank(ranks_BxS, before_BxS, S)
+      return (ranks_BxS, _with_found(matches, found, level)), None
+
+    zeros_BxT = jnp.zeros((B, T), jnp.int32)
     matches = Matches(zeros_BxT - 1, zeros_BxT, zeros_BxT)
-    ranks_BxS, found = self._rank(documents_BxS, classes_BxS)
+    ranks_BxS, found = self._rank(document_BxS, classes_BxS, None)
+    matches = _with_found(matches, found, self.lengths.index(1) if 1 in self.lengths else -1)
+    stages = jnp.array(steps, jnp.int32), jnp.array(levels, jnp.int32)
+    (_, matches), _ = jax.lax.scan(lengthen, (ranks_BxS, matches), stages)
+    return matches
+
+  def _stages(self) -> tuple[list[int], list[int]]:
+    """Returns how n-grams of one token become those of all lengths, stage by stage.
+
+    The first list has the tokens that a stage adds, at most as many as there are; the second the
+    number of the length in Λ that it reaches, -1 for a length that is not in Λ.
+    """
+    steps = []
+    levels = []
     length = 1
     for level, n in enumerate(self.lengths):
       while length < n:
         step = min(length, n - length)
-        before_BxS = _later(ranks_BxS, step, -1)
-        ranks_BxS, found = self._rank(ranks_BxS, before_BxS)
         length += step
-      distance_BxT, count_BxT = (array_BxS[:, -T:] for array_BxS in found)
-      has_match_BxT = count_BxT > 0
-      matches = Matches(
-        jnp.where(has_match_BxT, level, matches.level_BxT),
-        jnp.where(has_match_BxT, distance_BxT, matches.distance_BxT),
-        jnp.where(has_match_BxT, count_BxT, matches.count_BxT),
-      )
-    return matches
+        steps.append(step)
+        levels.append(level if length == n else -1)
+    return steps, levels
 
   def _rank(
-    self, first_BxS: jax.Array, second_BxS: jax.Array
+    self, first_BxS: jax.Array, second_BxS: jax.Array, largest: int | None
   ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Returns the rank of each pair of numbers, and the distance and count of equal pairs before.
 
-    The distance is to the last one in the window, the count at most C.
+    The ranks are from 1 to S. The distance is to the last equal pair in the window, the count at
+    most C.
+
+    Args:
+      first_BxS: integers from 0 to S.
+      second_BxS: integers of at least 0.
+      largest: the bound of the second ones, if it is known.
     """
-    place_BxS = jnp.broadcast_to(jnp.arange(first_BxS.shape[1], dtype=jnp.int32), first_BxS.shape)
-    pairs = first_BxS, second_BxS, place_BxS
-    first_BxS, second_BxS, place_BxS = jax.lax.sort(pairs, num_keys=2, is_stable=True)
-    is_new_BxS = (first_BxS != jnp.roll(first_BxS, 1, axis=1)) | (
-      second_BxS != jnp.roll(second_BxS, 1, axis=1)
-    )
-    rank_BxS = jnp.cumsum(is_new_BxS.at[:, 0].set(True), axis=1, dtype=jnp.int32)
+    place_BxS = _stable_order(second_BxS, largest)
+    order_BxS = _stable_order(_take(first_BxS, place_BxS), first_BxS.shape[1])
+    place_BxS = _take(place_BxS, order_BxS)
+    is_new_BxS = False
+    for number_BxS in (first_BxS, second_BxS):
+      sorted_BxS = _take(number_BxS, place_BxS)
+      is_new_BxS |= sorted_BxS != _later(sorted_BxS, 1, -1)
+    rank_BxS = jnp.cumsum(is_new_BxS, axis=1, dtype=jnp.int32)
     count_BxS = jnp.zeros_like(rank_BxS)
     for i in range(1, self.counts + 1):
       is_equal_BxS = rank_BxS == _later(rank_BxS, i, 0)
       is_near_BxS = place_BxS - _later(place_BxS, i, 0) <= self.window
       count_BxS += is_equal_BxS & is_near_BxS
     distance_BxS = place_BxS - _later(place_BxS, 1, 0)
-    found = place_BxS, rank_BxS, distance_BxS, count_BxS
-    _, rank_BxS, distance_BxS, count_BxS = jax.lax.sort(found, num_keys=1, is_stable=False)
-    return rank_BxS, (distance_BxS, count_BxS)
+    put_back = functools.partial(_put, place_BxS)
+    return put_back(rank_BxS), (put_back(distance_BxS), put_back(count_BxS))
+
+
+def _with_found(
+  matches: Matches, found: tuple[jax.Array, jax.Array], level: jax.Array | int
+) -> Matches:
+  """Returns matches with those found of a longer length, the last T of S; none for level -1."""
+  T = matches.level_BxT.shape[1]
+  distance_BxT, count_BxT = (array_BxS[:, -T:] for array_BxS in found)
+  is_found_BxT = (count_BxT > 0) & (level >= 0)
+  return Matches(
+    jnp.where(is_found_BxT, level, matches.level_BxT),
+    jnp.where(is_found_BxT, distance_BxT, matches.distance_BxT),
+    jnp.where(is_found_BxT, count_BxT, matches.count_BxT),
+  )
+
+
+def _stable_order(number_BxS: jax.Array, largest: int | None) -> jax.Array:
+  """Returns the places in the order of their numbers, and of the places where these are equal.
+
+  Args:
+    number_BxS: integers of at least 0.
+    largest: their bound. With one, number and place may fit in one integer, which is sorted sooner.
+  """
+  S = number_BxS.shape[1]
+  place_BxS = jnp.broadcast_to(jnp.arange(S, dtype=jnp.int32), number_BxS.shape)
+  if largest is not None and (largest + 1) * S <= 2**31:
+    return jnp.sort(number_BxS * S + place_BxS, axis=1) % S
+  return jax.lax.sort((number_BxS, place_BxS), num_keys=2, is_stable=False)[1]
+
+
+def _take(array_BxS: jax.Array, place_BxS: jax.Array) -> jax.Array:
+  """Returns the entries at these places of each row."""
+  return jnp.take_along_axis(array_BxS, place_BxS, axis=1)
+
+
+def _put(place_BxS: jax.Array, array_BxS: jax.Array) -> jax.Array:
+  """Returns an array with its entries at these places of each row, a permutation."""
+  row_Bx1 = jnp.arange(len(array_BxS))[:, None]
+  return jnp.zeros_like(array_BxS).at[row_Bx1, place_BxS].set(array_BxS, unique_indices=True)
 
 
 def _later(array_BxS: jax.Array, steps: int, fill: int) -> jax.Array:
