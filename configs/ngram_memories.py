@@ -39,14 +39,16 @@ configs/ngrammer_text8.py. METHOD is one of:
   gemma3n_ple    a second embedding of each token, which multiplies after each block
   stem           a row of each token in place of the up projection of the second block
   deep_embed     a row of each token that multiplies the output of its feed-forward
+  copies         the token after the longest earlier match, at the input and before the head
+  token_shift    each token mixed with the three before it, in every block
 
-The last three are quickstart_METHOD only: characters have few rows.
+The last five are quickstart_METHOD only: characters have few rows, and the last two no table.
 
-All but plain have the total parameters of ngrammer within 1 %, counting tables, projections and all
-other parameters trained by gradient, so not centroids: the rows of a head, their width, or the
-feed-forward width are chosen to match. The tables are trained by Adagrad, as in the N-Grammer, with
-a learning rate of their own; those of the last three by Adam, with that of the model. The sizes of
-the small variants are ours.
+All but plain, copies and token_shift have the total parameters of ngrammer within 1 %, counting
+tables, projections and all other parameters trained by gradient, so not centroids: the rows of a
+head, their width, or the feed-forward width are chosen to match. The tables are trained by Adagrad,
+as in the N-Grammer, with a learning rate of their own; those of gemma3n_ple, stem and deep_embed by
+Adam, with that of the model. The sizes of the small variants are ours.
 """
 
 from typing import Any

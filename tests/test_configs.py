@@ -296,6 +296,8 @@ def test_small_ngram_memories_have_equal_parameters():
       assert abs(total('blt', 257) - budget) < 0.01 * budget
       for method in ('gemma3n_ple', 'stem', 'deep_embed'):
         assert abs(total(method) - budget) < 0.01 * budget, method
+      assert total('copies') - total('plain') == 2 + 31 * (1 + 192)
+      assert total('token_shift') - total('plain') == 3 * 2 * 4 * 192
 
 
 def test_small_ngram_memories_have_the_model_of_other_configs():

@@ -126,6 +126,39 @@ MODEL = [
     'model.softmax_bias=False model.adaptive_softmax.cutoffs=()',
     'model.softmax_bias=False is not for model.adaptive_softmax=(defaults), but for None: use True',
   ),
+  (
+    'model.copy_memory.window=9 model.memory.across_documents=True',
+    'model.copy_memory=(window=9) is not for model.memory.across_documents=True, but for None, '
+    'False: use None; a match is in the document, and what follows it is a row of one embedding',
+  ),
+  (
+    'model.copy_memory.window=9 model.adaptive_softmax.cutoffs=(8,) data.vocabulary=words',
+    'model.copy_memory=(window=9) is not for model.adaptive_softmax=(cutoffs=(8,)), but for None: '
+    'use None; a match is in the document, and what follows it is a row of one embedding',
+  ),
+  (
+    'model.recurrent.hidden=8 model.copy_memory.window=9',
+    'model.copy_memory: only for Transformers, not model.recurrent; use model.copy_memory=None',
+  ),
+  (
+    'model.copy_memory.lengths=(2,1)',
+    'model.copy_memory.lengths=(2, 1) must rise: use (1, 2)',
+  ),
+  ('model.copy_memory.window=0', 'model.copy_memory.window=0 must be from 1 to 1048576'),
+  (
+    'model.copy_memory.key=bytes',
+    "model.copy_memory.key='bytes' is not one of: tokens, compressed",
+  ),
+  (
+    "model.token_shift.points=('before_attention','before_attention')",
+    "model.token_shift.points=('before_attention', 'before_attention') has a place twice: use it "
+    'once',
+  ),
+  (
+    'model.feed_forward_width=0 model.token_shift.tokens=3',
+    "model.token_shift.points has 'before_feed_forward', but model.feed_forward_width=0: use "
+    "model.token_shift.points=('before_attention',)",
+  ),
   ('model.norm_epsilon=0.0', 'model.norm_epsilon=0.0 must be above 0'),
   (
     'model.activation=swish',
