@@ -35,20 +35,23 @@ configs/ngrammer_text8.py. METHOD is one of:
   engram         2- and 3-grams of compressed tokens, gated, in the second block
   latent_engram  2-grams of cluster ids of the second block's input, with Engram's hash and gate
   bigram_hash    2-grams of tokens with random signs, added in every block from one table
+  ngram_values   2- and 3-grams of tokens, projected and added to the values of two blocks
   blt            3- to 8-grams of bytes, added to the byte embedding; only quickstart_blt
   gemma3n_ple    a second embedding of each token, which multiplies after each block
   stem           a row of each token in place of the up projection of the second block
   deep_embed     a row of each token that multiplies the output of its feed-forward
+  value_embeddings  a row of each token in the values of the first and the last block, one table
+  nanochat_values   the same in the last block, with another start and another gate
   copies         the token after the longest earlier match, at the input and before the head
   token_shift    each token mixed with the three before it, in every block
 
-The last five are quickstart_METHOD only: characters have few rows, and the last two no table.
+The last seven are quickstart_METHOD only: characters have few rows, and the last two no table.
 
 All but plain, copies and token_shift have the total parameters of ngrammer within 1 %, counting
 tables, projections and all other parameters trained by gradient, so not centroids: the rows of a
 head, their width, or the feed-forward width are chosen to match. The tables are trained by Adagrad,
-as in the N-Grammer, with a learning rate of their own; those of gemma3n_ple, stem and deep_embed by
-Adam, with that of the model. The sizes of the small variants are ours.
+as in the N-Grammer, with a learning rate of their own; those with a row of each token by Adam, with
+the factor of their preset for the learning rate. The sizes of the small variants are ours.
 """
 
 from typing import Any
@@ -70,7 +73,7 @@ PUBLISHED = {
 }
 TEXTS = ('quickstart', 'text8', 'wikitext2')
 METHODS = ('plain', 'wide', 'ngrammer', 'over_encoding', 'engram', 'latent_engram')  # of the study
-OTHER_METHODS = ('bigram_hash',)
+OTHER_METHODS = ('bigram_hash', 'ngram_values')
 OURS = dict(boundary='starts', fill_id=0, deviation=0.02)
 SMALL_MEMORIES = {
   'over_encoding': dict(preset='over_encoding', heads=2, width=16, amplification='norm'),
@@ -82,6 +85,9 @@ SMALL_MEMORIES = {
   'gemma3n_ple': dict(preset='gemma3n_ple', layers=(0, 1, 2), width=56),
   'stem': dict(preset='stem', layers=(1,)),
   'deep_embed': dict(preset='deep_embed', layers=(1,)),
+  'value_embeddings': dict(preset='value_embeddings'),
+  'nanochat_values': dict(preset='nanochat_values', layers=(2,), every_block=False),
+  'ngram_values': dict(preset='ngram_values', layers=(0, 2), width=8, boundary='starts'),
   'blt': dict(preset='blt', width=192),
 }
 # Base rows of a head and width of the feed-forward that match the N-Grammer's parameters.
@@ -90,19 +96,21 @@ ROWS = {
   'engram': {'quickstart': 11_870, 'wikitext2': 11_870, 'text8': 2660},
   'latent_engram': {'quickstart': 15_930, 'wikitext2': 15_930, 'text8': 3660},
   'bigram_hash': {'quickstart': 4098, 'wikitext2': 4098, 'text8': 1026},
+  'ngram_values': {'quickstart': 48_412, 'wikitext2': 48_412, 'text8': 11_548},
   'blt': {'quickstart': 1326},
 }
-# The best of 0.03, 0.1 and 0.3 on enwik8 (docs/results.md has others too). Not tried for blt and
-# bigram_hash.
+# The best of 0.03, 0.1 and 0.3 on enwik8 (docs/results.md has others too). Not tried for blt,
+# bigram_hash and ngram_values.
 TABLE_LEARNING_RATES = {
   'ngrammer': 0.03,
   'over_encoding': 0.3,
   'engram': 0.3,
   'latent_engram': 0.3,
   'bigram_hash': 0.3,
+  'ngram_values': 0.3,
   'blt': 0.03,
 }
-TOKEN_METHODS = ('gemma3n_ple', 'stem', 'deep_embed')
+TOKEN_METHODS = ('gemma3n_ple', 'stem', 'deep_embed', 'value_embeddings', 'nanochat_values')
 STEM_FEED_FORWARD = 296  # its rows are as wide
 WIDE = {'quickstart': 968, 'wikitext2': 968, 'text8': 626}
 SMALL = [f'{text}_{method}' for text in TEXTS for method in (*METHODS, *OTHER_METHODS)]

@@ -290,11 +290,14 @@ def test_small_ngram_memories_have_equal_parameters():
     )[0]
     budget = total('ngrammer')
     assert budget > 1.1 * total('plain')
-    for method in ('wide', 'over_encoding', 'engram', 'latent_engram'):
+    for method in ('wide', 'over_encoding', 'engram', 'latent_engram', 'ngram_values'):
       assert abs(total(method) - budget) < 0.01 * budget, (text, method)
     if text == 'quickstart':
       assert abs(total('blt', 257) - budget) < 0.01 * budget
-      for method in ('gemma3n_ple', 'stem', 'deep_embed'):
+      for method in (
+        *('gemma3n_ple', 'stem', 'deep_embed'),
+        *('value_embeddings', 'nanochat_values'),
+      ):
         assert abs(total(method) - budget) < 0.01 * budget, method
       assert total('copies') - total('plain') == 2 + 31 * (1 + 192)
       assert total('token_shift') - total('plain') == 3 * 2 * 4 * 192

@@ -1,13 +1,17 @@
 """Rows in the values of attention equal the official codes, and loops written from the formulas."""
 
+import dataclasses
 import functools
 import json
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.config.ngram.memory import VALUE_JOINS as JOINS
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.layers.attention import position
@@ -16,7 +20,7 @@ from ngrammer_jax.layers.attention.projection import Projections
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.layers.ngram.value_join import ValueGate, ValueJoin
-from tests.checks import assert_close, full, random_variables, reference_files
+from tests.checks import assert_close, full, random_variables, reference_files, rest_is_full
 
 FLOAT64 = jnp.dtype('float64')
 TOLERANCE = 1e-12
@@ -83,10 +87,11 @@ def attend(f, c, options, params, x, rope_base, norm_scale):
   return y, projected.values_BxTxCxH
 
 
+QUICK = ('vp_ve_nanochat_gqa',)
 WEIGHTS = ('c_q', 'c_k', 'c_v', 'c_proj')
 
 
-@pytest.mark.parametrize('name', sorted(reference_files('vp_ve_nanochat*')))
+@pytest.mark.parametrize('name', rest_is_full(sorted(reference_files('vp_ve_nanochat*')), QUICK))
 def test_equals_attention_of_nanochat(name, reference, x64):
   f = reference(name)
   c = json.loads(str(f['config']))
@@ -237,3 +242,49 @@ def test_equals_a_slow_loop(name, x64):
   variables = random_variables(join, v, x, e, dtype='float64')
   p = jax.tree.map(np.asarray, variables['params'])
   assert_close(jax.jit(join.apply)(variables, v, x, e), slow(o, x, v, e, p, 3), TOLERANCE)
+
+
+def test_a_neutral_memory_returns_the_values_and_learns():
+  """Either the rows are 0, or their weight: then the other one has a gradient."""
+  v, x = np.random.default_rng(0).normal(size=(2, 1, 5, 6)).astype('float32')
+  context = Context(tokens_BxT=jnp.arange(5)[None], inputs_BxPxD=x)
+
+  def run(join):
+    options = NGramMemoryConfig(**TOKEN_ROWS | {'join': join}, width=6, start='neutral')
+    layer = NGramMemory(options, 9, 6, key_heads=2)
+    params = nn.unbox(layer.init(jax.random.key(0), v, context)['params'])
+    loss = lambda params: layer.apply({'params': params}, v, context)[0].sum()
+    return layer.apply({'params': params}, v, context)[0], jax.grad(loss)(params), params
+
+  for join, (y, gradient, params) in jax.jit(lambda: {j: run(j) for j in JOINS})().items():
+    np.testing.assert_array_equal(y, v)
+    assert np.any(params['table']) == (join == 'interpolation')
+    learns = gradient['values']['mix'] if join == 'interpolation' else gradient['table'][:5]
+    assert np.all(learns != 0), join
+
+
+def test_blocks_and_width_follow_from_the_model():
+  for preset, layers, blocks in (
+    ('value_embeddings', 5, (0, 2, 4)),
+    ('nanochat_values', 4, (1, 3)),
+    ('nanochat_values', 1, (0,)),
+  ):
+    memory = NGramMemoryConfig.from_preset(preset)
+    model = ModelConfig(layers=layers, width=48, heads=6, key_value_heads=2)
+    assert [place.block for place in memory.places(layers)] == [*blocks]
+    assert memory.resolved(model).layers == blocks
+    assert memory.resolved(model).width == 2 * 8
+    assert dataclasses.replace(memory, one_head=True).resolved(model).width == 8
+
+
+@pytest.mark.full
+def test_a_uniform_table_has_the_deviation_of_the_projection():
+  """That of the model width, as published, also where the rows are narrower."""
+  options = NGramMemoryConfig(
+    **TOKEN_ROWS, width=8, table_initial='uniform', deviation=None, gate_channels=2
+  )
+  layer = NGramMemory(options, 50, 8, key_heads=2, model_width=32)
+  v, x = np.zeros((1, 1, 8), 'float32'), np.zeros((1, 1, 32), 'float32')
+  context = Context(tokens_BxT=jnp.zeros((1, 1), jnp.int32), inputs_BxPxD=x)
+  table = nn.unbox(layer.init(jax.random.key(0), v, context))['params']['table']
+  assert 0.9 * 3**0.5 < 32**0.5 * np.abs(table).max() <= 3**0.5
