@@ -13,27 +13,9 @@ from ngrammer_jax.layers.context import Context, EmbeddingLookup
 from ngrammer_jax.layers.copies import CopySearch
 from ngrammer_jax.layers.copy_memory import CopyMemory
 from tests.checks import REFERENCE, assert_close
+from tests.slow_copies import slow_copies
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-
-def slow_copies(search, ids, classes, documents):
-  """The token after the longest match of each token, and its bucket."""
-  after, buckets = np.full(len(ids), -1), np.zeros(len(ids), int)
-  for t in range(len(ids)):
-    start = np.flatnonzero(documents == documents[t])[0]
-    for level in reversed(range(len(search.lengths))):
-      n = search.lengths[level]
-      if t - n + 1 < start:
-        continue
-      ends = range(max(start + n - 1, t - search.window), t)
-      last = classes[t - n + 1 : t + 1]
-      matches = [j for j in ends if (classes[j - n + 1 : j + 1] == last).all()]
-      if matches:
-        after[t] = ids[matches[-1] + 1]
-        buckets[t] = search.counts * level + min(len(matches), search.counts)
-        break
-  return after, buckets
 
 
 def found(search, ids, classes_V, documents, lengths):
