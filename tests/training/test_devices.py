@@ -217,6 +217,13 @@ SWITCHES = {
     ),
     scan_layers=True,
   ),
+  'scanned blocks with copies and token shifts': dataclasses.replace(
+    CONFIG,
+    ngram=None,
+    copy_memory=model_config.CopyMemoryConfig(window=6, lengths=(1, 2, 3)),
+    token_shift=model_config.TokenShiftConfig(),
+    scan_layers=True,
+  ),
   'rows clustered once, norms after the residual': dataclasses.replace(
     CONFIG, ngram=dataclasses.replace(NGRAM, initial='data', prenormalize=True), norm='post_skip'
   ),
