@@ -50,6 +50,7 @@ def codebook_on(mesh):
   codebook = {
     'ngrammer': {'quantizer': {'centroids': other}},
     'ngram_memory_0': empty_arrays(3) | {'usage': other},
+    'copy_memory': {'token_classes': np.arange(VOCABULARY.size, dtype=np.int32)},
     'layer_1': {'ngram_memory_2': empty_arrays(4), 'ngram_memory_3': empty_arrays(3)},
     'layer_4': {'ngram_memory_2': empty_arrays(4)},
   }
@@ -88,6 +89,7 @@ def test_classes_and_multipliers_are_those_of_the_vocabulary_and_of_the_layer():
     assert words_to_int(arrays['multipliers']) == multipliers
   for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
     assert new.sharding == old.sharding and new.shape == old.shape
+  assert after['copy_memory']['token_classes'].tolist() == CLASSES
   assert after['ngrammer'] == before['ngrammer']
   assert after['ngram_memory_0']['usage'] is before['ngram_memory_0']['usage']
 
