@@ -159,7 +159,8 @@ def test_ids_outside_of_the_vocabulary(memory, message):
 def test_presets_are_valid_memories():
   speedrun = {'bigram_hash', 'ngram_hash'}
   others = {'engram', 'engram_v41', 'ple', 'over_encoding', 'longcat', 'blt'}
-  assert set(PRESETS) == {*speedrun, *others, 'gemma3n_ple', 'stem', 'deep_embed'}
+  values = {'value_embeddings', 'nanochat_values', 'ngram_values'}
+  assert set(PRESETS) == {*speedrun, *others, *values, 'gemma3n_ple', 'stem', 'deep_embed'}
   for name in PRESETS:
     memory = NGramMemoryConfig.from_preset(name)
     memory = dataclasses.replace(memory, eos_id=2 if memory.boundary == 'eos_id' else None)

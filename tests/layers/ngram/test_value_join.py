@@ -288,3 +288,33 @@ def test_a_uniform_table_has_the_deviation_of_the_projection():
   context = Context(tokens_BxT=jnp.zeros((1, 1), jnp.int32), inputs_BxPxD=x)
   table = nn.unbox(layer.init(jax.random.key(0), v, context))['params']['table']
   assert 0.9 * 3**0.5 < 32**0.5 * np.abs(table).max() <= 3**0.5
+
+
+def test_values_that_are_projected_again_have_their_rows():
+  """The last tokens of a segment with padding, before the next one; those before the stream."""
+  options = NGramMemoryConfig(
+    **TOKEN_ROWS | dict(orders=(1, 2), heads=1, hash='polynomial', row_rule='exact'),
+    **dict(rows=(9,), width=3, gate_channels=2),
+  )
+  layer = NGramMemory(options, 9, 6, key_heads=2)
+  rng = np.random.default_rng(0)
+  v, x = rng.normal(size=(2, 1, 7, 6)).astype('float32')
+  tokens = rng.integers(0, 9, (1, 7), np.int32)
+  context = Context(tokens_BxT=tokens, inputs_BxPxD=x)
+  variables = random_variables(layer, v, context)
+  apply = jax.jit(layer.apply)
+  expected, _ = apply(variables, v, context)
+
+  state = layer.empty_state(1, slots=3)
+  places = np.array([0, 0, 0, 0, 1, 2, 3, 0])  # three before the stream, four tokens, padding
+  padded = Context(
+    tokens_BxT=tokens[:, places[3:]],
+    inputs_BxPxD=x[:, places],
+    valid_BxT=jnp.array([[1, 1, 1, 1, 0]]),
+  )
+  y, state = apply(variables, v[:, places], padded, state)
+  assert_close(y[:, :3], v[:, [0, 0, 0]], 1e-6)
+  assert_close(y[:, 3:7], expected[:, :4], 1e-6)
+  second = Context(tokens_BxT=tokens[:, 4:], inputs_BxPxD=x[:, 1:])
+  y, _ = apply(variables, v[:, 1:], second, state)
+  assert_close(y, expected[:, 1:], 1e-6)
