@@ -38,8 +38,13 @@ class CopyMemoryConfig:
     return Place('input'), Place('before_head')
 
   def check(self, model: Any) -> None:
-    """Raises BadInput for lengths that do not rise."""
+    """Raises BadInput for lengths that do not rise, or a memory that would not learn."""
     del model
     rising = tuple(sorted(set(self.lengths)))
     if rising != self.lengths:
       raise errors.BadInput(f'model.copy_memory.lengths={self.lengths} must rise: use {rising}')
+    if self.input_gate == self.head_gate == 0:
+      raise errors.BadInput(
+        'model.copy_memory.input_gate=0 and model.copy_memory.head_gate=0 would learn nothing, '
+        'because the vectors that they multiply start at 0: use another value for one of them'
+      )

@@ -332,14 +332,15 @@ class ModelConfig:
     for index, memory in enumerate(self.ngram_memories):
       if memory.point != 'feed_forward':
         continue
-      again = changed.intersection(memory.layers)
+      blocks = {place.block for place in memory.places(self.layers)}
+      again = changed & blocks
       if memory.join == 'replace' and again:
         path = f'model.ngram_memories.{index}'
         raise errors.BadInput(
           f'{path}.join="replace" replaces what an earlier memory changes in block {min(again)}: '
           f'use it as the first memory, or {path}.join="sum"'
         )
-      changed.update(memory.layers)
+      changed |= blocks
 
   def _memories_with(self, name: str, value: str) -> list[str]:
     """Returns the key `name` of each n-gram memory in which it has a value."""

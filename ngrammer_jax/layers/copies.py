@@ -26,7 +26,7 @@ from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.state import State
 
 COMPARED = 2**14  # entries of a row that are compared at a time
-SHORT = 128  # tokens of a segment up to which the comparison is faster (see docs/speed.md)
+SHORT = 128  # tokens of a segment up to which the comparison is faster (see docs/ngram_memories.md)
 
 
 class Matches(NamedTuple):

@@ -72,12 +72,14 @@ def factors(model: ModelConfig, optimizer: OptimizerConfig, params: Any) -> Widt
 
 def _has_growing_inputs(names: tuple[str | None, ...]) -> bool:
   """Whether a parameter with these axes is a matrix whose inputs, its first axes, grow."""
+  if names == ('heads', 'kv', None):  # maps between the features of one head
+    return False
   axes = [name for name in names if name not in _STACKS]
   if axes[:2] == ['heads', 'kv']:  # the features of all heads are one axis
     del axes[1]
   elif axes[:1] == ['heads']:  # something of each head
     return False
-  return len(axes) > 1 and axes[0] in _GROWING and axes[-1] is not None
+  return len(axes) > 1 and axes[0] in _GROWING
 
 
 def scale_initial(model: ModelConfig, factors: WidthFactors, params: Any) -> Any:

@@ -144,6 +144,16 @@ MODEL = [
     'model.copy_memory.lengths=(2,1)',
     'model.copy_memory.lengths=(2, 1) must rise: use (1, 2)',
   ),
+  (
+    'model.copy_memory.input_gate=0 model.copy_memory.head_gate=0',
+    'model.copy_memory.input_gate=0 and model.copy_memory.head_gate=0 would learn nothing, because '
+    'the vectors that they multiply start at 0: use another value for one of them',
+  ),
+  (
+    'MEMORY.preset=bigram_hash MEMORY.factor=0 MEMORY.width=256',
+    'MEMORY.factor=0 would learn nothing, because what it multiplies starts at 0 too: use another '
+    'factor, or MEMORY.deviation=0.02',
+  ),
   ('model.copy_memory.window=0', 'model.copy_memory.window=0 must be from 1 to 1048576'),
   (
     'model.copy_memory.key=bytes',
@@ -923,6 +933,12 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.layers=(1,) MEMORY.embedding_part=True',
     "MEMORY.embedding_part=True is not for MEMORY.join='gate', but for product: use False",
+  ),
+  (
+    'MEMORY.preset=stem MEMORY.join=sum MEMORY.layers=() MEMORY.every_block=True MEMORY.table=up '
+    'model.ngram_memories.1.preset=stem model.ngram_memories.1.layers=(1,)',
+    'model.ngram_memories.1.join="replace" replaces what an earlier memory changes in block 1: '
+    'use it as the first memory, or model.ngram_memories.1.join="sum"',
   ),
   (
     'MEMORY.preset=stem MEMORY.layers=(1,) model.ngram_memories.1.preset=stem '

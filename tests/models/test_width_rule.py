@@ -39,12 +39,21 @@ MODEL = model_config.ModelConfig(
   persistent=persistent_config.PersistentConfig(vectors=3),
   ngram=model_config.NGramConfig(clusters=4, vocabulary_size=9, dim=2, layer='input'),
   ngram_memories=(
-    NGramMemoryConfig(layers=(0,), join='gate', rows=(11,), heads=2, width=4, key='token'),
+    NGramMemoryConfig(layers=(0,), join='gate', rows=(11,), heads=2, width=4),
+    NGramMemoryConfig(
+      layers=(0,),
+      join='product',
+      rows=(11,),
+      heads=2,
+      width=4,
+      embedding_part=True,
+    ),
   ),
 )
 GROWING_INPUTS = (
   *(f'layer_0/attention/{name}/kernel' for name in ('query', 'key', 'value', 'out')),
   *(f'layer_0/feed_forward/{name}/kernel' for name in ('gate', 'in', 'out')),
+  *(f'layer_0/ngram_memory_1/product/{name}/kernel' for name in ('gate', 'embedding')),
 )
 
 

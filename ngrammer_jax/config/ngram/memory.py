@@ -497,6 +497,7 @@ class NGramMemoryConfig:
       path: dotted path of this block, such as model.ngram_memories.0.
     """
     self._check_places(path)
+    self._check_learns(path)
     if self.point == 'values':
       self._check_values(model, path)
     D = model.width_at(self.point)
@@ -560,6 +561,14 @@ class NGramMemoryConfig:
       raise errors.BadInput(
         f'{path}.gate_row_channels={self.gate_row_channels} is more than the {width} values of the '
         f'rows of a token: use {width}'
+      )
+
+  def _check_learns(self, path: str) -> None:
+    """Raises BadInput for rows and a factor that are both 0: each has no gradient then."""
+    if self.factor == 0 and (self.starts_with_equal_rows or self.start == 'neutral'):
+      raise errors.BadInput(
+        f'{path}.factor=0 would learn nothing, because what it multiplies starts at 0 too: use '
+        f'another factor, or {path}.deviation=0.02'
       )
     if self.join == 'interpolation' and self.start == 'neutral' and self.starts_with_equal_rows:
       raise errors.BadInput(
