@@ -267,7 +267,8 @@ def test_print_config_prints_every_key_with_its_comment_and_stops(folder, capsys
   assert split['seed=9'] == 'random seed'
   assert split['model.ngram.dim=4'] == 'width of an n-gram vector'
   assert split["optimizer.algorithm='adam'"].endswith(' (adam, adamw, lamb, adagrad, muon)')
-  assert split['optimizer.weight_decay=0.0'].endswith('; only for algorithm adam, adamw, lamb, muon')
+  decaying = '; only for algorithm adam, adamw, lamb, muon'
+  assert split['optimizer.weight_decay=0.0'].endswith(decaying)
 
 
 def test_print_config_refuses_what_training_refuses_and_shows_it(folder, capsys):
