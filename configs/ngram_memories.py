@@ -36,6 +36,7 @@ configs/ngrammer_text8.py. METHOD is one of:
   latent_engram  2-grams of cluster ids of the second block's input, with Engram's hash and gate
   bigram_hash    2-grams of tokens with random signs, added in every block from one table
   ngram_values   2- and 3-grams of tokens, projected and added to the values of two blocks
+  product_keys   Memory+ in place of the feed-forward of the second block: no n-grams
   blt            3- to 8-grams of bytes, added to the byte embedding; only quickstart_blt
   gemma3n_ple    a second embedding of each token, which multiplies after each block
   stem           a row of each token in place of the up projection of the second block
@@ -73,7 +74,7 @@ PUBLISHED = {
 }
 TEXTS = ('quickstart', 'text8', 'wikitext2')
 METHODS = ('plain', 'wide', 'ngrammer', 'over_encoding', 'engram', 'latent_engram')  # of the study
-OTHER_METHODS = ('bigram_hash', 'ngram_values')
+OTHER_METHODS = ('bigram_hash', 'ngram_values', 'product_keys')
 OURS = dict(boundary='starts', fill_id=0, deviation=0.02)
 SMALL_MEMORIES = {
   'over_encoding': dict(preset='over_encoding', heads=2, width=16, amplification='norm'),
@@ -111,6 +112,7 @@ TABLE_LEARNING_RATES = {
   'blt': 0.03,
 }
 TOKEN_METHODS = ('gemma3n_ple', 'stem', 'deep_embed', 'value_embeddings', 'nanochat_values')
+SUB_KEYS = {'quickstart': 70, 'wikitext2': 70, 'text8': 43}  # of product keys, to match
 STEM_FEED_FORWARD = 296  # its rows are as wide
 WIDE = {'quickstart': 968, 'wikitext2': 968, 'text8': 626}
 SMALL = [f'{text}_{method}' for text in TEXTS for method in (*METHODS, *OTHER_METHODS)]
@@ -138,6 +140,8 @@ def get_config(variant: str = 'quickstart_engram') -> ConfigDict:
   elif method in OTHER_MEMORIES:
     name, values = OTHER_MEMORIES[method]
     c.model[name] = config.block(f'model.{name}', **values)
+  elif method == 'product_keys':
+    c.model.product_memory = _product_memory(text)
   elif method != 'plain':
     c.model.ngram_memories = (_small_memory(text, method),)
   if method == 'stem':
@@ -222,6 +226,19 @@ def _ngrammer(text: str) -> ConfigDict:
   if text == 'text8':
     return config.block('model.ngram', clusters=64, vocabulary_size=4096, dim=8)
   return config.block('model.ngram', clusters=128, vocabulary_size=16_384, dim=8)
+
+
+def _product_memory(text: str) -> ConfigDict:
+  """Returns product keys in place of the feed-forward of the second block."""
+  return config.block(
+    'model.product_memory',
+    preset='memory_layers',
+    layers=(1,),
+    sub_keys=SUB_KEYS[text],
+    key_width=64,
+    top=16,
+    learning_rate_factor=None,
+  )
 
 
 def _small_memory(text: str, method: str) -> ConfigDict:

@@ -8,6 +8,7 @@ python -m ngrammer_jax.analyze ngrams --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze gates --workdir=DIR [--split=SPLIT] [--text=TEXT]
 python -m ngrammer_jax.analyze retention --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze copies --workdir=DIR [--split=SPLIT]
+python -m ngrammer_jax.analyze product_keys --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze spans --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze attention --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze recl --workdir=DIR [--workdir=DIR ...] [--context_step=100]
@@ -39,6 +40,7 @@ HELP = {
   'gates': 'gates of n-gram memories over a text, as a web page and a figure',
   'retention': 'loss without the n-gram memories, and with exchanged rows, by n-gram frequency',
   'copies': 'how many tokens have a copy of the document, and how often it is right',
+  'product_keys': 'share of the values of product keys that is used, and how evenly',
   'spans': 'attention spans by layer and head, attention on persistent vectors',
   'attention': 'mean attention weight by distance',
   'recl': 'relative effective context length of runs: how many more tokens still lower the loss',

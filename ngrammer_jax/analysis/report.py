@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
-from ngrammer_jax.analysis import attention, clusters, gates, ngrams, report_metrics, spans
+from ngrammer_jax.analysis import (
+  attention,
+  clusters,
+  gates,
+  ngrams,
+  product_keys,
+  report_metrics,
+  spans,
+)
 from ngrammer_jax.config import model as model_config
 
 # The analyses on the page: modules with `analyze`, `elements`, `plot` and FIGURE_SIZE.
@@ -18,6 +26,7 @@ ANALYSES = {
   'clusters': clusters,
   'ngrams': ngrams,
   'gates': gates,
+  'product_keys': product_keys,
   'spans': spans,
   'attention': attention,
 }

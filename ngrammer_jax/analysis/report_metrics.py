@@ -68,12 +68,12 @@ def run_metrics(run: runs.Run, records: Records) -> dict[str, Metric]:
   step = run.restored.step
   records = [record for record in records if record['step'] <= step]
   params = traverse_util.flatten_dict(run.restored.params)
-  tables = sum(leaf.size for path, leaf in params.items() if path[-1] == 'table')
+  tables = sum(leaf.size for path, leaf in params.items() if path[-1].endswith('table'))
   metrics = {
     'step': _count(step),
     'training tokens': _count(step * run.config.training.tokens_per_step),
     'parameters': _count(model_variables.count_elements(run.restored.params)),
-    'of these in n-gram tables': _count(tables),
+    'of these in tables': _count(tables),
   }
   losses = _values(records, 'loss')
   if losses:

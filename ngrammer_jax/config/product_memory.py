@@ -60,6 +60,7 @@ class ProductMemoryConfig:
   value_width: int | None = field(
     None, 'features of a value, projected to the model width; None: those of the model', at_least=1
   )
+  experts: bool = field(False, 'multiply a value by gelu of x times a row of a second table (PEER)')
   swilu: bool = field(False, 'multiply the sum of values by silu(W x), then project it (Memory+)')
   gated: bool = field(False, 'multiply the result by sigmoid(w x)')
   start: str | None = start_field(

@@ -43,7 +43,7 @@ from ngrammer_jax.config.place import BETWEEN_BLOCKS, POINTS, Place
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.copy_memory import VECTORS, CopyMemory, CopySum
 from ngrammer_jax.layers.ngram.memory import NGramMemory
-from ngrammer_jax.layers.product_keys.memory import TABLE, ProductMemory, ProductValues
+from ngrammer_jax.layers.product_keys.memory import TABLES, ProductMemory, ProductTables
 from ngrammer_jax.layers.state import Memory, State
 from ngrammer_jax.layers.token_shift import TokenShift
 from ngrammer_jax.models import precision
@@ -207,9 +207,9 @@ def _shared_tables(
     )
   if config.product_memory is not None:
     make = functools.partial(
-      ProductValues, options=config.product_memory, width=config.width, dtype=dtype
+      ProductTables, options=config.product_memory, width=config.width, dtype=dtype
     )
-    tables[TABLE] = PlacedMemory(product_memory.NAME, Place('input'), make, table=TABLE)
+    tables[TABLES] = PlacedMemory(product_memory.NAME, Place('input'), make, table=TABLES)
   return tuple(tables.values())
 
 
@@ -220,7 +220,7 @@ def _product_memory(
   del vocabulary_size
   make = functools.partial(ProductMemory, options=config.product_memory, dtype=dtype)
   name = product_memory.NAME
-  return PlacedMemory(name, place, make, table=TABLE, alike=name)
+  return PlacedMemory(name, place, make, table=TABLES, alike=name)
 
 
 def _maker(

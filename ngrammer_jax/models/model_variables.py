@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.models import language_model, transformer
+from ngrammer_jax.models import language_model, memories, transformer
 
 
 class ModelVariables(NamedTuple):
@@ -47,8 +47,7 @@ _jitted_init = jax.jit(init, static_argnums=(0, 1, 2))
 def abstract(model: language_model.LanguageModel) -> dict[str, Any]:
   """Returns the shapes of the variables of a model, with their logical axis names."""
   config = model.config
-  has_ngrams = config.ngram is not None or config.ngram_memories
-  if not isinstance(model, transformer.TransformerLM) or has_ngrams:
+  if not isinstance(model, transformer.TransformerLM) or any(memories.make(config).flatten()):
     return _trace(model)
   # Layers without memories have the same parameters, and tracing each of them takes seconds.
   variables = _trace(model.clone(config=dataclasses.replace(config, layers=1)))

@@ -274,7 +274,7 @@ def _size_product_memory(
     by_layer = memory.heads * key_width * (D + 1 + sub_keys) + 3 * D
     if memory.has_projection:
       by_layer += (1 + memory.swilu) * D * E + E
-    return len(memory.layers) * by_layer + sub_keys**2 * E
+    return len(memory.layers) * by_layer + sub_keys**2 * (E + memory.experts * D)
 
   def size_of_half_width(half: int) -> int:
     return size(2 * half, 1)

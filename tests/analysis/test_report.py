@@ -152,7 +152,7 @@ def test_two_runs_side_by_side(pair):
   params = runs.load_run(first).state.params
   count = sum(leaf.size for leaf in jax.tree.leaves(params))
   assert metrics[''] == list(LABELS) and metrics['parameters'] == [f'{count:,}'] * 2
-  assert metrics['of these in n-gram tables'] == [f'{2 * 64 * 4:,}'] * 2
+  assert metrics['of these in tables'] == [f'{2 * 64 * 4:,}'] * 2
   run = runs.load_run(first)
   step = programs.Programs(run.config, run.vocabulary_size, run.mesh)
   assert metrics['FLOPs per token'] == [f'{step.flops.forward():,.0f}'] * 2

@@ -463,6 +463,44 @@ SEGMENT_MEMORY_SPAN_PERSISTENT = [
     'model.memory.length=128 must be at most model.span.limit=64: use 64, or a larger '
     'model.span.limit',
   ),
+  (
+    'model.product_memory.top=32 model.product_memory.sub_keys=5',
+    'model.product_memory.top=32 is more than the 25 values of model.product_memory.sub_keys=5: '
+    'use 25, or more sub-keys',
+  ),
+  (
+    'model.product_memory=nope',
+    "model.product_memory has no preset 'nope'; available: lample2019, memory_layers",
+  ),
+  (
+    'model.product_memory.layers=(1,1)',
+    'model.product_memory.layers=(1, 1) has a block twice: use it once',
+  ),
+  (
+    'model.product_memory.preset=lample2019',
+    'model.product_memory.layers=(4,): 4 must be less than model.layers=4: use 3, or a larger '
+    'model.layers',
+  ),
+  (
+    'model.product_memory.key_width=5',
+    'model.product_memory.key_width=5 must be divisible by 2: use 4',
+  ),
+  (
+    'model.product_memory.start=neutral',
+    "model.product_memory.start='neutral' is not for model.product_memory.point="
+    "'in_place_of_feed_forward', but for beside_feed_forward: use None; in place of the "
+    'feed-forward, it changes the trained model',
+  ),
+  (
+    'model.product_memory.top=4 MEMORY.preset=stem MEMORY.layers=1',
+    'model.product_memory.layers=(1,) replaces the feed-forward of block 1, which has MEMORY: use '
+    'other layers, or model.product_memory.point="beside_feed_forward"',
+  ),
+  (
+    'model.recurrent.hidden=8 model.product_memory.top=9',
+    'model.product_memory: only for Transformers, not model.recurrent; use '
+    'model.product_memory=None',
+  ),
   ('model.persistent.vectors=-1', 'model.persistent.vectors=-1 must be at least 0'),
   (
     'model.persistent.vectors=0 model.persistent.kind=single_head',

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 
 from flax import linen as nn
 import jax
@@ -14,15 +15,17 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.product_keys import memory, weighted_rows
+from ngrammer_jax.training import flops
 from tests import checks
+from tests.layers import programs
 
 D, E, TOKENS = 6, 5, (2, 3)
 SMALL = {'sub_keys': 5, 'heads': 2, 'top': 4, 'key_width': 4}
 CASES = {
-  'plain': {'value_width': None},
+  'plain': {},
   'query norm, gate': {'norm': 'query', 'gated': True, 'value_width': E},
   'both norms, swilu': {'norm': 'query_key', 'swilu': True, 'value_width': E},
-  'more than a half has': {'top': 7, 'value_width': None},
+  'experts, more than a half has': {'top': 7, 'experts': True},
 }
 
 
@@ -34,9 +37,10 @@ def rms(x, scale):
   return x / np.sqrt((x**2).mean() + 1e-6) * scale
 
 
-def read_token(options, params, values, x):
+def read_token(options, params, tables, x):
   """The output for one token, from all n^2 sums."""
   o = options
+  values, inputs = tables
   y = np.zeros(values.shape[1])
   for head in range(o.heads):
     scores = np.zeros((2, o.sub_keys))
@@ -56,7 +60,11 @@ def read_token(options, params, values, x):
     best = sorted(sums, key=sums.get)[-o.top :]
     total = sum(np.exp(sums[row]) for row in best)
     for row in best:
-      y += np.exp(sums[row]) / total * values[row]
+      factor = 1.0
+      if o.experts:
+        p = x @ inputs[row]
+        factor = p * (1 + math.erf(p / math.sqrt(2))) / 2
+      y += np.exp(sums[row]) / total * factor * values[row]
   linear = lambda name, x: x @ params[name]['kernel'] + params[name]['bias']
   if o.swilu:
     s = linear('swilu', x)
@@ -76,17 +84,19 @@ def test_all_sums_of_scores(name, monkeypatch):
   rng = np.random.default_rng(1)
   x = rng.normal(size=(*TOKENS, D))
   values = rng.normal(size=(options.rows, options.value_width or D))
+  inputs = rng.normal(size=(options.rows, D)) if options.experts else None
   with jax.enable_x64():
     layer = memory.ProductMemory(options, jnp.float64)
-    params = layer.init(jax.random.key(0), x, jnp.asarray(values), method='read')['params']
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), nn.unbox(params))
     valid = np.array([[1, 1, 1], [1, 0, 0]])
-    context = Context(valid_BxT=valid, table_rows={memory.TABLE: jnp.asarray(values)})
-    y, state = layer.apply({'params': params}, x, context)
+    tables = memory.Tables(values, inputs)
+    context = Context(valid_BxT=valid, table_rows={memory.TABLES: tables})
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), x, context)['params']
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), nn.unbox(shapes))
+    y, state = programs.apply(layer, {'params': params}, x, context)
   assert state is None
   expected = np.zeros((*TOKENS, D))
   for place in zip(*np.nonzero(valid), strict=True):
-    expected[place] = read_token(options, params, values, x[place])
+    expected[place] = read_token(options, params, (values, inputs), x[place])
   checks.assert_close(y, expected, 1e-12)
 
 
@@ -140,7 +150,8 @@ def test_official_arrays(name):
       lookups = []
       for layer_params in (first, *params[1:]):
         variables = {'params': layer_params}
-        x, recorded = layer.apply(variables, x, values, method='read', mutable='intermediates')
+        tables = memory.Tables(values)
+        x, recorded = layer.apply(variables, x, tables, method='read', mutable='intermediates')
         lookups += recorded['intermediates']['lookup']
       return (x * arrays['cotangent']).sum(), (x, lookups)
 
@@ -159,6 +170,28 @@ def test_official_arrays(name):
   checks.assert_close(gradient[2], gradients['x'], 1e-12)
   expected = official_params(gradients, '', options)
   jax.tree.map(functools.partial(checks.assert_close, tolerance=1e-12), gradient[0], expected)
+
+
+def test_memory_of_the_gradient_does_not_hold_the_rows_of_all_tokens():
+  """16,384 tokens with 128 rows of 2,048 values; products alone count as FLOPs."""
+  options = ProductMemoryConfig(sub_keys=64, heads=4, top=32, key_width=512)
+  layer = memory.ProductMemory(options)
+  D, tokens = 2048, 16_384
+  shape = jax.ShapeDtypeStruct
+  x, values = shape((8, tokens // 8, D), 'float32'), shape((options.rows, D), 'float32')
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  read = functools.partial(layer.apply, method='read')
+  init = functools.partial(layer.init, method='read')
+  variables = nn.unbox(jax.eval_shape(init, key, x, memory.Tables(values)))
+
+  def loss(variables, values, x):
+    return (read(variables, x, memory.Tables(values)) ** 2).sum()
+
+  gradient = jax.jit(jax.grad(loss, (0, 1, 2))).lower(variables, values, x).compile()
+  all_rows = tokens * 4 * 32 * D * 4
+  assert gradient.memory_analysis().temp_size_in_bytes < 0.12 * all_rows
+  counted = flops.matrix_flops(jax.make_jaxpr(read)(variables, x, memory.Tables(values)))
+  assert counted == 2 * tokens * (D * 4 * 512 + 4 * 512 * 64 + 4 * 32 * D)
 
 
 V, WIDE, B = 64, 4, 16

@@ -133,7 +133,7 @@ NGRAM_MEMORIES = {  # the other keys and joins alone, in tests/layers/ngram
 }
 SMALL_KEYS = {'layers': (0,), 'sub_keys': 4, 'heads': 2, 'top': 3, 'key_width': 6}
 PRODUCT_MEMORIES = {
-  'in place': SMALL_KEYS | {'norm': 'query_key', 'swilu': True},
+  'in place': SMALL_KEYS | {'norm': 'query_key', 'swilu': True, 'experts': True},
   'beside': SMALL_KEYS
   | {'point': 'beside_feed_forward', 'norm': 'query', 'gated': True, 'value_width': 5},
 }

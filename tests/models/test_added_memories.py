@@ -69,7 +69,7 @@ MEMORIES = {
   'memory of one length': {'memory': {'same_length': 'memory'}},
   'adaptive spans': {'span': {'ramp': 4}},
   'dynamic spans': {'span': {'kind': 'dynamic', 'limit': 28}},
-  'product keys': {'product_memory': {'heads': 2}},
+  'product keys': {'product_memory': {'heads': 2, 'experts': True}},
   'product keys, projected': {'product_memory': {'preset': 'memory_layers', 'heads': 2}},
   'persistent': {'persistent': {'vectors': 3}},
   'one persistent head': {'persistent': {'vectors': 3, 'kind': 'single_head'}},

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.optimizers import partition, schedule, weight_decay
 from tests.optimizers.table_model import MemoryConfig
 
@@ -45,9 +46,11 @@ def test_a_memory_with_another_optimizer_has_its_own_label():
   params = {f'ngram_memory_{i}': {'table': table()} for i in range(4)}
   params['layer_1'] = {'ngram_memory_2': {'table': table()}}
   names = [('adagrad', None), ('adagrad', 2.0), ('adam', None), ('frozen', None)]
-  memories = [MemoryConfig(*fields) for fields in names]
+  memories = [MemoryConfig(*fields) for fields in names] + [ProductMemoryConfig()]
+  params['product_memory'] = {'table': table()}
   labels = partition.labels(params, memories)
-  own = {name: {'table': name} for name in ('ngram_memory_1', 'ngram_memory_2', 'ngram_memory_3')}
+  numbered = ('ngram_memory_1', 'ngram_memory_2', 'ngram_memory_3')
+  own = {name: {'table': name} for name in (*numbered, 'product_memory')}
   shared = {'ngram_memory_0': {'table': 'ngram_table'}}
   assert labels == shared | own | {'layer_1': {'ngram_memory_2': own['ngram_memory_2']}}
   config, params = experiment.OptimizerConfig(), nn.unbox(params)

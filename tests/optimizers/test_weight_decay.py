@@ -43,7 +43,7 @@ PATHS = {
     adaptive_softmax/(cluster_)?bias           recurrence/bias
     readout/(\w+/bias|score)                  layer/product_memory/(\w+/bias|gate/kernel)""",
   'never': r"""layer/attention/span/span
-    (layer/)?(ngrammer|ngram_memory|ngram_table_\w+|product_memory)/table""",
+    (layer/)?(ngrammer|ngram_memory|ngram_table_\w+|product_memory)/(input_)?table""",
 }
 DECAYING = {
   'matrices': {'matrix'},

@@ -15,6 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import span as span_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.layers.attention import blocks
@@ -43,10 +44,9 @@ def step_of(config):
   """The training step of a config, and the abstract variables of its model."""
   model = language_model.build(config, V)
   variables = model_variables.abstract(model)
-  labels = partition.labels(variables['params'], config.ngram_memories)
-  optimizer = partition.make(
-    experiment.OptimizerConfig(epsilon=1e-3), 10, labels, config.ngram_memories
-  )
+  memories = config.table_memories()
+  labels = partition.labels(variables['params'], memories)
+  optimizer = partition.make(experiment.OptimizerConfig(epsilon=1e-3), 10, labels, memories)
   return train_step.TrainStep(model, optimizer, labels, seed=0), variables
 
 
@@ -222,6 +222,14 @@ SWITCHES = {
     ngram=None,
     copy_memory=model_config.CopyMemoryConfig(window=6, lengths=(1, 2, 3)),
     token_shift=model_config.TokenShiftConfig(),
+    scan_layers=True,
+  ),
+  'product keys in scanned blocks': dataclasses.replace(
+    CONFIG,
+    ngram=None,
+    product_memory=ProductMemoryConfig(
+      layers=(0, 1), sub_keys=8, heads=2, top=4, key_width=8, swilu=True
+    ),
     scan_layers=True,
   ),
   'rows clustered once, norms after the residual': dataclasses.replace(

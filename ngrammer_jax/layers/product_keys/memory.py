@@ -7,16 +7,19 @@ A key is the pair of two sub-keys, so that n sub-keys of each half make n^2 keys
   y = sum over heads and pairs of softmax(s1_i + s2_j) U[i n + j]
 
 The largest sums are among those of the `top` largest scores of each half. The values are one table
-for all layers, and all heads. Then, by options,
+for all layers, and all heads. With `experts` (PEER, He 2024) there is a second table X of the width
+of the model, and row r is a feed-forward of one inner feature: U[r] has the factor gelu(x . X[r]).
+Then, by options,
 
   y <- W_v y + b_v,  or with swilu  y <- W_v (y * silu(W_s x + b_s)) + b_v
   y <- sigmoid(w x + b) y
 
-B batch, T segment length, D model width, H heads, n sub-keys, K pairs of each head, V rows of the
-values, E their width.
+B batch, T segment length, D model width, H heads, n sub-keys, K pairs of each head, J = H K rows of
+a token, V rows of the values, E their width.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from flax import linen as nn
 import jax
@@ -29,7 +32,7 @@ from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.layers.product_keys import weighted_rows
 from ngrammer_jax.layers.state import State
 
-TABLE = f'model.{NAME}'  # key of the values in `context.table_rows`
+TABLES = f'model.{NAME}'  # key of `Tables` in `context.table_rows`
 
 
 def find_pairs(scores_BxTxHx2xn: jax.Array, K: int) -> tuple[jax.Array, jax.Array]:
@@ -53,8 +56,20 @@ def find_pairs(scores_BxTxHx2xn: jax.Array, K: int) -> tuple[jax.Array, jax.Arra
   return scores_BxTxHxK, first_BxTxHxK * n + second_BxTxHxK
 
 
-class ProductValues(nn.Module):
-  """The values that the layers share: a table [n^2, E], sharded like those of n-grams.
+class Tables(NamedTuple):
+  """The tables that the layers share.
+
+  Attributes:
+    values_VxE: U.
+    inputs_VxD: X, of experts. None: there are none.
+  """
+
+  values_VxE: jax.Array
+  inputs_VxD: jax.Array | None = None
+
+
+class ProductTables(nn.Module):
+  """The tables that the layers share, `table` and `input_table`, sharded like those of n-grams.
 
   Attributes:
     options: of the memory.
@@ -73,22 +88,30 @@ class ProductValues(nn.Module):
   @nn.compact
   def __call__(
     self, x_BxTxD: jax.Array, context: Context, state: State | None = None
-  ) -> tuple[jax.Array, None]:
-    """Returns the table, and no state."""
+  ) -> tuple[Tables, None]:
+    """Returns the tables, and no state."""
     del x_BxTxD, context, state
     o = self.options
-    E = o.value_width or self.width
-    stored = nn.unbox(self.get_variable('params', 'table'))
-    if stored is not None and stored.shape == table.packed_shape(o.rows, E):
-      return stored.reshape(o.rows, E), None
-    init = nn.initializers.normal(E**-0.5)
-    if o.start == 'neutral' and not o.has_projection:
+    is_zero = o.start == 'neutral' and not o.has_projection
+    values_VxE = self._table('table', o.value_width or self.width, is_zero)
+    inputs_VxD = None
+    if o.experts:
+      inputs_VxD = self._table('input_table', self.width)
+    return Tables(values_VxE, inputs_VxD), None
+
+  def _table(self, name: str, width: int, is_zero: bool = False) -> jax.Array:
+    """Returns a table parameter [V, width]; in a train state it may be packed (see `table`)."""
+    o = self.options
+    stored = nn.unbox(self.get_variable('params', name))
+    if stored is not None and stored.shape == table.packed_shape(o.rows, width):
+      return stored.reshape(o.rows, width)
+    init = nn.initializers.normal(width**-0.5)
+    if is_zero:
       init = nn.initializers.zeros
     dtype = jnp.dtype(o.table_dtype)
     if o.table_dtype == 'float32':
       dtype = jnp.promote_types(self.dtype, jnp.float32)
-    init = axis_names.with_axis_names(init, table.AXES)
-    return self.param('table', init, (o.rows, E), dtype), None
+    return self.param(name, axis_names.with_axis_names(init, table.AXES), (o.rows, width), dtype)
 
 
 class ProductMemory(nn.Module):
@@ -116,18 +139,18 @@ class ProductMemory(nn.Module):
 
     Args:
       x_BxTxD: the input, after the norm of the sub-layer.
-      context: of the segment, with the values in `table_rows`.
+      context: of the segment, with the tables in `table_rows`.
       state: None.
     """
     del state
-    y_BxTxD = self.read(x_BxTxD, context.table_rows[TABLE])
+    y_BxTxD = self.read(x_BxTxD, context.table_rows[TABLES])
     if context.valid_BxT is not None:
       y_BxTxD = jnp.where(context.valid_BxT[..., None] > 0, y_BxTxD, 0)
     return y_BxTxD, None
 
   @nn.compact
-  def read(self, x_BxTxD: jax.Array, values_VxE: jax.Array) -> jax.Array:
-    """Returns what the memory reads from a table of values, [B, T, D].
+  def read(self, x_BxTxD: jax.Array, tables: Tables) -> jax.Array:
+    """Returns what the memory reads from the tables, [B, T, D].
 
     The intermediate `lookup` has the `rows` and the `weights` of the heads [B, T, H, K].
     """
@@ -137,12 +160,12 @@ class ProductMemory(nn.Module):
     scores_BxTxHxK, rows_BxTxHxK = find_pairs(self._scores(x_BxTxD), o.top)
     weights_BxTxHxK = jax.nn.softmax(scores_BxTxHxK)
     self.sow('intermediates', 'lookup', {'rows': rows_BxTxHxK, 'weights': weights_BxTxHxK})
-    B, T, H, K = rows_BxTxHxK.shape
-    y_BxTxE = weighted_rows.weighted_sums(
-      values_VxE,
-      rows_BxTxHxK.reshape(B, T, H * K),
-      weights_BxTxHxK.reshape(B, T, H * K).astype(self.dtype),
-    )
+    rows_BxTxJ = rows_BxTxHxK.reshape(*x_BxTxD.shape[:2], -1)
+    w_BxTxJ = weights_BxTxHxK.reshape(rows_BxTxJ.shape).astype(self.dtype)
+    if o.experts:
+      p_BxTxJ = weighted_rows.products(tables.inputs_VxD, rows_BxTxJ, x_BxTxD)
+      w_BxTxJ *= jax.nn.gelu(p_BxTxJ, approximate=False)
+    y_BxTxE = weighted_rows.weighted_sums(tables.values_VxE, rows_BxTxJ, w_BxTxJ)
     if o.swilu:
       y_BxTxE *= jax.nn.silu(self._linear('swilu', x_BxTxD, y_BxTxE.shape[-1], ('embed', 'mlp')))
     y_BxTxD = y_BxTxE

@@ -33,7 +33,7 @@ def log(labels: Any, decay_mask: Any, state: train_state.TrainState) -> None:
     sizes.append(f'{model_variables.count_elements(frozen):,} of them frozen, in {dtypes}')
   tables = [leaves for label, leaves in groups.items() if label != 'dense']
   if tables:
-    sizes.append(f'{model_variables.count_elements(tables):,} of them in n-gram tables')
+    sizes.append(f'{model_variables.count_elements(tables):,} of them in tables')
   if state.codebook:
     count = model_variables.count_elements(state.codebook)
     sizes.append(f'{count:,} values without gradient (codebooks, token classes)')

@@ -19,7 +19,6 @@ def test_parameters_that_decay_are_counted(caplog):
     model_summary.log(LABELS, decay_mask, state)
   with_decay, without = caplog.messages
   assert with_decay == (
-    'model: 24 parameters, 6 of them decay, 10 of them frozen, in float64, '
-    '8 of them in n-gram tables'
+    'model: 24 parameters, 6 of them decay, 10 of them frozen, in float64, 8 of them in tables'
   )
   assert with_decay.replace(' 6 of them decay,', '') == without
