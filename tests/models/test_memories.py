@@ -13,6 +13,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.place import Place
+from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import host_tables, language_model, memories, model_variables, transformer
@@ -148,3 +149,14 @@ def test_one_block_in_the_middle_starts_from_uniform_centroids():
   ngram = model_config.NGramConfig(layer='middle', clusters=4)
   config = dataclasses.replace(CONFIG, layers=1, ngram=ngram)
   assert ngram.as_memory(config, ngram.places(1)[0], 99).initial is None
+
+
+@pytest.mark.parametrize('point', ['in_place_of_feed_forward', 'beside_feed_forward'])
+def test_product_keys_in_place_of_the_feed_forward_or_beside_it(point):
+  """A block has a feed-forward only with the second; the values belong to the model."""
+  keys = ProductMemoryConfig(layers=(0,), point=point, sub_keys=3, top=2, key_width=2)
+  config = dataclasses.replace(CONFIG, layers=1, ngram=None, product_memory=keys)
+  params = model_variables.abstract(language_model.build(config, 9))['params']
+  assert ('feed_forward' in params['layer_0']) == (point == 'beside_feed_forward')
+  assert {'product_memory', 'feed_forward_norm'} <= params['layer_0'].keys()
+  assert nn.unbox(params['product_memory'])['table'].shape == (9, config.width)
