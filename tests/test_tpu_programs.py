@@ -93,12 +93,28 @@ print(json.dumps([sorted(layouts), 'f32[8256,32]' in text, copies, sorted(scopes
 """
 
 
+# Prints the collectives of a step with product keys on four times four devices.
+PRODUCT_KEYS = """
+from ngrammer_jax.config.product_memory import ProductMemoryConfig
+mesh = sharding.make_mesh(4, 4, 1, slice_devices('v5e:4x4', 1))
+memory = ProductMemoryConfig(layers=(0,), sub_keys=64, heads=2, key_width=128, swilu=True)
+config = experiment.Config(
+  model=model_config.ModelConfig(**sizes | {'width': 256}, product_memory=memory),
+  training=experiment.TrainingConfig(steps=1, batch_size=16, segment_length=128),
+  mesh=experiment.MeshConfig(data=4, fsdp=4),
+)
+traced, _ = programs.Programs(config, 256, mesh).trace_program('train')
+program = hlo.Program(traced.lower().compile().as_text(), dict(mesh.shape))
+print(json.dumps([(each.kind, each.axes, each.shape) for each in program.collectives()]))
+"""
+
+
 @pytest.fixture(scope='module')
 def printed():
   """What each program printed."""
-  process = test_compile.run('-c', SETUP + CODEBOOK + BLOCKS + TABLE, script=())
+  process = test_compile.run('-c', SETUP + CODEBOOK + BLOCKS + TABLE + PRODUCT_KEYS, script=())
   assert process.returncode == 0, process.stderr
-  return [json.loads(line) for line in process.stdout.splitlines()[-3:]]
+  return [json.loads(line) for line in process.stdout.splitlines()[-4:]]
 
 
 def test_sums_of_clusters_are_no_loop_over_tokens(printed):
@@ -119,3 +135,11 @@ def test_narrow_tables_lie_along_the_lanes(printed):
 def test_parts_of_the_step_have_the_names_that_are_counted(printed):
   """See `PARTS` of launch/compile.py."""
   assert {'scores', 'embed'} <= set(printed[2][3])
+
+
+def test_values_of_product_keys_stay_where_they_are(printed):
+  """Devices exchange what belongs to tokens, and sum the gradients of the same values."""
+  shard = f'f32[{64**2 // 4},256]'
+  moved = [(kind, axes) for kind, axes, shape in printed[3] if shard in shape]
+  assert moved == [('all-reduce', ['data'])]
+  assert not any(f'[{64**2},256]' in shape for _, _, shape in printed[3])

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
   from ngrammer_jax.config.optimizer import TableConfig as TableConfig
   from ngrammer_jax.config.persistent import PersistentConfig as PersistentConfig
   from ngrammer_jax.config.positions import PositionalConfig as PositionalConfig
+  from ngrammer_jax.config.product_memory import ProductMemoryConfig as ProductMemoryConfig
   from ngrammer_jax.config.recurrent import RecurrentConfig as RecurrentConfig
   from ngrammer_jax.config.resume import differences as differences
   from ngrammer_jax.config.resume import with_kept_values as with_kept_values
@@ -61,6 +62,7 @@ _NAMES = {  # the public names of each file
   'optimizer': ('AdamConfig', 'DropConfig', 'MuonConfig', 'OptimizerConfig', 'TableConfig'),
   'persistent': ('PersistentConfig',),
   'positions': ('PositionalConfig',),
+  'product_memory': ('ProductMemoryConfig',),
   'recurrent': ('RecurrentConfig',),
   'resume': ('differences', 'with_kept_values'),
   'segment_memory': ('MemoryConfig',),

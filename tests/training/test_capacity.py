@@ -7,6 +7,7 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, memory_limits
+from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.training import capacity, loop, programs
 from tests.checks import mesh_of
 from tests.loops import each
@@ -117,3 +118,20 @@ def test_a_model_that_does_not_fit_leaves_no_workdir(tiny, tmp_path):
   with pytest.raises(errors.BadInput, match='the largest array is params/layer_0/feed_forward/'):
     loop.train(tiny({'layers': 1, 'feed_forward_width': 10**9}), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.full
+def test_a_step_with_product_keys_does_not_hold_the_rows_of_all_tokens(one_device):
+  """16,384 tokens with 128 rows of 2,048 values: 17 GB, and their gradients."""
+  width, values, tokens = 2048, 256**2, 8 * 2048
+  memory = ProductMemoryConfig(layers=(0,), sub_keys=256, optimizer='row_adagrad')
+  sizes = {'layers': 1, 'width': width, 'heads': 16, 'feed_forward_width': 0, 'kernel': 'blocks'}
+  config = experiment.Config(
+    model=experiment.ModelConfig(**sizes, vocabulary_chunk=64, product_memory=memory),
+    training=experiment.TrainingConfig(batch_size=8, segment_length=2048, segments_per_call=1),
+  )
+  step_programs = programs.Programs(config, 257, mesh_of(1))
+  traced, _ = step_programs.trace_program('train')
+  temporary = traced.lower().compile().memory_analysis().temp_size_in_bytes
+  assert temporary < 0.3 * tokens * 128 * width * 4
+  assert step_programs.abstract.params['product_memory']['table'].shape == (values, width)
