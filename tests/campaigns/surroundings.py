@@ -38,7 +38,9 @@ import sys
 import time
 from typing import Any
 
+from ngrammer_jax.config.copy_memory import CopyMemoryConfig
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.config.span import SpanConfig
 from tests import tiny_run
@@ -54,17 +56,20 @@ NAMES = (
   *('#', '{a}', 'a;b', 'a.b.c', 'x' * 120),
 )
 PROMPTS = 'the union', '1 €', 'é\\n', '🙂 of'
-# An idea for each analysis: clusters, gates and spans.
+# An idea for each analysis: clusters, gates, copies, product keys and spans.
 MODEL = {
   'layers': 1,
   'ngram_memories': (
     NGramMemoryConfig(key='tokens', layers=(0,), orders=(2,), heads=1, rows=(31,), width=4),
   ),
+  'copy_memory': CopyMemoryConfig(window=16),
+  'product_memory': ProductMemoryConfig(layers=(0,), sub_keys=4, heads=2, top=2, key_width=4),
   'memory': MemoryConfig(length=16, same_length='memory_alone'),
   'span': SpanConfig(limit=16, ramp=4),
 }
 ANALYSES = {
-  **dict.fromkeys(('clusters', 'ngrams', 'gates', 'retention', 'spans', 'attention'), ()),
+  **dict.fromkeys(('clusters', 'ngrams', 'gates', 'retention', 'copies', 'product_keys'), ()),
+  **dict.fromkeys(('spans', 'attention'), ()),
   'recl': ('--context_step=16', '--max_context=48'),
 }
 # Commands that take minutes, and the package that each needs.
