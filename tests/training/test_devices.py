@@ -217,6 +217,19 @@ SWITCHES = {
     ),
     scan_layers=True,
   ),
+  'rows in the values of a segment memory': dataclasses.replace(
+    CONFIG,
+    ngram=None,
+    memory=model_config.MemoryConfig(length=24),
+    ngram_memories=(
+      dataclasses.replace(
+        NGramMemoryConfig.from_preset('nanochat_values'), learning_rate_factor=1.0
+      ),
+      dataclasses.replace(
+        NGramMemoryConfig.from_preset('ngram_values'), layers=(0, 1), rows=(64,), width=4
+      ),
+    ),
+  ),
   'scanned blocks with copies and token shifts': dataclasses.replace(
     CONFIG,
     ngram=None,
