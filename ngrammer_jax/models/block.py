@@ -140,28 +140,30 @@ class Block(nn.Module):
     after = self._make_memories('after_attention')
     states = {}
 
-    def add_rows(values_BxPxCxH: jax.Array, inputs_BxPxD: jax.Array) -> jax.Array:
-      B, P, C, H = values_BxPxCxH.shape
-      values_BxPxF = values_BxPxCxH.reshape(B, P, C * H)
-      with_inputs = context.replace(inputs_BxPxD=inputs_BxPxD)
-      values_BxPxF, next_states = _apply_memories(in_values, values_BxPxF, with_inputs, memory)
+    def apply_to_heads(
+      at_point: list[tuple[PlacedMemory, nn.Module]],
+      values_BxPxNxH: jax.Array,
+      of_point: Context,
+    ) -> jax.Array:
+      B, P, N, H = values_BxPxNxH.shape
+      y_BxPxF = values_BxPxNxH.reshape(B, P, N * H)
+      y_BxPxF, next_states = _apply_memories(at_point, y_BxPxF, of_point, memory)
       states.update(next_states)
-      return values_BxPxF.reshape(B, P, C, H)
+      return y_BxPxF.reshape(B, P, N, H)
 
-    def apply_memories(values_BxTxNxH: jax.Array, pair_BxNxT: jax.Array | None) -> jax.Array:
-      B, T, N, H = values_BxTxNxH.shape
-      y_BxTxD = values_BxTxNxH.reshape(B, T, N * H)
-      paired = context.replace(pair_BxNxT=pair_BxNxT)
-      y_BxTxD, next_states = _apply_memories(after, y_BxTxD, paired, memory)
-      states.update(next_states)
-      return y_BxTxD.reshape(B, T, N, H)
+    def apply_in_values(values_BxPxCxH: jax.Array, inputs_BxPxD: jax.Array) -> jax.Array:
+      of_values = context.replace(inputs_BxPxD=inputs_BxPxD)
+      return apply_to_heads(in_values, values_BxPxCxH, of_values)
+
+    def apply_after(values_BxTxNxH: jax.Array, pair_BxNxT: jax.Array | None) -> jax.Array:
+      return apply_to_heads(after, values_BxTxNxH, context.replace(pair_BxNxT=pair_BxNxT))
 
     value_fn = None
     if in_values:
-      value_fn = add_rows
+      value_fn = apply_in_values
     post_attention_fn = None
     if after:
-      post_attention_fn = apply_memories
+      post_attention_fn = apply_after
     return_pairs = any(placed.needs_pairs for placed in self.placed_memories)
     attend = make_attention(self.config, self.dtype, self.score_divisor)
     y_BxTxD, projected = attend(
