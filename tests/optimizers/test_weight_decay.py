@@ -29,7 +29,7 @@ PATHS = {
     ngram_memory/sum/projection                         recurrence/(input|recurrent)_kernel
     readout/\w+/kernel      layer/ngram_memory/product/(gate|embedding|out)/kernel
     layer/product_memory/(query|swilu|value)/kernel     layer/product_memory/sub_keys
-    layer/ngram_memory/values/projection""",
+    layer/ngram_memory/values/projection                layer/token_shift_\w+/convolution/taps""",
   'embedding': r"""
     embedding              softmax_weight                                absolute_position
     distance_embedding     layer/attention/relative/distance_embedding   layer/position
@@ -43,7 +43,8 @@ PATHS = {
     layer/attention/persistent/gate            softmax_bias         layer/ngram_memory/sum/factor
     adaptive_softmax/(cluster_)?bias           recurrence/bias
     readout/(\w+/bias|score)                  layer/product_memory/(\w+/bias|gate/kernel)
-    layer/ngram_memory/values/(mix|gate_weights|gate_bias)""",
+    layer/ngram_memory/values/(mix|gate_weights|gate_bias)
+    copy_memory/bucket_(scale|vector)         copy_memory_(input|before_head)/gate""",
   'never': r"""layer/attention/span/span
     (layer/)?(ngrammer|ngram_memory|ngram_table_\w+|product_memory)/(input_)?table""",
 }

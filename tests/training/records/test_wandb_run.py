@@ -114,7 +114,7 @@ def test_the_package_writes_offline(tmp_path, monkeypatch):
   write(tmp_path, 2, [(4, {'loss': 0.9}), (6, {'loss': 0.8})])
   folders = sorted((tmp_path / 'wandb').glob('offline-run-*'))
   run_id = json.loads((tmp_path / 'wandb.json').read_text())['id']
-  assert len(folders) == 2 and all(folder.name.endswith(run_id) for folder in folders)
+  assert len(folders) == 2 and all(run_id in folder.name for folder in folders)
   for folder in folders:
     content = (folder / f'run-{run_id}.wandb').read_bytes()
     assert b'loss' in content and b'git_commit' in content
