@@ -32,6 +32,7 @@ class Key:
     free_on_resume: whether the value may differ when a run is resumed; also for all keys of a
       section.
     kept_on_resume: whether a resumed run has its stored value where the command has the default.
+    none_means: the value that None stands for; None: it stands for no other value.
     free_on_init: whether the value of a model may differ from that of the run in `init_from`: the
       parameters have the same meaning.
     is_used: False for a key of an earlier version that no longer has an effect.
@@ -56,6 +57,7 @@ class Key:
   types: tuple[Any, ...] = ()
   free_on_resume: bool = False
   kept_on_resume: bool = False
+  none_means: Any = None
   free_on_init: bool = False
   is_used: bool = True
   choices: tuple[str, ...] | None = None

@@ -141,6 +141,7 @@ class OptimizerConfig:
     'what decays: matrices, also embeddings and the head, or all dense weights; None: matrices',
     choices=DECAYING,
     kept_on_resume=True,
+    none_means=DEFAULT_DECAYING,
   )
   clip_norm: float | None = field(1.0, 'maximum dense gradient norm; adagrad: by array', at_least=0)
   adam: AdamConfig | None = field(None, 'decay rates of Adam and LAMB; None: the defaults')
@@ -200,6 +201,11 @@ class OptimizerConfig:
       raise errors.BadInput(
         f'optimizer.train={self.train} is not a list of parts: use "all" alone, or some of '
         f'{", ".join(valid[1:])}'
+      )
+    if self.algorithm == 'muon' and set(self.train) <= {'embedding', 'head'}:
+      raise errors.BadInput(
+        f"optimizer.algorithm='muon' is for the matrices of blocks, and "
+        f"optimizer.train={self.train} has none: use 'adam', or name blocks in optimizer.train"
       )
     if len({rate.part for rate in self.rates}) < len(self.rates):
       raise errors.BadInput('optimizer.rates has a part twice: give each part one factor')

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import presets
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram.memory import OPTIMIZERS
@@ -78,11 +79,7 @@ class ProductMemoryConfig:
   @classmethod
   def from_preset(cls, name: str) -> 'ProductMemoryConfig':
     """Returns the memory with the values of one of PRESETS. Raises BadInput for another name."""
-    if name not in PRESETS:
-      raise errors.BadInput(
-        f'model.product_memory has no preset {name!r}; available: {", ".join(PRESETS)}'
-      )
-    return cls(preset=name, **PRESETS[name])
+    return cls(**presets.find(PRESETS, name, 'model.product_memory'))
 
   @property
   def rows(self) -> int:

@@ -40,8 +40,15 @@ def differences(
       old, new = olds.get(entry), news.get(entry)
       if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
         yield from differences(old, new, f'{entry.path}.', may_differ)
-      elif old != new:
+      elif _meaning(key, old) != _meaning(key, new):
         yield entry, old, new
+
+
+def _meaning(key: fields.Key, value: Any) -> Any:
+  """Returns a value, or what None stands for."""
+  if value is None:
+    return key.none_means
+  return value
 
 
 def with_kept_values(stored: Any, config: Any, path: str = '') -> Any:

@@ -9,14 +9,12 @@ modded-nanogpt speedrun. The gradient of m reaches the embedding through c.
 B batch, T segment length, D model width, V vocabulary.
 """
 
-import functools
-
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config.copy_memory import NAME, CopyMemoryConfig
-from ngrammer_jax.layers import axis_names, copies
+from ngrammer_jax.layers import axis_names, copies, token_classes
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.state import State
 
@@ -91,10 +89,7 @@ class CopyMemory(nn.Module):
     """Returns the class of each id [V]; None if ids are compared."""
     if self.options.key == 'tokens':
       return None
-    # Before training, each token is its own class.
-    init = functools.partial(jnp.arange, self.vocabulary_size, dtype=jnp.int32)
-    init = axis_names.with_axis_names(init, (None,))
-    return self.variable('codebook', 'token_classes', init).value
+    return token_classes.variable(self, self.vocabulary_size)
 
 
 class CopySum(nn.Module):

@@ -17,9 +17,10 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import conversion, memory_blocks
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, FEED_FORWARD_POINTS, NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, NGramMemoryConfig
 from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.persistent import PersistentConfig
+from ngrammer_jax.config.place import INSIDE_FEED_FORWARD
 from ngrammer_jax.config.positions import SEGMENT_POSITIONS
 from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.config.segment_memory import MemoryConfig
@@ -188,7 +189,7 @@ def _size_ngram_memory(
       width = D // memory.heads
     case 'concat':
       width = max(MIN_FEATURES, D // memory.heads // FEATURES)
-    case 'sum' | 'multiply' if memory.point in FEED_FORWARD_POINTS and memory.width is None:
+    case 'sum' | 'multiply' if memory.point in INSIDE_FEED_FORWARD and memory.width is None:
       width = None
     case _ if memory.point == 'values' and not memory.projection:
       width = None

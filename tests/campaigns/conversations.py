@@ -9,10 +9,8 @@ another type somewhere; it must be read, or refused in one sentence that names t
 failure prints its seed. The exit status is 1 if there is any.
 """
 
-import argparse
 import json
 import random
-import sys
 from typing import Any
 
 from ngrammer_jax import errors
@@ -20,6 +18,7 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.formats import ReadOptions, lines
 from ngrammer_jax.data.tokens import document_encoder
 from tests import tokenizer_files
+from tests.campaigns import drawn_inputs
 
 SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 END_OF_TURN = '<|im_end|>'
@@ -130,24 +129,5 @@ def check(seed: int) -> None:
   check_record(random.Random(seed))
 
 
-def main() -> None:
-  """Draws inputs, and prints those that fail."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--inputs', type=int, default=300)
-  parser.add_argument('--seed', type=int, default=0, help='seed of the first input; others follow')
-  options = parser.parse_args()
-  failures = 0
-  for seed in range(options.seed, options.seed + options.inputs):
-    try:
-      check(seed)
-    except Exception as error:  # all failures are listed
-      failures += 1
-      print(f'seed {seed}: {type(error).__name__}: {error}')
-  print(f'{options.inputs} inputs, {failures} failures')
-  sys.exit(bool(failures))
-
-
 if __name__ == '__main__':
-  main()
+  drawn_inputs.run(__doc__, check, inputs=300)

@@ -8,16 +8,15 @@ the text before a stop string with a loop over all tokens. Each failure prints i
 status is 1 if there is any.
 """
 
-import argparse
 from collections.abc import Callable
 import random
-import sys
 
 import tokenizers
 
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import detokenizer, encoding, sampling, text
 from tests import tokenizer_files
+from tests.campaigns import drawn_inputs
 
 WORDS = ['a', 'few', ' lines', 'of', '\n', '  ', 'é', '日本', '\N{SNOWMAN}', 'x', '<', '|>', '']
 SPECIAL = (tokenizer_files.END, '<|im_start|>', '<|im_end|>', '<s>')
@@ -146,24 +145,5 @@ def check(seed: int) -> None:
     check_one(rng, make_vocabulary(rng))
 
 
-def main() -> None:
-  """Draws inputs, and prints those that fail."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--inputs', type=int, default=200)
-  parser.add_argument('--seed', type=int, default=0, help='seed of the first input; others follow')
-  options = parser.parse_args()
-  failures = 0
-  for seed in range(options.seed, options.seed + options.inputs):
-    try:
-      check(seed)
-    except Exception as error:  # all failures are listed
-      failures += 1
-      print(f'seed {seed}: {type(error).__name__}: {error}')
-  print(f'{options.inputs} inputs, {failures} failures')
-  sys.exit(bool(failures))
-
-
 if __name__ == '__main__':
-  main()
+  drawn_inputs.run(__doc__, check, inputs=200)

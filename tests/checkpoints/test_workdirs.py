@@ -295,6 +295,13 @@ def test_a_resumed_run_decays_what_it_did(tiny, tmp_path, stored):
     workdirs.check_workdir(tmp_path, resumed)
 
 
+def test_a_default_is_the_same_as_its_value(tiny, tmp_path):
+  with_checkpoint(tmp_path, tiny())
+  workdirs.check_workdir(tmp_path, tiny(optimizer={'weight_decay_on': 'matrices'}))
+  with pytest.raises(errors.BadInput, match="weight_decay_on=None, now it is 'all'"):
+    workdirs.check_workdir(tmp_path, tiny(optimizer={'weight_decay_on': 'all'}))
+
+
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
   def fails(file, operation):
     raise OSError(errno.ENOLCK, 'No locks available')

@@ -100,6 +100,17 @@ def test_all_sums_of_scores(name, monkeypatch):
   checks.assert_close(y, expected, 1e-12)
 
 
+def test_a_query_of_zeros_has_a_finite_gradient():
+  options = ProductMemoryConfig(**SMALL, norm='query')
+  layer = memory.ProductMemory(options)
+  x = jnp.zeros((*TOKENS, D))
+  context = Context(table_rows={memory.TABLES: memory.Tables(jnp.ones((25, D)), None)})
+  params = nn.unbox(layer.init(jax.random.key(0), x, context))['params']
+  params['query'] = jax.tree.map(jnp.zeros_like, params['query'])
+  gradient = jax.grad(lambda p: layer.apply({'params': p}, x, context)[0].sum())(params)
+  assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
 def official_params(arrays, prefix, options):
   """The parameters of a layer of an array file."""
   H, k = options.heads, options.key_width

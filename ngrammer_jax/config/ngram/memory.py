@@ -4,13 +4,13 @@ import dataclasses
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.config import activations
+from ngrammer_jax.config import activations, presets
 from ngrammer_jax.config.fields import ANY, field
 from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram import hashes as ngram_hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.presets import PRESETS
-from ngrammer_jax.config.place import Place
+from ngrammer_jax.config.place import INSIDE_FEED_FORWARD, Place
 from ngrammer_jax.config.positions import ENCODINGS
 from ngrammer_jax.config.relations import DIVIDES, at_most, equals, less_than
 
@@ -73,7 +73,6 @@ _PER_HEAD = {'join': PER_HEAD_JOINS}
 _IN_BLOCKS = 'a gate is in blocks, such as layers=(1,); a mean is at the input, layers=()'
 _PRODUCT = {'join': ('product',)}
 _NORMS = {'join': ('gate', 'product')}
-FEED_FORWARD_POINTS = ('feed_forward', 'after_feed_forward')
 _IN_FEED_FORWARD = {'key': _TEXT_KEYS, 'amplification': ('none',)}
 
 
@@ -105,7 +104,7 @@ class NGramMemoryConfig:
     needs={
       'product': {'point': ('before_attention', 'after_block')},
       'mean': {'layers': ((),), 'every_block': (False,)},
-      'multiply': {'point': FEED_FORWARD_POINTS, 'table': (None,)},
+      'multiply': {'point': INSIDE_FEED_FORWARD, 'table': (None,)},
       'replace': {'point': ('feed_forward',)},
       'interpolation': _VALUES,
       'weighted_sum': _VALUES,
@@ -176,7 +175,7 @@ class NGramMemoryConfig:
     64,
     'values of a row; None: as many as are needed in the feed-forward or the values of attention',
     at_least=1,
-    needs={None: {'point': ('values', *FEED_FORWARD_POINTS), 'projection': (False,)}},
+    needs={None: {'point': ('values', *INSIDE_FEED_FORWARD), 'projection': (False,)}},
     relations=(
       equals(
         'model.width',
@@ -356,11 +355,7 @@ class NGramMemoryConfig:
   @classmethod
   def from_preset(cls, name: str) -> 'NGramMemoryConfig':
     """Returns the memory with the values of one of PRESETS. Raises BadInput for another name."""
-    if name not in PRESETS:
-      raise errors.BadInput(
-        f'model.ngram_memories has no preset {name!r}; available: {", ".join(PRESETS)}'
-      )
-    return cls(preset=name, **PRESETS[name])
+    return cls(**presets.find(PRESETS, name, 'model.ngram_memories'))
 
   def places(self, layers: int) -> tuple[Place, ...]:
     """Returns the places of the memory in a model with this number of blocks."""
@@ -369,8 +364,10 @@ class NGramMemoryConfig:
       step = int(self.every_block)
       blocks = range((layers - 1) % step, layers, step)
     point = self.point
-    if point == 'after_block' and (len(self.layers) > 1 or self.every_block):
-      point = 'block_end'  # the parameters of a memory after one block are beside the blocks
+    # The parameters of the earliest memories, after one block, are beside the blocks.
+    is_beside = self.join in PER_HEAD_JOINS and len(blocks) == 1
+    if point == 'after_block' and not is_beside:
+      point = 'block_end'
     return tuple(Place(point, block) for block in blocks) or (Place('input'),)
 
   @property
@@ -501,7 +498,7 @@ class NGramMemoryConfig:
     if self.point == 'values':
       self._check_values(model, path)
     D = model.width_at(self.point)
-    if self.point in FEED_FORWARD_POINTS and not model.feed_forward_width:
+    if self.point in INSIDE_FEED_FORWARD and not model.feed_forward_width:
       raise errors.BadInput(
         f'{path}.point={self.point!r} needs a feed-forward, but model.feed_forward_width=0: use '
         f'another width, or another point'

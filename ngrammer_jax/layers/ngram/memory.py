@@ -53,7 +53,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
-from ngrammer_jax.layers import axis_names, dense, document_masks, token_ids
+from ngrammer_jax.layers import axis_names, dense, document_masks, token_classes, token_ids
 from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import (
@@ -465,10 +465,7 @@ class NGramMemory(nn.Module):
     """Returns what is hashed for the ids at each place, and multipliers known at run time only."""
     if self.options.key != 'compressed':
       return ids, None
-    # Before training, each token is its own class.
-    init = functools.partial(jnp.arange, self.vocabulary_size, dtype=jnp.int32)
-    init = axis_names.with_axis_names(init, (None,))
-    classes_V = self.variable('codebook', 'token_classes', init).value
+    classes_V = token_classes.variable(self, self.vocabulary_size)
     # A negative id stands for what is not text, and is its own class.
     classes = [jnp.where(id < 0, id, classes_V[id]) for id in ids]
     if not self.ngram_hash().is_xor:

@@ -195,8 +195,10 @@ class ProductMemory(nn.Module):
     shape = o.heads, 2, o.sub_keys, o.key_width // 2
     keys_Hx2xnxF = self.param('sub_keys', init, shape, wide)
     if o.norm == 'query':
-      length_BxTxHx2x1 = jnp.linalg.norm(q_BxTxHx2xF.astype(wide), axis=-1, keepdims=True)
-      q_BxTxHx2xF = (q_BxTxHx2xF / length_BxTxHx2x1).astype(self.dtype)
+      square_BxTxHx2x1 = jnp.square(q_BxTxHx2xF.astype(wide)).sum(-1, keepdims=True)
+      # A query of zeros, which has no direction, stays 0, with a finite gradient.
+      square_BxTxHx2x1 = jnp.where(square_BxTxHx2x1 > 0, square_BxTxHx2x1, 1)
+      q_BxTxHx2xF = (q_BxTxHx2xF * jax.lax.rsqrt(square_BxTxHx2x1)).astype(self.dtype)
     elif o.norm == 'query_key':
       q_BxTxHx2xF = normalization.RMSNorm(dtype=self.dtype, name='query_norm')(q_BxTxHx2xF)
       keys_Hx2xnxF = normalization.RMSNorm(dtype=wide, name='sub_key_norm')(keys_Hx2xnxF)

@@ -45,7 +45,8 @@ class WandbRun:
     recorded: step and name of each value that the run has, beyond the restored step.
 
   Raises:
-    BadInput: wandb cannot start, such as without an API key.
+    BadInput: wandb is not set up, such as without an API key. Another failure to start, such as of
+      the network, is a warning: a restarted run must not end for it.
   """
 
   def __init__(
@@ -76,11 +77,14 @@ class WandbRun:
       )
       self._run.define_metric('step')
       self._run.define_metric('*', step_metric='step')
-    except Exception as error:  # it raises many classes
+    except wandb.errors.UsageError as error:
       raise errors.BadInput(
         f'wandb cannot start: {error}; run `wandb login`, set WANDB_MODE=offline, or leave it out '
         f'of training.log_to'
       ) from error
+    except Exception as error:  # it raises many classes
+      logging.warning('wandb cannot start, and gets no values: %s', error)
+      self._run = None
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
     """Writes the values of a step, without those that the run has."""

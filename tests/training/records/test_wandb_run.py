@@ -14,6 +14,10 @@ from tests.checks import bad_input
 CONFIG = experiment.Config(training=experiment.TrainingConfig(log_to=('wandb',)))
 
 
+class UsageError(Exception):
+  """Stands for `wandb.errors.UsageError`."""
+
+
 class FakeWandb(types.SimpleNamespace):
   """The package, which records what it is told.
 
@@ -24,7 +28,8 @@ class FakeWandb(types.SimpleNamespace):
   """
 
   def __init__(self):
-    super().__init__(inits=[], logged=[], finished=0, Settings=dict)
+    errors = types.SimpleNamespace(UsageError=UsageError)
+    super().__init__(inits=[], logged=[], finished=0, Settings=dict, errors=errors)
 
   def init(self, **options):
     self.inits.append(options)
@@ -90,11 +95,20 @@ def test_wandb_that_fails_ends_no_training(tmp_path, wandb, monkeypatch, caplog)
   write(tmp_path, 0, [(2, {'loss': 1.0}), (4, {'loss': 0.9})])
   assert caplog.messages == ['wandb gets no further values: no connection']
   monkeypatch.setattr(wandb, 'init', fail)
+  write(tmp_path, 4, [(6, {'loss': 0.8})])
+  assert caplog.messages[1:] == ['wandb cannot start, and gets no values: no connection']
+
+
+def test_wandb_that_is_not_set_up_is_bad_input(tmp_path, wandb, monkeypatch):
+  def fail(*_, **__):
+    raise UsageError('api_key not configured (no-tty)')
+
+  monkeypatch.setattr(wandb, 'init', fail)
   with bad_input(
-    'wandb cannot start: no connection; run `wandb login`, set WANDB_MODE=offline, or leave it '
-    'out of training.log_to'
+    'wandb cannot start: api_key not configured (no-tty); run `wandb login`, set '
+    'WANDB_MODE=offline, or leave it out of training.log_to'
   ):
-    write(tmp_path, 4, [])
+    write(tmp_path, 0, [])
 
 
 def test_a_missing_package_is_named(monkeypatch):
