@@ -62,6 +62,7 @@ _MODULES = (
   'recurrent',
   'softmax',
   'state',
+  'token_classes',
   'token_ids',
   'token_shift',
 )

@@ -5,7 +5,7 @@ of the segment, and of a segment memory.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import struct
 import jax
@@ -134,9 +134,9 @@ class Context:
     inputs_BxPxD: the inputs of attention, after the norm, of all tokens whose values it computes:
       those of a segment memory, then those of the segment. A model sets it only for memories in the
       values.
-    table_rows: what the last P tokens look up in each table that memories share, by its name:
+    shared: what several memories read, by name. Of a shared table, what the last P tokens look up,
       [B, P, I, E], with the tokens of the segment last (see `ngram.memory`); of product keys, the
-      table itself (see `product_keys.memory`).
+      tables themselves (see `product_keys.memory`); of copies, their vectors (see `copy_memory`).
     slots_BxT: the cache slot of each token (see `layers.attention.cache`). None, also in a model:
       no KV cache.
     keys: the keys of attention.
@@ -150,7 +150,7 @@ class Context:
   vocabulary: EmbeddingLookup | None = None
   pair_BxNxT: jax.Array | None = None
   inputs_BxPxD: jax.Array | None = None
-  table_rows: Mapping[str, jax.Array] = struct.field(default_factory=dict)
+  shared: Mapping[str, Any] = struct.field(default_factory=dict)
   slots_BxT: jax.Array | None = None
   keys: Keys = Keys()
   positions: Positions = Positions()

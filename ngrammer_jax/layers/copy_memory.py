@@ -18,7 +18,7 @@ from ngrammer_jax.layers import axis_names, copies, token_classes
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.state import State
 
-VECTORS = f'model.{NAME}'  # key of the vectors in `context.table_rows`
+VECTORS = f'model.{NAME}'  # key of the vectors in `context.shared`
 
 
 class CopyMemory(nn.Module):
@@ -112,5 +112,5 @@ class CopySum(nn.Module):
     del state
     init = axis_names.with_axis_names(nn.initializers.constant(self.initial), ())
     gate = self.param('gate', init, (), jnp.promote_types(self.dtype, jnp.float32))
-    m_BxTxD = context.table_rows[VECTORS]
+    m_BxTxD = context.shared[VECTORS]
     return x_BxTxD + gate.astype(self.dtype) * m_BxTxD, None

@@ -143,17 +143,17 @@ class Block(nn.Module):
     def apply_to_heads(
       at_point: list[tuple[PlacedMemory, nn.Module]],
       values_BxPxNxH: jax.Array,
-      of_point: Context,
+      point_context: Context,
     ) -> jax.Array:
       B, P, N, H = values_BxPxNxH.shape
       y_BxPxF = values_BxPxNxH.reshape(B, P, N * H)
-      y_BxPxF, next_states = _apply_memories(at_point, y_BxPxF, of_point, memory)
+      y_BxPxF, next_states = _apply_memories(at_point, y_BxPxF, point_context, memory)
       states.update(next_states)
       return y_BxPxF.reshape(B, P, N, H)
 
     def apply_in_values(values_BxPxCxH: jax.Array, inputs_BxPxD: jax.Array) -> jax.Array:
-      of_values = context.replace(inputs_BxPxD=inputs_BxPxD)
-      return apply_to_heads(in_values, values_BxPxCxH, of_values)
+      values_context = context.replace(inputs_BxPxD=inputs_BxPxD)
+      return apply_to_heads(in_values, values_BxPxCxH, values_context)
 
     def apply_after(values_BxTxNxH: jax.Array, pair_BxNxT: jax.Array | None) -> jax.Array:
       return apply_to_heads(after, values_BxTxNxH, context.replace(pair_BxNxT=pair_BxNxT))

@@ -13,7 +13,7 @@ the values of attention, it is the number of earlier tokens whose values are com
 has P rows, theirs and those of the segment.
 
 A table that memories share has the same form: its y are the rows that it looks up, [B, P, I, E],
-which memories find in `context.table_rows`. The model applies it before the memories at the input.
+which memories find in `context.shared`. The model applies it before the memories at the input.
 Hidden states in blocks select the rows of product keys: there y is the table itself, [V, E]. Two
 places of `model.copy_memory` read its copies: there y is their vectors, [B, T, D].
 
@@ -65,7 +65,7 @@ class PlacedMemory:
       stored as it is.
     needs_pairs: after attention, it reads `context.pair_BxNxT`.
     needs_embedding: its input must be the embedding, so it is the first memory at the input.
-    table: name of the shared table that it is, or that it reads. None: it has its own, or none.
+    shared_name: name in `context.shared` of what it computes for others, or reads. None: neither.
     keeps_rows: whether a memory in the values of attention reads this shared table, so that it
       keeps the rows of the tokens of a segment memory.
     alike: equal for memories in blocks that differ in their parameters alone, so that a scan may
@@ -81,7 +81,7 @@ class PlacedMemory:
   state_field: str | None = None
   needs_pairs: bool = False
   needs_embedding: bool = False
-  table: str | None = None
+  shared_name: str | None = None
   keeps_rows: bool = False
   alike: Hashable = None
   replaces_input: bool = False
@@ -178,7 +178,7 @@ def _ngram_memory(
     place=place,
     make=_maker(options, config, place, dtype, vocabulary_size),
     needs_pairs=options.pairing == 'attended',
-    table=options.table,
+    shared_name=options.table,
     alike=alike,
     replaces_input=options.join == 'replace',
   )
@@ -202,14 +202,14 @@ def _shared_tables(
       name=ngram_memory.table_module(number, options),
       place=place,
       make=functools.partial(make, is_table=True),
-      table=options.table,
+      shared_name=options.table,
       keeps_rows=bool(in_values),
     )
   if config.product_memory is not None:
     make = functools.partial(
       ProductTables, options=config.product_memory, width=config.width, dtype=dtype
     )
-    tables[TABLES] = PlacedMemory(product_memory.NAME, Place('input'), make, table=TABLES)
+    tables[TABLES] = PlacedMemory(product_memory.NAME, Place('input'), make, shared_name=TABLES)
   return tuple(tables.values())
 
 
@@ -220,7 +220,7 @@ def _product_memory(
   del vocabulary_size
   make = functools.partial(ProductMemory, options=config.product_memory, dtype=dtype)
   name = product_memory.NAME
-  return PlacedMemory(name, place, make, table=TABLES, alike=name)
+  return PlacedMemory(name, place, make, shared_name=TABLES, alike=name)
 
 
 def _maker(
@@ -256,7 +256,7 @@ def _copy_sum(
     name=f'{copy_memory.NAME}_{place.point}',
     place=place,
     make=functools.partial(CopySum, initial=initial, dtype=dtype),
-    table=VECTORS,
+    shared_name=VECTORS,
   )
 
 
@@ -273,7 +273,7 @@ def _copies(
     width=config.width,
     dtype=dtype,
   )
-  return (PlacedMemory(copy_memory.NAME, Place('input'), make, table=VECTORS),)
+  return (PlacedMemory(copy_memory.NAME, Place('input'), make, shared_name=VECTORS),)
 
 
 def _token_shift(
@@ -302,18 +302,18 @@ class Memories(NamedTuple):
   """The memories of a model.
 
   Attributes:
-    tables: those that others share, which the model looks up before all else.
+    shared: those that others read, which the model applies before all else.
     between_blocks: those that the model applies, at its input and between blocks.
     in_blocks: those in each block.
   """
 
-  tables: tuple[PlacedMemory, ...]
+  shared: tuple[PlacedMemory, ...]
   between_blocks: tuple[PlacedMemory, ...]
   in_blocks: tuple[tuple[PlacedMemory, ...], ...]
 
   def flatten(self) -> Iterator[PlacedMemory]:
     """Yields all of them."""
-    yield from self.tables
+    yield from self.shared
     yield from self.between_blocks
     for block_memories in self.in_blocks:
       yield from block_memories
@@ -337,16 +337,16 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
       if place.point not in POINTS or place.block not in range(config.layers):
         raise ValueError(f'{key}: {place} is not in a model of {config.layers} blocks')
       memories.append(make_at(config, place, dtype, vocabulary_size))
-  tables = _shared_tables(config, dtype, vocabulary_size)
-  tables += _copies(config, dtype, vocabulary_size)
-  _check_names([*tables, *memories])
+  shared = _shared_tables(config, dtype, vocabulary_size)
+  shared += _copies(config, dtype, vocabulary_size)
+  _check_names([*shared, *memories])
   _check_embedding(memories)
   between_blocks = tuple(memory for memory in memories if memory.is_between_blocks)
   in_blocks = [[] for _ in range(config.layers)]
   for memory in memories:
     if not memory.is_between_blocks:
       in_blocks[memory.place.block].append(memory)
-  return Memories(tables, between_blocks, tuple(tuple(block) for block in in_blocks))
+  return Memories(shared, between_blocks, tuple(tuple(block) for block in in_blocks))
 
 
 def are_alike(memories: Sequence[PlacedMemory], others: Sequence[PlacedMemory]) -> bool:

@@ -92,9 +92,9 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     super().setup()  # first: initial values depend on the order of the parameters
     placed = memories.make(c, self.vocabulary_size)
-    self.tables = placed.tables
+    self.shared_memories = placed.shared
     self.between_blocks = placed.between_blocks
-    for memory in (*self.tables, *self.between_blocks):
+    for memory in (*self.shared_memories, *self.between_blocks):
       setattr(self, memory.name, memory.make())
     self.layer_types = c.layer_types()
     self.layers_in_a_scan = layer_runs.layers_in_a_scan(c.scan_layers, c.layers)
@@ -129,7 +129,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     placed = memories.make(c)
     memory: Memory = {'document': jnp.zeros((batch,), jnp.int32)}
     memory |= memories.empty_states(placed.between_blocks, batch)
-    for table_memory in placed.tables:
+    for table_memory in placed.shared:
       slots = None
       if table_memory.keeps_rows and c.memory is not None and not cache_slots:
         slots = c.memory.length
@@ -257,16 +257,16 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     """
     x_BxTxD, vocabulary = self.embed(tokens_BxT)
     context = context.replace(vocabulary=vocabulary)
-    table_rows = {}
-    table_states = {}
-    for placed in self.tables:
+    shared = {}
+    shared_states = {}
+    for placed in self.shared_memories:
       module = getattr(self, placed.name)
-      table_rows[placed.table], state = placed.apply(module, x_BxTxD, context, memory)
-      table_states |= state
-    context = context.replace(table_rows=table_rows)
+      shared[placed.shared_name], state = placed.apply(module, x_BxTxD, context, memory)
+      shared_states |= state
+    context = context.replace(shared=shared)
     x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, context, memory)
     x_BxTxD = self._add_positions(x_BxTxD, context.positions.position_BxP)
-    return x_BxTxD, context, table_states | states
+    return x_BxTxD, context, shared_states | states
 
   def _type_contexts(
     self, context: contexts.Context, prefix_BxT: jax.Array | None

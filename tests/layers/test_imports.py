@@ -26,6 +26,7 @@ CONFIG = [
   'ngram',
   'place',
   'positions',
+  'presets',
   'relations',
 ]
 LAYERS = [
@@ -40,6 +41,7 @@ LAYERS = [
   'ngram',
   'normalization',
   'state',
+  'token_classes',
   'token_ids',
 ]
 ATTENTION = ['cache', 'position', 'rotary_scaling']

@@ -89,7 +89,7 @@ def test_all_sums_of_scores(name, monkeypatch):
     layer = memory.ProductMemory(options, jnp.float64)
     valid = np.array([[1, 1, 1], [1, 0, 0]])
     tables = memory.Tables(values, inputs)
-    context = Context(valid_BxT=valid, table_rows={memory.TABLES: tables})
+    context = Context(valid_BxT=valid, shared={memory.TABLES: tables})
     shapes = jax.eval_shape(layer.init, jax.random.key(0), x, context)['params']
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), nn.unbox(shapes))
     y, state = programs.apply(layer, {'params': params}, x, context)
@@ -104,7 +104,7 @@ def test_a_query_of_zeros_has_a_finite_gradient():
   options = ProductMemoryConfig(**SMALL, norm='query')
   layer = memory.ProductMemory(options)
   x = jnp.zeros((*TOKENS, D))
-  context = Context(table_rows={memory.TABLES: memory.Tables(jnp.ones((25, D)), None)})
+  context = Context(shared={memory.TABLES: memory.Tables(jnp.ones((25, D)), None)})
   params = nn.unbox(layer.init(jax.random.key(0), x, context))['params']
   params['query'] = jax.tree.map(jnp.zeros_like, params['query'])
   gradient = jax.grad(lambda p: layer.apply({'params': p}, x, context)[0].sum())(params)

@@ -343,9 +343,9 @@ class NGramMemory(nn.Module):
       ValueError: they are not in the context.
     """
     name = self.options.table
-    if name not in context.table_rows:
-      raise ValueError(f'a memory of the shared table {name!r} needs context.table_rows[{name!r}]')
-    e_BxTxIxE = context.table_rows[name][:, -count:]
+    if name not in context.shared:
+      raise ValueError(f'a memory of the shared table {name!r} needs context.shared[{name!r}]')
+    e_BxTxIxE = context.shared[name][:, -count:]
     if not self.options.sliced:
       return e_BxTxIxE
     E = self.options.width

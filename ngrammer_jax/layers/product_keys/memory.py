@@ -32,7 +32,7 @@ from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.layers.product_keys import weighted_rows
 from ngrammer_jax.layers.state import State
 
-TABLES = f'model.{NAME}'  # key of `Tables` in `context.table_rows`
+TABLES = f'model.{NAME}'  # key of `Tables` in `context.shared`
 
 
 def find_pairs(scores_BxTxHx2xn: jax.Array, K: int) -> tuple[jax.Array, jax.Array]:
@@ -139,11 +139,11 @@ class ProductMemory(nn.Module):
 
     Args:
       x_BxTxD: the input, after the norm of the sub-layer.
-      context: of the segment, with the tables in `table_rows`.
+      context: of the segment, with the tables in `shared`.
       state: None.
     """
     del state
-    y_BxTxD = self.read(x_BxTxD, context.table_rows[TABLES])
+    y_BxTxD = self.read(x_BxTxD, context.shared[TABLES])
     if context.valid_BxT is not None:
       y_BxTxD = jnp.where(context.valid_BxT[..., None] > 0, y_BxTxD, 0)
     return y_BxTxD, None

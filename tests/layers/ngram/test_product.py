@@ -92,7 +92,7 @@ def test_equals_the_per_layer_embeddings_of_gemma(x64, name):
     lookup = EmbeddingLookup(None, f['ids'], embeds)
     context = Context(tokens_BxT=f['ids'], vocabulary=lookup)
     rows, _ = table.apply({'params': {'table': params['table']}}, x, context)
-    context = context.replace(table_rows={options.table: rows})
+    context = context.replace(shared={options.table: rows})
     y, _ = memory.apply({'params': {'product': params['product']}}, x, context)
     return y - x
 

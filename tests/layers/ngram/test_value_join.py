@@ -180,7 +180,7 @@ def test_equals_host_tables_of_nanochat(name, reference, x64):
   def run(rows, gate, up, x):
     variables = {'params': {'table': rows}}
     (looked_up, _), seen = table.apply(variables, zeros, context, mutable=['intermediates'])
-    in_values = context.replace(inputs_BxPxD=x, table_rows={'host': looked_up})
+    in_values = context.replace(inputs_BxPxD=x, shared={'host': looked_up})
     variables = {'params': {'values': {'gate_weights': gate.T, 'projection': up.T}}}
     y, _ = layer.apply(variables, zeros, in_values)
     return y, seen['intermediates']['lookup'][0]['rows']
