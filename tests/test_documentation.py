@@ -150,7 +150,11 @@ def main_of(name):
 def check_script(name, arguments):
   """Finds the flags in the text of a script, whose imports may be missing."""
   path = ROOT / (name if name.endswith('.py') else f'{name.replace(".", "/")}.py')
-  paths = [path, path.with_name('run.py')] if name.startswith('studies') else [path]
+  paths = [path]
+  if name.startswith('studies'):
+    paths.append(path.with_name('run.py'))
+  if 'drawn_inputs.run(' in path.read_text():
+    paths.append(path.with_name('drawn_inputs.py'))
   nodes = itertools.chain(*(ast.walk(ast.parse(path.read_text())) for path in paths))
   constants = {node.value for node in nodes if isinstance(node, ast.Constant)}
   flags = {word.partition('=')[0] for word in arguments if word.startswith('--')} - {'--config'}
