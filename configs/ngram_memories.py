@@ -87,7 +87,7 @@ SMALL_MEMORIES = {
   'stem': dict(preset='stem', layers=(1,)),
   'deep_embed': dict(preset='deep_embed', layers=(1,)),
   'value_embeddings': dict(preset='value_embeddings'),
-  'nanochat_values': dict(preset='nanochat_values', layers=(2,), every_block=False),
+  'nanochat_values': dict(preset='nanochat_values', layers=(2,), every_block=False, block_stride=1),
   'ngram_values': dict(preset='ngram_values', layers=(0, 2), width=8, boundary='starts'),
   'blt': dict(preset='blt', width=192),
 }

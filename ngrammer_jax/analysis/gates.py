@@ -28,7 +28,7 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   """Computes the gates of a run, as plain values for JSON.
 
   The gate of a token is between 0 and 1; for several branches, it is their mean. Gates of rows in
-  values are those of each head, without `gate_factor`.
+  values are those of each head, without their factor.
 
   Keys: `step`, `split`; `tokens`, number of tokens read from the start of the split; `texts`, those
   of the shown tokens [S], with an empty one for the start of a document; and `gates`, with for each
@@ -113,14 +113,14 @@ def _gates(run: runs.Run) -> list[Gate]:
       continue
     if o.join == 'gate':
       gates.append(Gate(memory, 'gate'))
-    elif o.gate_channels is not None and o.gate_per_head and not o.one_head:
+    elif o.value_gate is not None and o.value_gate.per_head and not o.one_head:
       gates += [Gate(memory, 'values', head) for head in range(memory.module.key_heads)]
-    elif o.gate_channels is not None:
+    elif o.value_gate is not None:
       gates.append(Gate(memory, 'values'))
   if not gates:
     raise errors.NotApplicable(
       f'--workdir={run.workdir} has no gate: it needs model.ngram_memories with join="gate", or '
-      f'with gate_channels'
+      f'with value_gate'
     )
   return gates
 

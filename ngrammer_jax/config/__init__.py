@@ -28,6 +28,7 @@ if TYPE_CHECKING:
   from ngrammer_jax.config.model import ModelConfig as ModelConfig
   from ngrammer_jax.config.ngram.memory import NGramMemoryConfig as NGramMemoryConfig
   from ngrammer_jax.config.ngram.ngrammer import NGramConfig as NGramConfig
+  from ngrammer_jax.config.ngram.value_gate import ValueGateConfig as ValueGateConfig
   from ngrammer_jax.config.optimizer import AdamConfig as AdamConfig
   from ngrammer_jax.config.optimizer import DropConfig as DropConfig
   from ngrammer_jax.config.optimizer import MuonConfig as MuonConfig
@@ -59,6 +60,7 @@ _NAMES = {  # the public names of each file
   'model': ('ModelConfig',),
   'ngram.memory': ('NGramMemoryConfig',),
   'ngram.ngrammer': ('NGramConfig',),
+  'ngram.value_gate': ('ValueGateConfig',),
   'optimizer': ('AdamConfig', 'DropConfig', 'MuonConfig', 'OptimizerConfig', 'TableConfig'),
   'persistent': ('PersistentConfig',),
   'positions': ('PositionalConfig',),

@@ -31,8 +31,8 @@ def block(key: str, /, **values: Any) -> 'ml_collections.ConfigDict':
     **values: values of its fields; the others get those of the preset, or their defaults.
   """
   block_type = find_key(key).block
-  defaults = dataclasses.asdict(block_type(**_preset_values(block_type, values, f'{key}.')))
-  return _config_dict(defaults | values)
+  defaults = _preset_values(block_type, values, f'{key}.') or dataclasses.asdict(block_type())
+  return _config_dict(_merge(defaults, values))
 
 
 def _config_dict(values: dict[str, Any]) -> 'ml_collections.ConfigDict':
@@ -83,11 +83,11 @@ def build(block_type: type, values: Any, path: str = '') -> Any:
     raise errors.BadInput(f'{section}={values!r} must be a section, not a value')
   keys = fields.keys(block_type, path)
   converted = {}
-  for name, value in values.items():
+  for name, value in _merge(_preset_values(block_type, values, path), values).items():
     if name not in keys:
       raise errors.BadInput(unknown_key(f'{path}{name}', isinstance(value, Mapping)))
     converted[name] = _convert(keys[name], value)
-  return block_type(**_preset_values(block_type, converted, path) | converted)
+  return block_type(**converted)
 
 
 def _convert(key: fields.Key, value: Any) -> Any:
@@ -140,7 +140,18 @@ def _preset_values(block_type: type, values: Mapping[str, Any], path: str) -> di
   if key is None or name is None:
     return {}
   key.check_value(name)
-  return dict(vars(block_type.from_preset(name)))
+  return dataclasses.asdict(block_type.from_preset(name))
+
+
+def _merge(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns values with defaults for those that are missing, also inside of their blocks."""
+  merged = dict(defaults)
+  for name, value in values.items():
+    default = merged.get(name)
+    if isinstance(default, Mapping) and isinstance(value, Mapping):
+      value = _merge(default, value)
+    merged[name] = value
+  return merged
 
 
 def is_index(name: str) -> bool:

@@ -32,9 +32,9 @@ def blocks(model: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def added(source: ModelConfig, model: ModelConfig) -> dict[str, Any]:
   """Returns the memories that a model has more, by path, such as `model.ngram_memories.0`."""
+  paths = [path for path, _ in blocks(dataclasses.asdict(model))]
   added_blocks = {}
   for key, old, new in resume.differences(source, model, 'model.', lambda key: False):
-    _, name, *_ = key.path.split('.')
-    if old is None and dataclasses.is_dataclass(new) and name in NAMES:
+    if key.path in paths and old is None:
       added_blocks[key.path] = new
   return added_blocks

@@ -46,8 +46,10 @@ class OpenKeys(NamedTuple):
   is_in_file: bool
 
   def has(self, name: str) -> bool:
-    """Whether nobody sets a key of the block."""
-    return not self.is_in_file and f'{self.path}.{name}' not in self.overrides
+    """Whether nobody sets a key of the block, or one inside of it."""
+    key = f'{self.path}.{name}'
+    is_set = any(path == key or path.startswith(f'{key}.') for path in self.overrides)
+    return not self.is_in_file and not is_set
 
   def replace(self, block: Any, **changes: Any) -> Any:
     """Returns the block with the changes of keys that nobody sets."""
@@ -168,8 +170,10 @@ def _size_ngram_memory(
   """Returns an n-gram memory whose layers, heads, width and rows follow the trained model."""
   D = base.width_at(memory.point)
   memory = keys.replace(memory, layers=_layers(memory, base.layers))
-  if memory.gate_channels is not None:
-    memory = keys.replace(memory, gate_channels=min(memory.gate_channels, base.width))
+  if memory.value_gate is not None and keys.has('value_gate.channels'):
+    channels = min(memory.value_gate.channels, base.width)
+    gate = dataclasses.replace(memory.value_gate, channels=channels)
+    memory = dataclasses.replace(memory, value_gate=gate)
   if memory.key in CLUSTER_KEYS:
     memory = keys.replace(memory, heads=_largest_heads(base.heads, D))
     memory = dataclasses.replace(memory, initial=memory.initial or 'hidden')

@@ -14,6 +14,7 @@ from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import gates, lookups, ngrams, retention
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.value_gate import ValueGateConfig
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.data.vocabularies import ByteVocabulary
 from tests.checks import bad_input
@@ -223,13 +224,16 @@ def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monke
 @pytest.mark.full
 def test_gates_and_retention_of_rows_in_values(one_device, tiny, untrained, texts):
   """Each head has a gate, and is shown without its factor."""
-  values = dict(point='values', layers=(0,), join='sum', width=None, gate_channels=5)
+  values = dict(point='values', layers=(0,), join='sum', width=None)
   tokens = NGramMemoryConfig(
-    **values, orders=(1,), heads=1, hash='id', row_rule='vocabulary', gate_initial=9.0
+    **values,
+    **dict(orders=(1,), heads=1, hash='id', row_rule='vocabulary'),
+    value_gate=ValueGateConfig(channels=5, initial=9.0),
   )
   hashed = NGramMemoryConfig(
     **values | {'width': 3, 'projection': True},
-    **dict(heads=2, rows=(31,), hash='salted', row_rule='shared_prime', gate_per_head=False),
+    **dict(heads=2, rows=(31,), hash='salted', row_rule='shared_prime'),
+    value_gate=ValueGateConfig(channels=5, per_head=False),
   )
   workdir = untrained(tiny({'ngram': None, 'ngram_memories': (tokens, hashed)}))
   for name in ('gates', 'retention', 'ngrams'):
@@ -404,7 +408,7 @@ def test_runs_without_such_a_memory_raise_bad_input(tiny, tmp_path, monkeypatch,
     with bad_input(without + 'n-gram memory: it needs model.ngram_memories or model.ngram'):
       analysis.analyze(make())
   summed = NGramMemoryConfig(join='sum', width=WIDTH)
-  missing = 'gate: it needs model.ngram_memories with join="gate", or with gate_channels'
+  missing = 'gate: it needs model.ngram_memories with join="gate", or with value_gate'
   with bad_input(without + missing):
     gates.analyze(make(summed))
   with bad_input("--text='' has no tokens: omit it for the tokens of --split"):

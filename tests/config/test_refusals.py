@@ -654,14 +654,12 @@ NGRAM_MEMORIES = [
     "MEMORY.factor=0.1 is not for MEMORY.join='gate', but for sum: use None",
   ),
   (
-    'MEMORY.every_block=True',
-    'MEMORY.every_block=True needs MEMORY.table, which is None: set MEMORY.table, or use False; '
-    'all blocks read one table',
+    'MEMORY.every_block=True MEMORY.layers=(1,)',
+    'MEMORY.every_block=True is not for MEMORY.layers=(1,), but for (): use False',
   ),
   (
-    'MEMORY.every_block=True MEMORY.layers=(1,) MEMORY.table=grams',
-    'MEMORY.every_block=True is not for MEMORY.layers=(1,), but for (): use False; all blocks read '
-    'one table',
+    'MEMORY.layers=(1,) MEMORY.block_stride=2',
+    'MEMORY.block_stride=2 is not for MEMORY.every_block=False, but for True: use 1',
   ),
   (
     'MEMORY.layers=(1,) MEMORY.sliced=True',
@@ -912,7 +910,7 @@ NGRAM_MEMORIES = [
     'MEMORY.layers=(1,) is not for model.recurrent=(defaults), but for None: use ()',
   ),
   (
-    'MEMORY.preset=value_embeddings MEMORY.every_block=0',
+    'MEMORY.preset=value_embeddings MEMORY.every_block=False MEMORY.block_stride=1',
     "MEMORY.point='values' needs MEMORY.layers, which is (): set MEMORY.layers, or use "
     "'before_attention'",
   ),
@@ -923,17 +921,14 @@ NGRAM_MEMORIES = [
     'MEMORY.projection=True',
   ),
   (
-    'MEMORY.preset=value_embeddings MEMORY.gate_channels=257',
-    'MEMORY.gate_channels=257 must be at most model.width=256: use 256, or a larger model.width',
+    'MEMORY.preset=value_embeddings MEMORY.value_gate.channels=257',
+    'MEMORY.value_gate.channels=257 must be at most model.width=256: use 256, or a larger '
+    'model.width',
   ),
   (
-    'MEMORY.preset=value_embeddings MEMORY.gate_row_channels=257',
-    'MEMORY.gate_row_channels=257 is more than the 256 values of the rows of a token: use 256',
-  ),
-  (
-    'MEMORY.preset=value_embeddings MEMORY.gate_channels=None MEMORY.gate_factor=3',
-    'MEMORY.gate_factor=3.0 needs MEMORY.gate_channels, which is None: set MEMORY.gate_channels, '
-    'or use 2.0',
+    'MEMORY.preset=value_embeddings MEMORY.value_gate.row_channels=257',
+    'MEMORY.value_gate.row_channels=257 is more than the 256 values of the rows of a token: use '
+    '256',
   ),
   (
     'MEMORY.preset=value_embeddings MEMORY.join=interpolation MEMORY.start=neutral',
@@ -955,8 +950,9 @@ NGRAM_MEMORIES = [
     'MEMORY: row_rule "shared_prime" needs one number of rows, the same for all orders',
   ),
   (
-    'MEMORY.layers=(1,) MEMORY.gate_channels=12',
-    "MEMORY.gate_channels=12 is not for MEMORY.point='before_attention', but for values: use None",
+    'MEMORY.layers=(1,) MEMORY.value_gate.channels=5',
+    "MEMORY.value_gate=(channels=5) is not for MEMORY.point='before_attention', but for values: "
+    'use None',
   ),
   (
     'MEMORY.preset=value_embeddings model.memory.length=8 model.kernel=blocks',

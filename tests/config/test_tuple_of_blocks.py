@@ -92,6 +92,21 @@ def test_blocks_are_made_on_the_command_line(tmp_path, arguments, expected):
   assert parse(tmp_path, *(MEMORY + text for text in arguments)).model.ngram_memories == expected
 
 
+def test_a_key_inside_a_block_of_a_preset_keeps_the_others(tmp_path):
+  """On the command line, in a config file, and in values."""
+  gate = NGramMemoryConfig.from_preset('nanochat_values').value_gate
+  changed = dataclasses.replace(gate, channels=5)
+  preset = 'nanochat_values'
+  assert gate.factor == 3.0
+  arguments = [f'{MEMORY}.0.value_gate.channels=5', f'{MEMORY}.0.preset={preset}']
+  assert parse(tmp_path, *arguments).model.ngram_memories[0].value_gate == changed
+  block = config.block('model.ngram_memories', preset=preset, value_gate={'channels': 5})
+  assert block.value_gate.to_dict() == dataclasses.asdict(changed)
+  values = {'preset': preset, 'value_gate': {'channels': 5}}
+  assert memories(values)[0].value_gate == changed
+  assert memories({'preset': preset, 'value_gate': None})[0].value_gate is None
+
+
 @each(
   'arguments, change',
   [

@@ -16,6 +16,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.copy_memory import CopyMemoryConfig
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.value_gate import ValueGateConfig
 from ngrammer_jax.config.positions import RotaryScalingConfig
 from ngrammer_jax.config.product_memory import ProductMemoryConfig
 from ngrammer_jax.config.token_shift import TokenShiftConfig
@@ -137,14 +138,17 @@ PRODUCT_MEMORIES = {
   'beside': SMALL_KEYS
   | {'point': 'beside_feed_forward', 'norm': 'query', 'gated': True, 'value_width': 5},
 }
-VALUES = {'point': 'values', 'join': 'sum', 'gate_channels': 5}
+VALUES = {'point': 'values', 'join': 'sum'}
+WITH_BIAS = ValueGateConfig(channels=5, bias=0.5, mean=True, per_head=False)
 NGRAM_MEMORIES |= {
-  'token values': (TOKEN_ROWS | VALUES | {'gate_row_channels': 1},),
+  'token values': (
+    TOKEN_ROWS | VALUES | {'value_gate': ValueGateConfig(channels=5, row_channels=1)},
+  ),
   'n-gram values': (
     GATE
     | VALUES
     | {'layers': (), 'every_block': True, 'table': 'values', 'join': 'weighted_sum'}
-    | {'projection': True, 'gate_mean': True, 'gate_bias': 0.5, 'gate_per_head': False},
+    | {'projection': True, 'value_gate': WITH_BIAS},
     GATE
     | {'point': 'values', 'join': 'interpolation', 'one_head': True, 'heads': 1, 'width': None}
     | {'hash': 'salted', 'row_rule': 'shared_prime'},

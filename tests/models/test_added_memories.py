@@ -274,3 +274,23 @@ def test_positions_in_the_segment_have_no_memory(part):
   base = dataclasses.replace(OWN, position='learned')
   with pytest.raises(ValueError, match=f"model.{part} cannot be added .*position='learned'"):
     added_memories.complete({'model': {part: {}}}, (), (), base, V, 10**6)
+
+
+def test_the_gate_of_a_memory_fits_the_trained_model_or_is_as_set():
+  """Also of a memory that the trained model has: then the key that is set is compared."""
+  memory = {'preset': 'value_embeddings'}
+  path = 'model.ngram_memories.0'
+
+  def channels(base, changes, overrides):
+    values = {'model': {'ngram_memories': {'0': memory | changes}}}
+    added_memories.complete(values, {f'{path}.preset', *overrides}, (), base, V, 10**6)
+    return values['model']['ngram_memories']['0']['value_gate']['channels']
+
+  set_gate = {'value_gate': {'channels': 3}}, (f'{path}.value_gate.channels',)
+  narrow = dataclasses.replace(OWN, width=8)
+  assert channels(narrow, {}, ()) == 8
+  assert channels(narrow, *set_gate) == 3
+  (block,) = conversion.resolve({'model': {'ngram_memories': (memory,)}}).model.ngram_memories
+  with_memory = dataclasses.replace(OWN, ngram_memories=(block,))
+  assert channels(with_memory, {}, ()) == 12
+  assert channels(with_memory, *set_gate) == 3

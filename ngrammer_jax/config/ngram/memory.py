@@ -10,9 +10,10 @@ from ngrammer_jax.config.initial import start_field
 from ngrammer_jax.config.ngram import hashes as ngram_hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.presets import PRESETS
+from ngrammer_jax.config.ngram.value_gate import ValueGateConfig
 from ngrammer_jax.config.place import INSIDE_FEED_FORWARD, Place
 from ngrammer_jax.config.positions import ENCODINGS
-from ngrammer_jax.config.relations import DIVIDES, at_most, equals, less_than
+from ngrammer_jax.config.relations import DIVIDES, equals, less_than
 
 # Ids that n-grams are made of: token ids; ids of the normalised texts of tokens (Engram); byte + 4
 # (BLT); cluster ids of the input of the memory; cluster ids of the embedding.
@@ -68,7 +69,6 @@ _CLUSTERS = {'key': CLUSTER_KEYS}
 _FILLED = tuple(kind for kind in HASHES if kind != 'speedrun')  # which knows of boundaries
 _TEXT_KEYS = (*TOKEN_KEYS, 'bytes')
 _VALUES = {'point': ('values',)}
-_VALUE_GATE = {'gate_channels': (ANY,)}
 _PER_HEAD = {'join': PER_HEAD_JOINS}
 _IN_BLOCKS = 'a gate is in blocks, such as layers=(1,); a mean is at the input, layers=()'
 _PRODUCT = {'join': ('product',)}
@@ -118,13 +118,16 @@ class NGramMemoryConfig:
     only_for={'recurrent': (None,)},
     relations=(less_than('model.layers'),),
   )
-  every_block: bool | int = field(
+  every_block: bool = field(
     False,
-    'in all blocks, or every N-th with the last one, in place of `layers`',
-    at_least=0,
+    'in all blocks, in place of `layers`',
     only_for={'layers': ((),), 'recurrent': (None,)},
-    needs={True: {'table': (ANY,)}},
-    reason='all blocks read one table',
+  )
+  block_stride: int = field(
+    1,
+    'with `every_block`: in every N-th block, counted back from the last one',
+    at_least=1,
+    only_for={'every_block': (True,)},
   )
   point: str = field(
     'before_attention',
@@ -309,24 +312,8 @@ class NGramMemoryConfig:
     only_for={'join': ('sum',)},
   )
 
-  gate_channels: int | None = field(
-    None,
-    'first channels of the layer input that the gate of rows in values reads; None: no gate',
-    at_least=1,
-    only_for=_VALUES,
-    relations=(at_most('model.width'),),
-  )
-  gate_row_channels: int = field(
-    0, 'first channels of the row that it reads too', at_least=0, only_for=_VALUE_GATE
-  )
-  gate_factor: float = field(2.0, 'the gate is this times a sigmoid', above=0, only_for=_VALUE_GATE)
-  gate_bias: float | None = field(None, 'initial bias; None: no bias', only_for=_VALUE_GATE)
-  gate_initial: float = field(
-    0.0, 'initial weights are uniform from 0 to this', at_least=0, only_for=_VALUE_GATE
-  )
-  gate_mean: bool = field(False, 'divide by the number of channels', only_for=_VALUE_GATE)
-  gate_per_head: bool = field(
-    True, 'a gate of each key and value head, or one', only_for=_VALUE_GATE
+  value_gate: ValueGateConfig | None = field(
+    None, 'gate of rows in values; None: no gate', only_for=_VALUES
   )
   one_head: bool = field(
     False, 'add rows to one head of each layer, the next one in the next layer', only_for=_VALUES
@@ -361,8 +348,8 @@ class NGramMemoryConfig:
     """Returns the places of the memory in a model with this number of blocks."""
     blocks = self.layers
     if self.every_block:
-      step = int(self.every_block)
-      blocks = range((layers - 1) % step, layers, step)
+      first = (layers - 1) % self.block_stride
+      blocks = range(first, layers, self.block_stride)
     point = self.point
     # The parameters of the earliest memories, after one block, are beside the blocks.
     is_beside = self.join in PER_HEAD_JOINS and len(blocks) == 1
@@ -373,7 +360,7 @@ class NGramMemoryConfig:
   @property
   def is_in_blocks(self) -> bool:
     """Whether it acts in blocks, rather than at the input."""
-    return bool(self.layers) or bool(self.every_block)
+    return bool(self.layers) or self.every_block
 
   def resolved(self, model: Any) -> 'NGramMemoryConfig':
     """Returns the memory with its blocks and its width, which may follow from the model."""
@@ -385,7 +372,7 @@ class NGramMemoryConfig:
       width = max(1, self._value_features(model) // self.num_rows)
     elif width is None:
       width = model.width_at(self.point)
-    return dataclasses.replace(self, layers=layers, every_block=False, width=width)
+    return dataclasses.replace(self, layers=layers, every_block=False, block_stride=1, width=width)
 
   @property
   def num_rows(self) -> int:
@@ -554,10 +541,11 @@ class NGramMemoryConfig:
         f'{features} features: use None if {self.num_rows} rows divide them, or '
         f'{path}.projection=True'
       )
-    if self.gate_row_channels > width:
+    gate = self.value_gate
+    if gate is not None and gate.row_channels > width:
       raise errors.BadInput(
-        f'{path}.gate_row_channels={self.gate_row_channels} is more than the {width} values of the '
-        f'rows of a token: use {width}'
+        f'{path}.value_gate.row_channels={gate.row_channels} is more than the {width} values of '
+        f'the rows of a token: use {width}'
       )
 
   def _check_learns(self, path: str) -> None:

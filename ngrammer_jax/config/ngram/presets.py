@@ -1,9 +1,11 @@
 """Presets of n-gram memories: the values of published codes and papers."""
 
+from ngrammer_jax.config.ngram.value_gate import ValueGateConfig
+
 _ADAM = dict(optimizer='adam', learning_rate_factor=1.0)
 # A row for each token, which no n-gram shares.
 _TOKEN_ROWS = dict(hash='id', orders=(1,), heads=1, row_rule='vocabulary')
-_TOKEN_VALUES = _TOKEN_ROWS | dict(point='values', join='sum', width=None, gate_channels=12)
+_TOKEN_VALUES = _TOKEN_ROWS | dict(point='values', join='sum', width=None)
 _OVER_ENCODING = dict(hash='polynomial', join='mean', heads=4, width=256, projection=True)
 # A table from 0, added to the input of each block with a learned factor.
 _SPEEDRUN = dict(
@@ -126,7 +128,9 @@ PRESETS = {
   # Record 55 of modded-nanogpt, with one table in place of three, in every second block.
   'value_embeddings': _TOKEN_VALUES
   | dict(
-    every_block=2,
+    every_block=True,
+    block_stride=2,
+    value_gate=ValueGateConfig(channels=12),
     table='value_embeddings',
     deviation=0.0,
     optimizer='adam',
@@ -135,11 +139,11 @@ PRESETS = {
   # nanochat, with a table for each of every second block. The learning rate is ours.
   'nanochat_values': _TOKEN_VALUES
   | dict(
-    every_block=2,
+    every_block=True,
+    block_stride=2,
+    value_gate=ValueGateConfig(channels=12, factor=3.0, initial=0.02),
     table_initial='uniform',
     deviation=None,
-    gate_factor=3.0,
-    gate_initial=0.02,
     optimizer='adam',
   ),
   # Pull request 854 of nanochat: 24 blocks, and a table on the host. Its optimizer averages the
@@ -158,11 +162,7 @@ PRESETS = {
     deviation=0.0,
     boundary='none',
     projection=True,
-    gate_channels=12,
-    gate_factor=1.0,
-    gate_initial=0.02,
-    gate_mean=True,
-    gate_per_head=False,
+    value_gate=ValueGateConfig(channels=12, factor=1.0, initial=0.02, mean=True, per_head=False),
     optimizer='row_adagrad',
   ),
 }

@@ -361,24 +361,13 @@ class NGramMemory(nn.Module):
         f'a memory in the values of {v_BxPxD.shape[1]} tokens needs context.inputs_BxPxD of all of '
         f'them, and a state of `empty_state(batch, slots)` for the slots before the segment'
       )
-    options = None
-    if o.gate_channels is not None:
-      options = value_join.ValueGate(
-        channels=o.gate_channels,
-        row_channels=o.gate_row_channels,
-        factor=o.gate_factor,
-        bias=o.gate_bias,
-        initial=o.gate_initial,
-        is_mean=o.gate_mean,
-        is_per_head=o.gate_per_head,
-      )
     head = None
     if o.one_head:
       head = o.index(self.block) % self.key_heads
     join = value_join.ValueJoin(
       heads=self.key_heads,
       kind=o.join,
-      gate=options,
+      gate=o.value_gate,
       is_projected=o.projection,
       head=head,
       is_neutral=o.start == 'neutral',

@@ -23,37 +23,15 @@ B batch, P tokens, D model width, C key heads, H head width, F = C H, M values o
 token, G gates.
 """
 
-from typing import NamedTuple
-
 from flax import linen as nn
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
+from ngrammer_jax.config.ngram.value_gate import ValueGateConfig
 from ngrammer_jax.layers import axis_names
 
 MIX = 0.5  # initial value of l, l_0 and l_1
-
-
-class ValueGate(NamedTuple):
-  """Options of the gate.
-
-  Attributes:
-    channels, row_channels: c and r, how many channels of x and e it reads.
-    factor: s.
-    bias: initial value of b. None: no bias.
-    initial: W is uniform from 0 to this number at the start.
-    is_mean: whether W is divided by c + r.
-    is_per_head: whether each head has a gate of its own.
-  """
-
-  channels: int
-  row_channels: int = 0
-  factor: float = 2.0
-  bias: float | None = None
-  initial: float = 0.0
-  is_mean: bool = False
-  is_per_head: bool = True
 
 
 class ValueJoin(nn.Module):
@@ -62,7 +40,8 @@ class ValueJoin(nn.Module):
   Attributes:
     heads: C.
     kind: `sum`, `interpolation` or `weighted_sum`.
-    gate: None: no gate.
+    gate: with c = `channels`, r = `row_channels` and s = `factor`; W is divided by c + r with
+      `mean`. None: no gate.
     is_projected: whether the rows are multiplied by U, orthogonal at the start.
     head: the only head that rows are added to. None: all.
     is_neutral: whether values start as they are; then the rows have to be 0 unless `kind` is
@@ -72,7 +51,7 @@ class ValueJoin(nn.Module):
 
   heads: int
   kind: str = 'sum'
-  gate: ValueGate | None = None
+  gate: ValueGateConfig | None = None
   is_projected: bool = False
   head: int | None = None
   is_neutral: bool = False
@@ -118,12 +97,12 @@ class ValueJoin(nn.Module):
     channels_BxPxI = jnp.concatenate([part.astype(self._wide_dtype) for part in parts], axis=-1)
     inputs = o.channels + o.row_channels
     G = 1
-    if o.is_per_head and self.head is None:
+    if o.per_head and self.head is None:
       G = self.heads
     init = axis_names.with_axis_names(nn.initializers.uniform(o.initial), (None, 'gates'))
     w_IxG = self.param('gate_weights', init, (inputs, G), self._wide_dtype)
     score_BxPxG = channels_BxPxI @ w_IxG
-    if o.is_mean:
+    if o.mean:
       score_BxPxG = score_BxPxG / inputs
     if o.bias is not None:
       init = axis_names.with_axis_names(nn.initializers.constant(o.bias), ('gates',))

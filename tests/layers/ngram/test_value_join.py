@@ -13,13 +13,14 @@ import pytest
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.config.ngram.memory import VALUE_JOINS as JOINS
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.value_gate import ValueGateConfig
 from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.layers.attention import position
 from ngrammer_jax.layers.attention.attention import Attention
 from ngrammer_jax.layers.attention.projection import Projections
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.memory import NGramMemory
-from ngrammer_jax.layers.ngram.value_join import ValueGate, ValueJoin
+from ngrammer_jax.layers.ngram.value_join import ValueJoin
 from tests.checks import assert_close, random_variables, reference_files, rest_is_full
 
 FLOAT64 = jnp.dtype('float64')
@@ -96,7 +97,9 @@ def test_equals_attention_of_nanochat(name, reference, x64):
   f = reference(name)
   c = json.loads(str(f['config']))
   options = NGramMemoryConfig(
-    **TOKEN_ROWS, width=f['table'].shape[1], gate_channels=f['ve_gate'].shape[1], gate_factor=3.0
+    **TOKEN_ROWS,
+    width=f['table'].shape[1],
+    value_gate=ValueGateConfig(f['ve_gate'].shape[1], factor=3.0),
   )
   params = {key: f[key] for key in WEIGHTS}
   params['memory'] = {'table': f['table'], 'values': {'gate_weights': f['ve_gate'].T}}
@@ -134,7 +137,7 @@ def test_equals_attention_of_record_14(name, reference, x64):
 def test_equals_gates_of_records_55_and_70(name, reference, x64, record, channels, row_channels):
   f = reference(name)
   N = len(f['gate'])
-  join = ValueJoin(heads=N, gate=ValueGate(channels, row_channels), dtype=FLOAT64)
+  join = ValueJoin(heads=N, gate=ValueGateConfig(channels, row_channels), dtype=FLOAT64)
 
   def run(table, weights, x):
     e = table[f['ids']][None]
@@ -166,10 +169,7 @@ def test_equals_host_tables_of_nanochat(name, reference, x64):
     table='host',
     sliced=True,
     projection=True,
-    gate_channels=c['gate_channels'],
-    gate_factor=1.0,
-    gate_mean=True,
-    gate_per_head=False,
+    value_gate=ValueGateConfig(c['gate_channels'], factor=1.0, mean=True, per_head=False),
   )
   D, V = c['D'], c['vocabulary']
   make = functools.partial(NGramMemory, options, V, D, dtype=FLOAT64)
@@ -210,7 +210,7 @@ def slow(o, x, v, e, p, heads):
         g = o['gate']
         z = np.concatenate([x[b, t, : g.channels], e[b, t, : g.row_channels]])
         w = p['gate_weights'][:, h % p['gate_weights'].shape[1]]
-        score = z @ w / (len(z) if g.is_mean else 1)
+        score = z @ w / (len(z) if g.mean else 1)
         if g.bias is not None:
           score += p['gate_bias'][h % len(p['gate_bias'])]
         of_row = g.factor / (1 + np.exp(-score)) * of_row
@@ -225,11 +225,13 @@ def slow(o, x, v, e, p, heads):
   return y
 
 
+ONE_HEAD = ValueGateConfig(3, factor=1.0, bias=-3.0, initial=0.02, mean=True)
+ONE_GATE = ValueGateConfig(4, 1, factor=3.0, bias=0.5, per_head=False)
 CASES = {
   'no gate': (dict(kind='weighted_sum', gate=None), 6),
-  'one head': (dict(kind='sum', head=1, gate=ValueGate(3, 0, 1.0, -3.0, 0.02, True)), 2),
-  'projected': (dict(kind='interpolation', is_projected=True, gate=ValueGate(2, 3)), 5),
-  'one gate': (dict(kind='sum', gate=ValueGate(4, 1, 3.0, 0.5, is_per_head=False)), 6),
+  'one head': (dict(kind='sum', head=1, gate=ONE_HEAD), 2),
+  'projected': (dict(kind='interpolation', is_projected=True, gate=ValueGateConfig(2, 3)), 5),
+  'one gate': (dict(kind='sum', gate=ONE_GATE), 6),
 }
 
 
@@ -281,7 +283,11 @@ def test_blocks_and_width_follow_from_the_model():
 def test_a_uniform_table_has_the_deviation_of_the_projection():
   """That of the model width, as published, also where the rows are narrower."""
   options = NGramMemoryConfig(
-    **TOKEN_ROWS, width=8, table_initial='uniform', deviation=None, gate_channels=2
+    **TOKEN_ROWS,
+    width=8,
+    table_initial='uniform',
+    deviation=None,
+    value_gate=ValueGateConfig(channels=2),
   )
   layer = NGramMemory(options, 50, 8, key_heads=2, model_width=32)
   v, x = np.zeros((1, 1, 8), 'float32'), np.zeros((1, 1, 32), 'float32')
@@ -294,7 +300,7 @@ def test_values_that_are_projected_again_have_their_rows():
   """The last tokens of a segment with padding, before the next one; those before the stream."""
   options = NGramMemoryConfig(
     **TOKEN_ROWS | dict(orders=(1, 2), heads=1, hash='polynomial', row_rule='exact'),
-    **dict(rows=(9,), width=3, gate_channels=2),
+    **dict(rows=(9,), width=3, value_gate=ValueGateConfig(channels=2)),
   )
   layer = NGramMemory(options, 9, 6, key_heads=2)
   rng = np.random.default_rng(0)

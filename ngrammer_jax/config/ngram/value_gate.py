@@ -1,0 +1,24 @@
+"""The gate of rows in the values of attention."""
+
+import dataclasses
+
+from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.relations import at_most
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueGateConfig:
+  """A gate from the first channels of the layer input (see layers/ngram/value_join.py)."""
+
+  channels: int = field(
+    12,
+    'first channels of the normed layer input that the gate reads',
+    at_least=1,
+    relations=(at_most('model.width'),),
+  )
+  row_channels: int = field(0, 'first channels of the row that it reads too', at_least=0)
+  factor: float = field(2.0, 'the gate is this times a sigmoid', above=0)
+  bias: float | None = field(None, 'initial bias; None: no bias')
+  initial: float = field(0.0, 'initial weights are uniform from 0 to this', at_least=0)
+  mean: bool = field(False, 'divide by the number of channels')
+  per_head: bool = field(True, 'a gate of each key and value head, or one')
