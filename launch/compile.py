@@ -10,6 +10,7 @@ programs, and are for one device (see `hlo.py`):
   bound by instruction   the sum over instructions of the time of their FLOPs or of their bytes,
                          whichever is longer, and of the waits for collectives
   cycles                 the sum of the compiler's estimates, which leave out what is named
+  estimate               cycles, else the time of the bound, plus waits (see `hlo_parts.py`)
 
 Transfers to and from the host are not counted. --against=OTHER.json, a report of --json, prints
 this report beside that one.
@@ -40,6 +41,7 @@ os.environ |= {
 }
 
 import hlo
+import hlo_parts
 import jax
 from jax.experimental import topologies
 
@@ -55,26 +57,8 @@ REMEDIES = (
   'segment_length; in training also model.remat="full", model.vocabulary_chunk=8192, '
   'training.accumulation.parts'
 )
-LAYOUT_CHANGES = 'copy', 'transpose', 'reshape'  # opcodes of synchronous instructions
 MIN_BYTES = 1e5  # collectives that send less are not listed
 
-# Parts of a model by the scopes of their instructions; the last match in a scope counts.
-PARTS = {
-  'saves of the scan': r'_run/(?:while/body/)?(?:jit\(dynamic|dynamic_|stack|concatenate|squeeze)',
-  'feed-forward': 'feed_forward/',
-  'projections': r'attention/(?:attention\.\w+/)*(?:query|key|value|out)/',
-  'kernels': 'pallas_call|splash',
-  'rotary': r'rotary|attention\._rotate_and_scale',
-  'other attention': 'attention/',
-  'residual': r'\._residual/',
-  'norms': r'\w*norm/',
-  'cross-entropy': r'\.(?:scores|logits)\b',
-  'optimizer': 'optimizer',
-  'codebook': 'quantizer|codebook',
-  'table': r'ngrammer|ngram_memory',
-  'embedding': r'\.embed\b',
-}
-SCOPES = re.compile('|'.join(f'({pattern})' for pattern in PARTS.values()))
 METRICS = {  # of a program, with the unit to print
   'peak': ('peak of the memory', 2**30, 'GiB'),
   'host': ('memory of its host', 2**30, 'GiB'),
@@ -87,12 +71,14 @@ METRICS = {  # of a program, with the unit to print
   'exposed': ('of it waiting for collectives', 1e-3, 'ms'),
   'mfu': ('MFU at best', 1e-2, '%'),
   'cycles': ("the compiler's cycles", 1e-3, 'ms'),
+  'estimate': ('estimate', 1e-3, 'ms'),
 }
 PART_COLUMNS = {
   'GB': ('bytes', 1e9),
   '%': ('share', 1e-2),
   'bound, ms': ('bound', 1e-3),
   'cycles, ms': ('cycles', 1e-3),
+  'estimate, ms': ('estimate', 1e-3),
 }
 
 
@@ -207,7 +193,7 @@ def count(text: str, mesh: dict[str, int], kind: str, kernels: dict[tuple, float
   chip = CHIPS[kind]
   rates = hlo.Rates(flops.peak_flops(kind), chip.memory_rate * 1e9, chip.network_rate * 1e9)
   program = hlo.Program(text, mesh, rates, kernels)
-  parts = _count_by_part(program.work, chip)
+  parts = hlo_parts.count(program.work, chip.clock * 1e9)
   total: collections.Counter = collections.Counter()
   for numbers in parts.values():
     total.update(numbers)
@@ -226,48 +212,9 @@ def count(text: str, mesh: dict[str, int], kind: str, kernels: dict[tuple, float
     'sent_between_slices': between,
     'parts': {name: dict(parts[name]) for name in by_bytes},
     'collectives': [c._asdict() | {'sent': c.bytes_sent} for c in collectives],
-    'without_cycles': dict(_bytes_without_cycles(program.work).most_common()),
+    'without_cycles': dict(hlo_parts.bytes_without_cycles(program.work).most_common()),
     'not_counted': not_counted,
   }
-
-
-def _count_by_part(all_work: list[hlo.Work], chip: Chip) -> dict[str, collections.Counter]:
-  """Returns what all executions compute and move, by part of the model."""
-  parts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
-  for work in all_work:
-    numbers = {
-      'bytes': work.bytes,
-      'padding': work.padding,
-      'flops': work.flops,
-      'exposed': work.exposed,
-      'bound': work.seconds + work.exposed,
-      'cycles': work.cycles / chip.clock / 1e9,
-    }
-    for name, value in numbers.items():
-      parts[part_of(work)][name] += work.times * value
-  return parts
-
-
-def _bytes_without_cycles(all_work: list[hlo.Work]) -> collections.Counter:
-  """Returns the bytes of instructions for which the compiler estimates no cycles, by name."""
-  without_cycles: collections.Counter = collections.Counter()
-  for work in all_work:
-    if not work.cycles:
-      name = work.name if work.opcode in ('fusion', 'tpu_custom_call') else work.opcode
-      without_cycles[re.sub(r'[.\d]+$', '', name)] += work.times * work.bytes
-  return without_cycles
-
-
-def part_of(work: hlo.Work) -> str:
-  """Returns the part of the model that an instruction belongs to."""
-  if work.collective is not None:
-    return 'collectives'
-  if work.opcode in LAYOUT_CHANGES or work.scope.endswith('/transpose'):
-    return 'layout changes'
-  matches = [*SCOPES.finditer(work.scope)]
-  if not matches:
-    return 'other'
-  return [*PARTS][matches[-1].lastindex - 1]
 
 
 def difference(this: Any, other: Any) -> Any:

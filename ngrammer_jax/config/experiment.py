@@ -41,6 +41,7 @@ class Config:
       except errors.BadInput as error:  # evaluation.memory is the cause: self.model is valid
         raise errors.BadInput(str(error).replace('model.memory', 'evaluation.memory')) from error
     self.data.check()
+    self.training.xla_options()
     self._check_positions()
     self._check_width_rule()
     if self.finetune is None:  # in fine-tuning, the model is not known yet

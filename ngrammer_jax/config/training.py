@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 import dataclasses
+import re
 
+from ngrammer_jax import errors
+from ngrammer_jax.config import fields
 from ngrammer_jax.config.fields import field
 
 LOGS = ('tensorboard', 'wandb')
@@ -35,6 +38,9 @@ class TrainingConfig:
     free_on_resume=True,
   )
   accumulation: AccumulationConfig | None = field(None, 'gradient accumulation, which saves memory')
+  compiler_options: tuple[str, ...] = field(
+    (), "options of XLA for the training program, each 'name=value'", free_on_resume=True
+  )
 
   @property
   def microbatches(self) -> int:
@@ -42,6 +48,21 @@ class TrainingConfig:
     if self.accumulation is None:
       return 1
     return self.accumulation.parts
+
+  def xla_options(self) -> dict[str, bool | str]:
+    """Returns `compiler_options` by name. Raises BadInput for what is not 'name=value'."""
+    options: dict[str, bool | str] = {}
+    for option in self.compiler_options:
+      name, _, value = option.partition('=')
+      path = f'training.compiler_options={fields.format_entry(self.compiler_options, option)}'
+      if not re.fullmatch(r'[a-z]\w*', name) or not value:
+        raise errors.BadInput(
+          f"{path} is not 'name=value': use for example 'xla_tpu_scoped_vmem_limit_kib=32768'"
+        )
+      if name in options:
+        raise errors.BadInput(f'{path} sets {name} a second time: leave one of them out')
+      options[name] = {'true': True, 'false': False}.get(value, value)  # XLA:CPU parses no bool
+    return options
 
   @property
   def tokens_per_step(self) -> int:

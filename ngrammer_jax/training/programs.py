@@ -27,7 +27,7 @@ from ngrammer_jax.models import (
 )
 from ngrammer_jax.optimizers import muon, partition, weight_decay, zero
 from ngrammer_jax.system import progress
-from ngrammer_jax.training import accumulation, capacity, flops, losses, metrics
+from ngrammer_jax.training import accumulation, capacity, compiler, flops, losses, metrics
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 
@@ -56,7 +56,7 @@ class Programs:
     is_compiled: whether the call is compiled.
 
   Raises:
-    BadInput: the devices cannot use tables in host memory.
+    BadInput: the devices cannot use tables in host memory, or their compiler has no such option.
   """
 
   def __init__(
@@ -71,6 +71,7 @@ class Programs:
     self._vocabulary_size = vocabulary_size
     self.mesh = mesh
     self.is_compiled = False
+    self._xla_options = compiler.check_options(config.training, mesh)
     model = language_model.build(config.model, vocabulary_size, jit_layers=True)
     variables = model_variables.abstract(model)
     memories = config.model.table_memories()
@@ -182,7 +183,8 @@ class Programs:
   def trace(self, state: train_state.TrainState, segments: token_batch.Batch) -> jax.stages.Traced:
     """Traces the call. State and segments may be abstract."""
     with sharding.use(self.mesh):
-      return train_step.make_call(self._step, state).trace(state, segments, np.int32(0))
+      call = train_step.make_call(self._step, state, self._xla_options)
+      return call.trace(state, segments, np.int32(0))
 
   def trace_program(self, name: str) -> tuple[jax.stages.Traced, int]:
     """Returns one of NAMES, traced with abstract inputs, and the number of tokens it processes.

@@ -232,12 +232,19 @@ def update_codebook(config: model_config.ModelConfig, codebook: Any, statistics:
 
 
 def make_call(
-  step: TrainStep, abstract: train_state.TrainState
+  step: TrainStep,
+  abstract: train_state.TrainState,
+  compiler_options: Mapping[str, bool | str] | None = None,
 ) -> Callable[..., tuple[train_state.TrainState, step_metrics.Metrics]]:
   """Returns a jitted function of the state, stacked segments [steps, B, T] and a number of steps.
 
   The steps beyond that number are skipped. The state is donated. Metrics are stacked by step; those
   of skipped steps are 0.
+
+  Args:
+    step: the training step.
+    abstract: shapes, dtypes and shardings of the state.
+    compiler_options: options of XLA by name.
   """
   shardings = jax.tree.map(sharding.placement, abstract)
   jitted_step = jax.jit(step, inline=True)  # one trace for both the shapes and the scan
@@ -256,4 +263,9 @@ def make_call(
     return jax.lax.scan(step_or_skip, state, (numbers < steps, segments))
 
   replicated = sharding.replicated(shardings.step.mesh)
-  return jax.jit(call, donate_argnums=0, out_shardings=(shardings, replicated))
+  return jax.jit(
+    call,
+    donate_argnums=0,
+    out_shardings=(shardings, replicated),
+    compiler_options=dict(compiler_options or {}),
+  )

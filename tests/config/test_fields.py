@@ -69,7 +69,7 @@ def test_keys_that_may_differ_on_resume():
       'training.log_every',
     ),
     *('training.evaluate_every', 'training.checkpoint_every', 'training.keep_checkpoints'),
-    'training.log_to',
+    *('training.log_to', 'training.compiler_options'),
     *('evaluation', 'mesh', 'finetune.tfds_dir', 'finetune.download'),
   ]
   other = config.resolve({'evaluation': {'streams': 3}, 'mesh': {'data': 2}, 'seed': 1})

@@ -1178,6 +1178,16 @@ TRAINING_OPTIMIZER = [
     'training.log_to=mlflow',
     "training.log_to=('mlflow',): 'mlflow' is not one of: tensorboard, wandb",
   ),
+  (
+    'training.compiler_options=--xla_a=1',
+    "training.compiler_options=('--xla_a=1',): '--xla_a=1' is not 'name=value': use for example "
+    "'xla_tpu_scoped_vmem_limit_kib=32768'",
+  ),
+  (
+    "training.compiler_options=('xla_a=1','xla_a=2')",
+    "training.compiler_options=('xla_a=1', 'xla_a=2'): 'xla_a=2' sets xla_a a second time: leave "
+    'one of them out',
+  ),
   ('training.keep_checkpoints=0', 'training.keep_checkpoints=0 must be at least 1'),
   ('optimizer.warmup_steps=-1', 'optimizer.warmup_steps=-1 must be at least 0'),
   (

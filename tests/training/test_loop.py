@@ -221,14 +221,26 @@ def test_a_kernel_that_cannot_do_the_segments_is_refused(tiny, tmp_path):
     loop.train(wrong, tmp_path / 'wrong')
 
 
+def test_an_option_that_the_compiler_does_not_have_is_refused(tiny, tmp_path):
+  """Before the model is made; the message names the option of several."""
+  options = 'xla_cpu_enable_fast_math=false', 'xla_none_such=1'
+  with bad_input(
+    "training.compiler_options='xla_none_such=1' is refused by the compiler for cpu "
+    "(INVALID_ARGUMENT: No such compile option: 'xla_none_such'): correct it, or leave it out"
+  ):
+    loop.train(tiny(training={'compiler_options': options}), tmp_path / 'run')
+
+
 def test_the_config_reaches_the_step(tiny, monkeypatch):
   steps, mesh = [], mesh_of(1, 1, 1)
-  monkeypatch.setattr(step, 'make_call', lambda step, state: steps.append((step, state)) or call)
+  monkeypatch.setattr(step, 'make_call', lambda *arguments: steps.append(arguments) or call)
   call = types.SimpleNamespace(trace=lambda *arguments: arguments)
   parts = {'half_loss': True, 'accumulation': experiment.AccumulationConfig(parts=4)}
+  parts['compiler_options'] = ('xla_cpu_enable_fast_math=false', 'xla_backend_optimization_level=1')
   run = programs.Programs(tiny(training=parts, seed=7), 11, mesh)
   assert run.trace('state', 'segments') == ('state', 'segments', 0)
-  made, state = steps[0]
+  made, state, options = steps[0]
+  assert options == {'xla_cpu_enable_fast_math': False, 'xla_backend_optimization_level': '1'}
   assert (made.seed, made.half_loss, made.frozen_codebook, state) == (7, True, False, 'state')
   assert made.microbatches == accumulation.GradientAccumulation(4, mesh)
 

@@ -164,6 +164,16 @@ def test_a_call_makes_as_many_steps_as_it_is_told_and_skips_the_rest():
   assert np.unique(losses).size == 4
 
 
+def test_options_of_the_compiler_reach_the_program():
+  state, place = state_of(0), sharding.replicated(mesh_of(1, 1, 1))
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state)
+  step = train_step.TrainStep(Table(), optax.sgd(0.1), LABELS, seed=0)
+  call = train_step.make_call(step, abstract, {'xla_none_such': '1'})
+  stacked = jax.tree.map(lambda part: part[None], segment_of(WHOLE))
+  with pytest.raises(jax.errors.JaxRuntimeError, match='xla_none_such'):
+    call.trace(abstract, stacked, np.int32(1)).lower().compile()
+
+
 def test_the_first_state_is_that_of_its_seed_on_any_mesh(monkeypatch):
   """And of nothing else; a model of one array."""
   model = type('Model', (), {'config': Table.config})()

@@ -1,0 +1,106 @@
+"""The work of a compiled training step by part of the model, and an estimate of its time.
+
+  estimate = cycles, else roofline, plus waits
+
+An instruction takes the compiler's cycles, or where it has none the time of its FLOPs or bytes,
+whichever is longer. A Pallas kernel without cycles takes this time by the ratio of cycles to it
+that the fusions of its part have: so code gains nothing by moving from a fusion to a kernel that
+moves as much. Asynchronous copies run beside other instructions, and collectives take what the
+device waits for them.
+"""
+
+import collections
+import re
+
+import hlo
+
+LAYOUT_CHANGES = 'copy', 'transpose', 'reshape'  # opcodes of synchronous instructions
+KERNEL = 'tpu_custom_call'  # opcode of a Pallas kernel
+
+# Parts of a model by the scopes of their instructions; the last match in a scope counts.
+PARTS = {
+  'saves of the scan': r'_run/(?:while/body/)?(?:jit\(dynamic|dynamic_|stack|concatenate|squeeze)',
+  'feed-forward': 'feed_forward/',
+  'projections': r'attention/(?:attention\.\w+/)*(?:query|key|value|out)/',
+  'kernels': 'pallas_call|splash',
+  'rotary': r'rotary|attention\._rotate_and_scale',
+  'other attention': 'attention/',
+  'residual': r'\._residual/',
+  'norms': r'\w*norm/',
+  'cross-entropy': r'\.(?:scores|logits)\b',
+  'optimizer': 'optimizer',
+  'codebook': 'quantizer|codebook',
+  'table': r'ngrammer|ngram_memory',
+  'embedding': r'\.embed\b',
+}
+SCOPES = re.compile('|'.join(f'({pattern})' for pattern in PARTS.values()))
+ALL_PARTS = 'all parts'  # whose fusions stand for those of a part that has none
+
+
+def count(all_work: list[hlo.Work], clock: float) -> dict[str, collections.Counter]:
+  """Returns what all executions compute, move and take, by part of the model.
+
+  Args:
+    all_work: the work of a program.
+    clock: cycles of a second.
+  """
+  ratios = _cycle_ratios(all_work, clock)
+  parts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+  for work in all_work:
+    numbers = {
+      'bytes': work.bytes,
+      'padding': work.padding,
+      'flops': work.flops,
+      'exposed': work.exposed,
+      'bound': work.seconds + work.exposed,
+      'cycles': work.cycles / clock,
+      'estimate': _busy_seconds(work, clock, ratios) + work.exposed,
+    }
+    for name, value in numbers.items():
+      parts[part_of(work)][name] += work.times * value
+  return parts
+
+
+def _cycle_ratios(all_work: list[hlo.Work], clock: float) -> dict[str, float]:
+  """Returns the ratio of cycles to roofline of the fusions of each part, and of all together."""
+  cycles: collections.Counter = collections.Counter()
+  roofline: collections.Counter = collections.Counter()
+  for work in all_work:
+    if work.opcode == 'fusion' and work.cycles and work.seconds:
+      for part in (part_of(work), ALL_PARTS):
+        cycles[part] += work.times * work.cycles / clock
+        roofline[part] += work.times * work.seconds
+  return {part: cycles[part] / roofline[part] for part in cycles}
+
+
+def _busy_seconds(work: hlo.Work, clock: float, ratios: dict[str, float]) -> float:
+  """Returns the seconds of an execution without the wait for a collective."""
+  if work.cycles:
+    return work.cycles / clock
+  if work.collective is not None or work.opcode.endswith('-start'):
+    return 0.0
+  if work.opcode == KERNEL:
+    return work.seconds * ratios.get(part_of(work), ratios.get(ALL_PARTS, 1.0))
+  return work.seconds
+
+
+def bytes_without_cycles(all_work: list[hlo.Work]) -> collections.Counter:
+  """Returns the bytes of instructions for which the compiler estimates no cycles, by name."""
+  without_cycles: collections.Counter = collections.Counter()
+  for work in all_work:
+    if not work.cycles:
+      name = work.name if work.opcode in ('fusion', KERNEL) else work.opcode
+      without_cycles[re.sub(r'[.\d]+$', '', name)] += work.times * work.bytes
+  return without_cycles
+
+
+def part_of(work: hlo.Work) -> str:
+  """Returns the part of the model that an instruction belongs to."""
+  if work.collective is not None:
+    return 'collectives'
+  if work.opcode in LAYOUT_CHANGES or work.scope.endswith('/transpose'):
+    return 'layout changes'
+  matches = [*SCOPES.finditer(work.scope)]
+  if not matches:
+    return 'other'
+  return [*PARTS][matches[-1].lastindex - 1]
