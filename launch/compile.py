@@ -26,7 +26,6 @@ import logging
 import math
 import os
 import pathlib
-import re
 import time
 import traceback
 from typing import Any, NamedTuple

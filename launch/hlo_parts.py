@@ -22,7 +22,7 @@ PARTS = {
   'saves of the scan': r'_run/(?:while/body/)?(?:jit\(dynamic|dynamic_|stack|concatenate|squeeze)',
   'feed-forward': 'feed_forward/',
   'projections': r'attention/(?:attention\.\w+/)*(?:query|key|value|out)/',
-  'kernels': 'pallas_call|splash',
+  'attention kernels': 'splash',
   'rotary': r'rotary|attention\._rotate_and_scale',
   'other attention': 'attention/',
   'residual': r'\._residual/',
