@@ -34,29 +34,29 @@ def test_the_part_of_an_instruction(scope, part):
   assert hlo_parts.part_of(work._replace(opcode='copy')) == 'layout changes'
 
 
-# As libtpu writes a step, in small. At 1 GB/s an array takes 1 ms.
+# As libtpu writes a step, in small. At 1.024 GB/s an array takes 1 ms.
 STEP = """
-%sum (a: f32[250000]) -> f32[250000] {
-  %a = f32[250000]{0:T(1024)} parameter(0)
-  ROOT %b = f32[250000]{0:T(1024)} negate(%a)
+%sum (a: f32[256000]) -> f32[256000] {
+  %a = f32[256000]{0:T(1024)} parameter(0)
+  ROOT %b = f32[256000]{0:T(1024)} negate(%a)
 }
 
-ENTRY %main (x: f32[250000]) -> f32[250000] {
-  %x = f32[250000]{0:T(1024)} parameter(0)
-  %norm.1 = f32[250000]{0:T(1024)} fusion(%x), kind=kLoop, calls=%sum, metadata={op_name="jit(f)/Block/attention_norm/mul"}, backend_config={"window_config":{"estimated_cycles":"6000"}}
-  %add.1 = f32[250000]{0:T(1024)} fusion(%norm.1), kind=kLoop, calls=%sum, metadata={op_name="jit(f)/optimizer/add"}, backend_config={"window_config":{"estimated_cycles":"2000"}}
-  %norm_kernel.1 = f32[250000]{0:T(1024)} custom-call(%add.1), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/Block/attention_norm/pallas_call"}
-  %gather.1 = f32[250000]{0:T(1024)} fusion(%norm_kernel.1), kind=kCustom, calls=%sum, metadata={op_name="jit(f)/ngrammer/gather"}
-  %copy-start = (f32[250000]{0:T(1024)S(1)}, f32[250000]{0:T(1024)}, u32[]{:S(2)}) copy-start(%gather.1)
-  %copied = f32[250000]{0:T(1024)S(1)} copy-done(%copy-start)
-  ROOT %y = f32[250000]{0:T(1024)} all-reduce(%gather.1), channel_id=1, replica_groups={{0,1}}, to_apply=%add
+ENTRY %main (x: f32[256000]) -> f32[256000] {
+  %x = f32[256000]{0:T(1024)} parameter(0)
+  %norm.1 = f32[256000]{0:T(1024)} fusion(%x), kind=kLoop, calls=%sum, metadata={op_name="jit(f)/Block/attention_norm/mul"}, backend_config={"window_config":{"estimated_cycles":"6000"}}
+  %add.1 = f32[256000]{0:T(1024)} fusion(%norm.1), kind=kLoop, calls=%sum, metadata={op_name="jit(f)/optimizer/add"}, backend_config={"window_config":{"estimated_cycles":"2000"}}
+  %norm_kernel.1 = f32[256000]{0:T(1024)} custom-call(%add.1), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/Block/attention_norm/pallas_call"}
+  %gather.1 = f32[256000]{0:T(1024)} fusion(%norm_kernel.1), kind=kCustom, calls=%sum, metadata={op_name="jit(f)/ngrammer/gather"}
+  %copy-start = (f32[256000]{0:T(1024)S(1)}, f32[256000]{0:T(1024)}, u32[]{:S(2)}) copy-start(%gather.1)
+  %copied = f32[256000]{0:T(1024)S(1)} copy-done(%copy-start)
+  ROOT %y = f32[256000]{0:T(1024)} all-reduce(%gather.1), channel_id=1, replica_groups={{0,1}}, to_apply=%add
 }
 """  # noqa: E501
 CLOCK = 1e6
 
 
 def estimates(text):
-  rates = hlo.Rates(1e12, 1e9, 1e9)
+  rates = hlo.Rates(1e12, 1.024e9, 1.024e9)
   parts = hlo_parts.count(hlo.Program(text, {'data': 2}, rates).work, CLOCK)
   return {name: 1e3 * numbers['estimate'] for name, numbers in parts.items()}
 
@@ -80,7 +80,7 @@ def test_code_gains_nothing_by_moving_into_a_kernel():
   first = twice.partition('%norm.1 = ')[2].partition('\n')[0]
   moved = twice.replace(
     first,
-    'f32[250000]{0:T(1024)} custom-call(%x), custom_call_target="tpu_custom_call", '
+    'f32[256000]{0:T(1024)} custom-call(%x), custom_call_target="tpu_custom_call", '
     'metadata={op_name="jit(f)/Block/attention_norm/pallas_call"}',
   )
   assert moved != twice and estimates(moved) == pytest.approx(estimates(twice))
