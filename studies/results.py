@@ -12,6 +12,7 @@ RUNS = pathlib.Path(__file__).with_name('results.jsonl')
 FREQUENCY = pathlib.Path(__file__).with_name('frequency.jsonl')
 ZERO_SHOT = pathlib.Path(__file__).with_name('zero_shot.jsonl')
 LONGER = pathlib.Path(__file__).with_name('longer.jsonl')
+PROGRAM = pathlib.Path(__file__).with_name('program.jsonl')
 PRETRAINED = pathlib.Path(__file__).with_name('pretrained.jsonl')
 
 Result = Mapping[str, Any]  # a line

@@ -138,11 +138,6 @@ class Runner:
 
 def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
   """Returns the line of results.jsonl of a finished run."""
-  trained = runs.load_run(workdir)
-  run = programs.Programs(trained.config, trained.vocabulary.size, sharding.make_mesh())
-  leaves = jax.tree_util.tree_leaves_with_path(run.abstract.params)
-  tables = [leaf for path, leaf in leaves if jax.tree_util.keystr(path[-1:]) == "['table']"]
-  t = trained.config.training
   return {
     'cell': cell.name,
     'table': cell.table,
@@ -151,13 +146,25 @@ def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
     'learning_rate': cell.rates.dense,
     'table_learning_rate': cell.rates.tables,
     'command': f'python -m ngrammer_jax.train {" ".join(cell.flags)}',
+    **describe_model(workdir),
+    **{name: read_evaluation(workdir, flags) for name, flags in cell.evaluations.items()},
+  }
+
+
+def describe_model(workdir: pathlib.Path) -> dict[str, int]:
+  """Returns the sizes of a trained model, and what its training took."""
+  trained = runs.load_run(workdir)
+  run = programs.Programs(trained.config, trained.vocabulary.size, sharding.make_mesh())
+  leaves = jax.tree_util.tree_leaves_with_path(run.abstract.params)
+  tables = [leaf for path, leaf in leaves if jax.tree_util.keystr(path[-1:]) == "['table']"]
+  t = trained.config.training
+  return {
     'steps': t.steps,
     'tokens': t.steps * t.tokens_per_step,
     'parameters': model_variables.count_elements(run.abstract.params),
     'table_bytes': sum(leaf.size * leaf.dtype.itemsize for leaf in tables),
     'flops_per_token': round(run.flops.forward()),
     'training_seconds': round(goodput.training_seconds(workdir)),
-    **{name: read_evaluation(workdir, flags) for name, flags in cell.evaluations.items()},
   }
 
 

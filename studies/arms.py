@@ -1,0 +1,165 @@
+"""The arms of studies/program.md: memories beside value embeddings, at equal parameters.
+
+  python -m ngrammer_jax.train --config=studies/arms.py:value_embeddings \
+    --config.data.path=/path/to/enwik8.gz --workdir=runs/value_embeddings
+
+All have a Transformer of 3 blocks of width 128 on enwik8 in 8,192 SentencePiece pieces, Muon for
+its matrices and Adagrad for all tables. With 2.70M parameters, room for one table of 8,192 x 128:
+
+  untied             an output layer of its own; no table
+  deeper             8 blocks; no table
+  value_embeddings   a row of each token in the values of the first and the last block
+  value_embeddings_adam  the same with Adam for the table: a control
+  second_embedding   a row of each token, added to the input of the second block
+  bigram_hash        a row of each bigram, added to the input of every block
+  engram             bigrams and trigrams, gated, in the second block
+  engram_123         unigrams, bigrams and trigrams
+  ngrammer           bigrams of clusters of the token embeddings
+  product_keys       values that hidden states find, in place of the second feed-forward
+  ARM_copies         untied, value_embeddings or an Engram with a memory of copies
+
+With 3.75M parameters, room for two tables:
+
+  two_value_embeddings           the first and the last block have a table of their own
+  value_embeddings_engram        value embeddings and Engram
+  value_embeddings_ngram_values  value embeddings, and rows of bigrams and trigrams in the values
+  engram_twice                   Engram with twice the rows
+
+`backbone` has neither a table nor an output layer of its own: 1.65M parameters.
+"""
+
+from typing import Any
+
+from configs import ngram_memories as base
+from ngrammer_jax import config
+
+TABLE_ROWS = 8192  # those of a table with a row of each token
+WIDTH = 128
+DEEPER_BLOCKS, DEEPER_FEED_FORWARD = 8, 364
+SUB_KEYS = 92
+ENGRAM_ROWS = {'engram': 16_097, 'engram_123': 10_646, 'engram_twice': 32_481}
+ENGRAM_BESIDE_VALUES = 16_097
+NGRAM_VALUE_ROWS = 65_340
+
+_VALUES = dict(preset='value_embeddings')
+_ENGRAM = base.SMALL_MEMORIES['engram']
+MEMORIES: dict[str, tuple[dict[str, Any], ...]] = {
+  'backbone': (),
+  'untied': (),
+  'deeper': (),
+  'value_embeddings': (_VALUES,),
+  'second_embedding': (
+    dict(
+      hash='id',
+      orders=(1,),
+      heads=1,
+      row_rule='vocabulary',
+      width=WIDTH,
+      join='sum',
+      layers=(1,),
+      deviation=0.0,
+    ),
+  ),
+  'bigram_hash': (dict(preset='bigram_hash', width=WIDTH, rows=(TABLE_ROWS,), boundary='starts'),),
+  'engram': (_ENGRAM,),
+  'engram_123': (_ENGRAM | dict(orders=(1, 2, 3)),),
+  'ngrammer': (),
+  'product_keys': (),
+  'two_value_embeddings': (_VALUES | dict(table=None),),
+  'value_embeddings_engram': (_VALUES, _ENGRAM),
+  'value_embeddings_ngram_values': (
+    _VALUES,
+    dict(preset='ngram_values', layers=(0, 2), width=8, boundary='starts'),
+  ),
+  'engram_twice': (_ENGRAM,),
+}
+COPIES = '_copies'
+_WITH_COPIES = [f'{arm}{COPIES}' for arm in ('untied', 'value_embeddings', 'engram', 'engram_123')]
+# Adam for the table, with a rate of its own.
+ADAM = 'value_embeddings_adam'
+ONE_TABLE = (
+  'untied',
+  'deeper',
+  'value_embeddings',
+  ADAM,
+  'second_embedding',
+  'bigram_hash',
+  'engram',
+  'engram_123',
+  'ngrammer',
+  'product_keys',
+  *_WITH_COPIES,
+)
+TWO_TABLES = (
+  'two_value_embeddings',
+  'value_embeddings_engram',
+  'value_embeddings_ngram_values',
+  'engram_twice',
+)
+BACKBONE = 'backbone'
+VARIANTS = (BACKBONE, *ONE_TABLE, *TWO_TABLES)
+
+
+def get_config(variant: str = 'value_embeddings'):
+  """Returns the config of one of VARIANTS."""
+  config.check_variant(variant, VARIANTS)
+  arm = variant.removesuffix(COPIES).removesuffix('_adam')
+  c = base.get_config('quickstart_plain')
+  c.data.corpus = 'enwik8'
+  c.data.vocabulary_size = TABLE_ROWS
+
+  m = c.model
+  m.width, m.heads, m.feed_forward_width = WIDTH, 4, 344
+  m.tie_embeddings = arm != 'untied'
+  if arm == 'deeper':
+    m.layers, m.feed_forward_width = DEEPER_BLOCKS, DEEPER_FEED_FORWARD
+  if arm == 'ngrammer':
+    m.ngram = config.block('model.ngram', clusters=128, vocabulary_size=32_768, dim=8)
+  if arm == 'product_keys':
+    m.product_memory = config.block(
+      'model.product_memory',
+      preset='memory_layers',
+      layers=(1,),
+      sub_keys=SUB_KEYS,
+      key_width=64,
+      top=16,
+      optimizer='adagrad',
+      learning_rate_factor=None,
+    )
+  m.ngram_memories = tuple(_memory(arm, values) for values in MEMORIES[arm])
+  if variant == ADAM:
+    (memory,) = m.ngram_memories
+    memory.optimizer, memory.learning_rate_factor = 'adam', 5.0
+  if variant.endswith(COPIES):
+    m.copy_memory = config.block('model.copy_memory')
+
+  o = c.optimizer
+  o.algorithm = 'muon'
+  o.muon = config.block('optimizer.muon', learning_rate=0.02)
+  o.learning_rate = 8e-3  # of embeddings, head and norms
+  o.table = config.block('optimizer.table', learning_rate=0.3)
+  o.schedule, o.decay_shape = 'wsd', '1-sqrt'
+  c.training.batch_size = 16
+  c.training.segment_length = 256
+  c.training.steps = 2000
+  o.warmup_steps, o.decay_steps = 50, 400
+  c.training.log_every = 50
+  c.training.evaluate_every = c.training.checkpoint_every = 500
+  c.training.keep_checkpoints = 1
+  return c
+
+
+def has_table(variant: str) -> bool:
+  """Returns whether a variant has a table of rows or values."""
+  return variant.removesuffix(COPIES) not in (BACKBONE, 'untied', 'deeper')
+
+
+def _memory(arm: str, values: dict[str, Any]):
+  """Returns a memory whose table Adagrad trains, with the rows of its arm."""
+  changes = dict(optimizer='adagrad', learning_rate_factor=None)
+  preset = values.get('preset')
+  if preset == 'engram':
+    changes['rows'] = (ENGRAM_ROWS.get(arm, ENGRAM_BESIDE_VALUES),)
+  elif preset == 'ngram_values':
+    changes['rows'] = (NGRAM_VALUE_ROWS,)
+  return config.block('model.ngram_memories', **(values | changes))
