@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import math
+import re
 
 import jax
 from jax.extend import core
@@ -20,6 +21,17 @@ def largest_array(function, *arguments) -> int:
   """Number of elements of the largest array that `function` computes on its way."""
   jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
   return max(math.prod(out.aval.shape) for e in equations(jaxpr) for out in e.outvars)
+
+
+def operand_dtypes(function, *arguments) -> list[set[str]]:
+  """The dtypes of the operands of each matrix product of the lowered function.
+
+  What XLA is given: products whose result is not used are gone.
+  """
+  text = jax.jit(function).trace(*arguments).lower(lowering_platforms=('cuda',)).as_text()
+  names = {'f64': 'float64', 'f32': 'float32', 'bf16': 'bfloat16'}
+  products = re.findall(r'stablehlo\.dot_general .* : \((.*)\) -> ', text)
+  return [{names[name] for name in re.findall(r'(\w+)>', operands.replace('x', ' '))} for operands in products]
 
 
 def tanh_layers(x_BxD, w_LxDxD, loop):

@@ -120,6 +120,13 @@ class ModelConfig:
     free_on_init=True,
     only_for={'adaptive_softmax': (None,)},
   )
+  loss_dtype: str = field(
+    'float32',
+    'dtype of the logits in the loss of training; sums have at least float32',
+    choices=('float32', 'bfloat16'),
+    free_on_init=True,
+    only_for={'adaptive_softmax': (None,)},
+  )
   vocabulary_chunk: int | None = field(
     None, 'vocabulary entries with logits at a time; None: all', at_least=1, free_on_resume=True
   )

@@ -30,6 +30,7 @@ SHARED = (
   'dropout',
   'dtype',
   'logits_dtype',
+  'loss_dtype',
   'scan_layers',
   'ngram',
   'ngram_memories',

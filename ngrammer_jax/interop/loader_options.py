@@ -37,6 +37,7 @@ LAYER_TRAINING_OPTIONS = (
 MODEL_TRAINING_OPTIONS = (
   'dtype',
   'logits_dtype',
+  'loss_dtype',
   'scan_layers',
   'remat',
   'vocabulary_chunk',

@@ -93,11 +93,18 @@ def dot_general(
     precision, preferred_element_type: as for `jax.lax.dot_general`.
 
   Raises:
-    TypeError: it is differentiated in forward mode (`jax.jvp`) on a CPU.
+    TypeError: it is differentiated in forward mode (`jax.jvp`), on a CPU or with a result in
+      another dtype than that of x.
   """
-  is_cpu = mesh_axes.device()[0] == 'cpu'
-  product = _dot_general if is_cpu else jax.lax.dot_general
-  return product(x, kernel, dimension_numbers, precision, preferred_element_type)
+  # The gradient of a result in another dtype has to be rounded, see `gradients`.
+  has_other_dtype = preferred_element_type not in (None, x.dtype)
+  if _is_cpu() or has_other_dtype:
+    return _dot_general(x, kernel, dimension_numbers, precision, preferred_element_type)
+  return jax.lax.dot_general(x, kernel, dimension_numbers, precision, preferred_element_type)
+
+
+def _is_cpu() -> bool:
+  return mesh_axes.device()[0] == 'cpu'
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -119,36 +126,51 @@ def _backward(
   operands: tuple[jax.Array, jax.Array],
   dy: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  x, kernel = operands
-  (inputs, kernel_inputs), _ = dimension_numbers
-  options = (precision, preferred_element_type)
-  row_axes = x.ndim - len(inputs)
-  features = tuple(range(row_axes, dy.ndim))
-  kernel_features = tuple(axis for axis in range(kernel.ndim) if axis not in kernel_inputs)
-  dx = jax.lax.dot_general(dy, kernel, ((features, kernel_features), ((), ())), *options)
-  if kernel_inputs[0] == 0:
-    d_kernel = _sum_of_outer_products(x, dy, row_axes, *options)
-  else:
-    d_kernel = _sum_of_outer_products(dy, x, row_axes, *options)
-  return dx.astype(x.dtype), d_kernel.astype(kernel.dtype)
+  return gradients(*operands, dimension_numbers, dy, precision)
 
 
 _dot_general.defvjp(_forward, _backward)
 
 
-def _sum_of_outer_products(a: jax.Array, b: jax.Array, row_axes: int, *options: Any) -> jax.Array:
+def gradients(
+  x: jax.Array, kernel: jax.Array, dimension_numbers: Any, dy: jax.Array, precision: Any = None
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the gradients of x and of the kernel of `dot_general`, in their dtype.
+
+  The gradient of the product is rounded to this dtype (see `layers.products`).
+
+  Args:
+    x, kernel, dimension_numbers, precision: as for `dot_general`.
+    dy: gradient of the product.
+  """
+  (inputs, kernel_inputs), _ = dimension_numbers
+  dy = dy.astype(x.dtype)
+  row_axes = x.ndim - len(inputs)
+  features = tuple(range(row_axes, dy.ndim))
+  kernel_features = tuple(axis for axis in range(kernel.ndim) if axis not in kernel_inputs)
+  dx = jax.lax.dot_general(dy, kernel, ((features, kernel_features), ((), ())), precision)
+  if kernel_inputs[0] == 0:
+    d_kernel = _sum_of_outer_products(x, dy, row_axes, precision)
+  else:
+    d_kernel = _sum_of_outer_products(dy, x, row_axes, precision)
+  return dx, d_kernel
+
+
+def _sum_of_outer_products(a: jax.Array, b: jax.Array, row_axes: int, precision: Any) -> jax.Array:
   """Returns the sum over rows of the outer products of [*rows, *A] and [*rows, *B], [*A, *B].
 
-  The first `row_axes` axes of both are those of the rows. The narrower array is transposed; XLA
-  does so once for all products of the same array.
+  The first `row_axes` axes of both are those of the rows. On a CPU the narrower array is
+  transposed; XLA does so once for all products of the same array.
   """
+  rows = tuple(range(row_axes))
+  if not _is_cpu():
+    return jax.lax.dot_general(a, b, ((rows, rows), ((), ())), precision)
 
   def product(narrow, wide):
-    rows = tuple(range(row_axes))
     others = tuple(range(row_axes, narrow.ndim))
     summed = tuple(range(len(others), narrow.ndim))
     transposed = narrow.transpose(*others, *rows)
-    return jax.lax.dot_general(transposed, wide, ((summed, rows), ((), ())), *options)
+    return jax.lax.dot_general(transposed, wide, ((summed, rows), ((), ())), precision)
 
   def width(array):
     return math.prod(array.shape[row_axes:])

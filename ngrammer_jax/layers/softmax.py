@@ -10,13 +10,15 @@ B batch, T segment length, D model width, V vocabulary, C chunks, R ids of one c
 t = T / F tokens of every row.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import dense, mesh_axes
 
+OUTPUT_AXES = ((2,), (1,)), ((), ())  # of hidden states [B, T, D] and weights [V, D]
 MIN_BLOCK = 2**21  # logits; with fewer, loops and sums of gradients take longer than they save
 
 
@@ -56,7 +58,7 @@ def full_logits(
   logits_BxTxV = dense.dot_general(
     hidden_BxTxD,
     weight_VxD,
-    dimension_numbers=(((2,), (1,)), ((), ())),
+    OUTPUT_AXES,
     preferred_element_type=dtype if stored is None else jnp.dtype(stored),
   )
   logits_BxTxV = logits_BxTxV.astype(dtype)
@@ -75,10 +77,15 @@ def _add_bias_forward(logits_BxTxV: jax.Array, bias_V: jax.Array) -> tuple[jax.A
 
 
 def _add_bias_backward(bias_V: jax.Array, d_logits_BxTxV: jax.Array) -> tuple[jax.Array, jax.Array]:
+  return d_logits_BxTxV, _sum_over_tokens(d_logits_BxTxV, bias_V.dtype)
+
+
+def _sum_over_tokens(array_BxTxV: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """Returns the sums over rows and tokens in a dtype, [V]."""
   # Sums over tokens first, then over rows. With more than about 10,000 words one sum over both is
   # several times slower on a CPU (1.0 s instead of 0.1 s for 77,000 words, 64 x 20 tokens).
-  d_bias_BxV = jax.lax.optimization_barrier(d_logits_BxTxV.sum(axis=1))
-  return d_logits_BxTxV, d_bias_BxV.sum(axis=0).astype(bias_V.dtype)
+  sums_BxV = jax.lax.optimization_barrier(array_BxTxV.sum(axis=1, dtype=dtype))
+  return sums_BxV.sum(axis=0)
 
 
 _add_bias.defvjp(_add_bias_forward, _add_bias_backward)
@@ -162,51 +169,173 @@ def _chunked_summary(
   """Returns the same as `summary`, in C chunks of the vocabulary."""
   V = len(weight_VxD)
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
-  lowest = jnp.finfo(dtype).min / 4
   if bias_V is None:
     bias_V = jnp.zeros(V, dtype)
-  else:
-    bias_V = bias_V.astype(dtype)
   weight_VxD = weight_VxD.astype(hidden_BxTxD.dtype)
-  weight_CxRxD, bias_CxR = _split_vocabulary(weight_VxD, bias_V, C, lowest)
-  R = bias_CxR.shape[1]
+  chunks = _split_vocabulary(weight_VxD, bias_V.astype(dtype), C)
+  return _summarize(Logits(V, cap, stored), hidden_BxTxD, chunks, targets_BxT)
 
-  def add_chunk(
-    running: Summary, chunk: tuple[jax.Array, jax.Array, jax.Array | int]
-  ) -> tuple[Summary, None]:
-    weight_RxD, bias_R, c = chunk
-    logits_BxTxR = full_logits(hidden_BxTxD, weight_RxD, bias_R, cap, stored)
-    if cap is not None and R * C > V:  # the cap is above `lowest`
-      logits_BxTxR = jnp.where(jnp.arange(R) * C + c < V, logits_BxTxR, lowest)
-    log_sum_BxT, target_BxT = _log_sum_and_logit(logits_BxTxR, targets_BxT // C)
-    top_row_BxT, top_BxT = _first_maximum(logits_BxTxR)
-    top_id_BxT = top_row_BxT * C + c
-    is_higher_BxT = top_BxT > running.best_logit_BxT
-    is_equal_BxT = top_BxT == running.best_logit_BxT
-    is_better_BxT = is_higher_BxT | (is_equal_BxT & (top_id_BxT < running.best_BxT))
-    running = Summary(
-      log_sum_BxT=jnp.logaddexp(running.log_sum_BxT, log_sum_BxT),
-      target_BxT=jnp.where(targets_BxT % C == c, target_BxT, running.target_BxT),
-      best_logit_BxT=jnp.maximum(running.best_logit_BxT, top_BxT),
-      best_BxT=jnp.where(is_better_BxT, top_id_BxT, running.best_BxT),
-    )
-    return running, None
 
-  lowest_BxT = jnp.full(targets_BxT.shape, lowest, dtype)
-  no_id_BxT = jnp.full(targets_BxT.shape, V, jnp.int32)
-  running = Summary(lowest_BxT, jnp.zeros_like(lowest_BxT), lowest_BxT, no_id_BxT)
-  if C == 1:
-    total, _ = add_chunk(running, (weight_CxRxD[0], bias_CxR[0], 0))
-    return total
-  chunks = (weight_CxRxD, bias_CxR, jnp.arange(C, dtype=jnp.int32))
-  total, _ = jax.lax.scan(jax.checkpoint(add_chunk), running, chunks)
+class Chunk(NamedTuple):
+  """The output layer of one chunk of the vocabulary, or of all chunks with a leading axis C."""
+
+  weight_RxD: jax.Array
+  bias_R: jax.Array
+  index: jax.Array  # c, the remainder of the ids of the chunk divided by C
+
+
+class Logits(NamedTuple):
+  """How the logits of a chunk are computed.
+
+  Attributes:
+    V: size of the vocabulary; logits of ids from V on are `_lowest`.
+    cap: see `cap_logits`.
+    stored: dtype in which the products are stored. None: at least float32.
+  """
+
+  V: int
+  cap: float | None
+  stored: str | None
+
+  def products(self, hidden_BxTxD: jax.Array, weight_RxD: jax.Array) -> jax.Array:
+    """Returns the products of hidden states and weights, [B, T, R]."""
+    dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
+    if self.stored is not None:
+      dtype = jnp.dtype(self.stored)
+    return dense.dot_general(hidden_BxTxD, weight_RxD, OUTPUT_AXES, preferred_element_type=dtype)
+
+  def of(self, products_BxTxR: jax.Array, chunk: Chunk, C: int) -> jax.Array:
+    """Returns the logits for products in at least float32, [B, T, R]."""
+    R = len(chunk.bias_R)
+    logits_BxTxR = cap_logits(products_BxTxR + chunk.bias_R, self.cap)
+    if self.cap is not None and R * C > self.V:  # the cap is above the lowest logit
+      is_word_R = jnp.arange(R) * C + chunk.index < self.V
+      logits_BxTxR = jnp.where(is_word_R, logits_BxTxR, _lowest(logits_BxTxR.dtype))
+    return logits_BxTxR
+
+
+def _lowest(dtype: jnp.dtype) -> jax.Array:
+  return jnp.finfo(dtype).min / 4
+
+
+# The gradient is written out: it needs no other array of the size of the logits than the products,
+# reads them once, and is rounded to the dtype of the hidden states before both of its products.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summarize(
+  logits: Logits, hidden_BxTxD: jax.Array, chunks: Chunk, targets_BxT: jax.Array
+) -> Summary:
+  """Returns the softmax over all chunks, of which the last, sum and target have a gradient."""
+  total, _ = _forward(logits, hidden_BxTxD, chunks, targets_BxT)
   return total
 
 
-def _split_vocabulary(
-  weight_VxD: jax.Array, bias_V: jax.Array, C: int, lowest: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the weights [C, R, D] and biases [C, R] of the chunks; padding has the bias `lowest`.
+def _forward(
+  logits: Logits, hidden_BxTxD: jax.Array, chunks: Chunk, targets_BxT: jax.Array
+) -> tuple[Summary, tuple]:
+  """Returns the result of `_summarize`, and what its gradient needs.
+
+  That are the inputs, the log-sum, and the products if there is one chunk; those of several chunks
+  are computed again.
+  """
+  C = len(chunks.index)
+  dtype = chunks.bias_R.dtype
+
+  def add_chunk(running: Summary, chunk: Chunk) -> tuple[Summary, jax.Array]:
+    products_BxTxR = logits.products(hidden_BxTxD, chunk.weight_RxD)
+    logits_BxTxR = logits.of(products_BxTxR.astype(dtype), chunk, C)
+    part = _summarize_chunk(logits_BxTxR, targets_BxT // C)
+    top_id_BxT = part.best_BxT * C + chunk.index
+    is_higher_BxT = part.best_logit_BxT > running.best_logit_BxT
+    is_equal_BxT = part.best_logit_BxT == running.best_logit_BxT
+    is_better_BxT = is_higher_BxT | (is_equal_BxT & (top_id_BxT < running.best_BxT))
+    has_target_BxT = targets_BxT % C == chunk.index
+    running = Summary(
+      log_sum_BxT=jnp.logaddexp(running.log_sum_BxT, part.log_sum_BxT),
+      target_BxT=jnp.where(has_target_BxT, part.target_BxT, running.target_BxT),
+      best_logit_BxT=jnp.maximum(running.best_logit_BxT, part.best_logit_BxT),
+      best_BxT=jnp.where(is_better_BxT, top_id_BxT, running.best_BxT),
+    )
+    return running, products_BxTxR
+
+  lowest_BxT = jnp.full(targets_BxT.shape, _lowest(dtype), dtype)
+  no_id_BxT = jnp.full(targets_BxT.shape, logits.V, jnp.int32)
+  running = Summary(lowest_BxT, jnp.zeros_like(lowest_BxT), lowest_BxT, no_id_BxT)
+  if C == 1:
+    total, products_BxTxR = add_chunk(running, _only(chunks))
+  else:
+    total, _ = jax.lax.scan(lambda *carry: (add_chunk(*carry)[0], None), running, chunks)
+    products_BxTxR = None
+  return total, (hidden_BxTxD, chunks, targets_BxT, total.log_sum_BxT, products_BxTxR)
+
+
+def _backward(logits: Logits, residuals: tuple, gradient: Summary) -> tuple:
+  """Returns the gradients of hidden states and chunks."""
+  hidden_BxTxD, chunks, targets_BxT, log_sum_BxT, products_BxTxR = residuals
+  C = len(chunks.index)
+  dtype = chunks.bias_R.dtype
+
+  def differentiate_chunk(
+    chunk: Chunk, products_BxTxR: jax.Array
+  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    logits_BxTxR, pull_back = jax.vjp(
+      lambda products_BxTxR: logits.of(products_BxTxR, chunk, C), products_BxTxR.astype(dtype)
+    )
+    row_BxT = jnp.where(targets_BxT % C == chunk.index, targets_BxT // C, -1)
+    d_logits_BxTxR = jnp.exp(logits_BxTxR - log_sum_BxT[..., None])
+    d_logits_BxTxR *= gradient.log_sum_BxT[..., None]
+    d_target_BxTx1 = gradient.target_BxT[..., None]
+    d_logits_BxTxR += jnp.where(_is_row(row_BxT, logits_BxTxR), d_target_BxTx1, 0)
+    (d_products_BxTxR,) = pull_back(d_logits_BxTxR)
+    d_products_BxTxR = d_products_BxTxR.astype(hidden_BxTxD.dtype)
+    d_hidden_BxTxD, d_weight_RxD = dense.gradients(
+      hidden_BxTxD, chunk.weight_RxD, OUTPUT_AXES, d_products_BxTxR
+    )
+    return d_hidden_BxTxD, (d_weight_RxD, _sum_over_tokens(d_products_BxTxR, dtype))
+
+  def add_chunk(total_BxTxD: jax.Array, chunk: Chunk) -> tuple[jax.Array, Any]:
+    products_BxTxR = logits.products(hidden_BxTxD, chunk.weight_RxD)
+    d_hidden_BxTxD, d_output = differentiate_chunk(chunk, products_BxTxR)
+    return total_BxTxD + d_hidden_BxTxD, d_output
+
+  if C == 1:
+    d_hidden_BxTxD, d_output = differentiate_chunk(_only(chunks), products_BxTxR)
+    d_output = jax.tree.map(lambda array: array[None], d_output)
+  else:
+    total_BxTxD = jnp.zeros(hidden_BxTxD.shape, dtype)
+    total_BxTxD, d_output = jax.lax.scan(add_chunk, total_BxTxD, chunks)
+    d_hidden_BxTxD = total_BxTxD.astype(hidden_BxTxD.dtype)
+  return d_hidden_BxTxD, Chunk(*d_output, None), None
+
+
+_summarize.defvjp(_forward, _backward)
+
+
+def _only(chunks: Chunk) -> Chunk:
+  """Returns the only one of the chunks."""
+  return jax.tree.map(lambda array: array[0], chunks)
+
+
+def _summarize_chunk(logits_BxTxR: jax.Array, row_BxT: jax.Array) -> Summary:
+  """Returns the softmax over the rows of one chunk; the first row with the highest logit is best.
+
+  `row_BxT` are the rows of the targets.
+  """
+  R = logits_BxTxR.shape[-1]
+  max_BxTx1 = logits_BxTxR.max(axis=-1, keepdims=True)
+  sum_BxT = jnp.exp(logits_BxTxR - max_BxTx1).sum(axis=-1)
+  if mesh_axes.device()[0] == 'cpu':
+    row_BxTx1 = row_BxT[..., None]
+    target_BxTx1 = jnp.take_along_axis(logits_BxTxR, row_BxTx1, axis=-1, mode='clip')
+    target_BxT = target_BxTx1[..., 0]
+  else:  # in the pass of the sum
+    target_BxT = jnp.where(_is_row(row_BxT, logits_BxTxR), logits_BxTxR, 0).sum(axis=-1)
+  max_BxT = max_BxTx1[..., 0]
+  best_BxT = jnp.where(logits_BxTxR == max_BxTx1, jnp.arange(R, dtype=jnp.int32), R).min(axis=-1)
+  return Summary(max_BxT + jnp.log(sum_BxT), target_BxT, max_BxT, best_BxT)
+
+
+def _split_vocabulary(weight_VxD: jax.Array, bias_V: jax.Array, C: int) -> Chunk:
+  """Returns the C chunks; the biases of padding are `_lowest`.
 
   Chunk c has the ids c, c + C, c + 2 C, ..., so that every device has its share of every chunk if
   the vocabulary is sharded, without communication.
@@ -216,57 +345,8 @@ def _split_vocabulary(
   # The barrier makes the optimizer read the gradient in the order of rows, not of chunks.
   weight_VxD = jax.lax.optimization_barrier(weight_VxD)
   weight_CxRxD = jnp.pad(weight_VxD, ((0, R * C - V), (0, 0))).reshape(R, C, D).swapaxes(0, 1)
-  bias_CxR = jnp.pad(bias_V, (0, R * C - V), constant_values=lowest).reshape(R, C).T
-  return weight_CxRxD, bias_CxR
-
-
-def _first_maximum(logits_BxTxR: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the first row with the highest logit, and this logit without a gradient; [B, T]."""
-  R = logits_BxTxR.shape[-1]
-  row_R = jnp.arange(R, dtype=jnp.int32)
-  logits_BxTxR = jax.lax.stop_gradient(logits_BxTxR)
-  top_BxT = logits_BxTxR.max(axis=-1)
-  row_BxT = jnp.where(logits_BxTxR == top_BxT[..., None], row_R, R).min(axis=-1)
-  return row_BxT, top_BxT
-
-
-# The gradient is written out: the exponentials serve both passes, and one pass makes the gradient.
-@jax.custom_vjp
-def _log_sum_and_logit(logits_BxTxR: jax.Array, row_BxT: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the log of the sum of exp(logit), and the logit of one row; both [B, T]."""
-  result, _ = _forward(logits_BxTxR, row_BxT)
-  return result
-
-
-def _forward(
-  logits_BxTxR: jax.Array, row_BxT: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
-  """Returns the result of `_log_sum_and_logit`, and what its gradient needs."""
-  max_BxTx1 = logits_BxTxR.max(axis=-1, keepdims=True)
-  exp_BxTxR = jnp.exp(logits_BxTxR - max_BxTx1)
-  sum_BxTx1 = exp_BxTxR.sum(axis=-1, keepdims=True)
-  if mesh_axes.device()[0] == 'cpu':
-    row_BxTx1 = row_BxT[..., None]
-    logit_BxTx1 = jnp.take_along_axis(logits_BxTxR, row_BxTx1, axis=-1, mode='clip')
-    logit_BxT = logit_BxTx1[..., 0]
-  else:  # in the pass of the sum
-    logit_BxT = jnp.where(_is_row(row_BxT, logits_BxTxR), logits_BxTxR, 0).sum(axis=-1)
-  log_sum_BxT = (max_BxTx1 + jnp.log(sum_BxTx1))[..., 0]
-  return (log_sum_BxT, logit_BxT), (exp_BxTxR, sum_BxTx1, row_BxT)
-
-
-def _backward(
-  residuals: tuple[jax.Array, jax.Array, jax.Array], gradients: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, None]:
-  """Returns the gradient of the logits."""
-  exp_BxTxR, sum_BxTx1, row_BxT = residuals
-  d_log_sum_BxT, d_logit_BxT = gradients
-  d_logits_BxTxR = exp_BxTxR * (d_log_sum_BxT[..., None] / sum_BxTx1)
-  d_logits_BxTxR += jnp.where(_is_row(row_BxT, exp_BxTxR), d_logit_BxT[..., None], 0)
-  return d_logits_BxTxR, None
-
-
-_log_sum_and_logit.defvjp(_forward, _backward)
+  padded = jnp.pad(bias_V, (0, R * C - V), constant_values=_lowest(bias_V.dtype))
+  return Chunk(weight_CxRxD, padded.reshape(R, C).T, jnp.arange(C, dtype=jnp.int32))
 
 
 def _is_row(row_BxT: jax.Array, array_BxTxR: jax.Array) -> jax.Array:

@@ -86,8 +86,13 @@ class VocabularyModel(nn.Module):
     x_BxTxD = mesh_axes.shard_rows(table_VxD[tokens_BxT])
     return x_BxTxD, EmbeddingLookup(table_VxD, tokens_BxT, x_BxTxD)
 
-  def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
-    """Returns the negative log-likelihood of every target, and whether it was predicted."""
+  def scores(
+    self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array, train: bool = False
+  ) -> softmax.TokenScores:
+    """Returns the negative log-likelihood of every target, and whether it was predicted.
+
+    In training, the logits are stored as `loss_dtype` of the config says.
+    """
     c = self.config
     token_ids.check_range('targets', targets_BxT, self.vocabulary_size)
     if c.adaptive_softmax is not None:
@@ -99,7 +104,7 @@ class VocabularyModel(nn.Module):
       targets_BxT,
       chunk=c.vocabulary_chunk,
       cap=c.final_logit_cap,
-      stored=c.logits_dtype,
+      stored='bfloat16' if train and c.loss_dtype == 'bfloat16' else c.logits_dtype,
     )
 
   def logits(self, hidden_BxTxJ: jax.Array) -> jax.Array:

@@ -41,14 +41,14 @@ class LossContext:
 
     Never more than `model.vocabulary_chunk` logits of a token exist at once.
     """
-    return self._head('scores', hidden_BxTxJ, targets_BxT)
+    return self._head('scores', hidden_BxTxJ, targets_BxT, train=True)
 
   def log_probs(self, hidden_BxTxJ: jax.Array) -> jax.Array:
     """Returns log-probabilities [B, T, V] of the next tokens in nats; all exist at once."""
     return self._head('log_probs', hidden_BxTxJ)
 
-  def _head(self, method: str, *inputs: jax.Array) -> Any:
-    return self.model.apply({'params': self.params}, *inputs, method=method)
+  def _head(self, method: str, *inputs: jax.Array, **options: Any) -> Any:
+    return self.model.apply({'params': self.params}, *inputs, method=method, **options)
 
   def mean(self, values_BxT: jax.Array) -> jax.Array:
     """Returns the part of these rows in the mean over all tokens that count; 0 if none does."""

@@ -152,6 +152,42 @@ def test_logits_may_be_stored_in_bfloat16(chunk):
   assert_close(nll, expected, 1e-5)
 
 
+def test_gradients_in_bfloat16_are_exact_to_the_rounding_of_their_operands():
+  """Hidden states, weights, and the gradient of the logits: at most three times 2^-9 of each."""
+  arrays, targets, cotangent = random_case()
+  narrow = [*(array.astype(jnp.bfloat16) for array in arrays[:2]), arrays[2].astype('float32')]
+  rounded = [np.asarray(array, 'float64') for array in narrow]
+  expected = slow_gradients(*rounded, targets, cotangent)
+  for chunk in CHUNKS:
+    actual, _ = gradients(narrow, targets, cotangent.astype('float32'), chunk)
+    for ours, exact in zip(actual, expected, strict=True):
+      assert_close(np.asarray(ours, 'float64'), exact, 2**-8)
+
+
+@pytest.mark.parametrize('chunk', [None, 4])
+def test_products_of_a_bfloat16_gradient_have_bfloat16_operands(chunk):
+  """Logits, and the gradients of hidden states and weights; chunks compute the logits again."""
+  hidden, weight, bias = random_case()[0]
+  narrow = hidden.astype(jnp.bfloat16), weight.astype('float32'), bias.astype('float32')
+  _, targets, cotangent = random_case()
+  program = functools.partial(gradients, chunk=chunk)
+  products = jaxprs.operand_dtypes(program, narrow, targets, cotangent.astype('float32'))
+  assert products == [{'bfloat16'}] * (3 if chunk is None else 4)
+
+
+def test_the_gradient_keeps_one_array_of_the_size_of_the_logits():
+  """The products; and nothing of their size with chunks."""
+  arrays, targets, _ = random_case(V=64)
+
+  def kept(chunk):
+    score = lambda *arrays: softmax.token_scores(*arrays, targets, chunk, 30.0).nll_BxT
+    pull_back = jax.eval_shape(lambda *arrays: jax.vjp(score, *arrays)[1], *arrays)
+    return sum(leaf.size == B * T * 64 for leaf in jax.tree.leaves(pull_back))
+
+  assert kept(None) == 1
+  assert kept(8) == 0
+
+
 def test_logits_of_a_batch_exist_only_unchunked():
   (hidden, weight, bias), targets, _ = random_case(V=64)
 

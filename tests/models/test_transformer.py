@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +50,40 @@ def variables_of(model):
     quantizer = variables['codebook']['ngrammer']['quantizer']
     quantizer['centroids'] = embeddings.reshape(4, 2, 4).swapaxes(0, 1)
   return variables
+
+
+def test_products_of_a_bfloat16_step_have_bfloat16_operands():
+  """Forward and backward, also those of attention whose results are float32; with shared keys."""
+  model = small_model(ngram=None, dtype='bfloat16', key_value_heads=1)
+  tokens = random_tokens()
+
+  def loss(variables):
+    memory = language_model.empty_memory(model.config, B)
+    hidden, _, _ = model.apply(variables, tokens, memory, train=True)
+    return model.apply(variables, hidden, tokens, method='scores').nll_BxT.sum()
+
+  variables = model_variables.abstract(model)
+  variables = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), variables)
+  products = jaxprs.operand_dtypes(jax.grad(loss), nn.unbox(variables))
+  assert len(products) > 3 * 2 * 6  # three for each of six products in two layers, and the logits
+  assert products == [{'bfloat16'}] * len(products)
+
+
+def test_the_loss_may_have_bfloat16_logits():
+  """In training alone: a float32 model scores as without, and trains on the rounded products."""
+  model = small_model(loss_dtype='bfloat16')
+  plain = small_model()
+  variables = variables_of(plain)
+  hidden, _ = run(plain, variables, random_tokens())
+  score = lambda model, **options: model.apply(
+    variables, hidden, random_tokens(), method='scores', **options
+  )
+  expected = score(plain).nll_BxT
+  np.testing.assert_array_equal(score(model).nll_BxT, expected)
+  np.testing.assert_array_equal(score(plain, train=True).nll_BxT, expected)
+  rounded = score(small_model(logits_dtype='bfloat16')).nll_BxT
+  np.testing.assert_array_equal(score(model, train=True).nll_BxT, rounded)
+  assert (rounded != expected).any()
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames='train')

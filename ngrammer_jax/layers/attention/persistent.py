@@ -19,7 +19,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import axis_names, dropout
+from ngrammer_jax.layers import axis_names, dropout, products
 from ngrammer_jax.layers.attention import full
 
 
@@ -73,9 +73,7 @@ class PersistentVectors(nn.Module):
     if self.has_zero_gate:
       zeros = axis_names.with_axis_names(nn.initializers.zeros, ('heads',))
       values_NxPxH *= self.param('gate', zeros, (N,), wide).astype(self.dtype)[:, None, None]
-    scores_BxNxTxP = jnp.einsum(
-      'btnh,nph->bntp', q_BxTxNxH, keys_NxPxH, preferred_element_type=wide
-    )
+    scores_BxNxTxP = products.wide_einsum('btnh,nph->bntp', q_BxTxNxH, keys_NxPxH)
     return scores_BxNxTxP, values_NxPxH
 
 
@@ -86,7 +84,5 @@ def attend(
   log_mass_BxNxT = jax.nn.logsumexp(scores_BxNxTxP, axis=-1)
   weights_BxNxTxP = jnp.exp(scores_BxNxTxP - log_mass_BxNxT[..., None])
   dropped_BxNxTxP = drop(weights_BxNxTxP).astype(values_NxPxH.dtype)
-  values_BxTxNxH = jnp.einsum(
-    'bntp,nph->btnh', dropped_BxNxTxP, values_NxPxH, preferred_element_type=scores_BxNxTxP.dtype
-  )
+  values_BxTxNxH = products.wide_einsum('bntp,nph->btnh', dropped_BxNxTxP, values_NxPxH)
   return full.PartialAttention(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxP)

@@ -19,7 +19,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import axis_names, dense, dropout
+from ngrammer_jax.layers import axis_names, dense, dropout, products
 from ngrammer_jax.layers.attention import position
 from ngrammer_jax.layers.context import Context
 
@@ -92,13 +92,12 @@ def scores(term: DistanceTerm, distance_BxTxS: jax.Array | None = None) -> jax.A
   `distance_BxTxS` is from query to key. None: keys are in order, the last T are those of the
   queries.
   """
-  wide = jnp.promote_types(term.query_BxTxNxH.dtype, jnp.float32)
   encoding = term.encoding_SxNxH
   indices = 'btnh,snh->bnts'
   if encoding.shape[1] == 1:  # the same for all heads
     encoding = encoding[:, 0]
     indices = 'btnh,sh->bnts'
-  scores_BxNxTxS = jnp.einsum(indices, term.query_BxTxNxH, encoding, preferred_element_type=wide)
+  scores_BxNxTxS = products.wide_einsum(indices, term.query_BxTxNxH, encoding)
   if term.bias_SxN is not None:
     scores_BxNxTxS += term.bias_SxN.T[:, None]
   if distance_BxTxS is None:

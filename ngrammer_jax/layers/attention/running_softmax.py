@@ -25,7 +25,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dropout, softmax
+from ngrammer_jax.layers import dropout, products, softmax
 from ngrammer_jax.layers.attention import relative, span
 from ngrammer_jax.layers.attention.block_layout import BlockLayout
 from ngrammer_jax.layers.attention.memory_source import MemorySource
@@ -407,7 +407,7 @@ class HeadLoop:
     return self.layout.to_blocks(jnp.broadcast_to(first + jnp.arange(T), (B, T)))
 
   def _product(self, indices: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum(indices, a, b, preferred_element_type=self.wide)
+    return products.wide_einsum(indices, a.astype(self.dtype), b.astype(self.dtype))
 
 
 def _push_left(block_BxKxH: jax.Array, window_BxTxH: jax.Array) -> jax.Array:
