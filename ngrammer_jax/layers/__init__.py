@@ -59,6 +59,7 @@ _MODULES = (
   'ngram',
   'normalization',
   'product_keys',
+  'products',
   'recurrent',
   'softmax',
   'state',
