@@ -31,7 +31,9 @@ def operand_dtypes(function, *arguments) -> list[set[str]]:
   text = jax.jit(function).trace(*arguments).lower(lowering_platforms=('cuda',)).as_text()
   names = {'f64': 'float64', 'f32': 'float32', 'bf16': 'bfloat16'}
   products = re.findall(r'stablehlo\.dot_general .* : \((.*)\) -> ', text)
-  return [{names[name] for name in re.findall(r'(\w+)>', operands.replace('x', ' '))} for operands in products]
+  # As in tensor<4x8xbf16>, tensor<8x2xbf16>.
+  dtypes = [re.findall(r'x([a-z]+\d+)>', operands) for operands in products]
+  return [{names[name] for name in operands} for operands in dtypes]
 
 
 def tanh_layers(x_BxD, w_LxDxD, loop):
