@@ -6,7 +6,7 @@ what each kernel supports, before JAX is imported; the choice beside it reads th
   xla      all scores at once (`layers.attention.full`), in windows of queries (`local`)
   blocks   a running softmax over blocks of keys (`layers.attention.blocks`)
   splash   splash attention of JAX, for TPUs from v4 on (`layers.attention.fused`)
-  cudnn    attention of cuDNN, for GPUs (`layers.attention.fused`)
+  cudnn    attention of cuDNN, for GPUs (`layers.attention.cudnn`)
 
 T queries, M memory, H head width.
 """
@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 # What attention may need, and how an error names it.
 NEEDS = {
-  'mask': 'a memory, windows or other masks than causality within documents',
+  'mask': 'a memory, or another mask than causality within documents',
+  'window': 'a sliding window',
   'grouped': 'fewer key heads than query heads',
   'joint_norm': 'a norm of all key heads together, with a segment memory',
   'value_rows': 'n-gram rows in the values of a segment memory',
@@ -36,9 +37,10 @@ KERNELS = {
   'xla': frozenset(NEEDS),
   'blocks': frozenset(NEEDS) - {'all_keys', 'joint_norm', 'value_rows', 'prefix', 'probabilities'},
   'splash': frozenset({'cap', 'grouped'}),
-  'cudnn': frozenset({'grouped'}),
+  'cudnn': frozenset({'grouped', 'window'}),
 }
 NAMES = tuple(KERNELS)
+FASTEST = {'tpu': 'splash', 'gpu': 'cudnn'}  # by platform; on others full scores
 
 LANES = 128  # vector lanes of a TPU, which must divide the segments of splash
 HALF_PRECISION = ('bfloat16', 'float16')  # of cudnn
@@ -59,6 +61,10 @@ class Workload(NamedTuple):
     is_divisible: whether the mesh divides rows and heads.
     generator: of the random numbers, as in `jax_default_prng_impl`.
     is_deterministic: whether XLA is asked for the deterministic operations of GPUs.
+    cudnn: the calls of cuDNN that compute what full scores do on this device; empty if it cannot be
+      used, see `layers.attention.cudnn`.
+    has_cudnn_window: whether they do so with a window, too.
+    cudnn_problem: why some of them are not used.
   """
 
   T: int
@@ -70,6 +76,9 @@ class Workload(NamedTuple):
   is_divisible: bool
   generator: str = GENERATOR
   is_deterministic: bool = False
+  cudnn: tuple[str, ...] = ()
+  has_cudnn_window: bool = False
+  cudnn_problem: str = ''
 
 
 def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -> str | None:
@@ -85,12 +94,8 @@ def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -
   if kernel == 'cudnn' and (w.platform != 'gpu' or w.dtype not in HALF_PRECISION or w.H % 8):
     actual = f'{w.platform}, {w.dtype} and {w.H}'
     return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {actual}'
-  if kernel == 'cudnn' and w.is_deterministic:
-    return (
-      'fails inside XLA with deterministic operations (IndexError, jax 0.11.2), which XLA_FLAGS='
-      '--xla_gpu_deterministic_ops=false turns off; a run then does not resume bit for bit, unless '
-      'docs/compile.md has other flags for its model'
-    )
+  if kernel == 'cudnn' and (not w.cudnn or ('window' in needs and not w.has_cudnn_window)):
+    return f'cannot be used: {w.cudnn_problem}'
   if kernel == 'splash':
     if w.device in UNSUPPORTED_TPUS or w.platform == 'gpu':
       return f'is for TPUs from v4 on, not for {w.device}'
@@ -137,11 +142,48 @@ def select(kernel: str | None, needs: frozenset[str], workload: Workload) -> str
   """Returns the kernel of attention that does not work in blocks.
 
   Args:
-    kernel: that of the config. None: splash on TPUs, else xla.
+    kernel: that of the config. None: the fastest of the platform.
     needs: what attention needs, see NEEDS.
     workload: the sizes, the dtype and the devices.
   """
-  kernel = kernel or ('splash' if workload.platform == 'tpu' else 'xla')
+  kernel = kernel or FASTEST.get(workload.platform, 'xla')
   if kernel == 'blocks' or unsupported_reason(kernel, needs, workload):
     return 'xla'
   return kernel
+
+
+def repeats_calls(kernel: str | None, needs: frozenset[str], workload: Workload) -> bool:
+  """Whether equal calls of attention in one program would fail.
+
+  With deterministic operations, XLA (jax 0.11.2) compiles the gradient of the first of equal calls
+  of cuDNN, and does not find it for the others; docs/gpus.md has the details.
+  """
+  return workload.is_deterministic and select(kernel, needs, workload) == 'cudnn'
+
+
+def speed_notes(
+  kernel: str | None,
+  needs: frozenset[str],
+  workload: Workload,
+  scan_layers: bool | int | None,
+) -> list[str]:
+  """Returns what an accelerator gives up, one sentence each."""
+  fastest = FASTEST.get(workload.platform)
+  if fastest is None or uses_blocks(kernel, needs, workload):
+    return []
+  kernel = kernel or fastest
+  if select(kernel, needs, workload) == 'xla':
+    reason = "of model.kernel='xla'"
+    if kernel != 'xla':
+      reason = f'{kernel} {unsupported_reason(kernel, needs, workload)}'
+    return [f'attention: plain, because {reason}']
+  notes = []
+  if kernel == 'cudnn' and workload.cudnn_problem:
+    calls = ', '.join(workload.cudnn)
+    notes.append(f'attention: cudnn ({calls}) alone, because {workload.cudnn_problem}')
+  if scan_layers is None and repeats_calls(kernel, needs, workload):
+    notes.append(
+      'layers: scanned, because XLA may fail with equal calls of cuDNN and deterministic '
+      'operations; model.scan_layers=False tries it'
+    )
+  return notes

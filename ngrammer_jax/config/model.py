@@ -138,7 +138,7 @@ class ModelConfig:
   dtype: str = field('auto', 'auto: bfloat16 on accelerators', choices=DTYPES, free_on_init=True)
   scan_layers: bool | int | None = field(
     None,
-    'compile one block, or N, and scan over blocks; None: with more than 32 layers',
+    'compile one block, or N, and scan over blocks; None: see docs/devices.md',
     at_least=0,
     free_on_resume=True,
     kept_on_resume=True,
@@ -300,8 +300,8 @@ class ModelConfig:
     if self.position in BACKWARD_POSITIONS:
       needs['distances'] = f'position={self.position!r}'
     if options.window is not None:
-      needs['mask'] = f'attention.window={options.window}'
-    elif self.memory is not None:
+      needs['window'] = f'attention.window={options.window}'
+    if self.memory is not None:
       needs['mask'] = 'memory'
     if self.context_key_heads != self.context_heads:
       needs['grouped'] = 'key_value_heads'

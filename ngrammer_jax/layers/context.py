@@ -64,7 +64,7 @@ class Keys:
     window: the distance to a key is less than this number. None: no limit.
     sees_itself: whether a token attends to itself. If not, the nearest key is the previous token.
     has_prefix: whether some tokens attend to later ones.
-    is_plain_causal: whether the mask is exactly causal within documents.
+    is_plain_causal: whether the mask is exactly causal within documents and the window.
   """
 
   visible_BxTxS: jax.Array | None = None
@@ -166,7 +166,7 @@ def with_window(context: Context, window: int, prefix_BxT: jax.Array | None) -> 
   """
   keys = context.keys
   narrower = window if keys.window is None else min(window, keys.window)
-  keys = keys.replace(window=narrower, is_plain_causal=False)
+  keys = keys.replace(window=narrower)
   if not keys.in_blocks:
     keys = _with_visible(keys, prefix_BxT)
   return context.replace(keys=keys)
@@ -273,7 +273,7 @@ def make(
     position_BxP = jnp.concatenate([tokens.positions, position_BxT], axis=1)
     tokens = tokens.advance(documents_BxT, position_BxT, segment.valid_BxT)
   else:
-    has_mask = keys.window is not None or not keys.sees_itself or keys.has_prefix
+    has_mask = not keys.sees_itself or keys.has_prefix
     keys = keys.replace(key_documents_BxS=keys.query_documents_BxT, is_plain_causal=not has_mask)
   if not in_blocks:
     keys = _with_visible(keys, segment.prefix_BxT)

@@ -63,12 +63,14 @@ class Block(nn.Module):
     dtype: dtype of the activations.
     placed_memories: memories in this block (see `models.memories`).
     score_divisor: see `config.attention.LayerType`.
+    number: of the layer; of several that are traced as one, that of the first.
   """
 
   config: model_config.ModelConfig
   dtype: jnp.dtype
   placed_memories: tuple[PlacedMemory, ...] = ()
   score_divisor: int = 1
+  number: int = 0
 
   @nn.compact
   def __call__(
@@ -165,7 +167,7 @@ class Block(nn.Module):
     if after:
       post_attention_fn = apply_after
     return_pairs = any(placed.needs_pairs for placed in self.placed_memories)
-    attend = make_attention(self.config, self.dtype, self.score_divisor)
+    attend = make_attention(self.config, self.dtype, self.score_divisor, self.number)
     y_BxTxD, projected = attend(
       x_BxTxD, context, earlier, post_attention_fn, return_pairs, dropout_key, value_fn
     )
@@ -310,9 +312,9 @@ def make_norm(config: model_config.ModelConfig, dtype: jnp.dtype, name: str | No
 
 
 def make_attention(
-  config: model_config.ModelConfig, dtype: jnp.dtype, score_divisor: int = 1
+  config: model_config.ModelConfig, dtype: jnp.dtype, score_divisor: int = 1, number: int = 0
 ) -> attention.Attention:
-  """Returns the attention layer of a config, whose scores are divided by a number."""
+  """Returns the attention layer of a config; for the other arguments see `Block`."""
   c = config
   options = c.attention_options()
   scale = options.scale
@@ -339,6 +341,7 @@ def make_attention(
     head_width=c.head_width,
     scale=scale,
     kernel=c.kernel,
+    number=number,
     dtype=dtype,
     name='attention',
   )

@@ -12,16 +12,18 @@ from typing import NamedTuple
 MAX_LAYERS_IN_A_ROW = 32
 
 
-def layers_in_a_scan(scan_layers: bool | int | None, layers: int) -> int:
+def layers_in_a_scan(scan_layers: bool | int | None, layers: int, must_differ: bool = False) -> int:
   """Returns the smallest number of layers that a scan compiles in a row, 0 for no scans.
 
   Args:
     scan_layers: of the config of the model: True for 1, False for no scans, or the number. None:
       1 for models of many layers, else no scans.
     layers: number of layers of the model.
+    must_differ: whether layers must not have equal calls of attention, see `kernels.repeats_calls`.
+      A scan has one of them.
   """
   if scan_layers is None:
-    return 1 if layers > MAX_LAYERS_IN_A_ROW else 0
+    return 1 if layers > MAX_LAYERS_IN_A_ROW or must_differ else 0
   return int(scan_layers)
 
 

@@ -6,7 +6,7 @@
 B batch, T segment length, S keys, D model width, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import functools
 import itertools
 from typing import Any
@@ -97,11 +97,11 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     for memory in (*self.shared_memories, *self.between_blocks):
       setattr(self, memory.name, memory.make())
     self.layer_types = c.layer_types()
-    self.layers_in_a_scan = layer_runs.layers_in_a_scan(c.scan_layers, c.layers)
     make_block = self._block_class(is_scanned=False)
     layers = []
-    for in_block, layer_type in zip(placed.in_blocks, self.layer_types, strict=True):
-      layers.append(make_block(c, self.dtype, in_block, layer_type.score_divisor))
+    for number, layer_type in enumerate(self.layer_types):
+      in_block = placed.in_blocks[number]
+      layers.append(make_block(c, self.dtype, in_block, layer_type.score_divisor, number))
     self.layer = layers
     if c.final_norm:
       self.final_norm = block.make_norm(c, self.dtype, None)
@@ -313,19 +313,35 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     If their keys and values are cached, blocks do not project them.
     """
     c = self.config
-    B, T = segment.documents_BxT.shape
     if c.memory is not None and c.memory.sinks and c.attention_options().window:
       return False  # blocks count the distance to a sink in slots
-    needs = {
-      **c.attention_needs(),
-      'prefix': segment.prefix_BxT is not None,
-      'probabilities': self.is_initializing() or self.is_mutable_collection('intermediates'),
-    }
-    query = jax.ShapeDtypeStruct((B, T, c.heads, c.head_features), self.dtype)
-    needs = frozenset(name for name, is_needed in needs.items() if is_needed)
+    needs = {'prefix'} if segment.prefix_BxT is not None else set()
+    needs = self._attention_needs(needs)
     if is_cached:
       needs -= kernels.OF_PROJECTED_MEMORY
-    return kernels.uses_blocks(c.kernel, needs, fused.workload(query, M, c.context_key_heads))
+    return kernels.uses_blocks(c.kernel, needs, self._workload(segment.documents_BxT.shape, M))
+
+  def _attention_needs(self, of_inputs: Collection[str]) -> frozenset[str]:
+    """Returns what attention needs (see `config.kernels`), with what the inputs ask for."""
+    needs = frozenset(self.config.attention_needs()) | frozenset(of_inputs)
+    if self.is_initializing() or self.is_mutable_collection('intermediates'):
+      needs |= {'probabilities'}
+    return needs
+
+  def _workload(self, shape: tuple[int, int], M: int = 0) -> kernels.Workload:
+    """Returns the workload of attention to B rows of T tokens, after M earlier ones."""
+    c = self.config
+    query = jax.ShapeDtypeStruct((*shape, c.heads, c.head_features), self.dtype)
+    return fused.workload(query, M, c.context_key_heads)
+
+  def _repeats_calls(self, context: contexts.Context) -> bool:
+    """Whether layers must not have equal calls of attention, see `kernels.repeats_calls`."""
+    of_inputs = set()
+    if not context.keys.is_plain_causal:
+      of_inputs.add('mask')
+    needs = self._attention_needs(of_inputs)
+    workload = self._workload(context.documents_BxT.shape)
+    return kernels.repeats_calls(self.config.kernel, needs, workload)
 
   def _apply_layers(
     self,
@@ -341,10 +357,16 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     """
     layer_memories = memory.get('layers', ({},) * len(self.layer))
     next_memory, results = {}, []
-    for run in self._find_runs():
+    must_differ = self._repeats_calls(context)
+    layers_in_a_scan = layer_runs.layers_in_a_scan(
+      self.config.scan_layers, self.config.layers, must_differ
+    )
+    for run in self._find_runs(layers_in_a_scan):
       run_memories = layer_memories[run.layers]
       run_keys = apply_layers.select_keys(dropout_keys, run.layers)
-      x_BxTxD, run_results = self._apply_run(run, x_BxTxD, type_contexts, run_memories, run_keys)
+      x_BxTxD, run_results = self._apply_run(
+        run, x_BxTxD, type_contexts, run_memories, run_keys, layers_in_a_scan > 0, must_differ
+      )
       results += run_results
       place = Place('after_block', run.end - 1)
       x_BxTxD, states = self._apply_memories(place, x_BxTxD, context, memory)
@@ -400,7 +422,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       return x_BxTxD
     return x_BxTxD + encoding_BxTxD.astype(self.dtype)
 
-  def _find_runs(self) -> list[LayerRun]:
+  def _find_runs(self, layers_in_a_scan: int) -> list[LayerRun]:
     """Returns the runs of layers. Memories of layers and memories between layers split them."""
     splits = set()
     for number, (before, layer) in enumerate(itertools.pairwise(self.layer), 1):
@@ -409,7 +431,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     for placed in self.between_blocks:
       if placed.place.point == 'after_block':
         splits.add(placed.place.block + 1)
-    return layer_runs.find(self.layer_types, splits, min_period=max(1, self.layers_in_a_scan))
+    return layer_runs.find(self.layer_types, splits, min_period=max(1, layers_in_a_scan))
 
   def _block_class(self, is_scanned: bool) -> type[nn.Module]:
     """Returns the class of the blocks, with the rematerialisation of the config."""
@@ -428,6 +450,8 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     type_contexts: Mapping[LayerType, contexts.Context],
     memory: Sequence[Any],
     dropout_keys: jax.Array | None,
+    has_scans: bool,
+    must_differ: bool,
   ) -> tuple[jax.Array, list[LayerResult]]:
     """Applies a run of layers: one after the other, or in one scan over their parameters.
 
@@ -437,12 +461,14 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       type_contexts: context of each type of layers.
       memory: memory of each layer of the run.
       dropout_keys: key of each layer of the run. None: no dropout.
+      has_scans: whether a run is scanned, if it can be.
+      must_differ: whether layers are traced one by one, see `kernels.repeats_calls`.
 
     Returns:
       [B, T, D], and of each layer the next memory and the spans.
     """
     layer_types = self.layer_types[run.layers]
-    is_scanned = self.layers_in_a_scan > 0 and run.can_scan
+    is_scanned = has_scans and run.can_scan
     is_jitted = self.jit_layers and not self.is_mutable_collection('intermediates')
     placed_memories = self.layer[run.first].placed_memories
     has_parameters_only = memories.are_alike(placed_memories, placed_memories)
@@ -458,18 +484,23 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     ]
     make_block = self._block_class(is_scanned)
 
-    def make_apply(layer_type: LayerType) -> Callable[..., tuple[jax.Array, LayerResult]]:
+    def make_apply(number: int) -> Callable[..., tuple[jax.Array, LayerResult]]:
+      layer_type = layer_types[number - run.first]
       divisor = layer_type.score_divisor
-      layer = make_block(self.config, self.dtype, placed_memories, divisor, parent=None)
+      layer = make_block(self.config, self.dtype, placed_memories, divisor, number, parent=None)
       return functools.partial(_apply_unbound, layer, type_contexts[layer_type])
 
     if is_scanned:
-      period = [make_apply(layer_type) for layer_type in layer_types[: run.period]]
+      period = [make_apply(number) for number in range(run.first, run.first + run.period)]
       return apply_layers.in_a_scan(period, params, x_BxTxD, memory, dropout_keys)
-    apply_type = {layer_type: jax.jit(make_apply(layer_type)) for layer_type in set(layer_types)}
+    apply_type = {}
     layers = []
-    for layer_type, params_of_layer in zip(layer_types, params, strict=True):
-      layers.append(functools.partial(apply_type[layer_type], params_of_layer))
+    for number, params_of_layer in enumerate(params, run.first):
+      layer_type = layer_types[number - run.first]
+      key = number if must_differ else layer_type
+      if key not in apply_type:
+        apply_type[key] = jax.jit(make_apply(number))
+      layers.append(functools.partial(apply_type[key], params_of_layer))
     return apply_layers.in_a_row(layers, x_BxTxD, memory, dropout_keys)
 
 

@@ -64,17 +64,23 @@ def _make_mesh(config: experiment.Config) -> jax.sharding.Mesh:
 
 
 def _check_kernel(config: experiment.Config, mesh: jax.sharding.Mesh) -> None:
-  """Raises BadInput if the kernel of the config cannot attend to the segments of training."""
+  """Raises BadInput if the kernel of the config cannot attend to the segments of training.
+
+  A line of the log says where attention gives up speed.
+  """
   model = config.model
-  t = config.training
-  if model.kernel is None:
+  if model.recurrent is not None:
     return
+  t = config.training
   shape = t.batch_size // t.microbatches, t.segment_length, model.heads, model.head_features
   with sharding.use(mesh):
     query = jax.ShapeDtypeStruct(shape, precision.compute_dtype(model))
     workload = fused.workload(query, key_heads=model.context_key_heads)
   needs = frozenset(model.attention_needs())
-  if reason := kernels.unsupported_reason(model.kernel, needs, workload):
+  reason = model.kernel and kernels.unsupported_reason(model.kernel, needs, workload)
+  if reason:
     raise errors.BadInput(
       f'model.kernel={model.kernel!r} {reason}: use None, which selects another'
     )
+  for line in kernels.speed_notes(model.kernel, needs, workload, model.scan_layers):
+    logging.info('%s', line)

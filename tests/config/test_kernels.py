@@ -5,7 +5,9 @@ import pytest
 from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
 
-WORKLOAD = kernels.Workload(128, 0, 64, 'bfloat16', 'cpu', 'cpu', is_divisible=True)
+WORKLOAD = kernels.Workload(
+  128, 0, 64, 'bfloat16', 'cpu', 'cpu', is_divisible=True, cudnn=('causal',), has_cudnn_window=True
+)
 
 
 def test_the_scores_satisfy_every_need():
@@ -35,9 +37,23 @@ def test_kernels_are_for_their_devices():
   assert reason('splash', is_divisible=False) == 'needs rows and heads that the mesh divides'
   assert reason('splash', platform='tpu', device='TPU v3').startswith('is for TPUs from v4 on')
   assert reason('cudnn', platform='gpu') is None
-  deterministic = reason('cudnn', platform='gpu', is_deterministic=True)
-  assert 'XLA_FLAGS=--xla_gpu_deterministic_ops=false' in deterministic
+  missing = reason('cudnn', platform='gpu', cudnn=(), cudnn_problem='it is not installed')
+  assert missing == 'cannot be used: it is not installed'
   assert 'not for cpu, float32 and 64' in reason('cudnn', dtype='float32')
+
+
+def test_windows_of_cudnn_need_a_call_that_has_them():
+  workload = WORKLOAD._replace(platform='gpu', has_cudnn_window=False)
+  select = lambda *needs: kernels.select(None, frozenset(needs), workload)
+  assert (select(), select('window')) == ('cudnn', 'xla')
+
+
+def test_equal_calls_are_avoided_where_operations_are_deterministic():
+  workload = WORKLOAD._replace(platform='gpu', is_deterministic=True)
+  repeats = lambda kernel, workload: kernels.repeats_calls(kernel, frozenset(), workload)
+  assert repeats(None, workload) and not repeats('xla', workload)
+  assert not repeats(None, workload._replace(is_deterministic=False))
+  assert not repeats(None, workload._replace(platform='tpu', device='TPU v5 lite'))
 
 
 def test_blocks_need_a_generator_that_draws_a_part_of_the_dropout():

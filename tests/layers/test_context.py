@@ -42,6 +42,6 @@ def test_a_window_counts_the_token_itself(own):
   made, _ = context.make(segment, visibility, context.empty_tokens(1, M))
   keys = context.with_window(made, 3, None).keys
   window = 3 if own is None else own
-  assert keys.window == window and not keys.is_plain_causal
+  assert keys.window == window and not keys.is_plain_causal  # after earlier tokens
   expected = [[M + t - window < s <= M + t and s >= M for s in range(M + T)] for t in range(T)]
   assert np.asarray(keys.visible_BxTxS)[0].tolist() == expected

@@ -79,6 +79,7 @@ class Attention(nn.Module):
     key_heads: C. None: N.
     head_width: H. None: D / N.
     scale: multiplies the scores. None: 1 / sqrt(H).
+    number: of the layer, see `layers.attention.cudnn`.
   """
 
   heads: int
@@ -93,6 +94,7 @@ class Attention(nn.Module):
   key_heads: int | None = None
   head_width: int | None = None
   scale: float | None = None
+  number: int = 0
 
   @nn.compact
   def __call__(
@@ -162,6 +164,7 @@ class Attention(nn.Module):
     """Returns what attention to the context needs, see `config.kernels.NEEDS`."""
     needs = {
       'mask': not context.keys.is_plain_causal,
+      'window': context.keys.window is not None,
       'grouped': self.context_key_heads != self.context_heads,
       'joint_norm': self.projections.norm == 'full' and isinstance(memory, LayerInputs),
       'distances': self.position is not None,
@@ -194,7 +197,10 @@ class Attention(nn.Module):
     if 'probabilities' in needs:
       return full.attend
     workload = fused.workload(projected['query'], key_heads=projected['key'].shape[2])
-    return ATTEND[kernels.select(self.kernel, needs, workload)]
+    kernel = kernels.select(self.kernel, needs, workload)
+    if kernel == 'xla':
+      return local.attend
+    return functools.partial(fused.attend, kernel, self.number)
 
   def _earlier_keys(
     self, memory: LayerInputs | KeyValues | None, context: Context
@@ -381,10 +387,3 @@ class Attention(nn.Module):
 def _last_rows(array_BxRx: jax.Array, count: int) -> jax.Array:
   """Returns the last rows of an array."""
   return array_BxRx[:, array_BxRx.shape[1] - count :]
-
-
-ATTEND = {  # by the names that `kernels.select` returns
-  'xla': local.attend,
-  'splash': functools.partial(fused.attend, 'splash'),
-  'cudnn': functools.partial(fused.attend, 'cudnn'),
-}

@@ -1,8 +1,8 @@
 """Attention kernels of JAX that never materialize the full score matrix.
 
 They support one mask: causal within documents. `splash` is for TPUs; on a CPU it is interpreted,
-which is slow and only for tests. `cudnn` is for GPUs; its mask is as large as the scores of one
-head. `config.kernels` says where they are used.
+which is slow and only for tests. `cudnn` is for GPUs, also with a window (see
+`layers.attention.cudnn`). `config.kernels` says where they are used.
 
 B batch, T segment length, N query heads, C key heads, H head width.
 """
@@ -12,10 +12,10 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ngrammer_jax.config.kernels import LANES, Workload
 from ngrammer_jax.layers import mesh_axes
+from ngrammer_jax.layers.attention import cudnn
 from ngrammer_jax.layers.attention.full import Heads, PartialAttention
 from ngrammer_jax.layers.context import Keys
 
@@ -35,6 +35,10 @@ def workload(
   B, T, N, H = query.shape
   axes = mesh_axes.axes('batch', B), *mesh_axes.head_axes(N, key_heads or N)
   platform, device = mesh_axes.device()
+  found = cudnn.Found()
+  if platform == 'gpu' and None not in axes and query.dtype.name in cudnn.HIDDEN:
+    devices = mesh_axes.shards('heads')
+    found = cudnn.find(N // devices, max(1, (key_heads or N) // devices), H, query.dtype.name)
   return Workload(
     T=T,
     M=M,
@@ -45,6 +49,9 @@ def workload(
     is_divisible=None not in axes,
     generator=jax.config.jax_default_prng_impl,
     is_deterministic=_has_deterministic_ops(),
+    cudnn=found.calls,
+    has_cudnn_window=found.has_window,
+    cudnn_problem=found.problem,
   )
 
 
@@ -56,12 +63,18 @@ def _has_deterministic_ops() -> bool:
 
 
 def attend(
-  kernel: str, heads: Heads, span_mask: None, keys: Keys, *options: Any
+  kernel: str,
+  number: int,
+  heads: Heads,
+  span_mask: None,
+  keys: Keys,
+  *options: Any,
 ) -> PartialAttention:
   """Returns the causal softmax(q k^T) v within documents.
 
   Args:
     kernel: `splash`, which caps the products q k^T if there is a cap, or `cudnn`.
+    number: of the call of `cudnn`, see `cudnn.Options`.
     heads: scaled queries, keys and values.
     span_mask: not supported.
     keys: with the document number of each query.
@@ -72,6 +85,8 @@ def attend(
   C = heads.key_BxSxCxH.shape[2]
   row_axes = mesh_axes.axes('batch', B)
   head_axes, key_head_axes = mesh_axes.head_axes(N, C)
+  calls = workload(heads.query_BxTxNxH, key_heads=C).cudnn
+  cudnn_options = cudnn.Options(calls, keys.window, number)
 
   def attend_own(query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT):
     if head_axes != key_head_axes:
@@ -80,7 +95,7 @@ def attend(
       )
     if kernel == 'splash':
       return _splash(query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT, heads.logit_cap)
-    return _cudnn(query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT)
+    return cudnn.attend(cudnn_options, query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT)
 
   if row_axes or head_axes:
     query_spec = jax.P(row_axes, None, head_axes)
@@ -130,15 +145,3 @@ def _splash(
   ids = splash_attention.SegmentIds(documents_BxT, documents_BxT)
   by_head = [x.swapaxes(1, 2) for x in (q_BxTxNxH, k_BxTxNxH, v_BxTxNxH)]
   return jax.vmap(attend)(*by_head, ids).swapaxes(1, 2)
-
-
-def _cudnn(
-  q_BxTxNxH: jax.Array, k_BxTxNxH: jax.Array, v_BxTxNxH: jax.Array, documents_BxT: jax.Array
-) -> jax.Array:
-  """Returns the attended values [B, T, N, H]; the queries are scaled already."""
-  T = documents_BxT.shape[1]
-  same_BxTxT = documents_BxT[:, :, None] == documents_BxT[:, None, :]
-  visible_Bx1xTxT = (same_BxTxT & jnp.tri(T, dtype=bool))[:, None]
-  return jax.nn.dot_product_attention(
-    q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, mask=visible_Bx1xTxT, scale=1.0, implementation='cudnn'
-  )

@@ -75,7 +75,7 @@ def calls_kernel(kernel, **fields):
   own = {name: value for name, value in fields.items() if name not in ('is_plain_causal', 'dtype')}
   run = lambda params, x_BxTxD: output(kernel, params, x_BxTxD, **fields)
   program = str(jax.make_jaxpr(run)(parameters(**own), inputs()[0]))
-  return 'pallas_call' in program or 'dot_product_attention_fwd' in program
+  return 'pallas_call' in program
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,8 @@ def test_splash_is_what_the_scores_give(shape, cap):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kernel', ['splash', 'cudnn'])
-def test_in_bfloat16_a_kernel_is_no_further_from_float32_than_the_scores_are(kernel):
-  if why := reason(kernel, (B, T, N, H), 'bfloat16'):
-    pytest.skip(f'{kernel} {why}')
-  assert calls_kernel(kernel, dtype=jnp.bfloat16)
+def test_in_bfloat16_splash_is_no_further_from_float32_than_the_scores_are():
+  assert calls_kernel('splash', dtype=jnp.bfloat16)
   exact = attend('xla')
 
   def errors(kernel):
@@ -110,7 +107,7 @@ def test_in_bfloat16_a_kernel_is_no_further_from_float32_than_the_scores_are(ker
     (_, y), gradients = jax.tree.map(off, attend(kernel, dtype=jnp.bfloat16), exact)
     return y, max(jax.tree.leaves(gradients))
 
-  for kernel_error, reference_error in zip(errors(kernel), errors('xla'), strict=True):
+  for kernel_error, reference_error in zip(errors('splash'), errors('xla'), strict=True):
     assert kernel_error < 1.5 * reference_error
 
 
@@ -190,14 +187,14 @@ def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields
   [
     ({}, False, None, True),
     ({'across_documents': True}, False, None, True),
-    ({'window': 3}, False, None, False),
+    ({'window': 3}, False, None, True),
     ({'sees_itself': False}, False, None, False),
     ({}, True, None, False),
     ({}, False, 'recent', False),
     ({}, False, 'cache', False),
   ],
 )
-def test_a_context_says_whether_it_is_documents_and_causality_alone(
+def test_a_context_says_whether_it_is_documents_causality_and_a_window_alone(
   visibility, prefix, memory_kind, is_plain
 ):
   documents_1xT = np.array([[0, 0, 1, 1, 1]])
