@@ -5,18 +5,11 @@ import dataclasses
 from typing import Any
 
 from ngrammer_jax.config import conversion, resume
-from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.config.model import ModelConfig, placed_blocks
 
-NAMES = (
-  'ngram',
-  'ngram_memories',
-  'product_memory',
-  'copy_memory',
-  'token_shift',
-  'memory',
-  'span',
-  'persistent',
-)
+# Properties of attention; all other memories declare their places.
+OF_ATTENTION = ('memory', 'span', 'persistent')
+NAMES = (*placed_blocks(), *OF_ATTENTION)
 
 
 def blocks(model: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

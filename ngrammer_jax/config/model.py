@@ -257,9 +257,8 @@ class ModelConfig:
   def parameter_groups(self) -> tuple[str, ...]:
     """Names of the groups of the parameters, see `models.parameter_groups`."""
     names = ['embedding', 'blocks', 'head']
-    memories = ('ngram', 'product_memory', 'copy_memory', 'token_shift', 'persistent', 'span')
-    for name in memories:
-      if getattr(self, name) is not None:
+    for name in (*placed_blocks(), 'persistent', 'span'):
+      if getattr(self, name) and name != 'ngram_memories':
         names.append(name)
     for number, memory in enumerate(self.ngram_memories):
       names.append(ngram_memory.name(number))
@@ -383,6 +382,13 @@ class ModelConfig:
         f'distances, but a token attends to {num_keys} keys: use a smaller model.memory.length, '
         f'or model.positional.max_length={num_keys}'
       )
+
+
+@functools.cache
+def placed_blocks() -> tuple[str, ...]:
+  """Returns the names of the optional blocks that are memories with places of their own."""
+  keys = fields.keys(ModelConfig, 'model.')
+  return tuple(name for name, key in keys.items() if hasattr(key.block, 'places'))
 
 
 @functools.cache  # one warning per process, which may read a config several times

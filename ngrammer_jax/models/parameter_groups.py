@@ -11,30 +11,23 @@ from flax import traverse_util
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.config.model import placed_blocks
 from ngrammer_jax.config.ngram import memory as ngram_memory
 
-# Groups by a module or parameter at any depth.
-MODULES = {
-  'ngrammer': 'ngram',
-  'persistent': 'persistent',
-  'product_memory': 'product_memory',
-  'copy_memory': 'copy_memory',
-  'copy_memory_input': 'copy_memory',
-  'copy_memory_before_head': 'copy_memory',
-  'token_shift_before_attention': 'token_shift',
-  'token_shift_before_feed_forward': 'token_shift',
-  'span': 'span',
-}
+# Groups by a module at any depth, where the name of the module is not that of the block.
+MODULES = {'ngrammer': 'ngram'}
+# The names of their modules are the name of the block, alone or with a suffix: its place.
+BLOCKS = (*placed_blocks(), 'persistent', 'span')
 EMBEDDINGS = ('embedding', 'absolute_position')
 HEAD = ('final_norm', 'softmax', 'adaptive')  # prefixes
 
 
 def group_of(name: str) -> str:
   """Returns the group of a parameter, such as `layer_0/attention/query/kernel`."""
-  memory = memory_of(name)
-  if memory is not None:
-    module = memory.split('/')[-1]
-    return MODULES.get(module, module)
+  for key in name.split('/'):
+    group = _group_of_module(key)
+    if group is not None:
+      return group
   module = name.split('/')[0]
   if module in EMBEDDINGS:
     return 'embedding'
@@ -47,8 +40,20 @@ def memory_of(name: str) -> str | None:
   """Returns the name of the module of a memory that a parameter is in; None: it is in none."""
   keys = name.split('/')
   for i, key in enumerate(keys):
-    if key in MODULES or key.startswith((ngram_memory.PREFIX, ngram_memory.TABLE_PREFIX)):
+    if _group_of_module(key) is not None:
       return '/'.join(keys[: i + 1])
+  return None
+
+
+def _group_of_module(module: str) -> str | None:
+  """Returns the group of a memory by the name of its module; None for other modules."""
+  if module.startswith((ngram_memory.PREFIX, ngram_memory.TABLE_PREFIX)):
+    return module
+  if module in MODULES:
+    return MODULES[module]
+  for block in BLOCKS:
+    if module == block or module.startswith(f'{block}_'):
+      return block
   return None
 
 

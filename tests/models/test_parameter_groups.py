@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ngrammer_jax.models import parameter_groups
+from ngrammer_jax.config.model import placed_blocks
+from ngrammer_jax.models import memories, parameter_groups
 from tests.checks import bad_input
 
 NAMES = {
@@ -68,3 +69,11 @@ def test_a_training_of_nothing_is_refused():
   with bad_input(f'{message}embedding, ngram_memory_0'):
     parameter_groups.frozen(('new',), params, source)
   assert parameter_groups.frozen(('ngram_memory_0',), params, source).keys() == {'embedding'}
+
+
+def test_memories_with_places_are_groups_by_the_name_of_their_block():
+  assert set(placed_blocks()) == set(memories.MEMORIES)
+  assert parameter_groups.group_of('layer_1/token_shift_before_attention/weight') == 'token_shift'
+  assert parameter_groups.group_of('ngrammer/table') == 'ngram'
+  assert parameter_groups.group_of('ngram_memory_0/table') == 'ngram_memory_0'
+  assert parameter_groups.memory_of('layer_1/copy_memory_input/gate') == 'layer_1/copy_memory_input'
