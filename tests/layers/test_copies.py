@@ -18,25 +18,35 @@ from tests.slow_copies import slow_copies
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
-def found(search, ids, classes_V, documents, lengths):
-  """What the search finds in one row, in segments of these lengths: tokens and buckets."""
-  state, parts, first = search.empty_state(1), [], 0
-  compute = jax.jit(search.__call__)
-  for length in lengths:
-    part = slice(first, first + length)
-    first += length
-    segment = np.int32(ids[None, part]), np.int32(documents[None, part])
-    copied, state = compute(*segment, state, classes_V=classes_V)
-    parts.append(np.asarray(copied)[:, 0])
-  return np.concatenate(parts, axis=1)
+class Finder:
+  """Finds copies in texts of up to T tokens, in segments that are padded to T: one program."""
 
+  def __init__(self, search, classes_V, T):
+    self._search, self._classes_V, self._T = search, classes_V, T
+    self._compute = jax.jit(search.__call__)
 
-def check(search, ids, classes_V, documents, *splits):
-  """Both searches find what the slow loop finds, in one pass and in segments."""
-  expected = slow_copies(search, ids, classes_V[ids], documents)
-  for lengths in ([len(ids)], *splits):
-    np.testing.assert_array_equal(found(search, ids, classes_V, documents, lengths), expected)
-  return expected
+  def find(self, ids, documents, lengths):
+    """What the search finds in one row, in segments of these lengths: tokens and buckets."""
+    state, parts, first = self._search.empty_state(1), [], 0
+    for length in lengths:
+      place = np.minimum(first + np.arange(self._T), len(ids) - 1)[None]
+      copied, state = self._compute(
+        np.int32(ids)[place],
+        np.int32(documents)[place],
+        state,
+        valid_BxT=np.int32(np.arange(self._T) < length)[None],
+        classes_V=self._classes_V,
+      )
+      parts.append(np.asarray(copied)[:, 0, :length])
+      first += length
+    return np.concatenate(parts, axis=1)
+
+  def check(self, ids, documents, *splits):
+    """The search finds what the slow loop finds, in one pass and in segments."""
+    expected = slow_copies(self._search, ids, self._classes_V[ids], documents)
+    for lengths in ([len(ids)], *splits):
+      np.testing.assert_array_equal(self.find(ids, documents, lengths), expected)
+    return expected
 
 
 # Both searches: segments of up to this many tokens are compared.
@@ -58,35 +68,34 @@ def test_drawn_texts_equal_a_slow_loop(monkeypatch, short, seed):
   ids = rng.integers(0, alphabet, T)
   documents = np.cumsum(rng.random(T) < 0.06)
   classes_V = rng.integers(0, alphabet, alphabet, np.int32)
-  check(search, ids, classes_V, documents, [1, 20, T - 21])
+  Finder(search, classes_V, T).check(ids, documents, [1, 20, T - 21])
 
 
 @SHORT
 def test_a_repeated_token_documents_long_repeats_and_the_window(monkeypatch, short):
   monkeypatch.setattr(copies, 'SHORT', short)
-  classes_V = np.arange(100, dtype=np.int32)
-  search = CopySearch(40, LENGTHS)
+  check = Finder(CopySearch(40, LENGTHS), np.arange(100, dtype=np.int32), 80).check
   same = np.zeros(80, int)
-  after, bucket = check(search, same, classes_V, 0 * same)
+  after, bucket = check(same, 0 * same)
   assert after[0] == -1 and set(after[1:]) == {0}
   assert bucket[:5].tolist() == [0, 1, 4, 7, 10]  # one token less than the text, once
   assert bucket[10] == 3 * LENGTHS.index(8) + 3  # at 8 and 9 too: the count saturates
   assert bucket[-1] == 3 * len(LENGTHS)  # 32 tokens, more than three times
   # The second document has the text of the first, and finds nothing there.
   twice = np.tile(np.arange(20), 2)
-  after, bucket = check(search, twice, classes_V, np.repeat([0, 1], 20))
+  after, bucket = check(twice, np.repeat([0, 1], 20))
   assert set(after) == {-1} and not bucket.any()
-  after, bucket = check(search, twice, classes_V, 0 * twice)
+  after, bucket = check(twice, 0 * twice)
   assert after[20:].tolist() == [*range(1, 20), 0]
   # Repeats of more than 32 tokens have the bucket of 32.
   long = np.tile(np.arange(39), 2)
-  _, bucket = check(search, long, classes_V, 0 * long)
+  _, bucket = check(long, 0 * long)
   assert bucket[-1] == 3 * LENGTHS.index(32) + 1
   # The last match ends 40 tokens back, then 41.
   apart = np.r_[1:41, 1:5]
-  assert check(search, apart, classes_V, 0 * apart)[1][40:].all()
+  assert check(apart, 0 * apart)[1][40:].all()
   apart = np.r_[1:42, 1:5]
-  assert not check(search, apart, classes_V, 0 * apart)[1].any()
+  assert not check(apart, 0 * apart)[1].any()
 
 
 def test_token_by_token_with_padding_equals_one_pass():
@@ -109,9 +118,10 @@ def test_later_tokens_change_nothing_before():
   rng = np.random.default_rng(1)
   ids = rng.integers(0, 2, 50)
   classes_V, documents = np.arange(2, dtype=np.int32), 0 * ids
-  before = found(search, ids, classes_V, documents, [50])[:, :25]
+  finder = Finder(search, classes_V, 50)
+  before = finder.find(ids, documents, [50])[:, :25]
   ids[25:] = 1 - ids[25:]
-  np.testing.assert_array_equal(found(search, ids, classes_V, documents, [50])[:, :25], before)
+  np.testing.assert_array_equal(finder.find(ids, documents, [50])[:, :25], before)
 
 
 @pytest.mark.parametrize('name', ['documents', 'classes'])

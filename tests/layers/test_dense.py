@@ -1,6 +1,5 @@
 import math
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,20 +35,34 @@ def test_equals_formula(x64):
 def test_gradients_equal_einsum(x64):
   """Of wide and narrow inputs, as each transposes the narrower operand; also of one row."""
   random = np.random.default_rng(2)
+  cases, arrays = [], []
   for rows in ((2, 3), (5,), ()):
     for inputs, features in (((4, 6), (5,)), ((6,), (2, 4)), ((3,), (3,))):
       names = ('embed',) * len((*inputs, *features))
       layer = dense_general(inputs, features, names, dtype=jnp.float64)
       x, dy = random.normal(size=(*rows, *inputs)), random.normal(size=(*rows, *features))
-      variables = random_variables(layer, x, dtype='float64')
-      _, backward = jax.vjp(lambda params, x, layer=layer: layer.apply(params, x), variables, x)
-      d_variables, dx = backward(dy)
-      flat_x, flat_dy = x.reshape(-1, np.prod(inputs)), dy.reshape(-1, np.prod(features))
-      kernel = np.asarray(variables['params']['kernel'])
-      d_params = d_variables['params']
-      assert_close(d_params['kernel'], (flat_x.T @ flat_dy).reshape(kernel.shape), 1e-12)
-      assert_close(d_params['bias'], flat_dy.sum(axis=0).reshape(features), 1e-12)
-      assert_close(dx, (flat_dy @ kernel.reshape(-1, flat_dy.shape[1]).T).reshape(x.shape), 1e-12)
+      cases.append((layer, np.prod(inputs), np.prod(features)))
+      arrays.append((random_variables(layer, x, dtype='float64'), x, dy))
+
+  @jax.jit
+  def backward(arrays):
+    """The gradients of all cases, in one program."""
+    gradients = []
+    for (layer, *_), (variables, x, dy) in zip(cases, arrays, strict=True):
+      _, of_layer = jax.vjp(layer.apply, variables, x)
+      gradients.append(of_layer(dy))
+    return gradients
+
+  gradients = backward(arrays)
+  for (_, inputs, outputs), (variables, x, dy), (d_variables, dx) in zip(
+    cases, arrays, gradients, strict=True
+  ):
+    flat_x, flat_dy = x.reshape(-1, inputs), dy.reshape(-1, outputs)
+    kernel = np.asarray(variables['params']['kernel'])
+    d_params = d_variables['params']
+    assert_close(d_params['kernel'], (flat_x.T @ flat_dy).reshape(kernel.shape), 1e-12)
+    assert_close(d_params['bias'], flat_dy.sum(axis=0).reshape(d_params['bias'].shape), 1e-12)
+    assert_close(dx, (flat_dy @ kernel.reshape(inputs, outputs).T).reshape(x.shape), 1e-12)
 
 
 @pytest.mark.parametrize('inputs, features', [((4, 6), (5,)), ((6,), (2, 4)), ((6, 2), (3, 3))])
@@ -57,7 +70,7 @@ def test_the_gradient_of_a_kernel_transposes_the_narrower_operand(inputs, featur
   """And, if it is the gradient of the output, the small gradient of the kernel."""
   rows, names = 100, ('embed',) * len((*inputs, *features))
   layer, x = dense_general(inputs, features, names), jnp.zeros((rows, *inputs))
-  variables = nn.unbox(layer.init(jax.random.key(0), x))
+  variables = random_variables(layer, x)
   loss = lambda variables: layer.apply(variables, x).sum()
   program = jax.make_jaxpr(jax.grad(loss))(variables).jaxpr
   sizes = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import FeedForward, activations, mesh_axes
-from tests.checks import assert_close
+from tests.checks import assert_close, random_variables
 
 FORMULAS = {
   'gelu': lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
@@ -68,18 +68,18 @@ def test_a_padded_width_computes_the_same(x64, monkeypatch, gated, activation):
   """In a program whose products have 128 inner features on a TPU, 104 on a GPU, not 100."""
   layer = FeedForward(100, activation, gated, dtype=jnp.float64)
   x = np.random.default_rng(0).normal(size=(2, 3, 8))
-  variables = layer.init(jax.random.key(0), x)
+  variables = random_variables(layer, x, dtype='float64')
   results = {}
   for platform, width in (('cpu', 100), ('gpu', 104), ('tpu', 128)):
     monkeypatch.setattr(mesh_axes, 'device', lambda platform=platform: (platform, ''))
     loss = lambda variables, x: (layer.apply(variables, x) ** 2).sum()  # not traced before
     assert f'f64[2,3,{width}]' in str(jax.make_jaxpr(loss)(variables, x))
-    results[platform] = jax.grad(loss, (0, 1))(variables, x)
+    results[platform] = jax.jit(jax.grad(loss, (0, 1)))(variables, x)
     jax.tree.map(lambda *pair: assert_close(*pair, 1e-12), results[platform], results['cpu'])
   # Not where the width has a meaning, or is sharded.
   for options in ({'bias': True}, {'activation': 'softmax'}):
     other = FeedForward(100, **{'activation': activation} | options)
-    program = jax.make_jaxpr(other.apply)(other.init(jax.random.key(0), x), x)
+    program = jax.make_jaxpr(other.apply)(random_variables(other, x), x)
     assert ',128]' not in str(program)
 
 

@@ -103,11 +103,12 @@ def test_all_sums_of_scores(name, monkeypatch):
 def test_a_query_of_zeros_has_a_finite_gradient():
   options = ProductMemoryConfig(**SMALL, norm='query')
   layer = memory.ProductMemory(options)
-  x = jnp.zeros((*TOKENS, D))
-  context = Context(shared={memory.TABLES: memory.Tables(jnp.ones((25, D)), None)})
-  params = nn.unbox(layer.init(jax.random.key(0), x, context))['params']
-  params['query'] = jax.tree.map(jnp.zeros_like, params['query'])
-  gradient = jax.grad(lambda p: layer.apply({'params': p}, x, context)[0].sum())(params)
+  x = np.zeros((*TOKENS, D), np.float32)
+  context = Context(shared={memory.TABLES: memory.Tables(np.ones((25, D), np.float32), None)})
+  params = checks.random_variables(layer, x, context)['params']
+  params['query'] = jax.tree.map(np.zeros_like, params['query'])
+  loss = lambda p: layer.apply({'params': p}, x, context)[0].sum()
+  gradient = jax.jit(jax.grad(loss))(params)
   assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 

@@ -1,5 +1,6 @@
 """The token shift."""
 
+import jax
 import numpy as np
 
 from ngrammer_jax.layers.context import Context
@@ -21,11 +22,15 @@ def test_equals_slow_loop_in_two_segments():
         expected[b, t] += taps[i, 0] * x[b, t - i]
   layer = TokenShift(W, D)
   variables = {'params': {'convolution': {'taps': taps}}}
+  apply = jax.jit(layer.apply)
   for end in (1, 3):
     state, parts = layer.empty_state(2, None), []
-    for part in (slice(0, end), slice(end, T)):
-      y, state = layer.apply(variables, x[:, part], Context(starts_BxT=starts[:, part]), state)
-      parts.append(y)
+    for first, length in ((0, end), (end, T - end)):
+      place = np.minimum(first + np.arange(T), T - 1)  # padded to one length
+      valid = np.tile(np.arange(T) < length, (2, 1))
+      context = Context(starts_BxT=starts[:, place], valid_BxT=valid.astype(np.int32))
+      y, state = apply(variables, x[:, place], context, state)
+      parts.append(y[:, :length])
     assert_close(np.concatenate(parts, axis=1), expected, 1e-6)
     assert_close(state['rows'], x[:, 1 - W :], 0)
     assert state['position'].tolist() == [5, 2]

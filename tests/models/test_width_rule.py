@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks import width_rule as check
-from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import optimizer as optimizer_config
 from ngrammer_jax.config import persistent as persistent_config
@@ -17,16 +16,7 @@ from ngrammer_jax.models import language_model, model_variables, width_rule
 from ngrammer_jax.optimizers import muon, partition, weight_decay
 
 V = 64
-MUP = experiment.OptimizerConfig(
-  learning_rate=0.1,
-  schedule='constant',
-  warmup_steps=0,
-  clip_norm=None,
-  epsilon=1e-12,
-  weight_decay=0.5,
-  width_rule='mup',
-  base_width=4,
-)
+MUP = dataclasses.replace(check.RULE, learning_rate=0.1, weight_decay=0.5, base_width=4)
 FOURTH = 16  # width of a model with r = 1/4
 MODEL = model_config.ModelConfig(
   width=FOURTH,

@@ -23,10 +23,13 @@ TOLERANCE = 1e-9
 class FeedForwardOfBlock(block.Block):
   """The feed-forward of a block, with the memories in it."""
 
+  def empty_states(self, batch):
+    return block.empty_memory(self.config, self.placed_memories, batch, 0)
+
   @nn.compact
   def __call__(self, x, context, states=None):
     if states is None:
-      states = block.empty_memory(self.config, self.placed_memories, len(x), 0)
+      states = self.empty_states(len(x))
     return self._feed_forward(x, context, states, None)
 
 
@@ -41,16 +44,26 @@ def feed_forward(width, vocabulary, memory, **options):
   return FeedForwardOfBlock(config, FLOAT64, placed)
 
 
-def output_and_gradients(function, cotangent, *arrays):
-  """The output of a function, and the gradients of the sum of its product with a cotangent."""
+def check_official(function, params_of, f, *names):
+  """Output and gradients of parameters and of inputs are those of an array file.
+
+  Args:
+    function: from parameters and inputs to the output.
+    params_of: parameters from the arrays of a prefix, `grad/` for their gradients.
+    f: arrays by name.
+    *names: names of the inputs.
+  """
 
   def loss(*arrays):
     y = function(*arrays)
-    return (y * cotangent).sum(), y
+    return (y * f['cotangent']).sum(), y
 
+  arrays = params_of(''), *(f[name] for name in names)
   gradient = jax.jit(jax.grad(loss, argnums=tuple(range(len(arrays))), has_aux=True))
   gradients, y = gradient(*arrays)
-  return y, gradients
+  expected = params_of('grad/'), *(f[f'grad/{name}'] for name in names)
+  close = functools.partial(assert_close, tolerance=TOLERANCE)
+  jax.tree.map(close, (y, gradients), (f['output'], expected))
 
 
 def arrays_of(name):
@@ -96,67 +109,52 @@ def test_equals_the_per_layer_embeddings_of_gemma(x64, name):
     y, _ = memory.apply({'params': {'product': params['product']}}, x, context)
     return y - x
 
-  inputs = params_of(''), f['x'], f['embeds']
-  y, (d_params, d_x, d_embeds) = output_and_gradients(added, f['cotangent'], *inputs)
-  assert_close(y, f['output'], TOLERANCE)
-  assert_close(d_x, f['grad/x'], TOLERANCE)
-  assert_close(d_embeds, f['grad/embeds'], TOLERANCE)
-  jax.tree.map(functools.partial(assert_close, tolerance=TOLERANCE), d_params, params_of('grad/'))
+  check_official(added, params_of, f, 'x', 'embeds')
+
+
+def params_of_feed_forward(f, prefix, kernels):
+  """The parameters of a feed-forward with these kernels and the table of an array file."""
+  feed_forward = {name: {'kernel': kernel} for name, kernel in kernels.items()}
+  return {'feed_forward': feed_forward, 'ngram_memory_0': {'table': f[f'{prefix}table']}}
 
 
 @pytest.mark.parametrize('name', reference_files('vp_stem*'))
 def test_equals_stem(x64, name):
   f, c = arrays_of(name)
-  memory = preset('stem', layers=(0,))
   options = dict(feed_forward_width=c['hidden'], activation='silu', gated=True)
-  layer = feed_forward(c['D'], c['vocabulary'], memory, **options)
+  layer = feed_forward(c['D'], c['vocabulary'], preset('stem', layers=(0,)), **options)
+  context = Context(tokens_BxT=f['ids'])
 
   def params_of(prefix):
-    kernels = {
-      'gate': {'kernel': f[f'{prefix}w1'].T},
-      'out': {'kernel': f[f'{prefix}w2'].T},
-    }
-    return {'feed_forward': kernels, 'ngram_memory_0': {'table': f[f'{prefix}table']}}
+    kernels = {'gate': f[f'{prefix}w1'].T, 'out': f[f'{prefix}w2'].T}
+    return params_of_feed_forward(f, prefix, kernels)
 
-  context = Context(tokens_BxT=f['ids'])
   shapes = jax.eval_shape(layer.init, jax.random.key(0), f['x'], context)
   expected = jax.tree.map(np.shape, params_of(''))
   assert jax.tree.map(jnp.shape, nn.unbox(shapes)['params']) == expected  # no up projection
   apply = lambda params, x: layer.apply({'params': params}, x, context)[0]
-  y, (d_params, d_x) = output_and_gradients(apply, f['cotangent'], params_of(''), f['x'])
-  assert_close(y, f['output'], TOLERANCE)
-  assert_close(d_x, f['grad/x'], TOLERANCE)
-  jax.tree.map(functools.partial(assert_close, tolerance=TOLERANCE), d_params, params_of('grad/'))
+  check_official(apply, params_of, f, 'x')
 
 
 @pytest.mark.parametrize('name', reference_files('vp_deepembed_v8*'))
 def test_equals_deep_embed(x64, name):
   """The token shift before the feed-forward is not part of the memory."""
   f, c = arrays_of(name)
-  memory = preset('deep_embed', layers=(0,))
   options = dict(feed_forward_width=c['hidden'], activation='squared_relu', gated=False)
-  layer = feed_forward(c['D'], c['vocabulary'], memory, **options)
+  layer = feed_forward(c['D'], c['vocabulary'], preset('deep_embed', layers=(0,)), **options)
+  context = Context(tokens_BxT=f['ids'][None])
 
   def params_of(prefix):
-    kernels = {
-      'in': {'kernel': f[f'{prefix}key']},
-      'out': {'kernel': f[f'{prefix}value']},
-    }
-    return {'feed_forward': kernels, 'ngram_memory_0': {'table': f[f'{prefix}table']}}
+    kernels = {'in': f[f'{prefix}key'], 'out': f[f'{prefix}value']}
+    return params_of_feed_forward(f, prefix, kernels)
 
   def apply(params, x, x_k):
     before = jnp.concatenate([f['x_prev'][None], x[:-1]])
     shifted = x + (before - x) * x_k
-    context = Context(tokens_BxT=f['ids'][None])
     y, _ = layer.apply({'params': params}, shifted[None], context)
     return y[0]
 
-  inputs = params_of(''), f['x'], f['x_k']
-  y, (d_params, d_x, d_x_k) = output_and_gradients(apply, f['cotangent'], *inputs)
-  assert_close(y, f['output'], TOLERANCE)
-  assert_close(d_x, f['grad/x'], TOLERANCE)
-  assert_close(d_x_k, f['grad/x_k'], TOLERANCE)
-  jax.tree.map(functools.partial(assert_close, tolerance=TOLERANCE), d_params, params_of('grad/'))
+  check_official(apply, params_of, f, 'x', 'x_k')
 
 
 def rms(x, epsilon):
@@ -188,7 +186,7 @@ def test_a_product_equals_a_slow_loop(x64, embedding_part):
   memory = NGramMemory(options, V, D, dtype=FLOAT64)
   context = Context(tokens_BxT=tokens, vocabulary=EmbeddingLookup(None, tokens, embedding))
   variables = random_variables(memory, x, context, dtype='float64')
-  actual, _ = memory.apply(variables, x, context)
+  actual, _ = jax.jit(memory.apply)(variables, x, context)
   params = jax.tree.map(np.asarray, variables['params'])
   p = params['product']
   for b in range(B):
@@ -211,6 +209,7 @@ def test_a_product_equals_a_slow_loop(x64, embedding_part):
 def test_rows_in_the_feed_forward_equal_a_slow_loop(x64, join):
   """Rows of 1- and 2-grams are joined to the up projection, in two segments with padding."""
   B, T, D, F, V = 2, 4, 4, 6, 9
+  S = T - 1  # tokens of a segment
   memory = NGramMemoryConfig(
     join=join,
     point='feed_forward',
@@ -226,18 +225,20 @@ def test_rows_in_the_feed_forward_equal_a_slow_loop(x64, join):
   rng = np.random.default_rng(0)
   tokens, x = rng.integers(0, V, (B, T), np.int32), rng.normal(size=(B, T, D))
   valid = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
-  first, second = (
-    Context(
-      tokens_BxT=tokens[:, part],
-      documents_BxT=np.zeros_like(tokens[:, part]),
-      valid_BxT=valid[:, part],
+
+  def segment(first, valid):
+    own = slice(first, first + S)
+    context = Context(
+      tokens_BxT=tokens[:, own], documents_BxT=np.zeros((B, S), np.int32), valid_BxT=valid
     )
-    for part in (slice(1), slice(1, T))
-  )
-  variables = random_variables(layer, x[:, :1], first, dtype='float64')
-  y1, states = layer.apply(variables, x[:, :1], first)
-  y2, _ = layer.apply(variables, x[:, 1:], second, states)
-  actual = np.concatenate([y1, y2], axis=1)
+    return x[:, own], context
+
+  first, second = segment(0, valid[:, :S] * [1, 0, 0]), segment(1, valid[:, 1:])
+  variables = random_variables(layer, *first, dtype='float64')
+  apply = jax.jit(layer.apply)
+  y1, states = apply(variables, *first, layer.empty_states(B))
+  y2, _ = apply(variables, *second, states)
+  actual = np.concatenate([y1[:, :1], y2], axis=1)
   params = jax.tree.map(np.asarray, variables['params'])
   kernels = {name: leaf['kernel'] for name, leaf in params['feed_forward'].items()}
   assert ('in' in kernels) == (join != 'replace')

@@ -133,7 +133,8 @@ def test_an_accelerator_computes_the_same(random_step, monkeypatch):
   x, valid, variables = random_step
   chosen = lambda *args, cpu, default: default(*args)
   monkeypatch.setattr(jax.lax, 'platform_dependent', chosen)
-  actual = step.__wrapped__(variables, x, valid, 0.3, 0.1)  # not the compiled one
+  not_compiled_yet = jax.jit(lambda *args: step.__wrapped__(*args))
+  actual = not_compiled_yet(variables, x, valid, 0.3, 0.1)
   equals_slow_step(actual, x, variables['codebook']['centroids'], valid, 0.3, 0.1, False)
 
 
