@@ -1,23 +1,35 @@
-"""Training steps on a TPU or GPU: measured beside predicted, for whoever has one.
+"""Everything that needs a GPU or a TPU, in one command that goes on where it stopped.
 
-  python -m benchmarks.accelerator --json=accelerator.json
-  python -m benchmarks.accelerator --predicted n-grammer=report.json
+  python -m benchmarks.accelerator --minutes=9 --json=accelerator.jsonl
+  python -m benchmarks.accelerator --json=accelerator.jsonl --trace
+  python -m benchmarks.accelerator --cases n-grammer --predicted n-grammer=report.json
 
-Each case below is compiled and run in a process of its own, on random tokens and all devices of the
-machine, in bfloat16. The time of a step is the median of 20 after 5. The floor is the time of the
-FLOPs of the model at the peak of the vendor (MFU is the floor over the time); --predicted adds the
-bound and the cycles of a report of launch/compile.py. Kernels are compared with the plain path, and
-the deterministic operations of GPUs, which the trainer enables, with the others. Hand in the JSON.
+The cases stand in the order of what they tell. Each runs in a process of its own, without network,
+and leaves one line of JSON. Cases that the file has are not run again. --minutes begins no case
+that would not end in time, and the same command goes on with it.
+
+  attention   calls of cuDNN beside full scores: their errors
+  step        training steps on random tokens, in bfloat16, on all devices of the machine: the
+              median of 20 after 5. The floor is the time of the FLOPs of the model at the peak of
+              the vendor, and MFU the floor over the time; --predicted adds the bound and the cycles
+              of a report of launch/compile.py; --trace adds the share of each part of a step
+  torch       steps of the same Transformer in PyTorch: torch.compile, bfloat16, flash attention
+  run         a training from its command, with its input pipeline: the speed that it reports
+
+Operations are deterministic, as in the trainer, unless the name of the case says otherwise.
 --tiny runs everything in small sizes.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -28,22 +40,68 @@ ENGRAM = {
   'model.ngram_memories.0.rows': '(20000,)',
   'model.ngram_memories.0.width': 32,  # 2 orders of 8 heads: 512 values a token
 }
+# 2 orders of 8 heads of a million rows of 32.
+TABLES = ENGRAM | {
+  'model.ngram_memories.0.layers': '(1,)',
+  'model.ngram_memories.0.rows': '(1000000,)',
+  'model.ngram_memories.0.optimizer': 'row_adagrad',
+}
+HOST = {'model.ngram_memories.0.table_memory': 'host'}
 C4, XL = 'configs/ngrammer_c4.py', 'configs/transformer_xl.py:wt103_large'
 LLAMA = 'configs/transformer.py:llama_c4'
-# Config, changes, and rows of a device. The first is the one that the others are compared with.
+TRANSFORMER = f'{C4}:transformer'
+N_GRAMMER = f'{C4}:393k_8k_50'
+XL_WORDS = {'data.vocabulary_size': 267_735}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One measurement.
+
+  Attributes:
+    config: of the model.
+    changes: values of its keys.
+    rows: of a device.
+    kind: `attention`, `step`, `torch` or `run`, see above.
+  """
+
+  config: str = TRANSFORMER
+  changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+  rows: int = 16
+  kind: str = 'step'
+
+
+FREE = ', not deterministic'
+XLA = {'model.kernel': 'xla'}
+IN_A_ROW = {'model.scan_layers': False}
+# Most others are compared with the first step, or with the case without their last suffix.
 CASES = {
-  'transformer': (f'{C4}:transformer', {}, 16),
-  'n-grammer': (f'{C4}:393k_8k_50', {}, 16),
-  'engram': (f'{C4}:transformer', ENGRAM, 16),
-  'llama': (LLAMA, {}, 16),
-  'transformer_xl': (XL, {'data.vocabulary_size': 267_735}, 8),
-  'transformer, plain attention': (f'{C4}:transformer', {'model.kernel': 'xla'}, 16),
-  'transformer, not deterministic': (f'{C4}:transformer', {}, 16),
-  'n-grammer, not deterministic': (f'{C4}:393k_8k_50', {}, 16),
-  'llama, not deterministic': (LLAMA, {}, 16),
-  'transformer, not deterministic, cudnn': (f'{C4}:transformer', {'model.kernel': 'cudnn'}, 16),
-  'llama, not deterministic, cudnn': (LLAMA, {'model.kernel': 'cudnn'}, 16),
+  'transformer': Case(),
+  f'transformer{FREE}': Case(),
+  'attention': Case(kind='attention'),
+  f'torch{FREE}': Case(kind='torch'),
+  'transformer, layers in a row': Case(changes=IN_A_ROW),
+  'n-grammer': Case(N_GRAMMER),
+  'llama': Case(LLAMA),
+  'engram': Case(changes=ENGRAM),
+  'transformer, plain attention': Case(changes=XLA),
+  'transformer_xl': Case(XL, XL_WORDS, 8),
+  'transformer, loss in bfloat16': Case(changes={'model.loss_dtype': 'bfloat16'}),
+  'transformer, remat none': Case(changes={'model.remat': 'none'}),
+  'transformer, remat full': Case(changes={'model.remat': 'full'}),
+  'transformer, windows': Case(
+    changes={'model.attention.window': 256, 'model.attention.layer_pattern': "('window',)"}
+  ),
+  'tables': Case(changes=TABLES, kind='run'),
+  'tables, on the host': Case(changes=TABLES | HOST, kind='run'),
+  f'n-grammer{FREE}': Case(N_GRAMMER),
+  f'llama{FREE}': Case(LLAMA),
+  f'engram{FREE}': Case(changes=ENGRAM),
+  f'transformer_xl{FREE}': Case(XL, XL_WORDS, 8),
+  f'transformer{FREE}, plain attention': Case(changes=XLA),
+  f'llama{FREE}, plain attention': Case(LLAMA, XLA),
 }
+FIRST_LIMIT = 4.0  # minutes of a case, before one has ended
 TINY = {'model.layers': 2, 'model.width': 64, 'model.heads': 4, 'model.feed_forward_width': 96}
 TINY |= {'training.segment_length': 32, 'model.vocabulary_chunk': None}
 TINY_NGRAMS = {
@@ -54,31 +112,68 @@ TINY_NGRAMS = {
 TINY_ENGRAM = {'model.ngram_memories.0.layers': '(1,)', 'model.ngram_memories.0.rows': '(100,)'}
 # Calls of attention kernels in a compiled program.
 KERNELS = re.compile(r'custom_call_target="(__cudnn\$\w+|\w*[tT]riton\w*|tpu_custom_call)"')
+CONTAINERS = ('while', 'cond', 'conditional', 'call')  # of operations that are counted themselves
+# Parts of a model by the scopes of their instructions; the last match in a scope counts.
+PARTS = {
+  'feed-forward': 'feed_forward/',
+  'projections': r'attention/(?:attention\.\w+/)*(?:query|key|value|out)/',
+  'attention': 'attention/',
+  'norms and residuals': r'\w*norm/|\._residual/',
+  'loss': r'\.(?:scores|logits)\b',
+  'optimizer': 'optimizer',
+  'memories': r'ngrammer|ngram_memory|quantizer|codebook',
+  'embedding': r'\.embed\b',
+}
+SCOPES = re.compile('|'.join(f'({pattern})' for pattern in PARTS.values()))
+SCOPE_OF = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*op_name="([^"]*)"', re.MULTILINE)
 
 
-def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]:
+def changes_of(case: Case, is_tiny: bool) -> tuple[dict[str, Any], int]:
+  """Returns the changes of the config of a case, and its rows; --tiny has more changes."""
+  changes = case.changes
+  if not is_tiny:
+    return changes, case.rows
+  changes = changes | TINY
+  if case.config == N_GRAMMER:
+    changes |= TINY_NGRAMS
+  if 'model.ngram_memories.0.preset' in changes:
+    changes |= TINY_ENGRAM
+  if case.config == XL:
+    changes |= {'model.memory.length': 32}
+  if 'model.attention.window' in changes:
+    changes |= {'model.attention.window': 8}
+  return changes, 2
+
+
+def resolve(name: str, is_tiny: bool) -> tuple[Any, int]:
+  """Returns the config of a case, and its rows on all devices."""
+  import jax
+
+  from ngrammer_jax import command_line
+
+  case = CASES[name]
+  changes, rows = changes_of(case, is_tiny)
+  rows *= jax.device_count()
+  changes = changes | {'training.batch_size': rows, 'training.segments_per_call': 1}
+  config = command_line.resolve(case.config, [(key, str(value)) for key, value in changes.items()])
+  return config, rows
+
+
+def measure_step(name: str, options: argparse.Namespace) -> dict[str, Any]:
   """Compiles the training step of a case, and runs it. Returns seconds, memory and kernels."""
   import jax
   import numpy as np
 
-  from ngrammer_jax import command_line, sharding
+  from ngrammer_jax import sharding
   from ngrammer_jax.data.rows import token_batch
   from ngrammer_jax.models import model_variables
-  from ngrammer_jax.training import flops, programs
+  from ngrammer_jax.training import flops, preparation, programs
 
-  spec, changes, rows = CASES[case]
-  if is_tiny:
-    rows = 2
-    of_ngrams = TINY_NGRAMS if '393k' in spec else {}
-    changes = changes | TINY | of_ngrams | (TINY_ENGRAM if changes is ENGRAM else {})
-    if spec == XL:
-      changes |= {'model.memory.length': 32}
-  rows *= jax.device_count()
-  changes = changes | {'training.batch_size': rows, 'training.segments_per_call': 1}
-  config = command_line.resolve(spec, [(key, str(value)) for key, value in changes.items()])
+  config, rows = resolve(name, options.tiny)
   V = config.data.vocabulary_size
   T = config.training.segment_length
   mesh = sharding.make_mesh()
+  notes = preparation.speed_notes(config, mesh)
   run = programs.Programs(config, V, mesh)
   start = time.perf_counter()
   compiled = run.trace_program('train')[0].lower().compile()
@@ -94,30 +189,74 @@ def measure(case: str, steps: int, warmup: int, is_tiny: bool) -> dict[str, Any]
     return sharding.global_rows(mesh, rows, load, axis=1)
 
   state = run.pack(run.create())
+  batches = [segments() for _ in range(4)]
   seconds = []
-  for batch in [segments() for _ in range(4)] * -(-(steps + warmup) // 4):
+
+  def step():
+    nonlocal state
     start = time.perf_counter()
-    state, metrics = compiled(state, batch, np.int32(1))
+    state, metrics = compiled(state, batches[len(seconds) % 4], np.int32(1))
     assert np.isfinite(jax.device_get(metrics['loss'])).all()  # also waits
     seconds.append(time.perf_counter() - start)
+
+  for _ in range(options.warmup + options.steps):
+    step()
   device = jax.devices()[0]
   model_flops = 3 * run.flops.forward() * rows * T / jax.device_count()
   peak = flops.peak_flops(device.device_kind)
   kernels = KERNELS.findall(compiled.as_text())
-  return {
-    'case': case,
+  result = {
     'device': f'{jax.device_count()} x {device.device_kind}',
     'jax': jax.__version__,
     'flags': os.environ.get('XLA_FLAGS', ''),
+    'notes': notes,
     'parameters': model_variables.count_elements(run.abstract.params),
     'tokens': rows * T,
     'compile_seconds': compile_seconds,
-    'seconds': float(np.median(seconds[warmup : warmup + steps])),
-    'all_seconds': seconds,
+    'seconds': float(np.median(seconds[options.warmup :])),
+    'all_seconds': list(seconds),
     'floor': model_flops / peak if peak else None,
     'peak_bytes': peak_bytes(compiled, device),
-    'kernels': {name: kernels.count(name) for name in sorted(set(kernels))},
+    'kernels': {kernel: kernels.count(kernel) for kernel in sorted(set(kernels))},
   }
+  if options.trace:
+    result['parts'] = trace(step, compiled.as_text())
+  return result
+
+
+def trace(step: Any, text: str, steps: int = 3) -> dict[str, float]:
+  """Returns the seconds of each part of a step on the device, the longest first.
+
+  Args:
+    step: runs one step.
+    text: the compiled program, whose instructions have the scopes of the model.
+    steps: number of steps that are traced.
+  """
+  import jax
+
+  scopes = dict(SCOPE_OF.findall(text))
+  seconds: dict[str, float] = {}
+  with tempfile.TemporaryDirectory() as folder:
+    with jax.profiler.trace(folder):
+      for _ in range(steps):
+        step()
+    (file,) = pathlib.Path(folder).rglob('*.xplane.pb')
+    for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+      for event in (event for line in plane.lines for event in line.events):
+        instruction = dict(event.stats).get('hlo_op')
+        if instruction is None or str(instruction).split('.')[0] in CONTAINERS:
+          continue
+        part = part_of(scopes.get(str(instruction), ''))
+        seconds[part] = seconds.get(part, 0.0) + event.duration_ns / 1e9 / steps
+  return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+
+def part_of(scope: str) -> str:
+  """Returns the part of the model that the scope of an instruction belongs to."""
+  matches = [*SCOPES.finditer(scope)]
+  if not matches:
+    return 'other'
+  return [*PARTS][matches[-1].lastindex - 1]
 
 
 def peak_bytes(compiled: Any, device: Any) -> int:
@@ -127,65 +266,198 @@ def peak_bytes(compiled: Any, device: Any) -> int:
   return (device.memory_stats() or {}).get('peak_bytes_in_use') or capacity.peak_bytes(compiled)
 
 
+def measure_attention(name: str, options: argparse.Namespace) -> dict[str, Any]:
+  """Compares the calls of cuDNN with full scores, for the heads of several models."""
+  import jax
+
+  from ngrammer_jax.layers.attention import cudnn
+
+  del name, options
+  found = {}
+  for N, C, H in ((8, 8, 128), (16, 4, 64), (16, 16, 64), (4, 1, 256)):
+    heads = {}
+    for call in cudnn.CALLS:
+      for window in (None, cudnn.CHECKED_WINDOW):
+        label = call if window is None else f'{call}, window'
+        heads[label] = cudnn.error_or_problem(call, window, (N, C, H), 'bfloat16')
+    found[f'{N} heads, {C} key heads of {H}'] = heads
+  return {'device': jax.devices()[0].device_kind, 'jax': jax.__version__, 'errors': found}
+
+
+def measure_torch(name: str, options: argparse.Namespace) -> dict[str, Any]:
+  """Runs the Transformer in PyTorch."""
+  from benchmarks import torch_transformer
+  from ngrammer_jax.training import flops
+
+  config, rows = resolve(name, options.tiny)
+  result = torch_transformer.measure(config, rows, options.steps, options.warmup)
+  peak = flops.peak_flops(result['device'])
+  model_flops = result.pop('model_flops')
+  result['floor'] = model_flops / peak if peak else None
+  return result
+
+
+def measure_run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+  """Trains on random text by the command of a training; returns the speed that it reports."""
+  import numpy as np
+
+  case = CASES[name]
+  changes, rows = changes_of(case, options.tiny)
+  steps = options.warmup + options.steps
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / 'text.txt'
+    letters = np.random.default_rng(0).integers(97, 123, 2**16 if options.tiny else 2**24)
+    path.write_bytes(letters.astype(np.uint8).tobytes())
+    changes = changes | {
+      'data.corpus': 'text',
+      'data.path': path,
+      'data.vocabulary': 'bytes',
+      'data.vocabulary_size': None,
+      'training.batch_size': rows,
+      'training.steps': steps,
+      'training.log_every': max(1, options.steps // 2),
+      'training.evaluate_every': 0,
+      'training.checkpoint_every': steps,
+      'evaluation.streams': 2,
+      'evaluation.max_tokens': 64,
+    }
+    command = [sys.executable, '-m', 'ngrammer_jax.train', f'--config={case.config}']
+    command += [f'--workdir={folder}/run']
+    command += [f'--config.{key}={value}' for key, value in changes.items()]
+    child = subprocess.run(command, capture_output=True, text=True)
+    if child.returncode:
+      raise RuntimeError(child.stderr[-2000:] or child.stdout[-2000:])
+    lines = (pathlib.Path(folder) / 'run' / 'metrics.jsonl').read_text(encoding='utf-8')
+  rates = [json.loads(line).get('tokens_per_second') for line in lines.splitlines()]
+  rates = [rate for rate in rates if rate]
+  tokens = rows * (TINY['training.segment_length'] if options.tiny else 1024)
+  return {'tokens': tokens, 'seconds': tokens / rates[-1], 'tokens_per_second': rates}
+
+
+MEASURES = {
+  'attention': measure_attention,
+  'step': measure_step,
+  'torch': measure_torch,
+  'run': measure_run,
+}
+
+
 def format_line(result: dict[str, Any], results: dict[str, Any], predicted: dict) -> str:
   """Formats a result, and how it compares with the case without its suffix, or the first."""
   case = result['case']
+  if problem := result.get('failed'):
+    return f'{case}: failed\n{problem}'
+  if 'errors' in result:
+    return f'{case}: {json.dumps(result["errors"])}'
   seconds = result['seconds']
   line = f'{case:32} {1e3 * seconds:9.2f} ms'
-  if result['floor']:
+  if result.get('floor'):
     line += f'  floor {1e3 * result["floor"]:8.2f} ms  MFU {result["floor"] / seconds:6.1%}'
-  line += f'  {result["tokens"] / seconds:11,.0f} tokens/s  {result["peak_bytes"] / 2**30:6.2f} GiB'
+  line += f'  {result["tokens"] / seconds:11,.0f} tokens/s'
+  if 'peak_bytes' in result:
+    line += f'  {result["peak_bytes"] / 2**30:6.2f} GiB'
   other = case.rpartition(',')[0] if ',' in case else next(iter(CASES))
-  if other != case and other in results:
+  if other not in results:
+    other = next(iter(CASES))
+  if other != case and 'seconds' in results.get(other, {}):
     line += f'  {seconds / results[other]["seconds"]:.3f} of {other}'
   if report := predicted.get(case):
     train = report['train']
     line += f'  predicted {1e3 * train["bound"]:.1f} ms, cycles {1e3 * train["cycles"]:.1f} ms'
-  return line + ''.join(f'  {count} {name}' for name, count in result['kernels'].items())
+  line += ''.join(f'  {count} {name}' for name, count in result.get('kernels', {}).items())
+  parts = result.get('parts', {})
+  total = sum(parts.values())
+  return line + ''.join(f'\n{seconds / total:8.1%}  {part}' for part, seconds in parts.items())
+
+
+def read_results(path: pathlib.Path | None) -> dict[str, Any]:
+  """Returns the results of a file by case; without the file, none."""
+  results = {}
+  if path is not None and path.exists():
+    for line in path.read_text(encoding='utf-8').splitlines():
+      with contextlib.suppress(json.JSONDecodeError):  # of a process that ended while it wrote
+        result = json.loads(line)
+        results[result['case']] = result
+  return results
+
+
+def append_result(path: pathlib.Path, result: dict[str, Any]) -> None:
+  """Appends a line to the file of the results."""
+  is_cut = path.exists() and not path.read_bytes().endswith(b'\n')
+  with path.open('a', encoding='utf-8') as file:
+    file.write('\n' * is_cut + json.dumps(result) + '\n')
+
+
+def run_case(case: str, options: argparse.Namespace, limit: float) -> dict[str, Any] | None:
+  """Runs a case in a process. Returns its result; None: the limit, in seconds, was too short."""
+  own_flags = f'--xla_gpu_deterministic_ops={FREE not in case} '
+  environment = os.environ | {'XLA_FLAGS': own_flags + os.environ.get('XLA_FLAGS', '')}
+  command = [sys.executable, '-m', 'benchmarks.accelerator', '--child', '--cases', case]
+  command += [f'--steps={options.steps}', f'--warmup={options.warmup}']
+  command += ['--tiny'] * options.tiny + ['--trace'] * options.trace
+  start = time.monotonic()
+  try:
+    child = subprocess.run(
+      command, env=environment, capture_output=True, text=True, timeout=limit or None
+    )
+  except subprocess.TimeoutExpired:
+    return None
+  if child.returncode:
+    result = {'failed': child.stderr[-2000:]}
+  else:
+    result = json.loads(child.stdout.splitlines()[-1])
+  return {'case': case, 'minutes': (time.monotonic() - start) / 60} | result
 
 
 def main() -> int:
-  """Prints a line for each case; with --json also writes them. Returns the exit status."""
+  """Prints and writes a line for each case. Returns the exit status: 0 if all have a result."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  others = [case for case in CASES if 'cudnn' not in case]
-  help_ = 'default: all but those of cudnn, for GPUs alone'
-  parser.add_argument(
-    '--cases', nargs='*', choices=CASES, default=others, metavar='CASE', help=help_
-  )
+  parser.add_argument('--cases', nargs='*', choices=CASES, default=[*CASES], metavar='CASE')
+  parser.add_argument('--minutes', type=float, default=0.0, help='stop before; 0: no limit')
   parser.add_argument('--steps', type=int, default=20, help='steps that are timed')
   parser.add_argument('--warmup', type=int, default=5, help='steps before them')
+  parser.add_argument('--trace', action='store_true', help='the share of each part of a step')
   parser.add_argument('--predicted', nargs='*', default=[], metavar='CASE=REPORT')
-  parser.add_argument('--json', type=pathlib.Path, help='output file')
+  parser.add_argument('--json', type=pathlib.Path, help='file of the results, a line each')
   parser.add_argument('--tiny', action='store_true', help='small sizes, to try the script')
   parser.add_argument('--child', action='store_true', help=argparse.SUPPRESS)
   options = parser.parse_args()
   if options.child:
-    print(json.dumps(measure(*options.cases, options.steps, options.warmup, options.tiny)))
+    (case,) = options.cases
+    print(json.dumps(MEASURES[CASES[case].kind](case, options)))
     return 0
   predicted = {}
   for name, path in (item.split('=', 1) for item in options.predicted):
     predicted[name] = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
-  results = {}
-  status = 0
+  end = time.monotonic() + 60 * options.minutes
+  results = read_results(options.json)
+  has_run = False
   for case in options.cases:
-    is_deterministic = 'not deterministic' not in case
-    own_flags = f'--xla_gpu_deterministic_ops={is_deterministic} '
-    environment = os.environ | {'XLA_FLAGS': own_flags + os.environ.get('XLA_FLAGS', '')}
-    command = [sys.executable, '-m', 'benchmarks.accelerator', '--child', '--cases', case]
-    command += [f'--steps={options.steps}', f'--warmup={options.warmup}']
-    command += ['--tiny'] * options.tiny
-    child = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if child.returncode:
-      print(f'{case}: failed\n{child.stderr[-2000:]}', flush=True)
-      status = 1
+    if case in results:
       continue
-    results[case] = json.loads(child.stdout.splitlines()[-1])
-    print(format_line(results[case], results, predicted), flush=True)
+    remaining = 0.0
+    if options.minutes:
+      remaining = end - time.monotonic()
+      took = [result['minutes'] for result in results.values() if 'failed' not in result]
+      longest = max(took, default=FIRST_LIMIT)
+      if has_run and remaining < 60 * longest:
+        break
+    result = run_case(case, options, remaining)
+    if result is None and has_run:
+      break
+    has_run = True
+    if result is None:  # it had all the minutes
+      result = {'case': case, 'minutes': options.minutes, 'failed': 'takes longer than --minutes'}
+    results[case] = result
+    print(format_line(result, results, predicted), flush=True)
     if options.json:
-      options.json.write_text(json.dumps(list(results.values()), indent=2) + '\n', encoding='utf-8')
-  return status
+      append_result(options.json, result)
+  left = [case for case in options.cases if case not in results]
+  if left:
+    print(f'{len(left)} cases are left, from {left[0]!r} on: the same command goes on', flush=True)
+  return int(bool(left) or any('failed' in results[case] for case in options.cases))
 
 
 if __name__ == '__main__':

@@ -66,21 +66,35 @@ def _make_mesh(config: experiment.Config) -> jax.sharding.Mesh:
 def _check_kernel(config: experiment.Config, mesh: jax.sharding.Mesh) -> None:
   """Raises BadInput if the kernel of the config cannot attend to the segments of training.
 
-  A line of the log says where attention gives up speed.
+  Lines of the log say where attention gives up speed.
   """
   model = config.model
   if model.recurrent is not None:
     return
-  t = config.training
-  shape = t.batch_size // t.microbatches, t.segment_length, model.heads, model.head_features
-  with sharding.use(mesh):
-    query = jax.ShapeDtypeStruct(shape, precision.compute_dtype(model))
-    workload = fused.workload(query, key_heads=model.context_key_heads)
-  needs = frozenset(model.attention_needs())
+  needs, workload = _attention(config, mesh)
   reason = model.kernel and kernels.unsupported_reason(model.kernel, needs, workload)
   if reason:
     raise errors.BadInput(
       f'model.kernel={model.kernel!r} {reason}: use None, which selects another'
     )
-  for line in kernels.speed_notes(model.kernel, needs, workload, model.scan_layers):
-    logging.info('%s', line)
+  for note in speed_notes(config, mesh):
+    logging.info('%s', note)
+
+
+def speed_notes(config: experiment.Config, mesh: jax.sharding.Mesh) -> list[str]:
+  """Returns where the attention of a Transformer gives up speed, a sentence each."""
+  model = config.model
+  return kernels.speed_notes(model.kernel, *_attention(config, mesh), model.scan_layers)
+
+
+def _attention(
+  config: experiment.Config, mesh: jax.sharding.Mesh
+) -> tuple[frozenset[str], kernels.Workload]:
+  """Returns what attention needs in training, and its workload."""
+  model = config.model
+  t = config.training
+  shape = t.batch_size // t.microbatches, t.segment_length, model.heads, model.head_features
+  with sharding.use(mesh):
+    query = jax.ShapeDtypeStruct(shape, precision.compute_dtype(model))
+    workload = fused.workload(query, key_heads=model.context_key_heads)
+  return frozenset(model.attention_needs()), workload

@@ -307,14 +307,30 @@ def _find(N: int, C: int, H: int, dtype: str) -> Found:
 def _problem(call: str, window: int | None, heads: tuple[int, int, int], dtype: str) -> str:
   """Compares a call with full scores. Returns the problem; empty: there is none."""
   name = f'{call} call' if window is None else f'{call} call with a window'
-  try:
-    error = _error(call, window, heads, dtype)
-  except Exception as failure:  # of JAX, XLA or cuDNN; each means that the call cannot run here
-    line = (str(failure).splitlines() or [''])[0]
-    return f'the {name} of cuDNN fails ({type(failure).__name__}: {line[:200]})'
+  error = error_or_problem(call, window, heads, dtype)
+  if isinstance(error, str):
+    return f'the {name} of cuDNN fails ({error})'
   if error < TOLERANCE:
     return ''
   return f'the {name} of cuDNN differs from full scores by {error:.2g} of the largest number'
+
+
+def error_or_problem(
+  call: str, window: int | None, heads: tuple[int, int, int], dtype: str
+) -> float | str:
+  """Returns the error of a call and its gradients, or why it cannot run on the first device.
+
+  Args:
+    call: one of CALLS.
+    window: see `Options`.
+    heads: N, C and H.
+    dtype: of queries, keys and values.
+  """
+  try:
+    return _error(call, window, heads, dtype)
+  except Exception as failure:  # of JAX, XLA or cuDNN; each means that the call cannot run here
+    line = (str(failure).splitlines() or [''])[0]
+    return f'{type(failure).__name__}: {line[:200]}'
 
 
 def _error(call: str, window: int | None, heads: tuple[int, int, int], dtype: str) -> float:
