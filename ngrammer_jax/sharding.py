@@ -157,6 +157,17 @@ def use(mesh: jax.sharding.Mesh) -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def without_devices() -> Iterator[None]:
+  """Activates an abstract mesh of one CPU: a model is traced there before devices are touched."""
+  cpu = jax.sharding.AbstractDevice(device_kind='cpu', num_cores=None, platform='cpu')
+  auto = (jax.sharding.AxisType.Auto,) * len(AXES)
+  sizes = (1,) * len(AXES)
+  mesh = jax.sharding.AbstractMesh(sizes, AXES, axis_types=auto, abstract_device=cpu)
+  with jax.sharding.use_abstract_mesh(mesh):
+    yield
+
+
 def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
   """Returns a NamedSharding for every array of a tree whose leaves may have logical axis names.
 

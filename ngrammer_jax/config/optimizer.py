@@ -202,11 +202,6 @@ class OptimizerConfig:
         f'optimizer.train={self.train} is not a list of parts: use "all" alone, or some of '
         f'{", ".join(valid[1:])}'
       )
-    if self.algorithm == 'muon' and set(self.train) <= {'embedding', 'head'}:
-      raise errors.BadInput(
-        f"optimizer.algorithm='muon' is for the matrices of blocks, and "
-        f"optimizer.train={self.train} has none: use 'adam', or name blocks in optimizer.train"
-      )
     if len({rate.part for rate in self.rates}) < len(self.rates):
       raise errors.BadInput('optimizer.rates has a part twice: give each part one factor')
 

@@ -8,6 +8,7 @@ AT_FEED_FORWARD = ('in_place_of_feed_forward', 'beside_feed_forward')
 POINTS = (
   *BETWEEN_BLOCKS,
   'before_attention',
+  'attention_input',
   'values',
   'after_attention',
   'before_feed_forward',
@@ -23,6 +24,8 @@ class Place(NamedTuple):
   Attributes:
     point: `input`: to the embeddings, before positions and dropout. `after_block`: to the output
       of a block. `before_attention`: to the input of a block, before the segment memory stores it.
+      `attention_input`: to the input of attention, after its norm; a segment memory stores the
+      result.
       `values`: to the values of attention, of all key heads, before attention reads them.
       `after_attention`: to the attended values of a block, before their projection.
       `before_feed_forward`: to the input of the feed-forward, after its norm.

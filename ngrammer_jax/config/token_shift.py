@@ -7,7 +7,8 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.place import Place
 
-POINTS = ('before_attention', 'before_feed_forward')
+# Both after the norm.
+POINTS = {'before_attention': 'attention_input', 'before_feed_forward': 'before_feed_forward'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,12 +17,12 @@ class TokenShiftConfig:
 
   tokens: int = field(4, 'tokens that are mixed, with the token itself', at_least=1, at_most=256)
   points: tuple[str, ...] = field(
-    POINTS, 'where in a block it acts', choices=POINTS, may_be_empty=False
+    tuple(POINTS), 'where in a block it acts', choices=tuple(POINTS), may_be_empty=False
   )
 
   def places(self, layers: int) -> tuple[Place, ...]:
     """Returns the places of the memory in a model with this number of blocks."""
-    return tuple(Place(point, block) for block in range(layers) for point in self.points)
+    return tuple(Place(POINTS[point], block) for block in range(layers) for point in self.points)
 
   def check(self, model: Any) -> None:
     """Raises BadInput for a place twice, or the feed-forward of a model without one."""

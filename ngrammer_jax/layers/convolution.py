@@ -53,7 +53,7 @@ class CausalConvolution(nn.Module):
     T = x_BxTxNxH.shape[1]
     R = (W - 1) * d
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    init = axis_names.with_axis_names(self.taps_init, (None, *self.names))
+    init = axis_names.with_axis_names(self.taps_init, ('taps', *self.names))
     w_WxNxH = self.param('taps', init, (W, *x_BxTxNxH.shape[-2:]), param_dtype)
     w_WxNxH = w_WxNxH.astype(self.dtype)
     if before_BxRxNxH is None:

@@ -28,8 +28,8 @@ def empty_memory(
 ) -> Memory:
   """Returns the memory of a block before the first segment.
 
-  Keys: `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `cache.KeyValues`; and the
-  states of the memories in the block, by name.
+  Keys: `hidden`, inputs of the layer (of attention if memories change these) [B, M + R, D], or
+  `cache`, its `cache.KeyValues`; and the states of the memories in the block, by name.
   """
   c = config
   dtype = precision.compute_dtype(c)
@@ -89,9 +89,6 @@ class Block(nn.Module):
     x_BxTxD = self._add_position(x_BxTxD)
     before = self._make_memories('before_attention')
     x_BxTxD, next_memory = _apply_memories(before, x_BxTxD, context, memory)
-    if 'hidden' in memory:
-      hidden_BxTxD = jax.lax.stop_gradient(x_BxTxD)
-      next_memory['hidden'] = cache.keep_last(memory['hidden'], hidden_BxTxD, context.valid_BxT)
 
     # Attention.
     input_BxTxD = x_BxTxD
@@ -99,6 +96,17 @@ class Block(nn.Module):
     y_BxTxD = x_BxTxD
     if norm is not None:
       y_BxTxD = norm(x_BxTxD)
+    hidden_BxTxD = x_BxTxD
+    at_input = self._make_memories('attention_input')
+    if at_input:
+      y_BxTxD, states = _apply_memories(at_input, y_BxTxD, context, memory)
+      next_memory |= states
+      # A segment memory stores their outputs, because they cannot be applied to it again.
+      hidden_BxTxD = y_BxTxD
+      norm = None
+    if 'hidden' in memory:
+      hidden_BxTxD = jax.lax.stop_gradient(hidden_BxTxD)
+      next_memory['hidden'] = cache.keep_last(memory['hidden'], hidden_BxTxD, context.valid_BxT)
     y_BxTxD, projected, states = self._attend(y_BxTxD, context, memory, norm, attention_key)
     next_memory |= states
     x_BxTxD = self._residual('attention', x_BxTxD, y_BxTxD, attention_residual_key)

@@ -5,7 +5,7 @@ is in the parameters that the logits are linear in, so that the model itself doe
 tied embeddings the final norm, else the output matrix.
 
   parameter                                        initial value   learning rate
-  matrices whose inputs grow with the width        x 1             x r
+  linear maps whose inputs grow with the width     x 1             x r
   embeddings that are multiplied by sqrt(width)    x 1             x sqrt(r)
   embeddings that are not                          x 1 / sqrt(r)   x 1
   output matrix                                    x sqrt(r)       x r
@@ -27,11 +27,10 @@ import jax
 from ngrammer_jax import sharding
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.config.optimizer import OptimizerConfig
-from ngrammer_jax.layers import axis_names
+from ngrammer_jax.layers import axis_names, parameter_kinds
 from ngrammer_jax.models import initialization
 
 _GROWING = ('embed', 'mlp', 'heads')  # axes that grow with the width
-_STACKS = ('layers', 'branches', 'buckets', 'gates')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +70,9 @@ def factors(model: ModelConfig, optimizer: OptimizerConfig, params: Any) -> Widt
 
 
 def _has_growing_inputs(names: tuple[str | None, ...]) -> bool:
-  """Whether a parameter with these axes is a matrix whose inputs, its first axes, grow."""
-  if names == ('heads', 'kv', None):  # maps between the features of one head
-    return False
-  axes = [name for name in names if name not in _STACKS]
-  if axes[:2] == ['heads', 'kv']:  # the features of all heads are one axis
-    del axes[1]
-  elif axes[:1] == ['heads']:  # something of each head
-    return False
-  return len(axes) > 1 and axes[0] in _GROWING
+  """Whether a parameter with these axes is a linear map whose inputs grow with the width."""
+  axes = parameter_kinds.of(names).axes
+  return axes is not None and names[axes.inputs[0]] in _GROWING
 
 
 def scale_initial(model: ModelConfig, factors: WidthFactors, params: Any) -> Any:

@@ -21,40 +21,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import sharding
 from ngrammer_jax.config.optimizer import MuonConfig
-from ngrammer_jax.layers import axis_names, mesh_axes
+from ngrammer_jax.layers import axis_names, mesh_axes, parameter_kinds
 from ngrammer_jax.optimizers import orthogonalization
 from ngrammer_jax.optimizers.orthogonalization import StackSharding
-
-
-class MatrixAxes(NamedTuple):
-  """The axes of the inputs and of the outputs of a kernel; the others stack several matrices."""
-
-  inputs: tuple[int, ...]
-  outputs: tuple[int, ...]
-
-
-# The matrices of blocks by the logical axis names of their kernels. All else has another optimizer:
-# also gates of heads, persistent vectors, convolution taps and spans, which are no linear maps
-# between hidden states.
-MATRICES = {
-  ('embed', 'heads', 'kv'): MatrixAxes((0,), (1, 2)),  # to queries, keys, values
-  ('heads', 'kv', 'embed'): MatrixAxes((0, 1), (2,)),  # from the heads
-  ('heads', 'kv', None): MatrixAxes((1,), (2,)),  # from shared keys to queries, one for each head
-  ('embed', 'mlp'): MatrixAxes((0,), (1,)),
-  ('mlp', 'embed'): MatrixAxes((0,), (1,)),
-  (None, 'embed'): MatrixAxes((0,), (1,)),  # from the rows of a memory
-  ('embed', None): MatrixAxes((0,), (1,)),  # to the width of rows that multiply
-  (None, 'branches', 'embed'): MatrixAxes((0,), (2,)),  # to keys, one for each branch
-}
 
 
 class Kernel(NamedTuple):
   """The layout of the kernel of one or several matrices.
 
   Attributes:
-    names: its logical axis names, one of MATRICES.
+    names: its logical axis names, those of a linear map.
     shape: its shape.
   """
 
@@ -62,9 +40,9 @@ class Kernel(NamedTuple):
   shape: tuple[int, ...]
 
   @property
-  def axes(self) -> MatrixAxes:
+  def axes(self) -> parameter_kinds.MapAxes:
     """The axes of its inputs and outputs."""
-    return MATRICES[self.names]
+    return parameter_kinds.of(self.names).axes
 
   @property
   def inputs(self) -> int:
@@ -120,33 +98,26 @@ def find_matrices(params: Any, frozen: Collection[str] = ()) -> dict[str, Kernel
   Args:
     params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
     frozen: names of the parameters that are not trained.
-
-  Raises:
-    BadInput: there is none.
   """
   matrices = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=sharding.is_boxed):
     name = sharding.leaf_name(path)
     if is_matrix(path, leaf) and name not in frozen:
       matrices[name] = Kernel(axis_names.names_of(leaf), nn.unbox(leaf).shape)
-  if not matrices:
-    raise errors.BadInput(
-      "optimizer.algorithm='muon' is for the matrices of blocks, and this run trains none: use "
-      "'adam', or name blocks in optimizer.train"
-    )
   return matrices
 
 
 def is_matrix(path: Any, leaf: Any) -> bool:
-  """Whether a parameter in its box is a matrix of a block.
+  """Whether a parameter in its box is a matrix of a block: a linear map between features.
+
+  Gates, spans, persistent vectors, convolution taps and sub-keys are none.
 
   Args:
     path: its path in the tree of parameters.
     leaf: the parameter.
   """
-  name = sharding.leaf_name(path)
-  is_kernel = name.startswith('layer_') and name.endswith('kernel')
-  return is_kernel and axis_names.names_of(leaf) in MATRICES
+  is_in_block = sharding.leaf_name(path).startswith('layer_')
+  return is_in_block and parameter_kinds.of(axis_names.names_of(leaf)).has_features
 
 
 class MuonState(NamedTuple):

@@ -42,6 +42,7 @@ def prepare(
   has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
   with hosts.collective_errors():
     source_dtypes = frozen.dtypes(workdir) if has_checkpoint else task.source_dtypes
+    training_programs.check_trained(config, task.vocabulary.size, source_dtypes)
   mesh = _make_mesh(config)
   programs = training_programs.Programs(
     config, task.vocabulary.size, mesh, source_dtypes, task.loss

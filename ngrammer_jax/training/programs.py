@@ -1,6 +1,7 @@
 """The compiled programs of a run: the steps of a call, and the evaluation."""
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 import logging
 import math
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import sharding
+from ngrammer_jax import errors, sharding
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
@@ -80,9 +81,7 @@ class Programs:
     self.frozen = _frozen_parameters(config.optimizer, variables['params'], source_dtypes)
     self.labels = partition.labels(variables['params'], memories, self.frozen)
     self.decay_mask = weight_decay.mask(config.optimizer, variables['params'])
-    self.matrices = None
-    if config.optimizer.algorithm == 'muon':
-      self.matrices = muon.find_matrices(variables['params'], self.frozen)
+    self.matrices = _matrices(config.optimizer, variables['params'], self.frozen)
     width_factors = width_rule.factors(config.model, config.optimizer, variables['params'])
     trained_labels = parameter_groups.without(self.labels, self.frozen)
     optimizer = partition.make(
@@ -168,13 +167,11 @@ class Programs:
     """
     muon_config = self._config.optimizer.muon or experiment.MuonConfig()
     with sharding.use(self.mesh):
-      orthogonalizing = muon.flops(self.matrices, muon_config.steps)
-    all_steps = flops.matrix_flops(
-      traced.jaxpr
-    )  # of a device for Muon, of all devices for the rest
-    step = all_steps / self._config.training.segments_per_call
-    on_device = orthogonalizing + (step - orthogonalizing) / self.mesh.size
-    return orthogonalizing / on_device
+      muon_of_device = muon.flops(self.matrices, muon_config.steps)
+    # The trace has the matrix products of one device for Muon, and of all devices for the model.
+    traced_step = flops.matrix_flops(traced.jaxpr) / self._config.training.segments_per_call
+    model_of_device = (traced_step - muon_of_device) / self.mesh.size
+    return muon_of_device / (muon_of_device + model_of_device)
 
   def peak_bytes(self) -> int:
     """Returns the bytes of a device that the compiled call needs."""
@@ -258,6 +255,49 @@ class Programs:
     return language_modeling.evaluate(
       self.engine, state.variables, split, self._config, report=report
     )
+
+
+def check_trained(
+  config: experiment.Config, vocabulary_size: int, source_dtypes: Mapping[str, np.dtype]
+) -> None:
+  """Checks the parts of the model that are trained, without a device.
+
+  Args:
+    config: the experiment.
+    vocabulary_size: V.
+    source_dtypes: dtype of every parameter that training starts from, by name.
+
+  Raises:
+    BadInput: the model lacks a part that the config names, nothing is trained, or Muon has no
+      matrix to train.
+  """
+  optimizer = config.optimizer
+  if not optimizer.rates and 'all' in optimizer.train:
+    return  # blocks have matrices
+  model_config = dataclasses.replace(config.model, dtype='float32')  # `auto` asks for the device
+  with sharding.without_devices():
+    model = language_model.build(model_config, vocabulary_size)
+    params = model_variables.abstract(model)['params']
+  _matrices(optimizer, params, _frozen_parameters(optimizer, params, source_dtypes))
+
+
+def _matrices(
+  optimizer: experiment.OptimizerConfig, params: Any, frozen: Mapping[str, np.dtype]
+) -> dict[str, muon.Kernel] | None:
+  """Returns the matrices that Muon trains; None for another algorithm.
+
+  Raises:
+    BadInput: Muon has no matrix to train.
+  """
+  if optimizer.algorithm != 'muon':
+    return None
+  matrices = muon.find_matrices(params, frozen)
+  if not matrices:
+    raise errors.BadInput(
+      f"optimizer.algorithm='muon' is for the matrices of blocks, and "
+      f"optimizer.train={optimizer.train} has none: use 'adam', or name blocks in optimizer.train"
+    )
+  return matrices
 
 
 def _frozen_parameters(

@@ -1263,11 +1263,6 @@ TRAINING_OPTIMIZER = [
     'muon is for the matrices of blocks',
   ),
   (
-    'optimizer.algorithm=muon optimizer.train=head',
-    "optimizer.algorithm='muon' is for the matrices of blocks, and optimizer.train=('head',) has "
-    "none: use 'adam', or name blocks in optimizer.train",
-  ),
-  (
     'optimizer.muon.steps=3',
     "optimizer.muon=(steps=3) is not for optimizer.algorithm='adam', but for muon: use None",
   ),

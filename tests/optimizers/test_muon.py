@@ -35,7 +35,7 @@ MATRICES = r"""
   layer/attention/(query|key|value|out|relative/position)/kernel layer/attention/query_kernel
   layer/feed_forward/(gate|in|out)/kernel layer/ngram_memory/gate/(key|value)/kernel
   layer/ngram_memory/product/(gate|embedding|out)/kernel
-  layer/product_memory/(query|swilu|value)/kernel"""
+  layer/product_memory/(query|swilu|value)/kernel layer/ngram_memory/values/projection"""
 
 
 def boxed_model(kernels):
@@ -183,14 +183,25 @@ def test_the_matrices_of_blocks_are_those_of_the_table():
     assert any(re.fullmatch(pattern, path) for path in found), f'no model has {pattern}'
 
 
-def test_a_run_that_trains_no_matrix_is_refused(tiny):
-  config = tiny(optimizer={'algorithm': 'muon', 'train': ('embedding',)})
+@pytest.mark.parametrize('train', [('head',), ('copy_memory',), ('new',)])
+def test_a_run_that_trains_no_matrix_is_refused_before_devices(tiny, train, monkeypatch):
+  """Also one of a memory without matrices, such as copies of the document."""
+  config = tiny(
+    model={'ngram': None, 'layers': 1, 'copy_memory': experiment.CopyMemoryConfig()},
+    optimizer={'algorithm': 'muon', 'train': train},
+  )
+  params = model_variables.abstract(language_model.build(config.model, 256))['params']
+  paths = jax.tree_util.tree_leaves_with_path(params, is_leaf=sharding.is_boxed)
+  names = {sharding.leaf_name(path) for path, _ in paths}
+  source = {name: np.dtype('float32') for name in names if 'copy_memory' not in name}
   config = dataclasses.replace(config, init_from='another')
+  for name in ('devices', 'default_backend'):
+    monkeypatch.setattr(jax, name, None)  # whoever asks for a device fails
   with bad_input(
-    "optimizer.algorithm='muon' is for the matrices of blocks, and this run trains none: use "
-    "'adam', or name blocks in optimizer.train"
+    f"optimizer.algorithm='muon' is for the matrices of blocks, and optimizer.train={train} has "
+    f"none: use 'adam', or name blocks in optimizer.train"
   ):
-    programs.Programs(config, 256, mesh_of(1), source_dtypes={'embedding': np.dtype('float32')})
+    programs.check_trained(config, 256, source)
 
 
 def test_flops_are_those_of_the_products():

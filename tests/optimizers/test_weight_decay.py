@@ -104,32 +104,6 @@ def test_every_parameter_decays_as_in_the_table():
       assert any(re.fullmatch(pattern, path) for path in found), f'no model has {pattern}'
 
 
-@pytest.mark.parametrize(
-  'names, kind',
-  [
-    (('embed', 'heads', 'kv'), 'matrix'),
-    (('heads', 'kv', None), 'matrix'),
-    (('embed', 'gates', 'mlp'), 'matrix'),
-    ((None, 'branches', 'embed'), 'matrix'),
-    (('layers', 'mlp', 'embed'), 'matrix'),
-    (('vocab', 'embed'), 'embedding'),
-    (('position', 'heads', 'kv'), 'embedding'),
-    (('vocab_clusters', None), 'embedding'),
-    (('vocab',), 'vector'),
-    (('layers', 'vocab'), 'vector'),
-    (('heads', 'kv'), 'vector'),
-    (('gates', 'mlp'), 'vector'),
-    (('branches', 'embed'), 'vector'),
-    (('norm',), 'vector'),
-    ((None, 'norm'), 'vector'),
-    (('layers', None, 'norm'), 'vector'),
-    (('ngram_vocab', 'host_ngram_embed'), 'table'),
-  ],
-)
-def test_the_kind_of_axis_names(names, kind):
-  assert weight_decay.kind_of(names) == kind
-
-
 WEIGHTS = {  # names and shapes of a matrix, an embedding, a norm, a bias of two axes and a table
   'kernel': (('embed', 'heads', 'kv'), (2, 3, 2)),
   'embedding': (('vocab', 'embed'), (5, 2)),

@@ -18,10 +18,10 @@ TENSORBOARD_LAYOUT = {'loss': {'loss': ['Multiline', ['train/loss', 'validation/
 class MetricsWriter:
   """Writes scalars by step, in the primary process.
 
-  `metrics.jsonl` in the workdir is the record; TensorBoard shows the same numbers: the values of
-  training with the prefix `train/`, and the nats per token of validation as `validation/loss`. On
-  resume both are cut to the restored step, so that no step appears twice. wandb cannot be cut, see
-  `wandb_run`.
+  `metrics.jsonl` in the workdir is the record; TensorBoard and wandb show the same numbers: the
+  values of training with the prefix `train/`, and the nats per token of validation as
+  `validation/loss`. On resume, metrics.jsonl and TensorBoard are cut to the restored step, so that
+  no step appears twice. wandb cannot be cut, see `wandb_run`.
 
   Args:
     workdir: run directory.
@@ -50,7 +50,7 @@ class MetricsWriter:
       self._tensorboard = self._open_tensorboard(folder, restored_step)
     self._wandb = None
     if 'wandb' in config.training.log_to:
-      recorded = {(record['step'], name) for record in removed for name in record}
+      recorded = {(record['step'], _chart_name(name)) for record in removed for name in record}
       self._wandb = wandb_run.WandbRun(workdir, folder, config, recorded)
     self.sync()
 
@@ -76,12 +76,13 @@ class MetricsWriter:
     with file_errors.translate_disk_full(self._disk_full_message):
       self._file.write(json.dumps({'step': step, **values}) + '\n')
       self._file.flush()
+      charts = {_chart_name(name): value for name, value in values.items()}
       if self._tensorboard is not None:
-        for name, value in values.items():
-          self._tensorboard.add_scalar(_chart_name(name), value, step)
+        for name, value in charts.items():
+          self._tensorboard.add_scalar(name, value, step)
         self._tensorboard.flush()  # so that a killed run loses no point
     if self._wandb is not None:
-      self._wandb.scalars(step, values)
+      self._wandb.scalars(step, charts)
 
   def sync(self) -> None:
     """Uploads the records to a remote workdir."""
@@ -132,7 +133,7 @@ def _is_record(value: Any) -> bool:
 
 
 def _chart_name(name: str) -> str:
-  """Returns the name of a value of metrics.jsonl in TensorBoard."""
+  """Returns the name of a value of metrics.jsonl in TensorBoard and wandb."""
   if name == 'validation/nll_nats_per_token':
     return 'validation/loss'
   if '/' in name:

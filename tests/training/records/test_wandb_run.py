@@ -69,8 +69,12 @@ def test_a_resumed_run_is_the_same_one_and_has_each_value_once(tmp_path, wandb):
   assert first['id'] == second['id'] and second['resume'] == 'allow'
   assert first['config']['training']['log_to'] == ('wandb',) and len(first['config']) > 5
   assert wandb.logged == [
-    [{'step': 2, 'loss': 1.0}, {'step': 4, 'loss': 0.9}, {'step': 4, 'validation/a': 3.0}],
-    [{'step': 4, 'validation/b': 3.0}, {'step': 6, 'loss': 0.8}],
+    [
+      {'step': 2, 'train/loss': 1.0},
+      {'step': 4, 'train/loss': 0.9},
+      {'step': 4, 'validation/a': 3.0},
+    ],
+    [{'step': 4, 'validation/b': 3.0}, {'step': 6, 'train/loss': 0.8}],
   ]
   assert wandb.finished == 2 and not (workdir / 'tensorboard').exists()
   # metrics.jsonl has all of them.
@@ -84,7 +88,7 @@ def test_a_copy_has_a_run_of_its_own(tmp_path, wandb):
   shutil.copytree(tmp_path / 'trunk', tmp_path / 'copy')
   write(tmp_path / 'copy', 2, [(4, {'loss': 0.5})])
   assert wandb.inits[0]['id'] != wandb.inits[1]['id']
-  assert wandb.logged[1] == [{'step': 4, 'loss': 0.5}]
+  assert wandb.logged[1] == [{'step': 4, 'train/loss': 0.5}]
 
 
 def test_wandb_that_fails_ends_no_training(tmp_path, wandb, monkeypatch, caplog):
