@@ -36,6 +36,11 @@ def operand_dtypes(function, *arguments) -> list[set[str]]:
   return [{names[name] for name in operands} for operands in dtypes]
 
 
+def scatters(text: str) -> list[str]:
+  """The attributes of each scatter of a lowered program."""
+  return re.findall(r'"stablehlo\.scatter"\(.*?\) <\{(.*?)\}>', text)
+
+
 def tanh_layers(x_BxD, w_LxDxD, loop):
   """Applies L layers tanh(x w), in a scan or unrolled."""
   layer = lambda x_BxD, w_DxD: jnp.tanh(x_BxD @ w_DxD)

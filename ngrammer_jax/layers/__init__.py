@@ -61,6 +61,7 @@ _MODULES = (
   'product_keys',
   'products',
   'recurrent',
+  'row_sums',
   'softmax',
   'state',
   'token_classes',

@@ -15,7 +15,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import axis_names, softmax
+from ngrammer_jax.layers import axis_names, row_sums, softmax
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -78,7 +78,7 @@ class AdaptiveSoftmax(nn.Module):
     x_BxTxD = 0
     for i, projection_JxD in enumerate(self._projections):
       is_member_BxT, index_BxT = self._index_in_cluster(tokens_BxT, i)
-      rows_BxTxJ = self._tables[i].astype(self.dtype)[index_BxT]
+      rows_BxTxJ = row_sums.take(self._tables[i].astype(self.dtype), index_BxT)
       if projection_JxD is not None:
         rows_BxTxJ = rows_BxTxJ @ projection_JxD.astype(self.dtype)
       x_BxTxD += jnp.where(is_member_BxT[..., None], rows_BxTxJ, 0)

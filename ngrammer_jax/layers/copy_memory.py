@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config.copy_memory import NAME, CopyMemoryConfig
-from ngrammer_jax.layers import axis_names, copies, token_classes
+from ngrammer_jax.layers import axis_names, copies, row_sums, token_classes
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.state import State
 
@@ -81,8 +81,10 @@ class CopyMemory(nn.Module):
     vector_NxD = vector_NxD.astype(self.dtype)
 
     copied_BxTxD = context.vocabulary.rows_VxD[jnp.maximum(found.token_BxT, 0)]
-    scale_BxTx1 = scale_N[found.bucket_BxT][..., None]
-    m_BxTxD = scale_BxTx1 * copied_BxTxD.astype(self.dtype) + vector_NxD[found.bucket_BxT]
+    scale_BxTx1 = row_sums.take(scale_N, found.bucket_BxT)[..., None]
+    m_BxTxD = scale_BxTx1 * copied_BxTxD.astype(self.dtype) + row_sums.take(
+      vector_NxD, found.bucket_BxT
+    )
     return jnp.where((found.bucket_BxT > 0)[..., None], m_BxTxD, 0), next_state
 
   def _classes(self) -> jax.Array | None:

@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import adaptive_softmax, axis_names, dense, mesh_axes, softmax, token_ids
+from ngrammer_jax.layers import (
+  adaptive_softmax,
+  axis_names,
+  dense,
+  mesh_axes,
+  row_sums,
+  softmax,
+  token_ids,
+)
 from ngrammer_jax.layers.context import EmbeddingLookup
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import memories, precision
@@ -83,7 +91,7 @@ class VocabularyModel(nn.Module):
       return x_BxTxD, EmbeddingLookup(None, tokens_BxT, x_BxTxD)
     # Rows remain sharded. Columns are gathered, as the batch is sharded over the same mesh axis.
     table_VxD = nn.with_logical_constraint(scale_embedding(c, self.embedding), ('vocab', None))
-    x_BxTxD = mesh_axes.shard_rows(table_VxD[tokens_BxT])
+    x_BxTxD = mesh_axes.shard_rows(row_sums.take(table_VxD, tokens_BxT))
     return x_BxTxD, EmbeddingLookup(table_VxD, tokens_BxT, x_BxTxD)
 
   def scores(

@@ -19,7 +19,7 @@ from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.attention import LayerType
 from ngrammer_jax.config.place import Place
-from ngrammer_jax.layers import axis_names, document_masks, dropout, mesh_axes
+from ngrammer_jax.layers import axis_names, document_masks, dropout, mesh_axes, row_sums
 from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.layers.attention import cache, fused, position, span
 from ngrammer_jax.layers.ngram import table
@@ -417,7 +417,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       encoding_BxTxD = position.sinusoid(position_BxP[:, -T:], c.width, wide)
     elif c.position == 'absolute':
       rows_BxT = position_BxP[:, -T:] % self.absolute_position.shape[0]
-      encoding_BxTxD = self.absolute_position[rows_BxT]
+      encoding_BxTxD = row_sums.take(self.absolute_position, rows_BxT)
     else:
       return x_BxTxD
     return x_BxTxD + encoding_BxTxD.astype(self.dtype)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ngrammer_jax.layers import row_sums
 from ngrammer_jax.layers.ngram import host_memory, table
 
 Path = tuple[str, ...]  # of a parameter
@@ -182,17 +183,27 @@ def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradie
 
 
 def _merge(rows_L: jax.Array, values_LxE: jax.Array, V: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the different rows below V, ascending, and the sums of their values."""
+  """Returns the different rows below V and the sums of their values; V and 0 are between them."""
   L = len(rows_L)
   is_used_L = (rows_L < V) & (values_LxE != 0).any(axis=-1)
   rows_L = jnp.where(is_used_L, rows_L, V)
   values_LxE = jnp.where(is_used_L[:, None], values_LxE, 0)
-  order_L = jnp.argsort(rows_L, stable=True)
-  rows_L = rows_L[order_L]
-  values_LxE = values_LxE[order_L]
-  group_L = jnp.cumsum(jnp.diff(rows_L, prepend=rows_L[:1]) != 0)
-  values_LxE = jax.ops.segment_sum(values_LxE, group_L, L, indices_are_sorted=True)
-  return jnp.full((L,), V, rows_L.dtype).at[group_L].set(rows_L), values_LxE
+
+  def add_segments(rows_L, values_LxE):
+    order_L = jnp.argsort(rows_L, stable=True)
+    rows_L = rows_L[order_L]
+    values_LxE = values_LxE[order_L]
+    group_L = jnp.cumsum(jnp.diff(rows_L, prepend=rows_L[:1]) != 0)
+    values_LxE = jax.ops.segment_sum(values_LxE, group_L, L, indices_are_sorted=True)
+    return jnp.full((L,), V, rows_L.dtype).at[group_L].set(rows_L), values_LxE
+
+  def add_sorted(rows_L, values_LxE):
+    rows_L, sums_LxE, is_last_L = row_sums.sorted_sums(rows_L, values_LxE)
+    is_last_L &= rows_L < V
+    sums_LxE = jnp.where(is_last_L[:, None], sums_LxE, 0).astype(values_LxE.dtype)
+    return jnp.where(is_last_L, rows_L, V), sums_LxE
+
+  return row_sums.on_gpu(rows_L, values_LxE, gpu=add_sorted, default=add_segments)
 
 
 def is_row_gradient(leaf: Any) -> bool:

@@ -40,6 +40,7 @@ LAYERS = [
   'mesh_axes',
   'ngram',
   'normalization',
+  'row_sums',
   'state',
   'token_classes',
   'token_ids',

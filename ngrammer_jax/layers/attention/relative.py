@@ -19,7 +19,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import axis_names, dense, dropout, products
+from ngrammer_jax.layers import axis_names, dense, dropout, products, row_sums
 from ngrammer_jax.layers.attention import position
 from ngrammer_jax.layers.context import Context
 
@@ -184,7 +184,8 @@ class ShawPosition(nn.Module):
     distance_S = jnp.minimum(jnp.arange(context.keys.count - 1, -1, -1), farthest)
     row_S = self.max_length - 1 - distance_S
     # A bias has no features, so the per-dim scale of praxis does not apply.
-    return a[row_S].astype(self.dtype), b[row_S] * H**-0.5
+    encoding_SxNxH = row_sums.take(a, row_S).astype(self.dtype)
+    return encoding_SxNxH, row_sums.take(b, row_S) * H**-0.5
 
 
 class TablePosition(nn.Module):
@@ -206,5 +207,6 @@ class TablePosition(nn.Module):
     (table_WxH,) = context.positions.params
     first = int(not context.keys.sees_itself)  # the table begins with the nearest key
     distance_S = jnp.arange(context.keys.count - 1, -1, -1) - first
-    table_SxH = table_WxH[jnp.clip(distance_S, 0, len(table_WxH) - 1)]
+    row_S = jnp.clip(distance_S, 0, len(table_WxH) - 1)
+    table_SxH = row_sums.take(table_WxH, row_S)
     return table_SxH.astype(self.dtype)[:, None], None

@@ -23,7 +23,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import axis_names, mesh_axes
+from ngrammer_jax.layers import axis_names, mesh_axes, row_sums
 from ngrammer_jax.layers.context import EmbeddingLookup
 
 # Number of distances computed at a time on one device, unless a time step has more. On a CPU they
@@ -142,27 +142,23 @@ def cluster_statistics(
     weighted_BxTxNxH = x_BxTxNxH * weight_BxTx1[..., None]
     x_BxTxNxH = jnp.where(weight_BxTx1[..., None] > 0, weighted_BxTxNxH, 0)
   slot_BxTxN = ids_BxTxN + K * jnp.arange(N, dtype=jnp.int32)
-  x_RxH = x_BxTxNxH.reshape(-1, H)
+  shape = N * K, H
   sums = jax.lax.platform_dependent(
-    jnp.zeros((N * K, H), dtype),
     slot_BxTxN.ravel(),
-    x_RxH,
-    cpu=_add_windows,
-    default=_add_rows,
+    x_BxTxNxH.reshape(-1, H),
+    cpu=functools.partial(_add_windows, shape),
+    default=functools.partial(row_sums.totals, shape),
   )
-  counts = jnp.zeros((N * K,), dtype).at[slot_BxTxN].add(weight_BxTx1)
+  weight_BxTxN = jnp.broadcast_to(weight_BxTx1, slot_BxTxN.shape)
+  counts = row_sums.totals((N * K,), slot_BxTxN, weight_BxTxN)
   return sums.reshape(N, K, H), counts.reshape(N, K)
 
 
-def _add_windows(sums_SxH: jax.Array, slot_R: jax.Array, x_RxH: jax.Array) -> jax.Array:
+def _add_windows(shape: tuple[int, int], slot_R: jax.Array, x_RxH: jax.Array) -> jax.Array:
   """Adds rows by windows of [1, H]: XLA:CPU turns rows into these by copying all of them."""
   window = jax.lax.ScatterDimensionNumbers((1, 2), (), (0,))
-  return jax.lax.scatter_add(sums_SxH, slot_R[:, None], x_RxH[:, None], window)
-
-
-def _add_rows(sums_SxH: jax.Array, slot_R: jax.Array, x_RxH: jax.Array) -> jax.Array:
-  """Adds rows: XLA:TPU turns windows of [1, H] into a loop over them."""
-  return sums_SxH.at[slot_R].add(x_RxH)
+  zeros_SxH = jnp.zeros(shape, x_RxH.dtype)
+  return jax.lax.scatter_add(zeros_SxH, slot_R[:, None], x_RxH[:, None], window)
 
 
 def ema_update(
@@ -200,10 +196,14 @@ def reset_dead_codes(
   head_Nx1 = jnp.arange(N)[:, None]
   out_of_range = K  # dropped by `set`
   target_NxK = jnp.where(reset_NxK, code_NxK, out_of_range)
-  centroids_NxKxH = centroids_NxKxH.at[head_Nx1, target_NxK].set(near_NxKxH, mode='drop')
+  centroids_NxKxH = centroids_NxKxH.at[head_Nx1, target_NxK].set(
+    near_NxKxH, mode='drop', unique_indices=True
+  )
   reset_donor_NxK = jnp.where(reset_NxK, donor_NxK, out_of_range)
   for index_NxK in (target_NxK, reset_donor_NxK):
-    usage_NxK = usage_NxK.at[head_Nx1, index_NxK].set(donor_usage_NxK / 2, mode='drop')
+    usage_NxK = usage_NxK.at[head_Nx1, index_NxK].set(
+      donor_usage_NxK / 2, mode='drop', unique_indices=True
+    )
   return centroids_NxKxH, usage_NxK
 
 
@@ -278,9 +278,10 @@ class ProductQuantizer(nn.Module):
     else:
       ids_VxN = nearest_of_rows(rows_VxNxH, centroids.value)
       ids_BxTxN = ids_VxN[vocabulary.tokens_BxT]
-      zeros_1xV = jnp.zeros((1, len(rows_VxNxH)), dtype)
-      counts = 1 if weight_BxT is None else weight_BxT
-      weight_BxT = zeros_1xV.at[0, vocabulary.tokens_BxT].add(counts)
+      if weight_BxT is None:
+        weight_BxT = jnp.ones((B, T), dtype)
+      counts_V = row_sums.totals((len(rows_VxNxH),), vocabulary.tokens_BxT, weight_BxT)
+      weight_BxT = counts_V[None]
       vectors = rows_VxNxH[None]
       vector_ids = ids_VxN[None]
     if self.is_initializing():

@@ -2,9 +2,8 @@
 
 A step looks up few rows of a large table. Summed over the devices of the batch, the gradient is as
 large as the table; if fewer rows were looked up, devices exchange these rows and their gradients
-instead. Every device then adds the rows of all devices, in the same order; on GPUs this is only
-deterministic with the deterministic ops that the trainer enables. Under a mesh there is no
-forward-mode derivative.
+instead. Every device then adds the rows of all devices, in the same order. There is no forward-mode
+derivative.
 
 `lookup` has an ordinary gradient, as large as the table. With `lookup_parameter` a training step
 can instead take the rows that were looked up and their gradients (see `optimizers.row_gradient`):
@@ -28,7 +27,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import axis_names, mesh_axes
+from ngrammer_jax.layers import axis_names, mesh_axes, row_sums
 from ngrammer_jax.layers.ngram import host_memory
 
 AXES = ('ngram_vocab', 'ngram_embed')  # logical axes of a table
@@ -135,7 +134,7 @@ def lookup(table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto') -> 
   if sharding is None:
     if host_memory.contains(table_VxE):
       return take(table_VxE, rows_Bx)
-    return table_VxE[rows_Bx]
+    return row_sums.take(table_VxE, rows_Bx)
   return _lookup(sharding, table_VxE, rows_Bx)
 
 
@@ -281,7 +280,7 @@ def _backward(
     rows_C, gradient_CxE = chunk
     rows_C = all_gather(rows_C, gathered)
     gradient_CxE = all_gather(gradient_CxE, gathered)
-    return total_VxE.at[sharding.local_rows(rows_C)].add(gradient_CxE, mode='drop'), None
+    return row_sums.add(total_VxE, sharding.local_rows(rows_C), gradient_CxE), None
 
   def add_shard(gradient_BxE, rows_Bx):
     E = gradient_BxE.shape[-1]

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.layers import row_sums
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.layers.ngram.table import TableSharding
 
@@ -76,7 +77,8 @@ def outer_sums(
       if sharding is not None:
         rows_CxJ = sharding.local_rows(rows_CxJ)
       outer_CxJxE = w_CxJ.astype(wide)[..., None] * x_CxE.astype(wide)[:, None]
-      return total_VxE.at[rows_CxJ].add(outer_CxJxE, mode='drop'), None
+      outer_NxE = outer_CxJxE.reshape(-1, E)
+      return row_sums.add(total_VxE, rows_CxJ.ravel(), outer_NxE), None
 
     tokens = (_flatten(rows_BxTxJ), _flatten(w_BxTxJ), _flatten(x_BxTxE))
     C = _chunk_length(tokens[0].shape[1], E, sharding)

@@ -131,7 +131,7 @@ def test_step_equals_slow_loop(random_step, prenormalize):
 def test_an_accelerator_computes_the_same(random_step, monkeypatch):
   """What is chosen by platform, with that of accelerators on this CPU."""
   x, valid, variables = random_step
-  chosen = lambda *args, cpu, default: default(*args)
+  chosen = lambda *args, default, **others: default(*args)
   monkeypatch.setattr(jax.lax, 'platform_dependent', chosen)
   not_compiled_yet = jax.jit(lambda *args: step.__wrapped__(*args))
   actual = not_compiled_yet(variables, x, valid, 0.3, 0.1)
