@@ -1,4 +1,4 @@
-"""Loss of a run without its n-gram memories, and with wrong rows of their tables.
+"""Loss of a run without its memories, and with wrong rows of their tables of n-grams.
 
 Nothing is trained again. T tokens of text.
 """
@@ -8,21 +8,26 @@ import dataclasses
 import itertools
 from typing import Any, NamedTuple
 
+from flax import linen as nn
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import runs
+from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import lookups, token_losses
 from ngrammer_jax.analysis.elements import Element
+from ngrammer_jax.config import memory_blocks
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.models import language_model, model_variables, parameter_groups
 
 MAX_TOKENS = 2**16  # tokens of the split that are scored
 MAX_TRAIN_TOKENS = 10_000_000  # tokens of the training split in which n-grams are counted
 COUNTS = (0, 1, 4, 16, 64, 256, 1024)  # smallest count of an n-gram in each group
+DEFAULT_ORDER = 2  # of the n-grams in the groups, for a memory without n-grams
+OF_NGRAMS = ('ngram', 'ngram_memories')
 MIN_INCREASE = 5e-5  # nats per token: of a smaller one, which is rounding, there are no shares
 FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
 
@@ -31,13 +36,15 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   """Computes what the tables contribute to the loss of a run, as plain values for JSON.
 
   Each memory is changed alone, in all its blocks: it is removed, which gives back the model that it
-  was added to, if that is frozen; all rows are set to zero; those of one order are; or every row
-  that the text looks up is replaced by that of a random token, of the same head: rows that the
-  model can use, but of wrong n-grams. Zero rows leave the biases of a memory in place.
+  was added to, if that is frozen. A memory in place of a part of the model, such as of the
+  feed-forward, is not removed. Of tables of n-grams, all rows are also set to zero; those of one
+  order are; or every row that the text looks up is replaced by that of a random token, of the same
+  head: rows that the model can use, but of wrong n-grams. Zero rows leave the biases of a memory in
+  place.
 
   The loss is in nats per token. Groups are by the count of an n-gram of tokens in the first
   MAX_TRAIN_TOKENS tokens of the training split: the n-gram that ends at the input token, of the
-  order that is set to zero, or else of the longest order.
+  order that is set to zero, or else of the longest order; DEFAULT_ORDER for memories without one.
 
   Keys: `step`, `split`; `tokens` and `train_tokens`, numbers of tokens scored and counted in;
   `loss`, that of the unchanged model; and `changes`, with for each:
@@ -51,14 +58,15 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
     increase summed over all tokens, None if that is rounding.
 
   Raises:
-    BadInput: the model has no n-gram memory, or there is no training split.
+    BadInput: the model has no memory, or there is no training split.
   """
-  all_tables = lookups.ngram_tables(run)
+  check_applicable(run)
+  all_tables = _tables(run)
   text = run.split(split)
   train = run.split('train')
   tokens = min(len(text.tokens), MAX_TOKENS)
   train_tokens = min(len(train.tokens), MAX_TRAIN_TOKENS)
-  orders = {order for table in all_tables for order in table.hash.orders}
+  orders = {order for table in all_tables for order in table.hash.orders} | {DEFAULT_ORDER}
   ngrams_NxT = lookups.token_ngrams(text, tokens, max(orders))
   train_ngrams_NxT = lookups.token_ngrams(train, train_tokens, max(orders))
   counts = {n: lookups.count_ngrams(ngrams_NxT[:n], train_ngrams_NxT[:n]) for n in orders}
@@ -88,8 +96,20 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
 
 
 def check_applicable(run: runs.Run) -> None:
-  """Raises NotApplicable if the model has no n-gram memory."""
-  lookups.ngram_tables(run)
+  """Raises NotApplicable if the model has no memory."""
+  if not any(memory_blocks.blocks(dataclasses.asdict(run.config.model))):
+    raise errors.NotApplicable(
+      f'--workdir={run.workdir} has no memory: it needs one of '
+      f'{", ".join(f"model.{name}" for name in memory_blocks.NAMES)}'
+    )
+
+
+def _tables(run: runs.Run) -> list[lookups.NGramTable]:
+  """Returns all tables of n-grams, which may be none."""
+  model = run.config.model
+  if not model.ngram_memories and model.ngram is None:
+    return []
+  return lookups.ngram_tables(run)
 
 
 class Change(NamedTuple):
@@ -117,11 +137,13 @@ def _changes(
   tokens: int,
 ) -> Iterator[Change]:
   """Yields the changes of each memory."""
-  by_table = lookups.read(run, text, tokens)
+  by_table = {}
+  if all_tables:
+    by_table = lookups.read(run, text, tokens)
   for memory in dict.fromkeys(table.path[-1] for table in all_tables):
     tables = [table for table in all_tables if table.path[-1] == memory]
     orders = tables[0].hash.orders
-    yield Change(memory, 'removed', max(orders), *_remove(run, memory))
+    yield from _removal(run, memory, max(orders))
     zeros = {table: _zeros(run, table, orders) for table in tables}
     yield Change(memory, 'zero', max(orders), run, _change_tables(run, zeros))
     if len(orders) > 1 and not tables[0].has_shared_rows:
@@ -130,34 +152,63 @@ def _changes(
         yield Change(memory, f'order {order} zero', order, run, _change_tables(run, zeros))
     exchanged = {table: _exchange(run, table, by_table[table.name]) for table in tables}
     yield Change(memory, 'exchanged', max(orders), run, _change_tables(run, exchanged))
+  for name in memory_blocks.NAMES:
+    if name not in OF_NGRAMS and getattr(run.config.model, name) is not None:
+      yield from _removal(run, name, DEFAULT_ORDER)
 
 
-def _remove(run: runs.Run, memory: str) -> tuple[runs.Run, inference.Variables]:
-  """Returns a run without a memory, or without a shared table and its memories; its variables."""
+def _removal(run: runs.Run, memory: str, order: int) -> Iterator[Change]:
+  """Yields the change of a memory that can be removed; for `order` see `Change`."""
+  without = _remove(run, memory)
+  if without is not None:
+    yield Change(memory, 'removed', order, *without)
+
+
+def _remove(run: runs.Run, memory: str) -> tuple[runs.Run, inference.Variables] | None:
+  """Returns a run without a memory, and its variables; None if the model needs the memory.
+
+  It needs a memory in place of a part of the model, such as of the feed-forward. A shared table is
+  removed with all memories that read it, and a segment memory with the spans of attention to it.
+
+  Args:
+    run: the run.
+    memory: the block of the model that it is, or the name of the module of an n-gram memory.
+  """
+  group = memory
+  if memory not in memory_blocks.NAMES:
+    group = parameter_groups.group_of(memory)
   memories = run.config.model.ngram_memories
-  remaining = [i for i, m in enumerate(memories) if ngram_memory.table_module(i, m) != memory]
-  removed = {memory, *(ngram_memory.name(i) for i in range(len(memories)) if i not in remaining)}
+  remaining = [i for i, m in enumerate(memories) if ngram_memory.table_module(i, m) != group]
+  removed = {group, *(ngram_memory.name(i) for i in range(len(memories)) if i not in remaining)}
+  evaluation = run.config.evaluation
+  if group == 'memory':
+    removed.add('span')
+    evaluation = dataclasses.replace(evaluation, memory=None)
   changes: dict[str, Any] = {'ngram_memories': tuple(memories[i] for i in remaining)}
-  if len(remaining) == len(memories):  # it is the N-Grammer
-    changes['ngram'] = None
+  changes |= {name: None for name in removed if name in memory_blocks.NAMES}
   model = dataclasses.replace(run.config.model, **changes)
-  without = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
+  config = dataclasses.replace(run.config, model=model, evaluation=evaluation)
+  without = dataclasses.replace(run, config=config)
   # Memories are numbered.
   renamed = {ngram_memory.name(old): ngram_memory.name(new) for new, old in enumerate(remaining)}
 
   def without_memory(tree: Mapping[str, Any]) -> dict[str, Any]:
-    remaining_tree = {}
-    for name, subtree in tree.items():
-      if name in removed:
-        continue
-      if isinstance(subtree, Mapping):
-        subtree = without_memory(subtree)
-      remaining_tree[renamed.get(name, name)] = subtree
-    return remaining_tree
+    leaves = {}
+    for name, leaf in flax.traverse_util.flatten_dict(tree, sep='/').items():
+      if parameter_groups.group_of(name) not in removed:
+        new_name = '/'.join(renamed.get(module, module) for module in name.split('/'))
+        leaves[new_name] = leaf
+    return leaves
 
   params = without_memory(run.restored.params)
-  codebook = without_memory(run.restored.codebook)
-  return without, without.engine.prepare({'params': params, 'codebook': codebook})
+  expected = model_variables.abstract(language_model.build(model, run.vocabulary_size))['params']
+  if params.keys() != flax.traverse_util.flatten_dict(nn.unbox(expected), sep='/').keys():
+    return None
+  collections = {'params': params, 'codebook': without_memory(run.restored.codebook)}
+  variables = {
+    name: flax.traverse_util.unflatten_dict(leaves, sep='/') for name, leaves in collections.items()
+  }
+  return without, without.engine.prepare(variables)
 
 
 def _zeros(run: runs.Run, table: lookups.NGramTable, orders: Collection[int]) -> np.ndarray:

@@ -5,12 +5,16 @@ import copy
 import dataclasses
 import html.parser
 import json
+import re
 import types
 
+import flax.traverse_util
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, runs
+from ngrammer_jax import config as experiment
 from ngrammer_jax.analysis import gates, lookups, ngrams, retention
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
@@ -338,6 +342,57 @@ def test_a_memory_is_removed_and_the_others_stay(tiny, untrained):
   assert variables['params'].keys() == before.keys() - {'ngrammer'} and not variables['codebook']
 
 
+def _make_neutral(params, codebook):
+  """The memories of the next test change nothing: what they add is 0."""
+  del codebook
+  for path, leaf in flax.traverse_util.flatten_dict(params, sep='/').items():
+    if re.search('product_memory/table|bucket_(scale|vector)|/taps|persistent/gate', path):
+      *modules, name = path.split('/')
+      node = params
+      for module in modules:
+        node = node[module]
+      node[name] = jnp.zeros_like(leaf)
+
+
+@pytest.mark.full
+def test_every_memory_is_removed(one_device, tiny, untrained, texts, capsys):
+  """Memories that change nothing leave the same loss; without the segment memory it is another.
+
+  Product keys in place of a feed-forward are not removed.
+  """
+  model = {
+    'ngram': None,
+    'copy_memory': experiment.CopyMemoryConfig(window=8),
+    'token_shift': experiment.TokenShiftConfig(),
+    'persistent': experiment.PersistentConfig(3, 'attention_split', start='neutral'),
+    'memory': experiment.MemoryConfig(length=6, same_length='memory_and_self'),
+    'span': experiment.SpanConfig('adaptive', limit=6, ramp=2),
+  }
+  keys = experiment.ProductMemoryConfig(
+    layers=(1,), point='beside_feed_forward', sub_keys=4, heads=2, top=3, key_width=4
+  )
+  workdir = untrained(tiny(model | {'product_memory': keys}), _make_neutral)
+  analyze.main(['retention', f'--workdir={workdir}'])
+  result = json.loads((workdir / 'retention.json').read_text())
+  losses = {each['memory']: each['loss'] for each in result['changes']}
+  assert {each['change'] for each in result['changes']} == {'removed'}
+  neutral = ('product_memory', 'copy_memory', 'token_shift', 'persistent')
+  assert losses.keys() == {*neutral, 'memory', 'span'}
+  for name in neutral:
+    assert losses[name] == pytest.approx(result['loss'], rel=1e-6), name
+  assert losses['memory'] != pytest.approx(result['loss'], rel=1e-4)
+  run = runs.load_run(workdir)
+  without, _ = retention._remove(run, 'memory')
+  assert without.config.model.memory is None and without.config.model.span is None
+  in_place = dataclasses.replace(keys, point='in_place_of_feed_forward')
+  changed = dataclasses.replace(run.config.model, product_memory=in_place)
+  needs_it = dataclasses.replace(run, config=dataclasses.replace(run.config, model=changed))
+  params = copy.copy(run.restored.params)
+  params['layer_1'] = {k: v for k, v in params['layer_1'].items() if k != 'feed_forward'}
+  vars(needs_it)['restored'] = run.restored._replace(params=params)
+  assert retention._remove(needs_it, 'product_memory') is None
+
+
 @pytest.mark.full
 def test_a_shared_table_is_analysed_once_and_its_gates_in_each_layer(
   one_device, tiny, untrained, texts
@@ -404,9 +459,14 @@ def test_runs_without_such_a_memory_raise_bad_input(tiny, tmp_path, monkeypatch,
     tmp_path / 'run', tiny({'ngram': None, 'ngram_memories': memories})
   )
   without = f'--workdir={tmp_path / "run"} has no '
-  for analysis in (ngrams, gates, retention):
+  for analysis in (ngrams, gates):
     with bad_input(without + 'n-gram memory: it needs model.ngram_memories or model.ngram'):
       analysis.analyze(make())
+  with bad_input(
+    without + 'memory: it needs one of model.ngram, model.ngram_memories, model.product_memory, '
+    'model.copy_memory, model.token_shift, model.memory, model.span, model.persistent'
+  ):
+    retention.analyze(make())
   summed = NGramMemoryConfig(join='sum', width=WIDTH)
   missing = 'gate: it needs model.ngram_memories with join="gate", or with value_gate'
   with bad_input(without + missing):
