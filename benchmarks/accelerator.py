@@ -313,6 +313,7 @@ def measure_run(name: str, options: argparse.Namespace) -> dict[str, Any]:
       'data.path': path,
       'data.vocabulary': 'bytes',
       'data.vocabulary_size': None,
+      'data.shuffle': None,
       'training.batch_size': rows,
       'training.steps': steps,
       'training.log_every': max(1, options.steps // 2),

@@ -56,10 +56,13 @@ def workload(
 
 
 def _has_deterministic_ops() -> bool:
-  """Whether XLA is asked for the deterministic operations of GPUs; the last flag counts."""
+  """Whether XLA is asked for deterministic operations of GPUs; of each flag the last one counts."""
   flags = os.environ.get('XLA_FLAGS', '')
-  values = re.findall(r'--xla_gpu_deterministic_ops=(\w+)', flags)
-  return bool(values) and values[-1].lower() in ('true', '1')
+  for name in ('deterministic_ops', 'exclude_nondeterministic_ops'):
+    values = re.findall(rf'--xla_gpu_{name}=(\w+)', flags)
+    if values and values[-1].lower() in ('true', '1'):
+      return True
+  return False
 
 
 def attend(

@@ -142,6 +142,7 @@ def test_the_last_flag_says_whether_operations_are_deterministic(monkeypatch):
   flag = '--xla_gpu_deterministic_ops='
   examples = {f'{flag}{value}': True for value in ('true', 'True', '1')} | {'': False}
   examples |= {f'{flag}true {flag}false': False, f'{flag}0 {flag}true': True}
+  examples |= {f'{flag}false --xla_gpu_exclude_nondeterministic_ops=true': True}
   for flags, expected in examples.items():
     monkeypatch.setenv('XLA_FLAGS', flags)
     assert workload((1, 256, 4, 64), 'bfloat16').is_deterministic == expected
