@@ -100,11 +100,11 @@ class Key:
     """Returns the key of one block of a tuple of blocks."""
     return dataclasses.replace(self, path=f'{self.path}.{index}', default=None, types=(self.block,))
 
-  def entries(self, value: Any) -> dict['Key', Any]:
+  def entries(self, value: Any) -> list[tuple['Key', Any]]:
     """Returns the key and value of each block of a tuple of blocks, or this key with its value."""
     if not self.is_tuple_of_blocks:
-      return {self: value}
-    return {self.entry(index): block for index, block in enumerate(value)}
+      return [(self, value)]
+    return [(self.entry(index), block) for index, block in enumerate(value)]
 
   @property
   def presets(self) -> Callable[[str], Any] | None:
@@ -296,7 +296,7 @@ def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
     entries = key.entries(getattr(config, name))
     if not entries:
       yield key, ()
-    for entry, value in entries.items():
+    for entry, value in entries:
       if dataclasses.is_dataclass(value):
         yield from walk_values(value, f'{entry.path}.')
       else:
@@ -324,7 +324,7 @@ def _check_with_others(config: Any, path: str, enclosing: Blocks) -> None:
   """
   blocks = ((path, config), *enclosing)
   for name, key in keys(type(config), path).items():
-    for entry, value in key.entries(getattr(config, name)).items():
+    for entry, value in key.entries(getattr(config, name)):
       if dataclasses.is_dataclass(value):
         _check_with_others(value, f'{entry.path}.', blocks)
       entry.check_with_others(value, blocks)

@@ -34,8 +34,8 @@ def differences(
   for name, key in fields.keys(type(before), path).items():
     if may_differ(key):
       continue
-    olds = key.entries(getattr(before, name))
-    news = key.entries(getattr(after, name))
+    olds = dict(key.entries(getattr(before, name)))
+    news = dict(key.entries(getattr(after, name)))
     for entry in olds | news:
       old, new = olds.get(entry), news.get(entry)
       if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):

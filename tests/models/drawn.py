@@ -154,6 +154,29 @@ NGRAM_MEMORIES |= {
     | {'hash': 'salted', 'row_rule': 'shared_prime'},
   ),
 }
+MEMORIES = ('ngram_memory', 'copies', 'token_shift', 'product_memory')
+IN_FEED_FORWARD = ('stem', 'two in the feed-forward')  # refused where product keys replace it
+# Cases that are not drawn: all memories in one model, each option of them beside another one of
+# each other kind, and n-gram memories beside all others.
+TOGETHER = {
+  'beside the feed-forward': {
+    'ngram_memory': OPTIONS['ngram_memory'][1:],
+    'copies': 'tokens',
+    'token_shift': 'before_attention',
+    'product_memory': 'beside',
+    'memory': 'memory',
+  },
+  'in place of the feed-forward': {
+    'ngram_memory': tuple(
+      name for name in OPTIONS['ngram_memory'][1:] if name not in IN_FEED_FORWARD
+    ),
+    'copies': 'compressed',
+    'token_shift': 'before_feed_forward',
+    'product_memory': 'in place',
+    'ngram': 'attended',
+    'norm': 'post',
+  },
+}
 WINDOW = 4
 HEADS = {
   '2': {'heads': 2},
@@ -213,7 +236,10 @@ def config_of(case: Case) -> model_config.ModelConfig:
     product_memory = ProductMemoryConfig(**PRODUCT_MEMORIES[c['product_memory']])
   ngram_memories = ()
   if c['ngram_memory'] is not None:
-    all_values = NGRAM_MEMORIES[c['ngram_memory']]
+    names = c['ngram_memory']
+    if isinstance(names, str):
+      names = (names,)
+    all_values = [values for name in names for values in NGRAM_MEMORIES[name]]
     if c['ngram_memory'] == 'product' and c['layers'] == 2:
       all_values = (PRODUCT | {'point': 'after_block', 'layers': (0, 1)},)
     ngram_memories = tuple(NGramMemoryConfig(**values) for values in all_values)
@@ -314,6 +340,11 @@ def _candidate(rng: np.random.Generator) -> Case:
     except errors.BadInput:
       continue
     return case
+
+
+def together(name: str) -> Case:
+  """One of `TOGETHER`, with the first option of all that it does not name."""
+  return {key: options[0] for key, options in OPTIONS.items()} | TOGETHER[name]
 
 
 @functools.cache

@@ -13,16 +13,17 @@ import jax
 import numpy as np
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import span as span_config
 from ngrammer_jax.layers.attention import blocks
 from ngrammer_jax.models import embedding_and_head, language_model, transformer
-from tests.checks import assert_close, full, random_variables, rest_is_slow
+from tests.checks import assert_close, full, random_variables, rest_is_full
 from tests.models import drawn
 
 T, V = drawn.T, drawn.V
 DRAWN, DRAWN_EVERY_DAY = 12, 48
-QUICK, FULL = (3,), (0, 2)  # the others are slow
+FULL = (0, 2, 3)  # the others are slow
 FIRST_SEED = 0
 CALLS, SPLITS = 4, 4  # segments of a stream, and ways to split it
 TOLERANCE = 1e-10
@@ -181,8 +182,26 @@ def check_drawn(number, count, seed):
   check(case, seed + number)
 
 
+@pytest.mark.parametrize('name', rest_is_full(drawn.TOGETHER, ('in place of the feed-forward',)))
+def test_any_split_of_all_memories_together(x64, in_blocks, name):
+  check(drawn.together(name), 0)
+
+
+def test_each_memory_stands_beside_each_other():
+  """Or is refused by name."""
+  together = [drawn.together(name) for name in drawn.TOGETHER]
+  for name in drawn.MEMORIES:
+    for option in drawn.OPTIONS[name][1:]:
+      assert any(option == case[name] or option in case[name] for case in together), option
+  in_place = drawn.together('in place of the feed-forward')
+  for name in drawn.IN_FEED_FORWARD:
+    with pytest.raises(errors.BadInput, match='replaces the feed-forward of block 0, which has'):
+      drawn.config_of(in_place | {'ngram_memory': name})
+
+
 @pytest.mark.parametrize(
-  'number', [*rest_is_slow([i for i in range(DRAWN) if i not in FULL], QUICK), *map(full, FULL)]
+  'number',
+  [full(i) if i in FULL else pytest.param(i, marks=pytest.mark.slow) for i in range(DRAWN)],
 )
 def test_any_split_of_drawn_options(x64, in_blocks, number):
   check_drawn(number, DRAWN, drawn.covering_seed(DRAWN, FIRST_SEED))
