@@ -4,9 +4,10 @@
 
 An instruction takes the compiler's cycles, or where it has none the time of its FLOPs or bytes,
 whichever is longer. A Pallas kernel without cycles takes this time by the ratio of cycles to it
-that the fusions of its part have: so code gains nothing by moving from a fusion to a kernel that
-moves as much. Asynchronous copies run beside other instructions, and collectives take what the
-device waits for them.
+that the other instructions of its part have, with or without matrix products as the kernel, and
+their asynchronous copies: so code gains nothing by moving into a kernel that moves as much.
+Asynchronous copies themselves run beside other instructions, and collectives take what the device
+waits for them.
 """
 
 import collections
@@ -34,7 +35,7 @@ PARTS = {
   'embedding': r'\.embed\b',
 }
 SCOPES = re.compile('|'.join(f'({pattern})' for pattern in PARTS.values()))
-ALL_PARTS = 'all parts'  # whose fusions stand for those of a part that has none
+ALL_PARTS = 'all parts'  # stands for a part that has no such instructions
 
 
 def count(all_work: list[hlo.Work], clock: float) -> dict[str, collections.Counter]:
@@ -61,26 +62,37 @@ def count(all_work: list[hlo.Work], clock: float) -> dict[str, collections.Count
   return parts
 
 
-def _cycle_ratios(all_work: list[hlo.Work], clock: float) -> dict[str, float]:
-  """Returns the ratio of cycles to roofline of the fusions of each part, and of all together."""
+def _cycle_ratios(all_work: list[hlo.Work], clock: float) -> dict[tuple[str, bool], float]:
+  """Returns the ratio of cycles to roofline by part and by whether instructions have products.
+
+  At least 1. An asynchronous copy brings the operand of another instruction, which then moves less.
+  """
   cycles: collections.Counter = collections.Counter()
   roofline: collections.Counter = collections.Counter()
   for work in all_work:
-    if work.opcode == 'fusion' and work.cycles and work.seconds:
+    if work.cycles or _is_copy(work):
       for part in (part_of(work), ALL_PARTS):
-        cycles[part] += work.times * work.cycles / clock
-        roofline[part] += work.times * work.seconds
-  return {part: cycles[part] / roofline[part] for part in cycles}
+        kind = part, work.flops > 0
+        cycles[kind] += work.times * work.cycles / clock
+        roofline[kind] += work.times * work.seconds
+  return {kind: max(1.0, cycles[kind] / roofline[kind]) for kind in cycles if roofline[kind]}
 
 
-def _busy_seconds(work: hlo.Work, clock: float, ratios: dict[str, float]) -> float:
+def _is_copy(work: hlo.Work) -> bool:
+  """Whether it starts an asynchronous copy or slice."""
+  return work.collective is None and work.opcode.endswith('-start')
+
+
+def _busy_seconds(work: hlo.Work, clock: float, ratios: dict[tuple[str, bool], float]) -> float:
   """Returns the seconds of an execution without the wait for a collective."""
   if work.cycles:
     return work.cycles / clock
-  if work.collective is not None or work.opcode.endswith('-start'):
+  if work.collective is not None or _is_copy(work):
     return 0.0
   if work.opcode == KERNEL:
-    return work.seconds * ratios.get(part_of(work), ratios.get(ALL_PARTS, 1.0))
+    has_products = work.flops > 0
+    ratio_of_all = ratios.get((ALL_PARTS, has_products), 1.0)
+    return work.seconds * ratios.get((part_of(work), has_products), ratio_of_all)
   return work.seconds
 
 

@@ -55,9 +55,9 @@ ENTRY %main (x: f32[256000]) -> f32[256000] {
 CLOCK = 1e6
 
 
-def estimates(text):
+def estimates(text, kernels=None):
   rates = hlo.Rates(1e12, 1.024e9, 1.024e9)
-  parts = hlo_parts.count(hlo.Program(text, {'data': 2}, rates).work, CLOCK)
+  parts = hlo_parts.count(hlo.Program(text, {'data': 2}, rates, kernels).work, CLOCK)
   return {name: 1e3 * numbers['estimate'] for name, numbers in parts.items()}
 
 
@@ -69,9 +69,21 @@ def test_the_estimate_is_cycles_else_roofline_plus_waits():
 
 
 def test_a_kernel_without_fusions_of_its_part_takes_the_ratio_of_all():
-  """8 ms of cycles for 4 of roofline."""
+  """8 ms of cycles for 4 of roofline, and 1 of the copy."""
   text = STEP.replace('attention_norm/mul', 'feed_forward/mul')
-  assert estimates(text)['norms'] == pytest.approx(2 * 2)
+  assert estimates(text)['norms'] == pytest.approx(8 / 5 * 2)
+
+
+def test_a_kernel_of_products_takes_the_ratio_of_products():
+  """Not that of the fusion of its part, which has none; a product has twice its roofline."""
+  kernels = {('norm_kernel', (256000,)): 4e9}  # 4 ms at 1 TFLOP/s
+  assert estimates(STEP, kernels)['norms'] == pytest.approx(6 + 4)
+  product = """  %w = f32[1000,1000]{1,0:T(8,128)} parameter(1)
+  %product = f32[1000,1000]{1,0:T(8,128)} convolution(%w, %w), dim_labels=bf_io->bf, metadata={op_name="jit(f)/feed_forward/dot"}, backend_config={"window_config":{"estimated_cycles":"16000"}}
+  %norm.1"""  # noqa: E501
+  with_product = STEP.replace('  %norm.1', product, 1)
+  # It reads and writes 1000 x 1024 values, padded, 8 ms, and has 16 ms of cycles.
+  assert estimates(with_product, kernels)['norms'] == pytest.approx(6 + 2 * 4)
 
 
 def test_code_gains_nothing_by_moving_into_a_kernel():
