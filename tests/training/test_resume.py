@@ -1,5 +1,6 @@
 """A run resumes from whatever a crash, a bad disk or another machine left of it."""
 
+import dataclasses
 import errno
 import os
 import pathlib
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.checkpoints import checksums, manifest, reader, workdirs
 from ngrammer_jax.config import mesh as mesh_config
@@ -77,6 +79,58 @@ def test_a_resume_with_other_segments_per_call_costs_no_bit(tiny, reference_run,
     # The loss on record is the mean of the steps of a call.
     steps = lambda workdir: [record['step'] for record in records(workdir)]
     assert steps(run) == steps(reference_run)
+
+
+# The memories of a model, with what differs from the preset. Together they have every preset whose
+# tables are shared, in values or in the feed-forward, and each optimizer of rows.
+MEMORIES = {
+  'values': {
+    'ngram_memories': (
+      {'preset': 'value_embeddings', 'optimizer': 'row_adagrad'},
+      {'preset': 'nanochat_values', 'optimizer': 'adagrad'},
+      {'preset': 'ngram_values', 'layers': (0, 1), 'rows': (31,), 'width': 4},
+    ),
+    'copy_memory': {'window': 8},
+  },
+  'sums': {
+    'ngram_memories': (
+      {'preset': 'bigram_hash', 'rows': (31,), 'width': 16, 'signs': 7, 'optimizer': 'adagrad'},
+      {'preset': 'ngram_hash', 'rows': (31,), 'width': 16, 'signs': 7, 'optimizer': 'row_adagrad'},
+    ),
+    'product_memory': {'preset': 'lample2019', 'optimizer': 'row_adagrad'},
+    'token_shift': {},
+  },
+  'products': {
+    'ngram_memories': (
+      {'preset': 'gemma3n_ple', 'layers': (0, 1), 'width': 4, 'optimizer': 'row_adagrad'},
+      {'preset': 'stem', 'layers': (1,), 'optimizer': 'adagrad'},
+      {'preset': 'deep_embed', 'layers': (1,), 'optimizer': 'row_adagrad'},
+    ),
+    'product_memory': {'preset': 'memory_layers', 'optimizer': 'adagrad'},
+  },
+}
+SMALL_KEYS = {'layers': (0,), 'sub_keys': 8, 'heads': 2, 'top': 3, 'key_width': 4}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', MEMORIES)
+def test_memories_resume_bit_identically_with_muon(tiny, tmp_path, name):
+  model = dict(MEMORIES[name])
+  model['ngram_memories'] = [
+    {'learning_rate_factor': None, **memory} for memory in model['ngram_memories']
+  ]
+  if 'product_memory' in model:
+    model['product_memory'] = SMALL_KEYS | {'learning_rate_factor': None} | model['product_memory']
+  model = {'ngram': None, **model}
+  values = dataclasses.asdict(tiny(optimizer={'algorithm': 'muon'}, training={'evaluate_every': 0}))
+  config = experiment.resolve(values | {'model': values['model'] | model})
+  loop.train(config, tmp_path / 'run')
+  resumed = shutil.copytree(tmp_path / 'run', tmp_path / 'resumed')
+  for step in (8, 12):
+    shutil.rmtree(resumed / 'checkpoints' / str(step))
+  assert loop.train(config, resumed)
+  assert arrays(resumed) == arrays(tmp_path / 'run')
+  assert records(resumed) == records(tmp_path / 'run')
 
 
 @pytest.mark.full
