@@ -47,6 +47,7 @@ configs/ngrammer_text8.py. METHOD is one of:
   token_shift    each token mixed with the three before it, in every block
 
 The last seven are quickstart_METHOD only: characters have few rows, and the last two no table.
+studies/ngram_memories.py has copies and token_shift at equal parameters.
 
 All but plain, copies and token_shift have the total parameters of ngrammer within 1 %, counting
 tables, projections and all other parameters trained by gradient, so not centroids: the rows of a

@@ -7,6 +7,9 @@ The methods are those of configs/ngram_memories.py, in a Transformer of 3 blocks
 million tokens, the budget of a run, are too few for a larger one. `untied` is the Transformer whose
 output layer does not share the embedding, `llama` the same in the style of Llama, with 2 key heads
 (see configs/transformer.py). All but `plain` have the parameters of `ngrammer` within 0.1 %.
+So have `copies` and `token_shift`, whose feed-forward is wider, and the memories in the values of
+attention: `value_embeddings`, `nanochat_values` and `ngram_values`. None of these five has been
+trained, and their learning rates are not tuned.
 METHOD_CONTROL changes a memory:
 
   few_rows       tables of one row, or of 24 for the N-Grammer: the memory without its contents
@@ -44,6 +47,12 @@ LLAMA = 'llama'
 # Base rows of a head and width of the feed-forward that match the N-Grammer's parameters.
 ROWS = {'ngrammer': 32_768, 'over_encoding': 16_256, 'engram': 16_097, 'latent_engram': 32_467}
 WIDE = 1254
+# Memories without results yet. The first two have few parameters: the width of the feed-forward
+# matches. A row for each token has as many values as the tables of the N-Grammer.
+WIDENED = {'copies': 1251, 'token_shift': 1252}
+TOKEN_ROWS = ('value_embeddings', 'nanochat_values')
+ROWS_IN_VALUES = {'ngram_values': 65_042}
+UNTRAINED = (*WIDENED, *TOKEN_ROWS, *ROWS_IN_VALUES)
 METHODS = (*TRANSFORMERS, *ROWS)
 ENGRAM_LLAMA = f'engram_{LLAMA}'
 PRESENT_DAY = (LLAMA, ENGRAM_LLAMA)
@@ -87,7 +96,7 @@ def controls(method: str) -> dict[str, dict[str, Any]]:
 
 
 VARIANTS = {
-  **{method: (method, '') for method in (*METHODS, LLAMA)},
+  **{method: (method, '') for method in (*METHODS, LLAMA, *UNTRAINED)},
   ENGRAM_LLAMA: ('engram', LLAMA),
   **{f'wide_{control}': ('wide', control) for control in MEMORY_LENGTHS},
   **{
@@ -123,6 +132,11 @@ def get_config(variant: str = 'engram'):
     c.model.feed_forward_width = WIDE
     if control in MEMORY_LENGTHS:
       c.model.feed_forward_width -= round(RELATIVE_POSITIONS / PARAMETERS_PER_UNIT)
+  elif method in WIDENED:
+    c.model.feed_forward_width = WIDENED[method]
+  elif method in ROWS_IN_VALUES:
+    (memory,) = c.model.ngram_memories
+    memory.rows = (ROWS_IN_VALUES[method],)
   elif method in ROWS:
     if method == 'ngrammer':
       _use_ngrammer(c)

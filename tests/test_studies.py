@@ -75,7 +75,7 @@ def test_all_memories_have_equal_parameters():
   pairs = zip(itertools.cycle(methods), ngram_memories.MEMORY_LENGTHS, strict=False)
   combined = [f'{method}_{control}' for method, control in pairs]
   wider = [f'{method}_{ngram_memories.WIDER_ROWS}' for method in ngram_memories.LATENT]
-  others = *ngram_memories.PRESENT_DAY, 'engram_with_unigrams'
+  others = *ngram_memories.PRESENT_DAY, 'engram_with_unigrams', *ngram_memories.UNTRAINED
   for method in (*ngram_memories.METHODS[1:], *combined, *wider, *others):
     assert count(f'ngram_memories.py:{method}') == pytest.approx(expected, rel=1e-3), method
   assert count('ngram_memories.py:plain') < 0.7 * expected
