@@ -3,9 +3,8 @@
   python launch/compile.py --config=configs/ngrammer_c4.py:393k_8k_50 --topology=v5e:4x4
 
 It compiles the programs of a run: a training step, the scoring of a segment, and the generation of
-a token; for a model with tables in host memory also the look-up of the rows of a segment, which
-runs ahead of its scoring. Needs `pip install libtpu`. All numbers are read from the compiled
-programs, and are for one device (see `hlo.py`):
+a token. Needs `pip install libtpu`. All numbers are read from the compiled programs, and are for
+one device (see `hlo.py`); `memory of each host` are tables that are there, in no program:
 
   bound by instruction   the sum over instructions of the time of their FLOPs or of their bytes,
                          whichever is longer, and of the waits for collectives
@@ -47,7 +46,7 @@ from jax.experimental import topologies
 from ngrammer_jax import command_line, errors, flags, sharding
 from ngrammer_jax import config as experiment
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.models import host_tables, model_variables
+from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import progress, result_files, text_tables
 from ngrammer_jax.training import capacity, flops, programs
 
@@ -60,7 +59,7 @@ MIN_BYTES = 1e5  # collectives that send less are not listed
 
 METRICS = {  # of a program, with the unit to print
   'peak': ('peak of the memory', 2**30, 'GiB'),
-  'host': ('memory of its host', 2**30, 'GiB'),
+  'host': ('memory of each host', 2**30, 'GiB'),
   'flops': ('computed', 1e12, 'TFLOP'),
   'bytes': ('moved', 1e9, 'GB'),
   'padding': ('of it padding', 1e9, 'GB'),
@@ -169,7 +168,7 @@ def compile_program(run_programs: programs.Programs, name: str, slices: int = 1)
   result['peak'] = capacity.peak_bytes(compiled)
   result['arguments'] = memory.argument_size_in_bytes
   result['temporaries'] = memory.temp_size_in_bytes
-  result['host'] = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
+  result['host'] = run_programs.host_bytes(name)
   result['fits'] = result['peak'] <= result['memory_limit']
   axes = dict(mesh.shape)
   axes['data'] //= slices
@@ -322,8 +321,6 @@ def main(argv: list[str]) -> int:
     run_programs = programs.Programs(config, V, mesh)
     results = {}
     for name in args.programs:
-      if name == 'look_up' and not host_tables.exist(config.model):
-        continue
       results[name] = compile_program(run_programs, name, args.slices)
       print(format_report(name, results[name]), flush=True)
       if 'parts' in results[name] and 'parts' in other.get(name, {}):

@@ -13,7 +13,8 @@ from typing import Any
 
 from flax import linen as nn
 import jax
-from jax.experimental import layout, mesh_utils
+from jax.experimental import mesh_utils
+import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.system import libtpu
@@ -23,8 +24,6 @@ BATCH = ('data', 'fsdp')
 
 HOST_MEMORY_AXIS = 'host_ngram_embed'  # arrays with this axis are in the memory of the host
 HOST_MEMORY_KIND = 'pinned_host'
-# XLA:GPU fails on a scatter in host memory (github.com/openxla/xla/issues/34565).
-HOST_MEMORY_PLATFORMS = ('cpu', 'tpu')
 
 RULES = (  # names without a rule are not sharded
   ('batch', BATCH),
@@ -129,25 +128,21 @@ def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh, microbatches: int 
     )
 
 
-def check_host_memory(key: str, mesh: jax.sharding.Mesh) -> None:
-  """Raises BadInput if the devices cannot read and write arrays in the memory of their host."""
-  device = mesh.devices.flat[0]
-  kinds = {memory.kind for memory in device.addressable_memories()}
-  if device.platform not in HOST_MEMORY_PLATFORMS or HOST_MEMORY_KIND not in kinds:
-    raise errors.BadInput(
-      f'{key}="host" is for {" and ".join(HOST_MEMORY_PLATFORMS)} with {HOST_MEMORY_KIND} memory, '
-      f'not for this {device.platform} ({device.device_kind}): use {key}="device"'
-    )
-
-
 def is_on_host(leaf: Any) -> bool:
-  """Whether an array, concrete or abstract, is in the memory of the host."""
+  """Whether an array, concrete or abstract, is in the memory of the host.
+
+  A concrete one is a NumPy array, whole in each process.
+  """
+  if isinstance(leaf, np.ndarray):
+    return True
   return getattr(leaf.sharding, 'memory_kind', None) == HOST_MEMORY_KIND
 
 
-def placement(leaf: Any) -> jax.sharding.Sharding | layout.Format:
-  """Returns the sharding of an array, concrete or abstract, and in host memory also its layout."""
-  return leaf.format if is_on_host(leaf) else leaf.sharding
+def place_like(array: Any, like: Any) -> Any:
+  """Returns an array where another one is, on its devices or in the memory of the host."""
+  if is_on_host(like):
+    return np.array(array)
+  return jax.device_put(array, like.sharding)
 
 
 @contextlib.contextmanager
@@ -171,13 +166,15 @@ def without_devices() -> Iterator[None]:
 def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
   """Returns a NamedSharding for every array of a tree whose leaves may have logical axis names.
 
-  For arrays in host memory, with HOST_MEMORY_AXIS, it is a Format with such a sharding.
+  Arrays with HOST_MEMORY_AXIS are whole in the memory of every host.
   An axis whose size is not divisible by its mesh axes is left unsharded, and logged.
   """
   unsharded: dict[tuple[str, int, int], list[str]] = {}  # names of arrays by axis, size, shards
 
   def sharding_of(path, leaf):
     shape = nn.unbox(leaf).shape
+    if is_boxed(leaf) and HOST_MEMORY_AXIS in leaf.names:
+      return replicated(mesh).with_memory_kind(HOST_MEMORY_KIND)
     names = (None,) * len(shape)
     # Sharding a vector saves nothing, and would reshard the activations that it scales.
     if is_boxed(leaf) and len(shape) > 1:
@@ -191,11 +188,7 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
         axes = None
       spec.append(axes)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
-    if HOST_MEMORY_AXIS not in names:
-      return sharding
-    # Row by row: XLA:TPU would store narrow rows by columns, and transpose the table in each step.
-    row_by_row = layout.Layout(tuple(range(len(shape))))
-    return layout.Format(row_by_row, sharding.with_memory_kind(HOST_MEMORY_KIND))
+    return sharding
 
   result = jax.tree_util.tree_map_with_path(sharding_of, boxed, is_leaf=is_boxed)
   for (name, size, shards), (leaf, *others) in unsharded.items():

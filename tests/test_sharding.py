@@ -46,8 +46,8 @@ def test_arrays_with_the_axis_of_the_host_are_in_its_memory():
   names = {'device': 'ngram_embed', 'host': sharding.HOST_MEMORY_AXIS}
   arrays = {kind: boxed(('ngram_vocab', name), 8, 6) for kind, name in names.items()}
   placed = sharding.shardings(arrays, sharding.make_mesh(2, 2, 2))
-  assert placed['host'].sharding.memory_kind == sharding.HOST_MEMORY_KIND
-  assert placed['host'].sharding.spec == placed['device'].spec
+  assert placed['host'].memory_kind == sharding.HOST_MEMORY_KIND
+  assert placed['host'].is_fully_replicated
   assert placed['device'].memory_kind != sharding.HOST_MEMORY_KIND
 
 

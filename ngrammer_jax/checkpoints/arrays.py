@@ -20,6 +20,8 @@ from ngrammer_jax.system import storage
 if typing.TYPE_CHECKING:
   import orbax.checkpoint as ocp
 
+PIECE_BYTES = 2**26  # of an array in host memory that are written at a time
+
 
 def make_checkpointer(folder: pathlib.Path) -> 'ocp.StandardCheckpointer':
   """Returns the Orbax checkpointer for a folder; it renames no remote folder."""
@@ -41,6 +43,19 @@ def drop_empty(tree: Any) -> Any:
   return jax.tree.map(none_if_empty, tree)
 
 
+def save(checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path, tree: Any) -> None:
+  """Starts to write the arrays of a tree; those in host memory in pieces, without a copy."""
+  import orbax.checkpoint as ocp
+
+  def options(leaf: Any) -> 'ocp.SaveArgs':
+    if sharding.is_on_host(leaf):
+      return ocp.SaveArgs(chunk_byte_size=PIECE_BYTES)
+    return ocp.SaveArgs()
+
+  tree = drop_empty(tree)
+  checkpointer.save(storage.orbax_path(folder), tree, save_args=jax.tree.map(options, tree))
+
+
 def restore(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> Any:
   """Restores and verifies all arrays of a folder.
 
@@ -56,7 +71,8 @@ def restore(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> An
   saved_abstract = _with_saved_memory(abstract, saved)
   check_same_leaves(folder, _describe(saved.leaves), saved_abstract)
   with _explain_errors(folder), make_checkpointer(folder) as checkpointer:
-    restored = checkpointer.restore(storage.orbax_path(folder), drop_empty(saved_abstract))
+    stored = jax.tree.map(_numpy_if_on_host, drop_empty(saved_abstract))
+    restored = checkpointer.restore(storage.orbax_path(folder), stored)
   check_checksums(saved, restored)
   return jax.tree.map(_as_expected, abstract, restored, is_leaf=lambda leaf: leaf is None)
 
@@ -76,7 +92,9 @@ def restore_sections(folder: pathlib.Path, saved: manifest.Manifest, abstract: A
   leaves = {name: leaf for name, leaf in saved.leaves.items() if name.partition('/')[0] in abstract}
   check_same_leaves(folder, _describe(leaves), abstract)
   expected = checksums.named_leaves(abstract)
-  stored = {name: leaf for name, leaf in expected.items() if math.prod(leaf.shape)}
+  stored = {
+    name: _numpy_if_on_host(leaf) for name, leaf in expected.items() if math.prod(leaf.shape)
+  }
   tree = traverse_util.unflatten_dict(stored, sep='/')
   arguments = ocp.args.PyTreeRestore(
     item=tree,
@@ -116,8 +134,6 @@ def _as_expected(leaf: jax.ShapeDtypeStruct, array: jax.Array | None) -> jax.Arr
     return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
   if array.shape != leaf.shape:
     array = _with_empty_slots(array, leaf)
-  if sharding.is_on_host(leaf) and array.format.layout.major_to_minor != (0, 1):
-    array = jax.device_put(array, leaf.format)
   if array.dtype != leaf.dtype:
     array = array.astype(leaf.dtype)
   return array
@@ -131,6 +147,13 @@ def verify(folder: pathlib.Path, saved: manifest.Manifest) -> None:
     abstract = jax.tree.map(_numpy_zeros, metadata)
     with jax.enable_x64(True):
       check_checksums(saved, checkpointer.restore(storage.orbax_path(folder), abstract))
+
+
+def _numpy_if_on_host(leaf: Any) -> Any:
+  """Returns an expected array as Orbax restores it in host memory, or as it is."""
+  if sharding.is_on_host(leaf):
+    return _numpy_zeros(leaf)
+  return leaf
 
 
 def _numpy_zeros(leaf: Any) -> np.ndarray:

@@ -1,7 +1,6 @@
 """A checksum of every array, the same for any sharding and any number of hosts."""
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -63,17 +62,6 @@ def _sum_on_host(array: np.ndarray, start: int = 0) -> np.ndarray:
   return sums
 
 
-def _sum_of_shards(array: jax.Array) -> np.ndarray:
-  """Sums an array that is sharded by rows over the memories of all hosts."""
-  row_words = math.prod(array.shape[1:]) * max(array.dtype.itemsize // 4, 1)
-  sums = np.zeros(len(MULTIPLIERS), np.uint32)
-  for shard in array.addressable_shards:
-    if shard.replica_id == 0:
-      first_row = shard.index[0].start or 0
-      sums += _sum_on_host(np.asarray(shard.data), first_row * row_words)
-  return np.sum(hosts.all_gather(sums.tolist()), axis=0, dtype=np.uint32)
-
-
 def named_leaves(tree: Any) -> dict[str, Any]:
   """Returns every leaf by its name, such as `params/layer_0/attention/query/kernel`."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
@@ -90,8 +78,6 @@ def _checksum(leaf: jax.Array | np.ndarray) -> str:
   # One at a time: on simulated devices, programs that run concurrently can deadlock.
   if _is_in_process(leaf):
     sums = _sum_on_host(np.asarray(leaf))
-  elif sharding.is_on_host(leaf):
-    sums = _sum_of_shards(leaf)
   else:
     result_sharding = None
     if hosts.is_multiprocess():  # replicated, so that every process can read it

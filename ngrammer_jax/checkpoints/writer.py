@@ -20,8 +20,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import arrays, checksums, frozen, manifest, reader
 from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.system import file_errors, files, hosts, storage
@@ -75,7 +76,7 @@ class CheckpointWriter:
       scratch = folder.with_name(f'{frozen.FOLDER}{SCRATCH}')
     with self._translate_disk_full('the parameters that are not trained'):
       leaves = _describe_leaves(params)
-      self._orbax.save(storage.orbax_path(scratch), arrays.drop_empty(params))
+      arrays.save(self._orbax, scratch, params)
       self._orbax.wait_until_finished()
       hosts.on_primary(self._finish, 0, None, scratch, leaves, folder)
     # Not read again: other processes may see the file late.
@@ -104,9 +105,10 @@ class CheckpointWriter:
       self.check_space(state, f'step {step}')  # before Orbax: its threads log many errors
     if jax.default_backend() == 'cpu':
       # On CPU the host copy is the device buffer itself, which a donated call overwrites.
-      state = jax.tree.map(jnp.copy, state)
+      state = jax.tree.map(_copy_on_devices, state)
     describe = functools.partial(_describe_leaves, state)
-    if jax.default_backend() != 'cpu' or hosts.is_multiprocess():
+    has_host_tables = any(map(sharding.is_on_host, jax.tree.leaves(state)))
+    if has_host_tables or jax.default_backend() != 'cpu' or hosts.is_multiprocess():
       # On the devices, where all processes have to run the same programs in the same order.
       leaves = describe()
       describe = lambda: leaves
@@ -114,7 +116,9 @@ class CheckpointWriter:
     if not storage.is_remote(scratch):
       scratch = scratch.with_name(f'{step}{SCRATCH}')
     with self._translate_disk_full(f'step {step}'):
-      self._orbax.save(storage.orbax_path(scratch), arrays.drop_empty(state))
+      arrays.save(self._orbax, scratch, state)
+      if has_host_tables:  # the next step changes them, and there is no second copy
+        self._orbax.wait_until_finished()
     self._step = step
     self._commit_future = self._thread.submit(
       self._commit, step, validation, scratch, describe, rows
@@ -259,6 +263,13 @@ class CheckpointWriter:
     finally:
       self._thread.shutdown()
       self._orbax.close()
+
+
+def _copy_on_devices(leaf: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
+  """Returns a copy of an array; one in host memory as it is."""
+  if sharding.is_on_host(leaf):
+    return leaf
+  return jnp.copy(leaf)
 
 
 def _describe_leaves(state: Any) -> manifest.Leaves:

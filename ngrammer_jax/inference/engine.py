@@ -6,6 +6,7 @@ B batch, T segment length, P tokens of a padded prompt, K choices, C tokens of a
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 import dataclasses
 import functools
 import itertools
@@ -17,6 +18,7 @@ import numpy as np
 from ngrammer_jax import errors, memory_limits, sharding
 from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.data import prefetch
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import programs, sampling
 from ngrammer_jax.layers import token_ids
@@ -74,7 +76,6 @@ class Engine:
     state = programs.DecodingState(rows, everywhere, token_B=rows, is_used_BxV=rows)
     decoded = (everywhere, state)
     self._prepare = jax.jit(functools.partial(embedding_and_head.for_serving, model.config))
-    self._look_up = _jit(host_tables.look_up, model, 'state', rows)
     self._score_segment = _jit(programs.score_segment, model, 'memory', scored)
     self._score_last_target = _jit(programs.score_last_target, model, 'memory', scored)
     self._rank_choices = _jit(programs.rank_choices, model, (), everywhere)
@@ -88,8 +89,9 @@ class Engine:
 
     Otherwise every token that is read is compared with all centroids.
     """
+    on_devices = host_tables.without_tables(self.model.config, variables)
     with sharding.use(self.mesh):
-      return variables | {'codebook': self._prepare(variables['params'], variables['codebook'])}
+      return variables | {'codebook': self._prepare(on_devices['params'], variables['codebook'])}
 
   def round_rows(self, rows: int) -> int:
     """Rounds a number of rows up to a valid batch size."""
@@ -123,38 +125,49 @@ class Engine:
       if slots and self.model.config.memory.first == 'empty':
         slots = 1  # no memory: the slot has no token
 
-    def make_segments() -> Iterator[token_batch.Batch]:
-      for index in range(num_segments):
-        yield sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
-
     def dispatch() -> Iterator[programs.Scores]:
       memory = self._empty_memory(rows, slots)
-      for segment, inputs in self._look_up_ahead(variables, rows, make_segments()):
+      for segment, inputs in self._read(variables, rows, num_segments, make_segment):
         with sharding.use(self.mesh):
           scores, memory = score(inputs, segment, memory=memory)
         yield scores
 
     return _fetch_one_behind(dispatch())
 
-  def _look_up_ahead(
-    self, variables: Variables, rows: int, segments: Iterable[token_batch.Batch]
+  def _read(
+    self,
+    variables: Variables,
+    rows: int,
+    num_segments: int,
+    make_segment: Callable[[int, slice], token_batch.Batch],
   ) -> Iterator[tuple[token_batch.Batch, Variables]]:
     """Yields every segment, with the variables that the model needs for it.
 
-    For tables in host memory these are their rows, looked up by a program that does not wait for
-    the scores of the segment before.
+    Of tables in host memory these have the rows of the segment, which are read while the segment
+    before is scored.
     """
-    config = self.model.config
-    if not host_tables.exist(config):
-      for segment in segments:
-        yield segment, variables
+    has_host_tables = host_tables.exist(self.model.config)
+    if has_host_tables:
+      reader = host_tables.RowReader(self.model, self.mesh, variables, rows)
+
+    def read() -> Iterator[tuple[token_batch.Batch, Variables]]:
+      for index in range(num_segments):
+        parts = {}
+
+        def load(
+          row_slice: slice, index: int = index, parts: dict[int, token_batch.Batch] = parts
+        ) -> token_batch.Batch:
+          parts[row_slice.start] = make_segment(index, row_slice)
+          return parts[row_slice.start]
+
+        segment = sharding.global_rows(self.mesh, rows, load)
+        yield segment, reader(parts) if has_host_tables else variables
+
+    if not has_host_tables:
+      yield from read()
       return
-    device_variables = host_tables.without_tables(config, variables)
-    state = jax.device_put(host_tables.empty_state(config, rows), self._row_sharding)
-    for segment in segments:
-      with sharding.use(self.mesh):
-        values, state = self._look_up(variables, segment, state=state)
-      yield segment, device_variables | {table.VALUES: values}
+    with prefetch.run_ahead(read(), depth=1) as segments:
+      yield from segments
 
   def score_documents(
     self,
@@ -228,11 +241,12 @@ class Engine:
         examples = [choices[i] for i in group]
         examples += [()] * (rows - len(group))
         padded = [self._pad(example, K, C) for example in examples]
+        prompt = self._pad_prompts([prefixes[i] for i in group], rows, P, bidirectional)
+        choices_2xKxBxC = tuple(np.stack(padded, axis=2))
+        inputs, choice_inputs = self._read_choices(variables, prompt, *choices_2xKxBxC)
         with sharding.use(self.mesh):
-          prompt = self._pad_prompts([prefixes[i] for i in group], rows, P, bidirectional)
-          choices_2xKxBxC = tuple(np.stack(padded, axis=2))
           choices_2xKxBxC = jax.device_put(choices_2xKxBxC, sharding.rows_sharding(self.mesh, 1))
-          ranked = self._rank_choices(variables, prompt, *choices_2xKxBxC)
+          ranked = self._rank_choices(inputs, self._place(prompt), *choices_2xKxBxC, choice_inputs)
           scores_KxB, is_greedy_KxB = jax.device_get(ranked)
         for row, i in enumerate(group):
           count = len(choices[i])
@@ -274,13 +288,27 @@ class Engine:
       sampler, seeds_B, state = self._start_decoding(
         variables, seeds, options, context, rows, document_start
       )
+      read = self._row_reader(variables, rows)
+      prompt = self._pad_prompts(prompts, rows, T, bidirectional)
+      inputs = read(prompt)
       with sharding.use(self.mesh):
-        prompt = self._pad_prompts(prompts, rows, T, bidirectional)
-        tokens_KxB, state = self._decode_prompt(variables, seeds_B, sampler, prompt, state=state)
+        prompt = self._place(prompt)
+        tokens_KxB, state = self._decode_prompt(inputs, seeds_B, sampler, prompt, state=state)
       while True:
         yield tokens_KxB
+        if not host_tables.exist(self.model.config):
+          with sharding.use(self.mesh):
+            tokens_KxB, state = self._decode_next(variables, seeds_B, sampler, state=state)
+          continue
+        # The rows of a token are read once it is known.
+        token_Bx1 = jax.device_get(tokens_KxB).T
+        token = token_batch.Batch(
+          token_Bx1, None, np.zeros_like(token_Bx1, bool), np.ones_like(token_Bx1)
+        )
+        inputs = read(token)
         with sharding.use(self.mesh):
-          tokens_KxB, state = self._decode_next(variables, seeds_B, sampler, state=state)
+          token = self._place(token)
+          tokens_KxB, state = self._decode_prompt(inputs, seeds_B, sampler, token, state=state)
 
     calls = dispatch()
     first = jax.device_get(next(calls))  # before the program of the others is compiled
@@ -307,6 +335,7 @@ class Engine:
     sampler, seeds_B, state = self._start_decoding(
       variables, [seed], options, context, rows, document_start
     )
+    look_up = self._row_reader(variables, rows)
     num_sampled = 0
     is_first = True
 
@@ -315,9 +344,11 @@ class Engine:
       for piece, length in _divide(ids, context):
         # The token that is sampled after another piece than the last one is no token of the text.
         state = state._replace(index=self._replicate(num_sampled))
+        prompt = self._pad_prompts([piece], rows, length, False, is_first)
+        inputs = look_up(prompt)
         with sharding.use(self.mesh):
-          inputs = self._pad_prompts([piece], rows, length, False, is_first)
-          tokens_1xB, state = self._decode_prompt(variables, seeds_B, sampler, inputs, state=state)
+          prompt = self._place(prompt)
+          tokens_1xB, state = self._decode_prompt(inputs, seeds_B, sampler, prompt, state=state)
         is_first = False
       num_sampled += 1
       return int(jax.device_get(tokens_1xB)[0, 0])
@@ -362,20 +393,19 @@ class Engine:
     memory = self.model.config.memory
     slots = 0 if memory is None else memory.length
     memory = self._abstract(self.model.empty_memory, rows, slots)
-    if host_tables.exist(self.model.config):
-      values, _ = self.trace_look_up(variables, rows, length).out_info
-      variables = host_tables.without_tables(self.model.config, variables)
-      variables |= {table.VALUES: sharding.abstract(values, self._row_sharding)}
+    variables = self._abstract_inputs(variables, (rows, length))
     with sharding.use(self.mesh):
       return self._score_segment.trace(variables, segment, memory=memory)
 
-  def trace_look_up(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
-    """Traces the program that looks up the rows of tables in host memory for T tokens."""
-    rows = self.round_rows(rows)
-    segment = programs.abstract_segment((rows, length), self._row_sharding)
-    state = self._abstract(host_tables.empty_state, self.model.config, rows)
-    with sharding.use(self.mesh):
-      return self._look_up.trace(variables, segment, state=state)
+  def _abstract_inputs(self, variables: Variables, shape: tuple[int, int]) -> Variables:
+    """Returns the abstract variables that a segment [B, T] needs."""
+    config = self.model.config
+    if not host_tables.exist(config):
+      return variables
+    values = host_tables.abstract_values(
+      self.model, variables['codebook'], shape, self._row_sharding
+    )
+    return host_tables.without_tables(config, variables) | {table.VALUES: values}
 
   def _abstract(self, make: Callable[..., Any], *args: Any) -> Any:
     """Returns what a function makes for all rows, without its values."""
@@ -398,7 +428,11 @@ class Engine:
     index = sharding.abstract(np.int32(0), everywhere)
     state = programs.DecodingState(memory, index, token_B)
     with sharding.use(self.mesh):
-      return self._decode_next.trace(variables, seeds_B, sampler, state=state)
+      if not host_tables.exist(self.model.config):
+        return self._decode_next.trace(variables, seeds_B, sampler, state=state)
+      token = programs.abstract_segment((rows, 1), self._row_sharding)._replace(targets_BxT=None)
+      inputs = self._abstract_inputs(variables, (rows, 1))
+      return self._decode_prompt.trace(inputs, seeds_B, sampler, token, state=state)
 
   def _decoding_slots(self, context: int, variables: Variables | None = None) -> int:
     """Returns the slots of the KV cache: the context, as far as the learned spans reach."""
@@ -427,12 +461,41 @@ class Engine:
     bidirectional: bool,
     is_start: bool = True,
   ) -> token_batch.Batch:
-    """Returns the inputs of a batch of prompts, padded to a length, on the devices."""
+    """Returns the inputs of a batch of prompts, padded to a length."""
     tokens_BxP, valid_BxP = self._pad(prompts, rows, length)
     starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0) & is_start
     prefix_BxP = valid_BxP > 0 if bidirectional else None
-    inputs = token_batch.Batch(tokens_BxP, None, starts_BxP, valid_BxP, prefix_BxT=prefix_BxP)
+    return token_batch.Batch(tokens_BxP, None, starts_BxP, valid_BxP, prefix_BxT=prefix_BxP)
+
+  def _place(self, inputs: token_batch.Batch) -> token_batch.Batch:
+    """Returns the inputs of all rows on the devices."""
     return jax.device_put(inputs, self._row_sharding)
+
+  def _row_reader(
+    self, variables: Variables, rows: int
+  ) -> Callable[[token_batch.Batch], Variables]:
+    """Returns a function from the next inputs of all rows to the variables that they need."""
+    if not host_tables.exist(self.model.config):
+      return lambda inputs: variables
+    reader = host_tables.RowReader(self.model, self.mesh, variables, rows)
+    return lambda inputs: _outside_the_mesh(reader, {0: inputs})
+
+  def _read_choices(
+    self,
+    variables: Variables,
+    prompt: token_batch.Batch,
+    choices_KxBxC: np.ndarray,
+    valid_KxBxC: np.ndarray,
+  ) -> tuple[Variables, Variables]:
+    """Returns the variables that prompts need, and those that each choice has of its own."""
+    if not host_tables.exist(self.model.config):
+      return variables, {}
+    choices = []
+    for ids_BxC, valid_BxC in zip(choices_KxBxC[..., :-1], valid_KxBxC[..., :-1], strict=True):
+      choices.append(token_batch.Batch(ids_BxC, None, np.zeros_like(ids_BxC, bool), valid_BxC))
+    reader = host_tables.RowReader(self.model, self.mesh, variables, len(prompt.tokens_BxT))
+    inputs = _outside_the_mesh(reader, {0: prompt})
+    return inputs, {table.VALUES: _outside_the_mesh(reader.peek, choices)}
 
 
 def _jit(program: Callable[..., Any], model: Any, donated: Any, outputs: Any) -> Callable[..., Any]:
@@ -446,6 +509,12 @@ def _jit(program: Callable[..., Any], model: Any, donated: Any, outputs: Any) ->
   """
   bound = functools.partial(program, model)
   return jax.jit(bound, donate_argnames=donated, out_shardings=outputs)
+
+
+def _outside_the_mesh(function: Callable[..., Any], *args: Any) -> Any:
+  """Calls a function in a thread of its own, where no mesh is active."""
+  with futures.ThreadPoolExecutor(1) as thread:
+    return thread.submit(function, *args).result()
 
 
 def _fetch_one_behind(results: Iterable[Any]) -> Iterator[Any]:

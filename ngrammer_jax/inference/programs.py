@@ -109,8 +109,16 @@ def rank_choices(
   prompt: token_batch.Batch,
   choices_KxBxC: jax.Array,
   valid_KxBxC: jax.Array,
+  choice_variables: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns log p(choice | prompt), and whether greedy decoding gives the choice, both [K, B]."""
+  """Returns log p(choice | prompt), and whether greedy decoding gives the choice, both [K, B].
+
+  Args:
+    model, variables: the model and its variables.
+    prompt: the prompts.
+    choices_KxBxC, valid_KxBxC: token ids of the choices, and 1 where they are not padding.
+    choice_variables: collections that each choice has of its own, stacked [K, ...].
+  """
   B, P = prompt.tokens_BxT.shape
   C = choices_KxBxC.shape[2]
   zeros = 0
@@ -119,17 +127,17 @@ def rank_choices(
   slots = P + C + zeros
   last_hidden_Bx1xD, memory = _forward_last(model, variables, prompt, model.empty_memory(B, slots))
 
-  def score_choice(choice: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    ids_BxC, valid_BxC = choice
+  def score_choice(choice: tuple[jax.Array, jax.Array, Any]) -> tuple[jax.Array, jax.Array]:
+    ids_BxC, valid_BxC, own_variables = choice
     hidden_BxCxD, _, _ = model.apply(
-      variables, ids_BxC[:, :-1], memory, valid_BxT=valid_BxC[:, :-1]
+      variables | own_variables, ids_BxC[:, :-1], memory, valid_BxT=valid_BxC[:, :-1]
     )
     hidden_BxCxD = jnp.concatenate([last_hidden_Bx1xD, hidden_BxCxD], axis=1)
     scores = _score(model, variables, hidden_BxCxD, ids_BxC, valid_BxC > 0)
     is_greedy_B = (scores.correct_BxT | ~scores.counts_BxT).all(axis=1)
     return -scores.nll_BxT.sum(axis=1), is_greedy_B
 
-  return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC))
+  return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC, choice_variables or {}))
 
 
 def decode_prompt(

@@ -22,7 +22,6 @@ from ngrammer_jax.config.place import Place
 from ngrammer_jax.layers import axis_names, document_masks, dropout, mesh_axes, row_sums
 from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.layers.attention import cache, fused, position, span
-from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.layers.state import Memory
 from ngrammer_jax.models import (
   apply_layers,
@@ -437,7 +436,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     """Returns the class of the blocks, with the rematerialisation of the config."""
     if self.config.remat == 'none':
       return block.Block
-    names = [table.VALUES]  # rows from the memory of the host, which cannot be read again
+    names = []
     if self.config.remat == 'minimal':
       names += _saved_names(self.config)
     policy = jax.checkpoint_policies.save_only_these_names(*names)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax.layers import row_sums
-from ngrammer_jax.layers.ngram import host_memory, table
+from ngrammer_jax.layers.ngram import table
 
 Path = tuple[str, ...]  # of a parameter
 
@@ -50,8 +50,6 @@ class RowGradient(struct.PyTreeNode):
     if array_VxE.dtype == jnp.bfloat16:
       values_LxE = self.take(array_VxE) + self.values
       return self.put(array_VxE, round_stochastically(values_LxE, self.rows, key))
-    if host_memory.contains(array_VxE):
-      return self.put(array_VxE, self.take(array_VxE) + self.values.astype(array_VxE.dtype))
     return self._by_shard(_add, array_VxE, self.values.astype(array_VxE.dtype))
 
   def _by_shard(self, function: Callable, array_VxE: jax.Array, *values: jax.Array) -> jax.Array:
@@ -74,8 +72,6 @@ def _add(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.
 
 def _put(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.Array:
   """Returns an array that is not sharded with other values in rows below V."""
-  if host_memory.contains(array_VxE):
-    return host_memory.put(array_VxE, rows_L, values_LxE)
   return array_VxE.at[rows_L].set(values_LxE, mode='drop', unique_indices=True)
 
 

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.layers.ngram import host_memory
 from ngrammer_jax.optimizers import row_gradient
 from ngrammer_jax.optimizers.row_gradient import RowGradient
 from ngrammer_jax.optimizers.schedule import Schedule
@@ -108,8 +107,7 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
     return row_gradient.map_leaves(_put_update, gradients, updates), state
 
   def init(params):
-    state = transform.init(jax.tree.map(_zeros_or_one_row, params))
-    return optax.tree.map_params(transform, _broadcast_on_host, state, params)
+    return transform.init(jax.tree.map(_zeros_like, params))
 
   return optax.GradientTransformation(init, update)
 
@@ -143,19 +141,9 @@ def _is_visited(gradient_VxE: jax.Array) -> jax.Array:
   return (gradient_VxE != 0).any(axis=-1, keepdims=True)
 
 
-def _zeros_or_one_row(param: jax.Array) -> jax.Array:
-  """Returns zeros like a table; a single row for one in host memory, see `_broadcast_on_host`."""
-  V = len(param)
-  if host_memory.contains(param):
-    V = 1
-  return jnp.zeros((V, *param.shape[1:]), _state_dtype(param))
-
-
-def _broadcast_on_host(state: jax.Array, param: jax.Array) -> jax.Array:
-  """Returns the state of a table in host memory, made there: a device may be too small for it."""
-  if host_memory.contains(param):
-    return host_memory.broadcast(state, (len(param), state.shape[1]))
-  return state
+def _zeros_like(param: jax.Array) -> jax.Array:
+  """Returns zeros like a table, in the dtype of its state."""
+  return jnp.zeros(param.shape, _state_dtype(param))
 
 
 def _state_dtype(param: jax.Array) -> jnp.dtype:
@@ -166,16 +154,13 @@ def _state_dtype(param: jax.Array) -> jnp.dtype:
 def on_all_rows(transform: optax.GradientTransformation) -> optax.GradientTransformation:
   """Returns a transformation that sees gradients of whole tables, in at least float32."""
 
-  def zeros_like(param):
-    return jnp.zeros(param.shape, _state_dtype(param))
-
   def to_dense(gradient, param):
     if row_gradient.is_row_gradient(gradient):
-      return gradient.dense(zeros_like(param))
+      return gradient.dense(_zeros_like(param))
     return gradient.astype(_state_dtype(param))
 
   def init(params):
-    return transform.init(jax.tree.map(zeros_like, params))
+    return transform.init(jax.tree.map(_zeros_like, params))
 
   def update(gradients, state, params):
     return transform.update(row_gradient.map_leaves(to_dense, gradients, params), state)

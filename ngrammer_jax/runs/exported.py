@@ -91,8 +91,6 @@ def restore(folder: pathlib.Path, step: int | str, abstract: dict[str, Any]) -> 
   arrays.check_same_leaves(folder / workdirs.EXPORTED, leaves, abstract | stored_step)
   if step not in ('newest', 'best', int(loaded['step'])):
     raise errors.BadInput(f'--step={step}: {folder} has only step {int(loaded["step"])}')
-  placed = [
-    jax.device_put(loaded[name], sharding.placement(leaf)) for name, leaf in expected.items()
-  ]
+  placed = [sharding.place_like(loaded[name], leaf) for name, leaf in expected.items()]
   variables = jax.tree.unflatten(jax.tree.structure(abstract), placed)
   return ModelVariables(int(loaded['step']), variables['params'], variables['codebook'])

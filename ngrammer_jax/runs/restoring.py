@@ -79,7 +79,7 @@ def restore_variables(run: OpenedRun) -> model_variables.ModelVariables:
     return model_variables.ModelVariables(int(state.step), state.params, state.codebook)
   step = run.find_checkpoint()
   _ = run.vocabulary  # a damaged one is refused before devices are used
-  host_tables.check_mesh(run.config.model, run.mesh)
+  host_tables.check_processor(run.config.model)
   abstract = abstract_variables(run)
   if step is None:
     return exported.restore(run.workdir, run.step, abstract)

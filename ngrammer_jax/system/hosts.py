@@ -144,6 +144,63 @@ def all_gather(value: Any) -> list[Any]:
   return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
+def gather_arrays(tree: Any) -> Any:
+  """Returns arrays that are sharded over the processes, whole and as NumPy arrays.
+
+  All processes have to call this, while no computation is in flight on the devices.
+  """
+  import jax
+
+  if not is_multiprocess():
+    return jax.device_get(tree)
+  from jax.experimental import multihost_utils
+
+  return multihost_utils.process_allgather(tree, tiled=True)
+
+
+class Mailbox:
+  """Exchanges bytes between processes over the network of the hosts, not over that of the devices.
+
+  Any thread can use it, also while the devices compute.
+
+  Args:
+    name: of this mailbox, the same in all processes.
+  """
+
+  def __init__(self, name: str):
+    self._name = name
+    self._last: str | None = None
+
+  def exchange(self, number: int, content: bytes) -> list[bytes]:
+    """Returns what each process has sent with a number, which it uses once.
+
+    Raises:
+      PeerLostError: a process did not send anything in time.
+    """
+    if not is_multiprocess():
+      return [content]
+    # JAX has no public interface to its own key-value store.
+    from jax._src import distributed
+
+    client = distributed.global_state.client
+    own = f'{self._name}/{number}/{process_index()}'
+    client.key_value_set_bytes(own, content)
+    received = []
+    for index in range(_process['count']):
+      key = f'{self._name}/{number}/{index}'
+      try:
+        received.append(client.blocking_key_value_get_bytes(key, 1000 * WAIT_TIMEOUT))
+      except RuntimeError as error:
+        raise errors.PeerLostError(
+          f'process {index} has sent nothing for {WAIT_TIMEOUT} s: {errors.RERUN_ALL}'
+        ) from error
+    if self._last is not None:
+      # All have sent this number, so all have read the one before.
+      client.key_value_delete(self._last)
+    self._last = own
+    return received
+
+
 def broadcast(value: Any) -> Any:
   """Returns the JSON value of the primary process. All processes have to call this."""
   return all_gather(value)[0]

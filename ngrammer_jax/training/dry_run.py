@@ -16,7 +16,7 @@ from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import progress, text_tables
-from ngrammer_jax.training import preparation, train_task
+from ngrammer_jax.training import preparation, table_pages, train_task
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 
@@ -38,14 +38,15 @@ def dry_run(
   Raises:
     BadInput: as in `loop.train`.
   """
-  config = workdirs.with_kept_values(workdir, config)
+  config = table_pages.with_single_steps(workdirs.with_kept_values(workdir, config))
   task, programs = preparation.prepare(config, workdir, make_task)
   task.log_summary()
   t = config.training
   first_step = max(reader.steps(workdir), default=0)
   state = programs.pack(programs.create())
+  look_up = programs.lookup_reader(state)
   state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-  segments = _random_segments(config, task.vocabulary.size, programs.mesh)
+  segments = _random_segments(config, task.vocabulary.size, programs.mesh, look_up)
   start_time = time.monotonic()
   programs.compile(state, segments)
   compilation = time.monotonic() - start_time
@@ -71,24 +72,33 @@ def dry_run(
 
 
 def _random_segments(
-  config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh
-) -> token_batch.Batch:
+  config: experiment.Config,
+  vocabulary_size: int,
+  mesh: jax.sharding.Mesh,
+  look_up: table_pages.LookupReader | None,
+) -> table_pages.Segments:
   """Returns the segments of one call, [steps, B, T], on the devices."""
   t = config.training
+  parts = {}
 
   def stack(rows: slice) -> token_batch.Batch:
     shape = (t.segments_per_call, rows.stop - rows.start, t.segment_length)
     tokens = np.random.default_rng(rows.start).integers(0, vocabulary_size, shape, np.int32)
     no_starts = np.zeros(shape, bool)
-    return token_batch.Batch(tokens, tokens, no_starts, np.ones(shape, np.float32))
+    segments = token_batch.Batch(tokens, tokens, no_starts, np.ones(shape, np.float32))
+    parts[rows.start] = token_batch.map_batches(lambda array: array[0], segments)
+    return segments
 
-  return sharding.global_rows(mesh, t.batch_size, stack, axis=1)
+  segments = sharding.global_rows(mesh, t.batch_size, stack, axis=1)
+  if look_up is None:
+    return segments
+  return table_pages.PagedSegments(segments, look_up(0, parts))
 
 
 def _time_step(
   programs: training_programs.Programs,
   state: train_state.TrainState,
-  segments: token_batch.Batch,
+  segments: table_pages.Segments,
   steps: int,
 ) -> float:
   """Returns the seconds of a step. A first call, which is not timed, warms up."""

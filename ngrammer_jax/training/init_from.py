@@ -17,7 +17,6 @@ import pathlib
 from typing import Any
 
 from flax import traverse_util
-import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
@@ -163,7 +162,7 @@ def _merge(init_from: str, new: Any, old: Any) -> Any:
         f'init_from={init_from} has {"/".join(path)} of the shape {list(leaf.shape)}, which this '
         f'model does not have: use the model of that run'
       )
-    leaves[path] = jax.device_put(leaf.astype(leaves[path].dtype), sharding.placement(leaves[path]))
+    leaves[path] = sharding.place_like(leaf.astype(leaves[path].dtype), leaves[path])
   return traverse_util.unflatten_dict(leaves)
 
 

@@ -16,7 +16,14 @@ from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from ngrammer_jax.data import prefetch
 from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.system import hosts, signals
-from ngrammer_jax.training import call_data, preparation, profile, recorder, train_task
+from ngrammer_jax.training import (
+  call_data,
+  preparation,
+  profile,
+  recorder,
+  table_pages,
+  train_task,
+)
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training.records import model_summary, validation_history, watchdog
@@ -49,6 +56,7 @@ def train(
 
   with hosts.collective_errors():
     config = workdirs.with_kept_values(workdir, config)
+  config = table_pages.with_single_steps(config)
   task, programs = preparation.prepare(config, workdir, make_task)
   with (
     signals.SignalHandler() as stop,
@@ -69,14 +77,16 @@ def train(
     # Training.
     first_step = trainer.first_step
     record = recorder.Recorder(config, programs, workdir, first_step, start_time, writer.last_saved)
-    calls = call_data.read_calls(task, config, programs.mesh, first_step)
+    look_up = programs.lookup_reader(trainer.state)
+    calls = call_data.read_calls(task, config, programs.mesh, first_step, look_up)
     with (
       record,
       sharding.use(programs.mesh),
       prefetch.run_ahead(calls) as prefetched_calls,
       profile.Trace(trace, workdir, trainer.wait) as tracing,
     ):
-      return trainer.train(record.time_data_wait(prefetched_calls), record, tracing)
+      timed_calls = record.time_data_wait(prefetched_calls)
+      return trainer.train(programs.read_ahead(timed_calls, trainer.state), record, tracing)
 
 
 @dataclasses.dataclass
@@ -160,6 +170,7 @@ class _Trainer:
   def wait(self) -> None:
     """Waits until the devices have computed the state."""
     jax.block_until_ready(self.state)
+    self.programs.wait()
 
   def _is_validation_missing(self) -> bool:
     """Whether the run was stopped between a step and its validation."""
@@ -196,6 +207,7 @@ class _Trainer:
       # The checkpoint comes last: its step is already recorded for a run that resumes from it, and
       # no state with a loss that is not finite is saved.
       with record.timed('checkpoints'):
+        self.programs.wait()
         rows = self.task.merge_row_states(hosts.all_gather(row_states))
         self.writer.save(end, self.programs.unpack(self.state), validation, rows)
         record.mark_saved()
@@ -206,6 +218,7 @@ class _Trainer:
   def _validate(self, step: int, record: recorder.Recorder) -> float:
     """Validates and records the result; returns the metric of the best checkpoint."""
     with record.timed('evaluation'):
+      self.programs.wait()
       result = self.task.validate(self.programs, self.state, self.check_preemption)
       record.validation(step, result, self.task.format_metrics(result))
     return result[self.task.best_metric]

@@ -1,6 +1,6 @@
 """The compiled programs of a run: the steps of a call, and the evaluation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 import logging
@@ -13,7 +13,6 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, sharding
-from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
@@ -28,11 +27,19 @@ from ngrammer_jax.models import (
 )
 from ngrammer_jax.optimizers import muon, partition, weight_decay, zero
 from ngrammer_jax.system import progress
-from ngrammer_jax.training import accumulation, capacity, compiler, flops, losses, metrics
+from ngrammer_jax.training import (
+  accumulation,
+  capacity,
+  compiler,
+  flops,
+  losses,
+  metrics,
+  table_pages,
+)
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 
-NAMES = ('train', 'evaluate', 'decode', 'look_up')  # of `Programs.trace_program`
+NAMES = ('train', 'evaluate', 'decode')  # of `Programs.trace_program`
 
 
 class Programs:
@@ -55,9 +62,11 @@ class Programs:
     abstract: shapes, dtypes and shardings of the state, as in checkpoints.
     packed: the same in training, with packed tables (see `layers.ngram.table`).
     is_compiled: whether the call is compiled.
+    pages: moves the rows of tables in host memory; None: there are none.
 
   Raises:
-    BadInput: the devices cannot use tables in host memory, or their compiler has no such option.
+    BadInput: tables are in host memory and JAX may not use the processor, or the compiler of the
+      devices has no such option.
   """
 
   def __init__(
@@ -76,7 +85,7 @@ class Programs:
     model = language_model.build(config.model, vocabulary_size, jit_layers=True)
     variables = model_variables.abstract(model)
     memories = config.model.table_memories()
-    host_tables.check_mesh(config.model, mesh)
+    host_tables.check_processor(config.model)
     source_dtypes = source_dtypes or {}
     self.frozen = _frozen_parameters(config.optimizer, variables['params'], source_dtypes)
     self.labels = partition.labels(variables['params'], memories, self.frozen)
@@ -122,6 +131,10 @@ class Programs:
       shards=self._parameter_shardings(variables['params']),
       loss=loss,
     )
+    self.pages = None
+    if host_tables.exist(config.model):
+      t = config.training
+      self.pages = table_pages.TablePages(model, self.packed, t.batch_size, t.segment_length)
 
   def _accumulation(self) -> accumulation.GradientAccumulation | None:
     """Returns the gradient accumulation; None: the batch is one microbatch."""
@@ -147,7 +160,7 @@ class Programs:
       update=parameter_groups.without(in_update, self.frozen),
     )
 
-  def compile(self, state: train_state.TrainState, segments: token_batch.Batch) -> None:
+  def compile(self, state: train_state.TrainState, segments: table_pages.Segments) -> None:
     """Compiles the call."""
     start_time = time.monotonic()
     traced = self.trace(state, segments)
@@ -177,17 +190,18 @@ class Programs:
     """Returns the bytes of a device that the compiled call needs."""
     return capacity.peak_bytes(self._compiled)
 
-  def trace(self, state: train_state.TrainState, segments: token_batch.Batch) -> jax.stages.Traced:
+  def trace(
+    self, state: train_state.TrainState, segments: table_pages.Segments
+  ) -> jax.stages.Traced:
     """Traces the call. State and segments may be abstract."""
     with sharding.use(self.mesh):
+      if self.pages is not None:
+        return self.pages.trace(self._step, state, segments, self._xla_options)
       call = train_step.make_call(self._step, state, self._xla_options)
       return call.trace(state, segments, np.int32(0))
 
   def trace_program(self, name: str) -> tuple[jax.stages.Traced, int]:
-    """Returns one of NAMES, traced with abstract inputs, and the number of tokens it processes.
-
-    `look_up` is a program of models with tables in host memory.
-    """
+    """Returns one of NAMES, traced with abstract inputs, and the number of tokens it processes."""
     config = self._config
     t = config.training
     if name == 'train':
@@ -200,11 +214,13 @@ class Programs:
       return self.engine.trace_generate(variables, rows, config.evaluation_context()), rows
     length = config.evaluation_length()
     rows = self.engine.round_rows(min(t.batch_size, config.evaluation.streams))
-    if name == 'evaluate':
-      traced = self.engine.trace_score(variables, rows, length)
-    else:
-      traced = self.engine.trace_look_up(variables, rows, length)
-    return traced, rows * length
+    return self.engine.trace_score(variables, rows, length), rows * length
+
+  def host_bytes(self, name: str) -> int:
+    """Returns the bytes of tables in host memory that a process needs for one of NAMES."""
+    tree = self.abstract if name == 'train' else self.abstract.variables
+    leaves = host_tables.on_host(tree).values()
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
   def _abstract_serving_variables(self) -> dict[str, Any]:
     """Returns the abstract variables of inference, with precomputed clusters of tokens."""
@@ -225,11 +241,34 @@ class Programs:
     return train_state.reshape_tables(state, self.abstract)
 
   def call(
-    self, state: train_state.TrainState, segments: token_batch.Batch, steps: int
+    self, state: train_state.TrainState, segments: table_pages.Segments, steps: int
   ) -> tuple[train_state.TrainState, metrics.Metrics]:
-    """Trains on the first segments. The state is donated; metrics are stacked by step."""
+    """Trains on the first segments. The state is donated; metrics are stacked by step.
+
+    Tables in host memory are changed in place, the last ones of them a little later: see `wait`.
+    """
+    if self.pages is not None:
+      return self.pages.call(self._compiled, state, segments)
     state, metrics_of_call = self._compiled(state, segments, np.int32(steps))
     return state, jax.tree.map(lambda column: column[:steps], metrics_of_call)
+
+  def wait(self) -> None:
+    """Waits until tables in host memory have all updates."""
+    if self.pages is not None:
+      self.pages.wait()
+
+  def lookup_reader(self, state: train_state.TrainState) -> table_pages.LookupReader | None:
+    """Returns what finds the look-ups of segments after a state; None without host tables."""
+    if self.pages is None:
+      return None
+    batch_size = self._config.training.batch_size
+    return table_pages.LookupReader(self._step.model, state, batch_size)
+
+  def read_ahead(self, calls: Iterator[Any], state: train_state.TrainState) -> Iterator[Any]:
+    """Yields the data of calls from a state on; of host tables, one more is read ahead of each."""
+    if self.pages is None:
+      return calls
+    return self.pages.read_ahead(calls, state)
 
   @functools.cached_property
   def engine(self) -> inference.Engine:

@@ -13,6 +13,7 @@ import optax
 from ngrammer_jax import sharding
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import (
+  host_tables,
   initialization,
   language_model,
   model_variables,
@@ -109,14 +110,22 @@ def make_initializer(
   )
 
   def create() -> TrainState:
-    def init() -> TrainState:
-      return nn.unbox(make_state(model_variables.init(model, batch_size, seed)))
+    def init() -> tuple[TrainState, Any]:
+      variables = model_variables.init(model, batch_size, seed)
+      keys = variables.get(table.KEYS, {})
+      # The state of each row of a table in host memory starts alike: devices make one row.
+      return nn.unbox(make_state(host_tables.with_one_row(model.config, variables))), keys
+
+    def on_devices(leaf_sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+      return leaf_sharding.with_memory_kind('device')
 
     options = None
     if mesh.devices.flat[0].platform == 'gpu':
       options = GPU_OPTIONS
+    outputs = jax.tree.map(on_devices, shardings), sharding.replicated(mesh)
     with sharding.use(mesh):
-      return jax.jit(init, out_shardings=shardings, compiler_options=options)()
+      state, keys = jax.jit(init, out_shardings=outputs, compiler_options=options)()
+    return host_tables.create(model, state, abstract, keys, replaced)
 
   return create, abstract
 

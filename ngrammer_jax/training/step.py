@@ -24,11 +24,12 @@ from ngrammer_jax.training import state as train_state
 
 
 class Rows(NamedTuple):
-  """Rows of a batch: their segment, loss weights of the tokens, and memory."""
+  """Rows of a batch: their segment, loss weights of the tokens, memory, and rows of tables."""
 
   segment: token_batch.Batch
   counts_BxT: jax.Array
   memory: Any
+  table_rows: Any
 
 
 class RowsGradient(NamedTuple):
@@ -78,14 +79,20 @@ class TrainStep:
   loss: losses.Loss = losses.next_token
 
   def __call__(
-    self, state: train_state.TrainState, segment: token_batch.Batch
+    self, state: train_state.TrainState, segment: token_batch.Batch, table_rows: Any = None
   ) -> tuple[train_state.TrainState, step_metrics.Metrics]:
-    """Returns the state after the segment, and the metrics of the step."""
+    """Returns the state after the segment, and the metrics of the step.
+
+    Args:
+      state: the train state.
+      segment: a segment of every row.
+      table_rows: the collection `table.ROWS`. None: no table is in host memory.
+    """
     config = self.model.config
     if self.shards is not None:
       trained = self.shards.keep(parameter_groups.without(state.params, self.frozen))
       state = state.replace(params=parameter_groups.merge(state.params, trained))
-    gradient, memory, metrics, codebook = self._gradient(state, segment)
+    gradient, memory, metrics, codebook = self._gradient(state, segment, table_rows or {})
     codebook = self._with_frozen_codebooks(codebook, state.codebook)
     with jax.named_scope('optimizer'):
       params, opt_state, norms = self._update(state, gradient)
@@ -124,7 +131,7 @@ class TrainStep:
     return parameter_groups.merge(codebook, parameter_groups.select(before, frozen))
 
   def _gradient(
-    self, state: train_state.TrainState, segment: token_batch.Batch
+    self, state: train_state.TrainState, segment: token_batch.Batch, table_rows: Any
   ) -> tuple[Any, Any, step_metrics.Metrics, Any]:
     """Returns the gradient, the next memory, the metrics of the loss and the next codebook."""
     T = segment.tokens_BxT.shape[1]
@@ -132,7 +139,7 @@ class TrainStep:
     counts_BxT = segment.counted * (jnp.arange(T) >= first_counted)
     total = counts_BxT.sum()
     dropout_key = jax.random.fold_in(jax.random.key(self.seed), state.step)
-    rows = Rows(segment, counts_BxT, state.memory)
+    rows = Rows(segment, counts_BxT, state.memory, table_rows)
     if self.microbatches is None:
       result = self._rows_gradient(state, rows, total, dropout_key)
       gradient = row_gradient.join(result.gradient, result.lookups, state.params)
@@ -184,8 +191,11 @@ class TrainStep:
       mutable.append('codebook' if self.microbatches is None else 'statistics')
 
     def loss(params: Any, perturbations: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+      variables = {'params': params, 'codebook': state.codebook, **perturbations}
+      if rows.table_rows:
+        variables[table.ROWS] = rows.table_rows
       (hidden, memory, aux), updated = self.model.apply(
-        {'params': params, 'codebook': state.codebook, **perturbations},
+        variables,
         segment.tokens_BxT,
         rows.memory,
         **segment.marks,
@@ -246,7 +256,7 @@ def make_call(
     abstract: shapes, dtypes and shardings of the state.
     compiler_options: options of XLA by name.
   """
-  shardings = jax.tree.map(sharding.placement, abstract)
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
   jitted_step = jax.jit(step, inline=True)  # one trace for both the shapes and the scan
 
   def step_or_skip(state, inputs):

@@ -761,10 +761,10 @@ NGRAM_MEMORIES = [
     "bytes: use 'device'; rows are looked up before the step, and only those are updated",
   ),
   (
-    'MEMORY.layers=(1,) MEMORY.table_memory=host MEMORY.optimizer=lazy_adam',
-    "MEMORY.table_memory='host' is not for MEMORY.optimizer='lazy_adam', but for adagrad, "
-    "row_adagrad, frozen: use 'device'; rows are looked up before the step, and only those are "
-    'updated',
+    'MEMORY.layers=(1,) MEMORY.table_memory=host MEMORY.optimizer=adam',
+    "MEMORY.table_memory='host' is not for MEMORY.optimizer='adam', but for adagrad, "
+    "row_adagrad, lazy_adam, frozen: use 'device'; rows are looked up before the step, and only "
+    'those are updated',
   ),
   ('MEMORY.learning_rate_factor=0.0', 'MEMORY.learning_rate_factor=0.0 must be above 0, or None'),
   (

@@ -129,19 +129,24 @@ def test_rows_looked_up_ahead_segment_by_segment_are_those_of_one_pass():
   tokens = np.random.default_rng(0).integers(0, 11, (2, 8)).astype(np.int32)
   starts = np.arange(8) == [[0], [6]]
   variables = random_variables(model, tokens, model.empty_memory(2))
-  look_up = jax.jit(functools.partial(host_tables.look_up, model, variables))
 
   def rows(*parts):
-    state, values = host_tables.empty_state(config, 2), []
+    state = host_tables.empty_state(config, 2)
+    find = host_tables.RowFinder(model, variables.get('codebook', {}), state)
+    found = []
     for part in parts:
       segment = token_batch.Batch(tokens[:, part], None, starts[:, part], None)
-      found, state = look_up(segment, state)
-      values.append(found)
-    return jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1), *values)
+      found.append(find(segment)['ngram_memory_0/table'])
+    return np.concatenate(found, axis=1)
 
   whole = rows(slice(0, 8))
-  assert len(jax.tree.leaves(whole)) == 1
-  jax.tree.map(np.testing.assert_array_equal, rows(slice(0, 4), slice(4, 8)), whole)
+  np.testing.assert_array_equal(rows(slice(0, 4), slice(4, 8)), whole)
+  # Those that the model looks up.
+  hidden, recorded = model.apply(
+    variables, tokens, model.empty_memory(2), starts_BxT=starts, mutable=['intermediates']
+  )
+  (lookup,) = recorded['intermediates']['ngram_memory_0']['lookup']
+  np.testing.assert_array_equal(whole - [0, 61], lookup['rows'])
 
 
 def test_one_block_in_the_middle_starts_from_uniform_centroids():

@@ -12,7 +12,7 @@ from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import host_tables, transformer
-from tests.checks import assert_close, random_variables, rest_is_full
+from tests.checks import assert_close, mesh_of, random_variables, rest_is_full
 
 LAYERS, V, T = 3, 13, 6
 # The hash is the same in all layers.
@@ -127,12 +127,9 @@ def test_rows_of_a_shared_table_in_host_memory_are_looked_up_ahead():
   expected, _ = run(on_device, variables)
   starts = np.zeros(TOKENS.shape, bool)
   segment = token_batch.Batch(TOKENS, None, starts, None)
-  state = host_tables.empty_state(on_host.config, len(TOKENS))
-  rows, _ = host_tables.look_up(on_host, variables, segment, state)
-  assert rows.keys() == {'ngram_table_grams'}
-  without_table = host_tables.without_tables(on_host.config, variables)
-  assert 'ngram_table_grams' not in without_table['params']
-  hidden, *_ = on_host.apply(
-    without_table | {table.VALUES: rows}, TOKENS, on_host.empty_memory(len(TOKENS))
-  )
+  read = host_tables.RowReader(on_host, mesh_of(1), variables, len(TOKENS))
+  with_rows = read({0: segment})
+  assert with_rows[table.VALUES].keys() == {'ngram_table_grams'}
+  assert 'ngram_table_grams' not in with_rows['params']
+  hidden, *_ = on_host.apply(with_rows, TOKENS, on_host.empty_memory(len(TOKENS)))
   assert_close(hidden, expected, 1e-12)

@@ -12,7 +12,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data.rows import token_batch
-from ngrammer_jax.layers.ngram import host_memory, table
+from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import state as train_state
@@ -26,14 +26,10 @@ class Memory(nn.Module):
 
   V: int
   exchange: str
-  axes: tuple[str, str]
 
   @nn.compact
   def __call__(self, tokens_BxT):
-    init = nn.initializers.normal(1.0)
-    if self.axes == table.HOST_AXES:
-      init = host_memory.initializer(init)
-    init = nn.with_logical_partitioning(init, self.axes)
+    init = nn.with_logical_partitioning(nn.initializers.normal(1.0), table.AXES)
     table_VxE = self.param('table', init, (self.V, E), float)
     first = tokens_BxT * 5 % self.V
     lookup = lambda rows: table.lookup_parameter(self, 'table', table_VxE, rows, self.exchange)
@@ -45,12 +41,11 @@ class Model(nn.Module):
 
   V: int = 64
   exchange: str = 'rows'
-  axes: tuple[str, str] = table.AXES  # or `table.HOST_AXES`
   config: ClassVar = model_config.ModelConfig(ngram=None)
 
   @nn.compact
   def __call__(self, tokens_BxT, memory, *, valid_BxT=None, **kwargs):
-    memory_module = nn.remat(Memory)(self.V, self.exchange, self.axes, name='ngram_memory_0')
+    memory_module = nn.remat(Memory)(self.V, self.exchange, name='ngram_memory_0')
     values_BxTxE = memory_module(tokens_BxT)
     init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('embed', None))
     kernel_ExE = self.param('kernel', init, (E, E), float)

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import shutil
-import types
 
 import jax
 import numpy as np
@@ -12,17 +11,15 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
-from ngrammer_jax.checkpoints import checksums
+from ngrammer_jax.checkpoints import checksums, reader
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import training as training_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
-from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import sampling
-from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import host_tables
+from ngrammer_jax.models import host_tables, memories, table_drawing
 from ngrammer_jax.optimizers import row_gradient
-from ngrammer_jax.training import accumulation, loop, programs
+from ngrammer_jax.training import loop, programs
 from tests.checks import bad_input, mesh_of
-from tests.optimizers import table_model
 from tests.training.helpers import arrays, no_validation, records
 
 MEMORY = NGramMemoryConfig(
@@ -30,81 +27,86 @@ MEMORY = NGramMemoryConfig(
 )
 
 
-def run_table_model(shape, optimizer, axes, parts=None):
-  """State and metrics after some steps of a model of two lookups in one table."""
-  mesh = mesh_of(*shape)
-  parts = None if parts is None else accumulation.GradientAccumulation(parts, mesh)
-  call, create = table_model.compile_call(mesh, optimizer, parts, axes=axes)
-  segments = table_model.segments()
-  rows = lambda row_slice: token_batch.map_batches(lambda array: array[:, row_slice], segments)
-  with sharding.use(mesh):
-    placed = sharding.global_rows(mesh, table_model.B, rows, axis=1)
-    return call(create(), placed, np.int32(table_model.STEPS - 1))
-
-
 def assert_close(one, other):
   """Equal, but for the order of operations that the compiler chooses in float32."""
-  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
   jax.tree.map(compare, jax.device_get(one), jax.device_get(other))
+
+
+def config_of(tiny, *memories, training=None, **fields):
+  memories = tuple(dataclasses.replace(memory, **fields) for memory in memories)
+  model = {'ngram': None, 'ngram_memories': memories, 'layers': 1}
+  training = {'steps': 8, 'evaluate_every': 8, 'segments_per_call': 1} | (training or {})
+  return tiny(model=model, training=training, optimizer={'schedule': 'constant'})
+
+
+def leaves_of(workdir, config):
+  """The train state of the newest checkpoint, by name."""
+  abstract = programs.Programs(config, 257, mesh_of(1)).abstract
+  _, state = reader.restore_newest(workdir, abstract)
+  return checksums.named_leaves(state)
+
+
+def assert_equal_runs(one, other, *configs):
+  """The same records and last state, but for rounding, which the first steps of Adagrad enlarge."""
+  for line, expected in zip(records(one), records(other), strict=True):
+    assert line == pytest.approx(expected, rel=2e-4)
+  leaves = map(leaves_of, (one, other), configs)
+  assert_close(*leaves)
+
+
+def test_a_run_equals_that_with_tables_on_the_device_and_each_resumes_the_other(
+  tiny, tmp_path, one_device
+):
+  """Bit by bit where a table stays in host memory."""
+  on_host = config_of(tiny, MEMORY, table_memory='host')
+  on_device = config_of(tiny, MEMORY)
+  loop.train(on_host, tmp_path / 'host')
+  for name in 'host_again', 'device_after_host':
+    shutil.copytree(tmp_path / 'host', tmp_path / name)
+    shutil.rmtree(tmp_path / name / 'checkpoints' / '8')
+  loop.train(on_host, tmp_path / 'host_again')
+  assert arrays(tmp_path / 'host_again') == arrays(tmp_path / 'host')
+  loop.train(on_device, tmp_path / 'device_after_host')
+  assert_equal_runs(tmp_path / 'host', tmp_path / 'device_after_host', on_host, on_device)
+  loop.train(on_device, tmp_path / 'device')
+  assert_equal_runs(tmp_path / 'host', tmp_path / 'device', on_host, on_device)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-  'shape, optimizer, parts',
+  'fields, training',
   [
-    ((2, 2, 2), 'adagrad', 2),
-    ((2, 2, 2), 'row_adagrad', None),
-    pytest.param((8, 1, 1), 'frozen', None, marks=pytest.mark.slow),
+    (
+      {'optimizer': 'row_adagrad'},
+      {'batch_size': 16, 'accumulation': training_config.AccumulationConfig(2)},
+    ),
+    ({'optimizer': 'lazy_adam'}, {}),
+    ({'optimizer': 'frozen'}, {}),
+    ({'optimizer': 'adagrad', 'key': 'compressed', 'hash': 'engram', 'join': 'gate'}, {}),
   ],
+  ids=lambda fields: fields.get('optimizer'),
 )
-def test_a_training_step_equals_that_on_the_device(shape, optimizer, parts):
-  """State and metrics; tables and their accumulators stay on the host."""
-  state, metrics = run_table_model(shape, optimizer, table.HOST_AXES, parts)
-  assert_close((state, metrics), run_table_model(shape, optimizer, table.AXES, parts))
-  on_host = {
-    name for name, leaf in checksums.named_leaves(state).items() if sharding.is_on_host(leaf)
-  }
-  assert 'params/ngram_memory_0/table' in on_host
-  accumulators = {name for name in on_host if 'sum' in name}
-  assert len(on_host) == 1 + len(accumulators) == (1 if optimizer == 'frozen' else 2)
-
-
-def config_of(tiny, memory, **fields):
-  memory = dataclasses.replace(memory, **fields)
-  model = {'ngram': None, 'ngram_memories': (memory,), 'layers': 1}
-  training = {'steps': 8, 'evaluate_every': 8}
-  return tiny(model=model, training=training, optimizer={'schedule': 'constant'})
-
-
-@pytest.mark.slow
-def test_a_run_resumes_on_the_device_and_validates_with_rows_looked_up_ahead(
-  tiny, tmp_path, one_device
+def test_other_optimizers_and_microbatches_equal_those_on_the_device(
+  fields, training, tiny, tmp_path
 ):
-  """The metrics and validation loss of tables on the device, and the same checkpoint again."""
-  on_host = config_of(tiny, MEMORY, table_memory='host')
-  on_device = config_of(tiny, MEMORY)
-  loop.train(on_host, tmp_path / 'host')
-  resumed = shutil.copytree(tmp_path / 'host', tmp_path / 'resumed')
-  shutil.rmtree(resumed / 'checkpoints' / '8')
-  loop.train(on_device, resumed)
-  for line, expected in zip(records(resumed), records(tmp_path / 'host'), strict=True):
-    assert line == pytest.approx(expected, rel=1e-6)
-  shutil.rmtree(resumed / 'checkpoints' / '8')
-  loop.train(on_host, resumed)
-  assert arrays(resumed) == arrays(tmp_path / 'host')
+  """On 8 devices, with a memory in a block."""
+  configs = []
+  for where in 'host', 'device':
+    configs.append(config_of(tiny, MEMORY, training=training, table_memory=where, **fields))
+    loop.train(configs[-1], tmp_path / where)
+  assert_equal_runs(tmp_path / 'host', tmp_path / 'device', *configs)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('shape', [(1, 1, 1), (2, 2, 2)])
+@pytest.mark.full
+@pytest.mark.parametrize('shape', [(1, 1, 1), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
 def test_scores_ranks_and_generated_tokens_are_those_of_tables_on_the_device(shape):
   """At the input and in a block, with a convolution and compressed ids."""
   common = {'orders': (2, 3), 'heads': 2, 'rows': (61,), 'width': 8, 'row_multiple': 8}
   random, results = np.random.default_rng(0), []
   documents = [random.integers(0, 37, 40 + i).astype(np.int32) for i in range(5)]
-  for where in table.HOST_AXES, table.AXES:
-    memory = functools.partial(
-      NGramMemoryConfig, **common, table_memory='host' if where == table.HOST_AXES else 'device'
-    )
+  for where in 'host', 'device':
+    memory = functools.partial(NGramMemoryConfig, **common, table_memory=where)
     memories = (
       memory(hash='polynomial', join='sum', projection=True),
       memory(key='compressed', layers=(1,), convolution=2),
@@ -121,7 +123,10 @@ def test_scores_ranks_and_generated_tokens_are_those_of_tables_on_the_device(sha
     ranks = {i: scores for i, scores, _ in run.engine.rank(variables, prefixes, choices, 4)}
     greedy = sampling.SamplingConfig(temperature=0.0)
     tokens = run.engine.generate(variables, prefixes, range(5), greedy, context=32)
-    results.append((scores, ranks, list(itertools.islice(tokens, 5))))
+    tokens = list(itertools.islice(tokens, 5))
+    read = run.engine.start_incremental_decoding(variables, 0, greedy, context=32)
+    read_tokens = [read(prefixes[0]), read(choices[0][0])]
+    results.append((scores, ranks, tokens, read_tokens))
   assert_close(*results)
 
 
@@ -138,11 +143,12 @@ def test_tables_in_bfloat16_have_accumulators_in_float32(tiny, where):
   assert all(sharding.is_on_host(leaf) == (where == 'host') for leaf in tables)
 
 
+@pytest.mark.parametrize('where', ['device', 'host'])
 def test_bfloat16_is_rounded_by_the_step_and_resumes_bit_by_bit(
-  tiny, one_device, tmp_path, monkeypatch
+  tiny, one_device, tmp_path, monkeypatch, where
 ):
   no_validation(monkeypatch)
-  config = config_of(tiny, MEMORY, table_dtype='bfloat16')
+  config = config_of(tiny, MEMORY, table_memory=where, table_dtype='bfloat16')
   keys, round_rows = set(), row_gradient.round_stochastically
 
   def record(values, rows, key):
@@ -160,34 +166,58 @@ def test_bfloat16_is_rounded_by_the_step_and_resumes_bit_by_bit(
   assert arrays(tmp_path / 'whole') == arrays(tmp_path / 'resumed')
 
 
-def test_a_start_at_padding_starts_no_document(monkeypatch):
-  monkeypatch.setattr(host_tables, '_memories', lambda *args: ())
-  config = model_config.ModelConfig(layers=1, width=4, heads=1)
-  segment = token_batch.Batch(
-    np.zeros((1, 3), np.int32), None, np.array([[True, False, True]]), np.array([[1, 1, 0]])
+def test_jax_without_the_processor_is_refused(monkeypatch):
+  config = model_config.ModelConfig(
+    ngram_memories=(dataclasses.replace(MEMORY, table_memory='host'),)
   )
-  state = host_tables.empty_state(config, 1)
-  model = types.SimpleNamespace(config=config, vocabulary_size=5)
-  _, state = host_tables.look_up(model, {}, segment, state)
-  assert state['document'].tolist() == [1]
 
+  def no_backend(backend):
+    raise RuntimeError(f'Unknown backend {backend}')
 
-def test_devices_without_such_memory_are_refused():
-  gpu = types.SimpleNamespace(
-    platform='gpu', device_kind='NVIDIA H100', addressable_memories=lambda: []
-  )
-  mesh = types.SimpleNamespace(devices=np.array([gpu]))
+  monkeypatch.setattr(jax, 'local_devices', no_backend)
   with bad_input(
-    'model.ngram_memories.0.table_memory="host" is for cpu and tpu with pinned_host '
-    'memory, not for this gpu (NVIDIA H100): use model.ngram_memories.0.table_memory="device"'
+    'model.ngram_memories.0.table_memory="host" computes row numbers on the processor, which '
+    f'JAX_PLATFORMS={jax.config.jax_platforms} excludes: use JAX_PLATFORMS='
+    f'{jax.config.jax_platforms},cpu, or model.ngram_memories.0.table_memory="device"'
   ):
-    sharding.check_host_memory('model.ngram_memories.0.table_memory', mesh)
+    host_tables.check_processor(config)
 
 
-def test_checksums_of_shards_on_hosts_are_those_of_the_array():
-  place = jax.sharding.NamedSharding(mesh_of(2, 2, 2), jax.P('fsdp'), memory_kind='pinned_host')
-  with jax.enable_x64(True):
-    for dtype in ('float16', 'float32', 'float64'):
-      array = np.random.default_rng(0).normal(size=(8, 3)).astype(dtype)
-      sums = checksums._sum_of_shards(jax.device_put(array, place))
-      assert sums.tolist() == checksums._sum_on_host(array).tolist(), dtype
+@pytest.mark.parametrize(
+  'fields', [{}, {'table_initial': 'uniform'}, {'deviation': 0.3}, {'table_dtype': 'bfloat16'}]
+)
+def test_a_table_drawn_in_pieces_is_that_of_one_draw(monkeypatch, fields):
+  """The last piece is shorter."""
+  memory = dataclasses.replace(MEMORY, **fields)
+  module = memory_module(memory)
+  key = np.array([3, 2**32 - 5], np.uint32)
+  device = host_tables.processor()
+  whole = table_drawing.draw(module, key, module.table_dtype, device)
+  monkeypatch.setattr(table_drawing, 'PIECE_VALUES', 300 * memory.width)
+  pieces = table_drawing.draw(module, key, module.table_dtype, device)
+  np.testing.assert_array_equal(pieces, whole)
+  assert len(np.unique(whole.astype(np.float32), axis=0)) == len(whole)
+
+
+def memory_module(memory):
+  """The module of a memory at the input of a small model."""
+  model = model_config.ModelConfig(layers=1, width=16, heads=2, ngram_memories=(memory,))
+  placed = next(memories.make(model, 257).flatten())
+  return placed.make(parent=None)
+
+
+def test_rows_are_read_and_written_in_pieces(monkeypatch):
+  """Different rows; those beyond are zeros."""
+  monkeypatch.setattr(host_tables, 'PIECE_ROWS', 3)
+  random = np.random.default_rng(0)
+  array = random.normal(size=(20, 4)).astype(np.float32)
+  rows = random.permutation(20)[:8]
+  expected = array.copy()
+  read = host_tables.take(array, rows, 10)
+  np.testing.assert_array_equal(read, np.concatenate([array[rows], np.zeros((2, 4))]))
+  np.testing.assert_array_equal(host_tables.take(array, rows.reshape(2, 4))[1], array[rows[4:]])
+  new = random.normal(size=(8, 4)).astype(np.float32)
+  host_tables.put(array, rows, new)
+  for row, value in zip(rows, new, strict=True):
+    expected[row] = value
+  np.testing.assert_array_equal(array, expected)

@@ -123,6 +123,26 @@ def test_what_the_first_process_finds_out_the_others_learn(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
+def test_two_processes_with_tables_in_host_memory_train_as_one_with_tables_on_the_device(
+  tmp_path, cache
+):
+  """They exchange tokens; and start again bit by bit from a checkpoint."""
+  memory = {'preset': 'engram', 'heads': 2, 'rows': 509, 'width': 8, 'layers': 0}
+  memory |= {'optimizer': 'adagrad', 'learning_rate_factor': None}
+  keys = [f'model.ngram_memories.0.{name}={value}' for name, value in memory.items()]
+  keys += ['model.ngram=None', 'training.segments_per_call=1']
+  on_host = [*keys, 'model.ngram_memories.0.table_memory=host']
+  train(2, tmp_path / 'two', *on_host, **SHORT)
+  train(1, tmp_path / 'one', *keys, devices=2, **SHORT)
+  expected = losses(tmp_path / 'one')
+  assert len(expected) == 6 and losses(tmp_path / 'two') == pytest.approx(expected, rel=1e-5)
+  before = sums(tmp_path / 'two', 20)
+  shutil.rmtree(tmp_path / 'two' / 'checkpoints' / '20')
+  train(2, tmp_path / 'two', *on_host, **SHORT)
+  assert sums(tmp_path / 'two', 20) == before
+
+
+@pytest.mark.slow
 def test_two_processes_with_ngram_memories_train_as_one(tmp_path, cache):
   """Compressed tokens, whose classes each process computes, and clusters of hidden states."""
   sizes = {'heads': 2, 'rows': 509, 'width': 8}

@@ -47,8 +47,8 @@ ZERO_SCORES = ('half', 'positive')
 AMPLIFICATIONS = ('none', 'sqrt_width', 'norm')
 OPTIMIZERS = ('adagrad', 'row_adagrad', 'lazy_adam', 'adam', 'sinkhorn', 'frozen')
 TABLE_MEMORIES = ('device', 'host')
-# Those that touch only visited rows, and keep one array.
-HOST_OPTIMIZERS = ('adagrad', 'row_adagrad', 'frozen')
+# Those that touch only visited rows.
+HOST_OPTIMIZERS = ('adagrad', 'row_adagrad', 'lazy_adam', 'frozen')
 BYTE_IDS = 260  # 4 special ids, then the bytes
 
 POINTS_IN_MODEL = (

@@ -59,7 +59,6 @@ from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import (
   gate,
   hashing,
-  host_memory,
   pairs,
   per_head,
   product,
@@ -184,7 +183,7 @@ class NGramMemory(nn.Module):
     else:
       e_BxTxIxE = self._shared_rows(x.shape[1], context)
       next_state = {}
-    if self._records_values:  # nothing else is asked for
+    if self._records_rows:  # nothing else is asked for
       return x, next_state or None, ids_BxTxK
     if self.is_table:
       return e_BxTxIxE, next_state or None, ids_BxTxK
@@ -506,46 +505,62 @@ class NGramMemory(nn.Module):
   def _table_rows(self, rows_BxTxI: jax.Array) -> jax.Array:
     """Returns rows of the table [B, T, I, E].
 
-    Those of a table in host memory may be looked up before (see `models.host_tables`): then they
-    are in the collection `table.VALUES`. If it is mutable, they are recorded there instead.
+    Of a table in host memory (see `models.host_tables`), the collection `table.VALUES` has these
+    rows; or `table.ROWS` has their numbers in a table of the rows of a segment, which is then the
+    parameter. If ROWS is mutable, their numbers in the table are recorded there, and nothing is
+    looked up.
     """
-    if self.options.table_memory == 'device':
-      values_BxTxIxE = table.lookup_parameter(
-        self,
-        'table',
-        self._table(),
-        rows_BxTxI,
-        exchange=self.options.exchange,
-        width=self.table_shape()[1],
-      )
-      return checkpoint_name(values_BxTxIxE, 'memory')
-    if self.has_variable(table.VALUES, 'table') and not self._records_values:
+    E = self.table_shape()[1]
+    exchange = self.options.exchange
+    if self._records_rows:
+      self.sow(table.ROWS, 'table', rows_BxTxI)
+      return jnp.zeros((*rows_BxTxI.shape, E), self._wide_dtype)
+    if self.has_variable(table.VALUES, 'table'):
       return self.get_variable(table.VALUES, 'table')
-    values_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, 'rows')
-    # Rematerialisation keeps them: to look them up again would take longer than to store them.
-    values_BxTxIxE = checkpoint_name(values_BxTxIxE, table.VALUES)
-    if self._records_values:
-      self.sow(table.VALUES, 'table', values_BxTxIxE)
-    return values_BxTxIxE
+    if self.has_variable(table.ROWS, 'table'):
+      segment_table = nn.unbox(self.get_variable('params', 'table'))
+      rows_BxTxI = self.get_variable(table.ROWS, 'table')
+      values_BxTxIxE = table.lookup_parameter(self, 'table', segment_table, rows_BxTxI, exchange)
+    else:
+      values_BxTxIxE = table.lookup_parameter(
+        self, 'table', self._table(), rows_BxTxI, exchange, width=E
+      )
+    return checkpoint_name(values_BxTxIxE, 'memory')
 
   def _table(self) -> jax.Array:
     """Returns the table parameter [rows, E], or packed (see `table`)."""
     stored = nn.unbox(self.get_variable('params', 'table'))
     if stored is not None and stored.shape == table.packed_shape(*self.table_shape()):
       return stored
-    init = self._table_initializer()
+    init = self.table_initializer()
     axes = table.AXES
     if self.options.table_memory == 'host':
-      init = host_memory.initializer(init)
+      init = self._keep_key(init)
       axes = table.HOST_AXES
     init = axis_names.with_axis_names(init, axes)
-    if self.options.table_dtype == 'float32':
-      dtype = self._wide_dtype
-    else:
-      dtype = jnp.dtype(self.options.table_dtype)
-    return self.param('table', init, self.table_shape(), dtype)
+    return self.param('table', init, self.table_shape(), self.table_dtype)
 
-  def _table_initializer(self) -> nn.initializers.Initializer:
+  def _keep_key(self, initialize: nn.initializers.Initializer) -> nn.initializers.Initializer:
+    """Returns an initializer that also records its key in the collection `table.KEYS`.
+
+    With the key, `models.host_tables` draws the same table in host memory.
+    """
+
+    def initialize_and_record(key, shape, dtype):
+      if self.is_mutable_collection(table.KEYS):
+        self.put_variable(table.KEYS, 'table', jax.random.key_data(key))
+      return initialize(key, shape, dtype)
+
+    return initialize_and_record
+
+  @property
+  def table_dtype(self) -> jnp.dtype:
+    """The dtype of the table."""
+    if self.options.table_dtype == 'float32':
+      return self._wide_dtype
+    return jnp.dtype(self.options.table_dtype)
+
+  def table_initializer(self) -> nn.initializers.Initializer:
     """Returns the initializer of the table, which draws the same numbers in any dtype."""
     o = self.options
     E = self.table_shape()[1]
@@ -596,9 +611,9 @@ class NGramMemory(nn.Module):
     return self.options.table is None or self.is_table
 
   @property
-  def _records_values(self) -> bool:
-    """Whether rows of a table in host memory are looked up and recorded, and nothing else."""
-    return self.is_mutable_collection(table.VALUES) and not self.is_initializing()
+  def _records_rows(self) -> bool:
+    """Whether the rows that are looked up are recorded, and nothing else."""
+    return self.is_mutable_collection(table.ROWS) and not self.is_initializing()
 
   @property
   def has_clusters(self) -> bool:
