@@ -61,9 +61,8 @@ class Workload(NamedTuple):
     is_divisible: whether the mesh divides rows and heads.
     generator: of the random numbers, as in `jax_default_prng_impl`.
     is_deterministic: whether XLA is asked for the deterministic operations of GPUs.
-    cudnn: the calls of cuDNN that compute what full scores do on this device; empty if it cannot be
-      used, see `layers.attention.cudnn`.
-    has_cudnn_window: whether they do so with a window, too.
+    cudnn, cudnn_window: the calls of cuDNN, without and with a window, that compute what full
+      scores do on this device, see `layers.attention.cudnn`; empty if it cannot be used.
     cudnn_problem: why some of them are not used.
   """
 
@@ -77,7 +76,7 @@ class Workload(NamedTuple):
   generator: str = GENERATOR
   is_deterministic: bool = False
   cudnn: tuple[str, ...] = ()
-  has_cudnn_window: bool = False
+  cudnn_window: tuple[str, ...] = ()
   cudnn_problem: str = ''
 
 
@@ -94,7 +93,7 @@ def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -
   if kernel == 'cudnn' and (w.platform != 'gpu' or w.dtype not in HALF_PRECISION or w.H % 8):
     actual = f'{w.platform}, {w.dtype} and {w.H}'
     return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {actual}'
-  if kernel == 'cudnn' and (not w.cudnn or ('window' in needs and not w.has_cudnn_window)):
+  if kernel == 'cudnn' and not (w.cudnn_window if 'window' in needs else w.cudnn):
     return f'cannot be used: {w.cudnn_problem}'
   if kernel == 'splash':
     if w.device in UNSUPPORTED_TPUS or w.platform == 'gpu':
@@ -104,6 +103,11 @@ def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -
     if w.dtype == 'float64':
       return 'has no float64'
   return None
+
+
+def asks_for_cudnn(kernel: str | None, needs: frozenset[str]) -> bool:
+  """Whether a GPU would use cuDNN, if it computes what full scores do; see `select`."""
+  return kernel in (None, 'cudnn') and needs <= KERNELS['cudnn']
 
 
 def uses_blocks(kernel: str | None, needs: frozenset[str], workload: Workload) -> bool:
@@ -179,7 +183,7 @@ def speed_notes(
     return [f'attention: plain, because {reason}']
   notes = []
   if kernel == 'cudnn' and workload.cudnn_problem:
-    calls = ', '.join(workload.cudnn)
+    calls = ', '.join(workload.cudnn_window if 'window' in needs else workload.cudnn)
     notes.append(f'attention: cudnn ({calls}) alone, because {workload.cudnn_problem}')
   if scan_layers is None and repeats_calls(kernel, needs, workload):
     notes.append(

@@ -327,11 +327,13 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       needs |= {'probabilities'}
     return needs
 
-  def _workload(self, shape: tuple[int, int], M: int = 0) -> kernels.Workload:
+  def _workload(
+    self, shape: tuple[int, int], M: int = 0, asks_for_cudnn: bool = False
+  ) -> kernels.Workload:
     """Returns the workload of attention to B rows of T tokens, after M earlier ones."""
     c = self.config
     query = jax.ShapeDtypeStruct((*shape, c.heads, c.head_features), self.dtype)
-    return fused.workload(query, M, c.context_key_heads)
+    return fused.workload(query, M, c.context_key_heads, asks_for_cudnn)
 
   def _repeats_calls(self, context: contexts.Context) -> bool:
     """Whether layers must not have equal calls of attention, see `kernels.repeats_calls`."""
@@ -339,8 +341,10 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     if not context.keys.is_plain_causal:
       of_inputs.add('mask')
     needs = self._attention_needs(of_inputs)
-    workload = self._workload(context.documents_BxT.shape)
-    return kernels.repeats_calls(self.config.kernel, needs, workload)
+    kernel = self.config.kernel
+    asks_for_cudnn = kernels.asks_for_cudnn(kernel, needs)
+    workload = self._workload(context.documents_BxT.shape, asks_for_cudnn=asks_for_cudnn)
+    return kernels.repeats_calls(kernel, needs, workload)
 
   def _apply_layers(
     self,

@@ -94,8 +94,10 @@ def _attention(
   """Returns what attention needs in training, and its workload."""
   model = config.model
   t = config.training
+  needs = frozenset(model.attention_needs())
   shape = t.batch_size // t.microbatches, t.segment_length, model.heads, model.head_features
   with sharding.use(mesh):
     query = jax.ShapeDtypeStruct(shape, precision.compute_dtype(model))
-    workload = fused.workload(query, key_heads=model.context_key_heads)
-  return frozenset(model.attention_needs()), workload
+    asks_for_cudnn = kernels.asks_for_cudnn(model.kernel, needs)
+    workload = fused.workload(query, 0, model.context_key_heads, asks_for_cudnn)
+  return needs, workload

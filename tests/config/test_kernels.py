@@ -6,7 +6,15 @@ from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
 
 WORKLOAD = kernels.Workload(
-  128, 0, 64, 'bfloat16', 'cpu', 'cpu', is_divisible=True, cudnn=('causal',), has_cudnn_window=True
+  128,
+  0,
+  64,
+  'bfloat16',
+  'cpu',
+  'cpu',
+  is_divisible=True,
+  cudnn=('causal',),
+  cudnn_window=('causal',),
 )
 
 
@@ -43,9 +51,15 @@ def test_kernels_are_for_their_devices():
 
 
 def test_windows_of_cudnn_need_a_call_that_has_them():
-  workload = WORKLOAD._replace(platform='gpu', has_cudnn_window=False)
+  workload = WORKLOAD._replace(platform='gpu', cudnn_window=())
   select = lambda *needs: kernels.select(None, frozenset(needs), workload)
   assert (select(), select('window')) == ('cudnn', 'xla')
+
+
+def test_cudnn_is_looked_for_only_where_it_would_be_used():
+  asks = lambda kernel, *needs: kernels.asks_for_cudnn(kernel, frozenset(needs))
+  assert asks(None) and asks('cudnn', 'window', 'grouped')
+  assert not asks('xla') and not asks(None, 'cache') and not asks(None, 'dropout')
 
 
 def test_equal_calls_are_avoided_where_operations_are_deterministic():

@@ -196,7 +196,11 @@ class Attention(nn.Module):
       return blocks.attend
     if 'probabilities' in needs:
       return full.attend
-    workload = fused.workload(projected['query'], key_heads=projected['key'].shape[2])
+    workload = fused.workload(
+      projected['query'],
+      key_heads=projected['key'].shape[2],
+      asks_for_cudnn=kernels.asks_for_cudnn(self.kernel, needs),
+    )
     kernel = kernels.select(self.kernel, needs, workload)
     if kernel == 'xla':
       return local.attend

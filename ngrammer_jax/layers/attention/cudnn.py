@@ -16,7 +16,7 @@ B batch, T queries and keys, N query heads, C key heads, H head width, R sequenc
 S = B R.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 import functools
 import inspect
@@ -78,13 +78,12 @@ class Found(NamedTuple):
   """What cuDNN computes correctly on a device.
 
   Attributes:
-    calls: those of CALLS.
-    has_window: whether also with a window.
-    problem: why some do not. Empty: all do.
+    calls, window_calls: those of CALLS, without and with a window. Empty: cuDNN cannot be used.
+    problem: why some are missing. Empty: none is.
   """
 
   calls: tuple[str, ...] = ()
-  has_window: bool = False
+  window_calls: tuple[str, ...] = ()
   problem: str = ''
 
 
@@ -108,7 +107,13 @@ def attend(
   return _forward(options, q_BxTxNxH, k_BxTxCxH, v_BxTxCxH, documents_BxT)[0]
 
 
-def _forward(options, q_BxTxNxH, k_BxTxCxH, v_BxTxCxH, documents_BxT):
+def _forward(
+  options: Options,
+  q_BxTxNxH: jax.Array,
+  k_BxTxCxH: jax.Array,
+  v_BxTxCxH: jax.Array,
+  documents_BxT: jax.Array,
+) -> tuple[jax.Array, Any]:
   """Returns [B, T, N, H], and what the gradient needs."""
   sequences = find_sequences(documents_BxT)
 
@@ -131,7 +136,7 @@ def _forward(options, q_BxTxNxH, k_BxTxCxH, v_BxTxCxH, documents_BxT):
   return output_BxTxNxH, (heads, documents_BxT, statistics_BxNxT, output_BxTxNxH)
 
 
-def _backward(options, saved, gradient_BxTxNxH):
+def _backward(options: Options, saved: Any, gradient_BxTxNxH: jax.Array) -> tuple[Any, ...]:
   """Returns the gradients of queries, keys and values."""
   heads, documents_BxT, statistics_BxNxT, output_BxTxNxH = saved
   sequences = find_sequences(documents_BxT)
@@ -159,7 +164,9 @@ def _backward(options, saved, gradient_BxTxNxH):
 attend.defvjp(_forward, _backward)
 
 
-def _switch(calls: Sequence[str], sequences: Sequences, run) -> Any:
+def _switch(
+  calls: Sequence[str], sequences: Sequences, run: Callable[[str], Callable[[], Any]]
+) -> Any:
   """Returns the result of the first call that may compute attention to these documents."""
   index = jnp.int32(len(calls) - 1)
   may_run = {'causal': sequences.is_one, 'packed': sequences.can_pack}
@@ -194,7 +201,11 @@ def find_sequences(documents_BxT: jax.Array) -> Sequences:
 
 
 def _arrays(
-  call: str, window: int | None, heads: tuple[jax.Array, ...], documents_BxT, sequences: Sequences
+  call: str,
+  window: int | None,
+  heads: tuple[jax.Array, ...],
+  documents_BxT: jax.Array,
+  sequences: Sequences,
 ) -> dict[str, Any]:
   """Returns the arrays of a call, by the names of the private functions of JAX."""
   query_BxTxNxH = heads[0]
@@ -240,7 +251,7 @@ def _static(call: str, options: Options) -> dict[str, Any]:
   }
 
 
-def _jax_calls():
+def _jax_calls() -> Any:
   """Returns the private module of JAX that calls cuDNN."""
   from jax._src.cudnn import fused_attention_stablehlo
 
@@ -288,20 +299,20 @@ def find(N: int, C: int, H: int, dtype: str) -> Found:
     N, C, H: query heads, key heads and head width, of one device.
     dtype: of queries, keys and values.
   """
-  # A thread of its own: this one may be tracing, for other devices.
-  with futures.ThreadPoolExecutor(1) as pool:
-    return pool.submit(_find, N, C, H, dtype).result()
+  # Threads of their own, since this one may be tracing, for other devices; they compile together.
+  cases = [(call, window) for window in (None, CHECKED_WINDOW) for call in CALLS]
+  with futures.ThreadPoolExecutor(len(cases)) as pool:
+    problems = [*pool.map(lambda case: _problem(*case, (N, C, H), dtype), cases)]
+  calls, window_calls = (
+    tuple(call for call, problem in zip(CALLS, own, strict=True) if not problem)
+    for own in (problems[: len(CALLS)], problems[len(CALLS) :])
+  )
+  return Found(_complete(calls), _complete(window_calls), '; '.join(filter(None, problems)))
 
 
-def _find(N: int, C: int, H: int, dtype: str) -> Found:
-  problems = {call: _problem(call, None, (N, C, H), dtype) for call in CALLS}
-  right = tuple(call for call in CALLS if not problems[call])
-  for call in ('causal', 'masked'):  # of which one always applies
-    if problems[call]:
-      return Found(problem=problems[call])
-  problems |= {f'{call} window': _problem(call, CHECKED_WINDOW, (N, C, H), dtype) for call in right}
-  has_window = not any(problems[f'{call} window'] for call in right)
-  return Found(right, has_window, '; '.join(filter(None, problems.values())))
+def _complete(calls: tuple[str, ...]) -> tuple[str, ...]:
+  """Returns calls of which one always applies; none if they lack one for that."""
+  return calls if {'causal', 'masked'} <= {*calls} else ()
 
 
 def _problem(call: str, window: int | None, heads: tuple[int, int, int], dtype: str) -> str:

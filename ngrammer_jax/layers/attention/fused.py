@@ -23,7 +23,10 @@ BLOCK_SIZES = (512, 256, LANES)  # queries and keys at a time
 
 
 def workload(
-  query: jax.Array | jax.ShapeDtypeStruct, M: int = 0, key_heads: int | None = None
+  query: jax.Array | jax.ShapeDtypeStruct,
+  M: int = 0,
+  key_heads: int | None = None,
+  asks_for_cudnn: bool = False,
 ) -> Workload:
   """Returns the sizes, the dtype and the devices of attention, under the current mesh.
 
@@ -31,12 +34,14 @@ def workload(
     query: queries [B, T, N, H].
     M: number of earlier keys.
     key_heads: number of key heads. None: N.
+    asks_for_cudnn: whether to look for the calls of cuDNN, which takes seconds the first time.
   """
   B, T, N, H = query.shape
   axes = mesh_axes.axes('batch', B), *mesh_axes.head_axes(N, key_heads or N)
   platform, device = mesh_axes.device()
   found = cudnn.Found()
-  if platform == 'gpu' and None not in axes and query.dtype.name in cudnn.HIDDEN:
+  is_possible = platform == 'gpu' and None not in axes and query.dtype.name in cudnn.HIDDEN
+  if asks_for_cudnn and is_possible:
     devices = mesh_axes.shards('heads')
     found = cudnn.find(N // devices, max(1, (key_heads or N) // devices), H, query.dtype.name)
   return Workload(
@@ -50,7 +55,7 @@ def workload(
     generator=jax.config.jax_default_prng_impl,
     is_deterministic=_has_deterministic_ops(),
     cudnn=found.calls,
-    has_cudnn_window=found.has_window,
+    cudnn_window=found.window_calls,
     cudnn_problem=found.problem,
   )
 
@@ -88,7 +93,8 @@ def attend(
   C = heads.key_BxSxCxH.shape[2]
   row_axes = mesh_axes.axes('batch', B)
   head_axes, key_head_axes = mesh_axes.head_axes(N, C)
-  calls = workload(heads.query_BxTxNxH, key_heads=C).cudnn
+  found = workload(heads.query_BxTxNxH, key_heads=C, asks_for_cudnn=kernel == 'cudnn')
+  calls = found.cudnn if keys.window is None else found.cudnn_window
   cudnn_options = cudnn.Options(calls, keys.window, number)
 
   def attend_own(query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT):

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from ngrammer_jax import sharding
 from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.attention import cudnn, fused
 from ngrammer_jax.models import language_model, model_variables
 
-ALL = cudnn.Found(cudnn.CALLS, has_window=True)
+ALL = cudnn.Found(cudnn.CALLS, cudnn.CALLS)
 GPU = ('gpu', 'NVIDIA H100')
 B, T, N, C, H = 2, 32, 4, 2, 8
 # The offsets of grouped keys are wrong in jax 0.10, so that `find` does not find this call.
@@ -165,18 +166,33 @@ def test_the_arguments_of_each_call_mean_what_full_scores_compute(call, window, 
 
 @pytest.mark.slow
 def test_a_call_that_computes_something_else_is_not_used(fake):
+  find = cudnn.find.__wrapped__
   fake()
-  assert cudnn._find(N, C_PACKED, H, 'bfloat16') == ALL
-  grouped = cudnn._find(N, C, H, 'bfloat16')
+  assert find(N, C_PACKED, H, 'bfloat16') == ALL
+  grouped = find(N, C, H, 'bfloat16')
   assert (grouped == ALL) == (C_PACKED == C) and 'masked' in grouped.calls
   fake(window_offset=1)
-  found = cudnn._find(N, C_PACKED, H, 'bfloat16')
-  assert found.calls == cudnn.CALLS and not found.has_window
+  found = find(N, C_PACKED, H, 'bfloat16')
+  assert found.calls == cudnn.CALLS and found.window_calls == ()
   assert 'the causal call with a window of cuDNN differs from full scores by' in found.problem
   fake(ignores_offsets_of_keys=True)
-  found = cudnn._find(N, C_PACKED, H, 'bfloat16')
-  assert found.calls == ('causal', 'masked') and found.has_window
+  found = find(N, C_PACKED, H, 'bfloat16')
+  assert found.calls == found.window_calls == ('causal', 'masked')
   assert 'the packed call of cuDNN differs' in found.problem
+
+
+@pytest.mark.slow
+def test_calls_are_compared_while_a_program_is_traced_for_a_mesh(fake):
+  fake()
+  found = []
+
+  def trace(x):
+    found.append(cudnn.find.__wrapped__(N, N, H, 'bfloat16'))
+    return x
+
+  with sharding.use(sharding.make_mesh()):
+    jax.jit(trace).trace(jnp.zeros(8))
+  assert found == [ALL]
 
 
 def test_without_a_gpu_no_call_is_used():
@@ -227,8 +243,8 @@ def gpu(monkeypatch):
   monkeypatch.setattr(calls, 'check_compute_capability', lambda _: True)
   monkeypatch.setattr(mesh_axes, 'device', lambda: GPU)
 
-  def install(*names, deterministic=False, has_window=True):
-    found = cudnn.Found(names, has_window, '' if names == cudnn.CALLS else 'a problem')
+  def install(*names, deterministic=False):
+    found = cudnn.Found(names, names, '' if names == cudnn.CALLS else 'a problem')
     monkeypatch.setattr(cudnn, 'find', lambda *_: found)
     monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_deterministic_ops=true' if deterministic else '')
 
@@ -332,7 +348,7 @@ def test_what_gives_up_speed_is_said(found, fields, note, gpu):
   needs = {'dropout'} if 'attention_dropout' in fields else set()
   needs |= {'window'} if 'window' in fields else set()
   query = jax.ShapeDtypeStruct((B, T, N, H), 'bfloat16')
-  workload = fused.workload(query, key_heads=C)
+  workload = fused.workload(query, key_heads=C, asks_for_cudnn=True)
   kernel = fields.get('kernel')
   notes = kernels.speed_notes(kernel, frozenset(needs), workload, None)
   assert notes == ([note] if note else [])
