@@ -58,6 +58,7 @@ _MODULES = (
   'mesh_axes',
   'ngram',
   'normalization',
+  'parameter_kinds',
   'product_keys',
   'products',
   'recurrent',
