@@ -169,11 +169,12 @@ def _chunked_summary(
   """Returns the same as `summary`, in C chunks of the vocabulary."""
   V = len(weight_VxD)
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
-  if bias_V is None:
+  has_bias = bias_V is not None
+  if not has_bias:
     bias_V = jnp.zeros(V, dtype)
   weight_VxD = weight_VxD.astype(hidden_BxTxD.dtype)
   chunks = _split_vocabulary(weight_VxD, bias_V.astype(dtype), C)
-  return _summarize(Logits(V, cap, stored), hidden_BxTxD, chunks, targets_BxT)
+  return _summarize(Logits(V, cap, stored, has_bias), hidden_BxTxD, chunks, targets_BxT)
 
 
 class Chunk(NamedTuple):
@@ -191,11 +192,24 @@ class Logits(NamedTuple):
     V: size of the vocabulary; logits of ids from V on are `_lowest`.
     cap: see `cap_logits`.
     stored: dtype in which the products are stored. None: at least float32.
+    has_bias: whether the gradient of the biases is needed.
   """
 
   V: int
   cap: float | None
   stored: str | None
+  has_bias: bool
+
+  @property
+  def sums_bias_in_product(self) -> bool:
+    """Whether the gradients of weight and bias are one product.
+
+    A sum of its own stores the gradient of the logits and takes a pass over it. Without the sum,
+    XLA:TPU makes this gradient inside of both products. Not where D is sharded, which one more
+    input would make uneven.
+    """
+    is_tpu = mesh_axes.device()[0] == 'tpu'
+    return is_tpu and self.has_bias and mesh_axes.shards('embed') == 1
 
   def products(self, hidden_BxTxD: jax.Array, weight_RxD: jax.Array) -> jax.Array:
     """Returns the products of hidden states and weights, [B, T, R]."""
@@ -290,7 +304,11 @@ def _backward(logits: Logits, residuals: tuple, gradient: Summary) -> tuple:
     d_hidden_BxTxD, d_weight_RxD = dense.gradients(
       hidden_BxTxD, chunk.weight_RxD, OUTPUT_AXES, d_products_BxTxR
     )
-    return d_hidden_BxTxD, (d_weight_RxD, _sum_over_tokens(d_products_BxTxR, dtype))
+    if logits.sums_bias_in_product:
+      d_weight_RxD, d_bias_R = _weight_and_bias_gradients(hidden_BxTxD, d_products_BxTxR)
+    else:
+      d_bias_R = _sum_over_tokens(d_products_BxTxR, dtype)
+    return d_hidden_BxTxD, (d_weight_RxD, d_bias_R.astype(dtype))
 
   def add_chunk(total_BxTxD: jax.Array, chunk: Chunk) -> tuple[jax.Array, Any]:
     products_BxTxR = logits.products(hidden_BxTxD, chunk.weight_RxD)
@@ -308,6 +326,17 @@ def _backward(logits: Logits, residuals: tuple, gradient: Summary) -> tuple:
 
 
 _summarize.defvjp(_forward, _backward)
+
+
+def _weight_and_bias_gradients(
+  hidden_BxTxD: jax.Array, d_products_BxTxR: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the gradients [R, D] and [R] for those of the products: a bias weighs an input of 1."""
+  one_BxTx1 = jnp.ones_like(hidden_BxTxD[..., :1])
+  inputs_BxTxD = jnp.concatenate([hidden_BxTxD, one_BxTx1], axis=-1)
+  tokens = (0, 1)
+  d_output_RxD = jax.lax.dot_general(d_products_BxTxR, inputs_BxTxD, ((tokens, tokens), ((), ())))
+  return d_output_RxD[:, :-1], d_output_RxD[:, -1]
 
 
 def _only(chunks: Chunk) -> Chunk:

@@ -175,6 +175,42 @@ def test_products_of_a_bfloat16_gradient_have_bfloat16_operands(chunk):
   assert products == [{'bfloat16'}] * (3 if chunk is None else 4)
 
 
+@pytest.fixture
+def gradients_on_a_tpu(monkeypatch):
+  """`gradients` with the operations of a TPU, traced anew."""
+  monkeypatch.setattr(softmax.mesh_axes, 'device', lambda: ('tpu', 'TPU v5'))
+  return jax.jit(gradients.__wrapped__, static_argnums=3)
+
+
+@pytest.mark.parametrize('chunk', CHUNKS)
+def test_a_tpu_sums_the_gradient_of_the_bias_in_the_product_of_the_weight(
+  x64, gradients_on_a_tpu, chunk
+):
+  """Equal to the slow gradients; there is no other sum over tokens."""
+  arrays, targets, cotangent = random_case()
+  actual, _ = gradients_on_a_tpu(arrays, targets, cotangent, chunk)
+  expected = slow_gradients(*arrays, targets, cotangent)
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), actual, expected)
+  program = functools.partial(gradients_on_a_tpu, chunk=chunk)
+  jaxpr = jax.make_jaxpr(program)(arrays, targets, cotangent).jaxpr
+  over_tokens = []
+  for equation in jaxprs.equations(jaxpr):
+    if equation.primitive.name == 'reduce_sum' and equation.invars[0].aval.ndim == 3:
+      over_tokens.append(equation.params['axes'] != (2,))
+  assert over_tokens and not any(over_tokens)
+
+
+def test_the_gradient_of_the_bias_on_a_tpu_is_exact_to_bfloat16(gradients_on_a_tpu):
+  arrays, targets, cotangent = random_case()
+  rounded = [np.asarray(jnp.asarray(each, jnp.bfloat16), 'float64') for each in arrays[:2]]
+  narrow = *(each.astype(jnp.bfloat16) for each in rounded), arrays[2].astype('float32')
+  actual, _ = gradients_on_a_tpu(narrow, targets, cotangent.astype('float32'), None)
+  expected = slow_gradients(*rounded, narrow[2].astype('float64'), targets, cotangent)
+  for ours, exact in zip(actual, expected, strict=True):
+    assert_close(np.asarray(ours, 'float64'), exact, 2**-7)
+  assert actual[2].dtype == 'float32'
+
+
 def test_the_gradient_keeps_one_array_of_the_size_of_the_logits():
   """The products; and nothing of their size with chunks."""
   arrays, targets, _ = random_case(V=64)
