@@ -79,6 +79,8 @@ class Engine:
     self._score_segment = _jit(programs.score_segment, model, 'memory', scored)
     self._score_last_target = _jit(programs.score_last_target, model, 'memory', scored)
     self._rank_choices = _jit(programs.rank_choices, model, (), everywhere)
+    decode_first = functools.partial(programs.decode_prompt, is_first=True)
+    self._decode_first = _jit(decode_first, unrolled, 'state', decoded)
     self._decode_prompt = _jit(programs.decode_prompt, unrolled, 'state', decoded)
     self._decode_next = _jit(programs.decode_next, unrolled, 'state', decoded)
     # Eagerly, each array would be a program of its own.
@@ -293,7 +295,7 @@ class Engine:
       inputs = read(prompt)
       with sharding.use(self.mesh):
         prompt = self._place(prompt)
-        tokens_KxB, state = self._decode_prompt(inputs, seeds_B, sampler, prompt, state=state)
+        tokens_KxB, state = self._decode_first(inputs, seeds_B, sampler, prompt, state=state)
       while True:
         yield tokens_KxB
         if not host_tables.exist(self.model.config):

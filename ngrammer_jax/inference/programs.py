@@ -103,6 +103,19 @@ def _forward_last(
   return jnp.take_along_axis(hidden_BxTxD, last_Bx1x1, axis=1), memory
 
 
+def _zero_tokens(model: LanguageModel) -> int:
+  """Returns how many tokens with zeros as keys and values a stream begins with."""
+  return 0 if model.config.memory is None else model.config.memory.zeros()
+
+
+def _known_empty(model: LanguageModel, memory: Any) -> Any:
+  """Returns the memory before the first segment, marked so that attention skips an empty cache."""
+  slots = memory.get('cache')
+  if slots is None or _zero_tokens(model):
+    return memory
+  return memory | {'cache': slots.replace(is_empty=True)}
+
+
 def rank_choices(
   model: LanguageModel,
   variables: Any,
@@ -121,11 +134,8 @@ def rank_choices(
   """
   B, P = prompt.tokens_BxT.shape
   C = choices_KxBxC.shape[2]
-  zeros = 0
-  if model.config.memory is not None:
-    zeros = model.config.memory.zeros()
-  slots = P + C + zeros
-  last_hidden_Bx1xD, memory = _forward_last(model, variables, prompt, model.empty_memory(B, slots))
+  memory = _known_empty(model, model.empty_memory(B, P + C + _zero_tokens(model)))
+  last_hidden_Bx1xD, memory = _forward_last(model, variables, prompt, memory)
 
   def score_choice(choice: tuple[jax.Array, jax.Array, Any]) -> tuple[jax.Array, jax.Array]:
     ids_BxC, valid_BxC, own_variables = choice
@@ -148,8 +158,14 @@ def decode_prompt(
   prompt: token_batch.Batch,
   *,
   state: DecodingState,
+  is_first: bool = False,
 ) -> tuple[jax.Array, DecodingState]:
-  """Returns the token after each prompt, [1, B], and the next state."""
+  """Returns the token after each prompt, [1, B], and the next state.
+
+  With `is_first`, the memory is that before the first segment.
+  """
+  if is_first:
+    state = state._replace(memory=_known_empty(model, state.memory))
   state = _decode_step(model, variables, seeds_B, sampler, prompt, state)
   return state.token_B[None], state
 

@@ -65,6 +65,7 @@ class Keys:
     sees_itself: whether a token attends to itself. If not, the nearest key is the previous token.
     has_prefix: whether some tokens attend to later ones.
     is_plain_causal: whether the mask is exactly causal within documents and the window.
+    skips_cache: whether the slots of the KV cache are no keys, since it is empty.
   """
 
   visible_BxTxS: jax.Array | None = None
@@ -76,6 +77,7 @@ class Keys:
   sees_itself: bool = struct.field(pytree_node=False, default=True)
   has_prefix: bool = struct.field(pytree_node=False, default=False)
   is_plain_causal: bool = struct.field(pytree_node=False, default=False)
+  skips_cache: bool = struct.field(pytree_node=False, default=False)
 
   @property
   def count(self) -> int:
@@ -263,9 +265,12 @@ def make(
     counted_BxT = segment.valid_BxT
     if counted_BxT is None:
       counted_BxT = jnp.ones(documents_BxT.shape, bool)
-    keys = _with_cache(keys, tokens, counted_BxT, in_blocks)
+    if tokens.is_empty:
+      keys = keys.replace(key_documents_BxS=keys.query_documents_BxT, skips_cache=True)
+    else:
+      keys = _with_cache(keys, tokens, counted_BxT, in_blocks)
+      sink_shift_BxS = tokens.sink_shift()
     slots_BxT = tokens.token_slots(documents_BxT, position_BxT, counted_BxT)
-    sink_shift_BxS = tokens.sink_shift()
     tokens = tokens.advance(documents_BxT, position_BxT, counted_BxT)
   elif tokens is not None:
     key_documents_BxS = jnp.concatenate([tokens.documents, keys.query_documents_BxT], axis=1)

@@ -232,12 +232,14 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     """Returns the context of a segment for memories, and the earlier tokens of the next one."""
     name = 'cache' if 'cache' in memory else 'recent'
     tokens = memory.get(name)
+    if name == 'cache' and self._needs_pairs():
+      tokens = tokens.replace(is_empty=False)  # pairs count from the first slot
     visibility = contexts.Visibility()
     if self.config.memory is not None:
       m = self.config.memory
       visibility = contexts.Visibility(m.window(), m.sees_itself(), m.across_documents)
     num_earlier = 0
-    if tokens is not None:
+    if tokens is not None and not (name == 'cache' and tokens.is_empty):
       num_earlier = tokens.documents.shape[1]
     in_blocks = self._uses_blocks(segment, num_earlier, is_cached=name == 'cache')
     context, tokens = contexts.make(segment, visibility, tokens, in_blocks)
@@ -246,6 +248,10 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     if tokens is None:
       return context, {}
     return context, {name: tokens}
+
+  def _needs_pairs(self) -> bool:
+    """Whether a memory reads which key each token attends to most."""
+    return any(placed.needs_pairs for layer in self.layer for placed in layer.placed_memories)
 
   def _embed_inputs(
     self, tokens_BxT: jax.Array, context: contexts.Context, memory: Memory

@@ -117,7 +117,7 @@ def test_generation_matches_full_forward(x64, deterministic_tokens, mesh, bidire
   """Also with bidirectional prompts. Two programs are compiled in all."""
   variables = model_and_variables(CONFIG)[1]
   engine = make_engine(CONFIG, mesh)
-  programs = engine._decode_prompt, engine._decode_next
+  programs = engine._decode_first, engine._decode_next
   results = reference.record_results(engine, '_decode_next')
   generate_all = functools.partial(generate, engine, variables, bidirectional=bidirectional)
   answers = generate_all(PROMPTS, [0, 1, 2], GREEDY, 30, tokens=12)
@@ -178,7 +178,7 @@ def test_prompts_are_padded_to_few_lengths():
     assert np.flatnonzero(starts_BxT).tolist() == [0] and valid_BxT[0, :n].all()
     return jax.device_put(np.zeros((1, 1), np.int32)), state
 
-  engine._decode_prompt = decode_prompt
+  engine._decode_first = decode_prompt
   prompts = {n: np.arange(1, n + 1) % V for n in (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 70)}
   for prompt in prompts.values():
     generate(engine, {}, [prompt], [0], GREEDY, 70, tokens=1, rows=1)

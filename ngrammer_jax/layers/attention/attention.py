@@ -210,6 +210,8 @@ class Attention(nn.Module):
     self, memory: LayerInputs | KeyValues | None, context: Context
   ) -> KeyValues | memory_source.MemorySource | None:
     """Returns the keys and values of a memory that are not yet among those of the heads."""
+    if context.keys.skips_cache:
+      memory = None
     cached = None
     if isinstance(memory, KeyValues):
       cached = memory.with_rotated_sinks(context.positions.sink_rotation)

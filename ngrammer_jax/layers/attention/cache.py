@@ -29,6 +29,7 @@ class CacheSlots:
     count: number of tokens in the stream so far, int32 [B].
     position: position of the next token in its document, int32 [B].
     sinks: S.
+    is_empty: whether there are known to be no tokens, so that attention does not read the slots.
   """
 
   documents: jax.Array
@@ -36,6 +37,7 @@ class CacheSlots:
   count: jax.Array
   position: jax.Array
   sinks: int = struct.field(pytree_node=False, default=0)
+  is_empty: bool = struct.field(pytree_node=False, default=False)
 
   def indices(self, valid_BxT: jax.Array) -> jax.Array:
     """Returns the index of every token in the stream; padding has that of the token before it."""
@@ -85,6 +87,7 @@ class CacheSlots:
       index=put(self.index, self.indices(valid_BxT)),
       count=self.count + (valid_BxT > 0).sum(axis=1, dtype=jnp.int32),
       position=keep_last(self.position[:, None], positions_BxT + 1, valid_BxT)[:, 0],
+      is_empty=False,
     )
 
 

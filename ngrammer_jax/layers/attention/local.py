@@ -1,8 +1,11 @@
-"""Sliding-window attention: blocks of queries, each with the keys that its queries see.
+"""Attention of blocks of queries, each with the keys that its queries see.
 
-If no query sees more than M earlier keys, the length of the memory, a block of b queries needs only
-M + b of the M + T keys. Blocks become rows of the batch, so the cost of a query depends on the
-window and not on the segment length.
+In a sliding window no query sees more than M earlier keys, the length of the memory: a block of b
+queries needs only M + b of the M + T keys. Blocks become rows of the batch, so the cost of a query
+depends on the window and not on the segment length.
+
+Without a window a block needs the keys up to its last query. On a CPU each of these products is as
+fast as a larger one, and with many blocks half of the scores are never computed.
 
 B batch, T queries, M memory, S = M + T keys, b queries of a block, F = T / b blocks, N heads.
 """
@@ -13,10 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.layers import dropout, mesh_axes
 from ngrammer_jax.layers.attention import full
+from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.context import Keys
 
 BLOCK = 64  # minimum number of queries of a block, if the segment has as many
+# Queries of a block without a window. Forward and backward pass of 512 queries, 9 heads of 64, take
+# 0.42 of the time of full scores with 128, 0.38 with 64 and 0.75 with 256 (two rows, one core).
+CAUSAL_BLOCK = 128
 
 
 def block_count(T: int, M: int) -> int:
@@ -36,18 +44,95 @@ def applies(keys: Keys) -> bool:
   return is_ordered and keys.window is not None and T < S and keys.window <= S - T + 1
 
 
+def has_causal_blocks(keys: Keys, cached: KeyValues | None, drop: dropout.Dropout) -> bool:
+  """Whether each block of queries reads the keys up to its last query.
+
+  Keys are in order and no query sees later ones. The dropout mask has one shape for all scores.
+  """
+  T = keys.visible_BxTxS.shape[1]
+  is_causal = cached is None and keys.distance_BxTxS is None and not keys.has_prefix
+  is_cpu = mesh_axes.device()[0] == 'cpu'
+  return is_cpu and is_causal and not drop.is_active and T >= 2 * CAUSAL_BLOCK
+
+
 def attend(
-  heads: full.Heads, span_mask: full.SpanMask | None, keys: Keys, *options: Any
+  heads: full.Heads,
+  span_mask: full.SpanMask | None,
+  keys: Keys,
+  cached: KeyValues | None,
+  return_pairs: bool,
+  drop: dropout.Dropout,
 ) -> full.PartialAttention:
   """Returns the same as `full.attend`, in blocks of queries if they need fewer keys.
 
-  The other arguments are those of `full.attend`.
+  The arguments are those of `full.attend`.
   """
+  T = heads.query_BxTxNxH.shape[1]
+  S = heads.key_BxSxCxH.shape[1]
+  options = cached, return_pairs, drop
+  F = block_count(T, S - T) if applies(keys) else 1
+  if F > 1:
+    return _attend_in_windows(heads, span_mask, keys, F, *options)
+  if has_causal_blocks(keys, cached, drop):
+    return _attend_in_causal_blocks(heads, span_mask, keys, *options)
+  return full.attend(heads, span_mask, keys, *options)
+
+
+def _attend_in_causal_blocks(
+  heads: full.Heads, span_mask: full.SpanMask | None, keys: Keys, *options: Any
+) -> full.PartialAttention:
+  """Attends block by block, each to the keys up to its last query."""
+  T = heads.query_BxTxNxH.shape[1]
+  S = heads.key_BxSxCxH.shape[1]
+  parts = []
+  for first in range(0, T, CAUSAL_BLOCK):
+    end = min(first + CAUSAL_BLOCK, T)
+    part = _attend_to_prefix(heads, span_mask, keys, slice(first, end), *options)
+    if part.pair_BxNxT is not None:
+      is_none_BxNxT = part.pair_BxNxT == S - T + end
+      part = part._replace(pair_BxNxT=jnp.where(is_none_BxNxT, S, part.pair_BxNxT))
+    parts.append(part._replace(weights_BxNxTxS=None))
+  values_BxTxNxH = jnp.concatenate([part.values_BxTxNxH for part in parts], axis=1)
+  log_mass_BxNxT = jnp.concatenate([part.log_mass_BxNxT for part in parts], axis=2)
+  pair_BxNxT = None
+  if parts[0].pair_BxNxT is not None:
+    pair_BxNxT = jnp.concatenate([part.pair_BxNxT for part in parts], axis=2)
+  return full.PartialAttention(values_BxTxNxH, log_mass_BxNxT, None, pair_BxNxT)
+
+
+def _attend_to_prefix(
+  heads: full.Heads, span_mask: full.SpanMask | None, keys: Keys, queries: slice, *options: Any
+) -> full.PartialAttention:
+  """Attends from some queries to the keys up to the last of them."""
+  T = heads.query_BxTxNxH.shape[1]
+  count = heads.key_BxSxCxH.shape[1] - T + queries.stop
+  distance = heads.distance
+  if distance is not None:
+    nearest = slice(T - queries.stop, None)
+    distance = distance._replace(
+      query_BxTxNxH=distance.query_BxTxNxH[:, queries],
+      encoding_SxNxH=distance.encoding_SxNxH[nearest],
+      bias_SxN=None if distance.bias_SxN is None else distance.bias_SxN[nearest],
+    )
+  prefix = full.Heads(
+    heads.query_BxTxNxH[:, queries],
+    heads.key_BxSxCxH[:, :count],
+    heads.value_BxSxCxH[:, :count],
+    distance,
+    heads.logit_cap,
+  )
+  if span_mask is not None and span_mask.z_BxTxN.shape[1] > 1:
+    span_mask = span_mask._replace(z_BxTxN=span_mask.z_BxTxN[:, queries])
+  keys = keys.replace(visible_BxTxS=keys.visible_BxTxS[:, queries, :count])
+  return full.attend(prefix, span_mask, keys, *options)
+
+
+def _attend_in_windows(
+  heads: full.Heads, span_mask: full.SpanMask | None, keys: Keys, F: int, *options: Any
+) -> full.PartialAttention:
+  """Attends in F blocks, each to the keys in the windows of its queries."""
   B, T = heads.query_BxTxNxH.shape[:2]
   S = heads.key_BxSxCxH.shape[1]
-  F = block_count(T, S - T) if applies(keys) else 1
-  if F == 1:
-    return full.attend(heads, span_mask, keys, *options)
   b = T // F
   distance = heads.distance
   if distance is not None:

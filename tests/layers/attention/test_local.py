@@ -1,4 +1,4 @@
-"""Blocks of queries within a window give what all scores give."""
+"""Blocks of queries, in windows and causal ones, give what all scores give."""
 
 import functools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import Attention, context, document_masks
+from ngrammer_jax.layers import Attention, context, document_masks, dropout
 from ngrammer_jax.layers.attention import local, relative, span
 from ngrammer_jax.layers.attention.attention import LayerInputs
 from tests.checks import assert_close, full, random_variables
@@ -50,13 +50,34 @@ def test_blocks_of_queries_equal_one_block(x64, monkeypatch, kind):
     return jnp.sin(y).sum(), (y, projected.spans, *pairs)
 
   results = []
-  for count in (local.block_count(T, M), 1):
+  no_dropout = dropout.Dropout(0.0, None)
+  # In windows; in causal blocks, of which the last is shorter; all scores at once.
+  for count, causal_block in ((local.block_count(T, M), T), (1, 5), (1, T)):
     monkeypatch.setattr(local, 'block_count', lambda T, M, count=count: count)
+    monkeypatch.setattr(local, 'CAUSAL_BLOCK', causal_block)
+    is_causal = local.has_causal_blocks(segment_context.keys, None, no_dropout)
+    assert is_causal == (causal_block < T)
     results.append(jax.jit(jax.value_and_grad(run, argnums=(0, 1), has_aux=True))(params, x))
   assert local.applies(segment_context.keys)
-  (blocks, gradient), (full, expected) = results
-  jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), blocks, full)
-  jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), gradient, expected)
+  *in_blocks, (full, expected) = results
+  for blocks, gradient in in_blocks:
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), blocks, full)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), gradient, expected)
+
+
+@pytest.mark.parametrize('reason', ['prefix', 'slots', 'dropout', 'short'])
+def test_no_causal_blocks_where_later_keys_or_one_mask_count(monkeypatch, reason):
+  """Without causal order a prefix lacks keys; dropout has one mask for all scores of a head."""
+  monkeypatch.setattr(local, 'CAUSAL_BLOCK', T if reason == 'short' else 4)
+  keys = segment()[0].keys
+  drop = dropout.Dropout(0.0, None)
+  if reason == 'prefix':
+    keys = keys.replace(has_prefix=True)
+  if reason == 'slots':
+    keys = keys.replace(distance_BxTxS=jnp.zeros((B, T, M + T), jnp.int32))
+  if reason == 'dropout':
+    drop = dropout.Dropout(0.5, jax.random.key(0))
+  assert not local.has_causal_blocks(keys, None, drop)
 
 
 def test_blocks_divide_segment_and_memory():
