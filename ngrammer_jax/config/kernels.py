@@ -3,7 +3,7 @@
 This is in the config, and imports no JAX, because the check of `model.kernel` reads the table of
 what each kernel supports, before JAX is imported; the choice beside it reads the same table.
 
-  xla      all scores at once (`layers.attention.full`), in windows of queries (`local`)
+  xla      all scores at once (`layers.attention.full`), or of windows and blocks (`local`)
   blocks   a running softmax over blocks of keys (`layers.attention.blocks`)
   splash   splash attention of JAX, for TPUs from v4 on (`layers.attention.fused`)
   cudnn    attention of cuDNN, for GPUs (`layers.attention.cudnn`)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import sampling
+from ngrammer_jax.inference import programs, sampling
 from ngrammer_jax.models import language_model, transformer
-from tests.checks import full, mesh_of, random_variables
+from tests.checks import assert_close, full, mesh_of, random_variables
 from tests.inference import reference
 
 V, MAX_LENGTH = 11, 32
@@ -117,7 +118,7 @@ def test_generation_matches_full_forward(x64, deterministic_tokens, mesh, bidire
   """Also with bidirectional prompts. Two programs are compiled in all."""
   variables = model_and_variables(CONFIG)[1]
   engine = make_engine(CONFIG, mesh)
-  programs = engine._decode_first, engine._decode_next
+  compiled = engine._decode_first, engine._decode_next
   results = reference.record_results(engine, '_decode_next')
   generate_all = functools.partial(generate, engine, variables, bidirectional=bidirectional)
   answers = generate_all(PROMPTS, [0, 1, 2], GREEDY, 30, tokens=12)
@@ -128,7 +129,41 @@ def test_generation_matches_full_forward(x64, deterministic_tokens, mesh, bidire
   # One program for all tokens and one for all prompts of a padded length, for any sampling.
   for length, config in ((1, RANDOM), (16, sampling.SamplingConfig(2.0, None, 0.5))):
     generate_all([np.zeros(length, np.int32)], [0], config, 30, tokens=4)
-  assert [program._cache_size() for program in programs] == [1, 1]
+  assert [program._cache_size() for program in compiled] == [1, 1]
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'convolution': 3, 'kernel': 'blocks'},
+    {'ngram': dataclasses.replace(CONFIG.ngram, layer='attention', pairing=('attended',))},
+    full({'position': 'relative', 'memory': model_config.MemoryConfig(6, sinks=2)}),
+  ],
+)
+def test_a_first_prompt_gives_what_an_empty_cache_gives(x64, changes):
+  """Keys are then those of the prompt alone, unless pairs count from the first slot."""
+  model = transformer.TransformerLM(dataclasses.replace(CONFIG, **changes), V)
+  tokens = np.random.default_rng(0).integers(0, V, (2, 70)).astype(np.int32)
+  memory = model.empty_memory(2, 75)
+  variables = random_variables(model, tokens, memory, dtype='float64')
+  starts, valid = np.zeros(tokens.shape, bool), np.ones(tokens.shape, np.int32)
+  starts[:, 0], valid[1, 60:] = True, 0
+  prompt = token_batch.Batch(tokens, None, starts, valid)
+  sampler = sampling.SamplerParams.from_config(GREEDY, V, None)
+  state = programs.DecodingState(memory, np.int32(0), np.zeros(2, np.int32))
+
+  @functools.partial(jax.jit, static_argnames='is_first')
+  def decode(state, is_first):
+    seeds = np.zeros(2, np.uint32)
+    return programs.decode_prompt(
+      model, variables, seeds, sampler, prompt, state=state, is_first=is_first
+    )
+
+  expected, result = (decode(state, is_first) for is_first in (False, True))
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-11), result, expected)
+  lowered = decode.lower(state, is_first=True).as_text()
+  has_scores_of_slots = f'x70x{75 + 70}x' in lowered
+  assert has_scores_of_slots == ('ngram' in changes)
 
 
 def penalized_answers(logits_of, prompts, penalty, start=None):
