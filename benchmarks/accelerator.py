@@ -393,6 +393,8 @@ def run_case(case: str, options: argparse.Namespace, limit: float) -> dict[str, 
   """Runs a case in a process. Returns its result; None: the limit, in seconds, was too short."""
   own_flags = f'--xla_gpu_deterministic_ops={FREE not in case} '
   environment = os.environ | {'XLA_FLAGS': own_flags + os.environ.get('XLA_FLAGS', '')}
+  if CASES[case].kind == 'torch':
+    environment['JAX_PLATFORMS'] = 'cpu'  # JAX would take most of the memory of the GPU
   command = [sys.executable, '-m', 'benchmarks.accelerator', '--child', '--cases', case]
   command += [f'--steps={options.steps}', f'--warmup={options.warmup}']
   command += ['--tiny'] * options.tiny + ['--trace'] * options.trace

@@ -45,6 +45,7 @@ def queue(tmp_path, monkeypatch, capsys):
   """Runs the queue with children that only say how long they take, by a clock of our own."""
   clock = {'now': 0.0}
   monkeypatch.setattr(accelerator.time, 'monotonic', lambda: clock['now'])
+  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
   path = tmp_path / 'results.jsonl'
   ran = []
 
@@ -53,6 +54,7 @@ def queue(tmp_path, monkeypatch, capsys):
       case = command[command.index('--cases') + 1]
       seconds = 60 * cases[case]
       assert ('=False ' in env['XLA_FLAGS']) == ('not deterministic' in case)
+      assert (env.get('JAX_PLATFORMS') == 'cpu') == ('torch' in case)
       if timeout and seconds > timeout:
         clock['now'] += timeout
         raise accelerator.subprocess.TimeoutExpired(command, timeout)
@@ -87,14 +89,14 @@ def test_a_case_that_fails_is_named_and_the_others_are_written(queue):
 
 
 def test_the_queue_stops_before_the_limit_and_goes_on(queue):
-  cases = {'transformer': 3, 'llama': 3, 'engram': 3, 'transformer, not deterministic': 2}
+  cases = {'transformer': 3, 'llama': 3, 'engram': 3, 'torch, not deterministic': 2}
   status, ran, minutes, printed = queue(cases, minutes=7)
   assert (status, ran, minutes) == (1, ['transformer', 'llama'], 6)
   assert "2 cases are left, from 'engram' on" in printed
   with queue.path.open('a') as file:
     file.write('{"case": "engram", "min')  # a process that ended while it wrote
   status, ran, minutes, _ = queue(cases, minutes=7)
-  assert (status, ran, minutes) == (0, ['engram', 'transformer, not deterministic'], 5)
+  assert (status, ran, minutes) == (0, ['engram', 'torch, not deterministic'], 5)
   assert queue(cases, minutes=7)[:2] == (0, [])
 
 
