@@ -158,6 +158,22 @@ def _from_bytes(content: bytes) -> dict[int, list[np.ndarray]]:
   return parts
 
 
+def kept_indices(rows: np.ndarray, before: np.ndarray, length: int) -> np.ndarray:
+  """Returns the index of each row in the rows of the step before, or -1; int32 [length].
+
+  Args:
+    rows: the different rows of a step, ascending.
+    before: those of the step before.
+    length: L, at least the number of rows.
+  """
+  kept_L = np.full(length, -1, np.int32)
+  if before.size:
+    index = np.minimum(np.searchsorted(before, rows), before.size - 1)
+    is_kept = before[index] == rows
+    kept_L[: rows.size] = np.where(is_kept, index, -1)
+  return kept_L
+
+
 class TablePages:
   """Moves rows between tables in host memory and the steps of a training.
 
@@ -326,12 +342,7 @@ class TablePages:
     kept = {}
     for name, rows in lookups.rows.items():
       L = self._lengths[name]
-      kept_L = np.full(L, -1, np.int32)
-      if name in before and before[name].size:
-        index = np.minimum(np.searchsorted(before[name], rows), before[name].size - 1)
-        is_kept = before[name][index] == rows
-        kept_L[: rows.size] = np.where(is_kept, index, -1)
-      kept[name] = kept_L
+      kept[name] = kept_indices(rows, before.get(name, np.zeros(0, np.int32)), L)
       for leaf in self._leaves[name]:
         values[leaf] = host_tables.take(tables[leaf], rows, L)
     return Page(self._replicate(values), self._replicate(kept), lookups.positions)

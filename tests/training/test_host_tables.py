@@ -18,7 +18,7 @@ from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.models import host_tables, memories, table_drawing
 from ngrammer_jax.optimizers import row_gradient
-from ngrammer_jax.training import loop, programs
+from ngrammer_jax.training import loop, programs, table_pages
 from tests.checks import bad_input, mesh_of
 from tests.training.helpers import arrays, no_validation, records
 
@@ -221,3 +221,12 @@ def test_rows_are_read_and_written_in_pieces(monkeypatch):
   for row, value in zip(rows, new, strict=True):
     expected[row] = value
   np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize('before', [[], [2], [0, 3, 4, 7], [5, 6, 9]])
+def test_rows_of_the_step_before_are_taken_from_it(before):
+  """And no others; entries that are not used are none."""
+  rows = np.array([3, 4, 6, 9], np.int32)
+  expected = [before.index(row) if row in before else -1 for row in rows] + [-1, -1]
+  kept_L = table_pages.kept_indices(rows, np.array(before, np.int32), 6)
+  assert kept_L.tolist() == expected
