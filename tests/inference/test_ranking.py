@@ -123,7 +123,7 @@ def test_examples_of_all_sizes_are_batched():
     valid = np.asarray(valid)
     return (np.asarray(ids) * valid * np.arange(1, valid.shape[-1] + 1)).sum(axis=-1)
 
-  def rank_choices(variables, prompt, choices_KxBxC, valid_KxBxC):
+  def rank_choices(variables, prompt, choices_KxBxC, valid_KxBxC, choice_variables):
     shapes.add((*prompt.tokens_BxT.shape, *choices_KxBxC.shape))
     prompt_checksums_B = checksum(prompt.tokens_BxT, prompt.valid_BxT)
     scores_KxB = prompt_checksums_B * 1000 + checksum(choices_KxBxC, valid_KxBxC)
