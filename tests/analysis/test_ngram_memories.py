@@ -30,6 +30,8 @@ GATED = NGramMemoryConfig(
   key='tokens', layers=(0,), orders=(2, 3), heads=2, rows=(31,), width=4, norm_epsilon=1e-6
 )
 
+ONE_LAYER = {'layers': 1, 'ngram': None, 'ngram_memories': (GATED,)}
+
 
 @pytest.fixture
 def texts(monkeypatch):
@@ -81,14 +83,14 @@ def check_head(head, row_of_ngram, ngrams_T, table_rows):
 
 
 def test_ngrams_of_three_memories(one_device, tiny, untrained, texts, capsys):
-  compressed = {'key': 'compressed', 'layers': (1,), 'fill_id': 7}
+  compressed = {'key': 'compressed', 'layers': (0,), 'fill_id': 7}
   memories = (
     NGramMemoryConfig(**compressed, orders=(2, 3), heads=2, rows=(31,), width=4),
     NGramMemoryConfig(
       key='clusters', join='sum', orders=(1, 2), heads=2, rows=(13,), clusters=4, width=WIDTH
     ),
   )
-  workdir = untrained(tiny({'ngram_memories': memories}))
+  workdir = untrained(tiny({'layers': 1, 'ngram_memories': memories}))
   analyze.main(['ngrams', f'--workdir={workdir}'])
   result, printed = json.loads((workdir / 'ngrams.json').read_text()), capsys.readouterr().out
   assert (workdir / 'ngrams.png').stat().st_size > 1000 and 'never visited' in printed
@@ -97,7 +99,7 @@ def test_ngrams_of_three_memories(one_device, tiny, untrained, texts, capsys):
   assert {name: table['hash'] for name, table in found.items()} == {
     'ngrammer': 'praxis',
     'ngram_memory_1': 'engram',
-    'layer_1/ngram_memory_0': 'engram',
+    'layer_0/ngram_memory_0': 'engram',
   }
   run, text = runs.load_run(workdir), texts['validation']
 
@@ -110,10 +112,10 @@ def test_ngrams_of_three_memories(one_device, tiny, untrained, texts, capsys):
     row_of = lambda gram, n=n, prime=prime: ((gram[0] + 8 * gram[1] + 1) * (n + 1)) % prime % 64
     check_head(next(heads), row_of, grams, 64)
 
-  codebook = run.restored.codebook['layer_1']['ngram_memory_0']
+  codebook = run.restored.codebook['layer_0']['ngram_memory_0']
   classes = np.asarray(codebook['token_classes']).tolist()
   factors = [int(high) << 32 | int(low) for high, low in np.asarray(codebook['multipliers'])]
-  heads = found['layer_1/ngram_memory_0']['heads']
+  heads = found['layer_0/ngram_memory_0']['heads']
   places = [(head['order'], head['head']) for head in heads]
   assert places == [(2, 0), (2, 1), (3, 0), (3, 1)]
   for head, prime in zip(heads, (31, 37, 41, 43), strict=True):
@@ -176,7 +178,7 @@ class Spans(html.parser.HTMLParser):
 
 def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monkeypatch, capsys):
   monkeypatch.setattr(gates, 'MIN_COUNT', 3)
-  workdir = untrained(tiny({'ngram': None, 'ngram_memories': (GATED,)}))
+  workdir = untrained(tiny(ONE_LAYER))
   shown = 'a<b> & "a"\nb&b;'
   analyze.main(['gates', f'--workdir={workdir}', f'--text={shown}'])
   result, printed = json.loads((workdir / 'gates.json').read_text()), capsys.readouterr().out
@@ -278,7 +280,7 @@ def test_retention(one_device, tiny, untrained, texts, monkeypatch, capsys):
   )
   texts |= {'validation': validation, 'train': train}
   streams = evaluation_config.EvaluationConfig(streams=2)
-  workdir = untrained(tiny({'ngram': None, 'ngram_memories': (GATED,)}, evaluation=streams))
+  workdir = untrained(tiny(ONE_LAYER, evaluation=streams))
   analyze.main(['retention', f'--workdir={workdir}'])
   result, printed = json.loads((workdir / 'retention.json').read_text()), capsys.readouterr().out
   assert (workdir / 'retention.png').stat().st_size > 1000 and '16 or more' in printed

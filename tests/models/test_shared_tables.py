@@ -1,6 +1,6 @@
 """A table that several layers and memories read: one lookup, and the sum of their gradients."""
 
-import dataclasses
+import functools
 
 import flax
 import jax
@@ -51,6 +51,14 @@ def run(model, variables):
   return hidden, flax.traverse_util.flatten_dict(gradient, sep='/')
 
 
+@functools.cache
+def run_shared(*memories):
+  """Variables of a model with these memories, its hidden states and gradients."""
+  model = model_of(*map(dict, memories))
+  variables = random_variables(model, TOKENS, model.empty_memory(len(TOKENS)), dtype='float64')
+  return variables, *run(model, variables)
+
+
 @pytest.mark.parametrize(
   'memories, places',
   [
@@ -63,9 +71,8 @@ def run(model, variables):
   ],
 )
 def test_a_shared_table_is_like_equal_tables_of_all_layers(memories, places):
-  shared = model_of(*[memory | {'table': 'grams'} for memory in memories])
-  variables = random_variables(shared, TOKENS, shared.empty_memory(len(TOKENS)), dtype='float64')
-  hidden, gradient = run(shared, variables)
+  shared = [tuple((memory | {'table': 'grams'}).items()) for memory in memories]
+  variables, hidden, gradient = run_shared(*shared)
   own = []
   for memory in memories:
     layers = memory.get('layers', tuple(range(LAYERS)))
@@ -86,12 +93,10 @@ def test_a_shared_table_is_like_equal_tables_of_all_layers(memories, places):
 
 @pytest.mark.parametrize('remat', rest_is_full(['none', 'full'], ['full']))
 def test_blocks_that_read_one_table_are_scanned(remat):
-  model = model_of(SUM | {'every_block': True, 'table': 'grams'}, remat=remat)
-  variables = random_variables(model, TOKENS, model.empty_memory(len(TOKENS)), dtype='float64')
-  config = dataclasses.replace(model.config, scan_layers=True)
-  scanned = transformer.TransformerLM(config, V)
-  expected = run(model, variables)
-  actual = run(scanned, variables)
+  memory = SUM | {'every_block': True, 'table': 'grams'}
+  variables, *expected = run_shared(tuple(memory.items()))
+  scanned = model_of(memory, remat=remat, scan_layers=True)
+  actual = [*run(scanned, variables)]
   jax.tree.map(lambda one, other: assert_close(one, other, 1e-12), actual, expected)
 
   def apply(variables):
