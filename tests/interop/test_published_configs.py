@@ -156,7 +156,10 @@ def compute_logits(folder, ids, is_long=False):
   return apply(run.state.params)
 
 
-@pytest.mark.parametrize('name', STORED)
+QUICK = ('published_gemma_3_unsloth', 'published_gpt2_medium', 'published_phi_3_5')
+
+
+@pytest.mark.parametrize('name', checks.rest_is_full(STORED, QUICK))
 def test_stored_models_equal_transformers(name, one_device, x64):
   folder = checks.REFERENCE / 'hf' / name
   expected = np.load(folder / 'expected.npz')

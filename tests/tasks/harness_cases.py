@@ -9,8 +9,10 @@ import types
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import safetensors.numpy
 
+from ngrammer_jax.inference import engine
 from tests import checks, tiny_tokenizers
 
 STORED = checks.REFERENCE / 'lm_eval_hf.json'  # answers of `hf` to requests of the quick tests
@@ -116,6 +118,14 @@ class Answered(NamedTuple):
       assert value[1] == expected[1], self.request
       value, expected = value[0], expected[0]
     assert abs(value - expected) < TOLERANCE, self.request
+
+
+def score_in_one_program(monkeypatch: pytest.MonkeyPatch, length: int, choices: int) -> None:
+  """Pads all pairs to one shape, because compiling takes longest; others are slow tests."""
+  bucket = engine.bucket
+  monkeypatch.setattr(engine, 'bucket', lambda size, least=1: bucket(max(size, 4), least))
+  shape = length, choices, length
+  monkeypatch.setattr(engine, '_rank_shapes', lambda prefixes, choices: [shape] * len(prefixes))
 
 
 def all_requests() -> Iterator[tuple[Model, Request]]:

@@ -12,7 +12,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.finetune import FinetuneConfig
 from ngrammer_jax.tasks.lm_eval import __main__ as command
 from tests.checks import assert_close, bad_input
-from tests.tasks import superglue_files
+from tests.tasks import harness_cases, superglue_files
 
 TASKS = pathlib.Path(__file__).parents[2] / 'studies' / 'lm_eval'
 
@@ -36,7 +36,8 @@ def test_without_the_harness_its_package_is_named(monkeypatch):
     command.main([])
 
 
-def test_scores_and_texts_are_those_of_the_run(harness):
+def test_scores_and_texts_are_those_of_the_run(harness, monkeypatch):
+  harness_cases.score_in_one_program(monkeypatch, 16, choices=2)
   run, context = harness.run, 'the union'
   assert harness.max_length == 16
   pairs = [(context, ' of'), (context, ' is'), ('the ', 'union'), ('', 'the')]

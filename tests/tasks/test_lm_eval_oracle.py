@@ -19,18 +19,8 @@ def check(folder, answered, batch_size, **arguments):
       one.check(value)
 
 
-@pytest.fixture
-def one_program(monkeypatch):
-  """All pairs are scored by one program, with padding: those of other shapes are slow tests."""
-  from ngrammer_jax.inference import engine
-
-  bucket = engine.bucket
-  monkeypatch.setattr(engine, 'bucket', lambda size, least=1: bucket(max(size, 4), least))
-  shape = harness_cases.POSITIONS, 1, harness_cases.POSITIONS
-  monkeypatch.setattr(engine, '_rank_shapes', lambda prefixes, choices: [shape] * len(prefixes))
-
-
-def test_stored_answers(tmp_path, one_device, one_program):
+def test_stored_answers(tmp_path, one_device, monkeypatch):
+  harness_cases.score_in_one_program(monkeypatch, harness_cases.POSITIONS, choices=1)
   stored = harness_cases.read_stored()
   for model in harness_cases.MODELS:
     check(model.write(tmp_path), stored[model.name], batch_size=4)
