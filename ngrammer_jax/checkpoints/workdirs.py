@@ -124,6 +124,11 @@ def write(
   experiment.save(config, folder / CONFIG)
 
 
+def write_config(workdir: pathlib.Path, config: experiment.Config) -> None:
+  """Writes a config in place of the one that `lock_workdir` wrote: what a run chose by itself."""
+  experiment.save(config, workdir / CONFIG)
+
+
 def read_origin(workdir: pathlib.Path) -> dict[str, Any]:
   """Returns what `write_origin` wrote; {}: training did not start from a published model."""
   path = workdir / ORIGIN

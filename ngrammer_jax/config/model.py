@@ -35,7 +35,7 @@ DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 # hybrid: x + N(F(N x)); primer: pre for attention, post for the feed-forward.
 NORMS = ('pre', 'post', 'post_skip', 'hybrid', 'primer')
 NORM_KINDS = ('layer', 'rms')
-REMAT = ('none', 'minimal', 'full')
+REMAT = ('auto', 'none', 'minimal', 'full')  # `auto`: the first of the others that fits
 
 
 # Where the heads divide the width.
@@ -143,7 +143,13 @@ class ModelConfig:
     free_on_resume=True,
     kept_on_resume=True,
   )
-  remat: str = field('none', 'what is rematerialised', choices=REMAT, free_on_resume=True)
+  remat: str = field(
+    'auto',
+    'what is rematerialised; auto: as little as the memory of a device needs, on a CPU nothing',
+    choices=REMAT,
+    free_on_resume=True,
+    kept_on_resume=True,
+  )
   kernel: str | None = field(
     None, 'see docs/devices.md; None: automatic', choices=kernels.NAMES, free_on_resume=True
   )

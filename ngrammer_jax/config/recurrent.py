@@ -171,6 +171,8 @@ class RecurrentConfig:
       shared -= {'heads'}
     keys = []
     remedies = []
+    if model.remat == 'none':  # the default of earlier versions
+      shared.add('remat')
     for option in dataclasses.fields(model):
       if option.name not in shared and getattr(model, option.name) != option.default:
         keys.append(f'model.{option.name}')

@@ -444,7 +444,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
 
   def _block_class(self, is_scanned: bool) -> type[nn.Module]:
     """Returns the class of the blocks, with the rematerialisation of the config."""
-    if self.config.remat == 'none':
+    if self.config.remat in ('auto', 'none'):
       return block.Block
     names = []
     if self.config.remat == 'minimal':

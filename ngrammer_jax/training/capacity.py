@@ -17,6 +17,7 @@ from ngrammer_jax.inference import programs
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import state as train_state
 
+SPARE_SHARE = 0.03  # of a device, for what a compiled program does not count
 TRAINING_ARRAYS = 'parameters, optimizer state, memory and batch'
 
 
@@ -58,6 +59,11 @@ def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Comp
       memory_limits.format_bytes(memory.size),
       errors.LESS_MEMORY,
     )
+
+
+def fits(compiled: jax.stages.Compiled, memory: memory_limits.MemoryLimit) -> bool:
+  """Whether a program leaves SPARE_SHARE of the memory of a device."""
+  return peak_bytes(compiled) <= (1 - SPARE_SHARE) * memory.size
 
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int:

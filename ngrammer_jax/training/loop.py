@@ -183,6 +183,10 @@ class _Trainer:
     self.check_preemption()
     with record.timed('compilation'):
       self.programs.compile(self.state, call.segments)
+    if self.programs.remat != self.config.model.remat:  # stored before the first checkpoint
+      model = dataclasses.replace(self.config.model, remat=self.programs.remat)
+      self.config = dataclasses.replace(self.config, model=model)
+      hosts.on_primary(workdirs.write_config, self.workdir, self.config)
     self.check_preemption()
 
   def _end_call(self, end: int, record: recorder.Recorder, row_states: Any) -> bool:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import errors, memory_limits, sharding
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
@@ -26,7 +26,7 @@ from ngrammer_jax.models import (
   width_rule,
 )
 from ngrammer_jax.optimizers import muon, partition, weight_decay, zero
-from ngrammer_jax.system import progress
+from ngrammer_jax.system import hosts, progress
 from ngrammer_jax.training import (
   accumulation,
   capacity,
@@ -63,6 +63,7 @@ class Programs:
     packed: the same in training, with packed tables (see `layers.ngram.table`).
     is_compiled: whether the call is compiled.
     pages: moves the rows of tables in host memory; None: there are none.
+    remat: `model.remat` of the call; chosen when it is compiled if the config has `auto`.
 
   Raises:
     BadInput: tables are in host memory and JAX may not use the processor, or the compiler of the
@@ -81,6 +82,7 @@ class Programs:
     self._vocabulary_size = vocabulary_size
     self.mesh = mesh
     self.is_compiled = False
+    self.remat = config.model.remat
     self._xla_options = compiler.check_options(config.training, mesh)
     model = language_model.build(config.model, vocabulary_size, jit_layers=True)
     variables = model_variables.abstract(model)
@@ -163,14 +165,78 @@ class Programs:
   def compile(self, state: train_state.TrainState, segments: table_pages.Segments) -> None:
     """Compiles the call."""
     start_time = time.monotonic()
-    traced = self.trace(state, segments)
-    self._compiled = traced.lower().compile()
+    traced = self._compile_first_that_fits(state, segments)
     self.is_compiled = True
     capacity.warn_of_temporaries(self.abstract, self._compiled)
     logging.info('compiled in %s', progress.format_duration(time.monotonic() - start_time))
     if self.matrices is not None:
       share = self.muon_share(traced)
       logging.info('muon: %.3g %% of the FLOPs of a step orthogonalise matrices', 100 * share)
+
+  def _compile_first_that_fits(
+    self, state: train_state.TrainState, segments: table_pages.Segments
+  ) -> jax.stages.Traced:
+    """Compiles the call, and returns its trace.
+
+    With `model.remat=auto`, values are compiled in turn until one leaves some memory of a device;
+    most models need no second one.
+    """
+    memory = memory_limits.device_memory(self.mesh)
+    *attempts, last = self._remats(memory)
+    if attempts and hosts.is_multiprocess():
+      jax.block_until_ready(state)
+      memory = memory._replace(size=min(hosts.all_gather(memory.size)))  # all choose the same
+    for remat in attempts:
+      traced = self._compile_if_it_fits(remat, state, segments, memory)
+      if traced is not None:
+        return traced
+    return self._compile_with(last, state, segments)
+
+  def _remats(self, memory: memory_limits.MemoryLimit) -> tuple[str, ...]:
+    """Returns the values of `model.remat` to try, in this order."""
+    model = self._config.model
+    if model.remat != 'auto' or model.recurrent is not None:
+      return (model.remat,)
+    is_processor = memory.name == memory_limits.machine_memory(self.mesh).name
+    if is_processor or memory.size is None:
+      return ('none',)
+    return ('none', 'minimal', 'full')
+
+  def _compile_if_it_fits(
+    self,
+    remat: str,
+    state: train_state.TrainState,
+    segments: table_pages.Segments,
+    memory: memory_limits.MemoryLimit,
+  ) -> jax.stages.Traced | None:
+    """Compiles the call, and returns its trace; None if it needs more memory than there is."""
+    try:
+      traced = self._compile_with(remat, state, segments)
+    except jax.errors.JaxRuntimeError as error:  # of compilers that know the memory
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      logging.info('model.remat=%s needs more than the memory of %s', remat, memory.name)
+      return None
+    peak = memory_limits.format_bytes(capacity.peak_bytes(self._compiled))
+    limit = memory_limits.format_bytes(memory.size)
+    if capacity.fits(self._compiled, memory):
+      logging.info('model.remat=%s: a step needs %s of %s', remat, peak, limit)
+      return traced
+    logging.info('model.remat=%s would need %s of %s', remat, peak, limit)
+    return None
+
+  def _compile_with(
+    self, remat: str, state: train_state.TrainState, segments: table_pages.Segments
+  ) -> jax.stages.Traced:
+    """Compiles the call with a value of `model.remat`, and returns its trace."""
+    if remat != self.remat:
+      config = dataclasses.replace(self._step.model.config, remat=remat)
+      model = language_model.build(config, self._vocabulary_size, jit_layers=True)
+      self._step = dataclasses.replace(self._step, model=model)
+      self.remat = remat
+    traced = self.trace(state, segments)
+    self._compiled = traced.lower().compile()
+    return traced
 
   def muon_share(self, traced: jax.stages.Traced) -> float:
     """Returns the share of the FLOPs of a step that orthogonalise matrices, on one device.

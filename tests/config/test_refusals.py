@@ -204,7 +204,7 @@ MODEL = [
     'use None',
   ),
   ('model.dtype=float16', "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),
-  ('model.remat=some', "model.remat='some' is not one of: none, minimal, full"),
+  ('model.remat=some', "model.remat='some' is not one of: auto, none, minimal, full"),
   ('model.layers=0', 'model.layers=0 must be from 1 to 1000'),
   ('model.width=0', 'model.width=0 must be at least 1'),
   ('model.heads=-2', 'model.heads=-2 must be at least 1'),

@@ -21,6 +21,7 @@ class Programs:
 
   def __init__(self, config, vocabulary_size, mesh, source=None, loss=None):
     self._config, self.mesh, self.is_compiled = config, mesh, False
+    self.remat = config.model.remat
     self.labels, self.frozen = {'embedding': 'ngram_table'}, {}
     self.decay_mask = {'embedding': False}
     place = lambda rows: sharding.rows_sharding(mesh) if rows else sharding.replicated(mesh)
