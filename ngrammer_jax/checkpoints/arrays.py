@@ -44,7 +44,7 @@ def drop_empty(tree: Any) -> Any:
 
 
 def save(checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path, tree: Any) -> None:
-  """Starts to write the arrays of a tree; those in host memory in pieces, without a copy."""
+  """Starts to write the arrays of a tree; those in host memory in pieces, not from a copy."""
   import orbax.checkpoint as ocp
 
   def options(leaf: Any) -> 'ocp.SaveArgs':

@@ -117,7 +117,7 @@ class CheckpointWriter:
       scratch = scratch.with_name(f'{step}{SCRATCH}')
     with self._translate_disk_full(f'step {step}'):
       arrays.save(self._orbax, scratch, state)
-      if has_host_tables:  # the next step changes them, and there is no second copy
+      if has_host_tables:  # the next step changes them: they are not copied
         self._orbax.wait_until_finished()
     self._step = step
     self._commit_future = self._thread.submit(
