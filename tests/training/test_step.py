@@ -176,7 +176,7 @@ def test_options_of_the_compiler_reach_the_program():
 
 def test_the_first_state_is_that_of_its_seed_on_any_mesh(monkeypatch):
   """And of nothing else; a model of one array."""
-  model = type('Model', (), {'config': Table.config})()
+  model = type('Model', (), {'config': Table.config, 'vocabulary_size': 8})()
   model.clone = lambda **kwargs: model
   normal = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('ngram_vocab', 'ngram_embed'))
   model.init = lambda key, *args: {'params': {'embedding': normal(key, (8, 4))}}
