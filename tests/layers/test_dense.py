@@ -99,6 +99,17 @@ def test_a_policy_of_rematerialization_sees_the_product():
   assert products(policies.nothing_saveable) == saved + 1
 
 
+def test_products_of_the_gradient_of_a_float32_result_have_bfloat16_operands():
+  x, kernel = jnp.zeros((8, 4), jnp.bfloat16), jnp.zeros((4, 6), jnp.bfloat16)
+
+  def gradient(x, kernel, dy):
+    axes = ((1,), (0,)), ((), ())
+    product = lambda *operands: dot_general(*operands, axes, preferred_element_type=jnp.float32)
+    return jax.vjp(product, x, kernel)[1](dy)
+
+  assert jaxprs.operand_dtypes(gradient, x, kernel, jnp.zeros((8, 6))) == [{'bfloat16'}] * 2
+
+
 def test_a_kernel_may_be_summed_over_its_last_axis(x64):
   random = np.random.default_rng(3)
   x, kernel, dy = (random.normal(size=shape) for shape in ((2, 3, 4), (5, 4), (2, 3, 5)))

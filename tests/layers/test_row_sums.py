@@ -42,10 +42,10 @@ def test_sums_equal_a_loop(x64, gpu, shape):
 
 def test_bfloat16_is_added_in_float32(gpu):
   """A scatter would round after each addition: 256 + 1 is 256 in bfloat16."""
-  rows, values = np.zeros(9, 'int32'), jnp.array([256] + [1] * 8, jnp.bfloat16)
+  rows, values = np.zeros(3, 'int32'), jnp.array([256, 1, 1], jnp.bfloat16)
   total = jax.jit(lambda *lookup: row_sums.totals((2,), *lookup))(rows, values)
   assert total.dtype == jnp.bfloat16
-  assert float(total[0]) == 264
+  assert float(total[0]) == 258
 
 
 @pytest.mark.parametrize('mesh', [(8,), (2, 2, 2), (1, 1, 1)])
