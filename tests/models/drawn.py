@@ -175,6 +175,7 @@ TOGETHER = {
     'product_memory': 'in place',
     'ngram': 'attended',
     'norm': 'post',
+    'memory': 'memory_and_self',
   },
 }
 WINDOW = 4
