@@ -179,6 +179,27 @@ def compile_program(run_programs: programs.Programs, name: str, slices: int = 1)
   return result
 
 
+def compile_training(
+  config: experiment.Config, size: int, mesh: jax.sharding.Mesh, slices: int = 1
+) -> dict[str, Any]:
+  """Compiles the training; with model.remat=auto the first value that fits, as a run does.
+
+  Args:
+    config: the experiment.
+    size: V.
+    mesh: of described devices.
+    slices: number of slices of the mesh.
+  """
+  is_chosen = config.model.remat == 'auto' and config.model.recurrent is None
+  for remat in programs.REMATS if is_chosen else (config.model.remat,):
+    model = dataclasses.replace(config.model, remat=remat)
+    run_programs = programs.Programs(dataclasses.replace(config, model=model), size, mesh)
+    result = compile_program(run_programs, 'train', slices) | {'remat': remat}
+    if result['fits']:
+      break
+  return result
+
+
 def count(text: str, mesh: dict[str, int], kind: str, kernels: dict[tuple, float]) -> dict:
   """Returns what a compiled program computes, moves and sends, in all and by part of the model.
 
@@ -248,6 +269,8 @@ def format_report(name: str, result: dict) -> str:
   """Formats the statistics of a program."""
   status = 'fits' if result['fits'] else f'DOES NOT FIT; {REMEDIES}'
   title = f'{name}, {result["tokens"]:,} tokens: {status}'
+  if 'remat' in result:
+    title += f'; model.remat={result["remat"]}'
   if 'bytes' not in result:
     return f'{title}\n  {result["reason"]}'
   title += f'; compiled in {progress.format_duration(result["compile_seconds"])}'
@@ -321,7 +344,10 @@ def main(argv: list[str]) -> int:
     run_programs = programs.Programs(config, V, mesh)
     results = {}
     for name in args.programs:
-      results[name] = compile_program(run_programs, name, args.slices)
+      if name == 'train':
+        results[name] = compile_training(config, V, mesh, args.slices)
+      else:
+        results[name] = compile_program(run_programs, name, args.slices)
       print(format_report(name, results[name]), flush=True)
       if 'parts' in results[name] and 'parts' in other.get(name, {}):
         print(f'{name}: difference from {args.against}')

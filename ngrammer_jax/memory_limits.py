@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, sharding
 
 # Limits of a container, by version of cgroups. A file holds bytes, or the word max.
 CONTAINER_LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
@@ -64,19 +64,23 @@ def check_fits(arrays: Mapping[str, Any], memory: MemoryLimit, what: str) -> Non
     memory: the memory.
     what: what the arrays are, for the message.
   """
-  sizes = {name: _shard_bytes(leaf) for name, leaf in arrays.items()}
-  needed = memory.devices * sum(sizes.values())
+  sizes = {name: _bytes_in(memory, leaf) for name, leaf in arrays.items()}
+  needed = sum(sizes.values())
   if memory.size is None or needed <= memory.size:
     return
   largest = max(sizes, key=sizes.get)
   shape = list(arrays[largest].shape)
+  remedy = 'use smaller sizes, or more devices with mesh.fsdp or mesh.model'
+  if sharding.is_on_host(arrays[largest]):
+    remedy = 'use fewer rows, or a machine with more memory: each process has the whole table'
   raise errors.BadInput(
     f'{what} need {format_bytes(needed)}, but {memory.name} '
-    f'has {format_bytes(memory.size)}: the largest array is {largest} {shape}; use smaller sizes, '
-    f'or more devices with mesh.fsdp or mesh.model'
+    f'has {format_bytes(memory.size)}: the largest array is {largest} {shape}; {remedy}'
   )
 
 
-def _shard_bytes(leaf: Any) -> int:
-  """Returns the bytes of an array on one device."""
-  return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+def _bytes_in(memory: MemoryLimit, leaf: Any) -> int:
+  """Returns the bytes of an array in a memory: shards of devices, or one copy of the process."""
+  if sharding.is_on_host(leaf):
+    return math.prod(leaf.shape) * leaf.dtype.itemsize
+  return memory.devices * math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

@@ -93,6 +93,8 @@ def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -
   if kernel == 'cudnn' and (w.platform != 'gpu' or w.dtype not in HALF_PRECISION or w.H % 8):
     actual = f'{w.platform}, {w.dtype} and {w.H}'
     return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {actual}'
+  if kernel == 'cudnn' and w.T % 2:
+    return f'is for segments of an even number of tokens, not for {w.T}'
   if kernel == 'cudnn' and not (w.cudnn_window if 'window' in needs else w.cudnn):
     return f'cannot be used: {w.cudnn_problem}'
   if kernel == 'splash':

@@ -238,7 +238,7 @@ def _lowest(dtype: jnp.dtype) -> jax.Array:
 def _summarize(
   logits: Logits, hidden_BxTxD: jax.Array, chunks: Chunk, targets_BxT: jax.Array
 ) -> Summary:
-  """Returns the softmax over all chunks, of which the last, sum and target have a gradient."""
+  """Returns the softmax over all chunks; log-sum and target have a gradient."""
   total, _ = _forward(logits, hidden_BxTxD, chunks, targets_BxT)
   return total
 
@@ -248,8 +248,8 @@ def _forward(
 ) -> tuple[Summary, tuple]:
   """Returns the result of `_summarize`, and what its gradient needs.
 
-  That are the inputs, the log-sum, and the products if there is one chunk; those of several chunks
-  are computed again.
+  Its gradient needs the inputs, the log-sum, and the products of a single chunk; the products of
+  several chunks are computed again.
   """
   C = len(chunks.index)
   dtype = chunks.bias_R.dtype

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ WAIT_TIMEOUT = 300
 SLURM_TASKS = 'SLURM_STEP_NUM_TASKS'  # environment variable: number of processes of a Slurm step
 # A copy of the values of JAX: a log record may need them while JAX holds its lock.
 _process = {'index': 0, 'count': 1}
+_mailbox_numbers = itertools.count()
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +170,9 @@ class Mailbox:
   """
 
   def __init__(self, name: str):
-    self._name = name
+    # Mailboxes are made in the same order in all processes. A number of its own keeps what an
+    # earlier mailbox with this name has sent out of this one.
+    self._name = f'{name}/{next(_mailbox_numbers)}'
     self._last: str | None = None
 
   def exchange(self, number: int, content: bytes) -> list[bytes]:

@@ -13,7 +13,7 @@ from ngrammer_jax.config import kernels
 from ngrammer_jax.layers.attention import fused
 from ngrammer_jax.models import precision
 from ngrammer_jax.system import hosts
-from ngrammer_jax.training import capacity, train_task
+from ngrammer_jax.training import capacity, compiler, train_task
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training.records import wandb_run
 
@@ -44,6 +44,7 @@ def prepare(
     source_dtypes = frozen.dtypes(workdir) if has_checkpoint else task.source_dtypes
     training_programs.check_trained(config, task.vocabulary.size, source_dtypes)
   mesh = _make_mesh(config)
+  compiler.check_options(config.training, mesh)
   programs = training_programs.Programs(
     config, task.vocabulary.size, mesh, source_dtypes, task.loss
   )

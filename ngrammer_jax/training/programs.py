@@ -40,6 +40,7 @@ from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 
 NAMES = ('train', 'evaluate', 'decode')  # of `Programs.trace_program`
+REMATS = ('none', 'minimal', 'full')  # what `model.remat=auto` tries, in this order
 
 
 class Programs:
@@ -62,12 +63,12 @@ class Programs:
     abstract: shapes, dtypes and shardings of the state, as in checkpoints.
     packed: the same in training, with packed tables (see `layers.ngram.table`).
     is_compiled: whether the call is compiled.
+    compiled: the compiled call, once there is one.
     pages: moves the rows of tables in host memory; None: there are none.
     remat: `model.remat` of the call; chosen when it is compiled if the config has `auto`.
 
   Raises:
-    BadInput: tables are in host memory and JAX may not use the processor, or the compiler of the
-      devices has no such option.
+    BadInput: tables are in host memory and JAX may not use the processor.
   """
 
   def __init__(
@@ -78,12 +79,12 @@ class Programs:
     source_dtypes: Mapping[str, np.dtype] | None = None,
     loss: losses.Loss = losses.next_token,
   ):
+    config = table_pages.with_single_steps(config)
     self._config = config
     self._vocabulary_size = vocabulary_size
     self.mesh = mesh
     self.is_compiled = False
     self.remat = config.model.remat
-    self._xla_options = compiler.check_options(config.training, mesh)
     model = language_model.build(config.model, vocabulary_size, jit_layers=True)
     variables = model_variables.abstract(model)
     memories = config.model.table_memories()
@@ -167,7 +168,7 @@ class Programs:
     start_time = time.monotonic()
     traced = self._compile_first_that_fits(state, segments)
     self.is_compiled = True
-    capacity.warn_of_temporaries(self.abstract, self._compiled)
+    capacity.warn_of_temporaries(self.abstract, self.compiled)
     logging.info('compiled in %s', progress.format_duration(time.monotonic() - start_time))
     if self.matrices is not None:
       share = self.muon_share(traced)
@@ -200,7 +201,7 @@ class Programs:
     is_processor = memory.name == memory_limits.machine_memory(self.mesh).name
     if is_processor or memory.size is None:
       return ('none',)
-    return ('none', 'minimal', 'full')
+    return REMATS
 
   def _compile_if_it_fits(
     self,
@@ -217,9 +218,9 @@ class Programs:
         raise
       logging.info('model.remat=%s needs more than the memory of %s', remat, memory.name)
       return None
-    peak = memory_limits.format_bytes(capacity.peak_bytes(self._compiled))
+    peak = memory_limits.format_bytes(capacity.peak_bytes(self.compiled))
     limit = memory_limits.format_bytes(memory.size)
-    if capacity.fits(self._compiled, memory):
+    if capacity.fits(self.compiled, memory):
       logging.info('model.remat=%s: a step needs %s of %s', remat, peak, limit)
       return traced
     logging.info('model.remat=%s would need %s of %s', remat, peak, limit)
@@ -235,7 +236,7 @@ class Programs:
       self._step = dataclasses.replace(self._step, model=model)
       self.remat = remat
     traced = self.trace(state, segments)
-    self._compiled = traced.lower().compile()
+    self.compiled = traced.lower().compile()
     return traced
 
   def muon_share(self, traced: jax.stages.Traced) -> float:
@@ -254,16 +255,21 @@ class Programs:
 
   def peak_bytes(self) -> int:
     """Returns the bytes of a device that the compiled call needs."""
-    return capacity.peak_bytes(self._compiled)
+    return capacity.peak_bytes(self.compiled)
 
   def trace(
     self, state: train_state.TrainState, segments: table_pages.Segments
   ) -> jax.stages.Traced:
-    """Traces the call. State and segments may be abstract."""
+    """Traces the call. State and segments may be abstract.
+
+    Raises:
+      BadInput: the compiler of the devices refuses an option of the config.
+    """
+    options = compiler.check_options(self._config.training, self.mesh)
     with sharding.use(self.mesh):
       if self.pages is not None:
-        return self.pages.trace(self._step, state, segments, self._xla_options)
-      call = train_step.make_call(self._step, state, self._xla_options)
+        return self.pages.trace(self._step, state, segments, options)
+      call = train_step.make_call(self._step, state, options)
       return call.trace(state, segments, np.int32(0))
 
   def trace_program(self, name: str) -> tuple[jax.stages.Traced, int]:
@@ -314,8 +320,8 @@ class Programs:
     Tables in host memory are changed in place, the last ones of them a little later: see `wait`.
     """
     if self.pages is not None:
-      return self.pages.call(self._compiled, state, segments)
-    state, metrics_of_call = self._compiled(state, segments, np.int32(steps))
+      return self.pages.call(self.compiled, state, segments)
+    state, metrics_of_call = self.compiled(state, segments, np.int32(steps))
     return state, jax.tree.map(lambda column: column[:steps], metrics_of_call)
 
   def wait(self) -> None:
@@ -331,7 +337,7 @@ class Programs:
     return table_pages.LookupReader(self._step.model, state, batch_size)
 
   def read_ahead(self, calls: Iterator[Any], state: train_state.TrainState) -> Iterator[Any]:
-    """Yields the data of calls from a state on; of host tables, one more is read ahead of each."""
+    """Yields the data of calls from a state on; rows of host tables are read a call ahead."""
     if self.pages is None:
       return calls
     return self.pages.read_ahead(calls, state)

@@ -48,6 +48,8 @@ def test_kernels_are_for_their_devices():
   missing = reason('cudnn', platform='gpu', cudnn=(), cudnn_problem='it is not installed')
   assert missing == 'cannot be used: it is not installed'
   assert 'not for cpu, float32 and 64' in reason('cudnn', dtype='float32')
+  odd = reason('cudnn', platform='gpu', T=127)
+  assert odd == 'is for segments of an even number of tokens, not for 127'
 
 
 def test_windows_of_cudnn_need_a_call_that_has_them():

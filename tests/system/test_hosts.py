@@ -5,6 +5,7 @@ import json
 import logging
 
 import jax
+from jax._src import distributed
 from jax.experimental import multihost_utils
 import numpy as np
 import pytest
@@ -113,3 +114,25 @@ def test_a_job_of_several_tasks_without_srun(monkeypatch, caplog, step, is_warne
   assert caplog.messages == is_warned * [
     'this Slurm job has 16 tasks, and one process is used: start it with srun'
   ]
+
+
+def test_a_mailbox_does_not_read_what_an_earlier_one_of_its_name_has_sent(monkeypatch):
+  """The store of the processes refuses a key that exists."""
+  stored = {}
+
+  class Client:
+    def key_value_set_bytes(self, key, content):
+      assert key not in stored
+      stored[key] = content
+
+    def blocking_key_value_get_bytes(self, key, timeout):
+      return stored[key]
+
+    def key_value_delete(self, key):
+      del stored[key]
+
+  monkeypatch.setattr(distributed.global_state, 'client', Client())
+  monkeypatch.setattr(hosts, 'is_multiprocess', lambda: True)
+  for content in (b'first', b'second'):
+    mailbox = hosts.Mailbox('name')
+    assert mailbox.exchange(0, content) == mailbox.exchange(1, content) == [content]

@@ -86,6 +86,9 @@ def test_tables_of_the_host_are_in_the_memory_of_the_machine(monkeypatch):
   limit(monkeypatch, device=10**6, machine=10**6)
   with pytest.raises(errors.BadInput, match='this machine has 1.0 MiB: .*ngram_memory_0/table '):
     capacity.check_training_fits(*abstract)
+  # Each process has one copy, for all of its devices.
+  limit(monkeypatch, device=10**6, machine=4 * 10**6)
+  capacity.check_training_fits(*shapes({'ngram_memories': (table,)}, mesh_of(2)))
 
 
 def test_an_unknown_size_of_a_memory_is_no_limit(monkeypatch):

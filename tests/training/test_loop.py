@@ -231,6 +231,11 @@ def test_an_option_that_the_compiler_does_not_have_is_refused(tiny, tmp_path):
     loop.train(tiny(training={'compiler_options': options}), tmp_path / 'run')
 
 
+def test_a_run_with_options_of_another_compiler_can_be_described(tiny):
+  config = tiny(training={'compiler_options': ('xla_tpu_none_such=true',)})
+  assert programs.Programs(config, 11, mesh_of(1, 1, 1)).flops.forward() > 0
+
+
 def test_the_config_reaches_the_step(tiny, monkeypatch):
   steps, mesh = [], mesh_of(1, 1, 1)
   monkeypatch.setattr(step, 'make_call', lambda *arguments: steps.append(arguments) or call)

@@ -6,8 +6,8 @@ Three calls give the same result. The documents of the rows decide on the device
   packed   each document is a sequence of its own, given by its offset and length
   masked   a bias [B, 1, T, T] hides other documents; it has no gradient
 
-A sliding window is the window of cuDNN, in `masked` a part of the bias. The forward call runs once,
-also with rematerialisation: its output and the statistics of its softmax are saved as `attended`.
+A sliding window is the window of cuDNN, in `masked` a part of the bias. The output and the
+statistics of the softmax are named `attended`: with `remat=minimal` the forward call runs once.
 
 The calls are private functions of JAX, and no call is used unseen: before the first one, `find`
 compares each with full scores on the device, forward and backward. What fails is not used.
