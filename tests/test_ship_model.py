@@ -207,8 +207,9 @@ def test_commands_of_cards_train_the_models_of_the_package(name):
   trained = config.load(folder / 'config.json')
   resolved = ship_model.resolve_command(f'{command} --config.data.path=/data')
   data = dataclasses.replace(resolved.data, path=None)
-  # Two defaults are others since. Without a weight decay, nothing decays.
-  model = dataclasses.replace(resolved.model, scan_layers=trained.model.scan_layers)
+  # Three defaults have changed. Without a weight decay, nothing decays.
+  unchanged = {name: getattr(trained.model, name) for name in ('scan_layers', 'remat')}
+  model = dataclasses.replace(resolved.model, **unchanged)
   assert trained.optimizer.weight_decay == 0
   optimizer = dataclasses.replace(resolved.optimizer, weight_decay_on='all')
   changed = dataclasses.replace(resolved, data=data, model=model, optimizer=optimizer)

@@ -203,7 +203,7 @@ def test_a_folder_may_be_named_like_a_pattern(tmp_path):
 def lose_array(monkeypatch):
   orbax_save = ocp.StandardCheckpointer.save
   without = lambda tree: tree | {'params': {'kernel': tree['params']['kernel']}}
-  fails = lambda self, path, tree: orbax_save(self, path, without(tree))
+  fails = lambda self, path, tree, **options: orbax_save(self, path, without(tree))
   monkeypatch.setattr(ocp.StandardCheckpointer, 'save', fails)
 
 
@@ -240,10 +240,10 @@ def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog
   save(tmp_path, 4)
   orbax_save = ocp.StandardCheckpointer.save
 
-  def one_bit_off(self, path, tree):
+  def one_bit_off(self, path, tree, **options):
     bits = tree['params']['kernel'].view('uint32')
     kernel = bits.at[2, 1].set(bits[2, 1] ^ 1).view('float32')
-    orbax_save(self, path, tree | {'params': tree['params'] | {'kernel': kernel}})
+    orbax_save(self, path, tree | {'params': tree['params'] | {'kernel': kernel}}, **options)
 
   monkeypatch.setattr(ocp.StandardCheckpointer, 'save', one_bit_off)
   save(tmp_path, 8)
@@ -380,7 +380,7 @@ def test_killed_between_any_two_steps_of_a_save(tmp_path, monkeypatch, owner, na
 
 
 def full(number, *args):
-  def fails(*arguments):
+  def fails(*arguments, **options):
     raise OSError(number, *args) if number else ValueError(*args)
 
   return fails
