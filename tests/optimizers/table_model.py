@@ -51,7 +51,7 @@ class Model(nn.Module):
     kernel_ExE = self.param('kernel', init, (E, E), float)
     return jnp.tanh(values_BxTxE @ kernel_ExE), memory, {}
 
-  def scores(self, hidden_BxTxE, targets_BxT):
+  def scores(self, hidden_BxTxE, targets_BxT, train=False):
     return types.SimpleNamespace(nll_BxT=jnp.square(hidden_BxTxE).sum(axis=-1) + targets_BxT)
 
 

@@ -157,7 +157,7 @@ def test_flops_of_a_kernel_include_every_block():
   """Two products forward; five backward, plus two recomputed products in the backward kernels."""
   q = jnp.zeros((2, 1024, 4, 128))
   keys = Keys(query_documents_BxT=jnp.zeros((2, 1024), int))
-  attend = lambda q: fused.attend('splash', Heads(q, q, q), None, keys).values_BxTxNxH.sum()
+  attend = lambda q: fused.attend('splash', 0, Heads(q, q, q), None, keys).values_BxTxNxH.sum()
   product = 2 * 2 * 4 * 1024 * 1024 * 128
   count = lambda function: flops.matrix_flops(jax.make_jaxpr(function)(q).jaxpr)
   assert count(attend) == 2 * product

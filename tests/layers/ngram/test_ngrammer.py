@@ -13,7 +13,6 @@ from ngrammer_jax.layers.attention import full
 from ngrammer_jax.layers.ngram.pairs import paired_ids
 from ngrammer_jax.layers.ngram.windows import Windows
 from ngrammer_jax.layers.normalization import RMSNorm
-from tests import jaxprs
 from tests.checks import assert_close, random_variables
 from tests.layers.ngram.test_hashing import slow_rows
 from tests.layers.programs import apply
@@ -395,7 +394,8 @@ def test_more_heads_are_no_more_operations():
     x = np.zeros((2, 6, 4 * heads), 'float32')
     variables = jax.eval_shape(lambda: nn.unbox(layer.init(jax.random.key(0), x)))
     step = lambda variables, x: layer.apply(variables, x, mutable=['codebook'])
-    return len(list(jaxprs.equations(jax.make_jaxpr(step)(variables, x).jaxpr)))
+    # Lowered for a CPU: on GPUs, sums of rows are scans whose depth grows with the logarithm.
+    return jax.jit(step).lower(variables, x).as_text().count(' = stablehlo.')
 
   assert operations(8) == operations(2)
 
