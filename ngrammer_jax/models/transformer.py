@@ -350,7 +350,9 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     kernel = self.config.kernel
     asks_for_cudnn = kernels.asks_for_cudnn(kernel, needs)
     workload = self._workload(context.documents_BxT.shape, asks_for_cudnn=asks_for_cudnn)
-    return kernels.repeats_calls(kernel, needs, workload)
+    # Layers with a window and layers without one may have different kernels.
+    types_needs = needs, needs - {'window'}
+    return any(kernels.repeats_calls(kernel, own, workload) for own in types_needs)
 
   def _apply_layers(
     self,

@@ -76,7 +76,7 @@ class Sequences(NamedTuple):
   is_one: jax.Array
 
 
-class Found(NamedTuple):
+class UsableCalls(NamedTuple):
   """What cuDNN computes correctly on a device.
 
   Attributes:
@@ -292,7 +292,7 @@ def _of_sequences(statistics_BxNxT: jax.Array, sequences: Sequences) -> jax.Arra
 
 
 @functools.cache
-def find(N: int, C: int, H: int, dtype: str) -> Found:
+def find(N: int, C: int, H: int, dtype: str) -> UsableCalls:
   """Returns the calls of cuDNN that compute what full scores do, on the first device.
 
   It takes seconds, once for each shape of the heads.
@@ -309,7 +309,7 @@ def find(N: int, C: int, H: int, dtype: str) -> Found:
     tuple(call for call, problem in zip(CALLS, own, strict=True) if not problem)
     for own in (problems[: len(CALLS)], problems[len(CALLS) :])
   )
-  return Found(_complete(calls), _complete(window_calls), '; '.join(filter(None, problems)))
+  return UsableCalls(_complete(calls), _complete(window_calls), '; '.join(filter(None, problems)))
 
 
 def _complete(calls: tuple[str, ...]) -> tuple[str, ...]:

@@ -39,11 +39,11 @@ def workload(
   B, T, N, H = query.shape
   axes = mesh_axes.axes('batch', B), *mesh_axes.head_axes(N, key_heads or N)
   platform, device = mesh_axes.device()
-  found = cudnn.Found()
+  usable = cudnn.UsableCalls()
   is_possible = platform == 'gpu' and None not in axes and query.dtype.name in cudnn.HIDDEN
   if asks_for_cudnn and is_possible:
     devices = mesh_axes.shards('heads')
-    found = cudnn.find(N // devices, max(1, (key_heads or N) // devices), H, query.dtype.name)
+    usable = cudnn.find(N // devices, max(1, (key_heads or N) // devices), H, query.dtype.name)
   return Workload(
     T=T,
     M=M,
@@ -54,9 +54,9 @@ def workload(
     is_divisible=None not in axes,
     generator=jax.config.jax_default_prng_impl,
     is_deterministic=_has_deterministic_ops(),
-    cudnn=found.calls,
-    cudnn_window=found.window_calls,
-    cudnn_problem=found.problem,
+    cudnn=usable.calls,
+    cudnn_window=usable.window_calls,
+    cudnn_problem=usable.problem,
   )
 
 
@@ -93,8 +93,8 @@ def attend(
   C = heads.key_BxSxCxH.shape[2]
   row_axes = mesh_axes.axes('batch', B)
   head_axes, key_head_axes = mesh_axes.head_axes(N, C)
-  found = workload(heads.query_BxTxNxH, key_heads=C, asks_for_cudnn=kernel == 'cudnn')
-  calls = found.cudnn if keys.window is None else found.cudnn_window
+  attention = workload(heads.query_BxTxNxH, key_heads=C, asks_for_cudnn=kernel == 'cudnn')
+  calls = attention.cudnn if keys.window is None else attention.cudnn_window
   cudnn_options = cudnn.Options(calls, keys.window, number)
 
   def attend_own(query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT):

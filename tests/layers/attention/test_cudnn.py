@@ -14,7 +14,7 @@ from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.attention import cudnn, fused
 from ngrammer_jax.models import language_model, model_variables
 
-ALL = cudnn.Found(cudnn.CALLS, cudnn.CALLS)
+ALL = cudnn.UsableCalls(cudnn.CALLS, cudnn.CALLS)
 GPU = ('gpu', 'NVIDIA H100')
 B, T, N, C, H = 2, 32, 4, 2, 8
 HAS_GROUPED_OFFSETS = jax.__version_info__ >= cudnn.GROUPED_OFFSETS_VERSION
@@ -170,27 +170,27 @@ def test_a_call_that_computes_something_else_is_not_used(fake):
   fake()
   assert find(N, C_PACKED, H, 'bfloat16') == ALL
   fake(window_offset=1)
-  found = find(N, C_PACKED, H, 'bfloat16')
-  assert found.calls == cudnn.CALLS and found.window_calls == ()
-  assert 'the causal call with a window of cuDNN differs from full scores by' in found.problem
+  usable = find(N, C_PACKED, H, 'bfloat16')
+  assert usable.calls == cudnn.CALLS and usable.window_calls == ()
+  assert 'the causal call with a window of cuDNN differs from full scores by' in usable.problem
   fake(ignores_offsets_of_keys=True)
-  found = find(N, C_PACKED, H, 'bfloat16')
-  assert found.calls == found.window_calls == ('causal', 'masked')
-  assert 'the packed call of cuDNN differs' in found.problem
+  usable = find(N, C_PACKED, H, 'bfloat16')
+  assert usable.calls == usable.window_calls == ('causal', 'masked')
+  assert 'the packed call of cuDNN differs' in usable.problem
 
 
 @pytest.mark.slow
 def test_calls_are_compared_while_a_program_is_traced_for_a_mesh(fake):
   fake()
-  found = []
+  usable = []
 
   def trace(x):
-    found.append(cudnn.find.__wrapped__(N, N, H, 'bfloat16'))
+    usable.append(cudnn.find.__wrapped__(N, N, H, 'bfloat16'))
     return x
 
   with sharding.use(sharding.make_mesh()):
     jax.jit(trace).trace(jnp.zeros(8))
-  assert found == [ALL]
+  assert usable == [ALL]
 
 
 def test_wrong_offsets_of_grouped_keys_are_not_tried(monkeypatch):
@@ -203,13 +203,13 @@ def test_wrong_offsets_of_grouped_keys_are_not_tried(monkeypatch):
 def test_functions_that_jax_has_moved_are_a_problem_and_no_error(monkeypatch):
   monkeypatch.setattr(cudnn._jax_calls(), 'check_cudnn_version', lambda: 91000)
   monkeypatch.delattr(cudnn._jax_calls(), '_dot_product_attention_fwd_rule')
-  found = cudnn.find.__wrapped__(N, N, H, 'bfloat16')
-  assert found.calls == found.window_calls == () and 'AttributeError' in found.problem
+  usable = cudnn.find.__wrapped__(N, N, H, 'bfloat16')
+  assert usable.calls == usable.window_calls == () and 'AttributeError' in usable.problem
 
 
 def test_without_a_gpu_no_call_is_used():
-  found = cudnn.find(N, C, H, 'bfloat16')
-  assert found.calls == () and 'the causal call of cuDNN fails' in found.problem
+  usable = cudnn.find(N, C, H, 'bfloat16')
+  assert usable.calls == () and 'the causal call of cuDNN fails' in usable.problem
 
 
 ONE = [0] * 8
@@ -256,8 +256,8 @@ def gpu(monkeypatch):
   monkeypatch.setattr(mesh_axes, 'device', lambda: GPU)
 
   def install(*names, deterministic=False):
-    found = cudnn.Found(names, names, '' if names == cudnn.CALLS else 'a problem')
-    monkeypatch.setattr(cudnn, 'find', lambda *_: found)
+    usable = cudnn.UsableCalls(names, names, '' if names == cudnn.CALLS else 'a problem')
+    monkeypatch.setattr(cudnn, 'find', lambda *_: usable)
     monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_deterministic_ops=true' if deterministic else '')
 
   return install
@@ -346,7 +346,7 @@ def test_deterministic_programs_have_no_equal_gradients(gpu):
 
 
 @pytest.mark.parametrize(
-  'found, fields, note',
+  'usable, fields, note',
   [
     ((), {}, 'attention: plain, because cudnn cannot be used: a problem'),
     (('causal', 'masked'), {}, 'attention: cudnn (causal, masked) alone, because a problem'),
@@ -360,8 +360,8 @@ def test_deterministic_programs_have_no_equal_gradients(gpu):
     (cudnn.CALLS, {'kernel': 'xla'}, "attention: plain, because of model.kernel='xla'"),
   ],
 )
-def test_what_gives_up_speed_is_said(found, fields, note, gpu):
-  gpu(*found)
+def test_what_gives_up_speed_is_said(usable, fields, note, gpu):
+  gpu(*usable)
   needs = {'dropout'} if 'attention_dropout' in fields else set()
   needs |= {'window'} if 'window' in fields else set()
   query = jax.ShapeDtypeStruct((B, T, N, H), 'bfloat16')
