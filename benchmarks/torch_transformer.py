@@ -93,7 +93,7 @@ def measure(config, rows: int, steps: int, warmup: int) -> dict:
   but the loss. On a CPU the model is not compiled.
 
   Args:
-    config: of the experiment; its feed-forward width is padded to a multiple of 16 on both sides.
+    config: of the experiment; its feed-forward width is padded to a multiple of 16 here alone.
     rows: rows of a batch.
     steps: steps that are timed.
     warmup: steps before them.
@@ -132,9 +132,10 @@ def measure(config, rows: int, steps: int, warmup: int) -> dict:
     assert math.isfinite(value.item())  # also waits
     seconds.append(time.perf_counter() - start)
   parameters = sum(weight.numel() for weight in model.parameters())
-  # Of a token: products with all matrices but positions, and both products of attention.
+  # Of a token: products with all matrices but positions, and both products of causal attention,
+  # which has half of all pairs, as `training.flops` counts.
   products = parameters - model.position.weight.numel()
-  forward = 2 * products + 4 * m.layers * T * m.width
+  forward = 2 * products + 2 * m.layers * T * m.width
   result = {
     'device': torch.cuda.get_device_name() if is_compiled else 'cpu',
     'torch': torch.__version__,
