@@ -13,6 +13,8 @@ python -m ngrammer_jax.analyze spans --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze attention --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze recl --workdir=DIR [--workdir=DIR ...] [--context_step=100]
 python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloze_test]
+
+--pretrained=NAME instead of --workdir analyzes a model of the package, where one run is analyzed.
 """
 
 import argparse
@@ -88,10 +90,14 @@ def _make_parser() -> argparse.ArgumentParser:
   for name, text in HELP.items():
     analysis = analyses.add_parser(name, help=text, formatter_class=flags.HelpFormatter)
     parsers[name] = analysis
-    action = 'append' if name in OF_SEVERAL_RUNS else 'store'
-    analysis.add_argument(
-      '--workdir', type=storage.path, action=action, required=True, help='run directory'
-    )
+    if name in OF_SEVERAL_RUNS:
+      analysis.add_argument(
+        '--workdir', type=storage.path, action='append', required=True, help='run directory'
+      )
+    elif name == 'checkpoint':
+      analysis.add_argument('--workdir', type=storage.path, required=True, help='run directory')
+    else:
+      flags.add_source(analysis)
     if name not in PRINTED:
       text = 'name of the run in the figure, one for each --workdir; default: that of its folder'
       analysis.add_argument('--label', action='append', help=text)
@@ -140,11 +146,14 @@ def _open(options: argparse.Namespace) -> tuple[list['runs.Run'], list[str]]:
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
 
+  step = model_source.read_step(options.step)
+  if getattr(options, 'pretrained', None) is not None:
+    names = options.label or [options.pretrained]
+    return [dataclasses.replace(runs.load_pretrained(options.pretrained), step=step)], names
   workdirs = options.workdir
   if not isinstance(workdirs, list):
     workdirs = [workdirs]
   baselines = getattr(options, 'baseline', [])
-  step = model_source.read_step(options.step)
   names = figures.run_labels(workdirs + baselines, getattr(options, 'label', None))
   all_runs = [runs.load_run(workdir, step) for workdir in workdirs]
   for baseline in baselines:
@@ -252,6 +261,11 @@ def _default_path(options: argparse.Namespace, flag: str, name: str) -> pathlib.
   workdir = options.workdir
   if options.analysis in OF_SEVERAL_RUNS:
     workdir = options.workdir[0]
+  elif options.pretrained is not None:
+    raise errors.BadInput(
+      f'--pretrained={options.pretrained} has no run directory for the results: name their file '
+      f'with --{flag}={name}'
+    )
   if model_source.ModelSource.from_path(workdir).is_published:
     raise errors.BadInput(
       f'--workdir={workdir} is a published model, to which no files are added: name the file of '

@@ -71,6 +71,14 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
   """Adds --workdir, --pretrained, --adapter and --step: which model is used."""
+  add_source(parser)
+  text = 'LoRA adapter that is merged into the published model of --pretrained'
+  parser.add_argument('--adapter', type=storage.path, metavar='FOLDER', help=text)
+  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+  """Adds --workdir and --pretrained, of which one is required."""
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--workdir', type=storage.path, help='run directory')
   names = ', '.join(pretrained.all_names()) or pretrained.NO_MODELS
@@ -79,9 +87,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     metavar='NAME',
     help=f'model of the package: {names}; or the folder of a published model',
   )
-  text = 'LoRA adapter that is merged into the published model of --pretrained'
-  parser.add_argument('--adapter', type=storage.path, metavar='FOLDER', help=text)
-  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
 
 
 def load_run(options: argparse.Namespace) -> 'runs.Run':

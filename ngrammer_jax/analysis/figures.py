@@ -14,6 +14,13 @@ from ngrammer_jax import errors
 from ngrammer_jax.system import result_files
 
 PANEL_SIZE = 4.1, 2.8  # of a panel of a web page, in inches
+SHADES = 'Blues'  # color map of values from 0 to 1
+ON_LIGHT = '#101010'  # text on light shades, which a page does not turn with its own colors
+ON_DARK = '#fefefe'  # text on dark shades
+DARK_SHADE = 0.6  # values from which on a shade is dark
+MAX_COLUMNS = 64  # characters in a line of shaded text
+FONT_SIZE = 1 / 0.602  # at which a character of DejaVu Sans Mono is 1 wide
+LINE_HEIGHT = 2.6  # of shaded text, in characters
 
 
 @contextlib.contextmanager
@@ -134,10 +141,78 @@ def run_labels(workdirs: Sequence[pathlib.Path], labels: Sequence[str] | None) -
   return [str(workdir) for workdir in workdirs]
 
 
-def token_labels(texts: Iterable[str]) -> list[str]:
-  """Returns the texts of tokens with visible spaces, line breaks and tabs, as labels."""
-  visible_characters = str.maketrans({' ': '_', '\n': '↵', '\t': '→', '$': r'\$'})
+def token_labels(texts: Iterable[str], space: str = '_') -> list[str]:
+  """Returns the texts of tokens with visible line breaks and tabs, as labels.
+
+  Args:
+    texts: the texts; an empty one is that of a document start.
+    space: character in place of a space.
+  """
+  visible_characters = str.maketrans({' ': space, '\n': '↵', '\t': '→', '$': r'\$'})
   return [text.translate(visible_characters) or '¶' for text in texts]
+
+
+def draw_shaded_texts(
+  axes: Any, titles: Sequence[str], texts: Sequence[str], values_PxS: np.ndarray
+) -> Any:
+  """Draws the same tokens once for each row of values, the darker the higher their value.
+
+  Characters are outlines of width 1 in the coordinates of the panel, so they fill it.
+
+  Args:
+    axes: the panel.
+    titles: titles of the rows of values.
+    texts: texts of the tokens.
+    values_PxS: their values, from 0 to 1.
+
+  Returns:
+    A mappable of the shades, for a color bar.
+  """
+  from matplotlib import cm, colors, patches
+
+  shades = cm.ScalarMappable(colors.Normalize(0, 1), SHADES)
+  labels = token_labels(texts, space=' ')
+  positions = _lay_out(labels)
+  y = 0.0
+  for title, values_S in zip(titles, values_PxS, strict=True):
+    _draw_characters(axes, 0, y, title, ON_LIGHT)
+    for label, (line, column), value in zip(labels, positions, values_S, strict=True):
+      middle = y + (line + 1) * LINE_HEIGHT
+      corner = column, middle - LINE_HEIGHT / 2
+      shade = shades.to_rgba(value)
+      rectangle = patches.Rectangle(corner, len(label), 0.9 * LINE_HEIGHT, color=shade, linewidth=0)
+      axes.add_patch(rectangle)
+      _draw_characters(axes, column, middle, label, ON_DARK if value > DARK_SHADE else ON_LIGHT)
+    y += (positions[-1][0] + 2.5) * LINE_HEIGHT
+  axes.set(xlim=(0, MAX_COLUMNS), ylim=(y - LINE_HEIGHT, -LINE_HEIGHT), aspect='equal')
+  axes.set_axis_off()
+  return shades
+
+
+def _draw_characters(axes: Any, x: float, y: float, text: str, color: str) -> None:
+  """Draws a text of which each character is 1 wide."""
+  from matplotlib import font_manager, patches, textpath, transforms
+
+  if not text.strip():
+    return  # matplotlib has no outline of spaces alone
+  font = font_manager.FontProperties(family='DejaVu Sans Mono')
+  outline = textpath.TextPath((0, 0), text, size=FONT_SIZE, prop=font)
+  to_place = transforms.Affine2D().scale(1, -1).translate(x, y + FONT_SIZE / 3)
+  axes.add_patch(patches.PathPatch(to_place.transform_path(outline), color=color, linewidth=0))
+
+
+def _lay_out(labels: Sequence[str]) -> list[tuple[int, int]]:
+  """Returns the line and the first column of each label, in lines of MAX_COLUMNS characters."""
+  places = []
+  line = 0
+  column = 0
+  for label in labels:
+    if column and column + len(label) > MAX_COLUMNS:
+      line += 1
+      column = 0
+    places.append((line, column))
+    column += len(label)
+  return places
 
 
 def _drop_empty_panels(figure: Any) -> None:

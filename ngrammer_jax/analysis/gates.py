@@ -17,6 +17,7 @@ from ngrammer_jax.inference import encoding
 MAX_TOKENS = 2**18  # tokens of the split that are read
 MAX_TEXT_TOKENS = 1000  # tokens of the split that are shown one by one, without a text
 MAX_PLOTTED_TOKENS = 60  # of these, the tokens in the figure
+MAX_SHADED_GATES = 3  # gates whose tokens are drawn as shaded text; more are a heat map
 MIN_COUNT = 10  # occurrences of the n-grams that are compared
 MAX_NGRAMS = 50  # n-grams of each order in the result
 MAX_LISTED = 6  # of these, the n-grams that are shown
@@ -229,14 +230,27 @@ def plot(result: dict[str, Any], axes: Any) -> None:
 
 
 def _plot_tokens(result: dict[str, Any], axes: Any) -> None:
-  """Plots the gates of the first tokens as colors."""
+  """Plots the gates of the first tokens: as shaded text, or as a heat map of many gates."""
+  texts = result['texts'][:MAX_PLOTTED_TOKENS]
   values_PxS = np.array([gate['values'][:MAX_PLOTTED_TOKENS] for gate in result['gates']])
+  names = [gate['name'] for gate in result['gates']]
+  if len(names) <= MAX_SHADED_GATES:
+    image = figures.draw_shaded_texts(axes, names, texts, values_PxS)
+  else:
+    image = _plot_heat_map(axes, names, texts, values_PxS)
+  axes.figure.colorbar(image, ax=axes, label='gate', location='top', aspect=40)
+
+
+def _plot_heat_map(axes: Any, names: list[str], texts: list[str], values_PxS: np.ndarray) -> Any:
+  """Plots a row of cells for each gate; returns the image."""
   P, S = values_PxS.shape
   # Cells are up to four times as high as wide; few memories or tokens do not fill the panel.
   aspect = min(4, 0.12 * S, 0.5 * S / P)
-  image = axes.imshow(values_PxS, aspect=aspect, cmap='viridis', interpolation='nearest')
-  axes.figure.colorbar(image, ax=axes, label='gate', location='top')
-  names = [gate['name'].replace('/', '/\n' if P <= 6 else '/') for gate in result['gates']]
-  axes.set_yticks(range(len(names)), names, fontsize=7)
-  labels = figures.token_labels(result['texts'][:MAX_PLOTTED_TOKENS])
-  axes.set_xticks(range(len(labels)), labels, fontsize=6, rotation=90)
+  image = axes.imshow(
+    values_PxS, aspect=aspect, cmap=figures.SHADES, vmin=0, vmax=1, interpolation='nearest'
+  )
+  axes.set_yticks(
+    range(P), [name.replace('/', '/\n' if P <= 6 else '/') for name in names], fontsize=7
+  )
+  axes.set_xticks(range(S), figures.token_labels(texts), fontsize=6, rotation=90)
+  return image

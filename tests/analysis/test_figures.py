@@ -64,6 +64,27 @@ def test_labels_of_tokens_show_spaces_and_line_breaks():
   assert labels == ['¶', '_a', '.↵↵', '→', r'\$5']
 
 
+def test_shaded_tokens_stand_side_by_side_and_are_darker_for_higher_values(panels):
+  from matplotlib import patches
+
+  texts = ['', 'word', ' ' + 'x' * 60, ' a']
+  axes = panels(1)
+  figures.draw_shaded_texts(axes, ['first', 'second'], texts, np.array([[0, 0.5, 1, 0.7]] * 2))
+  shades = [patch for patch in axes.patches if isinstance(patch, patches.Rectangle)]
+  corners = [patch.get_xy() for patch in shades]
+  columns = [x for x, _ in corners]
+  lines = [y for _, y in corners]
+  assert columns == [0, 1, 0, 61] * 2 and [patch.get_width() for patch in shades[:2]] == [1, 4]
+  assert lines[0] == lines[1] < lines[2] == lines[3] < lines[4]
+  lightness = [sum(patch.get_facecolor()[:3]) for patch in shades[:4]]
+  assert lightness[0] > lightness[1] > lightness[3] > lightness[2]
+  # Everything is inside the panel, which is read from top to bottom.
+  bottom, top = axes.get_ylim()
+  for patch in axes.patches:
+    box = patch.get_path().transformed(patch.get_patch_transform()).get_extents()
+    assert 0 <= box.xmin and box.xmax <= axes.get_xlim()[1] and top < box.ymin < box.ymax < bottom
+
+
 @pytest.fixture
 def panels():
   """Returns a function that makes the panels of a figure."""

@@ -228,6 +228,23 @@ def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monke
 
 
 @pytest.mark.full
+def test_gates_of_a_pretrained_model(one_device, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(gates, 'MAX_TOKENS', 256)
+  text = 'The state of the Union is strong.'
+  figure = tmp_path / 'gates.png'
+  command = ['gates', '--pretrained=state_of_the_union', f'--text={text}']
+  with bad_input(
+    '--pretrained=state_of_the_union has no run directory for the results: name their file with '
+    '--figure=gates.png'
+  ):
+    analyze.main(command)
+  analyze.main([*command, f'--figure={figure}'])
+  result = json.loads(figure.with_suffix('.json').read_text())
+  assert ''.join(result['texts']) == text and figure.exists()
+  assert capsys.readouterr().out.startswith('state_of_the_union, step 3,000, validation\n')
+
+
+@pytest.mark.full
 def test_gates_and_retention_of_rows_in_values(one_device, tiny, untrained, texts):
   """Each head has a gate, and is shown without its factor."""
   values = dict(point='values', layers=(0,), join='sum', width=None)
