@@ -25,7 +25,7 @@ With Muon and the schedule of nanochat, `llama_quickstart_muon` has 1.5748 bits 
 llama_8b is Llama 3 8B (arXiv 2407.21783) and has its vocabulary size; embeddings are not scaled.
 llama_8b_ngrammer adds the best layer of ngrammer_c4.py, with 402,663,424 parameters (in all
 8,432,924,672) and 33,554,432 values of centroids. Corpus, steps and learning rate of both are ours.
-Neither has been trained with this code; docs/compile.md has their memory on TPU slices.
+Neither has been trained with this code; docs/tpu_predictions.md has their memory on TPU slices.
 """
 
 from typing import NamedTuple
