@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Sequence
 import itertools
 from typing import NamedTuple
 
-# With more layers, `model.scan_layers=None` scans over them. docs/tpu_predictions.md has measurements.
+# With more layers, `model.scan_layers=None` scans over them: see docs/tpu_predictions.md.
 MAX_LAYERS_IN_A_ROW = 32
 
 
