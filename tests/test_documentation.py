@@ -50,7 +50,7 @@ NOT_RUN = {
   r'-m (venv|build)': 'makes an environment or a wheel, see tests/test_wheel.py',
 }
 SNIPPETS_NOT_RUN = {
-  'docs/python_api.md': 'test_the_readme_runs and tests/training/test_losses.py run them',
+  'docs/python_api.md': 'test_the_layers_in_your_own_model_learn and tests/training/test_losses.py run them',
   'docs/generation.md': 'needs the weights of another package, see tests/inference',
   'docs/interop.md': 'tests/interop/test_docs.py runs those that need no weights of others',
   'docs/reading.md': 'tests/test_reading.py adds them to a copy of the repository',
@@ -396,13 +396,20 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
 @pytest.mark.slow
 def test_the_readme_runs(pages):
   pages.smaller = ('--config.model.layers=1',)
-  names = pages.run(README)
+  pages.run(README)
+  assert pages.has_run >= {'ngrammer_jax.train', 'ngrammer_jax.analyze'}
+
+
+@pytest.mark.slow
+def test_the_layers_in_your_own_model_learn():
+  names: dict = {}
   api = documentation.blocks(ROOT / 'docs' / 'python_api.md')
+  (model,) = (block.text for block in api if 'class MyModel(' in block.text)
   (training_step,) = (block.text for block in api if 'def train_step(' in block.text)
   (in_nnx,) = (block.text for block in api if 'MyNNXModel' in block.text)
+  exec(model, names)
   exec(training_step, names)
   exec(in_nnx, names)
-  assert pages.has_run >= {'ngrammer_jax.train', 'python'}
   # Its layer learns, in NNX too.
   assert names['params']['NGrammer_0']['table'].shape == (32768, 8) and 6 < names['nll'] < 8
   trained, initial = names['nnx_model'].ngrammer, names['MyNNXModel'](nnx.Rngs(0)).ngrammer
