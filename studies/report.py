@@ -1,4 +1,4 @@
-"""Writes the tables and figures of docs/results.md: python -m studies.report
+"""Writes the tables and figures of docs/results.md and README.md: python -m studies.report
 
 A table stands between two comments, `<!-- main -->` and `<!-- end -->`; all other text is kept.
 """
@@ -17,6 +17,7 @@ from studies import (
   cells,
   context,
   frequency,
+  intervals,
   longer,
   ngram_memories,
   plots,
@@ -35,7 +36,18 @@ from studies.results import (
   validation_nats,
 )
 
-PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = ROOT / 'docs' / 'results.md'
+README = ROOT / 'README.md'
+README_MODELS = {  # rows of the table of the README
+  'plain': 'a Transformer',
+  'wide': 'with a wider feed-forward',
+  'untied': 'with another output embedding',
+  'ngrammer': 'N-Grammer',
+  'over_encoding': 'Over-Encoding',
+  'engram': 'Engram',
+}
+BYTES_PER_VALUE = 4  # of a table, in float32
 ACCUMULATOR_TABLE_RATE = 0.01  # that of all runs with an accumulator of 0.1
 BASELINE = 'wide'  # the Transformer with as many parameters as the memories
 # Columns of losses: of whole splits in bits per byte, of short runs in nats per token.
@@ -99,6 +111,46 @@ def model_table(
         str(len(own)),
         *(format_mean([loss(r) for r in own]) for loss in losses.values()),
         *('' if b == model else format_difference(own, by_model[b], last) for b in baselines),
+      )
+    )
+  return markdown(rows)
+
+
+def readme_table(results: Sequence[Result], baseline: str = 'untied') -> str:
+  """Formats the table of the README, with intervals of 95 %.
+
+  Args:
+    results: runs of the main table.
+    baseline: model from which the differences are shown.
+  """
+  rows = [
+    (
+      'variant',
+      'model',
+      'parameters (in tables)',
+      'MFLOPs a token',
+      'test, bits per byte',
+      f'minus `{baseline}`',
+    )
+  ]
+  losses = {}
+  for model in README_MODELS:
+    losses[model] = {r['seed']: bits_per_byte(r) for r in results if r['model'] == model}
+  for model, text in README_MODELS.items():
+    first = next(r for r in results if r['model'] == model)
+    parameters = first['parameters'] / 1e6
+    in_tables = first['table_bytes'] / BYTES_PER_VALUE / 1e6
+    difference = ''
+    if model != baseline:
+      difference = str(intervals.paired_difference(losses[model], losses[baseline]))
+    rows.append(
+      (
+        f'`{model}`',
+        text,
+        f'{parameters:.2f}M ({in_tables:.2f}M)',
+        f'{first["flops_per_token"] / 1e6:.2f}',
+        str(intervals.mean_interval(list(losses[model].values()))),
+        difference,
       )
     )
   return markdown(rows)
@@ -268,7 +320,7 @@ def replace_tables(page: str, tables: Mapping[str, str]) -> str:
     replace = lambda match, table=table: f'{match[1]}{table}\n{match[2]}'
     page, count = re.subn(pattern, replace, page, flags=re.DOTALL)
     if count != 1:
-      raise ValueError(f'{PAGE.name} has {count} places for {name}, expected one')
+      raise ValueError(f'the page has {count} places for {name}, expected one')
   return page
 
 
@@ -407,6 +459,9 @@ def main() -> None:
   tables = format_tables(results, *others)
   page = replace_tables(PAGE.read_text(encoding='utf-8'), tables)
   PAGE.write_text(page, encoding='utf-8')
+  main_runs = [r for r in results if r['table'] == 'main']
+  readme = replace_tables(README.read_text(encoding='utf-8'), {'results': readme_table(main_runs)})
+  README.write_text(readme, encoding='utf-8')
   plots.save_all(results, others[-1], PAGE.parent)
 
 

@@ -410,8 +410,11 @@ def test_the_page_has_the_tables_of_the_results():
   page = report.PAGE.read_text(encoding='utf-8')
   files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
   files += study_results.PRETRAINED, study_results.LONGER
-  lines = map(study_results.read, files)
+  lines = [study_results.read(file) for file in files]
   assert report.replace_tables(page, report.format_tables(*lines)) == page
+  readme = report.README.read_text(encoding='utf-8')
+  table = report.readme_table([r for r in lines[0] if r['table'] == 'main'])
+  assert report.replace_tables(readme, {'results': table}) == readme
 
 
 def test_accuracies_without_fine_tuning_have_errors():
