@@ -396,8 +396,11 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
 @pytest.mark.slow
 def test_the_readme_runs(pages):
   pages.smaller = ('--config.model.layers=1',)
-  pages.run(README)
-  assert pages.has_run >= {'ngrammer_jax.train', 'ngrammer_jax.analyze'}
+  names = pages.run(README)
+  assert pages.has_run >= {'ngrammer_jax.train', 'ngrammer_jax.analyze', 'python'}
+  tokens = jnp.ones((2, 17), jnp.int32)
+  logits, _ = jax.eval_shape(names['MyModel']().init_with_output, jax.random.key(0), tokens)
+  assert logits.shape == (2, 17, 500)
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ def test_every_page_of_the_docs_is_in_the_navigation():
   listed = re.findall(r'[\w/]+\.md', navigation)
   pages = {path.name for path in (ROOT / 'docs').glob('*.md')}
   assert sorted(listed) == sorted(pages | {'configuration.md'})  # generated
-  assert len(listed) <= 34
 
 
 def test_links_between_pages_lead_somewhere():
