@@ -21,6 +21,7 @@ from unittest import mock
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 import pytest
 
 from ngrammer_jax import command_line, config
