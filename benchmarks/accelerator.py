@@ -33,6 +33,8 @@ import tempfile
 import time
 from typing import Any
 
+from launch import model_parts
+
 ENGRAM = {
   'model.ngram_memories.0.preset': 'engram',
   'model.ngram_memories.0.key': 'tokens',  # compressed ids need the texts of tokens
@@ -113,18 +115,6 @@ TINY_ENGRAM = {'model.ngram_memories.0.layers': '(1,)', 'model.ngram_memories.0.
 # Calls of attention kernels in a compiled program.
 KERNELS = re.compile(r'custom_call_target="(__cudnn\$\w+|\w*[tT]riton\w*|tpu_custom_call)"')
 CONTAINERS = ('while', 'cond', 'conditional', 'call')  # of operations that are counted themselves
-# Parts of a model by the scopes of their instructions; the last match in a scope counts.
-PARTS = {
-  'feed-forward': 'feed_forward/',
-  'projections': r'attention/(?:attention\.\w+/)*(?:query|key|value|out)/',
-  'attention': 'attention/',
-  'norms and residuals': r'\w*norm/|\._residual/',
-  'loss': r'\.(?:scores|logits)\b',
-  'optimizer': 'optimizer',
-  'memories': r'ngrammer|ngram_memory|quantizer|codebook',
-  'embedding': r'\.embed\b',
-}
-SCOPES = re.compile('|'.join(f'({pattern})' for pattern in PARTS.values()))
 SCOPE_OF = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*op_name="([^"]*)"', re.MULTILINE)
 
 
@@ -248,17 +238,9 @@ def trace(step: Any, text: str, steps: int = 3) -> dict[str, float]:
         instruction = dict(event.stats).get('hlo_op')
         if instruction is None or str(instruction).split('.')[0] in CONTAINERS:
           continue
-        part = part_of(scopes.get(str(instruction), ''))
+        part = model_parts.part_of(scopes.get(str(instruction), ''))
         seconds[part] = seconds.get(part, 0.0) + event.duration_ns / 1e9 / steps
   return dict(sorted(seconds.items(), key=lambda item: -item[1]))
-
-
-def part_of(scope: str) -> str:
-  """Returns the part of the model that the scope of an instruction belongs to."""
-  matches = [*SCOPES.finditer(scope)]
-  if not matches:
-    return 'other'
-  return [*PARTS][matches[-1].lastindex - 1]
 
 
 def peak_bytes(compiled: Any, device: Any) -> int:

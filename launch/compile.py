@@ -52,8 +52,8 @@ from ngrammer_jax.training import capacity, flops, programs
 
 REMEDIES = (
   'larger: mesh.fsdp, mesh.model; smaller: training.batch_size, evaluation.streams and '
-  'segment_length; in training also model.remat="full", model.vocabulary_chunk=8192, '
-  'training.accumulation.parts'
+  'segment_length; in training also model.remat="minimal" or "full", '
+  'model.vocabulary_chunk=8192, training.accumulation.parts'
 )
 MIN_BYTES = 1e5  # collectives that send less are not listed
 

@@ -14,27 +14,11 @@ import collections
 import re
 
 import hlo
+import model_parts
 
 LAYOUT_CHANGES = 'copy', 'transpose', 'reshape'  # opcodes of synchronous instructions
 KERNEL = 'tpu_custom_call'  # opcode of a Pallas kernel
 
-# Parts of a model by the scopes of their instructions; the last match in a scope counts.
-PARTS = {
-  'saves of the scan': r'_run/(?:while/body/)?(?:jit\(dynamic|dynamic_|stack|concatenate|squeeze)',
-  'feed-forward': 'feed_forward/',
-  'projections': r'attention/(?:attention\.\w+/)*(?:query|key|value|out)/',
-  'attention kernels': 'splash',
-  'rotary': r'rotary|attention\._rotate_and_scale',
-  'other attention': 'attention/',
-  'residual': r'\._residual/',
-  'norms': r'\w*norm/',
-  'cross-entropy': r'\.(?:scores|logits)\b',
-  'optimizer': 'optimizer',
-  'codebook': 'quantizer|codebook',
-  'table': r'ngrammer|ngram_memory',
-  'embedding': r'\.embed\b',
-}
-SCOPES = re.compile('|'.join(f'({pattern})' for pattern in PARTS.values()))
 ALL_PARTS = 'all parts'  # stands for a part that has no such instructions
 
 
@@ -112,7 +96,4 @@ def part_of(work: hlo.Work) -> str:
     return 'collectives'
   if work.opcode in LAYOUT_CHANGES or work.scope.endswith('/transpose'):
     return 'layout changes'
-  matches = [*SCOPES.finditer(work.scope)]
-  if not matches:
-    return 'other'
-  return [*PARTS][matches[-1].lastindex - 1]
+  return model_parts.part_of(work.scope)

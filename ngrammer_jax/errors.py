@@ -7,7 +7,8 @@ import signal
 
 LESS_MEMORY = (
   'lower training.batch_size or training.segment_length (of evaluation: evaluation.streams or '
-  'evaluation.segment_length), raise training.accumulation.parts, or use model.remat="full"'
+  'evaluation.segment_length), raise training.accumulation.parts, or use model.remat="minimal", or '
+  '"full", which needs the least memory'
 )
 RERUN_ALL = 'rerun the same command in all processes to resume from the last checkpoint'
 

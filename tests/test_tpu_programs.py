@@ -133,7 +133,7 @@ def test_narrow_tables_lie_along_the_lanes(printed):
 
 
 def test_parts_of_the_step_have_the_names_that_are_counted(printed):
-  """See `PARTS` of launch/compile.py."""
+  """See `PARTS` of launch/model_parts.py."""
   assert {'scores', 'embed'} <= set(printed[2][3])
 
 

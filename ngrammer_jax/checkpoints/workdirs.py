@@ -66,7 +66,10 @@ def with_kept_values(workdir: pathlib.Path, config: experiment.Config) -> experi
     return config
   resumed = experiment.with_kept_values(load_config(workdir), config)
   for key, kept, _ in experiment.differences(resumed, config, may_differ=lambda key: False):
-    logging.info('%s=%s, as the run was started', key.path, kept)
+    message = f'{key.path}={kept}, as the run was started'
+    if key.free_on_resume:
+      message += f'; to change it, set another value than {key.default}'
+    logging.info('%s', message)
   return resumed
 
 

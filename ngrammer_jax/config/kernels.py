@@ -13,6 +13,9 @@ T queries, M memory, H head width.
 
 from typing import NamedTuple
 
+# With fewer tokens, a prompt is not worth the seconds that the comparison of cuDNN takes.
+MIN_PROMPT = 1024
+
 # What attention may need, and how an error names it.
 NEEDS = {
   'mask': 'a memory, or another mask than causality within documents',
@@ -29,6 +32,7 @@ NEEDS = {
   'pairs': 'the keys with the most attention',
   'cache': 'a KV cache',
   'prefix': 'a bidirectional prefix',
+  'short_prompt': f'a prompt of fewer than {MIN_PROMPT:,} tokens',
   'probabilities': 'all probabilities',
 }
 OF_PROJECTED_MEMORY = {'joint_norm', 'value_rows'}  # not of a KV cache
@@ -36,7 +40,7 @@ OF_PROJECTED_MEMORY = {'joint_norm', 'value_rows'}  # not of a KV cache
 KERNELS = {
   'xla': frozenset(NEEDS),
   'blocks': frozenset(NEEDS) - {'all_keys', 'joint_norm', 'value_rows', 'prefix', 'probabilities'},
-  'splash': frozenset({'cap', 'grouped'}),
+  'splash': frozenset({'cap', 'grouped', 'short_prompt'}),
   'cudnn': frozenset({'grouped', 'window'}),
 }
 NAMES = tuple(KERNELS)

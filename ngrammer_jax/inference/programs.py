@@ -67,8 +67,9 @@ def score_last_target(
 ) -> tuple[Scores, Any]:
   """Returns the scores of the last target of each row, [B, 1], and the new memory.
 
-  A row of padding has none.
+  A row of padding has none. The memory is that before the first segment.
   """
+  memory = _known_empty(model, memory)
   hidden_Bx1xD, memory = _forward_last(model, variables, window, memory)
   last_Bx1 = _last_index(window.valid_BxT)
   target_Bx1 = jnp.take_along_axis(window.targets_BxT, last_Bx1, axis=1)

@@ -11,6 +11,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import kernels
 from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.attention import cache as caches
 from ngrammer_jax.layers.attention.cache import CacheSlots
@@ -90,6 +91,11 @@ class Keys:
   def in_blocks(self) -> bool:
     """Whether attention works in blocks of queries and keys."""
     return self.visible_BxTxS is None
+
+  @property
+  def is_short_prompt(self) -> bool:
+    """Whether the KV cache is empty, and there are few queries (see `config.kernels`)."""
+    return self.skips_cache and self.query_documents_BxT.shape[1] < kernels.MIN_PROMPT
 
 
 @struct.dataclass
@@ -254,6 +260,7 @@ def make(
     sees_itself=visibility.sees_itself,
     has_prefix=segment.prefix_BxT is not None,
   )
+  has_mask = not keys.sees_itself or keys.has_prefix
   if tokens is None:
     position_BxT = document_masks.positions(starts_BxT)
   else:
@@ -266,7 +273,11 @@ def make(
     if counted_BxT is None:
       counted_BxT = jnp.ones(documents_BxT.shape, bool)
     if tokens.is_empty:
-      keys = keys.replace(key_documents_BxS=keys.query_documents_BxT, skips_cache=True)
+      keys = keys.replace(
+        key_documents_BxS=keys.query_documents_BxT,
+        is_plain_causal=not has_mask,
+        skips_cache=True,
+      )
     else:
       keys = _with_cache(keys, tokens, counted_BxT, in_blocks)
       sink_shift_BxS = tokens.sink_shift()
@@ -278,7 +289,6 @@ def make(
     position_BxP = jnp.concatenate([tokens.positions, position_BxT], axis=1)
     tokens = tokens.advance(documents_BxT, position_BxT, segment.valid_BxT)
   else:
-    has_mask = not keys.sees_itself or keys.has_prefix
     keys = keys.replace(key_documents_BxS=keys.query_documents_BxT, is_plain_causal=not has_mask)
   if not in_blocks:
     keys = _with_visible(keys, segment.prefix_BxT)

@@ -6,10 +6,10 @@
 B batch, T segment length, S keys, D model width, V vocabulary.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -63,6 +63,25 @@ def _as_zero_tokens(
   if isinstance(tokens, cache.CacheSlots):
     tokens = tokens.replace(index=tokens.index + index_M)
   return tokens
+
+
+class _LayerInputs(NamedTuple):
+  """What layers read beside the activations.
+
+  Attributes:
+    contexts: context of each type of layers.
+    memory: memory of each layer.
+    dropout_keys: key of each layer. None: no dropout.
+  """
+
+  contexts: Mapping[LayerType, contexts.Context]
+  memory: Sequence[Any]
+  dropout_keys: jax.Array | None
+
+  def of(self, layers: slice) -> '_LayerInputs':
+    """Returns the inputs of some of the layers."""
+    keys = apply_layers.select_keys(self.dropout_keys, layers)
+    return _LayerInputs(self.contexts, self.memory[layers], keys)
 
 
 def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
@@ -210,10 +229,9 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     # Layers. All have the same dropout of distance encodings.
     positions = context.positions.replace(distance_key=distance_key)
     context = context.replace(positions=positions)
-    type_contexts = self._type_contexts(context, prefix_BxT)
-    x_BxTxD, states, layer_spans = self._apply_layers(
-      x_BxTxD, context, type_contexts, memory, layer_keys
-    )
+    layer_memories = memory.get('layers', ({},) * len(self.layer))
+    inputs = _LayerInputs(self._type_contexts(context, prefix_BxT), layer_memories, layer_keys)
+    x_BxTxD, states, layer_spans = self._apply_layers(x_BxTxD, context, inputs, memory)
     next_memory |= states
 
     # Outputs.
@@ -326,7 +344,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       needs -= kernels.OF_PROJECTED_MEMORY
     return kernels.uses_blocks(c.kernel, needs, self._workload(segment.documents_BxT.shape, M))
 
-  def _attention_needs(self, of_inputs: Collection[str]) -> frozenset[str]:
+  def _attention_needs(self, of_inputs: Iterable[str]) -> frozenset[str]:
     """Returns what attention needs (see `config.kernels`), with what the inputs ask for."""
     needs = frozenset(self.config.attention_needs()) | frozenset(of_inputs)
     if self.is_initializing() or self.is_mutable_collection('intermediates'):
@@ -343,10 +361,15 @@ class TransformerLM(embedding_and_head.VocabularyModel):
 
   def _repeats_calls(self, context: contexts.Context) -> bool:
     """Whether layers must not have equal calls of attention, see `kernels.repeats_calls`."""
-    of_inputs = set()
-    if not context.keys.is_plain_causal:
-      of_inputs.add('mask')
-    needs = self._attention_needs(of_inputs)
+    keys = context.keys
+    of_inputs = {
+      'mask': not keys.is_plain_causal,
+      'window': keys.window is not None,
+      'short_prompt': keys.is_short_prompt,
+    }
+    needs = self._attention_needs(name for name, is_needed in of_inputs.items() if is_needed)
+    if keys.is_plain_causal:  # the keys are those of the segment alone
+      needs -= {'mask', *kernels.OF_PROJECTED_MEMORY}
     kernel = self.config.kernel
     asks_for_cudnn = kernels.asks_for_cudnn(kernel, needs)
     workload = self._workload(context.documents_BxT.shape, asks_for_cudnn=asks_for_cudnn)
@@ -358,26 +381,22 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     self,
     x_BxTxD: jax.Array,
     context: contexts.Context,
-    type_contexts: Mapping[LayerType, contexts.Context],
+    inputs: _LayerInputs,
     memory: Memory,
-    dropout_keys: jax.Array | None,
   ) -> tuple[jax.Array, Memory, tuple[span.Spans, ...]]:
     """Applies all layers, in runs of repeated types, and the memories between them.
 
     Returns [B, T, D], their next memory, and the spans of the layers.
     """
-    layer_memories = memory.get('layers', ({},) * len(self.layer))
     next_memory, results = {}, []
     must_differ = self._repeats_calls(context)
     layers_in_a_scan = layer_runs.layers_in_a_scan(
       self.config.scan_layers, self.config.layers, must_differ
     )
     for run in self._find_runs(layers_in_a_scan):
-      run_memories = layer_memories[run.layers]
-      run_keys = apply_layers.select_keys(dropout_keys, run.layers)
-      x_BxTxD, run_results = self._apply_run(
-        run, x_BxTxD, type_contexts, run_memories, run_keys, layers_in_a_scan > 0, must_differ
-      )
+      is_scanned = layers_in_a_scan > 0 and run.can_scan
+      run_inputs = inputs.of(run.layers)
+      x_BxTxD, run_results = self._apply_run(run, x_BxTxD, run_inputs, is_scanned, must_differ)
       results += run_results
       place = Place('after_block', run.end - 1)
       x_BxTxD, states = self._apply_memories(place, x_BxTxD, context, memory)
@@ -458,28 +477,23 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     self,
     run: LayerRun,
     x_BxTxD: jax.Array,
-    type_contexts: Mapping[LayerType, contexts.Context],
-    memory: Sequence[Any],
-    dropout_keys: jax.Array | None,
-    has_scans: bool,
+    inputs: _LayerInputs,
+    is_scanned: bool,
     must_differ: bool,
   ) -> tuple[jax.Array, list[LayerResult]]:
     """Applies a run of layers: one after the other, or in one scan over their parameters.
 
     Args:
       run: the layers.
-      x_BxTxD: their input.
-      type_contexts: context of each type of layers.
-      memory: memory of each layer of the run.
-      dropout_keys: key of each layer of the run. None: no dropout.
-      has_scans: whether a run is scanned, if it can be.
+      x_BxTxD: the input of the first.
+      inputs: what these layers read besides.
+      is_scanned: whether they are scanned, if memories do not prevent it.
       must_differ: whether layers are traced one by one, see `kernels.repeats_calls`.
 
     Returns:
       [B, T, D], and of each layer the next memory and the spans.
     """
     layer_types = self.layer_types[run.layers]
-    is_scanned = has_scans and run.can_scan
     is_jitted = self.jit_layers and not self.is_mutable_collection('intermediates')
     placed_memories = self.layer[run.first].placed_memories
     has_parameters_only = memories.are_alike(placed_memories, placed_memories)
@@ -487,8 +501,8 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     if has_variables or not (is_scanned or is_jitted):
       layers = []
       for layer, layer_type in zip(self.layer[run.layers], layer_types, strict=True):
-        layers.append(functools.partial(_apply_bound, layer, type_contexts[layer_type]))
-      return apply_layers.in_a_row(layers, x_BxTxD, memory, dropout_keys)
+        layers.append(functools.partial(_apply_bound, layer, inputs.contexts[layer_type]))
+      return apply_layers.in_a_row(layers, x_BxTxD, inputs.memory, inputs.dropout_keys)
 
     params = [
       nn.unbox(self.variables['params'][f'layer_{number}']) for number in range(run.first, run.end)
@@ -499,11 +513,11 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       layer_type = layer_types[number - run.first]
       divisor = layer_type.score_divisor
       layer = make_block(self.config, self.dtype, placed_memories, divisor, number, parent=None)
-      return functools.partial(_apply_unbound, layer, type_contexts[layer_type])
+      return functools.partial(_apply_unbound, layer, inputs.contexts[layer_type])
 
     if is_scanned:
       period = [make_apply(number) for number in range(run.first, run.first + run.period)]
-      return apply_layers.in_a_scan(period, params, x_BxTxD, memory, dropout_keys)
+      return apply_layers.in_a_scan(period, params, x_BxTxD, inputs.memory, inputs.dropout_keys)
     apply_type = {}
     layers = []
     for number, params_of_layer in enumerate(params, run.first):
@@ -512,7 +526,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       if key not in apply_type:
         apply_type[key] = jax.jit(make_apply(number))
       layers.append(functools.partial(apply_type[key], params_of_layer))
-    return apply_layers.in_a_row(layers, x_BxTxD, memory, dropout_keys)
+    return apply_layers.in_a_row(layers, x_BxTxD, inputs.memory, inputs.dropout_keys)
 
 
 def _apply_bound(

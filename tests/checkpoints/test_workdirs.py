@@ -260,6 +260,20 @@ def test_a_resumed_run_keeps_its_scan_of_layers(tiny, tmp_path, stored, now, exp
   assert resumed.model.scan_layers is expected
 
 
+@pytest.mark.parametrize(
+  'command, expected', [({}, 'full'), ({'remat': 'auto'}, 'full'), ({'remat': 'none'}, 'none')]
+)
+def test_auto_keeps_what_a_run_rematerialises(tiny, tmp_path, caplog, command, expected):
+  """Also if the command names it: only another value replaces the choice of the run."""
+  caplog.set_level(logging.INFO)
+  with_checkpoint(tmp_path, tiny(model={'remat': 'full'}))
+  resumed = workdirs.with_kept_values(tmp_path, tiny(model=command))
+  assert resumed.model.remat == expected
+  kept = 'model.remat=full, as the run was started; to change it, set another value than auto'
+  assert caplog.messages == ([kept] if expected == 'full' else [])
+  workdirs.check_workdir(tmp_path, resumed)
+
+
 def earlier_run(workdir, config):
   """A run with a checkpoint, of a version without `weight_decay_on`."""
   with_checkpoint(workdir, config)

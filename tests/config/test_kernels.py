@@ -104,7 +104,7 @@ def test_without_spans_blocks_are_for_cpus_and_long_memories():
 def test_kernels_for_tpus_and_blocks_leave_the_rest_to_the_scores():
   missing = lambda kernel: set(kernels.NEEDS) - kernels.KERNELS[kernel]
   assert missing('blocks') == {'all_keys', 'joint_norm', 'value_rows', 'prefix', 'probabilities'}
-  assert missing('splash') == set(kernels.NEEDS) - {'cap', 'grouped'}
+  assert missing('splash') == set(kernels.NEEDS) - {'cap', 'grouped', 'short_prompt'}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.layers.attention import fused
 from ngrammer_jax.models import language_model, transformer
 from tests.checks import random_variables
 from tests.inference import reference
@@ -148,3 +149,25 @@ def test_examples_of_all_sizes_are_batched():
     _, P, K, B, C = map(set, zip(*shapes, strict=True))
     assert B == {4} and P <= {16, 32, 64, 128} and C <= ({32, 64} if seed > 1 else {32}), shapes
     assert K <= ({1, 2, 4, 8} if seed % 2 else {5}), shapes
+
+
+@pytest.mark.full
+def test_prompts_have_the_same_scores_in_a_kernel(one_device, monkeypatch):
+  """Of splash attention, interpreted; choices attend to the keys and values that it read."""
+  attend, kernels = fused.attend, []
+  monkeypatch.setattr(fused, 'attend', lambda *args: kernels.append(args[0]) or attend(*args))
+  rng = np.random.default_rng(0)
+  prefixes = [rng.integers(2, V, length).astype(np.int32) for length in (128, 100)]
+  choices = [[rng.integers(2, V, 3).astype(np.int32) for _ in range(2)] for _ in prefixes]
+  model = dataclasses.replace(BASE, layers=1, ngram=None, dtype='float32')
+  scores = {}
+  for kernel in ('xla', 'splash'):
+    config = dataclasses.replace(model, kernel=kernel)
+    built = transformer.TransformerLM(config, V)
+    empty = language_model.empty_memory(config, 1)
+    variables = random_variables(built, np.zeros((1, 2), np.int32), empty)
+    engine = inference.Engine(built, sharding.make_mesh())
+    ranked = {i: nats for i, nats, _ in engine.rank(variables, prefixes, choices, rows=2)}
+    scores[kernel] = np.stack([ranked[i] for i in range(len(prefixes))])
+  np.testing.assert_allclose(scores['splash'], scores['xla'], rtol=1e-4)
+  assert kernels == ['splash']

@@ -174,8 +174,9 @@ class Attention(nn.Module):
       'cap': self.logit_cap is not None,
       'dropout': drop.is_active,
       'pairs': return_pairs,
-      'cache': isinstance(memory, KeyValues),
+      'cache': isinstance(memory, KeyValues) and not context.keys.skips_cache,
       'prefix': context.keys.has_prefix,
+      'short_prompt': context.keys.is_short_prompt,
       # Only the full score matrix has all of them.
       'probabilities': self.is_mutable_collection('intermediates') or self.is_initializing(),
     }

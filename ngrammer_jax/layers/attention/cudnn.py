@@ -10,7 +10,8 @@ A sliding window is the window of cuDNN, in `masked` a part of the bias. The out
 statistics of the softmax are named `attended`: with `remat=minimal` the forward call runs once.
 
 The calls are private functions of JAX, and no call is used unseen: before the first one, `find`
-compares each with full scores on the device, forward and backward. What fails is not used.
+compares each with full scores on the device, forward and backward. What fails in one process is not
+used in any, since all of them run the same program.
 
 B batch, T queries and keys, N query heads, C key heads, H head width, R sequences of a row,
 S = B R.
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 import functools
 import inspect
+import json
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +32,7 @@ import numpy as np
 from ngrammer_jax.layers import document_masks, dropout
 from ngrammer_jax.layers.attention import full
 from ngrammer_jax.layers.context import Keys
+from ngrammer_jax.system import hosts
 
 CALLS = ('causal', 'packed', 'masked')
 MAX_DOCUMENTS = 16  # R: statistics of the softmax take R N T numbers a row while a call runs
@@ -293,23 +296,42 @@ def _of_sequences(statistics_BxNxT: jax.Array, sequences: Sequences) -> jax.Arra
 
 @functools.cache
 def find(N: int, C: int, H: int, dtype: str) -> UsableCalls:
-  """Returns the calls of cuDNN that compute what full scores do, on the first device.
+  """Returns the calls of cuDNN that compute what full scores do, on a device of every process.
 
-  It takes seconds, once for each shape of the heads.
+  It takes seconds, once for each shape of the heads. All processes have to call this, with the same
+  arguments in the same order, as they do where they trace the same programs.
 
   Args:
     N, C, H: query heads, key heads and head width, of one device.
     dtype: of queries, keys and values.
+
+  Raises:
+    PeerLostError: a process did not send its result in time.
   """
   # Threads of their own, since this one may be tracing, for other devices; they compile together.
   cases = [(call, window) for window in (None, CHECKED_WINDOW) for call in CALLS]
   with futures.ThreadPoolExecutor(len(cases)) as pool:
-    problems = [*pool.map(lambda case: _problem(*case, (N, C, H), dtype), cases)]
+    own_problems = [*pool.map(lambda case: _problem(*case, (N, C, H), dtype), cases)]
+  # Over the network of the hosts: a program of the devices may be traced now.
+  mailbox = hosts.Mailbox(f'cudnn_{N}_{C}_{H}_{dtype}')
+  received = mailbox.exchange(0, json.dumps(own_problems).encode())
+  by_process = [json.loads(content) for content in received]
+  problems = [_first_problem(of_case) for of_case in zip(*by_process, strict=True)]
   calls, window_calls = (
     tuple(call for call, problem in zip(CALLS, own, strict=True) if not problem)
     for own in (problems[: len(CALLS)], problems[len(CALLS) :])
   )
   return UsableCalls(_complete(calls), _complete(window_calls), '; '.join(filter(None, problems)))
+
+
+def _first_problem(by_process: Sequence[str]) -> str:
+  """Returns the problem of the first process that has one. Empty: none has."""
+  for index, problem in enumerate(by_process):
+    if problem and index == 0:
+      return problem
+    if problem:
+      return f'in process {index}, {problem}'
+  return ''
 
 
 def _complete(calls: tuple[str, ...]) -> tuple[str, ...]:

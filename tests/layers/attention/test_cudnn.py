@@ -1,5 +1,7 @@
 """Attention of cuDNN: the arguments of its calls mean what full scores compute; what is lowered."""
 
+import functools
+import json
 import math
 import re
 
@@ -10,9 +12,12 @@ import pytest
 from ngrammer_jax import sharding
 from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.data.rows import token_batch
+from ngrammer_jax.inference import programs, sampling
 from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.attention import cudnn, fused
 from ngrammer_jax.models import language_model, model_variables
+from ngrammer_jax.system import hosts
 
 ALL = cudnn.UsableCalls(cudnn.CALLS, cudnn.CALLS)
 GPU = ('gpu', 'NVIDIA H100')
@@ -212,6 +217,30 @@ def test_without_a_gpu_no_call_is_used():
   assert usable.calls == () and 'the causal call of cuDNN fails' in usable.problem
 
 
+@pytest.mark.parametrize('index', [0, 1])
+def test_processes_use_the_calls_that_all_of_them_can(index, monkeypatch):
+  """Otherwise their programs would differ, and wait for each other without an end."""
+  packed_fails = 'the packed call of cuDNN fails (no)'
+  of_other = ['', packed_fails, *[''] * 4]
+  names = []
+
+  class Mailbox:
+    def __init__(self, name):
+      names.append(name)
+
+    def exchange(self, number, content):
+      received = [json.dumps(of_other).encode()] * 2
+      received[index] = content
+      return received
+
+  monkeypatch.setattr(hosts, 'Mailbox', Mailbox)
+  monkeypatch.setattr(cudnn, '_error', lambda *_: 0.0)
+  usable = cudnn.find.__wrapped__(N, N, H, 'bfloat16')
+  assert usable.calls == ('causal', 'masked') and usable.window_calls == cudnn.CALLS
+  assert usable.problem == (packed_fails if index else f'in process 1, {packed_fails}')
+  assert names == [f'cudnn_{N}_{N}_{H}_bfloat16']
+
+
 ONE = [0] * 8
 FEW = [0, 0, 1, 1, 1, 4, 4, 4]
 PADDED = [0, 0, 0, 0, 1, -2, -2, -2]
@@ -301,14 +330,19 @@ def test_the_calls_that_are_lowered(window, gpu):
   assert [tuple(each.split(', ')[:-1]) for each in results] == [own] * 3
 
 
-def lower_gradient(**fields):
-  """The gradient of a model of two layers, for a GPU."""
+def small_model(**fields):
+  """A model of two layers, and its abstract parameters."""
   small = {'layers': 2, 'width': N * H, 'heads': N, 'feed_forward_width': 16, 'dtype': 'bfloat16'}
   config = model_config.ModelConfig(**{'key_value_heads': C, 'ngram': None} | small | fields)
   model = language_model.build(config, 50, jit_layers=True)
-  params = model_variables.abstract(model)['params']
+  return model, model_variables.abstract(model)['params']
+
+
+def lower_gradient(**fields):
+  """The gradient of a small model, for a GPU."""
+  model, params = small_model(**fields)
   tokens_BxT = jax.ShapeDtypeStruct((B, T), jnp.int32)
-  memory = jax.eval_shape(lambda: language_model.empty_memory(config, B))
+  memory = jax.eval_shape(lambda: model.empty_memory(B))
 
   def loss(params, tokens_BxT, memory):
     hidden_BxTxD = model.apply({'params': params}, tokens_BxT, memory)[0]
@@ -343,6 +377,35 @@ def test_deterministic_programs_have_no_equal_gradients(gpu):
   assert scanned == ['Softmax', 'SoftmaxBackward']  # of a loop over both layers
   in_a_row = custom_calls(lower_gradient(scan_layers=False))
   assert sorted(seed for name, _, seed, *_ in in_a_row if 'Backward' in name) == [0, 1]
+
+
+SEGMENT_MEMORY = {'memory': model_config.MemoryConfig(8, same_length='memory')}
+
+
+@pytest.mark.parametrize('fields, window', [({}, 0), (SEGMENT_MEMORY, 8)])
+def test_the_prompt_of_a_generation_has_the_calls_of_training(fields, window, gpu, monkeypatch):
+  """No key is in its KV cache yet. What is read later attends to the cache, and has none."""
+  gpu('causal')
+  monkeypatch.setattr(kernels, 'MIN_PROMPT', T)
+  model, params = small_model(layers=1, **fields)
+  array = jax.ShapeDtypeStruct
+  prompt = token_batch.Batch(
+    array((B, T), jnp.int32), None, array((B, T), bool), array((B, T), jnp.int32)
+  )
+  memory = jax.eval_shape(lambda: model.empty_memory(B, T))
+  state = programs.DecodingState(memory, array((), jnp.int32), array((B,), jnp.int32))
+  sampler = sampling.SamplerParams.from_config(sampling.SamplingConfig(), 50)
+  arguments = {'params': params}, array((B,), jnp.uint32), sampler, prompt
+
+  def calls(is_first):
+    run = functools.partial(programs.decode_prompt, model, is_first=is_first)
+    traced = jax.jit(run).trace(*arguments, state=state)
+    return custom_calls(traced.lower(lowering_platforms=('cuda',)))
+
+  assert calls(is_first=True) == [('Softmax', 'CAUSAL', 0, window, 1)]
+  assert calls(is_first=False) == []
+  monkeypatch.setattr(kernels, 'MIN_PROMPT', T + 1)
+  assert calls(is_first=True) == []
 
 
 @pytest.mark.parametrize(

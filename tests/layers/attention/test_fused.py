@@ -193,6 +193,10 @@ def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields
     ({}, True, None, False),
     ({}, False, 'recent', False),
     ({}, False, 'cache', False),
+    ({}, False, 'empty cache', True),
+    ({'window': 3}, False, 'empty cache', True),
+    ({'sees_itself': False}, False, 'empty cache', False),
+    ({}, True, 'empty cache', False),
   ],
 )
 def test_a_context_says_whether_it_is_documents_causality_and_a_window_alone(
@@ -202,6 +206,8 @@ def test_a_context_says_whether_it_is_documents_causality_and_a_window_alone(
   starts_1xT = np.array([[0, 0, 1, 0, 0]]) > 0
   prefix_1xT = documents_1xT < 1 if prefix else None
   segment = context.Segment(documents_1xT, starts_1xT, None, prefix_1xT)
-  earlier = {'recent': context.empty_tokens(1, 2), 'cache': cache.empty_slots(1, 2), None: None}
+  slots = cache.empty_slots(1, 2)
+  earlier = {None: None, 'recent': context.empty_tokens(1, 2), 'cache': slots}
+  earlier['empty cache'] = slots.replace(is_empty=True)
   result, _ = context.make(segment, context.Visibility(**visibility), earlier[memory_kind])
   assert result.keys.is_plain_causal == is_plain
