@@ -46,7 +46,7 @@ NOT_RUN = {
   r'tests\.campaigns': 'runs for hours',
   r'smollm2|model\.gguf|runs/(with_engram|further)': 'needs the weights of another package',
   r'393k_8k_50|runs/c4': 'needs C4, or an accelerator',
-  r'analyze .*--pretrained=state_of_the_union': 'reads the text of its training, see tests/analysis',
+  r'analyze .*--pretrained=state_of_the_union': 'needs its training text, see tests/analysis',
   r'superglue\.py:all|submit': 'reads all tasks, see tests/tasks',
   r'decay_from': 'its steps are part of the command, see tests/training/test_resume.py',
   r'-m (venv|build)': 'makes an environment or a wheel, see tests/test_wheel.py',
