@@ -13,6 +13,7 @@ from ngrammer_jax import __main__ as script
 from ngrammer_jax.config import experiment, fields
 
 CODE_LINES = pathlib.Path(__file__).resolve().parents[1] / 'tests' / 'code_lines.py'
+README = pathlib.Path(__file__).resolve().parents[1] / 'README.md'
 CONFIGURATION = """# Configuration
 
 Every key of a config: its type, default and bounds. `--config.KEY=VALUE` sets a key on the command
@@ -28,13 +29,22 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-  """Adds the help of the commands, lengths of reading lists, and shows links to code as text."""
+  """Adds generated parts of pages, and shows links to code as text."""
   if page.file.src_path == 'commands.md':
     helps = (f'\n## {command}\n\n```text\n{help_of(command)}```\n' for command in script.COMMANDS)
     markdown += ''.join(helps)
+  if page.file.src_path == 'index.md':
+    markdown = markdown.replace('<!-- memories of the README -->', table_of_memories())
   if page.file.src_path == 'reading.md':
     markdown = with_lengths(markdown)
   return re.sub(r'\[([^]]+)\]\(\.\./[^)]+\)', r'\1', markdown)
+
+
+def table_of_memories() -> str:
+  """Returns the table of memories of the README, with links from this folder."""
+  text = README.read_text(encoding='utf-8')
+  table = re.search('<!-- memories -->\n(.*?)<!-- end -->', text, re.DOTALL)[1]
+  return table.replace('](docs/', '](')
 
 
 def with_lengths(markdown: str) -> str:

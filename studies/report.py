@@ -40,9 +40,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / 'docs' / 'results.md'
 README = ROOT / 'README.md'
 README_MODELS = {  # rows of the table of the README
-  'plain': 'a Transformer',
-  'wide': 'with a wider feed-forward',
-  'untied': 'with another output embedding',
+  'plain': 'a smaller Transformer',
+  'wide': 'a Transformer with a wider feed-forward',
+  'untied': 'a Transformer with an untied output embedding',
   'ngrammer': 'N-Grammer',
   'over_encoding': 'Over-Encoding',
   'engram': 'Engram',
