@@ -150,6 +150,8 @@ def get_config(variant: str = 'quickstart_engram') -> ConfigDict:
   if method in TABLE_LEARNING_RATES:
     rate = TABLE_LEARNING_RATES[method]
     c.optimizer.table = config.block('optimizer.table', learning_rate=rate)
+  if method in TOKEN_METHODS:
+    c.data.matched_vocabulary_size = c.data.vocabulary_size
   if method == 'blt':
     c.data.vocabulary = 'bytes'
     c.data.vocabulary_size = None

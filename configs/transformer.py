@@ -22,6 +22,15 @@ after the 300 steps of quickstart on 2 cores of an AMD EPYC, where the N-Grammer
 With Muon and the schedule of nanochat, `llama_quickstart_muon` has 1.5748 bits per byte, and
 `qwen3_quickstart_muon` 1.5892 (one seed each; no rate was tuned).
 
+For a text of your own, three models of equal size, whatever its vocabulary:
+
+  python -m ngrammer_jax.train --config=transformer:llama_quickstart_engram \
+    --config.data.corpus=text --config.data.path=/path/to/file_or_folder --workdir=runs/engram
+
+  llama_quickstart_wide    a wider feed-forward; no table
+  llama_quickstart_engram  Engram in the second block
+  llama_quickstart_values  rows of bigrams and trigrams in the values of the first and last block
+
 llama_8b is Llama 3 8B (arXiv 2407.21783) and has its vocabulary size; embeddings are not scaled.
 llama_8b_ngrammer adds the best layer of ngrammer_c4.py, with 402,663,424 parameters (in all
 8,432,924,672) and 33,554,432 values of centroids. Corpus, steps and learning rate of both are ours.
@@ -54,7 +63,33 @@ SIZES = {
 }
 BASELINES = [f'{style}_{size}' for style in ('llama', 'qwen3') for size in SIZES if size != '8b']
 MUON = ('llama_quickstart_muon', 'qwen3_quickstart_muon')
-VARIANTS = (*BASELINES, *MUON, 'llama_8b', 'llama_8b_ngrammer')
+# Sizes with which the models of EQUAL_SIZES are equal: no table depends on the vocabulary.
+WIDE_FEED_FORWARD = 968
+MEMORIES = {
+  'engram': dict(
+    preset='engram',
+    layers=(1,),
+    heads=2,
+    rows=11_887,
+    width=16,
+    boundary='starts',
+    fill_id=0,
+    deviation=0.02,
+    optimizer='adagrad',
+    learning_rate_factor=None,
+  ),
+  'values': dict(
+    preset='ngram_values',
+    layers=(0, 2),
+    rows=48_991,
+    width=8,
+    boundary='starts',
+    optimizer='adagrad',
+    learning_rate_factor=None,
+  ),
+}
+EQUAL_SIZES = [f'llama_quickstart_{name}' for name in ('wide', *MEMORIES)]
+VARIANTS = (*BASELINES, *MUON, *EQUAL_SIZES, 'llama_8b', 'llama_8b_ngrammer')
 
 
 def get_config(variant: str = 'llama_quickstart') -> ConfigDict:
@@ -93,6 +128,12 @@ def get_config(variant: str = 'llama_quickstart') -> ConfigDict:
       _use_8b(c)
   if 'muon' in options:
     _use_muon(c)
+  if 'wide' in options:
+    m.feed_forward_width = WIDE_FEED_FORWARD
+  for name, values in MEMORIES.items():
+    if name in options:
+      m.ngram_memories = (config.block('model.ngram_memories', **values),)
+      c.optimizer.table = config.block('optimizer.table', learning_rate=0.3)
   if 'ngrammer' in options:
     m.ngram = config.block('model.ngram', clusters=8192, vocabulary_size=1536 * 256, dim=32)
   return c

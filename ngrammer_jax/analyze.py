@@ -2,19 +2,10 @@
 
 python -m ngrammer_jax.analyze report --workdir=DIR [--workdir=DIR ...] [--output=FILE]
 python -m ngrammer_jax.analyze compare --workdir=DIR [...] --baseline=DIR [...] [--output=FILE]
-python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP] [--arrays=PREFIX]
-python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
-python -m ngrammer_jax.analyze ngrams --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze gates --workdir=DIR [--split=SPLIT] [--text=TEXT]
-python -m ngrammer_jax.analyze retention --workdir=DIR [--split=SPLIT]
-python -m ngrammer_jax.analyze copies --workdir=DIR [--split=SPLIT]
-python -m ngrammer_jax.analyze product_keys --workdir=DIR [--split=SPLIT]
-python -m ngrammer_jax.analyze spans --workdir=DIR [--split=SPLIT]
-python -m ngrammer_jax.analyze attention --workdir=DIR [--split=SPLIT]
-python -m ngrammer_jax.analyze recl --workdir=DIR [--workdir=DIR ...] [--context_step=100]
-python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloze_test]
 
 --pretrained=NAME instead of --workdir analyzes a model of the package, where one run is analyzed.
+python -m ngrammer_jax.analyze ANALYSIS --help lists all flags of an analysis.
 """
 
 import argparse
@@ -85,7 +76,7 @@ def _figure_name(options: argparse.Namespace) -> str:
 
 def _make_parser() -> argparse.ArgumentParser:
   parser = flags.make_parser('analyze', __doc__)
-  analyses = parser.add_subparsers(dest='analysis', required=True)
+  analyses = parser.add_subparsers(dest='analysis', required=True, metavar='ANALYSIS')
   parsers = {}
   for name, text in HELP.items():
     analysis = analyses.add_parser(name, help=text, formatter_class=flags.HelpFormatter)
@@ -124,6 +115,8 @@ def _make_parser() -> argparse.ArgumentParser:
     required=True,
     help='run or model to compare with',
   )
+  text = 'label of each --workdir, then of each --baseline: equal labels are means over seeds; '
+  add('compare', '--label', f'{text}default: names without a last number', action='append')
   add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**18)
   add('compare', '--output', 'JSON file to which the result is written too', type=storage.path)
   add('gates', '--text', 'text of which gates are shown; default: the first tokens of the split')
@@ -154,7 +147,11 @@ def _open(options: argparse.Namespace) -> tuple[list['runs.Run'], list[str]]:
   if not isinstance(workdirs, list):
     workdirs = [workdirs]
   baselines = getattr(options, 'baseline', [])
-  names = figures.run_labels(workdirs + baselines, getattr(options, 'label', None))
+  labels = getattr(options, 'label', None)
+  if baselines:  # several runs have one label
+    figures.run_labels(workdirs + baselines, labels)
+    labels = None
+  names = figures.run_labels(workdirs + baselines, labels)
   all_runs = [runs.load_run(workdir, step) for workdir in workdirs]
   for baseline in baselines:
     run = model_source.resolve(str(baseline), '--baseline').open(step)
@@ -173,7 +170,7 @@ def _compare(options: argparse.Namespace) -> None:
   all_runs, names = _open(options)
   count = len(options.workdir)
   result = compare.analyze(
-    all_runs[:count], all_runs[count:], names, options.split, options.max_tokens
+    all_runs[:count], all_runs[count:], names, options.split, options.max_tokens, options.label
   )
   print(compare.format_table(result))
   if options.output:

@@ -26,6 +26,7 @@ if typing.TYPE_CHECKING:
 # How the model is computed, which does not change its numbers.
 COMPUTATION_KEYS = ('model.scan_layers', 'model.kernel', 'model.remat', 'model.vocabulary_chunk')
 
+DEFAULT_SPLIT = 'test'
 Overrides = list[tuple[str, str]]  # keys of the config and their texts, see `command_line.split`
 
 
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
   names_task = any(key.startswith('finetune.') for key, _ in overrides)
   is_task = run.config.finetune is not None or names_task
   if is_task and options.text is None:
-    return _evaluate_task(run, overrides, options.split, folder)
+    return _evaluate_task(run, overrides, options.split or DEFAULT_SPLIT, folder)
   return _evaluate_language_model(run, overrides, options, folder)
 
 
@@ -56,7 +57,8 @@ def _make_parser() -> argparse.ArgumentParser:
   parser = flags.make_parser('evaluate', __doc__)
   flags.add_run(parser)
   source = parser.add_mutually_exclusive_group()
-  source.add_argument('--split', default='test', help='train, validation or test')
+  text = 'train, validation or test; default: test, or validation if there is no test split'
+  source.add_argument('--split', help=text)
   source.add_argument('--text', metavar='FILE', help='a text file instead of a split')
   parser.add_argument(
     '--output',
@@ -100,8 +102,8 @@ def _evaluate_language_model(
     limit = None
     logging.info('the whole split is evaluated, also if validation in training was limited')
   if options.text is None:
-    name = options.split
-    result = run.evaluate(options.split, limit)
+    name = options.split or _existing_split(run)
+    result = run.evaluate(name, limit)
   else:
     name = _text_name(options.text, folder)
     result = run.evaluate_file(options.text, limit)
@@ -120,6 +122,16 @@ def _evaluate_language_model(
     for path in paths:
       print(f'wrote {path}')
   return 0
+
+
+def _existing_split(run: 'runs.Run') -> str:
+  """Returns the test split, or the validation split of a corpus without one, which is logged."""
+  run.find_checkpoint()  # before the corpus is tokenised
+  if DEFAULT_SPLIT in run.mixture.split_names():
+    return DEFAULT_SPLIT
+  if hosts.is_primary():
+    logging.warning('the corpus has no test split: the validation split is evaluated')
+  return 'validation'
 
 
 def _text_name(text: str, folder: pathlib.Path | None) -> str:
@@ -158,7 +170,7 @@ def _answer_cloze(
   config = command_line.override(run.config, overrides, 'evaluation.*', *COMPUTATION_KEYS)
   run = dataclasses.replace(run, config=config)
   protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
-  result, answers = run.cloze(options.cloze, options.split, protocol)
+  result, answers = run.cloze(options.cloze, options.split or DEFAULT_SPLIT, protocol)
   path = None
   if folder is not None:
     path = cloze.save(result, answers, folder)

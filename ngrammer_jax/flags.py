@@ -27,7 +27,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
   """Shows the default of every flag that has one, and keeps the lines of the description."""
 
   def _get_help_string(self, action: argparse.Action) -> str | None:
-    if action.default is None or isinstance(action.default, bool):
+    if action.default in (None, []) or isinstance(action.default, bool):
       return action.help
     return super()._get_help_string(action)
 
@@ -80,7 +80,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def add_source(parser: argparse.ArgumentParser) -> None:
   """Adds --workdir and --pretrained, of which one is required."""
   source = parser.add_mutually_exclusive_group(required=True)
-  source.add_argument('--workdir', type=storage.path, help='run directory')
+  source.add_argument('--workdir', type=storage.path, metavar='DIR', help='run directory')
   names = ', '.join(pretrained.all_names()) or pretrained.NO_MODELS
   source.add_argument(
     '--pretrained',
@@ -140,7 +140,9 @@ def add_training(parser: argparse.ArgumentParser) -> None:
   """Adds the flags of commands that train."""
   from ngrammer_jax.training.records import watchdog  # inference needs nothing of training
 
-  parser.add_argument('--workdir', type=storage.path, required=True, help='run directory')
+  parser.add_argument(
+    '--workdir', type=storage.path, required=True, metavar='DIR', help='run directory'
+  )
   parser.add_argument(
     '--dry_run',
     action='store_true',

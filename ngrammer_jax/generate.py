@@ -2,11 +2,10 @@
 
 Standard output has the text and nothing else. With --prompts=FILE it has one JSON object per line;
 the file has one prompt per line, or is JSON lines or Parquet with a field "prompt".
---interactive continues each line of standard input.
-With --chat, prompts are messages, which a model with a chat template answers; --interactive --chat
-is a conversation, and lines of JSON may have "messages" with roles in place of a "prompt".
+--interactive continues each line of standard input; --interactive --chat is a conversation. With
+--chat, prompts are messages; lines of JSON may have "messages" with roles in place of a "prompt".
 
-The KV cache can be shorter than the text, and keep its first tokens as attention sinks:
+A shorter KV cache, with the first tokens as attention sinks:
 --config.evaluation.memory.length=1024 --config.evaluation.memory.sinks=4
 """
 
@@ -138,7 +137,7 @@ def _make_parser() -> argparse.ArgumentParser:
   parser = flags.make_parser('generate', __doc__)
   flags.add_run(parser)
   source = parser.add_mutually_exclusive_group(required=True)
-  source.add_argument('--prompt', help='text to continue')
+  source.add_argument('--prompt', metavar='TEXT', help='text to continue')
   text = 'one prompt per line, or JSON objects with a "prompt"; -: standard input'
   source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help=text)
   source.add_argument('--interactive', action='store_true', help='read prompts from standard input')
@@ -147,13 +146,21 @@ def _make_parser() -> argparse.ArgumentParser:
   parser.add_argument('--system', metavar='TEXT', help=text)
   text = 'read special tokens that a prompt spells as such; default: as ordinary text'
   parser.add_argument('--special', action='store_true', help=text)
-  parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
-  parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
-  text = 'text before which a continuation ends; several: --stop=A --stop=B'
+  parser.add_argument(
+    '--output', type=pathlib.Path, metavar='FILE', help='file for the results of --prompts'
+  )
+  parser.add_argument(
+    '--tokens', type=int, default=100, metavar='N', help='maximum number of new tokens'
+  )
+  text = 'text before which a continuation ends; may be repeated'
   parser.add_argument('--stop', action='append', default=[], metavar='TEXT', help=text)
   _add_sampling(parser)
-  parser.add_argument('--seed', type=int, default=0, help='seed of prompt 0; prompt i has seed + i')
-  parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
+  parser.add_argument(
+    '--seed', type=int, default=0, metavar='N', help='seed of prompt 0; prompt i has seed + i'
+  )
+  parser.add_argument(
+    '--context', type=int, metavar='N', help='context length; default: as in evaluation'
+  )
   flags.add_literal(parser)
   compilation_cache.add_flag(parser)
   return parser
@@ -163,15 +170,17 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
   """Adds the options of sampling. None: see `Run.sampling_config`."""
   text = 'a flag that is left out has the value of generation_config.json, if the model has one'
   group = parser.add_argument_group('sampling', text)
-  group.add_argument('--temperature', type=float, help='0: greedy decoding; default: 1')
+  group.add_argument(
+    '--temperature', type=float, metavar='X', help='0: greedy decoding; default: 1'
+  )
   text = 'sample from the k most likely tokens; 0, the default: from all'
-  group.add_argument('--top_k', type=int, help=text)
+  group.add_argument('--top_k', type=int, metavar='N', help=text)
   text = 'nucleus sampling: probability mass; 1, the default: all tokens'
-  group.add_argument('--top_p', type=float, help=text)
-  text = 'sample from the tokens with this share of the highest probability; 0, the default: all'
-  group.add_argument('--min_p', type=float, help=text)
-  text = 'factor by which the logits of tokens of the text so far are lowered; 1, the default: none'
-  group.add_argument('--repetition_penalty', type=float, help=text)
+  group.add_argument('--top_p', type=float, metavar='X', help=text)
+  text = 'share of the highest probability that a token needs; 0, the default: none'
+  group.add_argument('--min_p', type=float, metavar='X', help=text)
+  text = 'lowers the logits of tokens of the text so far; 1, the default: no'
+  group.add_argument('--repetition_penalty', type=float, metavar='X', help=text)
 
 
 def _print_text(complete: Callable[..., Iterable[Any]], prompt: str, times: list[float]) -> None:

@@ -107,6 +107,7 @@ def get_config(variant: str = 'value_embeddings'):
   c = base.get_config('quickstart_plain')
   c.data.corpus = 'enwik8'
   c.data.vocabulary_size = TABLE_ROWS
+  c.data.matched_vocabulary_size = TABLE_ROWS
 
   m = c.model
   m.width, m.heads, m.feed_forward_width = WIDTH, 4, 344

@@ -114,7 +114,7 @@ def get_config(variant: str = 'engram'):
   is_untied = method in ('untied', LLAMA)
   c = base.get_config('quickstart_plain' if is_untied else f'quickstart_{method}')
   c.data.corpus = 'enwik8'
-  c.data.vocabulary_size = 8192
+  c.data.vocabulary_size = c.data.matched_vocabulary_size = 8192
   c.model.width, c.model.heads, c.model.feed_forward_width = 128, 4, 344
   c.model.tie_embeddings = not is_untied
   if LLAMA in (method, control):

@@ -101,7 +101,7 @@ def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
     load('quickstrat')
   with bad_input(
     '--config=configs/ngrammer_text8.py:primer: no file configs/ngrammer_text8.py: use the config '
-    'of the package, --config=ngrammer_text8:primer'
+    'of the package, ngrammer_text8:primer'
   ):
     load('configs/ngrammer_text8.py:primer')
 

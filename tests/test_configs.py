@@ -9,7 +9,7 @@ import pytest
 from ngrammer_jax import command_line, config, errors, sharding
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.models import language_model
-from ngrammer_jax.training import programs
+from ngrammer_jax.training import model_size, programs
 from tests.loops import each
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / 'configs'
@@ -348,3 +348,17 @@ def test_transformers_of_today_are_trained_as_the_models_they_are_compared_with(
   own = lambda key: key.path in ('model', 'optimizer.table')  # they have no tables
   baseline, model = load(f'transformer.py:{variant}'), load(other)
   assert not list(config.differences(baseline, model, may_differ=own))
+
+
+EQUAL_SIZES = ('wide', 'engram', 'values')
+
+
+def test_pairs_for_an_own_text_have_equal_sizes_with_any_vocabulary():
+  models = [config.load(f'transformer:llama_quickstart_{name}').model for name in EQUAL_SIZES]
+  plain = config.load('transformer:llama_quickstart').model
+  for V in (257, 4096, 50_304):
+    wide, *others = (model_size.count(model, V) for model in models)
+    assert wide.in_tables == 0 < min(other.in_tables for other in others)
+    for other in others:
+      assert abs(other.parameters - wide.parameters) <= 0.0001 * wide.parameters
+    assert model_size.count(plain, V).parameters < wide.parameters

@@ -52,7 +52,8 @@ NOT_RUN = {
   r'-m (venv|build)': 'makes an environment or a wheel, see tests/test_wheel.py',
 }
 SNIPPETS_NOT_RUN = {
-  'docs/python_api.md': 'test_the_layers_in_your_own_model_learn and test_losses.py run them',
+  'docs/python_api.md': 'test_the_layers_in_your_own_model_learn, test_losses.py and '
+  'test_own_model.py run them',
   'docs/generation.md': 'needs the weights of another package, see tests/inference',
   'docs/interop.md': 'tests/interop/test_docs.py runs those that need no weights of others',
   'docs/reading.md': 'tests/test_reading.py adds them to a copy of the repository',

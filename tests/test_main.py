@@ -42,6 +42,22 @@ def test_a_subcommand_gets_the_arguments_after_its_name(monkeypatch, capsys):
   assert caught.value.code == 2 and "invalid choice: 'evaluat'" in capsys.readouterr().err
 
 
+def test_without_a_subcommand_three_examples_are_shown(capsys):
+  assert command.main([]) == 0
+  shown = capsys.readouterr().out
+  examples = re.findall(r'^  ngrammer_jax (\w+) --', shown.partition('examples:')[2], re.M)
+  examples += re.findall(r'^  ngrammer_jax (analyze) clusters', shown, re.M)
+  assert examples == ['train', 'generate', 'analyze']
+
+
+@pytest.mark.parametrize('subcommand', ['', *command.COMMANDS])
+def test_every_help_fits_one_screen(capsys, monkeypatch, subcommand):
+  monkeypatch.setenv('COLUMNS', '102')  # argparse leaves two of them free
+  main = importlib.import_module(f'ngrammer_jax.{subcommand or "__main__"}').main
+  lines = output_of(capsys, main, '--help').splitlines()
+  assert len(lines) <= 50 and max(map(len, lines)) <= 100
+
+
 def test_the_list_has_every_config_and_variant(capsys):
   listed = output_of(capsys, command.main, '--list')
   names = re.findall(r'^(\w+): \w', listed, re.M)

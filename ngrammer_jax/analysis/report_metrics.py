@@ -5,14 +5,11 @@ import pathlib
 import statistics
 from typing import Any, NamedTuple
 
-from flax import traverse_util
-
 from ngrammer_jax import errors, runs
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.data.documents import corpora
-from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import file_errors, json_files
-from ngrammer_jax.training import programs
+from ngrammer_jax.training import model_size
 from ngrammer_jax.training.records import writers
 
 Records = list[dict[str, float]]  # lines of metrics.jsonl
@@ -67,13 +64,12 @@ def run_metrics(run: runs.Run, records: Records) -> dict[str, Metric]:
   """Returns the numbers of a run, up to the step of its checkpoint."""
   step = run.restored.step
   records = [record for record in records if record['step'] <= step]
-  params = traverse_util.flatten_dict(run.restored.params)
-  tables = sum(leaf.size for path, leaf in params.items() if path[-1].endswith('table'))
+  size = model_size.count(run.config.model, run.vocabulary_size)
   metrics = {
     'step': _count(step),
     'training tokens': _count(step * run.config.training.tokens_per_step),
-    'parameters': _count(model_variables.count_elements(run.restored.params)),
-    'of these in tables': _count(tables),
+    'parameters': _count(size.parameters),
+    'of these in tables': _count(size.in_tables),
   }
   losses = _values(records, 'loss')
   if losses:
@@ -84,7 +80,10 @@ def run_metrics(run: runs.Run, records: Records) -> dict[str, Metric]:
     metrics |= split_metrics('validation in training', newest)
   metrics |= _evaluated_metrics(run, step)
   if run.config.model.span is None:
-    flops = [programs.Programs(run.config, run.vocabulary_size, run.mesh).flops.forward()]
+    t = run.config.training
+    rows = t.batch_size // t.microbatches
+    counted = model_size.count_flops(run.config.model, run.vocabulary_size, rows, t.segment_length)
+    flops = [counted.forward()]
   else:  # learned spans change it
     flops = _values(records, 'flops_per_token')
   if flops:

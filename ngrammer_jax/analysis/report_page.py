@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.analysis import figures, gates
+from ngrammer_jax.analysis import compare, figures, gates
 from ngrammer_jax.analysis.elements import Element
 from ngrammer_jax.analysis.report import ANALYSES, RunReport
 from ngrammer_jax.analysis.report_metrics import SPLIT_METRICS, Metric
@@ -39,7 +39,7 @@ def format_page(reports: Sequence[RunReport]) -> str:
     title = ', '.join(report.name for report in reports)
   sections = {
     'curves': _curves(reports),
-    'metrics': [_metrics_table(reports)],
+    'metrics': [*_label_table(reports), _metrics_table(reports)],
     'configs': [_configs(reports)],
     'samples': _samples(reports),
   }
@@ -139,6 +139,34 @@ def _metrics_table(reports: Sequence[RunReport]) -> Card:
       if best_value is not None and metric is not None and metric.value == best_value:
         best.add((len(rows) - 1, column))
   return Card('', None, (), [Element(rows=rows, best=best)])
+
+
+def _label_table(reports: Sequence[RunReport]) -> list[Card]:
+  """Returns the table of means over the runs of each name, with standard errors; [] without."""
+  groups: dict[str, list[RunReport]] = {}
+  for report in reports:
+    groups.setdefault(report.name, []).append(report)
+  if len(groups) == len(reports):
+    return []
+  names = dict.fromkeys(name for report in reports for name in report.metrics)
+  rows = [['mean ± standard error', *(f'{name} ({len(group)})' for name, group in groups.items())]]
+  for name in names:
+    cells = [_format_mean(group, name) for group in groups.values()]
+    if any(cells):
+      rows.append([name, *(cell or '–' for cell in cells)])
+  return [Card('', None, (), [Element(rows=rows)])]
+
+
+def _format_mean(group: Sequence[RunReport], name: str) -> str | None:
+  """Formats the mean of a loss or another metric that has a best value; None: some lack it."""
+  metrics = [report.metrics.get(name) for report in group]
+  if None in metrics or metrics[0].best is None or len({each.tokens for each in metrics}) > 1:
+    return None
+  values = [metric.value for metric in metrics]
+  text = f'{statistics.fmean(values):.4f}'
+  if len(values) > 1:
+    text += f' ± {compare.standard_error(values):.4f}'
+  return text
 
 
 def _best_value(metrics: Sequence[Metric | None]) -> float | None:

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import frozen, reader
-from ngrammer_jax.config import fields, optimizer
+from ngrammer_jax.config import conversion, fields, optimizer
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.vocabularies import Vocabulary
 from ngrammer_jax.system import file_errors, files, hosts, json_files, storage
@@ -76,6 +76,18 @@ def with_kept_values(workdir: pathlib.Path, config: experiment.Config) -> experi
 def is_exported(workdir: pathlib.Path) -> bool:
   """Whether a folder is an exported run, which has variables but no checkpoints."""
   return (workdir / EXPORTED).exists() and not (workdir / 'checkpoints').exists()
+
+
+def check_loss(workdir: pathlib.Path, config: experiment.Config) -> None:
+  """Raises BadInput if a workdir was started with another loss. Earlier versions stored no name."""
+  if not reader.steps(workdir) or not (workdir / CONFIG).exists():
+    return
+  before = load_config(workdir).training.loss
+  if before not in (None, config.training.loss):
+    raise errors.BadInput(
+      f'--workdir={workdir} was started with the loss {before!r}, now it is '
+      f'{config.training.loss!r}: use the task with the old loss, or another workdir'
+    )
 
 
 def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: str) -> None:
@@ -232,7 +244,7 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
     raise errors.BadInput(f'--workdir={workdir} {problem}; expected the folder of a training')
   unreadable = f'--workdir={workdir} has a {CONFIG} that this version of ngrammer_jax cannot read'
   with file_errors.translate_damage(path, REMEDY), errors.named(unreadable):
-    return experiment.load(path)
+    return conversion.load_stored(path)
 
 
 def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: experiment.Config):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
   from ngrammer_jax.config.conversion import check_variant as check_variant
   from ngrammer_jax.config.conversion import default as default
   from ngrammer_jax.config.conversion import describe as describe
-  from ngrammer_jax.config.conversion import load as load
   from ngrammer_jax.config.conversion import resolve as resolve
   from ngrammer_jax.config.conversion import save as save
   from ngrammer_jax.config.copy_memory import CopyMemoryConfig as CopyMemoryConfig
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
   from ngrammer_jax.config.resume import with_kept_values as with_kept_values
   from ngrammer_jax.config.segment_memory import MemoryConfig as MemoryConfig
   from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig as AdaptiveSoftmaxConfig
+  from ngrammer_jax.config.sources import load as load
   from ngrammer_jax.config.span import SpanConfig as SpanConfig
   from ngrammer_jax.config.token_shift import TokenShiftConfig as TokenShiftConfig
   from ngrammer_jax.config.training import AccumulationConfig as AccumulationConfig
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _NAMES = {  # the public names of each file
   'attention': ('AttentionConfig',),
-  'conversion': ('block', 'check_variant', 'default', 'describe', 'load', 'resolve', 'save'),
+  'conversion': ('block', 'check_variant', 'default', 'describe', 'resolve', 'save'),
   'copy_memory': ('CopyMemoryConfig',),
   'data': ('DataConfig',),
   'evaluation': ('EvaluationConfig', 'EvaluationMemory'),
@@ -69,6 +69,7 @@ _NAMES = {  # the public names of each file
   'resume': ('differences', 'with_kept_values'),
   'segment_memory': ('MemoryConfig',),
   'softmax': ('AdaptiveSoftmaxConfig',),
+  'sources': ('load',),
   'span': ('SpanConfig',),
   'token_shift': ('TokenShiftConfig',),
   'training': ('AccumulationConfig', 'TrainingConfig'),

@@ -241,7 +241,7 @@ def save(config: Config, path: pathlib.Path) -> None:
   files.write(path, json.dumps(dataclasses.asdict(config), indent=2) + '\n')
 
 
-def load(path: pathlib.Path) -> Config:
+def load_stored(path: pathlib.Path) -> Config:
   """Loads a config that `save` wrote, also that of an earlier version.
 
   The config of a model without its training has the sections `model` and `data` alone.

@@ -129,6 +129,17 @@ class DataConfig:
   shuffle: int | None = field(
     None, 'seed of the order of shards, and of documents in blocks; None: as stored', at_least=0
   )
+  continue_text: bool = field(
+    False,
+    'with init_from: go on after the text that its run has read, not at the first token',
+    needs={True: {'init_from': (fields.ANY,)}},
+  )
+  matched_vocabulary_size: int | None = field(
+    None,
+    'vocabulary size with which the model is as large as those it is compared with',
+    at_least=3,
+    free_on_resume=True,
+  )
   begin_of_text: bool = field(False, 'end and begin token of a tokenizer separate documents')
   drop_duplicates: bool = field(False, 'leave out training documents that occurred before')
   cache_dir: str | None = field(

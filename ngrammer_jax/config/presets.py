@@ -1,9 +1,47 @@
 """Presets: values of a block by name."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+import functools
+from typing import Any, TypeVar
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import fields
+
+_Block = TypeVar('_Block', bound=type)
+
+
+def applied_by_constructor(
+  presets: Mapping[str, dict[str, Any]], path: str
+) -> Callable[[_Block], _Block]:
+  """Returns a decorator of a config dataclass that has a field `preset`.
+
+  The constructor then starts from the values of the preset, as a config file does, and other
+  arguments replace them. It also converts values to the types of their fields, such as a number to
+  a tuple.
+
+  Args:
+    presets: values by name.
+    path: dotted path of the block.
+  """
+
+  def decorate(block: _Block) -> _Block:
+    set_fields = block.__init__
+
+    @functools.wraps(set_fields)
+    def construct(self: Any, **values: Any) -> None:
+      name = values.get('preset')
+      if name is not None:
+        values = find(presets, name, path) | values
+      keys = fields.keys(block)
+      for field, value in values.items():
+        if field in keys:  # `set_fields` reports others
+          values[field] = keys[field].convert(value)
+      set_fields(self, **values)
+
+    block.__init__ = construct
+    return block
+
+  return decorate
 
 
 def find(presets: Mapping[str, dict[str, Any]], name: str, path: str) -> dict[str, Any]:

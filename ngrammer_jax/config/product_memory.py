@@ -32,9 +32,17 @@ PRESETS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@presets.applied_by_constructor(PRESETS, 'model.product_memory')
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductMemoryConfig:
-  """A table of values that hidden states find by product keys (see docs/ngram_memories.md)."""
+  """A table of values that hidden states find by product keys (see docs/ngram_memories.md).
+
+  `ProductMemoryConfig(preset='memory_layers', layers=1)` has the published values of the preset
+  and those that are named here, as a config file has.
+
+  Raises:
+    BadInput: there is no such preset, or a value is of another type.
+  """
 
   preset: str | None = field(None, 'published values that reset the block', choices=tuple(PRESETS))
   layers: tuple[int, ...] = field(
@@ -77,9 +85,12 @@ class ProductMemoryConfig:
   table_dtype: str = field('float32', 'dtype of the values', choices=('float32', 'bfloat16'))
 
   @classmethod
-  def from_preset(cls, name: str) -> 'ProductMemoryConfig':
-    """Returns the memory with the values of one of PRESETS. Raises BadInput for another name."""
-    return cls(**presets.find(PRESETS, name, 'model.product_memory'))
+  def from_preset(cls, preset: str, **values: Any) -> 'ProductMemoryConfig':
+    """Returns the memory of one of PRESETS, with other values of some fields.
+
+    Raises BadInput for another name.
+    """
+    return cls(preset=preset, **values)
 
   @property
   def rows(self) -> int:

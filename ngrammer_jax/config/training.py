@@ -26,6 +26,17 @@ class TrainingConfig:
   batch_size: int = field(16, 'rows per step, over all devices', at_least=1)
   segment_length: int = field(128, 'tokens per row and step', at_least=1)
   half_loss: bool = field(False, 'compute the loss only on the second half of each segment')
+  label_smoothing: float = field(
+    0.0,
+    'share of the target that is uniform over the vocabulary; validation is without it',
+    at_least=0,
+    below=1,
+    only_for={'model.vocabulary_chunk': (None,)},
+    reason='the mean over the vocabulary needs all logits of a token at once',
+  )
+  loss: str | None = field(
+    None, 'name of the loss, which the task sets; None: not known yet', free_on_resume=True
+  )
   segments_per_call: int = field(10, 'steps per compiled call', at_least=1, free_on_resume=True)
   log_every: int = field(10, 'steps between log lines', at_least=1, free_on_resume=True)
   evaluate_every: int = field(500, 'interval; 0: at the last step', at_least=0, free_on_resume=True)

@@ -128,11 +128,11 @@ def _log_counts(config: data_config.DataConfig, prepared: list[token_cache.Token
         continue
       is_copy = np.any([duplicates.is_in(keys, part) for part in train_keys], axis=0)
       share = is_copy.mean()
-      shares.append(f'{is_copy.sum():,} of {is_copy.size:,} {split} documents ({share:.1%})')
+      if share:
+        shares.append(f'{is_copy.sum():,} of {is_copy.size:,} {split} documents ({share:.1%})')
       if share > WARN_SHARE:
         level = logging.WARNING
-    logging.log(
-      level,
-      f'{name or config.corpus}: {corpus.counts}; {", ".join(shares)} are also in the training '
-      f'text{sampled}',
-    )
+    copies = f'no held-out document is in the training text{sampled}'
+    if shares:
+      copies = f'{", ".join(shares)} are also in the training text{sampled}'
+    logging.log(level, f'{name or config.corpus}: {corpus.counts}; {copies}')

@@ -48,8 +48,8 @@ def prepare(run: OpenedRun) -> mixture.Mixture:
   with hosts.collective_errors():
     # Of a foreign run: the user has not said that anything may be deleted there.
     may_delete = data.cache_dir is None
-    # Where a run was exported to, its vocabulary need not be learned again; `conversion.load`
-    # names it where that of the training is gone.
+    # Where a run was exported to, its vocabulary need not be learned again;
+    # `conversion.load_stored` names it where that of the training is gone.
     has_only_own = str(data.vocabulary_path).startswith(f'{run.workdir}/')
     is_given = run.is_exported or has_only_own
     vocabulary = run.vocabulary if is_given else None

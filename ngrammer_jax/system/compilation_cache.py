@@ -29,7 +29,7 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
     type=_path_or_none,
     default=DEFAULT,
     metavar='DIR',
-    help='persistent compilation cache directory; None: no cache',
+    help='compilation cache; None: no cache',
   )
 
 
@@ -68,7 +68,7 @@ def enable(folder: pathlib.Path | None) -> None:
   if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', MIN_COMPILE_SECONDS)
   if hosts.is_primary():
-    logging.info('compilation cache: %s (--compilation_cache=None: none)', folder)
+    logging.debug('compilation cache: %s (--compilation_cache=None: none)', folder)
 
 
 def _make_default() -> pathlib.Path:

@@ -3,8 +3,10 @@
 Two things are compared with the memory of the devices and of the machine. What has to be there
 between two steps, the train state and the batch of one call, is known before anything is written.
 The temporary arrays of a step, such as activations and gradients, are known once it is compiled.
+Of a large batch they are estimated before.
 """
 
+from collections.abc import Callable
 import logging
 from typing import Any
 
@@ -18,6 +20,9 @@ from ngrammer_jax.models import language_model
 from ngrammer_jax.training import state as train_state
 
 SPARE_SHARE = 0.03  # of a device, for what a compiled program does not count
+# Of the memory: a batch with larger logits and inputs of blocks is traced for its activations.
+TRACED_SHARE = 0.1
+Estimate = Callable[[], int]
 TRAINING_ARRAYS = 'parameters, optimizer state, memory and batch'
 
 
@@ -43,6 +48,43 @@ def check_training_fits(config: experiment.Config, state: train_state.TrainState
   on_device = {name: leaf for name, leaf in arrays.items() if name not in on_host}
   memory_limits.check_fits(on_device, device, TRAINING_ARRAYS)
   memory_limits.check_fits(on_host, machine, TRAINING_ARRAYS)
+
+
+def warn_of_activations(
+  config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh, estimate: Estimate
+) -> None:
+  """Warns of a step that is likely to need more memory than there is, before it is compiled.
+
+  Args:
+    config: the experiment.
+    vocabulary_size: V.
+    mesh: device mesh.
+    estimate: estimates the bytes of the arrays of a step, on all devices together; it traces the
+      model, so it is only called for a large batch.
+  """
+  memory = memory_limits.device_memory(mesh)
+  is_processor = memory.name == memory_limits.machine_memory(mesh).name
+  if memory.size is None or (config.model.remat == 'auto' and not is_processor):
+    return  # `auto` compiles what fits
+  t = config.training
+  model = config.model
+  logits = min(vocabulary_size, model.vocabulary_chunk or vocabulary_size)
+  features = logits + model.layers * model.width
+  tokens = t.tokens_per_step // t.microbatches
+  available = memory.size * mesh.size / memory.devices
+  if 4 * tokens * features < TRACED_SHARE * available:
+    return
+  needed = estimate()
+  if needed > available:
+    logging.warning(
+      'a step will need about %s of memory for the train state, gradients and activations, but %s '
+      'has %s: lower training.batch_size=%s or training.segment_length=%s',
+      memory_limits.format_bytes(needed * memory.devices / mesh.size),
+      memory.name,
+      memory_limits.format_bytes(memory.size),
+      t.batch_size,
+      f'{t.segment_length:,}',
+    )
 
 
 def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Compiled) -> None:

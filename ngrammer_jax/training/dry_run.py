@@ -1,11 +1,15 @@
 """What a training would need: the start of a run up to its first step, and the time of a step.
 
-Steps are timed on a state that is thrown away, with random tokens. Nothing is written but the cache
-of the tokens.
+Steps are timed on a state that is thrown away, with random tokens. So the corpus is read only where
+the text decides the size of the vocabulary. Nothing is written but the cache of its tokens.
 """
 
+from collections.abc import Mapping
+import logging
+import math
 import pathlib
 import time
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,14 +17,78 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import memory_limits, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.rows import token_batch
-from ngrammer_jax.models import model_variables
+from ngrammer_jax.data.tokens import learned_vocabulary
 from ngrammer_jax.system import progress, text_tables
-from ngrammer_jax.training import preparation, table_pages, train_task
+from ngrammer_jax.training import init_from, model_size, preparation, table_pages, train_task
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 
 MAX_TIMED_STEPS = 5
+
+
+class UnreadVocabulary(NamedTuple):
+  """The number of token ids of a vocabulary that is not read."""
+
+  size: int
+
+
+class UnreadTask(train_task.TrainTask):
+  """Stands for the data of a config whose vocabulary has a known size: nothing is read.
+
+  Args:
+    config: the experiment.
+    workdir: run directory.
+    vocabulary_size: V.
+    start: the run that training starts from; None: there is none.
+  """
+
+  best_metric = 'nll_nats_per_token'
+  patience = None
+
+  def __init__(
+    self,
+    config: experiment.Config,
+    workdir: pathlib.Path,
+    vocabulary_size: int,
+    start: init_from.Start | None = None,
+  ):
+    self._config = config
+    self._start = start
+    self.vocabulary = UnreadVocabulary(vocabulary_size)
+    self.content_hash = ''
+    if reader.steps(workdir):  # not compared
+      self.content_hash = workdirs.read_content_hash(workdir) or ''
+
+  @property
+  def source_dtypes(self) -> Mapping[str, Any]:
+    """Dtypes of the parameters of the other run by name."""
+    if self._start is None:
+      return {}
+    return self._start.source_dtypes()
+
+  def log_summary(self) -> None:
+    """Logs that no text is read."""
+    t = self._config.training
+    logging.info(
+      f'data: {self._config.data.corpus} is not read, vocabulary {self.vocabulary.size:,}; '
+      f'{t.steps:,} steps of {t.tokens_per_step:,} random tokens'
+    )
+
+
+def vocabulary_size(config: experiment.Config, workdir: pathlib.Path) -> int | None:
+  """Returns the number of token ids of a training, without reading its corpus.
+
+  It is that of the run in the workdir, if it has started, or of the data section. None: the text
+  decides.
+
+  Raises:
+    BadInput: a vocabulary cannot be read.
+  """
+  if reader.steps(workdir):
+    return vocabularies.load(workdir).size
+  return learned_vocabulary.size_without_text(config.data)
 
 
 def dry_run(
@@ -39,36 +107,54 @@ def dry_run(
     BadInput: as in `loop.train`.
   """
   config = table_pages.with_single_steps(workdirs.with_kept_values(workdir, config))
-  task, programs = preparation.prepare(config, workdir, make_task)
+  config, task, programs = preparation.prepare(config, workdir, make_task)
   task.log_summary()
   t = config.training
   first_step = max(reader.steps(workdir), default=0)
   state = programs.pack(programs.create())
   look_up = programs.lookup_reader(state)
-  state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+  state_bytes = sum(map(_bytes_on_a_device, jax.tree.leaves(state)))
   segments = _random_segments(config, task.vocabulary.size, programs.mesh, look_up)
   start_time = time.monotonic()
   programs.compile(state, segments)
   compilation = time.monotonic() - start_time
-  memory = memory_limits.device_memory(programs.mesh)
-  peak = memory_limits.format_bytes(memory.devices * programs.peak_bytes())
-  limit = ''
-  if memory.size is not None:
-    limit = f', {memory.name} has {memory_limits.format_bytes(memory.size)}'
   seconds = _time_step(programs, state, segments, min(t.segments_per_call, MAX_TIMED_STEPS))
   steps_left = t.steps - first_step
   tokens = t.tokens_per_step
   time_left = progress.format_duration(steps_left * seconds)
+  size = model_size.count(config.model, task.vocabulary.size)
   rows = {
-    'parameters': f'{model_variables.count_elements(programs.abstract.params):,}',
-    'train state': f'{memory_limits.format_bytes(state_bytes)} (parameters, optimizer, memory)',
-    'peak memory': f'{peak} in a step{limit}',
+    'parameters': size.format(),
+    'FLOPs of a token': model_size.format_flops(programs.flops, config.model),
+    'train state': f'{memory_limits.format_bytes(state_bytes)} on a device (parameters, optimizer, '
+    'memory)',
+    'peak memory': _describe_peak(programs),
     'compilation': progress.format_duration(compilation),
     'step': f'{seconds:.3g} s, {tokens / seconds:,.0f} tokens/s',
     'steps': f'{steps_left:,} of {t.steps:,} left, {tokens:,} tokens each',
     'expected time': f'{time_left}, without validation and saving',
   }
   return '\n'.join(text_tables.align_columns(list(rows.items()), '<'))
+
+
+def _bytes_on_a_device(leaf: Any) -> int:
+  """Returns the bytes of an array on one device; of a table in host memory, of the whole table."""
+  if isinstance(leaf, jax.Array):
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+  return leaf.nbytes
+
+
+def _describe_peak(programs: training_programs.Programs) -> str:
+  """Formats the memory of a step: of a device, and of all devices that the processor simulates."""
+  memory = memory_limits.device_memory(programs.mesh)
+  peak = programs.peak_bytes()
+  text = f'{memory_limits.format_bytes(peak)} in a step'
+  if memory.devices > 1:
+    all_devices = memory_limits.format_bytes(memory.devices * peak)
+    text += f' on a device, {all_devices} on all {memory.devices} simulated devices'
+  if memory.size is not None:
+    text += f', {memory.name} has {memory_limits.format_bytes(memory.size)}'
+  return text
 
 
 def _random_segments(

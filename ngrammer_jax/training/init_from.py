@@ -5,11 +5,13 @@ The model may have more memories than the other one, see `runs.added_memories`.
 `init_from` is what `runs.model_source` resolves: the workdir of a run, `pretrained:NAME`, or the
 folder of a published model, with or without `hf:` before it.
 
-<workdir>/begun_with.json   run and step of the checkpoint that the training started from
+<workdir>/begun_with.json   run and step of the checkpoint that the training started from, and the
+                            number of steps whose text is left out, see `data.continue_text`
 <workdir>/published.json    family, token ids and settings of a published model, for an export
 """
 
 from collections.abc import Callable, Collection, Mapping
+import dataclasses
 import functools
 import json
 import logging
@@ -74,6 +76,8 @@ def initial_state(
   workdir: pathlib.Path,
   state: train_state.TrainState,
   segment: ReadSegment | None = None,
+  step: int | None = None,
+  text_step: int = 0,
 ) -> train_state.TrainState:
   """Returns a new state with the parameters and the codebook of the newest checkpoint of a run.
 
@@ -86,12 +90,16 @@ def initial_state(
     workdir: workdir of the run that starts.
     state: a randomly initialised state.
     segment: rows of the batch of a step, from which new centroids are drawn.
+    step: step of the checkpoint. None: of an earlier start from this run, or the newest.
+    text_step: see `Start.text_step`; it is recorded too.
 
   Raises:
     BadInput: the run has a parameter that the model does not have.
   """
   init_from = config.init_from
-  initial_run = open_initial_run(init_from, _recorded_step(init_from, workdir))
+  if step is None:
+    step = _recorded_step(init_from, workdir)
+  initial_run = open_initial_run(init_from, step)
   hosts.on_primary(workdirs.write_origin, workdir, initial_run.origin)
   if initial_run.published is not None:
     logging.info('starting from %s', init_from)
@@ -100,6 +108,8 @@ def initial_state(
   else:
     step, params, codebook = initial_run.restored
     record = {'init_from': init_from, 'step': step}
+    if text_step:
+      record['text_step'] = text_step
     hosts.on_primary(files.write, workdir / RECORD, json.dumps(record) + '\n')
     message = 'starting from step %s of %s, with a new optimizer state'
     logging.info(message, f'{step:,}', init_from)
@@ -176,6 +186,12 @@ def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
     return record['step'] if record.get('init_from', init_from) == init_from else 'newest'
 
 
+def _recorded_text_step(workdir: pathlib.Path) -> int:
+  """Returns the `Start.text_step` of a training that has started."""
+  with file_errors.translate_damage(workdir / RECORD, workdirs.REMEDY):
+    return json_files.read(workdir / RECORD).get('text_step', 0)
+
+
 def check_model(initial_run: runs.Run, config: experiment.Config) -> None:
   """Raises BadInput for a model that is not the one to start from, maybe with more memories.
 
@@ -241,6 +257,8 @@ class Start:
     self._config = config
     self._workdir = workdir
     self._initial_run: runs.Run | None = None
+    self._step: int | None = None
+    self._text_step = 0
     if not reader.steps(workdir):
       self._initial_run = open_initial_run(config.init_from)
       check_model(self._initial_run, config)
@@ -261,6 +279,62 @@ class Start:
       f'of {vocabulary.size:,}: use {remedy}, or omit init_from'
     )
 
+  def text_step(self, content_hash: str) -> int:
+    """Returns the step of the text with which this training starts: 0, or after the other run.
+
+    With `data.continue_text`, the text goes on where that of the other run ended.
+
+    Args:
+      content_hash: hash of the text of this training.
+
+    Raises:
+      BadInput: the other run did not read this text in such segments.
+    """
+    if not self._config.data.continue_text:
+      return 0
+    if self._initial_run is None:
+      return _recorded_text_step(self._workdir)
+    self._check_same_text(content_hash)
+    run = self._initial_run
+    recorded = _recorded_step(self._config.init_from, self._workdir)
+    self._step = dataclasses.replace(run, step=recorded).find_checkpoint()
+    self._text_step = self._step
+    if run.config.data.continue_text:
+      self._text_step += _recorded_text_step(run.workdir)
+    return self._text_step
+
+  def _check_same_text(self, content_hash: str) -> None:
+    """Raises BadInput if the text of the other run cannot be continued."""
+    run = self._initial_run
+    init_from = self._config.init_from
+    key = f'data.continue_text=True with init_from={init_from}'
+    if run.published is not None or run.is_exported:
+      raise errors.BadInput(f'{key}, which is no run directory: its text is not known; use False')
+    before = run.config.training
+    now = self._config.training
+    for name in ('batch_size', 'segment_length'):
+      if getattr(before, name) != getattr(now, name):
+        raise errors.BadInput(
+          f'{key} needs training.{name}={getattr(before, name)}, as that run has, not '
+          f'{getattr(now, name)}: rows go on where they ended'
+        )
+    if run.content_hash is None or not content_hash.startswith(run.content_hash):
+      raise errors.BadInput(f'{key}, which has read another text: use that text, or False')
+
+  def row_states(self) -> Any:
+    """Returns the states of the rows of streamed text that the other run has saved."""
+    return reader.read_rows(self._initial_run.workdir, self._step)
+
+  def log_text(self) -> None:
+    """Logs where the text starts."""
+    if self._config.data.continue_text:
+      logging.info('the text goes on after the %s steps read before', f'{self._text_step:,}')
+    else:
+      logging.info(
+        'the text starts at its first token; data.continue_text=True goes on after the text that '
+        'another run has read'
+      )
+
   def source_dtypes(self) -> Mapping[str, np.dtype]:
     """Returns the dtype of every parameter that the other run has, by name."""
     return self._initial_run.parameter_dtypes
@@ -269,4 +343,4 @@ class Start:
     self, state: train_state.TrainState, segment: ReadSegment | None = None
   ) -> train_state.TrainState:
     """Returns the state that training starts from, see `initial_state`."""
-    return initial_state(self._config, self._workdir, state, segment)
+    return initial_state(self._config, self._workdir, state, segment, self._step, self._text_step)

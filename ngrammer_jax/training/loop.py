@@ -57,7 +57,7 @@ def train(
   with hosts.collective_errors():
     config = workdirs.with_kept_values(workdir, config)
   config = table_pages.with_single_steps(config)
-  task, programs = preparation.prepare(config, workdir, make_task)
+  config, task, programs = preparation.prepare(config, workdir, make_task)
   with (
     signals.SignalHandler() as stop,
     workdirs.lock_workdir(workdir, config, task.vocabulary, task.content_hash),

@@ -71,6 +71,29 @@ def next_token(
   return context.scores(hidden_BxTxJ, targets_BxT).nll_BxT, {}
 
 
+def smoothed(share: float) -> Loss:
+  """Returns the loss with label smoothing (Szegedy et al. 2016), arXiv 1512.00567, section 7.
+
+    loss = (1 - e) nll(target) + e mean_v nll(v)
+
+  The extra metric `nll` is the negative log-likelihood of the target. All log-probabilities of a
+  microbatch exist at once.
+
+  Args:
+    share: e.
+  """
+
+  def loss(
+    hidden_BxTxJ: jax.Array, targets_BxT: jax.Array, context: LossContext
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    nll_BxTxV = -context.log_probs(hidden_BxTxJ)
+    nll_BxTx1 = jnp.take_along_axis(nll_BxTxV, targets_BxT[..., None], axis=-1)
+    nll_BxT = nll_BxTx1[..., 0]
+    return (1 - share) * nll_BxT + share * nll_BxTxV.mean(axis=-1), {'nll': nll_BxT}
+
+  return loss
+
+
 def means(loss: Loss, hidden_BxTxJ: jax.Array, context: LossContext) -> dict[str, jax.Array]:
   """Returns the metrics `loss` and `loss/NAME`: the means of what a loss returns.
 

@@ -1,5 +1,6 @@
 """What a training checks and makes before its first step: data, devices and programs."""
 
+import dataclasses
 import logging
 import pathlib
 
@@ -13,15 +14,17 @@ from ngrammer_jax.config import kernels
 from ngrammer_jax.layers.attention import fused
 from ngrammer_jax.models import precision
 from ngrammer_jax.system import hosts
-from ngrammer_jax.training import capacity, compiler, train_task
+from ngrammer_jax.training import capacity, compiler, losses, train_task
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training.records import wandb_run
 
 
 def prepare(
   config: experiment.Config, workdir: pathlib.Path, make_task: train_task.MakeTask
-) -> tuple[train_task.TrainTask, training_programs.Programs]:
-  """Returns the data and the programs of a run. Everything that can be refused is refused here.
+) -> tuple[experiment.Config, train_task.TrainTask, training_programs.Programs]:
+  """Returns the config, the data and the programs of a run. What can be refused is refused here.
+
+  The config has the name of the loss of the task.
 
   Raises:
     BadInput: the input is invalid.
@@ -34,9 +37,13 @@ def prepare(
       logging.warning('%s', warning)
   with hosts.collective_errors():
     workdirs.check_workdir(workdir, config)
-    task = train_task.add_defaults(make_task(config))
+    task = make_task(config)
+    config = _with_loss_name(config, train_task.loss_name(task))
+    workdirs.check_loss(workdir, config)
+    task = train_task.add_defaults(task)
     workdirs.check_text(workdir, config, task.content_hash)
     config.model.check_vocabulary(task.vocabulary.size)
+    _warn_of_unequal_sizes(config, task.vocabulary.size)
 
   # Devices and programs.
   has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
@@ -45,12 +52,46 @@ def prepare(
     training_programs.check_trained(config, task.vocabulary.size, source_dtypes)
   mesh = _make_mesh(config)
   compiler.check_options(config.training, mesh)
-  programs = training_programs.Programs(
-    config, task.vocabulary.size, mesh, source_dtypes, task.loss
-  )
+  loss = task.loss
+  if config.training.label_smoothing:
+    loss = losses.smoothed(config.training.label_smoothing)
+  programs = training_programs.Programs(config, task.vocabulary.size, mesh, source_dtypes, loss)
   with hosts.collective_errors():  # hosts may differ in their memory
     capacity.check_training_fits(config, programs.abstract)
-  return task, programs
+  if hosts.is_primary():
+    capacity.warn_of_activations(config, task.vocabulary.size, mesh, programs.estimate_step_bytes)
+  return config, task, programs
+
+
+def _with_loss_name(config: experiment.Config, name: str) -> experiment.Config:
+  """Returns the config with the name of the loss of the task.
+
+  Raises:
+    BadInput: the config has another name, or smooths labels of a task with a loss of its own.
+  """
+  t = config.training
+  if t.loss not in (None, name):
+    raise errors.BadInput(
+      f'training.loss={t.loss!r}, but the loss of the task is {name!r}: use that task, or None'
+    )
+  if t.label_smoothing and name != train_task.DEFAULT_LOSS:
+    raise errors.BadInput(
+      f'training.label_smoothing={t.label_smoothing} is for the loss of the next token, but the '
+      f'task has a loss of its own, {name!r}: use 0, and smooth the labels there'
+    )
+  return dataclasses.replace(config, training=dataclasses.replace(t, loss=name))
+
+
+def _warn_of_unequal_sizes(config: experiment.Config, vocabulary_size: int) -> None:
+  """Warns if a model is not as large as those it is compared with, which its config says."""
+  matched = config.data.matched_vocabulary_size
+  if matched not in (None, vocabulary_size) and hosts.is_primary():
+    logging.warning(
+      'this config has as many parameters as those it is compared with for %s token ids, not for '
+      '%s: use --match_parameters (see docs/your_own_text.md)',
+      f'{matched:,}',
+      f'{vocabulary_size:,}',
+    )
 
 
 def _make_mesh(config: experiment.Config) -> jax.sharding.Mesh:

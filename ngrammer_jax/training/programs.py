@@ -349,6 +349,41 @@ class Programs:
     model = language_model.build(config, self._vocabulary_size, jit_layers=True)
     return inference.Engine.shared(model, self.mesh)
 
+  def estimate_step_bytes(self) -> int:
+    """Returns the bytes of the arrays of a step on all devices, from shapes alone.
+
+    They are the train state, the gradient, and what the backward pass reads. Arrays that are copied
+    to several devices count once; a compiled program may keep fewer or more.
+    """
+    t = self._config.training
+    model = self._step.model
+    variables = self.abstract.variables
+    trained = parameter_groups.without(variables['params'], self.frozen)
+    rows = t.batch_size // t.microbatches
+    memory = jax.eval_shape(lambda: language_model.empty_memory(model.config, rows))
+    tokens = jax.ShapeDtypeStruct((rows, t.segment_length), np.int32)
+
+    def read_by_backward(variables, trained, memory, tokens_BxT):
+      def loss(trained):
+        params = parameter_groups.merge(variables['params'], trained)
+        (hidden, *_), _ = model.apply(
+          variables | {'params': params},
+          tokens_BxT,
+          memory,
+          train=True,
+          rngs={'dropout': jax.random.key(0)},
+          mutable=['codebook'],
+        )
+        return model.apply({'params': params}, hidden, tokens_BxT, method='scores').nll_BxT.sum()
+
+      _, pull_back = jax.vjp(loss, trained)
+      return jax.tree.leaves(pull_back)
+
+    with sharding.use(self.mesh):
+      residuals = jax.eval_shape(read_by_backward, variables, trained, memory, tokens)
+    arrays = [*residuals, *jax.tree.leaves((self.abstract.opt_state, trained))]
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in arrays)
+
   @functools.cached_property
   def flops(self) -> flops.ModelFlops:
     """The FLOPs of the model in training."""

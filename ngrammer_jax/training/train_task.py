@@ -26,6 +26,8 @@ from ngrammer_jax.training import state as train_state
 # Methods that version 0.3.0 did not have: a task without them has those of `TrainTask`.
 OPTIONAL_METHODS = ('row_states', 'merge_row_states', 'restore_rows', 'loss')
 
+DEFAULT_LOSS = 'next_token'  # the name of `losses.next_token`
+
 
 class TrainTask(Protocol):
   """The interface between the training loop and its data: `CorpusTask`, or the tasks in `tasks`.
@@ -87,9 +89,12 @@ class TrainTask(Protocol):
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the loss of each token, and extra metrics, all [B, T].
 
-    A `losses.Loss`, such as `losses.next_token`. Both are averaged over the tokens that count
-    (`token_batch.Batch.counts_BxT`), whatever the microbatches and devices. A loss that is not
-    finite ends the training; such extra metrics are not recorded.
+    A `losses.Loss`, such as `losses.next_token`, the default, or `losses.smoothed`. Both are
+    averaged over the tokens that count (`token_batch.Batch.counts_BxT`), whatever the microbatches
+    and devices. A loss that is not finite ends the training; such extra metrics are not recorded.
+
+    The config of the run has the name of the loss, see `loss_name`, and a resumed run needs the
+    same one.
     """
     return losses.next_token(hidden_BxTxJ, targets_BxT, context)
 
@@ -116,6 +121,22 @@ def add_defaults(task: Any) -> TrainTask:
   if all(hasattr(task, name) for name in OPTIONAL_METHODS):
     return task
   return _TaskWithDefaults(task)
+
+
+def loss_name(task: Any) -> str:
+  """Returns the name of the loss of a task, which a resumed run has to have again.
+
+  The attribute `loss_name` of the task, or the name of the method, such as `SmoothedTask.loss`.
+  Without a loss of its own, DEFAULT_LOSS.
+  """
+  name = getattr(task, 'loss_name', None)
+  if name is not None:
+    return name
+  method = getattr(task, 'loss', None)
+  function = getattr(method, '__func__', method)
+  if function is None or function is TrainTask.loss:
+    return DEFAULT_LOSS
+  return getattr(function, '__qualname__', type(function).__name__).replace('<locals>.', '')
 
 
 class _TaskWithDefaults:
@@ -165,6 +186,9 @@ class CorpusTask(TrainTask):
     self.vocabulary = self._mixture.vocabulary
     self.content_hash = self._mixture.content_hash
     self._segments = train_segments.TrainSegments(self._mixture, config, workdir)
+    self._text_step = 0  # of the first step of this training
+    if start is not None:
+      self._text_step = start.text_step(self.content_hash)
     for corpus in self._mixture.parts.values():
       language_modeling.check_counted(
         corpus.splits['validation'], config.evaluation.max_tokens or 0
@@ -183,15 +207,15 @@ class CorpusTask(TrainTask):
 
   def segment(self, step: int, rows: slice) -> token_batch.Batch:
     """Returns rows of a step; see `train_segments.TrainSegments`."""
-    return self._segments.segment(step, rows)
+    return self._segments.segment(self._text_step + step, rows)
 
   def row_states(self, step: int) -> list[Any] | None:
     """Returns the states of the rows of streamed corpora; see `train_segments.TrainSegments`."""
-    return self._segments.row_states(step)
+    return self._segments.row_states(self._text_step + step)
 
   def restore_rows(self, step: int, states: list[Any] | None) -> None:
     """Continues at a step; see `train_segments.TrainSegments`."""
-    self._segments.restore_rows(step, states)
+    self._segments.restore_rows(self._text_step + step, states)
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state that training starts from.
@@ -211,6 +235,9 @@ class CorpusTask(TrainTask):
     state = state.replace(codebook=codebook)
     if self._start is None:
       return state
+    if self._text_step:
+      self.restore_rows(0, self._start.row_states())
+    self._start.log_text()
     return self._start(state, self.segment)
 
   def validate(
@@ -230,7 +257,7 @@ class CorpusTask(TrainTask):
     for name, result in results.items():
       combined[f'{name}/loss'] = result['nll_nats_per_token']
     for name, rows in self._segments.readers.items():
-      epochs = rows.epochs_before(int(state.step))
+      epochs = rows.epochs_before(self._text_step + int(state.step))
       if epochs is not None:
         combined[f'{name}/epochs'] = epochs
     return combined

@@ -8,11 +8,12 @@ import types
 import numpy as np
 import pytest
 
-from ngrammer_jax import analyze, runs
+from ngrammer_jax import analyze, errors, runs
 from ngrammer_jax.analysis import compare, token_losses
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import json_files, storage
+from ngrammer_jax.training import model_size
 from tests import published_folders
 from tests.checks import bad_input
 
@@ -32,15 +33,64 @@ def fake_runs(count, tokens=TOKENS):
   ]
 
 
+def score_with(monkeypatch, losses):
+  """Fake runs have these losses, and sizes by their numbers; returns the list of scored runs."""
+  scored = []
+
+  def token_losses_of(run, text, tokens):
+    scored.append(run.workdir)
+    return losses[run.restored.step][:tokens]
+
+  monkeypatch.setattr(token_losses, 'token_losses', token_losses_of)
+  size = lambda run: (model_size.ModelSize(1000 + run.restored.step, run.restored.step), 2e6)
+  monkeypatch.setattr(compare, '_size', size)
+  return scored
+
+
+def test_labels_have_means_and_errors(monkeypatch):
+  """Two labels of three seeds with the same three baselines, compared with loops."""
+  losses = np.random.default_rng(0).random((9, TOKENS))
+  losses[3:6] -= np.array([[0.1], [0.15], [0.12]])
+  scored = score_with(monkeypatch, losses)
+  runs_of = fake_runs(9)
+  names = [f'{name}.{seed}' for name in ('wide', 'engram', 'plain') for seed in range(3)]
+  arguments = runs_of[:6], runs_of[6:] * 2, [*names, *names[6:]]
+  result = compare.analyze(*arguments)
+  assert list(result['labels']) == ['wide', 'engram', 'plain'] and 'mean' not in result
+  assert sorted(scored) == sorted(run.workdir for run in runs_of)  # each of them once
+  for i, (label, statistics_of) in enumerate(result['labels'].items()):
+    means = [statistics.fmean(losses[3 * i + seed]) for seed in range(3)]
+    assert statistics_of['runs'] == 3
+    assert statistics_of['loss'] == pytest.approx(statistics.fmean(means))
+    assert statistics_of['loss_error'] == pytest.approx(statistics.stdev(means) / math.sqrt(3))
+    if label != 'plain':
+      differences = [means[seed] - losses[6 + seed].mean() for seed in range(3)]
+      assert statistics_of['mean'] == pytest.approx(statistics.fmean(differences))
+      error = statistics.stdev(differences) / math.sqrt(3)
+      assert statistics_of['seed_error'] == pytest.approx(error)
+  table = compare.format_table(result)
+  (engram,) = (line for line in table.splitlines() if line.startswith('engram  '))
+  assert ' ± ' in engram and engram.endswith('excludes 0')
+  (row,) = (
+    line.split() for line in table.splitlines() if line.startswith('engram.1 ') and '2.00' in line
+  )
+  assert row[:5] == ['engram.1', '4', '1,004', '4', '2.00']
+  named = compare.analyze(*arguments, labels=['a'] * 3 + ['b'] * 3 + ['c'] * 6)
+  assert [*named['labels'].values()][:2] == [result['labels'][name] for name in ('wide', 'engram')]
+  assert list(named['labels']) == ['a', 'b', 'c']
+  with pytest.raises(errors.BadInput, match="^runs/6 is in 2 pairs .* with the label 'a': "):
+    compare.analyze(*arguments, labels=['a'] * 12)
+
+
 def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   """Of three pairs with random losses, compared with loops."""
   losses = np.random.default_rng(0).random((6, TOKENS))
   losses[:3] -= np.array([[0.4], [0.42], [0.47]])
-  monkeypatch.setattr(
-    token_losses, 'token_losses', lambda run, text, tokens: losses[run.restored.step][:tokens]
-  )
+  scored = score_with(monkeypatch, losses)
   everything = fake_runs(6)
-  result = compare.analyze(everything[:3], everything[3:], 'abcdef')
+  labels = 'rrrbbb'
+  result = compare.analyze(everything[:3], everything[3:], 'abcdef', labels=labels)
+  assert sorted(scored) == sorted(run.workdir for run in everything)
   assert (result['split'], result['tokens']) == ('validation', TOKENS)
   differences = []
   for i, pair in enumerate(result['pairs']):
@@ -60,17 +110,19 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   expected = stats.t.interval(0.95, 2, loc=result['mean'], scale=error)
   assert result['interval'] == pytest.approx(list(expected))
   table = compare.format_table(result)
-  assert table.endswith('which excludes 0')
-  cells = table.splitlines()[4].split()
-  assert cells[:3] + cells[4:7] == ['c', '2', '1,002', 'f', '5', '1,005']
+  assert table.splitlines()[-2].startswith('r  ') and table.splitlines()[-2].endswith('excludes 0')
+  assert table.splitlines()[4].split()[:5] == ['c', '2', '1,002', '2', '2.00']
   losses[:3] += 0.43  # of different signs
-  again = compare.analyze(everything[:3], everything[3:], 'abcdef', max_tokens=TOKENS - 1)
-  assert compare.format_table(again).endswith('which includes 0')
+  again = compare.analyze(
+    everything[:3], everything[3:], 'abcdef', max_tokens=TOKENS - 1, labels=labels
+  )
+  assert compare.format_table(again).splitlines()[-2].endswith('includes 0')
   assert again['pairs'][0]['text_error'] is None  # blocks are too short
   assert 'no error of the text: it needs at least 16,384 tokens' in compare.format_table(again)
   losses[:] = 1
-  equal = compare.analyze(everything[:2], everything[2:4], 'abcd')
-  assert equal['interval'] == [0, 0] and compare.format_table(equal).endswith('which includes 0')
+  equal = compare.analyze(everything[:2], everything[2:4], 'abcd', labels='rrbb')
+  assert equal['interval'] == [0, 0]
+  assert compare.format_table(equal).splitlines()[-2].endswith('includes 0')
 
 
 @pytest.mark.slow
@@ -82,7 +134,8 @@ def test_losses_are_those_of_evaluate(one_device, trained, capsys, tmp_path):
     expected = run.evaluate('validation')['nll_nats_per_token']
     assert pair[key] == pytest.approx(expected, rel=1e-6)
   assert pair['steps'] == [12, 4] and pair['difference'] < 0
-  assert compare.format_table(result).splitlines()[2].split()[::4][:2] == ['later', 'earlier']
+  lines = compare.format_table(result).splitlines()
+  assert [line.split()[0] for line in lines[2:4]] == ['later', 'earlier']
   flags = [f'--workdir={trained}', f'--baseline={trained}', '--max_tokens=100', '--split=test']
   analyze.main(['compare', *flags, f'--output={tmp_path}/new/result.json'])
   printed = capsys.readouterr().out
@@ -140,16 +193,16 @@ def test_bad_input():
   ):
     compare.analyze(everything[:2], everything[2:], 'abc')
   message = (
-    'runs/2 is in 2 pairs of --workdir and --baseline: pairs must be different trainings, such as '
-    'those of other seeds'
+    "runs/2 is in 2 pairs of --workdir and --baseline with the label 'x': the pairs of a label "
+    'must be different trainings, such as those of other seeds; name other labels with --label'
   )
   with bad_input(message):
-    compare.analyze(everything[:2], everything[2:] * 2, 'abcd')
+    compare.analyze(everything[:2], everything[2:] * 2, 'abcd', labels='xxyy')
   with bad_input(message.replace('/2', '/1')):  # a run here, a baseline there
-    compare.analyze(everything[:2], everything[1:], 'abcd')
+    compare.analyze(everything[:2], everything[1:], 'abcd', labels='xxyy')
   everything[0].workdir = 'runs/../runs/1'
   with bad_input(message.replace('/2', '/../runs/1')):
-    compare.analyze(everything[:2], everything[2:] * 2, 'abcd')
+    compare.analyze(everything[:2], everything[2:] * 2, 'abcd', labels='xxyy')
   everything[0].workdir = 'runs/0'
   with bad_input('--max_tokens=0 must be at least 1'):
     compare.analyze(everything[:1], everything[1:2], 'ab', max_tokens=0)

@@ -6,7 +6,7 @@ import json
 import ml_collections
 import pytest
 
-from ngrammer_jax import config, errors
+from ngrammer_jax import command_line, config, errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
@@ -20,7 +20,7 @@ def test_default_is_the_dataclasses_of_the_package():
 
 def test_default_has_few_keys_and_optional_blocks_are_none():
   settings = [key.path for key, _ in fields.walk_values(config.Config()) if key.block is None]
-  assert len(settings) <= 90
+  assert len(settings) <= 94
   assert config.default().model.ngram is None
 
 
@@ -60,6 +60,22 @@ def test_saved_config_is_loaded_the_same(tmp_path):
   for one in (saved, config.Config()):
     config.save(one, path)
     assert config.load(path) == one
+
+
+def test_a_config_is_loaded_by_its_name_as_on_the_command_line(tmp_path):
+  name = 'transformer:llama_quickstart'
+  loaded = config.load(name)
+  assert loaded == command_line.resolve(name, []) and loaded.model.key_value_heads == 2
+  config.save(loaded, tmp_path / 'config.json')
+  assert config.load(tmp_path) == config.load(str(tmp_path / 'config.json')) == loaded
+  with bad_input(f'config.load: no file {tmp_path}/other/config.json'):
+    config.load(tmp_path / 'other' / 'config.json')
+  with pytest.raises(
+    errors.BadInput, match=r"^config.load\('quickstrt'\): .* did you mean quickst"
+  ):
+    config.load('quickstrt')
+  with pytest.raises(errors.BadInput, match="^config.load.*no variant 'llama_quick': did you mean"):
+    config.load('transformer:llama_quick')
 
 
 def test_saved_config_of_an_older_version_says_what_is_unknown(tmp_path):

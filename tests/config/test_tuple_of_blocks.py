@@ -4,10 +4,13 @@ import argparse
 import dataclasses
 import json
 
-from ngrammer_jax import command_line, config
-from ngrammer_jax.config import conversion, fields
+import pytest
+
+from ngrammer_jax import command_line, config, config_files, errors
+from ngrammer_jax.config import conversion, fields, overriding, product_memory
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.ngram.presets import PRESETS
+from tests.checks import bad_input
 from tests.loops import each
 
 SMALL = {'join': 'sum', 'width': 256}
@@ -63,6 +66,79 @@ def test_a_config_file_builds_the_tuple(tmp_path):
 )
 def test_values_of_a_tuple(values, expected):
   assert memories(values) == expected
+
+
+# For each preset, a key in it that a small model changes.
+CHANGES = {name: {'rows': 1000} for name in PRESETS if 'rows' in PRESETS[name]}
+CHANGES |= {name: {'learning_rate_factor': 2} for name in PRESETS if name not in CHANGES}
+CHANGES['engram'] = {'layers': 1, 'rows': [1000], 'deviation': 2}
+CHANGES['ngram_values'] = {'layers': (0, 2), 'rows': 1000}
+
+
+@each('preset', [*PRESETS, *product_memory.PRESETS])
+def test_python_files_and_the_command_line_give_the_same_memory(tmp_path, preset):
+  if preset in PRESETS:
+    block, entry, constructor = 'model.ngram_memories', '.0', NGramMemoryConfig
+    changes = CHANGES[preset]
+  else:
+    block, entry, constructor = 'model.product_memory', '', product_memory.ProductMemoryConfig
+    changes = {'layers': 1, 'sub_keys': 60}
+  in_python = constructor(preset=preset, **changes)
+  assert in_python == constructor.from_preset(preset, **changes)
+  assert constructor.from_preset(preset) == constructor(preset=preset)
+  published = dataclasses.asdict(constructor.from_preset(preset))
+  differ = {
+    name for name, value in dataclasses.asdict(in_python).items() if value != published[name]
+  }
+  assert differ == set(changes)
+  text = f"""
+from ngrammer_jax import config
+
+def get_config():
+  c = config.default()
+  block = config.block({block!r}, preset={preset!r}, **{changes!r})
+  c.model.{block.removeprefix('model.')} = {'(block,)' if entry else 'block'}
+  return c
+"""
+  argv = [f'--config.{block}{entry}.{name}={value}' for name, value in changes.items()]
+  in_file = read_block(tmp_path, [], text, block)
+  on_command_line = read_block(
+    tmp_path, [f'--config.{block}{entry}.preset={preset}', *argv], PLAIN, block
+  )
+  assert in_python == in_file == on_command_line
+
+
+def read_block(folder, argv, text, block):
+  """Returns the memory of a config that is not checked: the model is too small for it."""
+  (folder / 'file.py').write_text(text)
+  values = config_files.load(f'{folder}/file.py')
+  overriding.apply_all(values, command_line.split(argv)[0])
+  model = conversion.build(config.Config, conversion.to_dict(values)).model
+  memory = getattr(model, block.removeprefix('model.'))
+  return memory[0] if isinstance(memory, tuple) else memory
+
+
+def test_the_constructor_refuses_what_a_config_file_refuses():
+  for values, message in (
+    ({'rows': 'many'}, "rows='many' is not of type tuple[int, ...]"),
+    ({'layers': 1.5}, 'layers=1.5 is not of type tuple[int, ...]'),
+    ({'preset': 'engram', 'heads': None}, 'heads=None is not of type int'),
+    ({'value_gate': {'channels': 2}}, "value_gate={'channels': 2} is not of type ValueGateConfig"),
+  ):
+    with pytest.raises(errors.BadInput) as caught:
+      NGramMemoryConfig(**values)
+    assert str(caught.value).startswith(message)
+  with bad_input("model.product_memory has no preset 'x'; available: lample2019, memory_layers"):
+    product_memory.ProductMemoryConfig(preset='x')
+  with pytest.raises(TypeError, match="unexpected keyword argument 'row'"):
+    NGramMemoryConfig(row=3)
+
+
+def test_a_replaced_value_keeps_the_others():
+  memory = NGramMemoryConfig(preset='engram', layers=1)
+  assert dataclasses.replace(memory, preset=None).key == 'compressed'
+  assert dataclasses.replace(memory, width=3).layers == (1,)
+  assert dataclasses.replace(memory, width=3).rows == PRESETS['engram']['rows']
 
 
 def test_a_preset_gives_every_value_that_is_not_named():

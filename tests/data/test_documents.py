@@ -44,10 +44,12 @@ def test_held_out_documents_in_the_training_text_are_counted(
   first = ' (of shards, the first 16 MB)' * (corpus == 'shards')
   size, share = sum(map(len, train)), copies / 40
   counts = f'train: {size + 9 + copies} tokens, {size} bytes of text, {10 + copies} documents; '
+  found = f'no held-out document is in the training text{first}'
+  if copies:
+    found = f'{copies} of 40 test documents ({share:.1%}) are also in the training text{first}'
   message = (
     f'{corpus}: {counts * (corpus == "text")}validation: 1 tokens, 1 bytes of text, 1 '
-    f'document; test: 309 tokens, 270 bytes of text, 40 documents; 0 of 1 validation documents '
-    f'(0.0%), {copies} of 40 test documents ({share:.1%}) are also in the training text{first}'
+    f'document; test: 309 tokens, 270 bytes of text, 40 documents; {found}'
   )
   for _ in range(2):
     caplog.clear()
@@ -66,7 +68,8 @@ def test_only_the_first_shards_are_compared(tmp_path, caplog, monkeypatch):
       'shards', str(folder), 'bytes', cache_dir=str(tmp_path / str(size))
     )
     document_files.prepare(config)
-    assert f'{copies} of 1 validation documents' in caplog.messages[-1]
+    found = '1 of 1 validation documents' if copies else 'no held-out document is in the training'
+    assert found in caplog.messages[-1]
   with (folder / 'train.jsonl').open('a') as file:
     file.write('{}\n')
   monkeypatch.setattr(duplicates, 'COMPARED_BYTES', 1 << 20)

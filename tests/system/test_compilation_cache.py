@@ -40,7 +40,7 @@ def programs(cache):
 
 
 def test_the_default_is_a_private_folder_of_the_user(cache, setting, caplog):
-  with caplog.at_level('INFO'):
+  with caplog.at_level('DEBUG'):
     compilation_cache.enable(parse())
   assert setting() == str(programs(cache))
   assert f'compilation cache: {programs(cache)} (--compilation_cache=None: none)' in caplog.text

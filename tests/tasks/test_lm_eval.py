@@ -10,6 +10,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.finetune import FinetuneConfig
+from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.tasks.lm_eval import __main__ as command
 from tests.checks import assert_close, bad_input
 from tests.tasks import harness_cases, superglue_files
@@ -40,6 +41,17 @@ def test_scores_and_texts_are_those_of_the_run(harness, monkeypatch):
   harness_cases.score_in_one_program(monkeypatch, 16, choices=2)
   run, context = harness.run, 'the union'
   assert harness.max_length == 16
+  from ngrammer_jax.tasks.lm_eval import model
+
+  assert model.HarnessModel(workdir=str(run.workdir), max_length=24).max_length == 24
+  with_memory = dataclasses.replace(run.config.model, memory=MemoryConfig(length=10))
+  with_memory = dataclasses.replace(run, config=dataclasses.replace(run.config, model=with_memory))
+  assert model._segment_length(with_memory, 24) == 14
+  with bad_input(
+    'max_length=10 in --model_args leaves no token beside the segment memory of 10 tokens: use at '
+    'least 11'
+  ):
+    model._segment_length(with_memory, 10)
   pairs = [(context, ' of'), (context, ' is'), ('the ', 'union'), ('', 'the')]
   scores = harness.loglikelihood(requests(*pairs))
   # The harness moves the spaces at the end of a context into the continuation.

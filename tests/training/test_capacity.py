@@ -138,3 +138,36 @@ def test_a_step_with_product_keys_does_not_hold_the_rows_of_all_tokens(one_devic
   temporary = traced.lower().compile().memory_analysis().temp_size_in_bytes
   assert temporary < 0.3 * tokens * 128 * width * 4
   assert step_programs.abstract.params['product_memory']['table'].shape == (values, width)
+
+
+def test_a_large_step_is_warned_of_before_it_is_compiled(monkeypatch, caplog):
+  """The estimate has the logits, and what else the backward pass reads."""
+  values = {'data': {'corpus': 'text', 'path': 'x', 'vocabulary': 'bytes'}}
+  training = {'batch_size': 8, 'segment_length': 64}
+  config = experiment.resolve({'model': MODEL, 'training': training, **values})
+  run = programs.Programs(config, 257, mesh_of(1))
+  needed = run.estimate_step_bytes()
+  logits = 4 * 8 * 64 * 257
+  assert logits < needed < 4 * logits
+  twice = programs.Programs(
+    experiment.resolve({'model': MODEL, 'training': training | {'batch_size': 16}, **values}),
+    257,
+    mesh_of(1),
+  )
+  assert twice.estimate_step_bytes() - needed > logits  # the rest does not depend on the batch
+
+  def warn(size):
+    caplog.clear()
+    limit(monkeypatch, machine=size)
+    capacity.warn_of_activations(config, 257, mesh_of(1), run.estimate_step_bytes)
+    return caplog.text
+
+  assert not warn(needed)
+  text = warn(needed - 1)
+  assert text.rstrip().endswith('lower training.batch_size=8 or training.segment_length=64')
+  asked = []
+  limit(monkeypatch, machine=100 * needed)
+  capacity.warn_of_activations(config, 257, mesh_of(1), lambda: asked.append(1))
+  limit(monkeypatch, device=1, machine=1)  # model.remat=auto compiles what fits
+  capacity.warn_of_activations(config, 257, mesh_of(1), lambda: asked.append(1))
+  assert not asked

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from ngrammer_jax import train
-from ngrammer_jax.training import dry_run, loop
+from ngrammer_jax import errors, train
+from ngrammer_jax.training import dry_run, loop, model_size
 from tests.checks import bad_input
 from tests.training import toy
 from tests.training.helpers import arrays, write_config
@@ -33,8 +33,13 @@ def test_a_dry_run_of_a_new_run_and_of_one_that_is_resumed(tiny, tmp_path, monke
   clock = iter(range(0, 1000, 3))
   monkeypatch.setattr(dry_run.time, 'monotonic', lambda: next(clock))
   rows = run_subcommand(tmp_path, capsys, f'--workdir={tmp_path}/new')
-  assert rows['parameters'] == '8' and rows['compilation'] == '3s'
-  assert rows['peak memory'].startswith('8.0 MiB in a step, this machine has ')  # eight devices
+  assert rows['compilation'] == '3s'
+  size = model_size.count(config.model, 257)
+  assert rows['parameters'] == f'{size.parameters:,}, 512 of them in tables'
+  text = '1.0 MiB in a step on a device, 8.0 MiB on all 8 simulated devices, this machine has '
+  assert rows['peak memory'].startswith(text)
+  assert rows['train state'].startswith('0.0 MiB on a device (')
+  assert re.fullmatch(r'\d+(\.\d+)? [kM]?FLOPs|[\d,]+ FLOPs', rows['FLOPs of a token'])
   assert rows['step'] == '1.5 s, 85 tokens/s'  # 3 seconds for a call of 2 steps
   assert rows['steps'] == '16 of 16 left, 128 tokens each'
   assert rows['expected time'] == '24s, without validation and saving'
@@ -49,12 +54,30 @@ def test_a_dry_run_of_a_new_run_and_of_one_that_is_resumed(tiny, tmp_path, monke
     run_subcommand(tmp_path, capsys, f'--workdir={tmp_path}/run')
 
 
+def test_no_corpus_is_read_unless_it_decides_the_vocabulary(tiny, tmp_path, monkeypatch, capsys):
+  toy.install(monkeypatch.setattr)
+  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])
+  write_config(tmp_path / 'config.py', tiny())
+  (tmp_path / 'text.txt').unlink()
+  arguments = [f'--workdir={tmp_path}/new']
+  plain = run_subcommand(tmp_path, capsys, *arguments)
+  for data in (
+    ['corpus=c4/en', 'vocabulary=sentencepiece', 'vocabulary_size=32000', 'path=None'],
+    ['vocabulary=words', 'vocabulary_size=300'],
+    ['corpus=shards', 'path=gs://nowhere/text', 'vocabulary=sentencepiece'],
+  ):
+    rows = run_subcommand(tmp_path, capsys, *arguments, *(f'--config.data.{key}' for key in data))
+    assert rows['parameters'] > plain['parameters']
+  with pytest.raises(errors.BadInput, match='text.txt'):
+    run_subcommand(tmp_path, capsys, *arguments, '--config.data.vocabulary=characters')
+
+
 @pytest.mark.slow
 def test_a_dry_run_of_a_real_model(tiny, one_device, tmp_path):
   table = dry_run.dry_run(tiny({'layers': 1, 'ngram': None}), pathlib.Path(tmp_path / 'new'))
   rows = dict(re.split('  +', line) for line in table.splitlines())
   assert (
-    rows['parameters'] == f'{257 * 17 + 4 * 16 * 16 + 3 * 16 * 32 + 3 * 32:,}'
+    rows['parameters'] == f'{257 * 17 + 4 * 16 * 16 + 3 * 16 * 32 + 3 * 32:,}, 0 of them in tables'
     and float(rows['step'].split()[0]) > 0
   )
   assert not (tmp_path / 'new').exists()

@@ -1,5 +1,6 @@
 """Losses of a task, and those of docs/python_api.md to the letter."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import command_line, runs
+from ngrammer_jax import command_line, errors, runs
 from ngrammer_jax import config as experiment
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import loop, losses, programs, train_task
@@ -132,10 +133,18 @@ def test_documented_losses_by_hand(tiny, one_device):
     context = losses.LossContext(model, variables['params'], own, counts, counts.sum())
     return losses.means(tasks[name].loss, hidden, context)
 
+  config_of_key = tiny(SMALL, training={'label_smoothing': 0.1})
+  smoothed = losses.smoothed(config_of_key.training.label_smoothing)
+  context = losses.LossContext(
+    model, variables['params'], segment, segment.valid_BxT, segment.valid_BxT.sum()
+  )
+  by_key = losses.means(smoothed, hidden, context)
+
   smoothed_BxT = 0.9 * nll_BxT + 0.1 * nll_BxTxV.mean(axis=-1)
   metrics = metrics_of('SmoothedTask')
   assert metrics['loss'] == pytest.approx(smoothed_BxT.mean(), rel=1e-5)
   assert metrics['loss/nll'] == pytest.approx(nll_BxT.mean(), rel=1e-5)
+  assert by_key == metrics  # the key is the loss of the page
 
   is_word = (segment.targets_BxT != ord(' ')) & (segment.targets_BxT != ord('\n'))
   assert 0.1 < is_word.mean() < 0.9
@@ -263,3 +272,51 @@ def test_a_killed_training_with_a_loss_resumes_bit_identically(tiny, tmp_path):
   loop.train(config, tmp_path / 'reference', task)
   assert arrays(tmp_path / 'killed') == arrays(tmp_path / 'reference')
   assert records(tmp_path / 'killed') == records(tmp_path / 'reference')
+
+
+class OtherTask(train_task.CorpusTask):
+  """A task with a loss of its own, which is that of the next token."""
+
+  def loss(self, hidden_BxTxJ, targets_BxT, context):
+    return losses.next_token(hidden_BxTxJ, targets_BxT, context)
+
+
+def test_a_resume_with_another_loss_is_refused(tiny, tmp_path, monkeypatch, toy_model):
+  config = tiny()
+  shorter = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=12))
+  assert loop.train(shorter, tmp_path / 'own', OtherTask)
+  assert runs.load_run(tmp_path / 'own').config.training.loss == 'OtherTask.loss'
+  for name, make_task, other in (
+    ('own', train_task.CorpusTask, 'next_token'),
+    ('plain', OtherTask, 'OtherTask.loss'),
+  ):
+    if name == 'plain':
+      assert loop.train(shorter, tmp_path / 'plain')
+    before = runs.load_run(tmp_path / name).config.training.loss
+    with bad_input(
+      f'--workdir={tmp_path}/{name} was started with the loss {before!r}, now it is {other!r}: use '
+      f'the task with the old loss, or another workdir'
+    ):
+      loop.train(shorter, tmp_path / name, make_task)
+  # A run of an earlier version has no name, and may have had any loss.
+  path = tmp_path / 'plain' / 'config.json'
+  path.write_text(path.read_text().replace('"loss": "next_token"', '"loss": null'))
+  assert not loop.train(shorter, tmp_path / 'plain', OtherTask)
+  monkeypatch.setattr(OtherTask, 'loss_name', 'of this test', raising=False)
+  assert loop.train(shorter, tmp_path / 'named', OtherTask)
+  assert runs.load_run(tmp_path / 'named').config.training.loss == 'of this test'
+  smoothed = tiny(training={'label_smoothing': 0.1})
+  with bad_input(
+    'training.label_smoothing=0.1 is for the loss of the next token, but the task has a loss of '
+    "its own, 'of this test': use 0, and smooth the labels there"
+  ):
+    loop.train(smoothed, tmp_path / 'both', OtherTask)
+  with bad_input(
+    "training.loss='x', but the loss of the task is 'next_token': use that task, or None"
+  ):
+    loop.train(tiny(training={'loss': 'x'}), tmp_path / 'x')
+
+
+def test_label_smoothing_needs_all_logits(tiny):
+  with pytest.raises(errors.BadInput, match='^training.label_smoothing=0.1 is not for model.vocab'):
+    tiny({'vocabulary_chunk': 8}, training={'label_smoothing': 0.1}).check()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 import shutil
 import signal
 import types
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax.checkpoints import manifest
+from ngrammer_jax.checkpoints import manifest, reader
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.data.rows import streamed_rows
 from ngrammer_jax.data.tokens import learned_vocabulary
 from ngrammer_jax.system import hosts, json_files
-from ngrammer_jax.training import loop, train_task
+from ngrammer_jax.training import init_from, loop, train_task
+from tests.checks import bad_input
 from tests.training.helpers import arrays, flip, names, records, signal_at
 
 
@@ -76,6 +78,79 @@ def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, t
   resumed('elsewhere', mesh=mesh_config.MeshConfig(data=2, model=4))
   losses = [records(tmp_path / name)[-2]['loss'] for name in ('reference', 'elsewhere')]
   assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize('streamed', [True, False])
+def test_the_text_goes_on_after_that_of_the_other_run(
+  config, tiny, tmp_path, caplog, toy_model, streamed
+):
+  """The segments are those of a run that trains twice as long; also after two starts and a kill."""
+  caplog.set_level(logging.INFO)
+  source = config if streamed else tiny(training={'keep_checkpoints': 9})
+  longer = dataclasses.replace(source, training=dataclasses.replace(source.training, steps=36))
+
+  def make_task(config, workdir):
+    start = init_from.Start(config, workdir) if config.init_from else None
+    return train_task.CorpusTask(config, workdir, start=start)
+
+  def read(workdir, config, restored=None):
+    task = make_task(config, workdir)
+    if restored is not None:
+      task.restore_rows(restored, reader.read_rows(workdir, restored))
+    return task
+
+  expected = read(tmp_path / 'whole', longer)
+  segments = [expected.segment(step, slice(0, 8)) for step in range(36)]
+  assert train(source, tmp_path / 'run0')
+  for number in (1, 2):
+    data = dataclasses.replace(source.data, continue_text=True)
+    next_config = dataclasses.replace(
+      source, data=data, init_from=str(tmp_path / f'run{number - 1}')
+    )
+    workdir = tmp_path / f'run{number}'
+    assert loop.train(next_config, workdir, functools.partial(make_task, workdir=workdir))
+    assert f'the text goes on after the {12 * number} steps read before' in caplog.text
+    assert json_files.read(workdir / 'begun_with.json')['text_step'] == 12 * number
+    resumed = read(workdir, next_config, restored=4)
+    for step in range(4, 12):
+      segment = resumed.segment(step, slice(0, 8))
+      np.testing.assert_array_equal(segment.tokens_BxT, segments[12 * number + step].tokens_BxT)
+    # All steps of the loop read the same: a run that trained on from its first step is equal.
+    killed = tmp_path / f'killed{number}'
+    shutil.copytree(workdir, killed)
+    shutil.rmtree(killed / 'checkpoints' / '12')
+    assert loop.train(next_config, killed, functools.partial(make_task, workdir=killed))
+    assert arrays(killed) == arrays(workdir)
+
+
+def test_a_text_that_cannot_go_on_is_refused(config, tiny, tmp_path, caplog, toy_model):
+  caplog.set_level(logging.INFO)
+  assert train(config, tmp_path / 'run')
+  data = dataclasses.replace(config.data, continue_text=True)
+  continued = dataclasses.replace(config, data=data, init_from=str(tmp_path / 'run'))
+
+  def task(config):
+    return train_task.CorpusTask(config, tmp_path / 'new', start=init_from.Start(config, tmp_path))
+
+  key = f'data.continue_text=True with init_from={tmp_path}/run'
+  t = continued.training
+  with bad_input(
+    f'{key} needs training.batch_size=8, as that run has, not 4: rows go on where they ended'
+  ):
+    task(dataclasses.replace(continued, training=dataclasses.replace(t, batch_size=4)))
+  other = dataclasses.replace(tiny().data, continue_text=True)
+  with bad_input(f'{key}, which has read another text: use that text, or False'):
+    task(dataclasses.replace(continued, data=other))
+  with pytest.raises(
+    errors.BadInput, match='^data.continue_text=True needs init_from, which is No'
+  ):
+    dataclasses.replace(continued, init_from=None).check()
+  assert 'the text starts at its first token' not in caplog.text
+  plain = dataclasses.replace(config, init_from=str(tmp_path / 'run'))
+  start = functools.partial(init_from.Start, workdir=tmp_path / 'plain')
+  make_task = lambda config: train_task.CorpusTask(config, tmp_path / 'plain', start=start(config))
+  assert loop.train(plain, tmp_path / 'plain', make_task)
+  assert 'the text starts at its first token; data.continue_text=True goes on' in caplog.text
 
 
 def remove_rows(checkpoint):

@@ -82,9 +82,17 @@ def exchange_field() -> Any:
   return field('auto', comment, choices=EXCHANGE, free_on_resume=True)
 
 
-@dataclasses.dataclass(frozen=True)
+@presets.applied_by_constructor(PRESETS, 'model.ngram_memories')
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NGramMemoryConfig:
-  """Tables of n-grams, looked up at the input or in blocks (see docs/ngram_memories.md)."""
+  """Tables of n-grams, looked up at the input or in blocks (see docs/ngram_memories.md).
+
+  `NGramMemoryConfig(preset='engram', layers=1, rows=1000)` has the published values of the preset
+  and those that are named here, as a config file has.
+
+  Raises:
+    BadInput: there is no such preset, or a value is of another type.
+  """
 
   preset: str | None = field(None, 'published values that reset the block', choices=tuple(PRESETS))
   key: str = field(
@@ -340,9 +348,12 @@ class NGramMemoryConfig:
   table_dtype: str = field('float32', 'dtype of the tables', choices=('float32', 'bfloat16'))
 
   @classmethod
-  def from_preset(cls, name: str) -> 'NGramMemoryConfig':
-    """Returns the memory with the values of one of PRESETS. Raises BadInput for another name."""
-    return cls(**presets.find(PRESETS, name, 'model.ngram_memories'))
+  def from_preset(cls, preset: str, **values: Any) -> 'NGramMemoryConfig':
+    """Returns the memory of one of PRESETS, with other values of some fields.
+
+    Raises BadInput for another name.
+    """
+    return cls(preset=preset, **values)
 
   def places(self, layers: int) -> tuple[Place, ...]:
     """Returns the places of the memory in a model with this number of blocks."""
@@ -563,8 +574,6 @@ class NGramMemoryConfig:
 
   def check_sizes(self, width: int, vocabulary_size: int = 1) -> None:
     """Raises ValueError for sizes that no table has, or that do not fit inputs of this width."""
-    if not isinstance(self.orders, tuple):
-      raise ValueError(f'orders={self.orders!r} must be a tuple such as (2,) or (2, 3)')
     if self.join in PER_HEAD_JOINS:
       ngram_sizes.check_widths(width, self.heads, self.width, self.join, len(self.orders))
     unknown = set(self.orders) - set(ngram_hashes.SIGN_FACTORS)

@@ -59,6 +59,25 @@ def open_vocabulary(
   return cache_folders.load_or_write(config, name, load, write, may_delete)
 
 
+def size_without_text(config: data_config.DataConfig) -> int | None:
+  """Returns the size of the vocabulary of a config, without reading the corpus.
+
+  None: the text decides. A vocabulary of words has fewer words than the config says if the text
+  has.
+
+  Raises:
+    BadInput: the file of the vocabulary is not one.
+  """
+  if config.vocabulary == 'bytes':
+    return vocabularies.ByteVocabulary().size
+  if config.vocabulary_path is not None:
+    path = storage.user_path('data.vocabulary_path', config.vocabulary_path)
+    return vocabularies.read(config.vocabulary, path, config.vocabulary_size).size
+  if config.vocabulary == 'sentencepiece':
+    return config.vocabulary_size or vocabularies.DEFAULT_SIZE
+  return config.vocabulary_size
+
+
 def _learn(
   config: data_config.DataConfig, all_corpora: Sequence[Corpus], folder: pathlib.Path
 ) -> vocabularies.Vocabulary:

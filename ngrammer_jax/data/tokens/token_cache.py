@@ -103,7 +103,7 @@ def _write(
 ) -> None:
   """Tokenises a corpus into a folder. Each document is parsed once."""
   vocabulary = encoder.vocabulary
-  logging.info('preparing %s into %s', corpus.name, folder.parent)
+  logging.debug('preparing %s into %s', corpus.name, folder.parent)
   corpus.verify()
   splits = dict(corpus.splits)
   if corpus.train_shards is not None:

@@ -10,6 +10,7 @@ from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
 from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary
 from ngrammer_jax.data.vocabularies.characters import learn_characters as learn_characters
+from ngrammer_jax.data.vocabularies.sentencepiece import DEFAULT_SIZE as DEFAULT_SIZE
 from ngrammer_jax.data.vocabularies.sentencepiece import MAX_TRAINING_BYTES as MAX_TRAINING_BYTES
 from ngrammer_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary
 from ngrammer_jax.data.vocabularies.sentencepiece import learn_sentencepiece as learn_sentencepiece

@@ -157,9 +157,14 @@ class NGramMemory(nn.Module):
         `inputs_BxPxD` in the values of attention; documents and padding are optional.
       state: that the previous segment returned. None: the start of a stream.
 
+    Ids must be below `vocabulary_size`. Outside of `jit` others are refused; in `jit`, where their
+    values are not known, they look up some row without an error (check them before).
+
     Raises:
-      ValueError: x does not have D features or G branches, or there are no tokens.
-      BadInput: the mesh has explicit axes.
+      ValueError: x does not have D features or G branches, there are no tokens, or the state has
+        another number of rows.
+      TypeError: the context is an array of tokens.
+      BadInput: the mesh has explicit axes, or ids are known to be beyond the vocabulary.
     """
     y, next_state, _ = self.join_with_ids(x, context, state)
     return y, next_state
@@ -174,6 +179,7 @@ class NGramMemory(nn.Module):
     `id_columns`): cluster ids, token ids, classes of tokens or bytes. None without a table.
     """
     self._check_inputs(x, context)
+    self._check_state(state, len(x))
     if state is None:
       state = self.empty_state(len(x))
     ids_BxTxK = None
@@ -218,6 +224,11 @@ class NGramMemory(nn.Module):
 
   def _check_inputs(self, x: jax.Array, context: Context) -> None:
     """Raises the errors of `__call__`."""
+    if not isinstance(context, Context):
+      raise TypeError(
+        f'the context of an n-gram memory is of type {type(context).__name__}: pass '
+        f'context.Context(tokens_BxT=tokens), with `from ngrammer_jax.layers import context`'
+      )
     axes = jax.typeof(x).sharding.mesh.explicit_axes
     if axes:
       raise errors.BadInput(
@@ -241,6 +252,16 @@ class NGramMemory(nn.Module):
       raise ValueError('a memory of n-grams needs context.tokens_BxT')
     if needs_tokens:
       token_ids.check_range('context.tokens_BxT', context.tokens_BxT, self.vocabulary_size)
+
+  def _check_state(self, state: State | None, batch: int) -> None:
+    """Raises ValueError for a state of another number of rows."""
+    for leaf in jax.tree.leaves(state):
+      if jnp.shape(leaf)[:1] != (batch,):
+        raise ValueError(
+          f'the state of an n-gram memory has arrays of the shape {list(jnp.shape(leaf))}, but the '
+          f'input has {batch} rows: pass the state that the previous segment of the same rows '
+          f'returned, or empty_state({batch})'
+        )
 
   def _window_ngrams(
     self, ids_BxTxK: jax.Array, context: Context, state: State | None

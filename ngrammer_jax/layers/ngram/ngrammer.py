@@ -143,6 +143,8 @@ class NGrammer(nn.Module):
     """Raises ValueError if the sizes of the layer do not fit inputs of this width, D."""
     if self.combine not in PER_HEAD_JOINS:
       raise ValueError(f'combine {self.combine!r} is not one of {", ".join(PER_HEAD_JOINS)}')
+    if not isinstance(self.orders, tuple):
+      raise ValueError(f'orders={self.orders!r} must be a tuple such as (2,) or (2, 3)')
     self._options('previous').check_sizes(width)
 
   check = check_width  # its name in earlier versions

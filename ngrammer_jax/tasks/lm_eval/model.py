@@ -33,8 +33,8 @@ class HarnessModel(model.TemplateLM):
 
   Args:
     workdir, pretrained, adapter, step: the model, as the flags of `evaluate` name it.
-    max_length: maximum number of tokens that a token is predicted from. None: the positions of a
-      published model, the context of the evaluation of a run.
+    max_length: maximum number of tokens that a token is predicted from, with those of a segment
+      memory. None: the positions of a published model, the context of the evaluation of a run.
     batch_size: number of texts in a batch; auto, or auto:N: `inference.MAX_ROWS`.
     add_bos_token: whether the begin token is put before a text, if the model has one. None: as the
       model does it.
@@ -209,10 +209,24 @@ def _open_run(named: argparse.Namespace, max_length: int | None) -> runs.Run:
     max_length = max_length or run.origin['positions']
   overrides = []
   if max_length:
-    overrides.append(('evaluation.segment_length', str(max_length)))
+    overrides.append(('evaluation.segment_length', str(_segment_length(run, max_length))))
   config = command_line.override(run.config, overrides, 'evaluation.*')
   inference.check_can_continue(config.model)
   return dataclasses.replace(run, config=config)
+
+
+def _segment_length(run: runs.Run, max_length: int) -> int:
+  """Returns the length of a segment that reads `max_length` tokens together with its memory."""
+  config = run.config
+  if config.model.recurrent is not None:
+    return max_length
+  memory = config.evaluation_context() - config.evaluation_length()
+  if max_length <= memory:
+    raise errors.BadInput(
+      f'max_length={max_length:,} in --model_args leaves no token beside the segment memory of '
+      f'{memory:,} tokens: use at least {memory + 1:,}'
+    )
+  return max_length - memory
 
 
 def _read_batch_size(value: str | int) -> int:
