@@ -117,7 +117,7 @@ def _make_parser() -> argparse.ArgumentParser:
   )
   text = 'label of each --workdir, then of each --baseline: equal labels are means over seeds; '
   add('compare', '--label', f'{text}default: names without a last number', action='append')
-  add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**18)
+  add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**16)
   add('compare', '--output', 'JSON file to which the result is written too', type=storage.path)
   add('gates', '--text', 'text of which gates are shown; default: the first tokens of the split')
   add('clusters', '--memory', 'path of its module; default: the first with clusters of tokens')

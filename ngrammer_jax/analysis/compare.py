@@ -30,7 +30,7 @@ def analyze(
   baselines: Sequence[runs.Run],
   names: Sequence[str],
   split: str = 'validation',
-  max_tokens: int = 2**18,
+  max_tokens: int = 2**16,
   labels: Sequence[str] | None = None,
 ) -> dict[str, Any]:
   """Compares each run with its baseline, as plain values.
