@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, runs
+from ngrammer_jax import errors, evaluate, runs
 from ngrammer_jax.checkpoints import manifest, reader
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import mesh as mesh_config
@@ -241,8 +241,12 @@ def test_the_validation_split_is_what_judges(tiny):
   assert (tokens[0, 1:] == splits['train'].tokens[: tokens.shape[1] - 1]).all()
 
 
-def test_splits_that_are_no_text_to_evaluate(config, tmp_path, toy_model):
+def test_splits_that_are_no_text_to_evaluate(config, tiny, tmp_path, caplog, toy_model):
   assert train(config, tmp_path / 'run')
+  assert evaluate._existing_split(runs.load_run(tmp_path / 'run')) == 'validation'
+  assert 'no test split: the validation split is evaluated' in caplog.text
+  assert train(tiny(), tmp_path / 'other')
+  assert evaluate._existing_split(runs.load_run(tmp_path / 'other')) == 'test'
   for split in ('train', 'test'):
     message = (
       f"--split={split}: data.corpus='shards' has no such split to evaluate; available: validation"
