@@ -14,7 +14,8 @@ that would not end in time, and the same command goes on with it.
               the vendor, and MFU the floor over the time; --predicted adds the bound and the cycles
               of a report of launch/compile.py; --trace adds the share of each part of a step
   torch       steps of the same Transformer in PyTorch: torch.compile, bfloat16, flash attention
-  run         a training from its command, with its input pipeline: the speed that it reports
+  run         a training from its command, with its input pipeline: the speed that it reports. Its
+              text has words by Zipf's law, see `random_text`
 
 Operations are deterministic, as in the trainer, unless the name of the case says otherwise.
 --tiny runs everything in small sizes.
@@ -112,6 +113,7 @@ TINY_NGRAMS = {
   'model.ngram.dim': 8,
 }
 TINY_ENGRAM = {'model.ngram_memories.0.layers': '(1,)', 'model.ngram_memories.0.rows': '(100,)'}
+WORDS = 32_000  # of a random text
 # Calls of attention kernels in a compiled program.
 KERNELS = re.compile(r'custom_call_target="(__cudnn\$\w+|\w*[tT]riton\w*|tpu_custom_call)"')
 CONTAINERS = ('while', 'cond', 'conditional', 'call')  # of operations that are counted themselves
@@ -281,22 +283,32 @@ def measure_torch(name: str, options: argparse.Namespace) -> dict[str, Any]:
   return result
 
 
-def measure_run(name: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Trains on random text by the command of a training; returns the speed that it reports."""
+def random_text(count: int) -> str:
+  """Returns words by Zipf's law, so that about as many different n-grams occur as in a text.
+
+  Look-ups of a table take the time of the different rows. Of 16,384 words in a row, 67 % of the
+  pairs and 96 % of the triples are different; in text8 68 % and 90 %, in enwik8 60 % and 83 %.
+  """
   import numpy as np
 
+  shares = (np.arange(1, WORDS + 1) + 2.7) ** -1.3
+  ids = np.random.default_rng(0).choice(WORDS, count, p=shares / shares.sum())
+  return ' '.join(map(str, ids))
+
+
+def measure_run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+  """Trains on random text by the command of a training; returns the speed that it reports."""
   case = CASES[name]
   changes, rows = changes_of(case, options.tiny)
   steps = options.warmup + options.steps
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / 'text.txt'
-    letters = np.random.default_rng(0).integers(97, 123, 2**16 if options.tiny else 2**24)
-    path.write_bytes(letters.astype(np.uint8).tobytes())
+    path.write_text(random_text(2**14 if options.tiny else 2**21), encoding='utf-8')
     changes = changes | {
       'data.corpus': 'text',
       'data.path': path,
-      'data.vocabulary': 'bytes',
-      'data.vocabulary_size': None,
+      'data.vocabulary': 'words',
+      'data.vocabulary_size': WORDS,
       'data.shuffle': None,
       'training.batch_size': rows,
       'training.steps': steps,

@@ -28,9 +28,16 @@ def test_a_step_is_measured():
 
 
 @pytest.mark.slow
-def test_a_training_is_measured():
+def test_a_training_is_measured(monkeypatch):
+  monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '2')  # of the two rows
   result = accelerator.measure_run('tables', OPTIONS)
   assert result['seconds'] > 0 and result['tokens'] == 64
+
+
+def test_a_random_text_has_as_many_different_pairs_as_a_text():
+  words = accelerator.random_text(2**14).split()
+  pairs = {*zip(words, words[1:], strict=False)}
+  assert 0.6 < len(pairs) / len(words) < 0.7
 
 
 def test_every_case_has_a_config():

@@ -8,9 +8,14 @@ import pathlib
 import signal
 from typing import Any
 
+import jax
+import numpy as np
+
 from ngrammer_jax import config as experiment
 from ngrammer_jax.checkpoints import manifest, reader
+from ngrammer_jax.models import language_model
 from ngrammer_jax.training import recorder, train_task
+from ngrammer_jax.training import state as train_state
 
 
 def arrays(workdir: pathlib.Path, step: int | None = None) -> dict[str, Any]:
@@ -57,6 +62,42 @@ def write_config(path: pathlib.Path, config: experiment.Config) -> pathlib.Path:
     f'import ml_collections\ndef get_config(): return ml_collections.ConfigDict({fields!r})\n'
   )
   return path
+
+
+def drawn_state(abstract: train_state.TrainState) -> train_state.TrainState:
+  """A state with drawn parameters and zeros beside them; compiles nothing."""
+  random = np.random.default_rng(0)
+
+  def draw(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.device_put(random.normal(0, 0.1, leaf.shape).astype(leaf.dtype), leaf.sharding)
+
+  def zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding)
+
+  return jax.tree.map(zeros, abstract).replace(params=jax.tree.map(draw, abstract.params))
+
+
+def no_initialization(monkeypatch: Any) -> None:
+  """Has training begin with drawn parameters: the first state takes as long to compile as a step.
+
+  It is for models without a codebook.
+  """
+  make_initializer = train_state.make_initializer
+
+  def make_drawn(
+    model: Any, variables: Any, optimizer: Any, batch_size: int, *args: Any, **given: Any
+  ) -> tuple[Any, train_state.TrainState]:
+    _, abstract = make_initializer(model, variables, optimizer, batch_size, *args, **given)
+    assert not abstract.codebook
+
+    def create() -> train_state.TrainState:
+      memory = language_model.empty_memory(model.config, batch_size)
+      shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.memory)
+      return drawn_state(abstract).replace(memory=jax.device_put(memory, shardings))
+
+    return create, abstract
+
+  monkeypatch.setattr(train_state, 'make_initializer', make_drawn)
 
 
 def no_validation(monkeypatch: Any) -> None:

@@ -107,8 +107,26 @@ def assert_alike(one, other):
 
 @functools.cache
 def first_state():
-  create, _ = initializer(RICH, mesh_of(1, 1, 1))
-  return jax.device_get(create())
+  """Drawn parameters and centroids, all used alike; to compile `create` takes much longer."""
+  _, abstract = initializer(RICH, mesh_of(1, 1, 1))
+  random = np.random.default_rng(0)
+  draw = lambda leaf: random.normal(0, 0.3, leaf.shape).astype(leaf.dtype)
+  zeros = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
+
+  def codebook(path, leaf):
+    match path[-1].key:
+      case 'usage':
+        return np.full(leaf.shape, 1 / leaf.shape[-1], leaf.dtype)
+      case 'changed':
+        return zeros(leaf)
+      case 'centroids':
+        return draw(leaf)
+
+  return jax.tree.map(zeros, abstract).replace(
+    params=jax.tree.map(draw, abstract.params),
+    codebook=jax.tree_util.tree_map_with_path(codebook, abstract.codebook),
+    memory=jax.device_get(language_model.empty_memory(RICH, B)),
+  )
 
 
 @functools.cache

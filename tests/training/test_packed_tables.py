@@ -12,7 +12,7 @@ from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.training import loop, programs
 from ngrammer_jax.training import state as train_state
 from tests.checks import mesh_of
-from tests.training.helpers import arrays, records
+from tests.training.helpers import arrays, drawn_state, no_initialization, records
 
 COMMON = {'orders': (2,), 'heads': 2, 'rows': (64,), 'row_multiple': 64, 'width': 32}
 MEMORIES = (  # at the input, and in a block, with gradients as tables and as rows
@@ -36,8 +36,9 @@ def packs(monkeypatch):
   return lambda is_packed: set_platforms(('cpu',) if is_packed else ())
 
 
-def test_a_run_continues_with_packed_tables(tiny, tmp_path, packs, one_device):
+def test_a_run_continues_with_packed_tables(tiny, tmp_path, packs, one_device, monkeypatch):
   """Bit by bit as with those that are not packed; only norms add their squares in another order."""
+  no_initialization(monkeypatch)
   at_input, in_block = MEMORIES[:2]
   in_block = dataclasses.replace(in_block, layers=(0,))
   config = config_of(tiny, (at_input, in_block, MEMORIES[4]), layers=1)
@@ -62,7 +63,7 @@ def test_narrow_tables_are_packed_with_their_optimizer_state(tiny, packs):
   packed, plain = (48, 128), (192, 32)
   by_row = [packed, (48, 4)]
   assert shapes == {0: [packed] * 2, 1: [packed] * 2, 2: [packed] * 3, 3: [plain] * 3, 4: by_row}
-  state = run.create()
+  state = drawn_state(run.abstract)
   before = jax.device_get(state.params)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
   again = run.unpack(run.pack(state))  # which deletes what it packs
