@@ -40,10 +40,10 @@ MODELS = {
   ),
 }
 WRONG = {
-  'tokens have 11, expected ids from 0 to 10: they are of another vocabulary': [[0, V]],
-  'tokens have -1, expected ids from 0 to 10: they are of another vocabulary': [[-1, 2]],
-  'tokens have the dtype float32, expected integers': np.ones((1, 2), np.float32),
-  'tokens have the dtype bool, expected integers': np.ones((1, 2), bool),
+  'tokens contain 11, expected ids from 0 to 10: check the vocabulary': [[0, V]],
+  'tokens contain -1, expected ids from 0 to 10: check the vocabulary': [[-1, 2]],
+  'tokens must be integers, not float32': np.ones((1, 2), np.float32),
+  'tokens must be integers, not bool': np.ones((1, 2), bool),
 }
 
 
@@ -55,7 +55,7 @@ def test_tokens_that_a_model_does_not_have(kind):
   for message, tokens in WRONG.items():
     with refused(message):
       run(np.asarray(tokens))
-  with refused('tokens have the dtype float32, expected integers'):  # also under jit
+  with refused('tokens must be integers, not float32'):  # also under jit
     jax.eval_shape(run, jnp.ones((1, 2)))
   jax.eval_shape(run, np.array([[0, V]]))  # not known there
 
@@ -68,7 +68,7 @@ def test_tokens_that_a_layer_does_not_have():
     with refused(f'context.{message.replace("tokens", "tokens_BxT", 1)}'):
       layer.init(jax.random.key(0), x, context.Context(tokens_BxT=np.asarray(tokens)))
   ngrammer = NGrammer(heads=2, clusters=None, vocabulary_size=50, dim=4, id_vocabulary=V)
-  with pytest.raises(errors.BadInput, match='have 11, expected ids from 0 to 10'):
+  with pytest.raises(errors.BadInput, match='contain 11, expected ids from 0 to 10'):
     ngrammer.init(jax.random.key(0), x, ids=np.array([[0, V]]))
 
 
@@ -76,9 +76,9 @@ def test_ids_that_the_engine_is_given(trained):
   run = test_generate.open_run(trained)
   engine, variables, size = run.engine, run.variables, run.vocabulary.size
   for ids, message in (
-    (np.array([1, size]), f'token ids have {size}, expected ids from 0 to {size - 1}: they are of'),
-    (np.array([-3, 1]), f'token ids have -3, expected ids from 0 to {size - 1}: they are of'),
-    (np.array([1.0, 2.5]), 'token ids have the dtype float64, expected integers'),
+    (np.array([1, size]), f'token ids contain {size}, expected ids from 0 to {size - 1}: check'),
+    (np.array([-3, 1]), f'token ids contain -3, expected ids from 0 to {size - 1}: check'),
+    (np.array([1.0, 2.5]), 'token ids must be integers, not float64'),
   ):
     with pytest.raises(errors.BadInput, match=message):
       list(engine.score_documents(variables, [ids], 0, 8))

@@ -2,7 +2,7 @@
 
 A config file builds a ConfigDict from `default()` and `block(...)`; `resolve` makes it a `Config`.
 
-A name is imported when it is first used: a layer of `ngrammer_jax.layers` needs few of these files.
+Names are imported on first use: a layer of `ngrammer_jax.layers` needs few of these files.
 """
 
 import importlib

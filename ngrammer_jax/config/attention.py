@@ -10,7 +10,7 @@ LAYER_TYPE_NAMES = ('full', 'window', 'unrotated', 'unrotated_window')
 
 
 class LayerType(NamedTuple):
-  """What attention of one layer has.
+  """The type of attention in one layer.
 
   Attributes:
     has_window: whether tokens attend to `window` keys only.
@@ -42,7 +42,7 @@ class AttentionConfig:
   )
   query_key_value_bias: bool | None = field(None, 'biases of queries, keys, values; None: `bias`')
   output_bias: bool | None = field(None, 'bias of the output; None: same as `model.bias`')
-  window: int | None = field(None, 'keys that a token attends to, its own too', at_least=1)
+  window: int | None = field(None, 'number of keys per token, including itself', at_least=1)
   layer_pattern: tuple[str, ...] = field(
     ('full',),
     'types of layers, repeated; unrotated: without rotary positions',
@@ -76,7 +76,7 @@ class AttentionConfig:
       )
     if self.window is not None and not has_window:
       raise errors.BadInput(
-        f'model.attention.window={self.window} is for layers with a window, but '
+        f'model.attention.window={self.window} needs a layer with a window, but '
         f'model.attention.layer_pattern={self.layer_pattern} has none in model.layers='
         f'{model.layers}: use None, or "window" in the pattern'
       )

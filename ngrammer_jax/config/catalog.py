@@ -1,4 +1,4 @@
-"""The config files that come with the package, by name.
+"""The config files of the package, by name.
 
 The files of the folder `configs` are installed as `ngrammer_jax.configs`.
 """
@@ -12,7 +12,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
 
 def files() -> dict[str, pathlib.Path]:
-  """Returns the config files that come with the package, by their names without `.py`."""
+  """Returns the config files of the package, by their names without `.py`."""
   installed = PACKAGE / 'configs'
   checkout = PACKAGE.parent / 'configs'
   folder = installed if installed.is_dir() else checkout

@@ -28,7 +28,7 @@ def block(key: str, /, **values: Any) -> 'ml_collections.ConfigDict':
 
   Args:
     key: dotted key of the block, or of the tuple.
-    **values: values of its fields; the others get those of the preset, or their defaults.
+    **values: values of its fields; the others have the value of the preset, or their default.
   """
   block_type = find_key(key).block
   defaults = _preset_values(block_type, values, f'{key}.') or dataclasses.asdict(block_type())
@@ -60,7 +60,7 @@ def resolve(values: Any, show: bool = False) -> Config:
 
 
 def to_dict(values: Any) -> Any:
-  """Returns a ConfigDict, or those in a sequence, as plain dicts; other values as they are."""
+  """Returns ConfigDicts (also in sequences) as plain dicts; other values unchanged."""
   if hasattr(values, 'to_dict'):
     values = values.to_dict()
   if isinstance(values, Mapping):
@@ -71,7 +71,7 @@ def to_dict(values: Any) -> Any:
 
 
 def build(block_type: type, values: Any, path: str = '') -> Any:
-  """Returns values as a dataclass, that of the section at `path`, unchecked.
+  """Returns values as the dataclass of the section at `path`, unchecked.
 
   Args:
     block_type: the dataclass.
@@ -134,7 +134,7 @@ def blocks_by_number(value: Any) -> dict[str, Any]:
 
 
 def _preset_values(block_type: type, values: Mapping[str, Any], path: str) -> dict[str, Any]:
-  """Returns the values that a block starts from: of the preset it names, otherwise none."""
+  """Returns the initial values of a block: the values of its preset, or none."""
   key = fields.keys(block_type, path).get('preset')
   name = values.get('preset')
   if key is None or name is None:
@@ -144,7 +144,7 @@ def _preset_values(block_type: type, values: Mapping[str, Any], path: str) -> di
 
 
 def _merge(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns values with defaults for those that are missing, also inside of their blocks."""
+  """Returns values with defaults for missing keys, also inside blocks."""
   merged = dict(defaults)
   for name, value in values.items():
     default = merged.get(name)
@@ -160,7 +160,7 @@ def is_index(name: str) -> bool:
 
 
 def find_key(path: str) -> fields.Key:
-  """Returns the key at a dotted path. Raises BadInput for one that does not exist."""
+  """Returns the key at a dotted path. Raises BadInput for an unknown key."""
   key = None
   for name in path.split('.'):
     parent = '' if key is None else f'{key.path}.'
@@ -176,7 +176,7 @@ def find_key(path: str) -> fields.Key:
 def _keys_inside(key: fields.Key | None, name: str) -> dict[str, fields.Key] | None:
   """Returns the keys inside of a key, or of the config, by name; None if it is a value.
 
-  Of a tuple of blocks, which has any number of blocks, that of the block called `name`, a number.
+  For a tuple of blocks of any length, returns the key of the block number `name`.
   """
   if key is None:
     return fields.keys(Config)
@@ -188,7 +188,7 @@ def _keys_inside(key: fields.Key | None, name: str) -> dict[str, fields.Key] | N
 
 
 def unknown_key(path: str, is_section: bool = False) -> str:
-  """Returns the message for a dotted key that does not exist, with the nearest one that does."""
+  """Returns the message for an unknown dotted key, with the nearest valid one."""
   paths = _paths_near(path)
   if is_section:
     paths = sorted({each.rpartition('.')[0] for each in paths} - {''})
@@ -204,7 +204,7 @@ def unknown_key(path: str, is_section: bool = False) -> str:
 
 
 def _paths_near(path: str) -> list[str]:
-  """Returns the dotted keys of the config; of tuples of blocks, those of the tuple in `path`."""
+  """Returns the dotted keys of the config; for tuples of blocks, only the tuple in `path`."""
   paths = []
   for key in fields.walk(Config):
     parent, in_tuple, name = key.path.partition('.0.')
@@ -226,7 +226,7 @@ def _initials(name: str) -> str:
 
 
 def check_variant(variant: str, variants: Iterable[str]) -> None:
-  """Raises BadInput, which names the nearest variant, if a config file does not have this one."""
+  """Raises BadInput with the nearest variant if a config file lacks this one."""
   names = list(variants)
   if variant in names:
     return
@@ -242,9 +242,9 @@ def save(config: Config, path: pathlib.Path) -> None:
 
 
 def load_stored(path: pathlib.Path) -> Config:
-  """Loads a config that `save` wrote, also that of an earlier version.
+  """Loads a config written by `save`, also by an earlier version.
 
-  The config of a model without its training has the sections `model` and `data` alone.
+  A model without training has the sections `model` and `data` only.
 
   Raises:
     BadInput: see `resolve`.
@@ -264,7 +264,7 @@ def load_stored(path: pathlib.Path) -> Config:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-  """Reads the values of a config that `save` wrote; of an earlier version, as that used them."""
+  """Reads the values of a config written by `save`, with the defaults of its version."""
   values = json_files.read(path)
   values.get('training', {}).pop('span_check_every', None)  # no longer used
   values.get('optimizer', {}).setdefault('weight_decay_on', 'all')
@@ -272,7 +272,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def stored_vocabulary(folder: pathlib.Path) -> pathlib.Path | None:
-  """Returns the file of a vocabulary in a workdir, if the vocabulary has one of its own."""
+  """Returns the vocabulary file in a workdir; None if the vocabulary has no file."""
   paths = (path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json')
   return next(paths, None)
 

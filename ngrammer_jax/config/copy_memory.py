@@ -17,18 +17,18 @@ class CopyMemoryConfig:
 
   key: str = field(
     'tokens',
-    'ids that are compared: those of tokens, or of their normalised texts (Engram)',
+    'ids to compare: token ids, or ids of normalised texts (Engram)',
     choices=KEYS,
   )
-  window: int = field(1024, 'tokens back that a match may end', at_least=1, at_most=2**20)
+  window: int = field(1024, 'maximum distance of a match, in tokens', at_least=1, at_most=2**20)
   lengths: tuple[int, ...] = field(
     (1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
-    'lengths of matches that are told apart, rising',
+    'lengths of matches, increasing',
     at_least=1,
     at_most=1024,
     may_be_empty=False,
   )
-  counts: int = field(3, 'numbers of matches that are told apart', at_least=1, at_most=64)
+  counts: int = field(3, 'largest number of matches with its own vector', at_least=1, at_most=64)
   input_gate: float = field(0.5, 'initial factor at the input')
   head_gate: float = field(1.0, 'initial factor before the final norm')
 
@@ -38,13 +38,13 @@ class CopyMemoryConfig:
     return Place('input'), Place('before_head')
 
   def check(self, model: Any) -> None:
-    """Raises BadInput for lengths that do not rise, or a memory that would not learn."""
+    """Raises BadInput for lengths that do not increase, or a memory that would not learn."""
     del model
     rising = tuple(sorted(set(self.lengths)))
     if rising != self.lengths:
-      raise errors.BadInput(f'model.copy_memory.lengths={self.lengths} must rise: use {rising}')
+      raise errors.BadInput(f'model.copy_memory.lengths={self.lengths} must increase: use {rising}')
     if self.input_gate == self.head_gate == 0:
       raise errors.BadInput(
         'model.copy_memory.input_gate=0 and model.copy_memory.head_gate=0 would learn nothing, '
-        'because the vectors that they multiply start at 0: use another value for one of them'
+        'because the vectors start at 0 too: use another value for one of them'
       )

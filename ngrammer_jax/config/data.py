@@ -19,15 +19,15 @@ VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece', 'tokenizer')
 
 @dataclasses.dataclass(frozen=True)
 class PartConfig:
-  """A part of a mixture. Keys that are None have the value of the section `data`."""
+  """A part of a mixture. None keys take the value of the section `data`."""
 
-  weight: float = field(1.0, 'number of tokens, relative to those of the other parts', at_least=0)
-  name: str | None = field(None, 'name in logs and results; None: that of the file or the folder')
+  weight: float = field(1.0, 'share of tokens, relative to the other parts', at_least=0)
+  name: str | None = field(None, 'name in logs and results; None: name of the file or folder')
   corpus: str | None = field(None, 'name of the corpus, see docs/corpora.md')
   path: str | None = field(None, 'corpus file or folder', free_on_resume=True)
-  text_field: tuple[str, ...] | None = field(None, 'fields or columns that hold the text')
-  chat: bool | None = field(None, 'whether it holds conversations')
-  loss_on: str | None = field(None, 'tokens of conversations that count', choices=LOSS_ON)
+  text_field: tuple[str, ...] | None = field(None, 'fields or columns with the text')
+  chat: bool | None = field(None, 'whether the text is conversations')
+  loss_on: str | None = field(None, 'tokens of conversations in the loss', choices=LOSS_ON)
 
   def full_name(self, data: 'DataConfig') -> str:
     """Returns the name of the part in a section `data`."""
@@ -61,7 +61,7 @@ class DataConfig:
   corpus: str = field('sotu', 'name of the corpus, see docs/corpora.md')
   path: str | None = field(
     None,
-    'corpus file or folder; None: that of sotu',
+    'corpus file or folder; None: folder of sotu',
     free_on_resume=True,
     only_for={'mixture': ((),)},
     reason='a mixture has data.mixture.0.path',
@@ -69,14 +69,14 @@ class DataConfig:
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(
     None,
-    'size if learned, or of the embedding of a tokenizer; None: 4096, or its own',
+    'size if learned, or embedding size of a tokenizer; None: 4096, or by the tokenizer',
     at_least=3,
     only_for={'vocabulary': ('words', 'sentencepiece', 'tokenizer')},
     relations=(
       equals(
         None,
         where={'vocabulary': ('sentencepiece',), 'vocabulary_path': (fields.ANY,)},
-        reason='a trained model has its own size',
+        reason='the size of a trained model is fixed',
       ),
       at_least(260, where={'vocabulary': ('sentencepiece',)}, reason='256 bytes, special pieces'),
     ),
@@ -95,60 +95,64 @@ class DataConfig:
   )
   text_field: tuple[str, ...] = field(
     ('text',),
-    'fields of a JSON object, or columns, that hold the text, joined by newlines; a.b: b within a',
+    'JSON fields or columns with the text, joined by newlines; a.b: b within a',
     may_be_empty=False,
     only_for={'corpus': ('text', 'shards')},
   )
   chat: bool = field(
     False,
-    'the field, messages by default, holds conversations, written by the chat template',
+    'the field (default: messages) has conversations, formatted by the chat template',
     only_for={'corpus': ('text', 'shards'), 'vocabulary': ('tokenizer',)},
     remedy='use False, or data.corpus=text or shards, and data.vocabulary=tokenizer with the '
     'folder of a model for chats as data.vocabulary_path',
   )
   loss_on: str = field(
     'all',
-    'tokens of conversations that count in the loss: all, or those of the assistant',
+    'tokens of conversations in the loss: all, or assistant tokens',
     choices=LOSS_ON,
     only_for={'chat': (True,)},
     remedy="use 'all', or data.chat=True for conversations",
   )
   document_separator: str | None = field(
     None,
-    'what separates the documents of a text file, such as <|endoftext|>; None: see docs/corpora.md',
+    'separator of documents in text files, such as <|endoftext|>; None: see docs/corpora.md',
     may_be_empty=False,
     only_for={'corpus': ('text', 'shards')},
   )
   validation_share: float | None = field(
     None,
-    'share of files or documents held out if no file is for validation; None: 0.05, or refused',
+    'share of files or documents held out without validation files; None: 0.05, or an error',
     above=0,
     at_most=0.25,
     only_for={'corpus': ('text', 'shards')},
   )
   shuffle: int | None = field(
-    None, 'seed of the order of shards, and of documents in blocks; None: as stored', at_least=0
+    None, 'shuffle seed for shards, and for documents in blocks; None: stored order', at_least=0
   )
   continue_text: bool = field(
     False,
-    'with init_from: go on after the text that its run has read, not at the first token',
+    'with init_from: continue after the text of its run, not at the first token',
     needs={True: {'init_from': (fields.ANY,)}},
   )
   matched_vocabulary_size: int | None = field(
     None,
-    'vocabulary size with which the model is as large as those it is compared with',
+    'vocabulary size for equal numbers of parameters in a comparison',
     at_least=3,
     free_on_resume=True,
   )
-  begin_of_text: bool = field(False, 'end and begin token of a tokenizer separate documents')
-  drop_duplicates: bool = field(False, 'leave out training documents that occurred before')
+  begin_of_text: bool = field(
+    False, 'separate documents by the end and begin tokens of the tokenizer'
+  )
+  drop_duplicates: bool = field(False, 'drop repeated training documents')
   cache_dir: str | None = field(
-    None, 'tokenised text; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax', free_on_resume=True
+    None,
+    'folder of tokenised text; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax',
+    free_on_resume=True,
   )
   superglue_dir: str | None = field(None, 'folder of the SuperGLUE tasks', free_on_resume=True)
-  mixture: tuple[PartConfig, ...] = field((), 'corpora that are read together')
+  mixture: tuple[PartConfig, ...] = field((), 'corpora of a mixture')
   mixture_temperature: float = field(1.0, 'weights are raised to 1 / temperature', above=0)
-  mixture_block: int = field(8, 'segments of a part before a row may change it', at_least=1)
+  mixture_block: int = field(8, 'minimum consecutive segments of one part in a row', at_least=1)
 
   def __post_init__(self):
     if self.vocabulary == 'huggingface':  # another name, which is not stored
@@ -163,11 +167,11 @@ class DataConfig:
 
   @property
   def is_streamed(self) -> bool:
-    """Whether the training split, or that of a part, is tokenised during training."""
+    """Whether any training split is tokenised during training."""
     return any(p.corpus == 'shards' or p.is_tfds_corpus for p in self.parts().values())
 
   def parts(self) -> dict[str, 'DataConfig']:
-    """Returns the config of each part of a mixture by name; of a single corpus, its own as ''."""
+    """Returns the config of each part of a mixture by name; a single corpus has the name ''."""
     if not self.mixture:
       return {'': self}
     return {part.full_name(self): part.config(self) for part in self.mixture}
@@ -183,7 +187,7 @@ class DataConfig:
 
   @contextlib.contextmanager
   def errors_of_part(self, index: int) -> Iterator[None]:
-    """Names the keys of a part, in place of those of a single corpus, in a BadInput."""
+    """Replaces the keys of a single corpus by the keys of a part in a BadInput."""
     try:
       yield
     except errors.BadInput as error:
@@ -201,14 +205,14 @@ class DataConfig:
     if self.chat and len(self.text_field) > 1:
       raise errors.BadInput(
         f'data.text_field={self.text_field} has {len(self.text_field)} fields, but with '
-        f'data.chat=True one field holds the messages: name that one'
+        f'data.chat=True uses one: name only the field of the messages'
       )
     if self.is_streamed:
       self._check_streamed()
     elif self.shuffle is not None:
       raise errors.BadInput(
-        f'data.shuffle={self.shuffle} is for streamed corpora, but data.corpus={self.corpus!r} is '
-        f'tokenised in advance: add data.shuffle=None'
+        f'data.shuffle={self.shuffle} needs a streamed corpus, but data.corpus={self.corpus!r} is '
+        f'tokenised in advance: use data.shuffle=None'
       )
 
   def _check_vocabulary(self) -> None:
@@ -226,7 +230,7 @@ class DataConfig:
       )
 
   def _check_streamed(self) -> None:
-    """Raises BadInput for what needs the whole text before training."""
+    """Raises BadInput for options that need the whole text before training."""
     if self.vocabulary in ('characters', 'words'):
       raise errors.BadInput(
         f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
@@ -234,7 +238,7 @@ class DataConfig:
       )
     if self.drop_duplicates:
       raise errors.BadInput(
-        f'data.drop_duplicates=True needs a corpus that is tokenised in advance, but data.corpus='
+        f'data.drop_duplicates=True needs a corpus tokenised in advance, but data.corpus='
         f'{self.corpus!r} is tokenised during training: use data.corpus=text'
       )
 
@@ -249,6 +253,6 @@ class DataConfig:
         raise errors.BadInput(f"{key}={name!r}: use letters, digits, '_', '-' and '.' only")
       first = names.index(name)
       if first < index:
-        raise errors.BadInput(f'data.mixture.{first} has the name {name!r}, too: set {key}')
+        raise errors.BadInput(f'data.mixture.{first} has the same name {name!r}: set {key}')
       with self.errors_of_part(index):
         part.config(self).check()

@@ -15,7 +15,7 @@ PROTOCOLS = ('streams', 'transformer_xl', 'adaptive_span', 'sliding_window')
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationMemory:
-  """Memory options that differ in evaluation; None: as in training.
+  """Memory options of evaluation; None: as in training.
 
   A Transformer with rotary positions can have a memory in evaluation alone.
   """
@@ -49,10 +49,10 @@ class EvaluationMemory:
   )
 
   def check(self, model: ModelConfig) -> None:
-    """Raises BadInput for a model that cannot have a memory in evaluation alone."""
+    """Raises BadInput if the model does not support a memory in evaluation alone."""
     if model.memory is None and model.recurrent is None and model.position not in ('rope', 'none'):
       raise errors.BadInput(
-        f'evaluation.memory is set, but the model has no memory in training, and cannot have one '
+        f'evaluation.memory is set, but the model has no memory in training, and supports none '
         f'in evaluation alone with model.position={model.position!r}: use evaluation.memory=None'
       )
 
@@ -74,7 +74,7 @@ class EvaluationMemory:
 class EvaluationConfig:
   """Options that determine the result; devices and batch size do not."""
 
-  streams: int = field(16, 'number of contiguous streams that a split is divided into', at_least=1)
+  streams: int = field(16, 'number of contiguous streams per split', at_least=1)
   segment_length: int | None = field(None, 'segment length; None: as in training', at_least=1)
   max_tokens: int | None = field(None, 'maximum tokens of a validation; None: all', at_least=1)
   max_examples: int | None = field(

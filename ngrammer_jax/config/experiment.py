@@ -31,7 +31,7 @@ class Config:
   finetune: FinetuneConfig | None = field(None, 'fine-tuning of a trained model')
 
   def check(self) -> None:
-    """Raises BadInput for a combination that cannot work. Touches no device."""
+    """Raises BadInput for an invalid combination. Touches no device."""
     fields.check_values(self)
     self.model.check()
     if self.evaluation.memory is not None:
@@ -49,7 +49,7 @@ class Config:
     self.mesh.check()
 
   def warnings(self) -> Iterator[str]:
-    """Yields a sentence about each number that is unlikely to be meant."""
+    """Yields a warning for each implausible value."""
     o = self.optimizer
     steps = self.training.steps
     if o.warmup_steps >= steps:
@@ -79,7 +79,7 @@ class Config:
         )
 
   def _decay_warnings(self) -> Iterator[str]:
-    """Yields a sentence about a decay of schedule `wsd` that does not end with the last step."""
+    """Yields a warning if the decay of schedule `wsd` does not end with the last step."""
     o = self.optimizer
     steps = self.training.steps
     start = o.decay_start(steps)
@@ -96,7 +96,7 @@ class Config:
       )
 
   def check_groups(self) -> None:
-    """Raises BadInput if `optimizer` names a part that the model does not have."""
+    """Raises BadInput if `optimizer` names an unknown part of the model."""
     self.optimizer.check_groups(self.model.parameter_groups())
 
   def _check_width_rule(self) -> None:
@@ -155,7 +155,7 @@ class Config:
     return self.evaluation.segment_length or self.training.segment_length
 
   def evaluation_context(self) -> int:
-    """Maximum number of tokens that a token is predicted from in evaluation."""
+    """Maximum context of a prediction in evaluation, in tokens."""
     if self.model.recurrent is not None:
       return UNBOUNDED
     return self.evaluation_length() + _memory_length(self.evaluation_model())
@@ -175,7 +175,7 @@ class Config:
 
 
 def _memory_length(model: ModelConfig) -> int:
-  """Returns the length of the segment memory, 0 if there is none."""
+  """Returns the length of the segment memory, 0 without one."""
   return 0 if model.memory is None else model.memory.length
 
 
@@ -185,7 +185,7 @@ def _tokens_of_a_context(model: ModelConfig, segment_length: int) -> int:
 
 
 def _keys_of_a_token(model: ModelConfig, segment_length: int) -> int:
-  """Returns the maximum number of keys that a token attends to, its own among them."""
+  """Returns the maximum number of keys of a token, including itself."""
   context = _tokens_of_a_context(model, segment_length)
   if model.memory is None or model.memory.window() is None:
     return context

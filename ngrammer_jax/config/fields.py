@@ -19,36 +19,35 @@ MAX_INT = 2**31 - 1  # upper bound of every int without another one: sizes and i
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-  """One key of the config: a section, an optional block or a value. Its rules are for the value.
+  """One key of the config: a section, an optional block or a value, with rules for the value.
 
-  Of a tuple, they are for each entry. A float must be finite, and an int without `at_most` is at
-  most MAX_INT.
+  The rules of a tuple apply to each entry. A float must be finite, and an int without `at_most` is
+  at most MAX_INT.
 
   Attributes:
     default: the default value.
     comment: meaning of the value in one line, shown by --print_config.
     path: dotted path from the root of the config.
     types: the types of its value, including NoneType if it may be None.
-    free_on_resume: whether the value may differ when a run is resumed; also for all keys of a
-      section.
-    kept_on_resume: whether a resumed run has its stored value where the command has the default.
-    none_means: the value that None stands for; None: it stands for no other value.
-    free_on_init: whether the value of a model may differ from that of the run in `init_from`: the
-      parameters have the same meaning.
-    is_used: False for a key of an earlier version that no longer has an effect.
+    free_on_resume: whether the value may change on resume; a section passes this to its keys.
+    kept_on_resume: whether a resumed run keeps its stored value if the command has the default.
+    none_means: the value meant by None; None: no other value.
+    free_on_init: whether the value may differ from the run in `init_from`, because the parameters
+      keep their meaning.
+    is_used: False for a key without effect, accepted for old configs.
     choices: all valid values.
     at_least, above, at_most, below: bounds of a number.
     also: further valid values, outside the bounds.
     may_be_empty: whether a tuple or a text, also an entry of a tuple, may have the length 0.
-    only_for: other keys, of the same block or an enclosing one, each with its values with which the
-      field has an effect, of a tuple those of an entry. With other values the field must have its
-      default.
-    needs: for a value of the field, other keys and the values that it needs, as in `only_for`. For
-      an entry of a tuple, what the entry needs.
+    only_for: other keys, of the same or an enclosing block, each with the values for which the
+      field has an effect (for a tuple, values of an entry). With other values the field must have
+      its default.
+    needs: for a value (or tuple entry) of the field, other keys with their required values, as in
+      `only_for`.
     relations: comparisons with other keys, see `config.relations`.
-    remedy: for `only_for` and `needs`: what to change, in place of the default value. It may refer
-      to the value, as in '{value.limit}'.
-    reason: explanation at the end of the error message, of `only_for` and `needs` if there are any.
+    remedy: for `only_for` and `needs`: the change to suggest instead of the default value. It may
+      refer to the value, as in '{value.limit}'.
+    reason: explanation at the end of the error message, for `only_for` and `needs` if present.
   """
 
   default: Any
@@ -163,7 +162,7 @@ class Key:
     return f'must be {" and ".join(texts)}'
 
   def _find_problem(self, value: Any) -> str | None:
-    """Returns what is wrong with a value, or an entry of a tuple, as a predicate; None: nothing."""
+    """Returns the problem of a value or tuple entry as a predicate; None: no problem."""
     if value is None or value in self.also:
       return None
     if isinstance(value, float) and not math.isfinite(value):
@@ -182,7 +181,7 @@ class Key:
     return problem
 
   def check_value(self, value: Any) -> None:
-    """Raises BadInput for a value that choices or bounds do not allow, or that is empty."""
+    """Raises BadInput for a value outside its choices or bounds, or an empty one."""
     if not self.may_be_empty and _is_empty(value):
       raise errors.BadInput(
         f'{self.path}={format_value(value)} must not be empty: use {format_value(self.default)}'
@@ -193,7 +192,7 @@ class Key:
         raise errors.BadInput(f'{self.path}={format_entry(value, item)} {problem}')
 
   def check_with_others(self, value: Any, blocks: Blocks) -> None:
-    """Raises BadInput for a value that other keys exclude: see `only_for`, `needs`, `relations`.
+    """Raises BadInput for a value excluded by other keys: see `only_for`, `needs`, `relations`.
 
     Args:
       value: the value.
@@ -210,7 +209,7 @@ class Key:
       relation.check(self.path, value, blocks)
 
   def _excluded_message(self, value: Any, other: OtherKey, choices: tuple[Any, ...]) -> str:
-    """Returns the message for a value that the value of another key excludes."""
+    """Returns the message for a value excluded by another key."""
     message = f'{self.path}={format_value(value)} '
     if ANY in choices:
       message += f'needs {other.path}, which is {format_value(other.value)}'
@@ -223,7 +222,7 @@ class Key:
     return message
 
   def _describe_remedy(self, value: Any, other: OtherKey, choices: tuple[Any, ...]) -> str:
-    """Returns what to change, the value or the other key."""
+    """Returns the suggested change of the value or the other key."""
     if self.remedy:
       return self.remedy.format(value=value)
     changes = []
@@ -280,7 +279,7 @@ def keys(block: type, path: str = '') -> dict[str, Key]:
 def walk(block: type, path: str = '') -> Iterator[Key]:
   """Yields every key of a config dataclass: a section or block, then the keys inside it.
 
-  Of a tuple of blocks, the keys of its first block.
+  A tuple of blocks yields the keys of its first block.
   """
   for key in keys(block, path).values():
     yield key
@@ -291,7 +290,7 @@ def walk(block: type, path: str = '') -> Iterator[Key]:
 
 
 def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
-  """Yields the key and value of every plain value, and of blocks that are None or ()."""
+  """Yields the key and value of every plain value, and of empty blocks (None or ())."""
   for name, key in keys(type(config), path).items():
     entries = key.entries(getattr(config, name))
     if not entries:

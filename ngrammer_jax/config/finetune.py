@@ -13,10 +13,10 @@ WSC_SPANS = ('all', 't5')
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneConfig:
-  """The task that a trained model is fine-tuned on (see `ngrammer_jax.finetune`)."""
+  """Fine-tuning task of a trained model (see `ngrammer_jax.finetune`)."""
 
   task: str = field('rte', 'SuperGLUE task; mixture: all jointly, all: one after the other')
-  format: str = field('t5', 'texts of T5, or questions, for published models', choices=FORMATS)
+  format: str = field('t5', 'T5 texts, or questions for published models', choices=FORMATS)
   targets_length: int = field(
     32,
     'maximum tokens of a target, including its end',
@@ -29,9 +29,9 @@ class FinetuneConfig:
   codebook: str = field('frozen', 'whether the centroids are trained', choices=CODEBOOKS)
   dropout: float | None = field(None, 'dropout; None: as in pre-training', at_least=0, below=1)
   choosing: str | None = field(
-    None, 'how answers are chosen; None: rank, or greedy for tasks without labels', choices=CHOOSING
+    None, 'selection of answers; None: rank, or greedy for tasks without labels', choices=CHOOSING
   )
-  wsc_spans: str = field('all', 'spans marked in wsc: all, or those of T5', choices=WSC_SPANS)
-  patience: int | None = field(None, 'validations without progress before a stop', at_least=1)
-  tfds_dir: str | None = field(None, 'folder of tasks that TFDS prepared', free_on_resume=True)
+  wsc_spans: str = field('all', 'spans marked in wsc: all, or the spans of T5', choices=WSC_SPANS)
+  patience: int | None = field(None, 'early stopping: validations without improvement', at_least=1)
+  tfds_dir: str | None = field(None, 'folder of tasks prepared by TFDS', free_on_resume=True)
   download: bool = field(False, 'let TFDS download the tasks', free_on_resume=True)

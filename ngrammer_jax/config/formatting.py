@@ -10,7 +10,7 @@ MAX_TEXT = 100  # characters of a value in an error message
 def format_value(value: Any) -> str:
   """Formats a value for an error message of one line, shortened to about MAX_TEXT characters.
 
-  Of a block, it has only what differs from its defaults.
+  A block only shows values other than its defaults.
   """
   if dataclasses.is_dataclass(value):
     return _format_block(value)
@@ -26,7 +26,7 @@ def format_value(value: Any) -> str:
 
 
 def format_entry(value: Any, entry: Any) -> str:
-  """Formats a value, of a tuple also the entry that an error is about."""
+  """Formats a value; for a tuple, also the entry with the error."""
   if isinstance(value, tuple):
     return f'{format_value(value)}: {format_value(entry)}'
   return format_value(entry)
@@ -41,7 +41,7 @@ def _format_blocks(blocks: tuple[Any, ...]) -> str:
 
 
 def _format_block(block: Any) -> str:
-  """Formats the fields of a block that differ from their defaults."""
+  """Formats the fields of a block with values other than their defaults."""
   texts = []
   for field in dataclasses.fields(block):
     value = getattr(block, field.name)

@@ -13,7 +13,7 @@ def start_field(**rules: Any) -> Any:
   """Declares the field `start` of a memory, see `runs.added_memories`."""
   return field(
     None,
-    'initial values; neutral: of no effect, for a memory that init_from lacks; None: published',
+    'initial values; neutral: no effect at step 0, for added memories; None: published',
     choices=('published', 'neutral'),
     **rules,
   )
@@ -25,7 +25,7 @@ class InitialConfig:
 
   recipe: str = field(
     'transformer_xl',
-    'official code whose initial weights are used',
+    'official code for the initial weights',
     choices=RECIPES,
     needs={'transformer_xl': {'norm_offset': (False,)}},  # it draws the weights of norms around 1
   )

@@ -1,7 +1,7 @@
-"""Which kernel computes attention, and why another one does not.
+"""Attention kernels: supported features, and the choice for a model and device.
 
-This is in the config, and imports no JAX, because the check of `model.kernel` reads the table of
-what each kernel supports, before JAX is imported; the choice beside it reads the same table.
+This file imports no JAX, because the check of `model.kernel` uses the table of supported features
+before JAX is imported. The choice of a kernel uses the same table.
 
   xla      all scores at once (`layers.attention.full`), or of windows and blocks (`local`)
   blocks   a running softmax over blocks of keys (`layers.attention.blocks`)
@@ -56,18 +56,18 @@ MIN_SCORES = 2**14
 
 
 class Workload(NamedTuple):
-  """The sizes, the dtype and the devices that attention works with.
+  """The sizes, the dtype and the devices of attention.
 
   Attributes:
     T, M, H: queries, earlier keys and head width.
     dtype: of the activations.
     platform, device: `tpu`, `gpu` or `cpu`, and the kind of the devices.
     is_divisible: whether the mesh divides rows and heads.
-    generator: of the random numbers, as in `jax_default_prng_impl`.
-    is_deterministic: whether XLA is asked for the deterministic operations of GPUs.
-    cudnn, cudnn_window: the calls of cuDNN, without and with a window, that compute what full
-      scores do on this device, see `layers.attention.cudnn`; empty if it cannot be used.
-    cudnn_problem: why some of them are not used.
+    generator: random number generator, as in `jax_default_prng_impl`.
+    is_deterministic: whether XLA_FLAGS ask for deterministic GPU operations.
+    cudnn, cudnn_window: the calls of cuDNN, without and with a window, that agree with full scores
+      on this device (see `layers.attention.cudnn`). Empty: cuDNN is unavailable.
+    cudnn_problem: reason for unused calls.
   """
 
   T: int
@@ -85,7 +85,7 @@ class Workload(NamedTuple):
 
 
 def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -> str | None:
-  """Returns why a kernel cannot compute attention, None if it can."""
+  """Returns the reason why a kernel does not support this attention; None if it does."""
   missing = [text for need, text in NEEDS.items() if need in needs - KERNELS[kernel]]
   if missing:
     return f'does not support {missing[0]}'
@@ -112,12 +112,12 @@ def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -
 
 
 def asks_for_cudnn(kernel: str | None, needs: frozenset[str]) -> bool:
-  """Whether a GPU would use cuDNN, if it computes what full scores do; see `select`."""
+  """Whether a GPU would use cuDNN if it agrees with full scores; see `select`."""
   return kernel in (None, 'cudnn') and needs <= KERNELS['cudnn']
 
 
 def uses_blocks(kernel: str | None, needs: frozenset[str], workload: Workload) -> bool:
-  """Whether attention works in blocks, so that the context of a segment has no mask.
+  """Whether attention works in blocks; the context of a segment then has no mask.
 
   For the arguments see `select`.
   """
@@ -132,9 +132,9 @@ def blocks_are_faster(workload: Workload, has_spans: bool) -> bool:
   With learned spans, blocks skip most of the scores. Without them, the scores of a block stay in
   the cache of a CPU: of the CPU time over full scores, a training step takes 1.0 with T = M = 128,
   0.9 with 512, and 0.8 with T = 512 and M = 2048, and evaluation 0.8, 0.6 and 0.4. With a shorter
-  memory or none, where half of the scores are in vain, a training step takes 0.8 to 1.2 with
-  T = 1024 and 0.4 to 0.6 with 2048, and evaluation 0.6 with 800 and 0.5 with 1800. Other devices
-  prefer few large products.
+  memory or none, half of the scores are masked: a training step takes 0.8 to 1.2 with T = 1024 and
+  0.4 to 0.6 with 2048, and evaluation 0.6 with 800 and 0.5 with 1800. Other devices prefer few
+  large products.
   """
   T = workload.T
   M = workload.M
@@ -149,11 +149,11 @@ def blocks_are_faster(workload: Workload, has_spans: bool) -> bool:
 
 
 def select(kernel: str | None, needs: frozenset[str], workload: Workload) -> str:
-  """Returns the kernel of attention that does not work in blocks.
+  """Returns the attention kernel, if not blocks.
 
   Args:
-    kernel: that of the config. None: the fastest of the platform.
-    needs: what attention needs, see NEEDS.
+    kernel: kernel of the config. None: the fastest of the platform.
+    needs: required features, see NEEDS.
     workload: the sizes, the dtype and the devices.
   """
   kernel = kernel or FASTEST.get(workload.platform, 'xla')
@@ -165,8 +165,8 @@ def select(kernel: str | None, needs: frozenset[str], workload: Workload) -> str
 def repeats_calls(kernel: str | None, needs: frozenset[str], workload: Workload) -> bool:
   """Whether equal calls of attention in one program would fail.
 
-  With deterministic operations, XLA (jax 0.11.2) compiles the gradient of the first of equal calls
-  of cuDNN, and does not find it for the others; docs/gpus.md has the details.
+  With deterministic operations, XLA (jax 0.11.2) compiles the gradient of only the first of several
+  equal cuDNN calls, and fails for the others; docs/gpus.md has the details.
   """
   return workload.is_deterministic and select(kernel, needs, workload) == 'cudnn'
 
@@ -177,7 +177,7 @@ def speed_notes(
   workload: Workload,
   scan_layers: bool | int | None,
 ) -> list[str]:
-  """Returns what an accelerator gives up, one sentence each."""
+  """Returns one sentence for each option that slows an accelerator down."""
   fastest = FASTEST.get(workload.platform)
   if fastest is None or uses_blocks(kernel, needs, workload):
     return []

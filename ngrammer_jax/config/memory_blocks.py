@@ -1,4 +1,4 @@
-"""The optional blocks of a model that are memories, which a trained model may be given more of."""
+"""The optional memory blocks of a model; memories can be added to a trained model."""
 
 from collections.abc import Iterator, Mapping
 import dataclasses
@@ -24,7 +24,7 @@ def blocks(model: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def added(source: ModelConfig, model: ModelConfig) -> dict[str, Any]:
-  """Returns the memories that a model has more, by path, such as `model.ngram_memories.0`."""
+  """Returns the added memories by path, such as `model.ngram_memories.0`."""
   paths = [path for path, _ in blocks(dataclasses.asdict(model))]
   added_blocks = {}
   for key, old, new in resume.differences(source, model, 'model.', lambda key: False):

@@ -10,11 +10,11 @@ from ngrammer_jax.config.fields import field
 class MeshConfig:
   """Number of devices along each axis; -1: all remaining devices."""
 
-  data: int = field(-1, 'devices that split the batch', at_least=1, also=(-1,))
-  fsdp: int = field(1, 'devices that split batch, parameters and optimizer', at_least=1, also=(-1,))
-  model: int = field(1, 'devices that split heads, features, vocabulary', at_least=1, also=(-1,))
+  data: int = field(-1, 'devices sharding the batch', at_least=1, also=(-1,))
+  fsdp: int = field(1, 'devices sharding batch, parameters and optimizer', at_least=1, also=(-1,))
+  model: int = field(1, 'devices sharding heads, features, vocabulary', at_least=1, also=(-1,))
   zero: int = field(
-    0, '1: `data` splits optimizer state and update, not of tables', at_least=0, at_most=1
+    0, '1: shard optimizer state and update over `data`, except for tables', at_least=0, at_most=1
   )
 
   @classmethod

@@ -80,7 +80,10 @@ class ModelConfig:
   )
   head_width: int | None = field(None, 'features of a head; None: `width` / `heads`', at_least=1)
   feed_forward_width: int = field(
-    688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
+    688,
+    'inner width, about 8/3 of `width` if gated, else 4 times; 0: none',
+    at_least=1,
+    also=(0,),
   )
   activation: str = field(
     'gelu', 'gelu: tanh form, gelu_erf: the exact one', choices=activations.NAMES
@@ -99,13 +102,17 @@ class ModelConfig:
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
   norm: str = field('pre', 'placement of the norms', choices=NORMS)
   norm_kind: str = field('layer', 'layer norm, or RMS norm without a bias', choices=NORM_KINDS)
-  norm_offset: bool = field(False, 'parameters: weights minus 1', only_for={'norm_kind': ('rms',)})
+  norm_offset: bool = field(
+    False, 'norms store their scale minus 1', only_for={'norm_kind': ('rms',)}
+  )
   norm_epsilon: float = field(1e-6, 'epsilon of the norms', above=0)
   final_norm: bool = field(True, 'norm before the softmax')
   parallel_residual: bool = field(
     False, 'attention and feed-forward have the same input (GPT-NeoX)', only_for={'norm': ('pre',)}
   )
-  convolution: int | None = field(None, 'width for q, k and v (Primer: 3)', at_least=1, at_most=256)
+  convolution: int | None = field(
+    None, 'width of the convolutions of q, k and v (Primer: 3)', at_least=1, at_most=256
+  )
   shared_query_key: bool = field(False, 'compute queries from the convolved keys (full Primer)')
   tie_embeddings: bool = field(True, 'input and output share the embedding')
   scale_embeddings: bool = field(True, 'multiply embeddings by the square root of the width')
@@ -138,14 +145,14 @@ class ModelConfig:
   dtype: str = field('auto', 'auto: bfloat16 on accelerators', choices=DTYPES, free_on_init=True)
   scan_layers: bool | int | None = field(
     None,
-    'compile one block, or N, and scan over blocks; None: see docs/devices.md',
+    'compile one block (or N) and scan over blocks; None: see docs/devices.md',
     at_least=0,
     free_on_resume=True,
     kept_on_resume=True,
   )
   remat: str = field(
     'auto',
-    'what is rematerialised; auto: as little as the memory of a device needs, on a CPU nothing',
+    'rematerialised values; auto: only as much as device memory requires, on a CPU none',
     choices=REMAT,
     free_on_resume=True,
     kept_on_resume=True,
@@ -161,7 +168,7 @@ class ModelConfig:
     None,
     'token after the longest earlier match',
     only_for={'adaptive_softmax': (None,), 'memory.across_documents': (None, False)},
-    reason='a match is in the document, and what follows it is a row of one embedding',
+    reason='a match is in the document, and the next token is a row of one embedding',
   )
   token_shift: TokenShiftConfig | None = field(None, 'short convolutions in blocks (Canon)')
   memory: MemoryConfig | None = field(None, 'segment memory (Transformer-XL)')
@@ -175,7 +182,9 @@ class ModelConfig:
     reason='every token needs the same number of keys',
   )
   persistent: PersistentConfig | None = field(None, 'persistent vectors (all-attention)')
-  initial: InitialConfig | None = field(None, "weights; None: each layer's own", free_on_init=True)
+  initial: InitialConfig | None = field(
+    None, 'initial weights; None: defaults of each layer', free_on_init=True
+  )
   recurrent: RecurrentConfig | None = field(None, 'recurrent model instead of the Transformer')
 
   def __post_init__(self):
@@ -190,7 +199,7 @@ class ModelConfig:
 
   @property
   def num_positions(self) -> int | None:
-    """Maximum number of tokens that a token can be predicted from; None: no limit."""
+    """Maximum context of a prediction, in tokens; None: no limit."""
     if self.position == 'absolute':
       return self.positions().max_length
     scaling = self.positions().scaling
@@ -200,7 +209,7 @@ class ModelConfig:
 
   @property
   def longest_document(self) -> int | None:
-    """Maximum number of tokens of a document that the model can read; None: no limit."""
+    """Maximum length of a document, in tokens; None: no limit."""
     if self.position == 'absolute' and self.memory is not None:  # positions repeat
       return None
     return self.num_positions
@@ -219,7 +228,7 @@ class ModelConfig:
     return self.head_width or self.width // self.heads
 
   def width_at(self, point: str) -> int:
-    """Returns the features of what a memory changes: at `values`, those of all key heads."""
+    """Returns the number of features at a place; at `values`, the features of all key heads."""
     if point == 'values':
       return self.context_key_heads * self.head_features
     if point == 'after_attention':
@@ -230,14 +239,14 @@ class ModelConfig:
 
   @property
   def outer_dropout(self) -> float:
-    """Dropout of the embeddings, and of the final output if it has no norm."""
+    """Dropout of the embeddings, and of a final output without norm."""
     if self.adaptive_softmax is None or self.adaptive_softmax.dropout is None:
       return self.dropout
     return self.adaptive_softmax.dropout
 
   @property
   def sees_later_tokens(self) -> bool:
-    """Whether attention to later tokens, as in a bidirectional prefix, is possible."""
+    """Whether the model supports attention to later tokens, as in a bidirectional prefix."""
     return self.recurrent is None and self.position not in BACKWARD_POSITIONS
 
   @property
@@ -255,7 +264,7 @@ class ModelConfig:
     return self.key_value_heads
 
   def table_memories(self) -> tuple[NGramMemoryConfig | ProductMemoryConfig, ...]:
-    """Memories that have tables with optimizers of their own; those of n-grams are the first."""
+    """Memories whose tables have their own optimizers; n-gram memories come first."""
     if self.product_memory is None:
       return self.ngram_memories
     return *self.ngram_memories, self.product_memory
@@ -272,7 +281,7 @@ class ModelConfig:
     return tuple(dict.fromkeys(names))
 
   def check(self) -> None:
-    """Raises BadInput for a combination that cannot work. Touches no device."""
+    """Raises BadInput for an invalid combination. Touches no device."""
     fields.check_values(self, 'model.')
     if self.attention is not None:
       self.attention.check(self)  # first: positions depend on the types of the layers
@@ -292,14 +301,14 @@ class ModelConfig:
       self._check_kernel()
 
   def check_vocabulary(self, size: int) -> None:
-    """Raises BadInput for an adaptive softmax or n-gram memories that do not fit a vocabulary."""
+    """Raises BadInput if the adaptive softmax or an n-gram memory does not fit the vocabulary."""
     if self.adaptive_softmax is not None:
       self.adaptive_softmax.check_vocabulary(size)
     for index, memory in enumerate(self.ngram_memories):
       memory.check_vocabulary(size, self, f'model.ngram_memories.{index}')
 
   def attention_needs(self) -> dict[str, str]:
-    """Returns what attention needs (see `kernels.NEEDS`), with the option that asks for it."""
+    """Returns the features required of attention (see `kernels.NEEDS`), each with its option."""
     options = self.attention_options()
     needs = {}
     if self.position in BACKWARD_POSITIONS:
@@ -331,7 +340,7 @@ class ModelConfig:
     return needs
 
   def _attended_pairings(self) -> list[str]:
-    """Returns the keys that pair tokens with those that have the most attention."""
+    """Returns the config keys that pair tokens with their most attended token."""
     paths = self._memories_with('pairing', 'attended')
     if self.ngram is not None and self.ngram.layer == 'attention':
       if 'attended' in self.ngram.pairing:
@@ -339,7 +348,7 @@ class ModelConfig:
     return paths
 
   def _check_replaced(self) -> None:
-    """Raises BadInput for rows that replace what a memory before them has changed."""
+    """Raises BadInput for rows that replace the change of an earlier memory."""
     changed: set[int] = set()  # blocks
     for index, memory in enumerate(self.ngram_memories):
       if memory.point != 'feed_forward':
@@ -349,13 +358,13 @@ class ModelConfig:
       if memory.join == 'replace' and again:
         path = f'model.ngram_memories.{index}'
         raise errors.BadInput(
-          f'{path}.join="replace" replaces what an earlier memory changes in block {min(again)}: '
+          f'{path}.join="replace" overwrites an earlier memory in block {min(again)}: '
           f'use it as the first memory, or {path}.join="sum"'
         )
       changed |= blocks
 
   def _memories_with(self, name: str, value: str) -> list[str]:
-    """Returns the key `name` of each n-gram memory in which it has a value."""
+    """Returns the key `name` of each n-gram memory that sets it."""
     paths = []
     for index, memory in enumerate(self.ngram_memories):
       if getattr(memory, name) == value:
@@ -368,11 +377,11 @@ class ModelConfig:
       if need not in kernels.KERNELS[self.kernel]:
         raise errors.BadInput(
           f'model.kernel={self.kernel!r} does not support model.{option}: use model.kernel=None, '
-          f'which selects automatically'
+          f'for automatic selection'
         )
 
   def _check_table(self) -> None:
-    """Raises BadInput if a token attends to keys further away than the table has distances."""
+    """Raises BadInput if a token attends to more distant keys than the table covers."""
     max_length = self.positions().max_length
     window = None if self.memory is None else self.memory.window()
     if window is None:
@@ -392,7 +401,7 @@ class ModelConfig:
 
 @functools.cache
 def placed_blocks() -> tuple[str, ...]:
-  """Returns the names of the optional blocks that are memories with places of their own."""
+  """Returns the names of the optional memory blocks with their own places."""
   keys = fields.keys(ModelConfig, 'model.')
   return tuple(name for name, key in keys.items() if hasattr(key.block, 'places'))
 

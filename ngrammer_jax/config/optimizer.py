@@ -28,8 +28,9 @@ DECAY_KEYS = (
 class TableConfig:
   """Adagrad for the n-gram tables, by value or by row; the defaults are PyTorch's.
 
-  The accumulator must be small beside squared gradients. Those of a row are 1e-6 or less, because
-  the loss is a mean over all tokens: with 0.1, the default of Optax, tables hardly learn.
+  The accumulator must be small compared with squared gradients. Squared row gradients are 1e-6 or
+  less, because the loss is a mean over all tokens: with 0.1, the default of Optax, tables hardly
+  learn.
   """
 
   learning_rate: float = field(0.01, 'peak learning rate', above=0)
@@ -51,7 +52,7 @@ class MuonConfig:
 
   learning_rate: float = field(0.02, 'peak learning rate of the matrices', above=0)
   momentum: float = field(0.95, 'decay of the momentum', at_least=0, below=1)
-  nesterov: bool = field(True, 'mix the gradient into the momentum once more')
+  nesterov: bool = field(True, 'Nesterov momentum')
   steps: int = field(5, 'steps of the orthogonalisation', at_least=1, at_most=100)
   epsilon: float = field(1e-7, 'added to the norm of a matrix', above=0)
   scale: str = field(
@@ -64,7 +65,7 @@ class MuonConfig:
   )
   dtype: str | None = field(
     None,
-    'dtype of the orthogonalisation; None: bfloat16 on accelerators, that of weights on CPUs',
+    'dtype of the orthogonalisation; None: bfloat16 on accelerators, dtype of weights on CPUs',
     choices=('float32', 'bfloat16'),
   )
 
@@ -82,7 +83,7 @@ class RateConfig:
   """The learning rate of a part of the model."""
 
   part: str = field('blocks', 'embedding, blocks, head, or the name of a memory')
-  factor: float = field(1.0, 'times the learning rate of each of its parameters', at_least=0)
+  factor: float = field(1.0, 'factor of the learning rates of its parameters', at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,7 @@ class OptimizerConfig:
 
   algorithm: str = field(
     'adam',
-    'optimizer of dense weights; adamw: same as adam; lamb: scaled Adam; muon: of matrices',
+    'optimizer of dense weights; adamw: same as adam; lamb: scaled Adam; muon: for matrices',
     choices=ALGORITHMS,
     needs={'muon': {'model.recurrent': (None,)}},
     remedy="use 'adam'",
@@ -131,14 +132,14 @@ class OptimizerConfig:
   epsilon: float = field(1e-6, 'added to the denominator of the update', above=0)
   weight_decay: float = field(
     0.0,
-    'decay of what weight_decay_on selects, times the learning rate',
+    'decay of the parameters in weight_decay_on, times the learning rate',
     at_least=0,
     only_for={'algorithm': ('adam', 'adamw', 'lamb', 'muon')},
   )
   # Biases, norms, gates and scales decay with `all` alone, n-gram tables and spans never.
   weight_decay_on: str | None = field(
     None,
-    'what decays: matrices, also embeddings and the head, or all dense weights; None: matrices',
+    'decayed weights: matrices, also embeddings and the head, or all dense weights; None: matrices',
     choices=DECAYING,
     kept_on_resume=True,
     none_means=DEFAULT_DECAYING,
@@ -157,14 +158,14 @@ class OptimizerConfig:
   )
   train: tuple[str, ...] = field(
     ('all',),
-    'what is trained: all; new: what init_from lacks; embedding, blocks, head, a memory',
+    'trained parameters: all; new: missing in init_from; embedding, blocks, head, a memory',
     needs={'new': {'init_from': (ANY,)}},
-    reason='"new" is what init_from lacks',
+    reason='"new" means missing in init_from',
   )
   rates: tuple[RateConfig, ...] = field((), 'learning rates of parts of the model')
   width_rule: str | None = field(
     None,
-    'initial values and rates by the width, see models.width_rule; None: those of the config',
+    'scale initial values and rates by the width, see models.width_rule; None: unscaled',
     choices=('mup',),
     needs={
       'mup': {
@@ -177,17 +178,17 @@ class OptimizerConfig:
     },
   )
   base_width: int | None = field(
-    None, 'model.width that the rates are for', at_least=1, only_for={'width_rule': ('mup',)}
+    None, 'model.width of the configured rates', at_least=1, only_for={'width_rule': ('mup',)}
   )
 
   def decay_start(self, steps: int) -> int:
-    """Returns the first step of the decay of schedule `wsd`, in a run of so many steps."""
+    """Returns the first step of the decay of schedule `wsd`, in a run of `steps` steps."""
     if self.decay_from is not None:
       return self.decay_from
     return steps - self.decay_steps
 
   def check_groups(self, groups: tuple[str, ...]) -> None:
-    """Raises BadInput for a part that the model does not have.
+    """Raises BadInput for an unknown part of the model.
 
     Args:
       groups: see `ModelConfig.parameter_groups`.
@@ -207,7 +208,7 @@ class OptimizerConfig:
 
 
 def _check_group(path: str, name: str, choices: tuple[str, ...]) -> None:
-  """Raises BadInput, which names the nearest part, for one that the model does not have."""
+  """Raises BadInput with the nearest name for an unknown part of the model."""
   if name not in choices:
     near = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)[0]
     raise errors.BadInput(

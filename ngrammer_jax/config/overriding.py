@@ -16,8 +16,8 @@ def apply_all(config: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> N
   """Applies overrides to a config in their order, but presets before other keys.
 
   Args:
-    config: the values of the config, which are changed.
-    overrides: dotted key and value of each; a text is read as on the command line.
+    config: the values of the config, changed in place.
+    overrides: dotted keys and values; a text is parsed as on the command line.
 
   Raises:
     BadInput: unknown key, or a value for a section.
@@ -37,10 +37,10 @@ def of_opened_run(config: Config, overrides: Mapping[str, Any] | None) -> Config
 
   Args:
     config: the config of the run.
-    overrides: values by dotted key; a text is read as on the command line. None: none.
+    overrides: values by dotted key; a text is parsed as on the command line. None: no overrides.
 
   Raises:
-    BadInput: unknown key or invalid value, or the parameters depend on a key.
+    BadInput: unknown key, invalid value, or a key that changes the parameters.
   """
   if not overrides:
     return config
@@ -59,7 +59,7 @@ def of_opened_run(config: Config, overrides: Mapping[str, Any] | None) -> Config
     config.model, changed.model, 'model.', resume.keeps_parameters
   ):
     raise errors.BadInput(
-      f'overrides: the parameters depend on {key.path}, which is {fields.format_value(old)}, not '
+      f'overrides: the parameters depend on {key.path}={fields.format_value(old)}, not '
       f'{fields.format_value(new)}: leave it out'
     )
   changed.check()
@@ -67,9 +67,9 @@ def of_opened_run(config: Config, overrides: Mapping[str, Any] | None) -> Config
 
 
 def _apply(config: dict[str, Any], path: str, value: Any) -> None:
-  """Sets a dotted key, and creates the blocks around it that are None or not yet in a tuple.
+  """Sets a dotted key, and creates missing blocks around it.
 
-  A tuple of blocks becomes a dict from their numbers. A preset starts its block anew.
+  A tuple of blocks becomes a dict from numbers to blocks. A preset resets its block.
   """
   key = conversion.find_key(path)
   if isinstance(value, os.PathLike):

@@ -23,7 +23,7 @@ class PersistentConfig:
   )
   kind: str = field(
     'all_attention',
-    'how the vectors are combined with the context (the others: ablations)',
+    'combination of vectors and context (all but the default: ablations)',
     choices=KINDS,
     # It has heads without keys, and without context.
     needs={'head_split': {'shared_query_key': (False,), 'ngram.layer': (None, *OUTSIDE_OF_BLOCKS)}},

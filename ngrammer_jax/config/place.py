@@ -1,4 +1,4 @@
-"""Where a memory acts in a model."""
+"""Places of memories in a model."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ POINTS = (
 
 
 class Place(NamedTuple):
-  """Where a memory is applied (see `models.memories`).
+  """The place of a memory (see `models.memories`).
 
   Attributes:
     point: `input`: to the embeddings, before positions and dropout. `after_block`: to the output

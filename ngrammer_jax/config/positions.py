@@ -38,17 +38,24 @@ class RotaryScalingConfig:
   original_length: int = field(8192, 'text length before scaling', at_least=2, only_for=_BY_LENGTH)
   low_frequency_factor: float = field(
     1.0,
-    'turns in the original length below which a frequency is scaled',
+    'frequencies with fewer turns in the original length are scaled',
     only_for=_LLAMA3,
     above=0,
     relations=(less_than('high_frequency_factor', where=_LLAMA3),),
   )
-  high_frequency_factor: float = field(4.0, 'turns above which it stays', only_for=_LLAMA3, above=0)
-  beta_fast: float = field(32.0, 'turns above which a frequency stays', only_for=_YARN, above=0)
-  beta_slow: float = field(1.0, 'turns below which a frequency is scaled', only_for=_YARN, above=0)
-  truncate: bool = field(True, 'round the ends of the ramp between both', only_for=_YARN)
+  high_frequency_factor: float = field(
+    4.0, 'frequencies with more turns are unchanged', only_for=_LLAMA3, above=0
+  )
+  beta_fast: float = field(
+    32.0, 'frequencies with more turns are unchanged', only_for=_YARN, above=0
+  )
+  beta_slow: float = field(1.0, 'frequencies with fewer turns are scaled', only_for=_YARN, above=0)
+  truncate: bool = field(True, 'round the ends of the ramp', only_for=_YARN)
   attention_factor: float | None = field(
-    None, 'of sine and cosine; None: by formula', above=0, only_for={'kind': ('yarn', 'longrope')}
+    None,
+    'factor of sine and cosine; None: by formula',
+    above=0,
+    only_for={'kind': ('yarn', 'longrope')},
   )
   short_factors: tuple[float, ...] = field(
     (), 'divisors of the frequencies for texts up to `original_length`', above=0, only_for=_LONGROPE
@@ -59,7 +66,7 @@ class RotaryScalingConfig:
   is_long: bool = field(False, 'whether texts are longer', only_for=_LONGROPE, free_on_init=True)
 
   def check_pairs(self, pairs: int) -> None:
-    """Raises BadInput for factors that do not fit the number of rotated pairs of features."""
+    """Raises BadInput if the factors do not match the number of rotated feature pairs."""
     name = 'long_factors' if self.is_long else 'short_factors'
     count = len(getattr(self, name))
     if self.kind == 'longrope' and count != pairs:
@@ -82,7 +89,7 @@ class PositionalConfig:
     only_for=_ROPE | {'attention.window': (ANY,)},
   )
   rotary_fraction: float = field(1.0, 'rotated share of a head', above=0, at_most=1, only_for=_ROPE)
-  interleaved: bool = field(False, 'rotate features 2 j and 2 j + 1 together', only_for=_ROPE)
+  interleaved: bool = field(False, 'rotate features 2 j and 2 j + 1 as a pair', only_for=_ROPE)
   scaling: RotaryScalingConfig | None = field(None, 'frequencies for longer texts', only_for=_ROPE)
   shared_biases: bool = field(True, 'all layers share the biases u and v', only_for=_RELATIVE)
   clamp_length: int | None = field(
@@ -93,7 +100,7 @@ class PositionalConfig:
   )
 
   def rotated_features(self, head_width: int) -> int:
-    """Number of features of a head that are rotated."""
+    """Number of rotated features of a head."""
     return int(head_width * self.rotary_fraction)
 
   def check(self, model: Any) -> None:

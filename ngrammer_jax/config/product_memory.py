@@ -1,4 +1,4 @@
-"""Memories of product keys: a large table of values, in which hidden states find their rows."""
+"""Product-key memories: a large table of values, addressed by hidden states."""
 
 import dataclasses
 from typing import Any
@@ -35,16 +35,18 @@ PRESETS = {
 @presets.applied_by_constructor(PRESETS, 'model.product_memory')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductMemoryConfig:
-  """A table of values that hidden states find by product keys (see docs/ngram_memories.md).
+  """A table of values addressed by product keys (see docs/ngram_memories.md).
 
   `ProductMemoryConfig(preset='memory_layers', layers=1)` has the published values of the preset
-  and those that are named here, as a config file has.
+  and the values named here, like a config file.
 
   Raises:
-    BadInput: there is no such preset, or a value is of another type.
+    BadInput: an unknown preset, or a value of another type.
   """
 
-  preset: str | None = field(None, 'published values that reset the block', choices=tuple(PRESETS))
+  preset: str | None = field(
+    None, 'preset of published values; resets the block', choices=tuple(PRESETS)
+  )
   layers: tuple[int, ...] = field(
     (1,),
     'blocks that read the values, from 0',
@@ -54,20 +56,20 @@ class ProductMemoryConfig:
   )
   point: str = field(
     'in_place_of_feed_forward',
-    'what becomes of the feed-forward of these blocks',
+    'replace the feed-forward of these blocks, or add to it',
     choices=AT_FEED_FORWARD,
   )
   sub_keys: int = field(
-    128, 'n of each half of a key; there are n^2 values', at_least=1, at_most=MAX_SUB_KEYS
+    128, 'number n of sub-keys of each half; there are n^2 values', at_least=1, at_most=MAX_SUB_KEYS
   )
   heads: int = field(4, 'queries of a token', at_least=1, at_most=1024)
-  top: int = field(32, 'values that each query finds', at_least=1)
+  top: int = field(32, 'number of values per query', at_least=1)
   key_width: int = field(
     128, 'features of a query, of both halves together', at_least=2, relations=(divisible_by(2),)
   )
   norm: str = field('none', 'norms of queries and sub-keys', choices=NORMS)
   value_width: int | None = field(
-    None, 'features of a value, projected to the model width; None: those of the model', at_least=1
+    None, 'features of a value, projected to the model width; None: the model width', at_least=1
   )
   experts: bool = field(False, 'multiply a value by gelu of x times a row of a second table (PEER)')
   swilu: bool = field(False, 'multiply the sum of values by silu(W x), then project it (Memory+)')
@@ -122,7 +124,7 @@ class ProductMemoryConfig:
       self._check_replaced(model)
 
   def _check_replaced(self, model: Any) -> None:
-    """Raises BadInput for a memory in a feed-forward that this one replaces."""
+    """Raises BadInput for a memory in a replaced feed-forward."""
     for number, memory in enumerate(model.ngram_memories):
       for place in memory.places(model.layers):
         if place.point in INSIDE_FEED_FORWARD and place.block in self.layers:

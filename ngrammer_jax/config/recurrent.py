@@ -86,7 +86,7 @@ class RecurrentConfig:
 
   @property
   def num_slices(self) -> int:
-    """Number of parts that the readout divides the hidden state into."""
+    """Number of parts of the hidden state in the readout."""
     return READOUTS[self.readout] or self.slices
 
   @property
@@ -139,8 +139,8 @@ class RecurrentConfig:
   def matched(self, budget: int, width: int, vocabulary_size: int) -> 'RecurrentConfig':
     """Returns this config with the hidden size whose number of parameters is closest to a budget.
 
-    The hidden size is a multiple of the number of parts; of two sizes that are equally close, the
-    smaller one is selected. For the arguments see `parameters`.
+    The hidden size is a multiple of the number of parts; of two equally close sizes, it is the
+    smaller one. For the arguments see `parameters`.
     """
     larger = self._with_width(1)
     smaller = larger
@@ -165,7 +165,7 @@ class RecurrentConfig:
       self._check_output_width(model, 'adaptive_softmax', f'model.width={self.width}')
 
   def _check_transformer_options(self, model: Any) -> None:
-    """Raises BadInput for options of the model that recurrent models do not have."""
+    """Raises BadInput for options that recurrent models do not support."""
     shared = set(SHARED)
     if model.ngram is None:
       shared -= {'heads'}
@@ -183,7 +183,7 @@ class RecurrentConfig:
       )
 
   def _check_output_width(self, model: Any, option: str, remedy: str) -> None:
-    """Raises BadInput if the widths that an option requires to be equal are not."""
+    """Raises BadInput if an option requires equal widths and they differ."""
     if self.width != model.width:
       raise errors.BadInput(
         f'model.{option} needs an output as wide as the embedding, but the readout has width '

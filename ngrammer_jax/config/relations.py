@@ -1,7 +1,7 @@
 """Rules for a value of the config and another key: the number divides it, is below it, equals it.
 
-`fields.field(..., relations=(divides('heads'),))` declares such a rule. Its error, which
-`fields.check_values` raises, names both keys, both values and what to use.
+`fields.field(..., relations=(divides('heads'),))` declares such a rule. `fields.check_values`
+raises its error, with both keys, both values and the remedy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +18,13 @@ Blocks = Sequence[tuple[str, Any]]  # path and dataclass of a block and of each 
 
 
 class Comparison(NamedTuple):
-  """How a number is compared with another one.
+  """A comparison of a number with another one.
 
   Attributes:
     words: the comparison in an error message.
-    holds: whether a value and the other number compare like this.
-    nearest: the valid value that is nearest to a value; None: there is no nearest one.
-    change: what to do to the other key, alternatively.
+    holds: whether the comparison is true for a value and the other number.
+    nearest: the valid value nearest to a value; None: no nearest one.
+    change: alternative change of the other key.
   """
 
   words: str
@@ -77,19 +77,19 @@ EQUALS = Comparison('equal', operator.eq, _other_itself, 'another')
 class Relation:
   """A rule for a value of the config, or each entry of a tuple, and another key.
 
-  It does not apply to None, nor if the other key is None or missing, as in a model without the rest
-  of its config.
+  The rule does not apply to None, or if the other key is None or missing (a model without the rest
+  of its config).
 
   Attributes:
-    comparison: how they compare.
+    comparison: the comparison.
     other: the other key, of the same block or an enclosing one, or with its whole path such as
       `model.width`; or a value.
-    where: further keys, each with the values with which the rule applies. Of a tuple, one entry
-      has to be among them.
+    where: further keys, each with the values for which the rule applies (for a tuple, values of any
+      entry).
     times: a factor of the other number.
     minus: subtracted from the other number.
     unless: values that are always valid.
-    remedy: what to change, in place of the nearest valid value or the other key.
+    remedy: suggested change, in place of the nearest valid value or the other key.
     reason: explanation at the end of the error message.
   """
 
@@ -103,7 +103,7 @@ class Relation:
   reason: str = ''
 
   def check(self, path: str, value: Any, blocks: Blocks) -> None:
-    """Raises BadInput for a value that the rule does not allow.
+    """Raises BadInput for a value that breaks the rule.
 
     Args:
       path: its dotted path.
@@ -135,7 +135,7 @@ class Relation:
         )
 
   def _applies(self, blocks: Blocks) -> bool:
-    """Whether all keys of `where` have values with which the rule applies."""
+    """Whether the rule applies by the keys of `where`."""
     for name, values in self.where.items():
       key = find_other_key(name, blocks)
       if key is None or not matches(key.value, values):
@@ -143,7 +143,7 @@ class Relation:
     return True
 
   def _describe_other(self, name: str, other: Any, number: Any) -> str:
-    """Formats the other key with its value, and the number that is computed from it."""
+    """Formats the other key with its value, and the number computed from it."""
     if not name:
       return format_value(other)
     text = f'{name}={format_value(other)}'
@@ -154,7 +154,7 @@ class Relation:
     return text
 
   def _describe_where(self, blocks: Blocks) -> str:
-    """Formats the conditions on keys that are set."""
+    """Formats the conditions of `where`."""
     conditions = [find_other_key(name, blocks) for name in self.where]
     texts = [f'{path}={format_value(value)}' for path, value in conditions if value is not None]
     if not texts:
@@ -162,7 +162,7 @@ class Relation:
     return f' for {" and ".join(texts)}'
 
   def _describe_remedy(self, value: Any, name: str, number: Any) -> str:
-    """Returns what to change, the value or the other key, and the reason."""
+    """Returns the suggested change of the value or the other key, and the reason."""
     nearest = self.comparison.nearest(value, number)
     if self.remedy:
       text = self.remedy
@@ -185,12 +185,12 @@ class OtherKey(NamedTuple):
 
 
 def find_other_key(name: str, blocks: Blocks) -> OtherKey | None:
-  """Returns the path and the value of a key that a rule names; None if none of the blocks has it.
+  """Returns path and value of a rule's key; None if none of the blocks has it.
 
   Args:
-    name: path of the key within its block, or its whole path. It may lead through a block that is
-      None: then the value is None.
-    blocks: the block that names it, and each enclosing one.
+    name: path of the key within its block, or its whole path. Inside a None block its value is
+      None.
+    blocks: the block of the rule, and each enclosing one.
   """
   for path, block in blocks:
     within = name.removeprefix(path)
@@ -205,7 +205,7 @@ def find_other_key(name: str, blocks: Blocks) -> OtherKey | None:
 
 
 def matches(value: Any, values: tuple[Any, ...]) -> bool:
-  """Whether a value, or an entry of a tuple, is one of the values of a rule, which may be ANY."""
+  """Whether a value, or a tuple entry, is among the values of a rule (or the rule has ANY)."""
   if value in values:
     return True
   if isinstance(value, tuple) and any(entry in values for entry in value):
@@ -239,5 +239,5 @@ def at_least(other: str | int, **options: Any) -> Relation:
 
 
 def equals(other: str | int | None, **options: Any) -> Relation:
-  """The value is that of another key; for the options see `Relation`."""
+  """The value equals another key; for the options see `Relation`."""
   return Relation(EQUALS, other, **options)

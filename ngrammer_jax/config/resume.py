@@ -1,4 +1,4 @@
-"""Differences between two configs: of a run, and of the command that resumes it."""
+"""Differences between the configs of a run and of the resuming command."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -12,7 +12,7 @@ def _is_free_on_resume(key: fields.Key) -> bool:
 
 
 def keeps_parameters(key: fields.Key) -> bool:
-  """Whether the parameters of a model have the same meaning, whatever the value of a key is."""
+  """Whether a key does not change the meaning of the parameters."""
   return key.free_on_resume or key.free_on_init
 
 
@@ -22,9 +22,9 @@ def differences(
   path: str = '',
   may_differ: Callable[[fields.Key], bool] = _is_free_on_resume,
 ) -> Iterator[tuple[fields.Key, Any, Any]]:
-  """Yields key, old and new value for each difference that is not allowed, by default on resume.
+  """Yields key, old and new value for each disallowed difference, by default on resume.
 
-  A block that is added or removed is one difference.
+  An added or removed block is one difference.
 
   Args:
     before, after: two configs, or two blocks of the same kind.
@@ -45,16 +45,16 @@ def differences(
 
 
 def _meaning(key: fields.Key, value: Any) -> Any:
-  """Returns a value, or what None stands for."""
+  """Returns a value, or the value meant by None."""
   if value is None:
     return key.none_means
   return value
 
 
 def with_kept_values(stored: Any, config: Any, path: str = '') -> Any:
-  """Returns a config with the stored values of keys that are `kept_on_resume`.
+  """Returns a config with the stored values of `kept_on_resume` keys.
 
-  Where the value of such a key is not its default, it stays.
+  A key with a value other than its default is unchanged.
 
   Args:
     stored, config: two configs, or two blocks of the same kind.

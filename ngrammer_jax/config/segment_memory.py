@@ -15,8 +15,8 @@ SAME_LENGTH = ('no', 'memory', 'memory_and_self', 'memory_alone')
 class MemoryConfig:
   """Segment memory (Transformer-XL): inputs of each layer for the tokens before a segment.
 
-  With `first='zeros'`, a document at the start of the stream attends to the zeros only if
-  `across_documents` is True, because they are before the document.
+  With `first='zeros'`, the zeros are before the first document of the stream, which attends to them
+  only if `across_documents` is True.
   """
 
   length: int = field(
@@ -35,7 +35,7 @@ class MemoryConfig:
   )
   first: str = field(
     'empty',
-    'initial slots: masked, or zeros that are attended to',
+    'initial slots: masked, or visible zeros',
     choices=('empty', 'zeros'),
     needs={
       'zeros': {
@@ -46,11 +46,13 @@ class MemoryConfig:
     },
     reason='zero inputs must have zero keys and values',
   )
-  same_length: str = field('no', 'attend to equally many keys for every token', choices=SAME_LENGTH)
+  same_length: str = field(
+    'no', 'every token attends to the same number of keys', choices=SAME_LENGTH
+  )
   across_documents: bool = field(False, 'tokens attend to previous documents too')
   sinks: int = field(
     0,
-    'evaluation and generation: first tokens of a document that stay in the memory (StreamingLLM)',
+    'evaluation and generation: first tokens of a document kept in the memory (StreamingLLM)',
     at_least=0,
     free_on_init=True,
     free_on_resume=True,
@@ -61,11 +63,11 @@ class MemoryConfig:
       'recurrent': (None,),
     },
     relations=(less_than('length', unless=(0,)),),
-    reason='the keys of the first tokens move, which needs rotary positions',
+    reason='moving the keys of the first tokens needs rotary positions',
   )
 
   def window(self) -> int | None:
-    """Distance in tokens below which keys are attended to; None: no limit."""
+    """Distances of attended keys are below this number of tokens; None: no limit."""
     match self.same_length:
       case 'no':
         return None

@@ -34,7 +34,7 @@ class SpanConfig:
   )
   ramp: int = field(
     32,
-    'tokens R over which a span fades out',
+    'length R of the soft end of a span, in tokens',
     at_least=1,
     reason='a span without a ramp has no gradient (the papers use 32)',
   )
@@ -57,7 +57,7 @@ class SpanConfig:
   renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
   epsilon_keys: str | None = field(
     None,
-    'keys that count in the 1e-8 of the rescaling; None: span, or all for a limit below 64',
+    'keys counted by the 1e-8 of the rescaling; None: span, or all for a limit below 64',
     choices=EPSILON_KEYS,
     only_for={'renormalize': (True,)},
   )

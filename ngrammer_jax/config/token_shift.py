@@ -13,11 +13,13 @@ POINTS = {'before_attention': 'attention_input', 'before_feed_forward': 'before_
 
 @dataclasses.dataclass(frozen=True)
 class TokenShiftConfig:
-  """Mixes each token with those before it, in every block (see `layers.token_shift`)."""
+  """Mixes each token with its predecessors, in every block (see `layers.token_shift`)."""
 
-  tokens: int = field(4, 'tokens that are mixed, with the token itself', at_least=1, at_most=256)
+  tokens: int = field(
+    4, 'number of mixed tokens, including the token itself', at_least=1, at_most=256
+  )
   points: tuple[str, ...] = field(
-    tuple(POINTS), 'where in a block it acts', choices=tuple(POINTS), may_be_empty=False
+    tuple(POINTS), 'places in a block', choices=tuple(POINTS), may_be_empty=False
   )
 
   def places(self, layers: int) -> tuple[Place, ...]:

@@ -15,7 +15,7 @@ LOGS = ('tensorboard', 'wandb')
 class AccumulationConfig:
   """Gradient accumulation: the batch is processed in sequential parts, then updates once."""
 
-  parts: int = field(2, 'number of parts that the batch is split into', at_least=1)
+  parts: int = field(2, 'number of sequential parts of a batch', at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,29 +39,31 @@ class TrainingConfig:
   )
   segments_per_call: int = field(10, 'steps per compiled call', at_least=1, free_on_resume=True)
   log_every: int = field(10, 'steps between log lines', at_least=1, free_on_resume=True)
-  evaluate_every: int = field(500, 'interval; 0: at the last step', at_least=0, free_on_resume=True)
+  evaluate_every: int = field(
+    500, 'steps between validations; 0: only at the last step', at_least=0, free_on_resume=True
+  )
   checkpoint_every: int = field(500, 'steps between checkpoints', at_least=1, free_on_resume=True)
   keep_checkpoints: int = field(3, 'newest checkpoints to keep', at_least=1, free_on_resume=True)
   log_to: tuple[str, ...] = field(
     ('tensorboard',),
-    'what shows the values of metrics.jsonl',
+    'other outputs for the values of metrics.jsonl',
     choices=LOGS,
     free_on_resume=True,
   )
-  accumulation: AccumulationConfig | None = field(None, 'gradient accumulation, which saves memory')
+  accumulation: AccumulationConfig | None = field(None, 'gradient accumulation, to save memory')
   compiler_options: tuple[str, ...] = field(
     (), "options of XLA for the training program, each 'name=value'", free_on_resume=True
   )
 
   @property
   def microbatches(self) -> int:
-    """Number of microbatches that a batch is split into."""
+    """Number of microbatches of a batch."""
     if self.accumulation is None:
       return 1
     return self.accumulation.parts
 
   def xla_options(self) -> dict[str, bool | str]:
-    """Returns `compiler_options` by name. Raises BadInput for what is not 'name=value'."""
+    """Returns `compiler_options` by name. Raises BadInput unless each is 'name=value'."""
     options: dict[str, bool | str] = {}
     for option in self.compiler_options:
       name, _, value = option.partition('=')
@@ -71,17 +73,17 @@ class TrainingConfig:
           f"{path} is not 'name=value': use for example 'xla_tpu_scoped_vmem_limit_kib=32768'"
         )
       if name in options:
-        raise errors.BadInput(f'{path} sets {name} a second time: leave one of them out')
+        raise errors.BadInput(f'{path} sets {name} a second time: remove one of them')
       options[name] = {'true': True, 'false': False}.get(value, value)  # XLA:CPU parses no bool
     return options
 
   @property
   def tokens_per_step(self) -> int:
-    """Number of tokens that a step reads, over all devices."""
+    """Number of tokens per step, over all devices."""
     return self.batch_size * self.segment_length
 
   def count_due(self, first_step: int, every: int) -> int:
-    """Returns how often an event is due from a step on: every `every` steps, and at the last.
+    """Returns the number of events from a step on: one every `every` steps, and one at the last.
 
     Args:
       first_step: the first step that counts, at most the last one.

@@ -1,6 +1,6 @@
-"""Layers, each usable on its own in any Flax model: one idea of a paper per file.
+"""Layers for any Flax model: each file has one idea of a paper, usable on its own.
 
-A name is imported when it is first used: a layer does not wait for the others.
+Names are imported on first use.
 """
 
 import importlib

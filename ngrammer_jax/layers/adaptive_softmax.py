@@ -165,7 +165,7 @@ class AdaptiveSoftmax(nn.Module):
     return self._param(name, normal, (self._size(i), self._width(i)), ('vocab', 'embed'))
 
   def _make_projections(self, name: str, clusters: Iterable[int]) -> dict[int, jax.Array]:
-    """Returns the projections of those of the clusters that need one, by cluster."""
+    """Returns the projections by cluster, for clusters that need one."""
     is_shared = self.divisor == 1 and name == 'projection'  # clusters have the same width
     projections = {}
     for i in clusters:

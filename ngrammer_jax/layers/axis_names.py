@@ -1,8 +1,8 @@
-"""Variables with logical axis names, which Linen modules create and NNX modules can hold.
+"""Variables with logical axis names, created by Linen modules and usable in NNX modules.
 
-The names say how an array is sharded (`ngrammer_jax.sharding`) and which optimizer it has. Linen
-keeps them in boxes. `nnx.bridge.ToNNX` turns boxes into `nnx.Variable`s, which NNX shards at once:
-with the box of Flax, that fails without a mesh.
+The names determine the sharding of an array (`ngrammer_jax.sharding`) and its optimizer. Linen
+keeps them in boxes. `nnx.bridge.ToNNX` turns boxes into `nnx.Variable`s and NNX shards these at
+once, which fails without a mesh for the box of Flax.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The context of a segment, the same for all layers: documents, positions, visibility, cache slots.
 
-B batch, T segment length, M memory, S = M + T keys, P tokens with a position: those
-of the segment, and of a segment memory.
+B batch, T segment length, M memory, S = M + T keys, P tokens with a position: the segment memory
+and the segment.
 """
 
 from collections.abc import Mapping
@@ -51,11 +51,11 @@ class EmbeddingLookup(NamedTuple):
 
 @struct.dataclass
 class Keys:
-  """The keys of a segment, and which of them a query attends to.
+  """The keys of a segment and their visibility.
 
   Attributes:
-    visible_BxTxS: which keys a query attends to, first those of the memory, then those of the
-      segment. None: attention works in blocks, and derives it from the document numbers.
+    visible_BxTxS: true where a query may attend to a key; memory keys come first. None: attention
+      works in blocks, with visibility from the document numbers.
     query_documents_BxT: document number of each query, `document_masks.PADDING` at padding. None:
       only `visible_BxTxS` is used.
     key_documents_BxS: document numbers of the keys; in blocks, oldest first.
@@ -66,7 +66,7 @@ class Keys:
     sees_itself: whether a token attends to itself. If not, the nearest key is the previous token.
     has_prefix: whether some tokens attend to later ones.
     is_plain_causal: whether the mask is exactly causal within documents and the window.
-    skips_cache: whether the slots of the KV cache are no keys, since it is empty.
+    skips_cache: whether attention ignores the KV cache because it is empty.
   """
 
   visible_BxTxS: jax.Array | None = None
@@ -100,18 +100,17 @@ class Keys:
 
 @struct.dataclass
 class Positions:
-  """Positions, and what the layers share to encode them.
+  """Positions, and their encodings shared by all layers.
 
   Attributes:
-    position_BxP: position in its document of each token whose key or convolution is computed, as
-      attention counts it: without a memory, from the start of the segment. A memory that needs
-      positions counts its own, see `document_masks.positions`.
+    position_BxP: position in its document of each token with a key or convolution. Without a
+      memory, attention counts from the start of the segment. Memories count their own positions,
+      see `document_masks.positions`.
     rotation: rotary angles of the same tokens (see `position.rotation`).
-    params: parameters that all layers share: u and v of `relative.RelativePosition`, the vectors of
+    params: parameters shared by all layers: u and v of `relative.RelativePosition`, the vectors of
       `relative.TablePosition`.
     distance_key: key of the dropout of distance encodings. None: no dropout.
-    sink_shift_BxS: how far attention sinks are moved (see `layers.attention.cache`). None: there
-      are none.
+    sink_shift_BxS: shift of the attention sinks (see `layers.attention.cache`). None: no sinks.
     sink_rotation: rotary angles of this shift.
   """
 
@@ -125,11 +124,11 @@ class Positions:
 
 @struct.dataclass
 class Context:
-  """The inputs of attention and of memories that depend on the segment only.
+  """The layer-independent inputs of attention and memories.
 
   Memories read the tokens, attention the keys and their positions. A model always sets the tokens,
-  starts, documents and vocabulary, and a Transformer the keys and positions; None is for layers
-  outside of a model.
+  starts, documents and vocabulary; a Transformer also sets the keys and positions. Layers used
+  outside of a model may leave them None.
 
   Attributes:
     tokens_BxT: ids of the segment.
@@ -137,14 +136,13 @@ class Context:
     documents_BxT: document number of each token.
     valid_BxT: 0 at padding. None, also in a model: no padding.
     vocabulary: the embedding lookup.
-    pair_BxNxT: the key that each query attends to most. A model sets it only after attention, for
+    pair_BxNxT: the most attended key of each query. A model sets it only after attention, for
       memories that need it.
-    inputs_BxPxD: the inputs of attention, after the norm, of all tokens whose values it computes:
-      those of a segment memory, then those of the segment. A model sets it only for memories in the
-      values.
-    shared: what several memories read, by name. Of a shared table, what the last P tokens look up,
-      [B, P, I, E], with the tokens of the segment last (see `ngram.memory`); of product keys, the
-      tables themselves (see `product_keys.memory`); of copies, their vectors (see `copy_memory`).
+    inputs_BxPxD: the normed inputs of attention for all tokens with computed values: segment
+      memory, then segment. A model sets it only for memories in the values.
+    shared: data read by several memories, by name. Shared table: vectors looked up by the last P
+      tokens, [B, P, I, E], the segment last (see `ngram.memory`). Product keys: the tables (see
+      `product_keys.memory`). Copies: their vectors (see `copy_memory`).
     slots_BxT: the cache slot of each token (see `layers.attention.cache`). None, also in a model:
       no KV cache.
     keys: the keys of attention.
@@ -165,12 +163,12 @@ class Context:
 
 
 def with_window(context: Context, window: int, prefix_BxT: jax.Array | None) -> Context:
-  """Returns a context in which a token attends to at most `window` keys, itself included.
+  """Returns a context with at most `window` keys per token, including itself.
 
   Args:
     context: context of a segment.
     window: number of keys.
-    prefix_BxT: that of the segment.
+    prefix_BxT: prefix of the segment.
   """
   keys = context.keys
   narrower = window if keys.window is None else min(window, keys.window)
@@ -241,7 +239,7 @@ def make(
   tokens: RecentTokens | CacheSlots | None = None,
   in_blocks: bool = False,
 ) -> tuple[Context, RecentTokens | CacheSlots | None]:
-  """Returns the context of a segment, and the earlier tokens of the next segment.
+  """Returns the context of a segment, and the earlier tokens for the next segment.
 
   Args:
     segment: the inputs.
@@ -305,7 +303,7 @@ def make(
 
 
 def _with_cache(keys: Keys, cache: CacheSlots, counted_BxT: jax.Array, in_blocks: bool) -> Keys:
-  """Returns the keys in cache slots and those of the segment."""
+  """Returns the keys in cache slots and the keys of the segment."""
   slot_documents_BxM = cache.documents
   order_BxM = None
   distance_BxTxS = None

@@ -6,12 +6,12 @@ For the lengths Λ = (n_0 < n_1 < ...) and a window of W tokens, with the class 
   n_k    = the longest length with a J_n that is not empty
   c_t    = x_{j+1}, with the last j of J_n;   bucket_t = C k + min(|J_n|, C),  0 without a match
 
-from the document copies of the modded-nanogpt speedrun (pull request 378, C = 3). There are two
-searches with equal results. `by_comparison` compares each token with the W before it. `by_ranks`
-numbers the n-grams and sorts them, in O(T log T) for each length.
+This is the document copy of the modded-nanogpt speedrun (pull request 378, C = 3). Two searches
+give equal results. `by_comparison` compares each token with the W before it. `by_ranks` numbers the
+n-grams and sorts them, in O(T log T) for each length.
 
 B batch, T segment length, L the longest length, R = W + L - 1 tokens before the segment, S = R + T,
-Q = L - 1 + T tokens that the matches of a segment read, K distances at a time.
+Q = L - 1 + T tokens read by the matches of a segment, K distances at a time.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class Matches(NamedTuple):
 
 
 class Copies(NamedTuple):
-  """What follows the longest match of each token.
+  """The tokens after the longest matches.
 
   Attributes:
     token_BxT: c, the id of the token after the match; -1 without a match.
@@ -57,15 +57,15 @@ class Copies(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CopySearch:
-  """Finds the longest matches over a stream that comes in segments.
+  """Finds the longest matches in a stream of segments.
 
-  The state holds the last R tokens: `ids` int32 [B, R], and `documents` int32 [B, R], NONE where
-  there is no token. Any split of a stream into segments gives the same copies.
+  The state holds the last R tokens: `ids` int32 [B, R], and `documents` int32 [B, R], NONE in empty
+  slots. Any segmentation of a stream gives the same copies.
 
   Attributes:
     window: W.
     lengths: Λ, rising.
-    counts: C, largest number of matches that buckets tell apart.
+    counts: C, largest number of matches with a bucket of its own.
   """
 
   window: int
@@ -74,12 +74,12 @@ class CopySearch:
 
   @property
   def slots(self) -> int:
-    """R, tokens before a segment that its matches reach."""
+    """R, reach of the matches in tokens before a segment."""
     return self.window + self.lengths[-1] - 1
 
   @property
   def buckets(self) -> int:
-    """Number of buckets, with the one of no match."""
+    """Number of buckets, including bucket 0 (no match)."""
     return 1 + self.counts * len(self.lengths)
 
   def empty_state(self, batch: int) -> State:
@@ -103,8 +103,8 @@ class CopySearch:
     Args:
       tokens_BxT: ids.
       documents_BxT: document number of each token, at least 0 (see `document_masks.numbers`).
-      state: the state that the previous segment returned.
-      valid_BxT: 0 at padding, which is at the end of a row. The state does not contain it.
+      state: the state returned by the previous segment.
+      valid_BxT: 0 at padding, only at the end of a row. The state skips padding.
       classes_V: class of each id. None: each id is its own class.
     """
     tokens_BxT = tokens_BxT.astype(jnp.int32)
@@ -163,11 +163,11 @@ class CopySearch:
     return matches._replace(count_BxT=jnp.minimum(matches.count_BxT, self.counts))
 
   def _levels(self, is_equal_BxKxQ: jax.Array, T: int) -> jax.Array:
-    """Returns the number of the longest length of which all tokens are equal, [B, K, T], or -1.
+    """Returns the level of the longest length with all tokens equal, [B, K, T], or -1.
 
     Args:
       is_equal_BxKxQ: whether each token equals the one at each of K distances before it.
-      T: tokens that a match may end at, the last of Q.
+      T: possible last tokens of a match, the last of Q.
     """
     level_BxKxT = jnp.full((*is_equal_BxKxQ.shape[:2], T), -1, jnp.int32)
     run = is_equal_BxKxQ  # whether the last `length` tokens are equal, at the last of them
@@ -183,9 +183,9 @@ class CopySearch:
   def by_ranks(self, classes_BxS: jax.Array, documents_BxS: jax.Array) -> Matches:
     """Returns the matches of the last T of S tokens, from one sort for each length.
 
-    The n-grams that end at each token have ranks, equal where the n-grams are. Those of p + q
-    tokens, q <= p, follow from the ranks of p tokens at a token and q tokens before it. A document
-    number is part of each token, so no n-gram across the start of a document occurs twice.
+    Equal n-grams have equal ranks. The rank of p + q tokens, q <= p, follows from the ranks of p
+    tokens at a token and q tokens before it. Each token includes its document number, so no n-gram
+    across a document start occurs twice.
     """
     B, S = classes_BxS.shape
     T = S - self.slots
@@ -212,10 +212,10 @@ class CopySearch:
     return matches
 
   def _stages(self) -> tuple[list[int], list[int]]:
-    """Returns how n-grams of one token become those of all lengths, stage by stage.
+    """Returns the stages from n-grams of one token to all lengths.
 
-    The first list has the tokens that a stage adds, at most as many as there are; the second the
-    number of the length in Λ that it reaches, -1 for a length that is not in Λ.
+    The first list has the tokens added by each stage, at most doubling the length. The second has
+    the index in Λ of the resulting length, or -1.
     """
     steps = []
     levels = []
@@ -231,7 +231,7 @@ class CopySearch:
   def _rank(
     self, first_BxS: jax.Array, second_BxS: jax.Array, largest: int | None
   ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Returns the rank of each pair of numbers, and the distance and count of equal pairs before.
+    """Returns the rank of each pair of numbers, and the distance and count of earlier equal pairs.
 
     The ranks are from 1 to S. The distance is to the last equal pair in the window, the count at
     most C.
@@ -239,7 +239,7 @@ class CopySearch:
     Args:
       first_BxS: integers from 0 to S.
       second_BxS: integers of at least 0.
-      largest: the bound of the second ones, if it is known.
+      largest: bound of `second_BxS`, if known.
     """
     place_BxS = _stable_order(second_BxS, largest)
     order_BxS = _stable_order(_take(first_BxS, place_BxS), first_BxS.shape[1])
@@ -262,7 +262,7 @@ class CopySearch:
 def _with_found(
   matches: Matches, found: tuple[jax.Array, jax.Array], level: jax.Array | int
 ) -> Matches:
-  """Returns matches with those found of a longer length, the last T of S; none for level -1."""
+  """Returns matches updated by longer ones, the last T of S; none for level -1."""
   T = matches.level_BxT.shape[1]
   distance_BxT, count_BxT = (array_BxS[:, -T:] for array_BxS in found)
   is_found_BxT = (count_BxT > 0) & (level >= 0)
@@ -274,11 +274,11 @@ def _with_found(
 
 
 def _stable_order(number_BxS: jax.Array, largest: int | None) -> jax.Array:
-  """Returns the places in the order of their numbers, and of the places where these are equal.
+  """Returns the indices of a stable sort of the numbers.
 
   Args:
     number_BxS: integers of at least 0.
-    largest: their bound. With one, number and place may fit in one integer, which is sorted sooner.
+    largest: their bound. With a bound, number and index may fit in one integer, faster to sort.
   """
   S = number_BxS.shape[1]
   place_BxS = jnp.broadcast_to(jnp.arange(S, dtype=jnp.int32), number_BxS.shape)
@@ -288,18 +288,18 @@ def _stable_order(number_BxS: jax.Array, largest: int | None) -> jax.Array:
 
 
 def _take(array_BxS: jax.Array, place_BxS: jax.Array) -> jax.Array:
-  """Returns the entries at these places of each row."""
+  """Returns the entries at these indices of each row."""
   return jnp.take_along_axis(array_BxS, place_BxS, axis=1)
 
 
 def _put(place_BxS: jax.Array, array_BxS: jax.Array) -> jax.Array:
-  """Returns an array with its entries at these places of each row, a permutation."""
+  """Returns an array with its entries moved to these indices of each row, a permutation."""
   row_Bx1 = jnp.arange(len(array_BxS))[:, None]
   return jnp.zeros_like(array_BxS).at[row_Bx1, place_BxS].set(array_BxS, unique_indices=True)
 
 
 def _later(array_BxS: jax.Array, steps: int, fill: int) -> jax.Array:
-  """Returns an array whose entries are moved to later places; the first ones are new."""
+  """Returns an array with its entries moved to later indices; the first ones are new."""
   S = array_BxS.shape[1]
   return jnp.pad(array_BxS, ((0, 0), (steps, 0)), constant_values=fill)[:, :S]
 
@@ -314,7 +314,7 @@ def _shifted(array_BxS: jax.Array, first: jax.Array | int, K: int, Q: int) -> ja
 
 
 def _longer(matches: Matches, level_BxKxT: jax.Array, distance_Kx1: jax.Array) -> Matches:
-  """Returns the longest matches of those found and of those at K larger distances."""
+  """Returns the longer of the present matches and the matches at K larger distances."""
   level_BxT = level_BxKxT.max(axis=1)
   is_longest = level_BxKxT == level_BxT[:, None]
   distance_BxT = jnp.where(is_longest, distance_Kx1, jnp.iinfo(jnp.int32).max).min(axis=1)

@@ -2,9 +2,9 @@
 
   m_t = s_b E[c_t] + u_b,  0 without a match          y_t = x_t + g m_t   at each of two places
 
-with the token c_t and the bucket b of `layers.copies`, the embedding E, a scale s and a vector u of
-each bucket, which are 0 at first, and a factor g of each place. From pull request 378 of the
-modded-nanogpt speedrun. The gradient of m reaches the embedding through c.
+with the token c_t and the bucket b of `layers.copies`, the embedding E, a scale s and a vector u
+per bucket (initially 0), and a factor g per place (pull request 378 of the modded-nanogpt
+speedrun). The gradient of m reaches the embedding through c.
 
 B batch, T segment length, D model width, V vocabulary.
 """
@@ -22,10 +22,10 @@ VECTORS = f'model.{NAME}'  # key of the vectors in `context.shared`
 
 
 class CopyMemory(nn.Module):
-  """Returns the vectors m [B, T, D] of a segment, which both places read.
+  """Returns the vectors m [B, T, D] of a segment, read at both places.
 
-  Its state is that of `copies.CopySearch`. With the key `compressed`, the collection `codebook` has
-  `token_classes` [V].
+  The state is the state of `copies.CopySearch`. With the key `compressed`, the collection
+  `codebook` has `token_classes` [V].
 
   Attributes:
     options: the config.
@@ -60,9 +60,9 @@ class CopyMemory(nn.Module):
     """
     del x_BxTxD
     if context.documents_BxT is None:
-      raise ValueError('copies are of one document: set context.documents_BxT')
+      raise ValueError('a copy memory searches within documents: set context.documents_BxT')
     if context.vocabulary is None or context.vocabulary.rows_VxD is None:
-      raise ValueError('copies are rows of the embedding: set context.vocabulary')
+      raise ValueError('a copy memory reads the embedding: set context.vocabulary')
     found, next_state = self.search()(
       context.tokens_BxT,
       context.documents_BxT,

@@ -14,7 +14,7 @@ KERNEL_INIT = nn.initializers.lecun_normal()  # truncated, of variance 1 / input
 
 
 def symmetric(bound: float) -> nn.initializers.Initializer:
-  """Returns an initializer that is uniform in [-bound, bound]; that of JAX starts at 0."""
+  """Returns a uniform initializer in [-bound, bound] (JAX's starts at 0)."""
 
   def initialize(key, shape, dtype):
     return jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -35,9 +35,9 @@ def dense_general(
   """Returns a linear map y = x kernel + bias from the last axes of x to new ones.
 
   Args:
-    inputs: sizes of the trailing axes of x that are summed over.
-    features: sizes of the axes of y that replace them.
-    names: logical names of the kernel's axes, inputs first; the bias has those of the features.
+    inputs: sizes of the trailing axes of x, summed over.
+    features: sizes of the axes of y in their place.
+    names: logical names of the kernel's axes, inputs first; the bias has the names of the features.
     kernel_init, bias_init: initializers; inputs and features are flattened to one axis each.
     dtype: dtype of the computation; parameters have at least float32.
     **fields: other fields of `nn.DenseGeneral`, such as `use_bias` and `name`.
@@ -59,7 +59,7 @@ def _unflattened(
 ) -> nn.initializers.Initializer:
   """Returns an initializer of arrays of a shape with axis names.
 
-  DenseGeneral initialises flattened axes, but the names are those of the original axes.
+  DenseGeneral initialises flattened axes, but the names belong to the original axes.
   """
 
   def initialize(key, flat, dtype):
@@ -69,7 +69,7 @@ def _unflattened(
 
 
 def project(x: jax.Array, features: int, names: tuple[str, str], **options: Any) -> jax.Array:
-  """Returns a linear map of the last axis of x; the options are those of `dense_general`."""
+  """Returns a linear map of the last axis of x; for the options see `dense_general`."""
   return dense_general(x.shape[-1:], (features,), names, **options)(x)
 
 
@@ -93,8 +93,8 @@ def dot_general(
     precision, preferred_element_type: as for `jax.lax.dot_general`.
 
   Raises:
-    TypeError: it is differentiated in forward mode (`jax.jvp`), on a CPU or with a result in
-      another dtype than that of x.
+    TypeError: forward-mode differentiation (`jax.jvp`) on a CPU, or with a result in a dtype other
+      than the dtype of x.
   """
   # The gradient of a result in another dtype has to be rounded, see `gradients`.
   has_other_dtype = preferred_element_type not in (None, x.dtype)
@@ -159,8 +159,8 @@ def gradients(
 def _sum_of_outer_products(a: jax.Array, b: jax.Array, row_axes: int, precision: Any) -> jax.Array:
   """Returns the sum over rows of the outer products of [*rows, *A] and [*rows, *B], [*A, *B].
 
-  The first `row_axes` axes of both are those of the rows. On a CPU the narrower array is
-  transposed; XLA does so once for all products of the same array.
+  The first `row_axes` axes of both are rows. On a CPU the narrower array is transposed; XLA does so
+  once for all products of the same array.
   """
   rows = tuple(range(row_axes))
   if not _is_cpu():

@@ -1,7 +1,7 @@
 """Document numbers of tokens.
 
-Everything that must not cross a document boundary (n-grams, attention, positions) is derived from
-the document number of each token: the number carried in the memory plus the document starts since.
+N-grams, attention and positions must not cross a document boundary. All derive from the document
+number of each token: the number carried in the memory plus the document starts since.
 
 B batch, T segment length, S keys.
 """
@@ -27,7 +27,7 @@ def numbers(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Array:
 def last_number(
   starts_BxT: jax.Array, valid_BxT: jax.Array | None, carried_B: jax.Array | int
 ) -> jax.Array:
-  """Returns the document number of the last token that is not padding, int32 [B].
+  """Returns the document number of the last non-padding token, int32 [B].
 
   The next segment continues its document. For the arguments see `numbers`; `valid_BxT` is 0 at
   padding, where no document starts.
@@ -72,8 +72,8 @@ def visible(
 ) -> jax.Array:
   """Returns which keys each query attends to, bool [B, T, S].
 
-  The last T keys are those of the segment, the keys before them those of the memory. A query sees
-  the keys of its document up to its own, and the bidirectional prefix of its document.
+  Memory keys come first, then the T keys of the segment. A query sees the keys of its document up
+  to its own, and the bidirectional prefix of its document.
 
   Args:
     query_documents_BxT: document numbers of the queries.

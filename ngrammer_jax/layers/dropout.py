@@ -10,7 +10,7 @@ from ngrammer_jax.layers.ngram import uint64
 
 @struct.dataclass
 class Dropout:
-  """Dropout at a rate, with a key. None: no dropout."""
+  """Dropout at a rate, with a key. No dropout without a key."""
 
   rate: float = struct.field(pytree_node=False, default=0.0)
   key: jax.Array | None = None

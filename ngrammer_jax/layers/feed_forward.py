@@ -31,8 +31,8 @@ class FeedForward(nn.Module):
     gated: whether the inner layer is multiplied by an activated gate.
     bias: whether linear maps have biases.
     dropout: dropout rate of the inner layer.
-    dtype: dtype of the computation. None: that of the input.
-    change_up: of a gated layer, a function from the up features [B, T, F] to those that are used.
+    dtype: dtype of the computation. None: dtype of the input.
+    change_up: for a gated layer, a function from the up features [B, T, F] to new ones.
     has_up: whether there is W_in. If not, `change_up` receives zeros.
   """
 
@@ -85,7 +85,7 @@ class FeedForward(nn.Module):
     return y_BxTxD
 
   def _padding(self, dropout_key: jax.Array | None) -> int:
-    """By how much the program pads the inner width."""
+    """Padding of the inner width in the program."""
     is_dropped = self.dropout > 0 and dropout_key is not None
     is_summed = self.bias or self.activation == 'softmax'  # zeros would count
     if (

@@ -8,9 +8,9 @@ import jax
 
 
 def axes(name: str, size: int) -> tuple[str, ...] | None:
-  """Returns the mesh axes that a logical axis of the given size is sharded over.
+  """Returns the mesh axes of a logical axis of the given size.
 
-  An unsharded axis has none, (). Returns None if the mesh axes do not divide the size.
+  Returns () for an unsharded axis. Returns None if the mesh axes do not divide the size.
   """
   if size % shards(name):
     return None
@@ -24,7 +24,7 @@ def shards(name: str) -> int:
 
 
 def head_axes(N: int, C: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-  """Returns the mesh axes of N query heads, and of the C key heads that they share.
+  """Returns the mesh axes of N query heads, and of their C key heads.
 
   If there are more devices than key heads, each has all of them (see `local_key_heads`).
   """
@@ -41,7 +41,7 @@ def local_key_heads(axes: tuple[str, ...], N: int, tree: Any, axis: int) -> Any:
   """Returns the key heads of the query heads of this device, inside `shard_map`.
 
   Args:
-    axes: mesh axes of the query heads; each device has those of one key head.
+    axes: mesh axes of the query heads; all query heads of a device share one key head.
     N: number of query heads of all devices.
     tree: arrays with all key heads.
     axis: their axis of the key heads.
@@ -69,14 +69,14 @@ def shard_rows(x_BxTxD: jax.Array) -> jax.Array:
 def device() -> tuple[str, str]:
   """Returns platform and kind of the devices of the mesh, or of this process without a mesh.
 
-  The mesh may be abstract, of devices that are not attached.
+  The mesh may be abstract, with devices that are not attached.
   """
   device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
   return device.platform, device.device_kind
 
 
 def _mesh_axes(name: str) -> tuple[str, ...]:
-  """Returns the mesh axes of more than one device that the logical axis rules assign to a name."""
+  """Returns the mesh axes of a name by the logical axis rules, if larger than 1."""
   mesh = jax.sharding.get_abstract_mesh()
   (assigned,) = nn.logical_to_mesh_axes((name,))
   if assigned is None:

@@ -1,4 +1,4 @@
-"""Layer normalisation of the whole width or of each head, and its form without mean and bias.
+"""Layer normalisation of the whole width or of each head, and RMS normalisation.
 
 LayerNorm: y = scale * (x - mean) / sqrt(variance + epsilon) + bias
 RMSNorm:   y = scale * x / sqrt(mean(x^2) + epsilon)
@@ -21,7 +21,7 @@ class LayerNorm(nn.Module):
   Attributes:
     per_head: the input is [..., N, H], and every head has its own scale and bias.
     epsilon: added to the variance.
-    dtype: dtype of the output; None: that of the input. Statistics are in at least float32.
+    dtype: dtype of the output; None: dtype of the input. Statistics are in at least float32.
   """
 
   per_head: bool = False
@@ -91,12 +91,12 @@ class RMSNorm(nn.Module):
   """Divides the last axis by its root mean square, then scales it.
 
   Attributes:
-    axes: number of trailing axes that the scale has.
+    axes: number of trailing axes of the scale.
     joint: whether the norm is over all these axes together, not over the last one.
     initial: initial scale.
     epsilon: added to the mean square. None: the machine epsilon of the dtype of the statistics.
     is_offset: whether the parameter is scale - 1, so that weight decay pulls the scale to 1.
-    dtype: dtype of the output; None: that of the input. Statistics are in at least float32.
+    dtype: dtype of the output; None: dtype of the input. Statistics are in at least float32.
   """
 
   axes: int = 1

@@ -1,11 +1,11 @@
-"""What a parameter is, by its logical axis names (see `layers.axis_names`).
+"""Kinds of parameters, by their logical axis names (see `layers.axis_names`).
 
-  matrix      a linear map; also convolution taps, persistent vectors and sub-keys, which are none
+  matrix      a linear map; also convolution taps, persistent vectors and sub-keys
   embedding   vectors of tokens or of positions, and the output matrix
   vector      a norm, bias, gate, scale or span
-  table       rows that are looked up, of n-grams or of product keys
+  table       looked-up rows, of n-grams or of product keys
 
-Weight decay asks for the kind; Muon and the width rule ask for the inputs and outputs of a map.
+Weight decay uses the kind; Muon and the width rule use the inputs and outputs of a map.
 """
 
 from collections.abc import Sequence
@@ -46,11 +46,11 @@ EMBEDDED = ('vocab', 'vocab_clusters', 'position')  # axes whose entries have a 
 
 
 class ParameterKind(NamedTuple):
-  """What a parameter is.
+  """The kind of a parameter.
 
   Attributes:
     name: `matrix`, `embedding`, `vector` or `table`.
-    axes: of a linear map. None: it is no linear map.
+    axes: axes of a linear map. None: not a linear map.
     has_features: whether the outputs of the map are features, and not one number for each head or
       gate.
   """
@@ -61,7 +61,7 @@ class ParameterKind(NamedTuple):
 
 
 def of(names: Sequence[str | None]) -> ParameterKind:
-  """Returns what a parameter with these logical axis names is."""
+  """Returns the kind of a parameter with these logical axis names."""
   names = tuple(names)
   axes = LINEAR_MAPS.get(names)
   has_features = axes is not None and names[-1] not in _NUMBERS

@@ -1,15 +1,15 @@
-"""Sums of the vectors that have the same row number, as in the gradients of look-ups.
+"""Sums of vectors with equal row numbers, as in the gradients of look-ups.
 
-XLA adds vectors to rows by a scatter. On a GPU it adds in any order, unless XLA is asked for
-deterministic operations, as in training. Then it turns each scatter whose indices may repeat into a
-loop over them, one after the other: sorted indices change nothing, only sums of integers and
-scatters with `unique_indices` are left alone (`ScatterExpander`, `IsScatterDeterministic` in XLA).
-Its own remedy, `--xla_gpu_enable_scatter_determinism_expander`, is off by default: it sorts single
-values instead of vectors, in an order of equal indices that nothing fixes.
+XLA adds vectors to rows by a scatter. On a GPU a scatter adds in any order. With deterministic
+operations, as in training, XLA turns each scatter with possibly repeated indices into a sequential
+loop, even for sorted indices. Only integer sums and scatters with `unique_indices` are exempt
+(`ScatterExpander`, `IsScatterDeterministic` in XLA). XLA's
+`--xla_gpu_enable_scatter_determinism_expander` is off by default: it sorts single values instead of
+vectors, with an undefined order of equal indices.
 
-So on GPUs the vectors are sorted by row, and an associative scan adds those of each row. The last
-sum of each row is then added by a scatter whose indices are unique. Nothing of it is a loop, and
-the order of the sums is always the same.
+On GPUs this module sorts the vectors by row, and an associative scan adds the vectors of each row.
+A scatter with unique indices then adds the last sum of each row. There is no loop, and the order of
+the sums is fixed.
 
 L vectors, V rows, E width.
 """
@@ -25,7 +25,7 @@ from ngrammer_jax.layers import mesh_axes
 
 
 def add(array_Vx: jax.Array, rows_L: jax.Array, values_Lx: jax.Array) -> jax.Array:
-  """Returns an array plus values in its rows; those of rows from V on are dropped.
+  """Returns an array plus values in its rows; values of rows from V on are dropped.
 
   Args:
     array_Vx: not sharded, [V, ...].
@@ -36,7 +36,7 @@ def add(array_Vx: jax.Array, rows_L: jax.Array, values_Lx: jax.Array) -> jax.Arr
 
 
 def on_gpu(*arrays: jax.Array, gpu: Callable, default: Callable) -> Any:
-  """Returns the result of one of two functions, by the platform that a program is lowered for."""
+  """Returns the result of one of two functions, by the platform of the lowered program."""
   return jax.lax.platform_dependent(*arrays, cuda=gpu, rocm=gpu, default=default)
 
 
@@ -58,7 +58,7 @@ def sorted_sums(rows_L: jax.Array, values_Lx: jax.Array) -> tuple[jax.Array, jax
 
   Returns:
     The sorted row numbers [L]; sums of the values of a row up to here [L, ...], in at least
-    float32; and where these are all of its values, bool [L].
+    float32; and whether the sum is complete, bool [L].
   """
   order_L = jnp.argsort(rows_L, stable=True)
   rows_L = rows_L[order_L]
@@ -86,8 +86,8 @@ def totals(
   Args:
     shape: [V, ...] of the result.
     rows_Bx: int32 row numbers from 0 to V - 1, [B, ...], sharded by `batch`.
-    values_Bx: the shape of the rows, followed by that of a row of the result.
-    axis: logical name of the first axis of the result, by which it is sharded. None: it is not.
+    values_Bx: the shape of the rows, followed by the shape of a row of the result.
+    axis: logical name of the first axis of the result, for sharding. None: not sharded.
   """
 
   def scatter(rows_Bx, values_Bx):
@@ -120,7 +120,7 @@ def totals(
 
 
 def take(array_Vx: jax.Array, rows_Bx: jax.Array) -> jax.Array:
-  """Returns rows of an array, [B, ..., ...], whose gradient are the totals of its rows.
+  """Returns rows of an array, [B, ..., ...], with `totals` as gradient.
 
   Args:
     array_Vx: [V, ...], sharded by `vocab`, or not sharded.

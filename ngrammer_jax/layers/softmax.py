@@ -2,9 +2,9 @@
 
   nll = log sum_v exp(h w_v + b_v) - (h w_target + b_target)
 
-The logits of all V words need not exist at once: the log-sum-exp runs over chunks of the
-vocabulary, which the backward pass recomputes. On a CPU all logits of a block of tokens exist at
-once, but not those of all tokens: every pass over the logits of a block finds them in the cache.
+The logits of all V words are not materialized: the log-sum-exp runs over chunks of the vocabulary,
+recomputed in the backward pass. On a CPU the chunks are blocks of tokens with all their logits,
+small enough for the cache in every pass.
 
 B batch, T segment length, D model width, V vocabulary, C chunks, R ids of one chunk, F blocks of
 t = T / F tokens of every row.
@@ -122,7 +122,7 @@ def summary(
     targets_BxT: ids in [0, V).
     chunk: number of logits per token that exist at once. None means all.
     cap: see `cap_logits`. None: logits are not capped.
-    stored: dtype in which the products are stored. None: at least float32.
+    stored: dtype of the stored products. None: at least float32.
   """
   B, T = targets_BxT.shape
   V, D = weight_VxD.shape
@@ -146,7 +146,7 @@ def summary(
 def _block_count(B: int, T: int, V: int, D: int) -> int:
   """Returns F for tokens [B, T] and a weight [V, D]; 1 if the passes over logits are not blocked.
 
-  The gradient of the weight is summed over the blocks, which a block of few tokens is not worth.
+  Blocks of few tokens do not pay, since the gradient of the weight is summed over the blocks.
   """
   if mesh_axes.device()[0] != 'cpu' or mesh_axes.shards('batch') > 1:
     return 1
@@ -186,12 +186,12 @@ class Chunk(NamedTuple):
 
 
 class Logits(NamedTuple):
-  """How the logits of a chunk are computed.
+  """Options of the logits of a chunk.
 
   Attributes:
     V: size of the vocabulary; logits of ids from V on are `_lowest`.
     cap: see `cap_logits`.
-    stored: dtype in which the products are stored. None: at least float32.
+    stored: dtype of the stored products. None: at least float32.
     has_bias: whether the gradient of the biases is needed.
   """
 
@@ -204,9 +204,9 @@ class Logits(NamedTuple):
   def sums_bias_in_product(self) -> bool:
     """Whether the gradients of weight and bias are one product.
 
-    A sum of its own stores the gradient of the logits and takes a pass over it. Without the sum,
-    XLA:TPU makes this gradient inside of both products. Not where D is sharded, which one more
-    input would make uneven.
+    A separate sum stores the gradient of the logits and reads it once more. Without the sum,
+    XLA:TPU fuses this gradient into both products. Not used where D is sharded, since one more
+    input would make D uneven.
     """
     is_tpu = mesh_axes.device()[0] == 'tpu'
     return is_tpu and self.has_bias and mesh_axes.shards('embed') == 1
@@ -246,10 +246,10 @@ def _summarize(
 def _forward(
   logits: Logits, hidden_BxTxD: jax.Array, chunks: Chunk, targets_BxT: jax.Array
 ) -> tuple[Summary, tuple]:
-  """Returns the result of `_summarize`, and what its gradient needs.
+  """Returns the result of `_summarize`, and the residuals of its gradient.
 
-  Its gradient needs the inputs, the log-sum, and the products of a single chunk; the products of
-  several chunks are computed again.
+  The residuals are the inputs, the log-sum, and the products of a single chunk; the products of
+  several chunks are recomputed.
   """
   C = len(chunks.index)
   dtype = chunks.bias_R.dtype
@@ -331,7 +331,7 @@ _summarize.defvjp(_forward, _backward)
 def _weight_and_bias_gradients(
   hidden_BxTxD: jax.Array, d_products_BxTxR: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the gradients [R, D] and [R] for those of the products: a bias weighs an input of 1."""
+  """Returns the gradients of weight [R, D] and bias [R]; a bias is the weight of an input of 1."""
   one_BxTx1 = jnp.ones_like(hidden_BxTxD[..., :1])
   inputs_BxTxD = jnp.concatenate([hidden_BxTxD, one_BxTx1], axis=-1)
   tokens = (0, 1)

@@ -1,4 +1,4 @@
-"""What flows from segment to segment: arrays by name, passed in and returned.
+"""The state carried from segment to segment: arrays by name, passed in and returned.
 
 The first axis of each array is the batch. Shapes and dtypes do not change from segment to segment.
 """

@@ -1,4 +1,4 @@
-"""The class of each token: tokens with the same normalised text share one (Engram)."""
+"""Token classes: tokens with the same normalised text share a class (Engram)."""
 
 import functools
 

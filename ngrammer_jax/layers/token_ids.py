@@ -1,4 +1,4 @@
-"""Checks of ids: a lookup out of range is clipped by JAX, and a float is no index."""
+"""Checks of ids: JAX clips ids out of range, and a float is no index."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ from ngrammer_jax import errors
 
 
 def check_range(name: str, ids: Any, size: int | None) -> None:
-  """Raises BadInput for ids that are not integers, or known to be out of range.
+  """Raises BadInput for non-integer ids, and for concrete ids out of range.
 
   Args:
-    name: what they are, for the error message.
+    name: name of the ids in the error message.
     ids: an array of any shape. Under `jit`, only its dtype is known.
-    size: number of ids, the first of which is 0. None: not known.
+    size: number of ids, from 0 on. None: unknown.
   """
   dtype = getattr(ids, 'dtype', None) or np.asarray(ids).dtype
   if np.size(ids) and not jnp.issubdtype(dtype, jnp.integer):
-    raise errors.BadInput(f'{name} have the dtype {dtype}, expected integers')
+    raise errors.BadInput(f'{name} must be integers, not {dtype}')
   is_known = not isinstance(ids, jax.core.Tracer) and getattr(ids, 'is_fully_addressable', True)
   if size is None or not is_known or not np.size(ids):
     return
@@ -28,6 +28,5 @@ def check_range(name: str, ids: Any, size: int | None) -> None:
   if low < 0 or high >= size:
     out_of_range = low if low < 0 else high
     raise errors.BadInput(
-      f'{name} have {out_of_range:,}, expected ids from 0 to {size - 1:,}: '
-      'they are of another vocabulary'
+      f'{name} contain {out_of_range:,}, expected ids from 0 to {size - 1:,}: check the vocabulary'
     )

@@ -1,9 +1,9 @@
-"""Token shift: each token is mixed with those just before it in its document.
+"""Token shift: each token is mixed with its predecessors in the document.
 
   y_t = x_t + w_0 * x_t + w_1 * x_{t-1} + ... + w_{W-1} * x_{t-W+1}
 
-with a learned weight of each feature in each w, 0 at first. It is the smallest memory. In the Canon
-layers of Allen-Zhu (2025, "Physics of Language Models 4.1") W is 4.
+with learned weights w for each feature, initially 0. It is the smallest memory. The Canon layers of
+Allen-Zhu (2025, "Physics of Language Models 4.1") have W = 4.
 
 B batch, T segment length, D model width, W tokens.
 """
@@ -19,7 +19,7 @@ from ngrammer_jax.layers.state import State
 
 
 class TokenShift(nn.Module):
-  """Mixes each token with the W - 1 before it.
+  """Mixes each token with its W - 1 predecessors.
 
   The state has the last W - 1 inputs as `rows` [B, W - 1, D], and the `position` of the next token
   in its document, int32 [B].

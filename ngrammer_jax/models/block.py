@@ -28,7 +28,7 @@ def empty_memory(
 ) -> Memory:
   """Returns the memory of a block before the first segment.
 
-  Keys: `hidden`, inputs of the layer (of attention if memories change these) [B, M + R, D], or
+  Keys: `hidden`, inputs of the layer (or of attention, if memories change them) [B, M + R, D], or
   `cache`, its `cache.KeyValues`; and the states of the memories in the block, by name.
   """
   c = config
@@ -63,7 +63,7 @@ class Block(nn.Module):
     dtype: dtype of the activations.
     placed_memories: memories in this block (see `models.memories`).
     score_divisor: see `config.attention.LayerType`.
-    number: of the layer; of several that are traced as one, that of the first.
+    number: number of the layer; for layers traced as one, number of the first.
   """
 
   config: model_config.ModelConfig
@@ -78,7 +78,7 @@ class Block(nn.Module):
   ) -> tuple[jax.Array, Memory, span.Spans]:
     """Returns [B, T, D], the memory of this layer for the next segment, and its spans.
 
-    The spans are 0 if none are learned.
+    Without learned spans, the spans are 0.
     """
     c = self.config
     attention_residual_key = feed_forward_residual_key = attention_key = feed_forward_key = None
@@ -196,7 +196,7 @@ class Block(nn.Module):
     memory: Memory,
     dropout_key: jax.Array | None,
   ) -> tuple[jax.Array, Memory]:
-    """Returns the sum of the feed-forward and of the memories at it, and their next states."""
+    """Returns the sum of feed-forward and memories beside it, and their next states."""
     outputs = []
     states = {}
     if self.config.feed_forward_width and not self._memories_at(('in_place_of_feed_forward',)):
@@ -253,7 +253,10 @@ class Block(nn.Module):
     init = axis_names.with_axis_names(nn.initializers.normal(0.02), ('position', 'embed'))
     max_length = c.positions().max_length
     if T > max_length:
-      raise ValueError(f'a segment of {T} tokens exceeds model.positional.max_length={max_length}')
+      raise ValueError(
+        f'a segment of {T} tokens exceeds model.positional.max_length={max_length}: use '
+          f'shorter segments'
+      )
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     table = self.param('position', init, (max_length, c.width), param_dtype)
     return x_BxTxD + table[max_length - T :].astype(self.dtype)
@@ -267,7 +270,7 @@ class Block(nn.Module):
     return 'post'
 
   def _norm(self, name: str) -> nn.Module | None:
-    """Returns the norm of the input of a sub-layer, None if it has none."""
+    """Returns the input norm of a sub-layer; None without one."""
     if self._norm_policy(name) not in ('pre', 'hybrid'):
       return None
     return make_norm(self.config, self.dtype, f'{name}_norm')
@@ -356,7 +359,7 @@ def make_attention(
 
 
 def _position_module(config: model_config.ModelConfig) -> Callable[..., nn.Module] | None:
-  """Returns a function that makes the module for distances, None if there is no such module."""
+  """Returns the constructor of the distance encoding, or None."""
   c = config
   p = c.positions()
   if c.position == 'table':

@@ -33,7 +33,7 @@ def scale_embedding(config: model_config.ModelConfig, embedding_VxD: jax.Array) 
 
 
 class VocabularyModel(nn.Module):
-  """What all models share: embedding and softmax, or adaptive input and adaptive softmax.
+  """Base of all models: embedding and softmax, or adaptive input and adaptive softmax.
 
   Attributes:
     config: model config.
@@ -99,7 +99,7 @@ class VocabularyModel(nn.Module):
   ) -> softmax.TokenScores:
     """Returns the negative log-likelihood of every target, and whether it was predicted.
 
-    In training, the logits are stored as `loss_dtype` of the config says.
+    In training, the logits are stored in the config's `loss_dtype`.
     """
     c = self.config
     token_ids.check_range('targets', targets_BxT, self.vocabulary_size)
@@ -131,8 +131,8 @@ class VocabularyModel(nn.Module):
 def for_serving(config: model_config.ModelConfig, params: Any, codebook: Any) -> Any:
   """Returns a codebook for serving, with the precomputed cluster id of every token.
 
-  A memory with clusters of the embedding quantises the same row for every occurrence of a token,
-  so the ids are those of the codebook. Other codebooks are returned unchanged.
+  Clusters of the embedding are the same for every occurrence of a token, so the ids do not change.
+  Other codebooks are returned unchanged.
   """
   modules = memories.ngram_modules(config)
   token_memories = {path: module for path, module in modules if module.clusters_depend_on_token}

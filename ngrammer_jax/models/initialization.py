@@ -63,7 +63,7 @@ def _bias_fan_in(params: Any) -> dict[tuple[str, ...], int]:
 def _init_transformer_xl(
   config: initial.InitialConfig, key: jax.Array, names: list[str], leaf: jax.Array
 ) -> jax.Array:
-  """Returns a new value of a parameter, or the parameter if it is not of the recipe."""
+  """Returns a new value of a parameter, or the parameter if the recipe does not cover it."""
   suffix = param_suffix(names)
   if suffix == 'distance_bias':
     return jnp.zeros_like(leaf)
@@ -79,7 +79,7 @@ def _init_transformer_xl(
 def _init_adaptive_span(
   key: jax.Array, names: list[str], leaf: jax.Array, fan_in: dict[tuple[str, ...], int]
 ) -> jax.Array:
-  """Returns a new value of a parameter, or the parameter if it is not of the recipe."""
+  """Returns a new value of a parameter, or the parameter if the recipe does not cover it."""
   suffix = param_suffix(names)
   if suffix in ('embedding', 'distance_embedding'):
     return jax.random.normal(key, leaf.shape, leaf.dtype)

@@ -19,7 +19,7 @@ def build(
   Args:
     config: model config.
     vocabulary_size: V. None: the model is not applied.
-    jit_layers: see `TransformerLM`; recurrent models do not have it.
+    jit_layers: see `TransformerLM`; ignored by recurrent models.
   """
   if config.recurrent is not None:
     return recurrent.RecurrentLM(config, vocabulary_size)

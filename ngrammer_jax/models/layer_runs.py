@@ -1,7 +1,7 @@
-"""Runs of layers: consecutive layers that are applied together, in one scan if their types repeat.
+"""Runs of layers: consecutive layers applied together, in one scan if their types repeat.
 
-Layers that alternate between windowed and full attention, for example, repeat with a period of two:
-a scan over pairs of layers compiles two of them, whatever their number.
+For example, alternating windowed and full attention repeats with a period of two: a scan over pairs
+compiles two layers, whatever their number.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -13,14 +13,14 @@ MAX_LAYERS_IN_A_ROW = 32
 
 
 def layers_in_a_scan(scan_layers: bool | int | None, layers: int, must_differ: bool = False) -> int:
-  """Returns the smallest number of layers that a scan compiles in a row, 0 for no scans.
+  """Returns the minimum number of consecutive layers compiled by a scan, 0 for no scans.
 
   Args:
-    scan_layers: of the config of the model: True for 1, False for no scans, or the number. None:
-      1 for models of many layers, else no scans.
+    scan_layers: `model.scan_layers`: True for 1, False for no scans, or the number. None: 1 for
+      models of many layers, else no scans.
     layers: number of layers of the model.
-    must_differ: whether layers must not have equal calls of attention, see `kernels.repeats_calls`.
-      A scan has one of them.
+    must_differ: whether layers must not have equal attention calls (see `kernels.repeats_calls`). A
+      scan has a single call.
   """
   if scan_layers is None:
     return 1 if layers > MAX_LAYERS_IN_A_ROW or must_differ else 0
@@ -28,7 +28,7 @@ def layers_in_a_scan(scan_layers: bool | int | None, layers: int, must_differ: b
 
 
 class LayerRun(NamedTuple):
-  """Layers `first`, ..., `end - 1`: whole repetitions of the first `period` of them.
+  """Layers `first`, ..., `end - 1`: whole repetitions of the first `period` layers.
 
   Attributes:
     first: number of the first layer.
@@ -52,7 +52,7 @@ class LayerRun(NamedTuple):
 
   @property
   def can_scan(self) -> bool:
-    """Whether a scan over the run compiles fewer layers than there are, or a single one."""
+    """Whether a scan over the run compiles fewer layers, or the run has a single layer."""
     return self.period == 1 or self.period < self.length
 
 
@@ -65,8 +65,8 @@ def find(
 
   Args:
     layer_types: the type of each layer. Layers of one type differ in their parameters alone.
-    splits: numbers of layers that begin a new run, whatever their type.
-    min_period: smallest period, which is the number of layers that a scan compiles in a row.
+    splits: numbers of layers that start a new run regardless of their type.
+    min_period: smallest period, the number of consecutive layers compiled by a scan.
   """
   runs = []
   for first, end in itertools.pairwise(sorted({0, len(layer_types), *splits})):

@@ -1,4 +1,4 @@
-"""The memories of a model that are layers of their own: what they are, and where they act.
+"""The memories of a model with their own layers: interface and places.
 
 A memory is a Linen module with
 
@@ -6,24 +6,23 @@ A memory is a Linen module with
   __call__(x_BxTxD, context, state) -> (y_BxTxD, state)    one segment
 
 A state is a pytree of arrays, or None. Each array has the batch as its first axis and keeps its
-shape and dtype. It is detached (`stop_gradient`), and padding (`context.valid_BxT`) changes nothing
-in it: any split of a stream into segments gives the same result as one pass. `slots` is the number
-of earlier tokens that attention keeps; None if it keeps none, and for a memory between blocks. In
-the values of attention, it is the number of earlier tokens whose values are computed again: x then
-has P rows, theirs and those of the segment.
+shape and dtype. It is detached (`stop_gradient`), and padding (`context.valid_BxT`) does not change
+it: any segmentation of a stream gives the same result as one pass. `slots` is the number of earlier
+tokens stored by attention; None without any, and for a memory between blocks. In the values of
+attention, it is the number of earlier tokens with recomputed values: x then has P rows, the earlier
+tokens and the segment.
 
-A table that memories share has the same form: its y are the rows that it looks up, [B, P, I, E],
-which memories find in `context.shared`. The model applies it before the memories at the input.
-Hidden states in blocks select the rows of product keys: there y is the table itself, [V, E]. Two
-places of `model.copy_memory` read its copies: there y is their vectors, [B, T, D].
+A shared table has the same interface. Its y is the looked-up rows, [B, P, I, E], available to
+memories in `context.shared`. The model applies it before the memories at the input. For product
+keys y is the table itself, [V, E], because hidden states in blocks select the rows. For
+`model.copy_memory`, read at two places, y is the vectors of the copies, [B, T, D].
 
-Beside or in place of the feed-forward of a block, y is what the sub-layer adds to its input.
+Beside or in place of the feed-forward of a block, y is added to the input of the sub-layer.
 
-The config of a memory is a field of `ModelConfig` with `places(layers)`, see `config.place.Place`;
-or a tuple of such configs. MEMORIES makes the module.
+The config of a memory is a field of `ModelConfig` with `places(layers)` (see `config.place.Place`),
+or a tuple of such configs. MEMORIES maps it to the module.
 
-B batch, T segment length, P tokens of attention, I rows that a token looks up, E width of a row, D
-model width.
+B batch, T segment length, P tokens of attention, I rows per token, E width of a row, D model width.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -57,21 +56,21 @@ class PlacedMemory:
   """A memory at one of its places in a model.
 
   Attributes:
-    name: of its parameters, different for all memories between blocks, and in each block.
-    place: where it acts.
-    make: makes its module, with the arguments `name` and `parent` of Linen.
+    name: name of its parameters, unique between blocks and within each block.
+    place: its place.
+    make: constructor of its module, with the arguments `name` and `parent` of Linen.
     state_name: key of its state in the memory of the model or of the block. None: `name`.
-    state_field: the only field of its state, which is stored without this name. None: the state is
-      stored as it is.
+    state_field: the only field of its state, stored without this name. None: the state is stored
+      unchanged.
     needs_pairs: after attention, it reads `context.pair_BxNxT`.
-    needs_embedding: its input must be the embedding, so it is the first memory at the input.
-    shared_name: name in `context.shared` of what it computes for others, or reads. None: neither.
-    keeps_rows: whether a memory in the values of attention reads this shared table, so that it
-      keeps the rows of the tokens of a segment memory.
-    alike: equal for memories in blocks that differ in their parameters alone, so that a scan may
-      apply their blocks. None: there is no other one like it.
-    replaces_input: in the feed-forward, its output does not depend on the up projection, which the
-      block then lacks.
+    needs_embedding: its input must be the embedding; it must be the first memory at the input.
+    shared_name: name in `context.shared` of its shared result, or of its input. None: neither.
+    keeps_rows: whether a memory in the values of attention reads this shared table. The table then
+      keeps the rows of the segment memory.
+    alike: equal for memories in blocks that only differ in their parameters; a scan may apply their
+      blocks. None: unique.
+    replaces_input: in the feed-forward, its output does not depend on the up projection. The block
+      then has none.
   """
 
   name: str
@@ -104,7 +103,7 @@ class PlacedMemory:
     return self.place.point in BETWEEN_BLOCKS
 
   def empty_state(self, batch: int, slots: int | None) -> Memory:
-    """Returns its state before the first segment by name, empty if it has none."""
+    """Returns its state before the first segment by name; empty without state."""
     return self._store(self.make(parent=None).empty_state(batch, slots))
 
   def apply(
@@ -113,7 +112,7 @@ class PlacedMemory:
     """Returns the output of its module [B, T, D], and the next state by name.
 
     Raises:
-      ValueError: the state changed its structure, shapes or dtypes.
+      ValueError: the state changes its structure, shapes or dtypes.
     """
     state = states.get(self.state_key)
     if state is not None and self.state_field is not None:
@@ -122,11 +121,13 @@ class PlacedMemory:
     before = jax.tree.map(_describe, state)
     after = jax.tree.map(_describe, next_state)
     if before != after:
-      raise ValueError(f'memory {self.name}: its state {before} became {after} in a segment')
+      raise ValueError(
+        f'memory {self.name} changes its state from {before} to {after}: keep shapes and dtypes'
+      )
     return y_BxTxD, self._store(next_state)
 
   def _store(self, state: State | None) -> Memory:
-    """Returns the state of the module by name, empty if it has none."""
+    """Returns the state of the module by name; empty without state."""
     if state is None:
       return {}
     if self.state_field is not None:
@@ -187,7 +188,7 @@ def _ngram_memory(
 def _shared_tables(
   config: ModelConfig, dtype: jnp.dtype, vocabulary_size: int | None
 ) -> tuple[PlacedMemory, ...]:
-  """Makes the tables that memories share: of n-grams, each from one of them; of product keys."""
+  """Makes the shared tables of n-gram memories and of product keys."""
   tables = {}
   for number, options in enumerate(config.ngram_memories):
     if options.table is None or options.table in tables:
@@ -216,7 +217,7 @@ def _shared_tables(
 def _product_memory(
   config: ModelConfig, place: Place, dtype: jnp.dtype, vocabulary_size: int | None
 ) -> PlacedMemory:
-  """Makes the memory of `model.product_memory` in a block, which reads the table of all."""
+  """Makes the memory of `model.product_memory` in a block, with the shared table."""
   del vocabulary_size
   make = functools.partial(ProductMemory, options=config.product_memory, dtype=dtype)
   name = product_memory.NAME
@@ -230,7 +231,7 @@ def _maker(
   dtype: jnp.dtype,
   vocabulary_size: int | None,
 ) -> Callable[..., NGramMemory]:
-  """Returns a function that makes the module of a memory of n-grams."""
+  """Returns the constructor of an n-gram memory."""
   fields = {}
   if options.point == 'values':
     fields = {'key_heads': config.context_key_heads, 'model_width': config.width}
@@ -263,7 +264,7 @@ def _copy_sum(
 def _copies(
   config: ModelConfig, dtype: jnp.dtype, vocabulary_size: int | None
 ) -> tuple[PlacedMemory, ...]:
-  """Makes what both places of `model.copy_memory` read."""
+  """Makes the shared copies of `model.copy_memory`."""
   if config.copy_memory is None:
     return ()
   make = functools.partial(
@@ -302,9 +303,9 @@ class Memories(NamedTuple):
   """The memories of a model.
 
   Attributes:
-    shared: those that others read, which the model applies before all else.
-    between_blocks: those that the model applies, at its input and between blocks.
-    in_blocks: those in each block.
+    shared: memories read by others; the model applies them first.
+    between_blocks: memories at the input and between blocks, applied by the model.
+    in_blocks: memories in each block.
   """
 
   shared: tuple[PlacedMemory, ...]
@@ -312,7 +313,7 @@ class Memories(NamedTuple):
   in_blocks: tuple[tuple[PlacedMemory, ...], ...]
 
   def flatten(self) -> Iterator[PlacedMemory]:
-    """Yields all of them."""
+    """Yields all memories."""
     yield from self.shared
     yield from self.between_blocks
     for block_memories in self.in_blocks:
@@ -324,18 +325,18 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
 
   Args:
     config: of the model.
-    vocabulary_size: V, which some modules need to be applied.
+    vocabulary_size: V, needed to apply some modules.
 
   Raises:
-    ValueError: a place that does not exist, two memories of one name, or a memory before one that
-      needs the embedding.
+    ValueError: an unknown place, two memories of one name, or another memory before one that needs
+      the embedding.
   """
   dtype = precision.compute_dtype(config)
   memories = []
   for key, memory_config, make_at in _configured(config):
     for place in memory_config.places(config.layers):
       if place.point not in POINTS or place.block not in range(config.layers):
-        raise ValueError(f'{key}: {place} is not in a model of {config.layers} blocks')
+        raise ValueError(f'{key}: {place} does not exist in a model of {config.layers} blocks')
       memories.append(make_at(config, place, dtype, vocabulary_size))
   shared = _shared_tables(config, dtype, vocabulary_size)
   shared += _copies(config, dtype, vocabulary_size)
@@ -350,16 +351,16 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
 
 
 def are_alike(memories: Sequence[PlacedMemory], others: Sequence[PlacedMemory]) -> bool:
-  """Whether the memories of two blocks differ in their parameters alone.
+  """Whether the memories of two blocks only differ in their parameters.
 
-  A block is like itself if its memories have no variables but parameters.
+  A block matches itself if its memories only have parameters.
   """
   kinds = [memory.alike for memory in memories]
   return None not in kinds and kinds == [memory.alike for memory in others]
 
 
 def _check_names(memories: list[PlacedMemory]) -> None:
-  """Raises ValueError for a name that another memory of the block, or between blocks, has."""
+  """Raises ValueError for a name used by another memory of the block, or between blocks."""
   used = set()
   for memory in memories:
     block = None if memory.is_between_blocks else memory.place.block
@@ -380,7 +381,7 @@ def _check_embedding(memories: list[PlacedMemory]) -> None:
   for memory in at_input[1:]:
     if memory.needs_embedding:
       raise ValueError(
-        f'memory {memory.name} needs the embedding, which {at_input[0].name} changes before it: '
+        f'memory {memory.name} needs the embedding, but {at_input[0].name} changes it first: '
         f'its entry in MEMORIES must be the first at the input'
       )
 
@@ -388,7 +389,7 @@ def _check_embedding(memories: list[PlacedMemory]) -> None:
 def _configured(
   config: ModelConfig,
 ) -> Iterator[tuple[str, Any, Callable[..., PlacedMemory]]]:
-  """Yields the key and the config of every memory, and the function that makes it at a place."""
+  """Yields the key, the config and the constructor of every memory."""
   for name, make_at in MEMORIES.items():
     field = getattr(config, name)
     if isinstance(field, tuple):
@@ -411,7 +412,7 @@ def ngram_modules(
 ) -> Iterator[tuple[tuple[str, ...], NGramMemory]]:
   """Yields the path of every n-gram memory in the collections, and its module without variables.
 
-  Of memories that share a table, the table comes first; these have no table of their own.
+  A shared table comes before its memories, which have no table of their own.
   """
   for memory in make(config, vocabulary_size).flatten():
     module = memory.make(parent=None)

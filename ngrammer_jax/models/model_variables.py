@@ -10,7 +10,7 @@ from ngrammer_jax.models import language_model, memories, transformer
 
 
 class ModelVariables(NamedTuple):
-  """The variables of a model after some steps of its training.
+  """The variables of a model after some training steps.
 
   Attributes:
     step: number of steps.
@@ -24,7 +24,7 @@ class ModelVariables(NamedTuple):
 
   @property
   def collections(self) -> dict[str, Any]:
-    """The Linen collections that the model is applied to."""
+    """The Linen collections of the model."""
     return {'params': self.params, 'codebook': self.codebook}
 
 
@@ -33,7 +33,7 @@ def init(model: language_model.LanguageModel, batch_size: int, seed: int) -> dic
 
   Args:
     model: the model.
-    batch_size: number of rows that the model is traced with; it changes no value.
+    batch_size: number of rows for tracing; it changes no value.
     seed: random seed of the parameters.
   """
   tokens = jnp.zeros((batch_size, 1), jnp.int32)
@@ -58,7 +58,7 @@ def abstract(model: language_model.LanguageModel) -> dict[str, Any]:
 
 
 def _trace(model: language_model.LanguageModel) -> dict[str, Any]:
-  """Returns the shapes of the variables; equal models are traced once in a process."""
+  """Returns the shapes of the variables; equal models are traced once per process."""
   return _jitted_init.eval_shape(model, 1, 0)
 
 

@@ -1,7 +1,7 @@
-"""Groups of the parameters of a model, by their names: what can be frozen, or has its own rate.
+"""Groups of parameters by name, to freeze or to give their own learning rate.
 
-A group is `embedding`, `blocks`, `head`, or the name of a memory wherever it is in the model, or of
-a shared table.
+A group is `embedding`, `blocks`, `head`, or the name of a memory (anywhere in the model) or of a
+shared table.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ def group_of(name: str) -> str:
 
 
 def memory_of(name: str) -> str | None:
-  """Returns the name of the module of a memory that a parameter is in; None: it is in none."""
+  """Returns the module name of a parameter's memory; None outside of memories."""
   keys = name.split('/')
   for i, key in enumerate(keys):
     if _group_of_module(key) is not None:
@@ -60,16 +60,15 @@ def _group_of_module(module: str) -> str | None:
 def frozen(
   train: Iterable[str], params: Any, source: Mapping[str, np.dtype]
 ) -> dict[str, np.dtype]:
-  """Returns the dtype of every parameter that is not trained, by name.
+  """Returns the dtype of every frozen parameter, by name.
 
   Args:
     train: `optimizer.train`.
     params: the parameters, abstract or not.
-    source: dtype of every parameter that training starts from, by name; empty if there is no
-      source. The others are new.
+    source: dtype of every parameter of `init_from`, by name; empty without it. The others are new.
 
   Raises:
-    BadInput: nothing would be trained.
+    BadInput: no parameter would be trained.
   """
   if 'all' in train or (tuple(train) == ('new',) and not source):
     return {}
@@ -89,18 +88,18 @@ def frozen(
 
 
 def check_names(named: Iterable[str], params: Any) -> None:
-  """Raises BadInput for a part of `optimizer.train` or `rates` that has no parameters."""
+  """Raises BadInput for a part without parameters in `optimizer.train` or `rates`."""
   groups = {group_of(name) for name in traverse_util.flatten_dict(params, sep='/')}
   for name in named:
     if name not in groups and name not in ('all', 'new'):
       raise errors.BadInput(
-        f'optimizer names the part {name!r}, which has no parameters of its own in this model: use '
+        f'optimizer names the part {name!r}, but it has no parameters in this model: use '
         f'{", ".join(sorted(groups))}'
       )
 
 
 def without(params: Any, names: Iterable[str]) -> Any:
-  """Returns a nested dict of parameters, or of something for each, without those of some names."""
+  """Returns a nested dict of parameters (or of values for each) without some names."""
   names = set(names)
   if not names:
     return params
@@ -110,13 +109,13 @@ def without(params: Any, names: Iterable[str]) -> Any:
 
 
 def select(params: Any, names: Iterable[str]) -> Any:
-  """Returns the parameters of some names."""
+  """Returns the parameters with some names."""
   leaves = traverse_util.flatten_dict(params, sep='/')
   return traverse_util.unflatten_dict({name: leaves[name] for name in names}, sep='/')
 
 
 def merge(params: Any, others: Any) -> Any:
-  """Returns the parameters of both trees; those of the second replace those of the first."""
+  """Returns the parameters of both trees; the second tree takes precedence."""
   leaves = traverse_util.flatten_dict(params, keep_empty_nodes=True)
   leaves |= traverse_util.flatten_dict(others, keep_empty_nodes=True)
   return traverse_util.unflatten_dict(leaves)

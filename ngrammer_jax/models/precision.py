@@ -1,4 +1,4 @@
-"""The dtypes of a model: what it computes in, and what its parameters have."""
+"""The dtypes of a model: compute and parameters."""
 
 from typing import Any
 
@@ -25,26 +25,26 @@ def compute_dtype(config: model_config.ModelConfig) -> jnp.dtype:
 
 
 def check_x64(key: str, dtype: str) -> None:
-  """Raises BadInput, which names the key, for float64 without 64-bit mode."""
+  """Raises BadInput with the key for float64 without 64-bit mode."""
   if dtype == 'float64' and not jax.config.jax_enable_x64:
     raise errors.BadInput(f'{key}="float64" needs the environment variable JAX_ENABLE_X64=1')
 
 
 def available_dtype(dtype: np.dtype) -> np.dtype:
-  """Returns the dtype that an array has in memory: without 64-bit mode, float64 is float32."""
+  """Returns the dtype of an array in memory: without 64-bit mode, float64 becomes float32."""
   if dtype == np.float64 and not jax.config.jax_enable_x64:
     return np.dtype(np.float32)
   return dtype
 
 
 def stored_dtype(dtype: Any) -> str | None:
-  """Returns the name of a dtype of parameters in a file; None: their own.
+  """Returns the name of a parameter dtype in a file; None: unchanged.
 
   Args:
     dtype: its name, or the dtype of NumPy or JAX.
 
   Raises:
-    BadInput: parameters cannot have this dtype.
+    BadInput: an invalid parameter dtype.
   """
   if dtype is None:
     return None
@@ -54,16 +54,16 @@ def stored_dtype(dtype: Any) -> str | None:
     name = ''
   if name not in PARAMETER_DTYPES:
     raise errors.BadInput(
-      f'dtype={dtype!r} is no dtype of parameters: use one of {", ".join(PARAMETER_DTYPES)}'
+      f'dtype={dtype!r} is no parameter dtype: use one of {", ".join(PARAMETER_DTYPES)}'
     )
   return name
 
 
 def loaded_dtype(dtype: Any) -> str | None:
-  """Returns the name of a dtype of parameters in memory, see `stored_dtype`.
+  """Returns the name of a parameter dtype in memory, see `stored_dtype`.
 
   Raises:
-    BadInput: parameters cannot have this dtype, or it is float64 without 64-bit mode.
+    BadInput: an invalid parameter dtype, or it is float64 without 64-bit mode.
   """
   name = stored_dtype(dtype)
   if name is not None:

@@ -69,7 +69,7 @@ class RecurrentLM(embedding_and_head.VocabularyModel):
 
     Args:
       batch: B.
-      cache_slots: positive for token-by-token decoding, which carries the window of the readout
+      cache_slots: positive for token-by-token decoding. Decoding carries the window of the readout
         even without `carry_memory`.
 
     Keys: `document` int32 [B], document number of the last token; `state`, see
@@ -102,10 +102,10 @@ class RecurrentLM(embedding_and_head.VocabularyModel):
     For the arguments see `TransformerLM.__call__`.
 
     Raises:
-      ValueError: a prefix is given; a recurrent layer cannot attend to later tokens.
+      ValueError: a prefix; a recurrent layer cannot attend to later tokens.
     """
     if prefix_BxT is not None:
-      raise ValueError('a prefix attends to later tokens, which model.recurrent does not support')
+      raise ValueError('prefix_BxT attends to later tokens: model.recurrent only supports None')
     if starts_BxT is None:
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     if valid_BxT is not None:  # no document starts at padding

@@ -20,7 +20,7 @@ MODULES = {'adaptive': AdaptiveSpan, 'dynamic': DynamicSpan}
 
 
 def module_of(model: ModelConfig, dtype: jnp.dtype) -> functools.partial[nn.Module]:
-  """Returns a function that makes the module of the spans of a layer."""
+  """Returns the constructor of the spans of a layer."""
   config = model.span
   return functools.partial(
     MODULES[config.kind],
@@ -79,7 +79,7 @@ def clip_updates(updates: Any, params: Any) -> Any:
 def metrics(config: ModelConfig, params: Any, memory: Any) -> dict[str, jax.Array]:
   """Returns the mean and the longest span of each layer and of all, in tokens with the ramp.
 
-  Dynamic spans are those of the last segment, which are in the memory.
+  Dynamic spans are read from the memory: they belong to the last segment.
   """
   if config.span.kind == 'dynamic':
     spans_LxN = memory['spans'].longest_BxN.max(axis=0)
@@ -104,8 +104,8 @@ def _with_ramp(config: ModelConfig, spans_L: jax.Array) -> jax.Array:
 def cache_slots(config: ModelConfig, params: Any, mesh: jax.sharding.Mesh | None = None) -> int:
   """Returns the number of cache slots for evaluation: the segment memory, cut to the longest span.
 
-  Keys beyond all spans have no weight. The memory is not cut for dynamic spans, which depend on the
-  tokens, nor where the normaliser of the softmax includes all keys.
+  Keys beyond all spans have no weight. The memory is not cut for dynamic spans (they depend on the
+  tokens), nor if the normaliser of the softmax includes all keys.
   """
   if config.memory is None:
     return 0

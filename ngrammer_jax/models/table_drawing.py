@@ -1,8 +1,8 @@
-"""Initial tables in host memory, drawn in pieces: the numbers of one whole draw, bit by bit.
+"""Initial tables in host memory, drawn in pieces with bits identical to one whole draw.
 
 The random bits of a value are a function of the key and of the index of the value in the array. A
-generator whose key also holds an index, that of the first value, therefore draws a part of an array
-that does not fit into memory a second time.
+generator whose key also holds the index of the first value can therefore draw a part of an array.
+The whole array would not fit into memory twice.
 """
 
 import functools
@@ -45,7 +45,7 @@ def draw(module: NGramMemory, key: np.ndarray, dtype: np.dtype, device: jax.Devi
 def _draw_rows(
   module: NGramMemory, rows: int, V: int, key_data: jax.Array, offset_2: jax.Array
 ) -> jax.Array:
-  """Returns so many of the V rows of a table, from a value on whose index is in two words."""
+  """Returns some of the V rows of a table, from a value index in two words."""
   if rows == V:
     key = jax.random.wrap_key_data(key_data)
   else:
@@ -70,12 +70,12 @@ def _random_bits(key_4: jax.Array, bit_width: int, shape: tuple[int, ...]) -> ja
   elif bit_width == 32:
     bits = high ^ low
   else:
-    raise ValueError(f'tables are drawn from 32 or 64 bits a value, not from {bit_width}')
+    raise ValueError(f'initial tables support 32 or 64 random bits per value, not {bit_width}')
   return bits.reshape(shape)
 
 
 def _has_no_other_use(*args: object) -> jax.Array:
-  raise NotImplementedError('a key of the values of a table makes no other key')
+  raise NotImplementedError('keys of initial tables cannot be split or folded')
 
 
 _OFFSET_THREEFRY = generators.define_prng_impl(

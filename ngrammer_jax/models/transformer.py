@@ -42,7 +42,7 @@ SAVED_NAMES = 'attended', 'attention_output', 'inner_features', 'feed_forward_ou
 
 
 def _saved_names(config: model_config.ModelConfig) -> tuple[str, ...]:
-  """Returns the names of the arrays that `minimal` saves."""
+  """Returns the names of the arrays saved by `minimal`."""
   c = config
   # The gradients of norms, convolutions, learned scales and biases need what these are applied to.
   is_changed = (
@@ -85,21 +85,21 @@ class _LayerInputs(NamedTuple):
 
 
 def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
-  """Returns `TransformerLM.empty_memory`; scripts for version 0.2 call it so."""
+  """Returns `TransformerLM.empty_memory` (name of version 0.2)."""
   return TransformerLM(config, None).empty_memory(batch, cache_slots)
 
 
 class TransformerLM(embedding_and_head.VocabularyModel):
   """A decoder-only language model.
 
-  There is one subtree of parameters per layer, `layer_0`, `layer_1`, ..., also when the
-  layers are scanned: scanned and unrolled runs share checkpoints.
+  There is one subtree of parameters per layer, `layer_0`, `layer_1`, ..., even for scanned layers:
+  scanned and unrolled runs share checkpoints.
 
   Attributes:
     config, vocabulary_size: see `embedding_and_head.VocabularyModel`.
-    jit_layers: whether layers of one type are traced once, so that programs of many layers start
-      sooner; `nn.intercept_methods` then sees only one of them. Not for layers with memories, nor
-      where intermediates are asked for.
+    jit_layers: whether layers of one type are traced once, to start programs of many layers sooner;
+      `nn.intercept_methods` then sees only one of them. No effect for layers with memories, or with
+      mutable intermediates.
   """
 
   jit_layers: bool = False
@@ -134,14 +134,14 @@ class TransformerLM(embedding_and_head.VocabularyModel):
 
     Args:
       batch: B.
-      cache_slots: number of slots of the KV cache, for evaluation and decoding. 0 for training,
-        where a segment memory stores the inputs of the layers.
+      cache_slots: number of slots of the KV cache, for evaluation and decoding. 0 for training: a
+        segment memory then stores the inputs of the layers.
 
     Keys: `document` int32 [B], document number of the last token; the states of the shared tables
     and of the memories between blocks (see `models.memories`); the earlier tokens, `cache`
     (`CacheSlots`) or `recent` (`layers.context.RecentTokens`); `layers`, the memory of each block
-    (see `block.empty_memory`); and in training with dynamic spans, `spans`, those of the last
-    segment by layer (`layers.attention.span.Spans`).
+    (see `block.empty_memory`); and in training with dynamic spans, `spans` of the last segment by
+    layer (`layers.attention.span.Spans`).
     """
     c = self.config
     placed = memories.make(c)
@@ -171,7 +171,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     return memory
 
   def _position_params(self, param_dtype: jnp.dtype) -> tuple[jax.Array, ...] | None:
-    """Creates the position parameters that all layers share. None: there are none."""
+    """Creates the position parameters shared by all layers. None: no shared parameters."""
     c = self.config
     H = c.head_features
     if c.position == 'table':
@@ -199,17 +199,17 @@ class TransformerLM(embedding_and_head.VocabularyModel):
 
     Args:
       tokens_BxT: int32 ids.
-      memory: the memory that the previous segment returned, or `empty_memory`.
+      memory: the memory returned by the previous segment, or `empty_memory`.
       starts_BxT: true at the first token of a document. None: all rows continue their documents.
-      valid_BxT: 0 at padding, which is at the end of a row. None: no padding.
-      prefix_BxT: true where attention is bidirectional. None: nowhere. Relative positions do not
-        support it, as they have no encoding of later tokens.
+      valid_BxT: 0 at padding, only at the end of a row. None: no padding.
+      prefix_BxT: true where attention is bidirectional. None: nowhere. Not for relative positions,
+        as they have no encoding of later tokens.
       train: whether to apply dropout, with the rng `dropout`.
     """
     c = self.config
     if prefix_BxT is not None and not c.sees_later_tokens:
       raise ValueError(
-        f'a prefix attends to later tokens, which model.position={c.position!r} does not support'
+        f'prefix_BxT attends to later tokens: model.position={c.position!r} only supports None'
       )
     if starts_BxT is None:
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
@@ -247,7 +247,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
   def _context(
     self, segment: contexts.Segment, memory: Memory
   ) -> tuple[contexts.Context, dict[str, Any]]:
-    """Returns the context of a segment for memories, and the earlier tokens of the next one."""
+    """Returns the context of a segment for memories, and the earlier tokens for the next one."""
     name = 'cache' if 'cache' in memory else 'recent'
     tokens = memory.get(name)
     if name == 'cache' and self._needs_pairs():
@@ -268,7 +268,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     return context, {name: tokens}
 
   def _needs_pairs(self) -> bool:
-    """Whether a memory reads which key each token attends to most."""
+    """Whether a memory reads the most attended key of each token."""
     return any(placed.needs_pairs for layer in self.layer for placed in layer.placed_memories)
 
   def _embed_inputs(
@@ -333,7 +333,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
   def _uses_blocks(self, segment: contexts.Segment, M: int, is_cached: bool) -> bool:
     """Whether attention works in blocks (see `config.kernels`), after M earlier tokens.
 
-    If their keys and values are cached, blocks do not project them.
+    Cached keys and values are not projected by blocks.
     """
     c = self.config
     if c.memory is not None and c.memory.sinks and c.attention_options().window:
@@ -345,7 +345,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     return kernels.uses_blocks(c.kernel, needs, self._workload(segment.documents_BxT.shape, M))
 
   def _attention_needs(self, of_inputs: Iterable[str]) -> frozenset[str]:
-    """Returns what attention needs (see `config.kernels`), with what the inputs ask for."""
+    """Returns the required attention features of config and inputs (see `config.kernels`)."""
     needs = frozenset(self.config.attention_needs()) | frozenset(of_inputs)
     if self.is_initializing() or self.is_mutable_collection('intermediates'):
       needs |= {'probabilities'}
@@ -360,7 +360,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     return fused.workload(query, M, c.context_key_heads, asks_for_cudnn)
 
   def _repeats_calls(self, context: contexts.Context) -> bool:
-    """Whether layers must not have equal calls of attention, see `kernels.repeats_calls`."""
+    """Whether layers must not have equal attention calls, see `kernels.repeats_calls`."""
     keys = context.keys
     of_inputs = {
       'mask': not keys.is_plain_causal,
@@ -419,7 +419,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     return x_BxTxD, next_states
 
   def _finalize(self, x_BxTxD: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
-    """Applies the final norm or, as in the official code of models without one, dropout."""
+    """Applies the final norm, or dropout without one (as in the official code)."""
     if self.config.final_norm:
       return self.final_norm(x_BxTxD)
     return dropout.drop(x_BxTxD, self.config.outer_dropout, dropout_key)
@@ -436,7 +436,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     return keys[0], keys[1:-1], keys[-1], jax.random.fold_in(keys[0], 1)
 
   def _add_positions(self, x_BxTxD: jax.Array, position_BxP: jax.Array | None) -> jax.Array:
-    """Adds absolute position encodings to the inputs, if the config has them."""
+    """Adds absolute position encodings to the inputs, if configured."""
     c = self.config
     wide = jnp.promote_types(self.dtype, jnp.float32)
     T = x_BxTxD.shape[1]
@@ -491,7 +491,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       must_differ: whether layers are traced one by one, see `kernels.repeats_calls`.
 
     Returns:
-      [B, T, D], and of each layer the next memory and the spans.
+      [B, T, D], and the next memory and spans of each layer.
     """
     layer_types = self.layer_types[run.layers]
     is_jitted = self.jit_layers and not self.is_mutable_collection('intermediates')
@@ -536,7 +536,7 @@ def _apply_bound(
   memory: Memory,
   dropout_key: jax.Array | None,
 ) -> tuple[jax.Array, LayerResult]:
-  """Applies a layer that is bound to its parameters. Returns [B, T, D] and its result."""
+  """Applies a layer bound to its parameters. Returns [B, T, D] and its result."""
   x_BxTxD, *result = layer(x_BxTxD, context, memory, dropout_key)
   return x_BxTxD, result
 

@@ -1,22 +1,21 @@
 """The width rule `mup`: a learning rate tuned at a base width holds at other widths.
 
-Table 8 of Yang et al. 2022 (arXiv 2203.03466), for Adam; r = base width / width. Its output scale
-is in the parameters that the logits are linear in, so that the model itself does not change: with
-tied embeddings the final norm, else the output matrix.
+Table 8 of Yang et al. 2022 (arXiv 2203.03466), for Adam; r = base width / width. The output scale
+is part of a parameter, so the model itself does not change: the final norm with tied embeddings,
+otherwise the output matrix.
 
   parameter                                        initial value   learning rate
-  linear maps whose inputs grow with the width     x 1             x r
-  embeddings that are multiplied by sqrt(width)    x 1             x sqrt(r)
-  embeddings that are not                          x 1 / sqrt(r)   x 1
+  linear maps with inputs that grow with width     x 1             x r
+  embeddings multiplied by sqrt(width)             x 1             x sqrt(r)
+  other embeddings                                 x 1 / sqrt(r)   x 1
   output matrix                                    x sqrt(r)       x r
   final norm, tied embeddings x sqrt(width)        x sqrt(r)       x sqrt(r)
   final norm, tied embeddings                      x r             x r
   all others                                       x 1             x 1
 
-Without the rule, matrices have the variance 1 / inputs, and embeddings and the output matrix
-1 / width. Heads have the same width at all widths: more of them, or `model.attention.scale` has to
-fall as 1 / head width. Rows of n-gram tables are read as embeddings are, and their own optimizer
-has no part in the rule.
+Without the rule, matrices have the variance 1 / inputs, and embeddings and the output matrix 1 /
+width. Keep the head width constant, or let `model.attention.scale` fall as 1 / head width. Rows of
+n-gram tables are like embeddings; their own optimizer is not part of the rule.
 """
 
 import dataclasses
@@ -35,14 +34,14 @@ _GROWING = ('embed', 'mlp', 'heads')  # axes that grow with the width
 
 @dataclasses.dataclass(frozen=True)
 class WidthFactors:
-  """Factors of initial values and of learning rates, by the name of the parameter; of others 1."""
+  """Factors of initial values and of learning rates, by parameter name; 1 for all others."""
 
   initial: dict[str, float]
   rate: dict[str, float]
 
 
 def factors(model: ModelConfig, optimizer: OptimizerConfig, params: Any) -> WidthFactors:
-  """Returns the factors of the rule; none without `optimizer.width_rule`.
+  """Returns the factors of the rule; empty without `optimizer.width_rule`.
 
   Args:
     model: the model config.
@@ -70,13 +69,13 @@ def factors(model: ModelConfig, optimizer: OptimizerConfig, params: Any) -> Widt
 
 
 def _has_growing_inputs(names: tuple[str | None, ...]) -> bool:
-  """Whether a parameter with these axes is a linear map whose inputs grow with the width."""
+  """Whether a parameter with these axes is a linear map with inputs that grow with the width."""
   axes = parameter_kinds.of(names).axes
   return axes is not None and names[axes.inputs[0]] in _GROWING
 
 
 def scale_initial(model: ModelConfig, factors: WidthFactors, params: Any) -> Any:
-  """Returns the initial parameters of the rule from those without it."""
+  """Returns the initial parameters scaled by the rule."""
 
   def scale(path, leaf):
     name = '/'.join(initialization.path_names(path))

@@ -1,4 +1,4 @@
-"""An optimizer for a model of your own that has n-gram tables."""
+"""An optimizer for your own model with n-gram tables."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ def with_adagrad_tables(
   params: Any,
   learning_rate: optax.ScalarOrSchedule = 0.01,
 ) -> optax.GradientTransformation:
-  """Returns an optimizer that updates n-gram tables by Adagrad, and all else by another optimizer.
+  """Returns an optimizer with Adagrad for n-gram tables and another optimizer for the rest.
 
   Adagrad has an accumulator from 0 and an epsilon of 1e-20: with Optax's defaults, 0.1 and 1e-7,
   tables hardly learn, as their gradients are much smaller.
 
   Args:
-    dense: the optimizer of all parameters that are not n-gram tables.
-    params: parameters with their logical axis names, as `init` of a Linen module returns them, or
+    dense: the optimizer of all other parameters.
+    params: parameters with their logical axis names, as returned by `init` of a Linen module, or
       `nnx.state(model, nnx.Param)`. The optimizer itself takes them with or without names.
-    learning_rate: that of the tables.
+    learning_rate: learning rate of the tables.
 
   Raises:
     ValueError: no parameter is an n-gram table.
@@ -34,8 +34,8 @@ def with_adagrad_tables(
       tables.add(_dict_keys(path))
   if not tables:
     raise ValueError(
-      f'no parameter has the logical axis {table.AXES[0]}: pass the parameters as `init` returns '
-      f'them, before nn.unbox'
+      f'no parameter has the logical axis {table.AXES[0]}: pass the parameters returned by `init`'
+      f', before nn.unbox'
     )
 
   def label(path, leaf):
@@ -52,5 +52,5 @@ def with_adagrad_tables(
 
 
 def _dict_keys(path: tuple[Any, ...]) -> tuple[Any, ...]:
-  """Returns the keys of a path; that of the value in a box or an NNX variable is left out."""
+  """Returns the keys of a path, without the value key of a box or an NNX variable."""
   return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))

@@ -22,14 +22,14 @@ def make(
 ) -> optax.GradientTransformation:
   """Returns the optimizer of the dense weights, which clips their gradients.
 
-  `adam` with a weight decay is what optax calls `adamw`: both names, one algorithm.
+  `adam` with a weight decay equals optax's `adamw`.
 
   Args:
     config: the optimizer config.
     fraction: the fraction of the learning rate at a step.
     decay_mask: whether each parameter decays; None: all do.
-    matrices: the matrices that Muon trains, see `muon.find_matrices`.
-    rate_factors: factors of the learning rates, by name. Weight decay has none.
+    matrices: the matrices trained by Muon, see `muon.find_matrices`.
+    rate_factors: factors of the learning rates, by name; not applied to weight decay.
   """
 
   def rate(step):
@@ -91,7 +91,7 @@ def _muon_beside(
 
 
 def scale_by_name(factors: Mapping[str, float]) -> optax.GradientTransformation:
-  """Multiplies updates by the factors of some names; the others stay."""
+  """Multiplies updates by factors, by name; other updates are unchanged."""
 
   def scale(path, update):
     return factors.get(sharding.leaf_name(path), 1.0) * update

@@ -3,11 +3,11 @@
   m <- b m + (1 - b) g,  u = b m + (1 - b) g                     momentum, Nesterov
   W <- W - rate (scale X + decay W),  X the orthogonalised u     see `orthogonalization`
 
-There is no bias correction. All weights but matrices of blocks have another optimizer.
+There is no bias correction. All other weights have another optimizer.
 
-`optax.contrib.muon` is another algorithm. It corrects the bias of m and g, which changes the second
-update by 1e-3; it sends attention kernels, which have three axes, to Adam, and embeddings and the
-output matrix to Muon; and its Adam is NAdam. Its orthogonalisation is not public.
+`optax.contrib.muon` is another algorithm. Its bias correction of m and g changes the second update
+by 1e-3. It trains attention kernels (three axes) by Adam, and embeddings and the output matrix by
+Muon. Its Adam is NAdam. Its orthogonalisation is not public.
 
 S matrices of one shape, R rows, C columns, R at most C.
 """
@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
   """The layout of the kernel of one or several matrices.
 
   Attributes:
-    names: its logical axis names, those of a linear map.
+    names: its logical axis names, of a linear map.
     shape: its shape.
   """
 
@@ -61,7 +61,7 @@ class Kernel(NamedTuple):
     return math.prod(self.shape) // (R * C), R, C
 
   def sharding(self) -> StackSharding:
-    """Returns how its matrices are sharded under the current mesh."""
+    """Returns the sharding of its matrices under the current mesh."""
     sides = []
     for side in self.axes:
       # Of several axes, the first one is sharded.
@@ -86,18 +86,18 @@ class Kernel(NamedTuple):
     return kernel.transpose([order.index(axis) for axis in range(len(order))])
 
   def _order(self) -> tuple[int, ...]:
-    """Returns the axes, those of the stack first."""
+    """Returns the axes, stack axes first."""
     inputs, outputs = self.axes
     stack = tuple(axis for axis in range(len(self.shape)) if axis not in inputs + outputs)
     return stack + inputs + outputs
 
 
 def find_matrices(params: Any, frozen: Collection[str] = ()) -> dict[str, Kernel]:
-  """Returns the kernels of the matrices of blocks that are trained, by name.
+  """Returns the kernels of the trained matrices of blocks, by name.
 
   Args:
     params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
-    frozen: names of the parameters that are not trained.
+    frozen: names of the frozen parameters.
   """
   matrices = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=sharding.is_boxed):
@@ -110,7 +110,7 @@ def find_matrices(params: Any, frozen: Collection[str] = ()) -> dict[str, Kernel
 def is_matrix(path: Any, leaf: Any) -> bool:
   """Whether a parameter in its box is a matrix of a block: a linear map between features.
 
-  Gates, spans, persistent vectors, convolution taps and sub-keys are none.
+  Gates, spans, persistent vectors, convolution taps and sub-keys are excluded.
 
   Args:
     path: its path in the tree of parameters.
@@ -173,7 +173,7 @@ def _orthogonalize_tree(updates: Any, matrices: Mapping[str, Kernel], config: Mu
 def _stacks(
   matrices: Mapping[str, Kernel],
 ) -> dict[tuple[tuple[int, int], StackSharding], list[str]]:
-  """Returns the names of the kernels whose matrices have one shape [R, C] and one sharding."""
+  """Returns the names of kernels grouped by matrix shape [R, C] and sharding."""
   stacks: dict[Any, list[str]] = {}
   for name, kernel in matrices.items():
     stacks.setdefault((kernel.stack_shape[1:], kernel.sharding()), []).append(name)
@@ -183,8 +183,9 @@ def _stacks(
 def scale_of(kernel: Kernel, rule: str) -> float:
   """Returns the factor of the orthogonal matrices of a kernel.
 
-  `jordan`: a vector of root mean square 1 changes by about 1 times the rate. `moonlight` (Liu et
-  al. 2025): the values have the root mean square of an update of Adam. `none`: 1.
+  `jordan`: the output for an input of root mean square 1 changes by about the learning rate.
+  `moonlight` (Liu et al. 2025): the values have the root mean square of an update of Adam. `none`:
+  1.
   """
   if rule == 'jordan':
     return math.sqrt(max(1, kernel.outputs / kernel.inputs))

@@ -2,11 +2,10 @@
 
   X <- X / (|X| + epsilon);  5 times X <- a X + (c A + d A^2) X,  A = X X^T
 
-The singular vectors stay, and the singular values end between 0.7 and 1.2.
+The singular vectors are unchanged; the singular values end between 0.7 and 1.2.
 
-Each device orthogonalises whole matrices, its share of the stack. Products of parts of a matrix
-would be exchanged in every step of the iteration, and a matrix that several devices have would be
-orthogonalised by each of them.
+Each device orthogonalises its share of the stack, in whole matrices. Sharded matrices would
+exchange partial products in every iteration; replicated ones would be computed on every device.
 
 S matrices of one shape, R rows, C columns, R at most C.
 """
@@ -24,7 +23,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, c, d
 
 
 class StackSharding(NamedTuple):
-  """The mesh axes over which rows and columns of the matrices of a stack are sharded."""
+  """The mesh axes of the rows and columns of the matrices of a stack."""
 
   rows: tuple[str, ...] = ()
   columns: tuple[str, ...] = ()
@@ -38,7 +37,7 @@ def orthogonalize(
   Args:
     u_SxRxC: the matrices, R at most C.
     config: `optimizer.muon`.
-    stack_sharding: how they are sharded, if there is a mesh.
+    stack_sharding: their sharding, under a mesh.
   """
   norm_Sx1x1 = jnp.linalg.norm(u_SxRxC, axis=(1, 2), keepdims=True)
   x_SxRxC = (u_SxRxC / (norm_Sx1x1 + config.epsilon)).astype(_dtype(config, u_SxRxC.dtype))
@@ -64,7 +63,7 @@ def _iterate_share(
 ) -> jax.Array:
   """Iterates on the share of this device: its part of the rows and columns of all matrices.
 
-  Devices exchange their parts of matrices for whole ones, and back.
+  Devices exchange parts of matrices for whole ones, and back.
   """
   sharded = [(axes, 1 + i) for i, axes in enumerate(stack_sharding) if axes]
   for axes, array_axis in sharded:
@@ -82,7 +81,7 @@ def _iterate_share(
 
 
 def iterate(x_SxRxC: jax.Array, steps: int) -> jax.Array:
-  """Returns matrices after some steps of the iteration; their norms are at most 1 before it."""
+  """Returns matrices after some steps of the iteration, which needs norms of at most 1."""
   a, c, d = COEFFICIENTS
   precision = None
   if x_SxRxC.dtype != jnp.bfloat16:

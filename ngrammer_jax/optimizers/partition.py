@@ -1,4 +1,4 @@
-"""One optimizer for each parameter label; all share the shape of the schedule."""
+"""One optimizer for each parameter label, with a shared schedule shape."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -29,14 +29,13 @@ def labels(
 ) -> Any:
   """Returns the label of every parameter.
 
-  `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the memory
-  (see `models.memories`) or shared table if it has an optimizer of its own. `frozen` if it is not
-  trained.
+  Labels: `dense`; `ngram_table` for tables (parameters with an axis `ngram_vocab`), or the name of
+  the memory (see `models.memories`) or shared table if it has its own optimizer; `frozen`.
 
   Args:
     params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
-    memories: those of the model that have tables, see `ModelConfig.table_memories`.
-    frozen: names of the parameters that are not trained.
+    memories: memories of the model with tables, see `ModelConfig.table_memories`.
+    frozen: names of the frozen parameters.
 
   Raises:
     ValueError: a parameter has no logical axis names.
@@ -69,14 +68,14 @@ def table_optimizers(memories: Sequence[TableMemoryConfig]) -> dict[str, str]:
 
 
 def _module_name(number: int, memory: TableMemoryConfig) -> str:
-  """Returns the name of the module that has the table of a memory."""
+  """Returns the name of the module with the table of a memory."""
   if isinstance(memory, ProductMemoryConfig):
     return product_memory.NAME
   return ngram_memory.table_module(number, memory)
 
 
 def has_own_optimizer(memory: TableMemoryConfig) -> bool:
-  """Whether a memory has another optimizer than the tables of label `ngram_table`."""
+  """Whether a memory has an optimizer other than `ngram_table`."""
   return memory.optimizer != 'adagrad' or memory.learning_rate_factor is not None
 
 
@@ -91,17 +90,16 @@ def make(
 ) -> optax.GradientTransformation:
   """Returns the optimizer: clipped gradients for dense weights, Adagrad for most n-gram tables.
 
-  The gradients of the tables are not part of the clipped norm: the layer norm of tiny table rows
-  multiplies them by hundreds, so that they would scale the dense gradients to almost 0. Spans are
-  clipped to [0, 1].
+  The clipped norm excludes table gradients: the layer norm of tiny table rows multiplies them by
+  hundreds, and clipping would scale the dense gradients to almost 0. Spans are clipped to [0, 1].
 
   Args:
     config: the optimizer config.
     steps: number of steps of the run, for the schedule.
-    labels: label of every parameter that is trained.
-    memories: those of the model that have tables; each may have its own optimizer.
-    decay_mask: whether each parameter that is trained decays, see `weight_decay.mask`. None: all
-      dense weights do.
+    labels: label of every trained parameter.
+    memories: memories of the model with tables; each may have its own optimizer.
+    decay_mask: whether each trained parameter decays, see `weight_decay.mask`. None: all dense
+      weights do.
     matrices: the matrices of Muon, see `muon.find_matrices`; None for another algorithm.
     rate_factors: factors of the learning rates of parameters, by name, see `models.width_rule`.
   """
@@ -124,7 +122,7 @@ def make(
 
 
 def _scale_groups(rates: Sequence[RateConfig]) -> optax.GradientTransformation:
-  """Multiplies the updates of groups of parameters by the factors of their learning rates."""
+  """Multiplies the updates of parameter groups by their learning rate factors."""
   factors = {rate.part: rate.factor for rate in rates}
 
   def scale(path, update):

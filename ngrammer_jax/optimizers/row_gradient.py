@@ -1,7 +1,7 @@
-"""Gradients of n-gram tables as rows: the rows that a step looked up, and their gradients.
+"""Gradients of n-gram tables as rows: the looked-up rows and their gradients.
 
-A leaf of a tree of gradients or updates is then a `RowGradient` in place of an array as large as
-the table. Under a mesh, every device has the rows of its shard of the table.
+A leaf of gradients or updates is then a `RowGradient` instead of an array as large as the table.
+Under a mesh, every device has the rows of its shard of the table.
 
 V rows of a table, E width, B batch, L rows of a gradient.
 """
@@ -23,7 +23,7 @@ Path = tuple[str, ...]  # of a parameter
 
 
 class RowGradient(struct.PyTreeNode):
-  """The gradient, or the update, of some rows of a table; that of the others is 0.
+  """The gradient, or the update, of some rows of a table; 0 for all other rows.
 
   Attributes:
     rows: int32 [L], different row numbers; V where an entry is unused.
@@ -66,12 +66,12 @@ class RowGradient(struct.PyTreeNode):
 
 
 def _add(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.Array:
-  """Returns an array that is not sharded plus values in rows below V."""
+  """Returns an unsharded array plus values in rows below V."""
   return array_VxE.at[rows_L].add(values_LxE, mode='drop', unique_indices=True)
 
 
 def _put(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.Array:
-  """Returns an array that is not sharded with other values in rows below V."""
+  """Returns an unsharded array with other values in rows below V."""
   return array_VxE.at[rows_L].set(values_LxE, mode='drop', unique_indices=True)
 
 
@@ -81,14 +81,14 @@ def grad(
   microbatches: int,
   frozen: Collection[str] = (),
 ) -> tuple[dict[Path, Any], dict[Path, Any], tuple[Any, ...]]:
-  """Differentiates a loss with respect to parameters, and to lookups in place of their tables.
+  """Differentiates a loss with respect to parameters, with lookups in place of tables.
 
   Args:
     loss: maps parameters and further variables of the model to the loss, and to the collection
       `table.LOOKUPS` followed by other results.
     params: the parameters.
-    microbatches: number of parts of a batch that are differentiated one after the other; 0
-      differentiates tables like other parameters.
+    microbatches: number of sequential parts of a batch; 0 differentiates tables like other
+      parameters.
     frozen: names of the parameters without a gradient, such as `layer_0/attention_norm/scale`.
 
   Returns:
@@ -121,7 +121,7 @@ def grad(
 def _perturbations(
   loss: Callable, params: Any, trained: dict[Path, jax.Array], microbatches: int
 ) -> dict[Path, tuple[jax.Array, ...]]:
-  """Returns the perturbations of the lookups of each table whose gradient is rows, by path."""
+  """Returns the perturbations of the lookups of each table with a row gradient, by path."""
   _, (recorded, *_) = jax.eval_shape(loss, params, {})
   perturbations = {}
   for path, lookups in traverse_util.flatten_dict(recorded).items():
@@ -149,11 +149,11 @@ def join(gradient: dict[Path, Any], lookups: dict[Path, Any], params: Any) -> An
 
 
 def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradient:
-  """Returns the gradient of a table from those of its lookups.
+  """Returns the gradient of a table from the gradients of its lookups.
 
-  The gradients of a row are added in the order of the batch, on any mesh. Lookups whose gradient
-  is 0, such as those of padding, are dropped. L is the number of lookups of all devices; under a
-  mesh, L for every shard of the table.
+  The gradients of a row are added in batch order on any mesh. Lookups with gradient 0, as at
+  padding, are dropped. L is the number of lookups of all devices; under a mesh, L for every shard
+  of the table.
 
   Args:
     lookups: rows [B, ...] and gradients [B, ..., E] of each lookup in the table.
@@ -179,7 +179,7 @@ def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradie
 
 
 def _merge(rows_L: jax.Array, values_LxE: jax.Array, V: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the different rows below V and the sums of their values; V and 0 are between them."""
+  """Returns the distinct rows below V and the sums of their values, with unused entries V and 0."""
   L = len(rows_L)
   is_used_L = (rows_L < V) & (values_LxE != 0).any(axis=-1)
   rows_L = jnp.where(is_used_L, rows_L, V)
@@ -227,10 +227,10 @@ def values(tree: Any) -> Any:
 
 
 def apply_updates(params: Any, updates: Any, key: jax.Array) -> Any:
-  """Like `optax.apply_updates`; of a table, changes only the rows of its update.
+  """Like `optax.apply_updates`, but for a table changes only the rows of its update.
 
-  The sum of a table in bfloat16 and its update is rounded stochastically: else updates of less than
-  half the distance of neighbours, 1/256 to 1/128 of a value, would all be lost.
+  Sums of a bfloat16 table and its update are rounded stochastically. Round-to-nearest would lose
+  all updates below half the distance of neighbours, 1/256 to 1/128 of a value.
 
   Args:
     params: the parameters.
@@ -250,7 +250,7 @@ def apply_updates(params: Any, updates: Any, key: jax.Array) -> Any:
 
 
 def round_stochastically(values_LxE: jax.Array, rows_L: jax.Array, key: jax.Array) -> jax.Array:
-  """Rounds to a bfloat16 neighbour, to the nearer one more often: the mean is the value.
+  """Rounds to a bfloat16 neighbour at random, unbiased.
 
   The result is a function of the values, the key and the row numbers, on any mesh.
   """

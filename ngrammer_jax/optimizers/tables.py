@@ -1,17 +1,16 @@
 """The optimizers of n-gram tables.
 
-Their gradients are arrays or `RowGradient`s, and give the same result. A visited row is one whose
-gradient is not 0.
+Gradients are arrays or `RowGradient`s, with the same result. A visited row has a non-zero gradient.
 
-  adagrad     changes visited rows only; the others would not change anyway
+  adagrad     changes visited rows only (exactly Adagrad)
   row_adagrad Adagrad with one sum a row, of its mean squares: 1/E of the state of adagrad
-  lazy_adam   Adam whose moments change, and move the row, only when the row is visited
+  lazy_adam   Adam that changes moments and rows only when the row is visited
   adam        changes every row in every step
   sinkhorn    changes every row in every step
   frozen      changes nothing
 
-No table decays. An optimizer that changes every row reads and writes the whole table and its
-moments in every step, and makes a gradient and an update as large as the table.
+Tables have no weight decay. An optimizer that changes every row reads and writes the whole table
+and its moments in every step, and needs a gradient and an update as large as the table.
 
 V rows, E width.
 """
@@ -76,16 +75,15 @@ def make(
 
 
 def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Returns a transformation that sees only the visited rows of gradients and of its own state.
+  """Returns a transformation of only the visited rows of gradients and state.
 
-  The other rows of its state stay as they are, and their updates are 0. Adam becomes a different
-  algorithm, lazy Adam: the moments of a row do not decay while it is not visited, and its momentum
-  does not move it then. Numbers in the state, such as the count of the bias correction, change in
-  every step.
+  Other rows of the state are unchanged, with updates of 0. Adam becomes lazy Adam, a different
+  algorithm: moments of an unvisited row do not decay, and momentum does not move it. Scalars in the
+  state, such as the count of the bias correction, change in every step.
 
   Args:
-    transform: a transformation that treats each row alone, with the same first state for all rows,
-      and does not need parameters.
+    transform: a transformation of independent rows, with the same initial state for all rows and
+      without parameters.
   """
 
   def gradient_of(array, gradient):
@@ -113,7 +111,7 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
 
 
 def _take_visited(state_VxE: jax.Array, gradient: jax.Array | RowGradient) -> jax.Array:
-  """Returns the visited rows of the state of a table; all for a gradient of the whole table."""
+  """Returns the visited rows of the state of a table; all rows for an array gradient."""
   if row_gradient.is_row_gradient(gradient):
     return gradient.take(state_VxE)
   return state_VxE
@@ -131,7 +129,7 @@ def _put_visited(
 
 
 def _put_update(gradient: jax.Array | RowGradient, update: jax.Array) -> jax.Array | RowGradient:
-  """Returns the update of a table from that of its visited rows."""
+  """Returns the update of a table from the updates of its visited rows."""
   if row_gradient.is_row_gradient(gradient):
     return gradient.replace(values=update)
   return jnp.where(_is_visited(gradient), update, 0)
@@ -147,12 +145,12 @@ def _zeros_like(param: jax.Array) -> jax.Array:
 
 
 def _state_dtype(param: jax.Array) -> jnp.dtype:
-  """Returns the dtype of the state: in bfloat16, averages and sums would soon stand still."""
+  """Returns the dtype of the state: averages and sums would stall in bfloat16."""
   return jnp.promote_types(param.dtype, jnp.float32)
 
 
 def on_all_rows(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Returns a transformation that sees gradients of whole tables, in at least float32."""
+  """Returns a transformation of whole-table gradients, in at least float32."""
 
   def to_dense(gradient, param):
     if row_gradient.is_row_gradient(gradient):
@@ -177,8 +175,9 @@ class RowSumsState(NamedTuple):
 def scale_by_row_sums(accumulator: float, epsilon: float) -> optax.GradientTransformation:
   """Row-wise Adagrad, `EXACT_ROWWISE_ADAGRAD` of FBGEMM, `RowWiseAdagrad` of TorchRec.
 
-  s <- s + mean of g^2 over a row, g / (sqrt(s) + epsilon). A row in which all values have the same
-  gradient learns as with Adagrad; the only value of E with a gradient takes sqrt(E) as large steps.
+  s <- s + mean of g^2 over a row, g / (sqrt(s) + epsilon). With the same gradient for all values of
+  a row, it equals Adagrad; with a gradient for only one of E values, steps are sqrt(E) times as
+  large.
 
   Args:
     accumulator: s before the first step.

@@ -1,7 +1,7 @@
-"""Which parameters decay, `optimizer.weight_decay_on`.
+"""Parameters with weight decay, `optimizer.weight_decay_on`.
 
-It names kinds of parameters, see `layers.parameter_kinds`. Tables do not decay, nor do spans, which
-have a penalty of their own.
+It names kinds of parameters, see `layers.parameter_kinds`. Tables and spans do not decay; spans
+have their own penalty.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ KINDS = {  # that decay, by `optimizer.weight_decay_on`
 
 
 def mask(config: OptimizerConfig, params: Any) -> Any:
-  """Returns whether each parameter decays; none does without a weight decay.
+  """Returns whether each parameter decays; all False without a weight decay.
 
   Args:
     config: the optimizer config.
@@ -41,7 +41,7 @@ def mask(config: OptimizerConfig, params: Any) -> Any:
 
 
 def of_matrices(config: OptimizerConfig) -> float:
-  """Returns the weight decay of the matrices that Muon trains."""
+  """Returns the weight decay of Muon's matrices."""
   if config.muon is None or config.muon.weight_decay is None:
     return config.weight_decay
   return config.muon.weight_decay

@@ -1,8 +1,7 @@
-"""ZeRO-1, `mesh.zero=1`: devices along `data` also split the optimizer state and the update.
+"""ZeRO-1, `mesh.zero=1`: optimizer state and update are also sharded over `data`.
 
-Gradients are summed over these devices as without it. Each device then updates its share of the
-parameters, and the new parameters are gathered once. Tables keep their place: their rows are
-updated where they are.
+Gradients are summed over these devices as usual. Each device then updates its share of the
+parameters, and the new parameters are gathered once. Tables keep their sharding.
 """
 
 import dataclasses
@@ -18,10 +17,10 @@ from ngrammer_jax.optimizers import row_gradient
 
 
 def split(boxed: Any, shardings: Any) -> Any:
-  """Returns shardings that also split arrays over `data`, except tables and vectors.
+  """Returns shardings that also shard arrays over `data`, except tables and vectors.
 
-  An array is split along the first axis whose size on a device the devices of `data` divide. One
-  without such an axis stays whole, and is logged.
+  An array is sharded along the first axis with a device size divisible by `data`. An array without
+  such an axis is not sharded, and is logged.
 
   Args:
     boxed: arrays in their `nn.LogicallyPartitioned` boxes, abstract or not.
@@ -39,7 +38,7 @@ def split(boxed: Any, shardings: Any) -> Any:
 def _split_array(
   name: str, shape: tuple[int, ...], whole: jax.sharding.NamedSharding
 ) -> jax.sharding.NamedSharding:
-  """Returns the sharding that also splits the first possible axis of an array over `data`."""
+  """Returns the sharding with the first possible axis of an array sharded over `data`."""
   spec = list(whole.spec)
   devices = whole.mesh.shape['data']
   for axis, size in enumerate(whole.shard_shape(shape)):
@@ -62,7 +61,7 @@ def _mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParameterShardings:
-  """Where trained parameters and their gradients are.
+  """Shardings of trained parameters and their gradients.
 
   Both have the structure of the parameters.
 
@@ -77,7 +76,7 @@ class ParameterShardings:
   def keep(self, tree: Any) -> Any:
     """Returns parameters or gradients, constrained to their shardings in the model.
 
-    Without this, XLA shards parameters and products of the model as the update is split.
+    Without the constraint, XLA shards parameters and products of the model like the update.
     """
     return self._constrain(tree, self.model)
 
@@ -90,7 +89,7 @@ class ParameterShardings:
     return self.keep(self._constrain(tree, self.update))
 
   def _constrain(self, tree: Any, shardings: Any) -> Any:
-    """Constrains the leaves whose shardings in the model and in the update differ."""
+    """Constrains the leaves with different shardings in model and update."""
 
     def constrain(leaf, leaf_sharding, model, update):
       if model == update:

@@ -129,12 +129,12 @@ MODEL = [
   (
     'model.copy_memory.window=9 model.memory.across_documents=True',
     'model.copy_memory=(window=9) is not for model.memory.across_documents=True, but for None, '
-    'False: use None; a match is in the document, and what follows it is a row of one embedding',
+    'False: use None; a match is in the document, and the next token is a row of one embedding',
   ),
   (
     'model.copy_memory.window=9 model.adaptive_softmax.cutoffs=(8,) data.vocabulary=words',
-    'model.copy_memory=(window=9) is not for model.adaptive_softmax=(cutoffs=(8,)), but for None: '
-    'use None; a match is in the document, and what follows it is a row of one embedding',
+    'model.copy_memory=(window=9) is not for model.adaptive_softmax=(cutoffs=(8,)), but for '
+    'None: use None; a match is in the document, and the next token is a row of one embedding',
   ),
   (
     'model.recurrent.hidden=8 model.copy_memory.window=9',
@@ -142,17 +142,17 @@ MODEL = [
   ),
   (
     'model.copy_memory.lengths=(2,1)',
-    'model.copy_memory.lengths=(2, 1) must rise: use (1, 2)',
+    'model.copy_memory.lengths=(2, 1) must increase: use (1, 2)',
   ),
   (
     'model.copy_memory.input_gate=0 model.copy_memory.head_gate=0',
-    'model.copy_memory.input_gate=0 and model.copy_memory.head_gate=0 would learn nothing, because '
-    'the vectors that they multiply start at 0: use another value for one of them',
+    'model.copy_memory.input_gate=0 and model.copy_memory.head_gate=0 would learn nothing, '
+    'because the vectors start at 0 too: use another value for one of them',
   ),
   (
     'MEMORY.preset=bigram_hash MEMORY.factor=0 MEMORY.width=256',
-    'MEMORY.factor=0 would learn nothing, because what it multiplies starts at 0 too: use another '
-    'factor, or MEMORY.deviation=0.02',
+    'MEMORY.factor=0 would learn nothing, because the rows start at 0 too: use another factor, '
+    'or MEMORY.deviation=0.02',
   ),
   ('model.copy_memory.window=0', 'model.copy_memory.window=0 must be from 1 to 1048576'),
   (
@@ -297,7 +297,7 @@ ATTENTION = [
   (
     'model.layers=2 model.attention.window=8 '
     "model.attention.layer_pattern=('full','full','window')",
-    'model.attention.window=8 is for layers with a window, but '
+    'model.attention.window=8 needs a layer with a window, but '
     "model.attention.layer_pattern=('full', 'full', 'window') has none in model.layers=2: use "
     'None, or "window" in the pattern',
   ),
@@ -350,7 +350,7 @@ ATTENTION = [
   (
     'model.kernel=cudnn model.attention.logit_cap=2.0',
     "model.kernel='cudnn' does not support model.attention.logit_cap=2.0: use model.kernel=None, "
-    'which selects automatically',
+    'for automatic selection',
   ),
   (
     'model.memory.length=8 model.memory.same_length=memory model.position=table '
@@ -378,14 +378,14 @@ ATTENTION = [
   ),
   (
     'model.attention.window=8',
-    'model.attention.window=8 is for layers with a window, but '
+    'model.attention.window=8 needs a layer with a window, but '
     'model.attention.layer_pattern=(\'full\',) has none in model.layers=4: use None, or "window" '
     'in the pattern',
   ),
   (
     'model.kernel=blocks model.span.epsilon_keys=all model.memory.same_length=memory_alone',
     'model.kernel=\'blocks\' does not support model.span.epsilon_keys="all": use '
-    'model.kernel=None, which selects automatically',
+    'model.kernel=None, for automatic selection',
   ),
   (
     'model.positional.scaling.kind=longrope',
@@ -528,13 +528,13 @@ SEGMENT_MEMORY_SPAN_PERSISTENT = [
   ),
   (
     'model.memory.sinks=2 model.position=relative',
-    "model.memory.sinks=2 is not for model.position='relative', but for rope, none: use 0; the "
-    'keys of the first tokens move, which needs rotary positions',
+    "model.memory.sinks=2 is not for model.position='relative', but for rope, none: use 0; "
+    'moving the keys of the first tokens needs rotary positions',
   ),
   (
     'model.memory.sinks=2 model.memory.same_length=memory',
-    "model.memory.sinks=2 is not for model.memory.same_length='memory', but for no: use 0; the "
-    'keys of the first tokens move, which needs rotary positions',
+    "model.memory.sinks=2 is not for model.memory.same_length='memory', but for no: use 0; "
+    'moving the keys of the first tokens needs rotary positions',
   ),
   (
     'model.span.ramp=16',
@@ -691,7 +691,7 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.layers=(1,) MEMORY.table=2-grams',
-    "MEMORY.table='2-grams' must be a name of small letters, digits and underscores, such as "
+    "MEMORY.table='2-grams' must consist of small letters, digits and underscores, such as "
     "'bigrams'",
   ),
   (
@@ -703,8 +703,8 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.layers=(1,) MEMORY.table=grams MEMORY.sliced=True model.ngram_memories.1.layers=(2,) '
     'model.ngram_memories.1.table=grams',
-    "model.ngram_memories.1.table='grams' is the table of MEMORY too, but rows with slices are for "
-    'the layers of one memory: use sliced=False, or another name',
+    "model.ngram_memories.1.table='grams' is also the table of MEMORY, but sliced rows are only "
+    'for the layers of one memory: use sliced=False, or another name',
   ),
   (
     'MEMORY.join=mean',
@@ -744,7 +744,7 @@ NGRAM_MEMORIES = [
   ('MEMORY.displacement=131072', 'MEMORY.displacement=131072 must be from 0 to 65536'),
   (
     'MEMORY.layers=(1,) MEMORY.rows=(134217720,) MEMORY.row_rule=exact MEMORY.row_multiple=1048576',
-    'MEMORY.row_multiple=1048576: a table of 2,147,483,648 rows, but it must have less than '
+    'MEMORY.row_multiple=1048576 gives a table of 2,147,483,648 rows, which must be less than '
     '2^31: use a smaller multiple',
   ),
   (
@@ -758,13 +758,13 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.layers=(1,) MEMORY.key=clusters MEMORY.table_memory=host',
     "MEMORY.table_memory='host' is not for MEMORY.key='clusters', but for tokens, compressed, "
-    "bytes: use 'device'; rows are looked up before the step, and only those are updated",
+    "bytes: use 'device'; only the rows looked up before the step are updated",
   ),
   (
     'MEMORY.layers=(1,) MEMORY.table_memory=host MEMORY.optimizer=adam',
     "MEMORY.table_memory='host' is not for MEMORY.optimizer='adam', but for adagrad, "
-    "row_adagrad, lazy_adam, frozen: use 'device'; rows are looked up before the step, and only "
-    'those are updated',
+    "row_adagrad, lazy_adam, frozen: use 'device'; only the rows looked up before the step are "
+    'updated',
   ),
   ('MEMORY.learning_rate_factor=0.0', 'MEMORY.learning_rate_factor=0.0 must be above 0, or None'),
   (
@@ -898,7 +898,7 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.preset=stem MEMORY.layers=(1,) MEMORY.orders=(1,2)',
-    'MEMORY: hash "id" has a row for each id, not for n-grams of orders (1, 2): use orders=(1,)',
+    'MEMORY: hash "id" only supports single ids, not orders=(1, 2): use orders=(1,)',
   ),
   (
     'MEMORY.preset=stem MEMORY.layers=(1,) MEMORY.key=clusters MEMORY.hash=polynomial',
@@ -947,7 +947,7 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.preset=ngram_values MEMORY.layers=(1,) MEMORY.rows=(100,200)',
-    'MEMORY: row_rule "shared_prime" needs one number of rows, the same for all orders',
+    'MEMORY: row_rule "shared_prime" needs the same number of rows for all orders: use one number',
   ),
   (
     'MEMORY.layers=(1,) MEMORY.value_gate.channels=5',
@@ -956,8 +956,8 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.preset=value_embeddings model.memory.length=8 model.kernel=blocks',
-    'model.kernel=\'blocks\' does not support model.ngram_memories.0.point="values": use '
-    'model.kernel=None, which selects automatically',
+    'model.kernel=\'blocks\' does not support MEMORY.point="values": use model.kernel=None, for '
+    'automatic selection',
   ),
   (
     'MEMORY.layers=(1,) MEMORY.width=None',
@@ -971,14 +971,14 @@ NGRAM_MEMORIES = [
   (
     'MEMORY.preset=stem MEMORY.join=sum MEMORY.layers=() MEMORY.every_block=True MEMORY.table=up '
     'model.ngram_memories.1.preset=stem model.ngram_memories.1.layers=(1,)',
-    'model.ngram_memories.1.join="replace" replaces what an earlier memory changes in block 1: '
-    'use it as the first memory, or model.ngram_memories.1.join="sum"',
+    'model.ngram_memories.1.join="replace" overwrites an earlier memory in block 1: use it as '
+    'the first memory, or model.ngram_memories.1.join="sum"',
   ),
   (
     'MEMORY.preset=stem MEMORY.layers=(1,) model.ngram_memories.1.preset=stem '
     'model.ngram_memories.1.layers=(0,1)',
-    'model.ngram_memories.1.join="replace" replaces what an earlier memory changes in block 1: '
-    'use it as the first memory, or model.ngram_memories.1.join="sum"',
+    'model.ngram_memories.1.join="replace" overwrites an earlier memory in block 1: use it as '
+    'the first memory, or model.ngram_memories.1.join="sum"',
   ),
 ]
 
@@ -1072,7 +1072,7 @@ DATA = [
   ),
   (
     'data.mixture.0.path=/a/x.txt data.mixture.1.path=/b/x.jsonl',
-    "data.mixture.0 has the name 'x', too: set data.mixture.1.name",
+    "data.mixture.0 has the same name 'x': set data.mixture.1.name",
   ),
   (
     'data.mixture.0.name=a/b',
@@ -1090,12 +1090,12 @@ DATA = [
   ),
   (
     'data.corpus=shards data.drop_duplicates=True',
-    'data.drop_duplicates=True needs a corpus that is tokenised in advance, but '
-    "data.corpus='shards' is tokenised during training: use data.corpus=text",
+    "data.drop_duplicates=True needs a corpus tokenised in advance, but data.corpus='shards' is "
+    'tokenised during training: use data.corpus=text',
   ),
   (
     'data.shuffle=3',
-    "data.shuffle=3 is for streamed corpora, but data.corpus='sotu' is tokenised in advance: add "
+    "data.shuffle=3 needs a streamed corpus, but data.corpus='sotu' is tokenised in advance: use "
     'data.shuffle=None',
   ),
   (
@@ -1106,7 +1106,7 @@ DATA = [
   (
     'data.vocabulary_size=4096 data.vocabulary_path=x',
     "data.vocabulary_size=4096 must equal None for data.vocabulary='sentencepiece' and "
-    "data.vocabulary_path='x': use None; a trained model has its own size",
+    "data.vocabulary_path='x': use None; the size of a trained model is fixed",
   ),
   ('data.vocabulary_path=x', 'data.vocabulary_path=x: no such file'),
   (
@@ -1185,8 +1185,8 @@ TRAINING_OPTIMIZER = [
   ),
   (
     "training.compiler_options=('xla_a=1','xla_a=2')",
-    "training.compiler_options=('xla_a=1', 'xla_a=2'): 'xla_a=2' sets xla_a a second time: leave "
-    'one of them out',
+    "training.compiler_options=('xla_a=1', 'xla_a=2'): 'xla_a=2' sets xla_a a second time: "
+    'remove one of them',
   ),
   ('training.keep_checkpoints=0', 'training.keep_checkpoints=0 must be at least 1'),
   ('optimizer.warmup_steps=-1', 'optimizer.warmup_steps=-1 must be at least 0'),
@@ -1293,7 +1293,7 @@ TRAINING_OPTIMIZER = [
   (
     'optimizer.train=new',
     "optimizer.train=('new',) needs init_from, which is None: set init_from, or use ('all',); "
-    '"new" is what init_from lacks',
+    '"new" means missing in init_from',
   ),
   (
     'optimizer.rates.0.part=head optimizer.rates.1.part=head',
@@ -1305,7 +1305,7 @@ EVALUATION_MESH_FINETUNE = [
   ('evaluation.streams=0', 'evaluation.streams=0 must be at least 1'),
   (
     'model.position=relative evaluation.memory.length=8',
-    'evaluation.memory is set, but the model has no memory in training, and cannot have one in '
+    'evaluation.memory is set, but the model has no memory in training, and supports none in '
     "evaluation alone with model.position='relative': use evaluation.memory=None",
   ),
   (
@@ -1342,7 +1342,7 @@ EVALUATION_MESH_FINETUNE = [
   ),
   (
     'model.position=segment_sinusoid evaluation.memory.same_length=memory',
-    'evaluation.memory is set, but the model has no memory in training, and cannot have one in '
+    'evaluation.memory is set, but the model has no memory in training, and supports none in '
     "evaluation alone with model.position='segment_sinusoid': use evaluation.memory=None",
   ),
   (

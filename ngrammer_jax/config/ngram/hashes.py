@@ -1,7 +1,7 @@
 """Hashes of n-grams: ids of consecutive tokens to rows of a table.
 
-They are in the config, and import no JAX, because a config is refused before JAX is imported if its
-hash overflows. Converters of weights use them too.
+This file imports no JAX, because configs with an overflowing hash are refused before JAX is
+imported. Weight converters use the hashes too.
 
 For the n-gram (x_t, x_{t-1}, ..., x_{t-n+1}), head j of its order and a table of p rows:
 
@@ -13,21 +13,20 @@ For the n-gram (x_t, x_{t-1}, ..., x_{t-n+1}), head j of its order and a table o
   speedrun     row = (x_t c_0 XOR x_{t-1} c_1 XOR ...) mod (p - 1), in 32 bits
   id           row = x_t, 0 if it is not below p; of 1-grams
 
-all others in signed integers of 64 bits. Those of 'blt' and 'salted' wrap around; no other hash
-overflows with ids below V. Remainders are at least 0. V is the number of distinct ids. The odd
-multipliers m are drawn for each layer, and the same for all orders and heads (Engram, Cheng et al.
-2026; Qwen's PLE). a_j are constants (BLT, Pagnoni et al. 2024); b_j = j + 1 and q_j is the j-th
-prime above p (praxis; section 3.3 of the N-Grammer paper draws both at random). P_i are primes, and
-s = 1 + 97 g + 7919 j is the salt of head j of the g-th order, both from 0 (host tables of nanochat
-and modded-nanogpt). The polynomial is that of Over-Encoding (Huang et al. 2025) and
-LongCat-Flash-Lite. c are constants (records 62 to 92 of modded-nanogpt), whose products wrap
-around; row p - 1 is that of n-grams that begin before a boundary. As published, the bigram of the
-second token has p - 1 in place of its first token.
+All others use signed 64-bit integers. 'blt' and 'salted' wrap around; no other hash overflows with
+ids below V. Remainders are at least 0. V is the number of distinct ids. The odd multipliers m are
+drawn for each layer, and the same for all orders and heads (Engram, Cheng et al. 2026; Qwen's PLE).
+a_j are constants (BLT, Pagnoni et al. 2024); b_j = j + 1 and q_j is the j-th prime above p (praxis;
+section 3.3 of the N-Grammer paper draws both at random). P_i are primes, and s = 1 + 97 g + 7919 j
+is the salt of head j of the g-th order, both from 0 (host tables of nanochat and modded-nanogpt).
+Over-Encoding (Huang et al. 2025) and LongCat-Flash-Lite use the polynomial. c are constants with
+wrapping products (records 62 to 92 of modded-nanogpt); n-grams that begin before a boundary have
+row p - 1. As published, the bigram of the second token has p - 1 in place of its first token.
 
 So each hash is a sum or a XOR of one product for each place in the n-gram. `NumpyHash` has the
 factors; `layers.ngram.hashing` computes the same rows on the device, in 32 bits.
 
-G orders, K heads of each order, N ids in the longest n-gram, n in that of an order.
+G orders, K heads of each order, N ids in the longest n-gram, n ids in an n-gram of an order.
 """
 
 import dataclasses
@@ -61,7 +60,7 @@ BLT_FACTORS = (
 
 
 def num_places(kind: str, orders: tuple[int, ...]) -> int:
-  """Returns how many ids a hash needs: that of the token itself, and those before it."""
+  """Returns the number of ids in a hash: the token and its predecessors."""
   if kind == 'speedrun' and 2 in orders:  # whose second token is not hashed as those after it
     return max(3, *orders)
   return max(orders)
@@ -74,7 +73,7 @@ def engram_multipliers(vocabulary: int, count: int, seed: int, layer: int) -> np
     vocabulary: V, number of distinct ids; no product of an id and a multiplier reaches 2^63.
     count: N.
     seed: seed of the memory.
-    layer: number of the block that the memory is in, from 0.
+    layer: number of the memory's block, from 0.
   """
   rng = np.random.default_rng(seed + 10007 * layer)
   values = rng.integers(0, _multiplier_bound(vocabulary), size=count, dtype=np.int64)
@@ -109,7 +108,7 @@ def _splitmix64(state: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class NumpyHash:
-  """The hash of a memory of n-grams in one layer, with the numbers that it needs.
+  """The hash of an n-gram memory in one layer, with its constants.
 
   Attributes:
     kind: one of `KINDS`.
@@ -121,7 +120,7 @@ class NumpyHash:
     index: place of the layer among the layers of the memory, for 'ple'.
 
   Raises:
-    ValueError: an unknown kind, or sizes that the kind cannot have.
+    ValueError: an unknown kind, or invalid sizes for the kind.
   """
 
   kind: str
@@ -154,7 +153,7 @@ class NumpyHash:
       )
     if self.kind == 'id' and self.orders != (1,):
       raise ValueError(
-        f'hash "id" has a row for each id, not for n-grams of orders {self.orders}: use orders=(1,)'
+        f'hash "id" only supports single ids, not orders={self.orders}: use orders=(1,)'
       )
     largest = max(max(self.divisors(g)) for g in range(len(self.orders)))
     has_sum = self.kind in ('polynomial', 'praxis')
@@ -165,7 +164,7 @@ class NumpyHash:
       )
 
   def _check_speedrun(self, heads: int) -> None:
-    """Raises ValueError for n-grams that the hash 'speedrun' has no constants for, or no rows."""
+    """Raises ValueError for n-grams or rows unsupported by the hash 'speedrun'."""
     unknown = set(self.orders) - set(SPEEDRUN_FACTORS)
     if unknown or heads > 1:
       raise ValueError(
@@ -173,11 +172,13 @@ class NumpyHash:
         f'{self.orders} with heads={heads}: use orders=(2,) or (2, 3), and heads=1'
       )
     if min(map(min, self.sizes)) < 2:
-      raise ValueError('hash "speedrun" needs at least 2 rows: one is for the first token')
+      raise ValueError(
+        'hash "speedrun" needs at least 2 rows, one for the first token: use more rows'
+      )
 
   @property
   def is_xor(self) -> bool:
-    """Whether the 64-bit products of ids and factors are joined by XOR instead of a sum."""
+    """Whether 64-bit products of ids and factors are combined by XOR instead of a sum."""
     return self.kind in ('engram', 'ple')
 
   def multipliers(self) -> np.ndarray:

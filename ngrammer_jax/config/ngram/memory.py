@@ -94,10 +94,12 @@ class NGramMemoryConfig:
     BadInput: there is no such preset, or a value is of another type.
   """
 
-  preset: str | None = field(None, 'published values that reset the block', choices=tuple(PRESETS))
+  preset: str | None = field(
+    None, 'preset of published values; resets the block', choices=tuple(PRESETS)
+  )
   key: str = field(
     'tokens',
-    'ids that n-grams are made of',
+    'ids of the n-grams',
     choices=KEYS,
     needs={
       'bytes': {'data.vocabulary': ('bytes',)},
@@ -133,13 +135,13 @@ class NGramMemoryConfig:
   )
   block_stride: int = field(
     1,
-    'with `every_block`: in every N-th block, counted back from the last one',
+    'with `every_block`: every N-th block, counted from the last one',
     at_least=1,
     only_for={'every_block': (True,)},
   )
   point: str = field(
     'before_attention',
-    'where in these blocks it acts',
+    'place in these blocks',
     choices=POINTS_IN_MODEL,
     needs={
       'values': {
@@ -157,13 +159,13 @@ class NGramMemoryConfig:
   )
   table: str | None = field(
     None,
-    'name of one table for all layers and all memories that name it; None: one for each layer',
+    'name of a table shared by all layers and memories with this name; None: one for each layer',
     may_be_empty=False,
     only_for={'key': _TEXT_KEYS, 'recurrent': (None,)},
   )
   sliced: bool = field(
     False,
-    'rows of the shared table have `width` values for each layer, which reads its own',
+    'each layer reads its own `width` values of the rows of a shared table',
     needs={True: {'table': (ANY,), 'layers': (ANY,)}},
   )
   orders: tuple[int, ...] = field((2, 3), 'n of n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER)
@@ -180,11 +182,13 @@ class NGramMemoryConfig:
     at_least=1,
     only_for={'row_rule': tuple(rule for rule in ngram_sizes.ROW_RULES if rule != 'vocabulary')},
   )
-  row_rule: str = field('prime', 'from base number to rows of heads', choices=ngram_sizes.ROW_RULES)
+  row_rule: str = field(
+    'prime', 'rule from the base number to the rows of each head', choices=ngram_sizes.ROW_RULES
+  )
   row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
   width: int | None = field(
     64,
-    'values of a row; None: as many as are needed in the feed-forward or the values of attention',
+    'values of a row; None: as needed in the feed-forward or the values of attention',
     at_least=1,
     needs={None: {'point': ('values', *INSIDE_FEED_FORWARD), 'projection': (False,)}},
     relations=(
@@ -219,13 +223,13 @@ class NGramMemoryConfig:
     choices=('normal', 'uniform', 'xavier', 'xavier_normal'),
     free_on_init=True,
   )
-  untrained_row: int | None = field(None, 'row of each head that is not trained', at_least=0)
+  untrained_row: int | None = field(None, 'untrained row of each head', at_least=0)
   seed: int = field(
     0, 'seed of multipliers', at_least=0, at_most=2**31 - 1, only_for={'hash': ('engram', 'ple')}
   )
   boundary: str = field(
     'starts',
-    'n-grams end at document starts, also after eos_id, or nowhere',
+    'boundaries of n-grams: document starts, also eos_id, or none',
     choices=BOUNDARIES,
     needs={'eos_id': {'eos_id': (ANY,)}},
   )
@@ -234,20 +238,22 @@ class NGramMemoryConfig:
   )
   fill_id: int | None = field(
     0,
-    'id (before compression) read in place of those before a boundary; None: eos_id',
+    'id (before compression) in place of ids before a boundary; None: eos_id',
     at_least=0,
     only_for={'distinct_start': (False,), 'hash': _FILLED},
     needs={None: {'boundary': ('eos_id',), 'key': TOKEN_KEYS}},
   )
   distinct_start: bool = field(
     False,
-    'read an id of its own before a boundary',
+    'use a separate id before a boundary',
     only_for={'key': ('tokens', *CLUSTER_KEYS), 'hash': _FILLED},
   )
-  displacement: int = field(0, 'tokens further back to read (a control)', at_least=0, at_most=2**16)
+  displacement: int = field(
+    0, 'extra distance of the predecessors, in tokens (a control)', at_least=0, at_most=2**16
+  )
   pairing: str = field(
     'previous',
-    'token that each token is paired with: the previous one, or that with the most attention',
+    'partner of each token: the previous token, or the most attended one',
     choices=('previous', 'attended'),
     only_for={'point': ('after_attention',)},
     needs={
@@ -279,8 +285,12 @@ class NGramMemoryConfig:
   bias: bool = field(False, 'biases of the projections to keys and values', only_for=_GATE)
   norm_epsilon: float | None = field(None, 'norm epsilon; None: by dtype', above=0, only_for=_NORMS)
   norm_offset: bool = field(False, 'RMS norms multiply by 1 + weight, not weight', only_for=_NORMS)
-  convolution: int = field(0, 'width; 0: none', at_least=0, at_most=128, only_for=_GATE)
-  convolution_epsilon: float = field(1e-5, 'epsilon of the norm before it', above=0, only_for=_GATE)
+  convolution: int = field(
+    0, 'width of the convolution; 0: no convolution', at_least=0, at_most=128, only_for=_GATE
+  )
+  convolution_epsilon: float = field(
+    1e-5, 'epsilon of the norm before the convolution', above=0, only_for=_GATE
+  )
   gate: str = field('learned', 'gate; half: fixed (a control)', choices=GATES, only_for=_GATE)
   zero_score: str = field('half', 'gate of a score of 0', choices=ZERO_SCORES, only_for=_GATE)
 
@@ -294,16 +304,14 @@ class NGramMemoryConfig:
     False, 'add a projection of the token embedding to the rows (Gemma 3n)', only_for=_PRODUCT
   )
 
-  projection: bool = field(
-    False, 'project rows to the width of what they are added to', only_for=_PROJECTED
-  )
+  projection: bool = field(False, 'project rows to the width of the join', only_for=_PROJECTED)
   amplification: str = field(
     'none', 'multiply the result by D^(1/2), or normalise it', choices=AMPLIFICATIONS, only_for=_SUM
   )
 
   signs: int | None = field(
     None,
-    'rows of random signs, which rows of the table are multiplied by; None: no signs',
+    'rows of random signs that multiply the rows of the table; None: no signs',
     at_least=1,
     at_most=2**24,
     only_for={'key': _TEXT_KEYS},
@@ -323,9 +331,7 @@ class NGramMemoryConfig:
   value_gate: ValueGateConfig | None = field(
     None, 'gate of rows in values; None: no gate', only_for=_VALUES
   )
-  one_head: bool = field(
-    False, 'add rows to one head of each layer, the next one in the next layer', only_for=_VALUES
-  )
+  one_head: bool = field(False, 'add rows to one head per layer, in turn', only_for=_VALUES)
 
   start: str | None = start_field(
     needs={'neutral': {'join': tuple(join for join in JOINS if join != 'replace')}},
@@ -339,11 +345,11 @@ class NGramMemoryConfig:
   exchange: str = exchange_field()
   table_memory: str = field(
     'device',
-    'memory that holds the tables',
+    'memory space of the tables',
     choices=TABLE_MEMORIES,
     free_on_resume=True,
     only_for={'key': _TEXT_KEYS, 'optimizer': HOST_OPTIMIZERS},
-    reason='rows are looked up before the step, and only those are updated',
+    reason='only the rows looked up before the step are updated',
   )
   table_dtype: str = field('float32', 'dtype of the tables', choices=('float32', 'bfloat16'))
 
@@ -374,7 +380,7 @@ class NGramMemoryConfig:
     return bool(self.layers) or self.every_block
 
   def resolved(self, model: Any) -> 'NGramMemoryConfig':
-    """Returns the memory with its blocks and its width, which may follow from the model."""
+    """Returns the memory with its blocks and width filled in from the model."""
     layers = self.layers
     if self.every_block:
       layers = tuple(place.block for place in self.places(model.layers))
@@ -387,17 +393,17 @@ class NGramMemoryConfig:
 
   @property
   def num_rows(self) -> int:
-    """Rows that a token looks up."""
+    """Number of rows looked up per token."""
     return len(self.orders) * self.heads
 
   def _value_features(self, model: Any) -> int:
-    """Returns the features of the values that the rows of a token are added to."""
+    """Returns the number of value features changed by the rows of a token."""
     if self.one_head:
       return model.head_features
     return model.width_at('values')
 
   def start_id(self, vocabulary_size: int | None) -> int | None:
-    """Returns the id that is read in place of those before a boundary."""
+    """Returns the id read in place of ids before a boundary."""
     if self.hash == 'speedrun':
       return ngram_hashes.NO_TOKEN
     if self.distinct_start:
@@ -414,10 +420,10 @@ class NGramMemoryConfig:
     return self.deviation == 0 and self.table_initial in ('normal', 'uniform')
 
   def table_width(self, features: int) -> int:
-    """Returns the values of a row of the table, with those of all layers if it is sliced.
+    """Returns the width of a table row, including all layers if it is sliced.
 
     Args:
-      features: that the rows are joined to.
+      features: number of features to join the rows to.
     """
     if self.sliced:
       return self.width * len(self.layers)
@@ -426,13 +432,13 @@ class NGramMemoryConfig:
     return self.width
 
   def table_index(self, block: int) -> int:
-    """Returns which of the tables is read in a block, from 0."""
+    """Returns the index of the table read in a block, from 0."""
     if self.table is not None:
       return 0
     return self.index(block)
 
   def index(self, block: int) -> int:
-    """Returns which of the layers of the memory a block is, from 0; 0 for a memory at the input.
+    """Returns the index of a block among the memory's layers, from 0; 0 at the input.
 
     Raises:
       ValueError: the memory is not in this block.
@@ -454,10 +460,10 @@ class NGramMemoryConfig:
   def hashes(self, vocabulary_size: int) -> tuple[ngram_hashes.NumpyHash, ...]:
     """Returns the hash of each table, with the rows of each head, see `sizes.table_sizes`.
 
-    There is one table for each layer, or a single one that is shared.
+    Each layer has its own table, or all share one.
 
     Raises:
-      ValueError: sizes that no table or no hash of this kind can have.
+      ValueError: invalid sizes for a table, or for this kind of hash.
     """
     num_ids = self.num_ids(vocabulary_size) + self.distinct_start
     layers = self.layers
@@ -526,7 +532,7 @@ class NGramMemoryConfig:
     self.resolved(model)._check_tables(model.width_at(self.point), size, path)
 
   def _check_places(self, path: str) -> None:
-    """Raises BadInput for blocks that the memory cannot be in."""
+    """Raises BadInput for blocks unsupported by the memory."""
     if not self.is_in_blocks and self.join in ('gate', 'product'):
       raise errors.BadInput(
         f'{path}.join={self.join!r} needs {path}.layers, which is (): set {path}.layers; '
@@ -560,10 +566,10 @@ class NGramMemoryConfig:
       )
 
   def _check_learns(self, path: str) -> None:
-    """Raises BadInput for rows and a factor that are both 0: each has no gradient then."""
+    """Raises BadInput if rows and factor are both 0, and neither has a gradient."""
     if self.factor == 0 and (self.starts_with_equal_rows or self.start == 'neutral'):
       raise errors.BadInput(
-        f'{path}.factor=0 would learn nothing, because what it multiplies starts at 0 too: use '
+        f'{path}.factor=0 would learn nothing, because the rows start at 0 too: use '
         f'another factor, or {path}.deviation=0.02'
       )
     if self.join == 'interpolation' and self.start == 'neutral' and self.starts_with_equal_rows:
@@ -573,7 +579,7 @@ class NGramMemoryConfig:
       )
 
   def check_sizes(self, width: int, vocabulary_size: int = 1) -> None:
-    """Raises ValueError for sizes that no table has, or that do not fit inputs of this width."""
+    """Raises ValueError for invalid sizes, or sizes that do not fit inputs of this width."""
     if self.join in PER_HEAD_JOINS:
       ngram_sizes.check_widths(width, self.heads, self.width, self.join, len(self.orders))
     unknown = set(self.orders) - set(ngram_hashes.SIGN_FACTORS)
@@ -585,7 +591,7 @@ class NGramMemoryConfig:
     self.hashes(vocabulary_size)
 
   def _check_tables(self, width: int, vocabulary_size: int, path: str) -> None:
-    """Raises BadInput for tables that cannot exist, see `check_sizes`, or rows that they lack."""
+    """Raises BadInput for invalid tables (see `check_sizes`) or missing rows."""
     try:
       self.check_sizes(width, vocabulary_size)
       sizes = self.hashes(vocabulary_size)[0].sizes
@@ -601,20 +607,20 @@ class NGramMemoryConfig:
       )
     if largest >= 2**31:
       raise errors.BadInput(
-        f'{path}.row_multiple={self.row_multiple}: a table of {largest:,} rows, but it must have '
+        f'{path}.row_multiple={self.row_multiple} gives a table of {largest:,} rows, which must be '
         f'less than 2^31: use a smaller multiple'
       )
 
 
 def name(number: int) -> str:
-  """Returns the name of memory `number` of a model: of its parameters, and of its optimizer."""
+  """Returns the name of memory `number` of a model, for its parameters and optimizer."""
   return f'{PREFIX}{number}'
 
 
 def table_module(number: int, memory: NGramMemoryConfig) -> str:
   """Returns the name of the module with the tables of memory `number`, and of their optimizer.
 
-  It is the name of the memory, or that of its shared table.
+  It is the name of the memory, or the name of its shared table.
   """
   if memory.table is None:
     return name(number)

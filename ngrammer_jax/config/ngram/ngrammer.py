@@ -50,13 +50,15 @@ class NGramConfig:
     at_least=1,
     relations=(equals('model.heads', where={'pairing': ('attended',)}),),
   )
-  combine: str = field('concat', 'how they join the token vectors', choices=memory.PER_HEAD_JOINS)
+  combine: str = field(
+    'concat', 'combination with the token vectors', choices=memory.PER_HEAD_JOINS
+  )
   orders: tuple[int, ...] = field((2,), 'lengths of n-grams', at_least=2, at_most=sizes.MAX_ORDER)
   distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
   layer: str = field('input', 'place of the layer', choices=LAYERS, only_for={'recurrent': (None,)})
   pairing: tuple[str, ...] = field(
     ('previous',),
-    'paired token, by block or one entry for all',
+    'partner of each token, by block or one entry for all',
     choices=PAIRING,
     only_for=_BLOCKS,
     needs={'attended': {'orders': ((2,),), 'position': ENCODINGS}},
@@ -93,7 +95,8 @@ class NGramConfig:
     Args:
       model: the config of the model.
       place: one of `places`.
-      vocabulary_size: V. Centroids start from rows of the embedding if these outnumber them.
+      vocabulary_size: V. Centroids start from rows of the embedding if there are more rows than
+        clusters.
     """
     layers = (place.block,)
     point = place.point
@@ -112,7 +115,7 @@ class NGramConfig:
     )
 
   def _initial_centroids(self, model: Any, vocabulary_size: int | None) -> str | None:
-    """Returns the field `initial` of the memory: rows of the embedding if they are enough."""
+    """Returns the field `initial` of the memory: rows of the embedding if there are enough."""
     if self.initial is not None:
       return self.initial
     reads_embedding = self.layer == 'input' and model.adaptive_softmax is None
@@ -150,7 +153,7 @@ def memory_options(layer: Any, **fields: Any) -> memory.NGramMemoryConfig:
 
   Args:
     layer: a `layers.NGrammer`, or a `NGramConfig`.
-    **fields: fields of the memory that differ from those of the layer.
+    **fields: fields of the memory in place of the layer's.
   """
   options = {name: getattr(layer, name) for name in _MEMORY_FIELDS}
   options['key'] = 'tokens' if layer.clusters is None else 'clusters'

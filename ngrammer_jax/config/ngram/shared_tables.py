@@ -1,4 +1,4 @@
-"""Rules for the n-gram memories that read one table."""
+"""Rules for n-gram memories with a shared table."""
 
 from collections.abc import Sequence
 import re
@@ -38,7 +38,7 @@ TABLE_FIELDS = (
 
 
 def check(memories: Sequence[NGramMemoryConfig]) -> None:
-  """Raises BadInput for memories that cannot share the table that they name."""
+  """Raises BadInput for memories that cannot share their table."""
   first_numbers: dict[str, int] = {}
   for number, memory in enumerate(memories):
     if memory.table is None:
@@ -50,22 +50,22 @@ def check(memories: Sequence[NGramMemoryConfig]) -> None:
 
 
 def _check_name(number: int, table: str) -> None:
-  """Raises BadInput for the name of a table that cannot be part of the names of parameters."""
+  """Raises BadInput for a table name that is invalid in parameter names."""
   if re.fullmatch('[a-z0-9_]+', table) is None:
     raise errors.BadInput(
-      f'model.ngram_memories.{number}.table={table!r} must be a name of small letters, digits and '
+      f'model.ngram_memories.{number}.table={table!r} must consist of small letters, digits and '
       f"underscores, such as 'bigrams'"
     )
 
 
 def _check_pair(memories: Sequence[NGramMemoryConfig], first: int, other: int) -> None:
-  """Raises BadInput for two memories of one table that are not alike."""
+  """Raises BadInput for two memories of one table with different options."""
   table = memories[first].table
   first_path = f'model.ngram_memories.{first}'
   path = f'model.ngram_memories.{other}'
   if memories[first].sliced or memories[other].sliced:
     raise errors.BadInput(
-      f'{path}.table={table!r} is the table of {first_path} too, but rows with slices are for the '
+      f'{path}.table={table!r} is also the table of {first_path}, but sliced rows are only for the '
       f'layers of one memory: use sliced=False, or another name'
     )
   for name in TABLE_FIELDS:
@@ -81,5 +81,5 @@ def _check_pair(memories: Sequence[NGramMemoryConfig], first: int, other: int) -
     raise errors.BadInput(
       f'{path}.start={format_value(memories[other].start)} does not fit {first_path}.start='
       f'{format_value(memories[first].start)}: the rows of the table {table!r} would start at 0 '
-      f'for one of them only; use the same start and point, or another name of the table'
+      f'for one of them only; use the same start and point, or another table name'
     )

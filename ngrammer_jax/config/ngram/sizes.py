@@ -1,7 +1,6 @@
 """Sizes of the tables of n-gram memories, and the primes among them.
 
-They are in the config, and import no JAX, because a config whose tables cannot exist is refused
-before JAX is imported.
+This file imports no JAX, because configs with invalid tables are refused before JAX is imported.
 
 G orders, K heads of each order, V distinct ids.
 """
@@ -24,7 +23,7 @@ ROW_RULES = (
 
 
 def check_widths(width: int, heads: int, dim: int, combine: str, num_orders: int) -> None:
-  """Raises ValueError for n-gram vectors that do not fit the heads, see `layers.NGrammer`."""
+  """Raises ValueError if n-gram vectors do not fit the heads, see `layers.NGrammer`."""
   if heads < 1 or width % heads:
     raise ValueError(f'width {width} must be divisible by heads={heads}')
   H = width // heads
@@ -57,7 +56,7 @@ def primes_above(V: int, count: int) -> tuple[int, ...]:
   """Returns the first `count` primes p with V < p < 2 V.
 
   Raises:
-    ValueError: there are fewer.
+    ValueError: there are fewer primes.
   """
   candidates = (n for n in range(V + 1, 2 * V) if is_prime(n))
   primes = tuple(itertools.islice(candidates, count))
@@ -73,23 +72,23 @@ def primes_above(V: int, count: int) -> tuple[int, ...]:
 def table_sizes(
   rule: str, rows: tuple[int, ...], orders: tuple[int, ...], heads: int, num_ids: int, layers: int
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-  """Returns the rows of each head of a memory of n-grams, [layers][G][K].
+  """Returns the rows of each head of an n-gram memory, [layers][G][K].
 
   Args:
-    rule: how they follow from the base numbers m of rows. For head j of order g, both from 0:
-      'prime': the smallest primes of at least m that no other head, order or layer before has
-      (Engram, PLE); 'longcat': m + 2 (g K + j) + 1; 'over_encoding': m + 2 j; 'exact': m;
-      'multiple': the multiple of V nearest to m; 'multiple_plus_one': one more than that;
-      'vocabulary': V, a row for each id; 'shared_prime': the largest prime of at most m, and all
-      orders and heads look up the same rows.
+    rule: rule from the base numbers m to rows. For head j of order g, both from 0: 'prime': the
+      smallest unused primes of at least m over heads, orders and layers (Engram, PLE); 'longcat': m
+      + 2 (g K + j) + 1; 'over_encoding': m + 2 j; 'exact': m; 'multiple': the multiple of V nearest
+      to m; 'multiple_plus_one': one more than that; 'vocabulary': V, a row for each id;
+      'shared_prime': the largest prime of at most m, and all orders and heads look up the same
+      rows.
     rows: the base number for all orders, or one for each.
     orders: lengths of the n-grams.
     heads: K.
     num_ids: V.
-    layers: number of layers that the memory is in. They differ in their primes only.
+    layers: number of layers with the memory; only their primes differ.
 
   Raises:
-    ValueError: sizes that no table can have.
+    ValueError: invalid sizes.
   """
   if rule not in ROW_RULES:
     raise ValueError(f'row_rule {rule!r} is not one of {", ".join(ROW_RULES)}')
@@ -115,7 +114,7 @@ def table_sizes(
 def _prime_sizes(
   bases: tuple[int, ...], heads: int, layers: int
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-  """Returns the rows of each head [layers][G][K], primes that differ from each other."""
+  """Returns the rows of each head [layers][G][K], distinct primes."""
   used_primes: set[int] = set()
   sizes = []
   for _ in range(layers):
@@ -167,11 +166,11 @@ def _largest_prime(most: int) -> int:
   for n in range(most, 1, -1):
     if is_prime(n):
       return n
-  raise ValueError('row_rule "shared_prime" needs at least 2 rows')
+  raise ValueError('row_rule "shared_prime" needs at least 2 rows: use more rows')
 
 
 def first_rows(rule: str, sizes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-  """Returns the first row of each head in the table [G K], and last the number of all rows.
+  """Returns the first row of each head in the table [G K], followed by the total number of rows.
 
   Args:
     rule: see `table_sizes`.
@@ -184,14 +183,16 @@ def first_rows(rule: str, sizes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]
 
 
 def _check_table(rule: str, sizes: tuple[tuple[int, ...], ...], orders: tuple[int, ...]) -> None:
-  """Raises ValueError for a head or a table with too many rows, or heads that cannot share them."""
+  """Raises ValueError for too many rows, or heads that cannot share rows."""
   largest = max(map(max, sizes))
   if rule == 'shared_prime' and len({size for order in sizes for size in order}) > 1:
-    raise ValueError('row_rule "shared_prime" needs one number of rows, the same for all orders')
+    raise ValueError(
+      'row_rule "shared_prime" needs the same number of rows for all orders: use one number'
+    )
   total = first_rows(rule, sizes)[-1]
   if largest > MAX_ROWS:
     raise ValueError(
-      f'a head of {largest:,} rows exceeds the {MAX_ROWS:,} that its hash can address: '
+      f'a head of {largest:,} rows exceeds the {MAX_ROWS:,} rows of its hash: '
       f'use fewer rows, and more heads'
     )
   if total >= 2**31:

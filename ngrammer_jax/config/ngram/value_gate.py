@@ -12,13 +12,13 @@ class ValueGateConfig:
 
   channels: int = field(
     12,
-    'first channels of the normed layer input that the gate reads',
+    'number of leading channels of the normed layer input in the gate',
     at_least=1,
     relations=(at_most('model.width'),),
   )
-  row_channels: int = field(0, 'first channels of the row that it reads too', at_least=0)
-  factor: float = field(2.0, 'the gate is this times a sigmoid', above=0)
+  row_channels: int = field(0, 'number of leading channels of the row in the gate', at_least=0)
+  factor: float = field(2.0, 'factor of the sigmoid', above=0)
   bias: float | None = field(None, 'initial bias; None: no bias')
-  initial: float = field(0.0, 'initial weights are uniform from 0 to this', at_least=0)
-  mean: bool = field(False, 'divide by the number of channels')
-  per_head: bool = field(True, 'a gate of each key and value head, or one')
+  initial: float = field(0.0, 'upper bound of the uniform initial weights', at_least=0)
+  mean: bool = field(False, 'divide the weights by the number of channels')
+  per_head: bool = field(True, 'a gate for each key and value head, or one')

@@ -4,9 +4,9 @@
 
 The scale is 1 / sqrt(H). Several query heads may share a head of keys and values.
 
-The logits s of the softmax may be capped to c tanh(s / c), before any mask (praxis).
-The softmax may include persistent vectors, and learned spans may mask it. `config.kernels` selects
-the kernel that computes it, and says what each can compute.
+The logits s of the softmax may be capped to c tanh(s / c), before any mask (praxis). The softmax
+may include persistent vectors, and learned spans may mask it. `config.kernels` selects the kernel
+and lists what each kernel supports.
 
 B batch, T segment length, M memory, S = M + T keys, P inputs of keys, D model width, N query heads,
 C key heads, H head width.
@@ -68,9 +68,9 @@ class Attention(nn.Module):
   Attributes:
     heads: N.
     projections: options of the projections.
-    position: makes the module that encodes distances (see `relative`). None: scores do not depend
-      on distances.
-    span: makes the module of the learned spans (see `layers.attention.span`). None: no spans.
+    position: constructor of the distance encoding (see `relative`). None: scores do not depend on
+      distances.
+    span: constructor of the learned spans (see `layers.attention.span`). None: no spans.
     persistent: learned keys and values of each head. None: no persistent vectors.
     dropout: rate of the probabilities.
     kernel: a name of `config.kernels`. None: selected for the device.
@@ -114,12 +114,12 @@ class Attention(nn.Module):
       context: context of the segment.
       memory: inputs of earlier tokens, or their keys and values (see `layers.attention.cache`).
       post_attention_fn: changes the attended values before the output projection.
-      return_pairs: whether to pass it the earlier key that each query attends to most.
+      return_pairs: whether to pass `post_attention_fn` the most attended earlier key of each query.
       dropout_key: key of the dropout. None: no dropout.
-      value_fn: changes the values, also those of a memory of inputs, before attention reads them.
+      value_fn: changes the values, including values of memory inputs, before attention reads them.
     """
     if context.keys.visible_BxTxS is None and context.keys.key_documents_BxS is None:
-      raise ValueError('attention needs the keys of the segment: pass a context of `context.make`')
+      raise ValueError('attention needs the keys of the segment: pass a `context.make(...)`')
     drop = Dropout(self.dropout, dropout_key)
     projected, convolved, inputs_BxPxD = self._project(x_BxTxD, context, memory)
     if value_fn is not None:
@@ -188,7 +188,7 @@ class Attention(nn.Module):
     """Returns the function that computes attention to the context, see `full.attend`.
 
     Raises:
-      ValueError: attention works in blocks, which do not compute all that is needed.
+      ValueError: attention works in blocks, and blocks lack a required feature.
     """
     if context.keys.in_blocks:
       # Of intermediates, blocks record no probabilities.
@@ -210,7 +210,7 @@ class Attention(nn.Module):
   def _earlier_keys(
     self, memory: LayerInputs | KeyValues | None, context: Context
   ) -> KeyValues | memory_source.MemorySource | None:
-    """Returns the keys and values of a memory that are not yet among those of the heads."""
+    """Returns the keys and values of a memory that the heads do not include yet."""
     if context.keys.skips_cache:
       memory = None
     cached = None
@@ -230,7 +230,7 @@ class Attention(nn.Module):
   def _span_mask(
     self, x_BxTxD: jax.Array, context: Context
   ) -> tuple[full.SpanMask | None, Spans | None]:
-    """Returns the mask of the learned spans and the spans, None without them."""
+    """Returns the mask of the learned spans, and the spans; None without spans."""
     if self.span is None:
       return None, None
     module = self.span(heads=self.context_heads, name='span')
@@ -243,8 +243,8 @@ class Attention(nn.Module):
   ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
     """Returns queries, keys and values by name, the inputs of their convolutions, and [B, P, D].
 
-    Keys and values include those of a memory of inputs, unless blocks project these. The last
-    result are the inputs of their tokens.
+    Keys and values include the memory of inputs, unless blocks project it. The last result is the
+    inputs of the same tokens.
     """
     lookback = self.projections.lookback
     T, D = x_BxTxD.shape[1:]

@@ -1,12 +1,12 @@
-"""Layout of blocks: which blocks attention visits, and which of their keys the queries see.
+"""Layout of blocks: the blocks visited by attention, and the visible keys in them.
 
 Tokens are numbered from the first of the segment; the tokens of a memory have negative numbers.
 Block j holds the tokens j K to (j + 1) K - 1: the blocks -J to -1 are the memory, 0 to I - 1 the
 segment. The first block of the memory and the last block of the segment are padded. At an offset o,
 every block i of queries is paired with block i - o of the keys; some are before the memory.
 
-The keys that a head sees depend on its span, on the documents and on padding. These are data, so
-the number of offsets is an array.
+The visible keys of a head depend on its span, the documents and padding. All three are data, so the
+number of offsets is an array.
 
 B batch, T queries, M memory, S = M + T keys, N heads, K tokens of a block, J and I see above,
 A = B I blocks of queries in all rows.
@@ -28,8 +28,8 @@ class BlockLayout:
 
   Attributes:
     query_documents_BxT: document numbers of the queries, padded to a multiple of K.
-    key_documents_BxS: document numbers of the keys, padded in the same way; before them as many
-      without a document as there are queries.
+    key_documents_BxS: document numbers of the keys, padded in the same way, preceded by as many
+      keys without a document as there are queries.
     memory_length: M, without padding.
     segment_length: T, without padding.
     block_size: K.
@@ -66,7 +66,7 @@ class BlockLayout:
     return offset * self.block_size + index_K[:, None] - index_K
 
   def nearest_distance(self, offset: jax.Array) -> jax.Array:
-    """Returns these distances, counted from the nearest key that a query may see."""
+    """Returns the same distances, counted from the nearest visible key."""
     return self.distance(offset) - (not self.sees_itself)
 
   def visible(self, offset: jax.Array) -> jax.Array:
@@ -103,7 +103,7 @@ class BlockLayout:
     return jnp.minimum(offsets_N, self.memory_blocks + self.segment_blocks)
 
   def to_blocks(self, array_BxTx: jax.Array) -> jax.Array:
-    """Reshapes [B, I K, ...] to [A, K, ...]; [1, 1] is the same for all queries and stays."""
+    """Reshapes [B, I K, ...] to [A, K, ...]; [1, 1] (equal for all queries) is unchanged."""
     if array_BxTx.shape == (1, 1):
       return array_BxTx
     return array_BxTx.reshape(-1, self.block_size, *array_BxTx.shape[2:])
@@ -129,7 +129,7 @@ class BlockLayout:
     return pad(array_NxSx, 1, (before, self.block_size))
 
   def first_distance(self, offset: jax.Array) -> jax.Array:
-    """Returns the index in the padded array at which the 2 K - 1 distances of an offset begin."""
+    """Returns the first index of the 2 K - 1 distances of an offset in the padded array."""
     return self.padded_keys - (offset + 1) * self.block_size
 
 

@@ -1,7 +1,7 @@
 """Attention in blocks of queries and keys: all heads, on all devices.
 
-Each head loops over the blocks that it sees, see `running_softmax`. The full score matrix of a
-segment never exists. Nor do all keys and values of a memory, see `memory_source`.
+Each head loops over its visible blocks (see `running_softmax`). The full score matrix of a segment
+is never materialized, nor are all keys and values of a memory (see `memory_source`).
 
 With fewer key heads than query heads, the query heads of a key head share its keys and its window.
 
@@ -63,7 +63,7 @@ def attend(
   return_pairs: bool,
   drop: dropout.Dropout,
 ) -> PartialAttention:
-  """Attends to the keys that each query sees, as `full.attend` does but for epsilon.
+  """Attends to the visible keys of each query, like `full.attend` except for epsilon.
 
   Args:
     heads: queries, keys and values of the segment, without a memory.
@@ -180,7 +180,7 @@ def _attend_sharded(
 
 
 def _slot_pairs(pair_BxNxT: jax.Array, keys: Keys) -> jax.Array:
-  """Maps pairs from the order of tokens to that of the cache slots."""
+  """Maps pairs from token order to cache slot order."""
   if keys.order_BxM is None:
     return pair_BxNxT
   M = keys.order_BxM.shape[1]
@@ -195,7 +195,7 @@ def _attend(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Returns values [N, B, T, H], log masses [N, B, T], and pairs [N, B, T] or None.
 
-  The values of a query that sees no key are 0; the pair of one that sees no earlier key is S.
+  A query without visible keys has values 0; without earlier visible keys its pair is S.
   """
   return _attend_forward(operands, constants)[0]
 
@@ -203,7 +203,7 @@ def _attend(
 def _attend_forward(
   operands: Operands, constants: Constants
 ) -> tuple[tuple[jax.Array, jax.Array, jax.Array | None], tuple[Any, ...]]:
-  """Returns the result of `_attend`, and what its gradient needs."""
+  """Returns the result of `_attend`, and the residuals of its gradient."""
 
   def attend_key_head(heads):
     query_heads, key_head = heads

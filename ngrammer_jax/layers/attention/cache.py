@@ -1,10 +1,10 @@
 """The KV cache of evaluation and decoding.
 
-Every row of a batch has M slots, of which the first S are for attention sinks: the first tokens of
-the last document, which stay (StreamingLLM, Xiao et al. 2023). The others are a ring buffer: the
-slot of a token is S plus its index in the stream modulo M - S, not counting padding. Keys are
-stored after rotation by the position of their token. Once a document has left the ring, its sinks
-are rotated further when they are read: they stand right before the oldest token that is left.
+Every row of a batch has M slots. The first S are for attention sinks: the first tokens of the last
+document, kept permanently (StreamingLLM, Xiao et al. 2023). The others are a ring buffer: the slot
+of a token is S plus its index in the stream modulo M - S, not counting padding. Keys are stored
+after rotation by the position of their token. Once a document has left the ring, its sinks are
+rotated further when they are read, to the positions right before the oldest token left.
 
 B batch, T segment length, M slots, S sinks, N heads, H head width, R rows before a convolution.
 """
@@ -29,7 +29,7 @@ class CacheSlots:
     count: number of tokens in the stream so far, int32 [B].
     position: position of the next token in its document, int32 [B].
     sinks: S.
-    is_empty: whether there are known to be no tokens, so that attention does not read the slots.
+    is_empty: whether the cache is statically empty; attention then skips the slots.
   """
 
   documents: jax.Array
@@ -40,7 +40,7 @@ class CacheSlots:
   is_empty: bool = struct.field(pytree_node=False, default=False)
 
   def indices(self, valid_BxT: jax.Array) -> jax.Array:
-    """Returns the index of every token in the stream; padding has that of the token before it."""
+    """Returns the stream index of every token; padding has the index of the token before it."""
     rank_BxT = jnp.cumsum(valid_BxT.astype(bool), axis=1, dtype=jnp.int32)
     return self.count[:, None] + rank_BxT - 1
 
@@ -105,7 +105,7 @@ class KeyValues:
   rows: dict[str, jax.Array]
 
   def with_rotated_sinks(self, rotation: position.Rotation | None) -> 'KeyValues':
-    """Returns the cache with sinks that are rotated further, to be read. None: as it is."""
+    """Returns the cache to read, with sinks rotated further; unchanged for None."""
     if rotation is None:
       return self
     sinks_BxSxNxH = self.keys[:, :, : rotation.sin.shape[1]].swapaxes(1, 2)
@@ -144,9 +144,9 @@ def write(
 ) -> jax.Array:
   """Writes the keys, the values or (without H) the ids of tokens into their slots, in place.
 
-  `after_BxTxD` was computed from the old values. If XLA cannot prove that these are read before
-  they are overwritten, it copies all of them for every token. An optimization barrier does not
-  help; a zero that depends on the result does.
+  `after_BxTxD` was computed from the old values. If XLA cannot prove that the old values are read
+  before they are overwritten, it copies all of them for every token. An optimization barrier does
+  not help; a zero that depends on the result does.
   """
   first_B = after_BxTxD[:, 0, 0]
   zero_Bx1 = (jnp.isnan(first_B) & jnp.isinf(first_B)).astype(jnp.int32)[:, None]

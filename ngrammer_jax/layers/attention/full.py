@@ -30,7 +30,7 @@ class Heads(NamedTuple):
 
   Attributes:
     query_BxTxNxH: scaled, with the content bias.
-    key_BxSxCxH: keys of a memory of inputs, then those of the segment. Query head n attends to the
+    key_BxSxCxH: keys of the memory inputs, then keys of the segment. Query head n attends to the
       keys of head n // (N / C).
     value_BxSxCxH: values of the same tokens.
     distance: the term of the scores that depends on distances (see `relative`). None: no such
@@ -50,10 +50,10 @@ class SpanMask(NamedTuple):
 
   Attributes:
     z_BxTxN: spans in tokens; B and T may be 1.
-    ramp: length over which the mask falls to 0.
+    ramp: length of the mask's fall from 1 to 0.
     renormalize: whether masked weights are scaled to add up to 1.
-    epsilon_keys: the keys that count in epsilon, `all` or those within the `span` and its ramp. In
-      the official code these are the keys that its trimmed cache holds.
+    epsilon_keys: the keys that count in epsilon, `all` or those within the `span` and its ramp.
+      `span` matches the trimmed cache of the official code.
   """
 
   z_BxTxN: jax.Array
@@ -73,8 +73,8 @@ class PartialAttention(NamedTuple):
   Attributes:
     values_BxTxNxH: weighted sums of the values, in at least float32.
     log_mass_BxNxT: logarithm of the sum of the exponentials. None: not computed.
-    weights_BxNxTxS: weights of the values, which add up to 1. None: never computed all at once.
-    pair_BxNxT: the earlier key that each query attends to most, S for none. None: not computed.
+    weights_BxNxTxS: weights of the values, with sum 1. None: never materialized.
+    pair_BxNxT: the most attended earlier key of each query, S for none. None: not computed.
   """
 
   values_BxTxNxH: jax.Array
@@ -91,7 +91,7 @@ def attend(
   return_pairs: bool,
   drop: dropout.Dropout,
 ) -> PartialAttention:
-  """Attends to the keys that each query sees.
+  """Attends to the visible keys of each query.
 
   Args:
     heads: queries, keys and values.
@@ -135,7 +135,7 @@ def joint_softmax(
   """Merges two parts into one softmax: each has its share of the total mass.
 
   Args:
-    first, second: the parts; the pairs are those of the first.
+    first, second: the parts; the result has the pairs of the first.
     epsilon: of a soft mask m. The mass of the first part is sum m e + epsilon sum e. The second has
       no mask, m = 1, and its mass becomes (1 + epsilon) sum e.
   """
@@ -230,7 +230,7 @@ def _weighted_sum(weights_BxNxTxS: jax.Array, values: jax.Array, value_axes: str
 
 
 def _pairs(scores_BxNxTxS: jax.Array, unclipped_xNxTxS: jax.Array | None, keys: Keys) -> jax.Array:
-  """Returns the earlier key that each query attends to most; S for none."""
+  """Returns the most attended earlier key of each query; S for none."""
   scores_BxNxTxS = jax.lax.stop_gradient(scores_BxNxTxS)
   if unclipped_xNxTxS is not None:  # the masked weights increase with these scores
     scores_BxNxTxS += jnp.log(jax.lax.stop_gradient(span.unit_clip(unclipped_xNxTxS)))

@@ -1,8 +1,8 @@
 """Attention kernels of JAX that never materialize the full score matrix.
 
-They support one mask: causal within documents. `splash` is for TPUs; on a CPU it is interpreted,
-which is slow and only for tests. `cudnn` is for GPUs, also with a window (see
-`layers.attention.cudnn`). `config.kernels` says where they are used.
+They support one mask: causal within documents. `splash` is for TPUs; on a CPU it is interpreted
+(slow, only for tests). `cudnn` is for GPUs, also with a window (see `layers.attention.cudnn`).
+`config.kernels` selects them.
 
 B batch, T segment length, N query heads, C key heads, H head width.
 """
@@ -34,7 +34,7 @@ def workload(
     query: queries [B, T, N, H].
     M: number of earlier keys.
     key_heads: number of key heads. None: N.
-    asks_for_cudnn: whether to look for the calls of cuDNN, which takes seconds the first time.
+    asks_for_cudnn: whether to look for the calls of cuDNN; the first time takes seconds.
   """
   B, T, N, H = query.shape
   axes = mesh_axes.axes('batch', B), *mesh_axes.head_axes(N, key_heads or N)
@@ -61,7 +61,7 @@ def workload(
 
 
 def _has_deterministic_ops() -> bool:
-  """Whether XLA is asked for deterministic operations of GPUs; of each flag the last one counts."""
+  """Whether XLA_FLAGS ask for deterministic GPU operations; the last value of a flag counts."""
   flags = os.environ.get('XLA_FLAGS', '')
   for name in ('deterministic_ops', 'exclude_nondeterministic_ops'):
     values = re.findall(rf'--xla_gpu_{name}=(\w+)', flags)
@@ -86,7 +86,7 @@ def attend(
     heads: scaled queries, keys and values.
     span_mask: not supported.
     keys: with the document number of each query.
-    *options: the other arguments of `full.attend`, which ask for nothing here.
+    *options: the other arguments of `full.attend`, all inactive here.
   """
   del span_mask, options
   B, _, N, _ = heads.query_BxTxNxH.shape

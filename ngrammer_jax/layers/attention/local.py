@@ -1,4 +1,4 @@
-"""Attention of blocks of queries, each with the keys that its queries see.
+"""Attention in blocks of queries, each with the visible keys of its queries.
 
 In a sliding window no query sees more than M earlier keys, the length of the memory: a block of b
 queries needs only M + b of the M + T keys. Blocks become rows of the batch, so the cost of a query
@@ -38,7 +38,7 @@ def block_count(T: int, M: int) -> int:
 
 
 def applies(keys: Keys) -> bool:
-  """Whether keys are in order, and no query sees more earlier keys than the memory has."""
+  """Whether keys are in order, and every window fits the memory."""
   T, S = keys.visible_BxTxS.shape[1:]
   is_ordered = keys.distance_BxTxS is None and not keys.has_prefix
   return is_ordered and keys.window is not None and T < S and keys.window <= S - T + 1
@@ -65,7 +65,7 @@ def attend(
 ) -> full.PartialAttention:
   """Returns the same as `full.attend`, in blocks of queries if they need fewer keys.
 
-  The arguments are those of `full.attend`.
+  For the arguments see `full.attend`.
   """
   T = heads.query_BxTxNxH.shape[1]
   S = heads.key_BxSxCxH.shape[1]

@@ -1,7 +1,8 @@
-"""Where attention in blocks takes the keys and values of a memory from.
+"""Sources of the memory's keys and values for attention in blocks.
 
 A source reads one block of one key head at a time: from a KV cache, or from a memory of layer
-inputs, whose keys and values it projects. So those of the whole memory never exist at once.
+inputs, whose keys and values it projects. The keys and values of the whole memory are never
+materialized.
 
 B batch, M memory, R = M + inputs before the memory, D model width, C key heads, H head width, K
 tokens of a block.
@@ -32,8 +33,8 @@ _PER_HEAD = ('key', 'key_convolution', 'value', 'value_convolution')
 class LayerInputs(NamedTuple):
   """A memory of layer inputs; their keys and values are projected in every segment.
 
-  rows_BxRxD: the M inputs before the segment, and `Projections.lookback` more before these.
-  norm: module that normalises them, as it did the inputs of the segment. None: no norm.
+  rows_BxRxD: the M inputs before the segment, preceded by `Projections.lookback` more. norm: module
+  that normalises them like the inputs of the segment. None: no norm.
   """
 
   rows_BxRxD: jax.Array

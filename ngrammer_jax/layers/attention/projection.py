@@ -33,9 +33,9 @@ class Projections:
 
   Attributes:
     bias: queries, keys and values have biases.
-    output_bias: the output projection has one. None: same as `bias`.
-    per_dim_scale: learn the query scale of each feature (praxis), shared by the heads:
-      log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
+    output_bias: the output projection has a bias. None: same as `bias`.
+    per_dim_scale: learn the query scale of each feature (praxis), shared by the heads: log2(e) /
+      sqrt(H) * softplus(s), or 1 / sqrt(H) at the initial s = 0.
     taps: number of taps of the causal convolutions on the projected q, k and v (Primer). None: no
       convolutions.
     shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
@@ -54,22 +54,22 @@ class Projections:
 
   @property
   def names(self) -> tuple[str, ...]:
-    """Names of the projections of the input, which are convolved if there are convolutions."""
+    """Names of the input projections; convolutions apply to each of them."""
     return ('key', 'value') if self.shared_query_key else ('query', 'key', 'value')
 
   @property
   def lookback(self) -> int:
-    """Number of earlier inputs that a projection depends on."""
+    """Number of earlier inputs read by a projection."""
     return (self.taps or 1) - 1
 
 
 def new_submodule(make: Callable[..., nn.Module], name: str) -> Callable[..., jax.Array]:
-  """Makes a submodule of the module that is called. See `Bind`."""
+  """Makes a submodule of the calling module. See `Bind`."""
   return make(name=name)
 
 
 def with_params(params: Mapping[str, Any]) -> Bind:
-  """Returns a `Bind` of submodules that have these parameters, by name, outside of any module."""
+  """Returns a `Bind` of submodules with these parameters, by name, outside of any module."""
 
   def bind(make: Callable[..., nn.Module], name: str) -> Callable[..., jax.Array]:
     return functools.partial(make(parent=None).apply, {'params': params[name]})
@@ -104,7 +104,7 @@ class HeadProjection:
 
     Args:
       name: `query`, `key` or `value`.
-      x_BxPxD: inputs; the first `before` of them are only read by the convolution.
+      x_BxPxD: inputs; only the convolution reads the first `before` of them.
       features: N and H.
       position_BxT: position of each token in its document, for the convolution. None: no
         convolution.

@@ -7,7 +7,7 @@ The unscaled score of query i and key j, d = i - j tokens apart, is
 with learned u and v, and R_d the sinusoid of the distance. The second term depends on the key only
 through its distance: the products with all distances are computed once, [T, S], and row i is
 shifted, instead of encoding every pair. This module has three encodings of distances: W R_d and two
-learned ones. u and v are parameters of attention; each encoding names those that it needs.
+learned ones. u and v are parameters of attention; each encoding names the ones it needs.
 
 B batch, T queries, S keys, N heads, H head width, D model width.
 """
@@ -43,8 +43,8 @@ def encodings(
 def shift(scores_BxNxTxS: jax.Array) -> jax.Array:
   """Converts scores by distance, from S - 1 down to 0, to scores by key.
 
-  The last T keys are those of the queries. Row i of the T rows moves T - 1 - i to the left; the
-  values that move in are for later keys, which are masked.
+  The last T keys belong to the queries. Row i of the T rows moves T - 1 - i to the left; the values
+  moved in belong to later keys, masked afterwards.
   """
   B, N, T, S = scores_BxNxTxS.shape
   padded = jnp.pad(scores_BxNxTxS, ((0, 0), (0, 0), (0, 0), (1, 0)))
@@ -87,9 +87,9 @@ class DistanceTerm(NamedTuple):
 
 
 def scores(term: DistanceTerm, distance_BxTxS: jax.Array | None = None) -> jax.Array:
-  """Returns the scores [B, N, T, S] of a term, in at least float32; later keys have arbitrary ones.
+  """Returns the scores [B, N, T, S] of a term in at least float32; arbitrary for later keys.
 
-  `distance_BxTxS` is from query to key. None: keys are in order, the last T are those of the
+  `distance_BxTxS` is from query to key. None: keys are in order, and the last T belong to the
   queries.
   """
   encoding = term.encoding_SxNxH
@@ -113,7 +113,7 @@ class RelativePosition(nn.Module):
   Attributes:
     width: D, width of the encodings R_d.
     clamp_length: maximum distance; larger ones are clamped. None: no maximum.
-    shares_softmax: whether the softmax has keys beside those of the context (see `encodings`).
+    shares_softmax: whether the softmax has keys besides the context (see `encodings`).
     dropout: dropout rate of the encodings.
     dtype: dtype of the projection.
   """
@@ -132,7 +132,7 @@ class RelativePosition(nn.Module):
   ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the encodings [S, N or 1, H] and biases of a `DistanceTerm`.
 
-    `is_capped`: whether scores are capped, so that a term that all keys share has an effect.
+    `is_capped`: whether scores are capped. A term shared by all keys then has an effect.
     """
     project = dense.dense_general(
       (self.width,),
@@ -158,7 +158,7 @@ class ShawPosition(nn.Module):
 
   Attributes:
     max_length: number of learned distances, from 0; larger distances are clamped.
-    clamp_length: number of distances that are used. None: all of them.
+    clamp_length: number of distances used. None: all.
     dtype: dtype of the products.
   """
 

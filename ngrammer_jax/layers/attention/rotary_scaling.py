@@ -1,4 +1,4 @@
-"""Rotary frequencies for texts longer than those of the first training.
+"""Rotary frequencies for texts longer than the training texts.
 
 f is the frequency of a pair of features, M the original length and F the factor.
 
@@ -51,12 +51,12 @@ def scale(
 
 
 def _yarn_ramp(pairs: int, scaling: RotaryScalingConfig, max_timescale: float) -> np.ndarray:
-  """Returns the share of the divided frequency in that of each pair."""
+  """Returns the weight of the divided frequency for each pair."""
   c = scaling
   r = 2 * pairs
 
   def pair_with_turns(turns: float) -> float:
-    """Returns the number of the pair, a fraction, that makes so many turns in the length."""
+    """Returns the (fractional) index of the pair with this many turns in the length."""
     timescale = c.original_length / (2 * math.pi * turns)
     return r * math.log(timescale) / (2 * math.log(max_timescale))
 

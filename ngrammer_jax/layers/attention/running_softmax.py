@@ -1,15 +1,15 @@
 """The running softmax of one head over blocks of keys (Dao et al. 2022), and its gradient.
 
-The head loops over the offsets of the blocks that it sees (see `block_layout`). At offset o every
-block i of queries visits block i - o of the keys. The sums over the keys
+The head loops over the offsets of its visible blocks (see `block_layout`). At offset o every block
+i of queries visits block i - o of the keys. The sums over the keys
 
   numerator_i += e_ij m_ij v_j,   mass_i += e_ij m_ij,   e_ij = exp(s_ij - max_i)
 
 are rescaled when the maximum grows; numerator_i / mass_i is the output o_i. m is the soft mask of a
 learned span (see `layers.attention.span`), 1 without one. The loop holds a window of as many keys
-as there are queries, which moves by one block from offset to offset, and a block of the memory is
-projected when it enters the window. The epsilon in the mass of a span counts only the keys within
-the span and its ramp, as in the official code, which trims its cache.
+as queries. The window moves by one block per offset, and a memory block is projected on entering
+it. The epsilon in the mass of a span counts only the keys within the span and its ramp, like the
+trimmed cache of the official code.
 
 The gradient visits the offsets in the reverse order and recomputes the scores. With the log mass
 L_i in place of max_i the mass is 1, and the gradients of the two sums are do_i and
@@ -32,7 +32,7 @@ from ngrammer_jax.layers.attention.memory_source import MemorySource
 
 
 class Queries(NamedTuple):
-  """Queries, and what their scores with a key depend on besides the key.
+  """Queries, with all inputs of their scores except the keys.
 
   Attributes:
     query: scaled, with the content bias, [..., H].
@@ -69,9 +69,9 @@ class Constants:
     source: source of the memory, without weights.
     first_query_NxB: index of the first query of each row and head among all queries, for dropout.
     drop: dropout of the weights.
-    ramp: length over which the mask of a span falls to 0.
+    ramp: length of a span mask's fall from 1 to 0.
     renormalize: whether masked weights are scaled to add up to 1.
-    return_pairs: whether to return the earlier key that each query attends to most.
+    return_pairs: whether to return the most attended earlier key of each query.
     logit_cap: cap of the scores. None: not capped.
   """
 
@@ -96,7 +96,7 @@ class QueryHead(NamedTuple):
 class KeyHead(NamedTuple):
   """A key head: its keys and values, its weights of `MemorySource`, its index, and the offsets.
 
-  `offsets` is the number of offsets that are visited.
+  `offsets` is the number of offsets to visit.
   """
 
   keys: KeysAndValues
@@ -170,7 +170,7 @@ class HeadLoop:
     d_values: jax.Array,
     d_log_mass: jax.Array,
   ) -> tuple[Distances, Queries, tuple[KeysAndValues, Any]]:
-    """Returns the sums of the gradients of the distances, and those of queries, and of keys.
+    """Returns the gradients of the distances (summed), the queries and the keys.
 
     Args:
       d_distances: sum of the previous heads.
@@ -316,7 +316,7 @@ class HeadLoop:
   def _weights(
     self, scores_AxKxK: jax.Array, unclipped_xxKxK: jax.Array | None, max_AxK: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns the weights of the values, and the mass that they add to the queries."""
+    """Returns the weights of the values, and their mass for the queries."""
     exp_AxKxK = jnp.exp(scores_AxKxK - max_AxK[..., None])
     weights_AxKxK, mass_AxKxK = span.masked_weights(
       exp_AxKxK, unclipped_xxKxK, self.constants.renormalize
@@ -411,13 +411,13 @@ class HeadLoop:
 
 
 def _push_left(block_BxKxH: jax.Array, window_BxTxH: jax.Array) -> jax.Array:
-  """Inserts a block before a window, whose last block is dropped."""
+  """Inserts a block before a window and drops its last block."""
   K, T = block_BxKxH.shape[1], window_BxTxH.shape[1]
   return jnp.concatenate([block_BxKxH, window_BxTxH[:, : T - K]], axis=1)
 
 
 def _push_right(window_BxTxH: jax.Array, block_BxKxH: jax.Array) -> jax.Array:
-  """Inserts a block after a window, whose first block is dropped."""
+  """Inserts a block after a window and drops its first block."""
   return jnp.concatenate([window_BxTxH[:, block_BxKxH.shape[1] :], block_BxKxH], axis=1)
 
 

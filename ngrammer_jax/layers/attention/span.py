@@ -5,8 +5,8 @@ The attention weight of a key is multiplied by the soft mask
   m(d) = clip((z - d) / R + 1, 0, 1)
 
 where the span z of a head is learned and the ramp R is fixed. As in the official code, d is the
-distance from the nearest visible key. There this key is the previous token, as no token attends to
-itself.
+distance from the nearest visible key. There no token attends to itself, so this key is the previous
+token.
 
 B batch, T queries, S keys, N heads, D model width.
 """
@@ -76,7 +76,7 @@ def masked_weights(
 def _check_sizes(limit: int, ramp: int, width: int) -> None:
   for name, size in (('limit', limit), ('ramp', ramp), ('width of the inputs', width)):
     if size < 1:
-      raise ValueError(f'a span with a {name} of {size}: it must be at least 1')
+      raise ValueError(f'the {name} of a span must be at least 1, not {size}')
 
 
 class AdaptiveSpan(nn.Module):
@@ -132,7 +132,7 @@ class AdaptiveSpan(nn.Module):
 class DynamicSpan(AdaptiveSpan):
   """A span for each head and token, z = limit * sigmoid(v . x + b); 0 at padding.
 
-  See `AdaptiveSpan`; `initial` is that of b.
+  See `AdaptiveSpan`; `initial` is the initial b.
   """
 
   initial: float = -4.0

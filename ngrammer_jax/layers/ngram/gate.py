@@ -32,22 +32,22 @@ class Convolution(NamedTuple):
 
   @property
   def rows(self) -> int:
-    """R, number of earlier inputs that it reads."""
+    """R, number of earlier inputs."""
     return (self.taps - 1) * self.dilation
 
 
 class Gate(nn.Module):
-  """Returns what is added to the residual stream, [B, T, G, D].
+  """The gated vectors to add to the residual stream, [B, T, G, D].
 
   Attributes:
     convolution: None: no convolution, y = u.
     bias: whether the projections have biases.
     epsilon: of the norms of keys and queries. None: the machine epsilon.
-    is_offset: whether the parameters of the norms are their scales - 1.
+    is_offset: whether the norms store scale - 1 as their parameter.
     kind: `learned`, or `half`: alpha is 0.5, a control.
-    zero_score: alpha at a score of 0: `half`, or `positive`: that of the smallest positive score.
+    zero_score: alpha at a score of 0: `half`, or `positive` (alpha of the smallest positive score).
     dtype: dtype of the output; scores are in at least float32.
-    is_neutral: whether W_v is 0 at the start, so that y is.
+    is_neutral: whether W_v and therefore y are 0 at the start.
   """
 
   convolution: Convolution | None = Convolution()

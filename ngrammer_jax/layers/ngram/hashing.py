@@ -19,15 +19,15 @@ from ngrammer_jax.layers.ngram import uint64
 
 @dataclasses.dataclass(frozen=True)
 class NGramHash(hashes.NumpyHash):
-  """A hash that is called with arrays of ids; for its attributes see `hashes.NumpyHash`."""
+  """A hash of arrays of ids; for its attributes see `hashes.NumpyHash`."""
 
   def __call__(self, ids: Sequence[jax.Array], multipliers: jax.Array | None = None) -> jax.Array:
     """Returns the rows of n-grams within their heads, int32 [..., G K] in (order, head) order.
 
     Args:
       ids: the ids x_t, x_{t-1}, ..., int32 [..., K or 1], as many as `hashes.num_places`.
-      multipliers: uint32 [N, 2] (see `uint64.split_words`) instead of those that 'engram' and
-        'ple' draw for `vocabulary`, where its size is known at run time only.
+      multipliers: uint32 [N, 2] (see `uint64.split_words`) for 'engram' and 'ple' if the vocabulary
+        size is only known at run time. None: drawn for `vocabulary`.
     """
     places = hashes.num_places(self.kind, self.orders)
     if len(ids) != places:

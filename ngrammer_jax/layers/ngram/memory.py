@@ -1,6 +1,6 @@
-"""Memories of n-grams: keys, a hash, tables and a join.
+"""N-gram memories: keys, a hash, tables and a join.
 
-  keys   ids of the present token and of those before it: tokens, classes of tokens, bytes, clusters
+  keys   ids of the present and earlier tokens: tokens, classes of tokens, bytes, clusters
   hash   for every order and head, the row of the n-gram in a table (see `hashing`)
   table  one parameter for all orders and heads, looked up by gather
   join   how the looked-up vectors e enter the model: a gate, a sum, or per head as in N-Grammer
@@ -21,18 +21,18 @@ In the feed-forward the input x is the up projection or the output, and E its fe
 
   y = x + sum_i e_i   ('sum'),   y = x prod_i e_i   ('multiply'),   y = sum_i e_i   ('replace')
 
-With `start='neutral'` a model starts as it is without the memory: the values of a gate start at 0,
-see `gate`, the norm of a product too, see `product`, and every other join m becomes
-y = x + g (m(x) - x) with a learned vector g from 0. A gate or a sum of a table that starts at 0 is
-neutral as it is, and would learn nothing if the gate started at 0 too. So are rows that multiply
-and start at 1. In the values of attention, see `value_join`, the table starts at 0, or the number
-of an interpolation.
+With `start='neutral'` the memory does not change the model at step 0. The values of a gate (see
+`gate`) and the norm of a product (see `product`) start at 0. Every other join m becomes y = x + g
+(m(x) - x) with a learned vector g from 0. A gate or a sum over a table of zeros is already neutral,
+and would learn nothing with a gate of 0 too. Multiplying rows that start at 1 are neutral as well.
+In the values of attention (see `value_join`) the table, or the weight of an interpolation, starts
+at 0.
 
-A shared table (`table='name'`) is a module of its own, with `is_table`: it is looked up once in a
+A shared table (`table='name'`) is a module of its own, with `is_table`: it is looked up once per
 segment, and memories read its rows from the context.
 
-In the values of attention, rows of earlier tokens are read too if their values are computed again.
-The table, shared or not, remembers which rows the last M tokens looked up.
+In the values of attention, earlier tokens with recomputed values read their rows again. The table,
+shared or not, remembers the rows looked up by the last M tokens.
 
 B batch, T segment length, D model width, G branches of the residual stream, N places of the longest
 n-gram, K heads of an order, I = orders x K, E width of a looked-up vector, R earlier tokens, M
@@ -79,9 +79,9 @@ NO_ROW = -1  # of a token that does not exist
 
 
 class NGramMemory(nn.Module):
-  """Adds what is remembered about the last tokens to the input [B, T, D] or [B, T, G, D].
+  """Adds looked-up vectors of n-grams to the input [B, T, D] or [B, T, G, D].
 
-  In the values of attention, the input [B, P, D] are the values of all key heads.
+  In the values of attention, the input is the values [B, P, D] of all key heads.
 
   The table is one parameter [I x rows, E] with the logical axes `table.AXES`. With the key
   `compressed`, the collection `codebook` has `token_classes` [V] and, for hashes whose multipliers
@@ -92,15 +92,14 @@ class NGramMemory(nn.Module):
     options: the config of the memory.
     vocabulary_size: V.
     width: D, features of the input.
-    block: number of the block that it is in, 0 at the input.
+    block: number of its block, 0 at the input.
     branches: G.
     dtype: dtype of the output.
-    id_columns: K if the state stores the ids of earlier tokens for each head, 1 if it stores them
-      once for all heads, which have the same ids if these are of tokens. None: K with clusters,
-      else 1. The N-Grammer layer stores K in both cases.
-    is_at_embedding: whether the input is the embedding, which the quantiser may then read.
-    is_table: whether it is a shared table: it returns the rows that are looked up, [B, P, I, E], in
-      place of y.
+    id_columns: K if the state stores the ids of earlier tokens for each head, 1 if all heads share
+      the same (token) ids. None: K with clusters, else 1. The N-Grammer layer always stores K.
+    is_at_embedding: whether the input is the embedding; the quantiser may then read the embedding.
+    is_table: whether it is a shared table. It then returns the looked-up rows, [B, P, I, E],
+      instead of y.
     key_heads: number of key heads of values of attention.
     model_width: width of the inputs of attention, for initial values. None: D.
   """
@@ -118,12 +117,12 @@ class NGramMemory(nn.Module):
   model_width: int | None = None
 
   def empty_state(self, batch: int, slots: int | None = None) -> State | None:
-    """Returns the state before the first segment, None if there is nothing to remember.
+    """Returns the state before the first segment; None for a memory without state.
 
     Keys: `window`, see `windows.Windows`, or `ids`, see `pairs.AttendedPairs`; with a convolution,
-    its last inputs `rows` [B, R', G, D] and the `position` of the next token, int32 [B]; of a
-    shared table, or in the values of attention, what the last M = slots tokens looked up,
-    `looked_up`, see `_lookups`.
+    its last inputs `rows` [B, R', G, D] and the `position` of the next token, int32 [B]; for a
+    shared table, or in the values of attention, `looked_up`, the lookups of the last M = slots
+    tokens (see `_lookups`).
     """
     if self._is_paired:
       return self._pairs().empty_state(batch, self.options.heads, slots)
@@ -155,7 +154,7 @@ class NGramMemory(nn.Module):
         [B, P, D] for values of attention.
       context: of the segment; `tokens_BxT` is required unless n-grams are of clusters, and
         `inputs_BxPxD` in the values of attention; documents and padding are optional.
-      state: that the previous segment returned. None: the start of a stream.
+      state: returned by the previous segment. None: the start of a stream.
 
     Ids must be below `vocabulary_size`. Outside of `jit` others are refused; in `jit`, where their
     values are not known, they look up some row without an error (check them before).
@@ -173,7 +172,7 @@ class NGramMemory(nn.Module):
   def join_with_ids(
     self, x: jax.Array, context: Context, state: State | None = None
   ) -> tuple[jax.Array, State | None, jax.Array | None]:
-    """Returns what `__call__` returns, and the ids that the n-grams of this segment are made of.
+    """Returns the result of `__call__`, and the ids in the n-grams of this segment.
 
     They are the key of each token, int32 [B, T, K], or [B, T, 1] if all heads have the same (see
     `id_columns`): cluster ids, token ids, classes of tokens or bytes. None without a table.
@@ -214,7 +213,7 @@ class NGramMemory(nn.Module):
     return y, next_state or None, ids_BxTxK
 
   def _is_neutral(self) -> bool:
-    """Whether its join starts as the identity, without a vector g."""
+    """Whether the join starts as the identity without a vector g."""
     o = self.options
     if o.join in ('gate', 'product'):
       return True
@@ -232,8 +231,8 @@ class NGramMemory(nn.Module):
     axes = jax.typeof(x).sharding.mesh.explicit_axes
     if axes:
       raise errors.BadInput(
-        f'an n-gram memory cannot be sharded over the explicit mesh axes {", ".join(axes)}: it '
-        f'leaves the sharding of look-ups to XLA; make the mesh with axis_types=(AxisType.Auto,), '
+        f'an n-gram memory does not support the explicit mesh axes {", ".join(axes)}, since XLA '
+        f'shards the look-ups: make the mesh with axis_types=(AxisType.Auto,),  '
         f'or call the layer in jax.sharding.auto_axes'
       )
     shapes = []
@@ -249,7 +248,7 @@ class NGramMemory(nn.Module):
     needs_tokens = not self.has_clusters or self.options.boundary == 'eos_id'
     needs_tokens &= self.has_table
     if needs_tokens and context.tokens_BxT is None:
-      raise ValueError('a memory of n-grams needs context.tokens_BxT')
+      raise ValueError('an n-gram memory needs the tokens: set context.tokens_BxT')
     if needs_tokens:
       token_ids.check_range('context.tokens_BxT', context.tokens_BxT, self.vocabulary_size)
 
@@ -289,7 +288,7 @@ class NGramMemory(nn.Module):
   ) -> tuple[jax.Array, State]:
     """Returns the vectors of all n-grams [B, T, I, E], and the next state.
 
-    If rows are remembered, those of the tokens before come first, [B, P, I, E].
+    Remembered rows of earlier tokens come first, [B, P, I, E].
     """
     if self._is_paired:
       ngrams = self._pairs()(ids_BxTxK, context, state)
@@ -313,7 +312,7 @@ class NGramMemory(nn.Module):
     return self._vectors(lookups), next_state
 
   def _lookups(self, ngrams: list[jax.Array]) -> dict[str, jax.Array]:
-    """Returns the `rows` of n-grams in their heads, int32 [B, T, I], and those of their `signs`.
+    """Returns `rows` of n-grams in their heads, int32 [B, T, I], and rows of their `signs`.
 
     The intermediate `lookup` has the `ids` [B, T, 1 or K] at each place and the `rows` [B, T, I].
     """
@@ -347,7 +346,7 @@ class NGramMemory(nn.Module):
     return jnp.where(is_trained_BxTxIx1, e_BxTxIxE, jax.lax.stop_gradient(e_BxTxIxE))
 
   def _signs(self) -> jax.Array:
-    """Returns the random signs, int8 [R, E], which are not trained."""
+    """Returns the (untrained) random signs, int8 [R, E]."""
     shape = (self.options.signs, self.table_shape()[1])
 
     def draw():
@@ -364,7 +363,7 @@ class NGramMemory(nn.Module):
     """
     name = self.options.table
     if name not in context.shared:
-      raise ValueError(f'a memory of the shared table {name!r} needs context.shared[{name!r}]')
+      raise ValueError(f'the shared table {name!r} has no rows: set context.shared[{name!r}]')
     e_BxTxIxE = context.shared[name][:, -count:]
     if not self.options.sliced:
       return e_BxTxIxE
@@ -378,8 +377,8 @@ class NGramMemory(nn.Module):
     inputs_BxPxD = context.inputs_BxPxD
     if inputs_BxPxD is None or not v_BxPxD.shape[1] == inputs_BxPxD.shape[1] == e_BxPxIxE.shape[1]:
       raise ValueError(
-        f'a memory in the values of {v_BxPxD.shape[1]} tokens needs context.inputs_BxPxD of all of '
-        f'them, and a state of `empty_state(batch, slots)` for the slots before the segment'
+        f'a memory in the values of {v_BxPxD.shape[1]} tokens needs context.inputs_BxPxD of all '
+        f'tokens, and a state from `empty_state(batch, slots)` for the slots before the segment'
       )
     head = None
     if o.one_head:
@@ -471,7 +470,7 @@ class NGramMemory(nn.Module):
     return quantizer.make(self.options, **fields)
 
   def _keys(self, ids: list[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
-    """Returns what is hashed for the ids at each place, and multipliers known at run time only."""
+    """Returns the hash inputs for the ids at each place, and any run-time multipliers."""
     if self.options.key != 'compressed':
       return ids, None
     classes_V = token_classes.variable(self, self.vocabulary_size)
@@ -487,7 +486,7 @@ class NGramMemory(nn.Module):
   def _gate(
     self, x: jax.Array, e_BxTxIxE: jax.Array, context: Context, state: State | None
   ) -> tuple[jax.Array, State]:
-    """Returns what is added to the residual stream, and the next state of the convolution."""
+    """Returns the gated vectors to add, and the next state of the convolution."""
     o = self.options
     convolution = self._convolution()
     h_BxTxGxD = x
@@ -526,10 +525,9 @@ class NGramMemory(nn.Module):
   def _table_rows(self, rows_BxTxI: jax.Array) -> jax.Array:
     """Returns rows of the table [B, T, I, E].
 
-    Of a table in host memory (see `models.host_tables`), the collection `table.VALUES` has these
-    rows; or `table.ROWS` has their numbers in a table of the rows of a segment, which is then the
-    parameter. If ROWS is mutable, their numbers in the table are recorded there, and nothing is
-    looked up.
+    For a table in host memory (see `models.host_tables`), the collection `table.VALUES` has these
+    rows. Alternatively the parameter is a table of the segment's rows, and `table.ROWS` has their
+    indices in it. If ROWS is mutable, the row numbers are recorded there without a lookup.
     """
     E = self.table_shape()[1]
     exchange = self.options.exchange
@@ -618,7 +616,7 @@ class NGramMemory(nn.Module):
     return hashing.NGramHash(**vars(numpy_hash))
 
   def class_hash(self, classes_V: np.ndarray) -> hashing.NGramHash:
-    """Returns the hash of compressed ids: their number is that of the classes of the tokens."""
+    """Returns the hash of compressed ids, with the number of token classes."""
     return dataclasses.replace(self.ngram_hash(), vocabulary=int(classes_V.max()) + 1)
 
   def table_shape(self) -> tuple[int, int]:
@@ -628,12 +626,12 @@ class NGramMemory(nn.Module):
 
   @property
   def has_table(self) -> bool:
-    """Whether it has the table that it reads: it is not one of several that share a table."""
+    """Whether it owns its table instead of reading a shared one."""
     return self.options.table is None or self.is_table
 
   @property
   def _records_rows(self) -> bool:
-    """Whether the rows that are looked up are recorded, and nothing else."""
+    """Whether the looked-up rows are only recorded."""
     return self.is_mutable_collection(table.ROWS) and not self.is_initializing()
 
   @property
@@ -643,29 +641,29 @@ class NGramMemory(nn.Module):
 
   @property
   def clusters_depend_on_token(self) -> bool:
-    """Whether the clusters are those of the rows of the embedding, one for each token."""
+    """Whether clusters are of embedding rows, one for each token."""
     return self.has_clusters and (self.is_at_embedding or self.options.key == 'embedding_clusters')
 
   @property
   def _is_in_values(self) -> bool:
-    """Whether its input are values of attention."""
+    """Whether the input is the values of attention."""
     return self.options.point == 'values' and self.options.is_in_blocks and not self.is_table
 
   @property
   def _may_lack_rows(self) -> bool:
-    """Whether a table is read for tokens that do not exist: padding, or those before a stream."""
+    """Whether lookups may include padding or slots before the stream."""
     return self.is_table or (self._is_in_values and self.has_table)
 
   @property
   def _is_paired(self) -> bool:
-    """Whether n-grams are of a token and the one that it attends to most."""
+    """Whether n-grams pair each token with its most attended token."""
     return self.options.pairing == 'attended'
 
   def _pairs(self) -> pairs.AttendedPairs:
     return pairs.AttendedPairs(self.options.start_id(self.vocabulary_size))
 
   def windows(self) -> windows.Windows:
-    """Returns the windows of ids that n-grams of consecutive tokens are made of."""
+    """Returns the windows of ids for n-grams of consecutive tokens."""
     o = self.options
     return windows.Windows(
       places=hashes.num_places(o.hash, o.orders),

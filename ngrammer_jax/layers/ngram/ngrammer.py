@@ -34,18 +34,17 @@ class NGrammer(nn.Module):
     dim: E. 'concat' replaces the last G E features of each head; 'add' needs E = H.
     combine: 'concat' or 'add'.
     orders: lengths of the n-grams; (2,) is the paper, (2, 3) adds tri-grams.
-    distinct_start: whether positions before a document have their own id instead of that of
-      cluster 0.
+    distinct_start: whether positions before a document have their own id instead of id 0.
     id_vocabulary: number of distinct raw ids, required if clusters is None.
     decay, epsilon, prenormalize, empty, initial: options of the quantiser.
     padding_trains: whether padding is treated like other tokens, in codebook and output.
     exchange: how devices exchange the gradient of the tables, see `table.TableSharding`.
-    dtype: dtype of the output. None: that of the input. Parameters, centroids and norm statistics
+    dtype: dtype of the output. None: dtype of the input. Parameters, centroids and norm statistics
       have at least float32.
     return_memory: whether to return the memory too, or the embeddings alone.
 
   Raises:
-    ValueError: an input that is empty or not [B, T, D], incompatible sizes, or too few primes
+    ValueError: an empty input, a shape other than [B, T, D], incompatible sizes, or too few primes
       between V and 2 V for N heads.
   """
 
@@ -97,7 +96,7 @@ class NGrammer(nn.Module):
         takes no memory, and returns the `ids` [B, T, N] of the segment.
       earlier_ids: ids [B, M, N] of tokens before the segment; pair_ids count from the first one.
       vocabulary: the embedding lookup of x, see `ProductQuantizer`.
-      memory: the memory that the previous segment returned; None at the start of a stream.
+      memory: the memory returned by the previous segment; None at the start of a stream.
     """
     if x_BxTxD.ndim != 3 or not x_BxTxD.size:
       raise ValueError(
@@ -152,13 +151,13 @@ class NGrammer(nn.Module):
   def _check_ids(
     self, ids: jax.Array | None, pair_ids: jax.Array | None, memory: dict[str, jax.Array] | None
   ) -> None:
-    """Raises ValueError for arguments that the layer does not have or cannot combine."""
+    """Raises ValueError for missing or incompatible arguments."""
     if self.clusters is not None and self.clusters < 1:
       raise ValueError(f'clusters={self.clusters} must be at least 1, or None for raw ids')
     if self.clusters is None and (ids is None or self.id_vocabulary is None):
       raise ValueError('an NGrammer without clusters needs raw ids and their id_vocabulary')
     if pair_ids is not None and memory is not None:
-      raise ValueError('pair_ids take earlier_ids instead of a memory')
+      raise ValueError('pair_ids cannot be combined with a memory: pass earlier_ids')
     if pair_ids is not None and self.orders != (2,):
       raise ValueError(f'pair_ids need orders=(2,), not {self.orders}')
 

@@ -1,4 +1,4 @@
-"""The ids of each token and of the token that its head attends to most (N-Grammer in praxis).
+"""The ids of each token and of the most attended token of each head (N-Grammer in praxis).
 
 B batch, T segment length, M tokens before it, S = M + T, N heads.
 """
@@ -17,12 +17,12 @@ from ngrammer_jax.layers.state import State
 def paired_ids(
   ids_BxSxN: jax.Array, pair_ids: jax.Array, continues_BxT: jax.Array | None = None, start: int = 0
 ) -> jax.Array:
-  """Returns the ids at the positions that the tokens form bi-grams with, [B, T, N].
+  """Returns the ids at the paired positions of the tokens, [B, T, N].
 
   Args:
     ids_BxSxN: cluster or token ids of the memory and the segment.
     pair_ids: [B, T] or [B, N, T] positions to pair with, S for no pair.
-    continues_BxT: false at document starts, which have no pair. None ignores documents.
+    continues_BxT: false at document starts (no pair). None ignores documents.
     start: the id in place of a missing pair.
   """
   if pair_ids.ndim == 2:
@@ -38,7 +38,7 @@ def paired_ids(
 
 @dataclasses.dataclass(frozen=True)
 class AttendedPairs:
-  """Bi-grams of tokens and those that they attend to most, over a stream that comes in segments.
+  """Bi-grams of each token and its most attended token, over a stream of segments.
 
   The state is {`ids`: [B, N, M]}, the ids of the tokens in the memory of the layers.
 
@@ -49,7 +49,7 @@ class AttendedPairs:
   fill_id: int = 0
 
   def empty_state(self, batch: int, heads: int, slots: int | None) -> State | None:
-    """Returns the state before the first segment, None if the layers keep no earlier tokens."""
+    """Returns the state before the first segment; None if the layers have no memory."""
     if slots is None:
       return None
     return {'ids': jnp.zeros((batch, heads, slots), jnp.int32)}
@@ -57,7 +57,7 @@ class AttendedPairs:
   def __call__(
     self, ids_BxTxN: jax.Array, context: Context, state: State | None
   ) -> list[jax.Array]:
-    """Returns the ids of the tokens of a segment and those of their pairs, [B, T, N] each.
+    """Returns the ids of the tokens of a segment and of their pairs, [B, T, N] each.
 
     Pairs may cross document boundaries, but the first token of a document has no pair.
     """

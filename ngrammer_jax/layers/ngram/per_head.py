@@ -1,4 +1,4 @@
-"""How N-Grammer combines each head of a token with the vectors of its n-grams (Roy et al. 2022).
+"""The join of N-Grammer: each head of a token with its n-gram vectors (Roy et al. 2022).
 
   y = [LN(x)[: H - G E]; LN(g_1); ...; LN(g_G)]  ('concat')
   y = LN(x) + LN(g_1) + ... + LN(g_G)            ('add')
@@ -19,7 +19,7 @@ def combine(
 ) -> jax.Array:
   """Returns y [B, T, N, H].
 
-  The norms `unigram_norm` and `ngram_norm` belong to the module that calls this.
+  The norms `unigram_norm` and `ngram_norm` belong to the calling module.
 
   Args:
     x_BxTxNxH: embeddings.

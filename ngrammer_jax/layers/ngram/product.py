@@ -1,4 +1,4 @@
-"""Per-layer embeddings of Gemma 3n: token rows that multiply, on one residual stream as in Gemma 4.
+"""Per-layer embeddings of Gemma 3n: multiplicative token rows, with one residual stream (Gemma 4).
 
   u = sqrt(P) e
   u = (RMSNorm_r(W_m x_0 / sqrt(D)) + sqrt(P) e) / sqrt(2)      with the embedding x_0 of the token
@@ -6,7 +6,7 @@
 
 The rows e of all orders and heads stand side by side. Gemma has e of 1-grams, so that e and x_0 are
 two embeddings of the token. In the official code all layers share the weight of RMSNorm_r; here
-each layer has its own. It is not the PLE of Qwen, which is a gate of n-grams (see `gate`).
+each layer has its own. Qwen's PLE is different: a gate of n-grams (see `gate`).
 
 B batch, T segment length, D model width, P values of the rows of a token.
 """
@@ -24,9 +24,9 @@ class Product(nn.Module):
 
   Attributes:
     activation: act, a key of `activations.ACTIVATIONS`.
-    has_embedding_part: whether u has a part of x_0.
+    has_embedding_part: whether u depends on x_0.
     epsilon: of the norms. None: the machine epsilon.
-    is_offset: whether the parameters of the norms are their scales - 1.
+    is_offset: whether the norms store scale - 1 as their parameter.
     is_neutral: whether the scale of RMSNorm_y is 0 at the start, so that y = x.
     dtype: dtype of the output.
   """

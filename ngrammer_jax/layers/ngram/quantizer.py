@@ -10,7 +10,7 @@ where s_k and c_k are the sum and the number of the tokens of cluster k, over th
 global batch and without padding. Nothing is differentiated.
 
 A cluster without tokens shrinks by `decay` (praxis), stays unchanged, or, once it is dead, is
-reset: its centroid moves next to that of a frequent cluster and takes some of its tokens.
+reset: its centroid moves next to the centroid of a frequent cluster and takes some of its tokens.
 
 B batch, T segment length, C tokens of a chunk, N heads, H head width, K clusters.
 """
@@ -49,8 +49,8 @@ def quantizer_input(x: jax.Array, prenormalize: bool) -> jax.Array:
 def nearest_centroids(x_BxTxNxH: jax.Array, centroids_NxKxH: jax.Array) -> jax.Array:
   """Returns the cluster id of every token and head, int32 [B, T, N].
 
-  The lowest id wins a tie, and a token that is not finite gets id 0. The distances
-  [B, T, N, K] are computed for a few time steps at a time.
+  The lowest id wins a tie; a non-finite token gets id 0. The distances [B, T, N, K] are computed
+  for a few time steps at a time.
   """
   return jax.lax.platform_dependent(
     x_BxTxNxH,
@@ -130,7 +130,7 @@ def cluster_statistics(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the sum [N, K, H] and the number [N, K] of the tokens of every cluster.
 
-  `weight_BxT` is how often a token counts, 0 at padding. With None every token counts once.
+  `weight_BxT` is the count of each token, 0 at padding. None: every token counts once.
   """
   N, H = x_BxTxNxH.shape[-2:]
   dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
@@ -155,7 +155,7 @@ def cluster_statistics(
 
 
 def _add_windows(shape: tuple[int, int], slot_R: jax.Array, x_RxH: jax.Array) -> jax.Array:
-  """Adds rows by windows of [1, H]: XLA:CPU turns rows into these by copying all of them."""
+  """Adds rows by windows of [1, H]: XLA:CPU would copy all rows to make these windows."""
   window = jax.lax.ScatterDimensionNumbers((1, 2), (), (0,))
   zeros_SxH = jnp.zeros(shape, x_RxH.dtype)
   return jax.lax.scatter_add(zeros_SxH, slot_R[:, None], x_RxH[:, None], window)
@@ -247,12 +247,12 @@ class ProductQuantizer(nn.Module):
 
     Args:
       x_BxTxNxH: inputs.
-      valid_BxT: 0 at padding, which is not counted.
-      vocabulary: the embedding lookup of x. If it has fewer rows than there are tokens, its rows
-        are quantised instead of every token; the ids are the same.
+      valid_BxT: 0 at padding, not counted.
+      vocabulary: the embedding lookup of x. With fewer rows than tokens, the rows are quantised
+        instead of the tokens; the ids are the same.
 
     Raises:
-      ValueError: initial='data' without rows of the vocabulary.
+      ValueError: initial='data' without vocabulary rows.
     """
     if self.has_variable('codebook', 'token_ids'):
       return self.get_variable('codebook', 'token_ids')[vocabulary.tokens_BxT]
@@ -326,7 +326,7 @@ class ProductQuantizer(nn.Module):
         return jax.random.normal(key, (N, K, H), dtype)
       if self.initial == 'data':
         if rows_VxNxH is None:
-          raise ValueError("initial='data' needs the rows of the vocabulary")
+          raise ValueError("initial='data' needs the rows of the vocabulary: pass `vocabulary`")
         rows = jax.random.permutation(key, len(rows_VxNxH))
         return rows_VxNxH[jnp.resize(rows, K)].swapaxes(0, 1)
       bound = (6 / (N * (K + H))) ** 0.5  # Xavier, heads as receptive field
@@ -368,7 +368,7 @@ def make(options: Any, **fields: Any) -> ProductQuantizer:
   """Returns a quantiser with the options of a layer or of its config.
 
   Args:
-    options: has the attributes of the quantiser; `initial` may be None, which is uniform.
+    options: has the attributes of the quantiser; `initial` may be None (uniform).
     **fields: attributes of Linen, `name` or `parent`; `parent=None` for an unbound quantiser.
   """
   return ProductQuantizer(

@@ -1,7 +1,7 @@
 """Random signs of n-grams, as in modded-nanogpt from record 83 on (Chen et al. 2015).
 
 The vector of an n-gram is multiplied by a row of a constant table of random signs. N-grams that
-share a row of the large table rarely share one of these too, so that they disturb each other less.
+collide in the large table rarely have the same signs, so they interfere less.
 
   xor       r = (x_t XOR x_{t-1} XOR ... XOR x_{t-n+1}) mod R
   products  r = (x_t c_0 XOR x_{t-1} c_1 XOR ...) mod R, in 32 bits that wrap around
@@ -25,8 +25,8 @@ def rows(ids: Sequence[jax.Array], kind: str, count: int) -> jax.Array:
   """Returns the row of signs of each n-gram, int32 [...].
 
   Args:
-    ids: the ids x_t, ..., x_{t-n+1}, int32 [...]; `hashes.NO_TOKEN` before a boundary, if there is
-      no other id in its place.
+    ids: the ids x_t, ..., x_{t-n+1}, int32 [...]; `hashes.NO_TOKEN` before a boundary, unless
+      another id is in its place.
     kind: `xor` or `products`.
     count: R.
   """

@@ -1,14 +1,14 @@
 """Lookup in a sharded table, with an efficient exchange of its gradient.
 
-A step looks up few rows of a large table. Summed over the devices of the batch, the gradient is as
-large as the table; if fewer rows were looked up, devices exchange these rows and their gradients
+A step looks up few rows of a large table, but the gradient summed over the devices of the batch is
+as large as the table. If fewer rows were looked up, devices exchange these rows and their gradients
 instead. Every device then adds the rows of all devices, in the same order. There is no forward-mode
 derivative.
 
 `lookup` has an ordinary gradient, as large as the table. With `lookup_parameter` a training step
-can instead take the rows that were looked up and their gradients (see `optimizers.row_gradient`):
-the layer records its lookups in the collection LOOKUPS, and adds the arrays of the collection
-PERTURBATIONS to the values, whose gradients are those of the values.
+can instead take the looked-up rows and their gradients (see `optimizers.row_gradient`). The layer
+records its lookups in the collection LOOKUPS. It adds the arrays of the collection PERTURBATIONS to
+the values, so both have the same gradient.
 
 On a TPU an array has 128 values side by side, its lanes: XLA stores narrow rows across them, and
 then looks up and changes rows value by value. A train state therefore has its narrow tables
@@ -66,9 +66,9 @@ class Lookup(struct.PyTreeNode):
 
 
 class TableSharding(NamedTuple):
-  """Rows of a table, and the mesh axes that the table and the batch are sharded over.
+  """Number of rows of a table, and the mesh axes of table and batch.
 
-  `exchange` is what is exchanged over the axes of the batch for the gradient: `rows`, `table`,
+  `exchange` selects the data exchanged over the batch axes for the gradient: `rows`, `table`,
   `table_bfloat16` (rounded to bfloat16 where devices sum), or `auto`, see `prefers_rows`.
   """
 
@@ -80,7 +80,7 @@ class TableSharding(NamedTuple):
 
   @property
   def shared(self) -> tuple[str, ...]:
-    """Axes of both table and batch, over which a shard of the table needs all lookups."""
+    """Axes of both table and batch; over these, a table shard needs all lookups."""
     return tuple(axis for axis in self.batch if axis in self.table)
 
   def size(self, axes: tuple[str, ...]) -> int:
@@ -120,7 +120,7 @@ class TableSharding(NamedTuple):
     return jnp.where(local_Bx < size, rows_Bx, self.V)
 
   def chunk_count(self, rows: int, E: int, axes: tuple[str, ...]) -> int:
-    """Returns in how many chunks devices along the axes exchange their rows, so many on each."""
+    """Returns the number of chunks in which devices along the axes exchange their rows."""
     values = rows * self.size(axes) * (-(-E // LANES) * LANES)
     return min(max(1, -(-values // MAX_VALUES)), max(1, rows))
 
@@ -140,12 +140,12 @@ def lookup(table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto') -> 
 
 
 def take(array_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Array:
-  """Returns rows of an array that is not sharded, [B, ..., E]; zeros for rows from V on."""
+  """Returns rows of an unsharded array, [B, ..., E]; zeros for rows from V on."""
   return array_VxE.at[rows_Bx].get(mode='fill', fill_value=0)
 
 
 def packed_shape(V: int, E: int) -> tuple[int, int]:
-  """Returns the shape of the packed table; its own if no full rows of 128 can be made of it."""
+  """Returns the shape of the packed table; unchanged if it does not fill rows of 128."""
   P = LANES // E if LANES % E == 0 else 1
   if V % P:
     return V, E
@@ -160,7 +160,7 @@ def lookup_parameter(
   exchange: str = 'auto',
   width: int | None = None,
 ) -> jax.Array:
-  """Like `lookup`, for a parameter of a Linen module, whose gradient can then be taken by rows.
+  """Like `lookup`, for a parameter of a Linen module with a gradient by rows.
 
   Records a `Lookup` in LOOKUPS if this collection is mutable, and adds its array of PERTURBATIONS
   if there is one. All lookups in a parameter should be made by this function.
@@ -169,7 +169,7 @@ def lookup_parameter(
     module: the module of the parameter.
     name: name of the parameter.
     table_VxE, rows_Bx, exchange: see `lookup`.
-    width: E of a table that may be packed. None: it is not.
+    width: E of a possibly packed table. None: not packed.
   """
   P = 1 if width is None else table_VxE.shape[1] // width
   if P > 1:
@@ -187,7 +187,7 @@ def lookup_parameter(
 
 
 def _unpack(packed_BxPE: jax.Array, index_Bx: jax.Array, P: int) -> jax.Array:
-  """Returns the rows [B, ..., E] with the indices `index_Bx` in packed ones."""
+  """Returns the rows [B, ..., E] at the indices `index_Bx` of packed rows."""
   first_BxE, *others = jnp.split(packed_BxPE, P, axis=-1)
   y_BxE = first_BxE
   for index, other_BxE in enumerate(others, 1):
@@ -196,7 +196,7 @@ def _unpack(packed_BxPE: jax.Array, index_Bx: jax.Array, P: int) -> jax.Array:
 
 
 def prefers_rows(V: int, B: int, lookups: int, exchange: str = 'auto') -> bool:
-  """Whether the gradient of a table should be rows instead of an array of the size of the table.
+  """Whether to exchange the gradient of a table as rows instead of a whole array.
 
   Args:
     V: rows of the table.
@@ -217,8 +217,8 @@ def prefers_rows(V: int, B: int, lookups: int, exchange: str = 'auto') -> bool:
 def make_sharding(V: int, B: int | None = None, exchange: str = 'auto') -> TableSharding | None:
   """Returns the sharding under the current rules.
 
-  None if nothing is sharded, or if the batch of B rows is not divisible. A table that is not
-  divisible is replicated.
+  Returns None if nothing is sharded, or if the batch of B rows is not divisible. An indivisible
+  table is replicated.
   """
   table_axes = mesh_axes.axes(AXES[0], V) or ()
   batch_axes = () if B is None else mesh_axes.axes('batch', B)

@@ -3,7 +3,7 @@
   y = x + f sum_i W_i e_i   ('sum'),   the same divided by 1 + I   ('mean'),
 
 with the vector e_i of each of I orders and heads, and W_i the identity if nothing is projected. f
-is 1, or a learned number, as for the n-grams of the modded-nanogpt speedrun in every block.
+is 1 or learned; the modded-nanogpt speedrun learns f in every block.
 
 B batch, T segment length, D model width, I = orders x heads, E width of a vector.
 """
@@ -21,7 +21,7 @@ class TokenSum(nn.Module):
 
   Attributes:
     is_mean: divides by the number of summands.
-    is_projected: whether every e_i has a projection of its own. If not, E = D.
+    is_projected: whether every e_i has its own projection. Otherwise E = D.
     factor: initial value of f. None: f is 1.
     amplification: `none`; `sqrt_width`: multiplies the result by the square root of D; `norm`:
       normalises the result.
@@ -39,7 +39,7 @@ class TokenSum(nn.Module):
     """Returns [B, T, D].
 
     Raises:
-      ValueError: E is not D, and nothing is projected.
+      ValueError: E is not D, and there is no projection.
     """
     D = x_BxTxD.shape[-1]
     count, E = e_BxTxIxE.shape[-2:]
@@ -54,7 +54,7 @@ class TokenSum(nn.Module):
     elif E == D:
       sum_BxTxD = e_BxTxIxE.sum(axis=-2)
     else:
-      raise ValueError(f'n-gram vectors of width {E} are added to embeddings of width {D}: project')
+      raise ValueError(f'n-gram vectors of width {E} do not fit width {D}: add a projection')
     if self.factor is not None:
       init = axis_names.with_axis_names(nn.initializers.constant(self.factor), ())
       wide = jnp.promote_types(self.dtype, jnp.float32)

@@ -1,7 +1,6 @@
 """64-bit integers as pairs of 32-bit words, for devices and programs without 64-bit integers.
 
-Results wrap modulo 2^64. A signed integer is its two's complement, so sums and products of signed
-integers are those of unsigned ones.
+Results wrap modulo 2^64. A signed integer is its two's complement, with the same sums and products.
 """
 
 from typing import NamedTuple
@@ -69,8 +68,8 @@ def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:
 def signed_remainder(value: UInt64, divisors: np.ndarray) -> jax.Array:
   """Returns the signed value mod the divisors, int32, at least 0 as in Python.
 
-  The low word is appended to the high one from above, as many bits at a time as fit into 32 bits
-  with a remainder: 4 for divisors up to 2^28.
+  Appends the bits of the low word to the high word, as many at a time as fit into 32 bits with a
+  remainder: 4 for divisors up to 2^28.
 
   Args:
     value: the dividend, two's complement.

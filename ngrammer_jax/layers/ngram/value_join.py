@@ -9,7 +9,7 @@ A token has a value v_h in each key head h. With its row e and the normed input 
   v_h <- l_0 v_h + l_1 g_h e_h           `weighted_sum`
 
 The rows of all orders and hash heads stand side by side in e, or U e if they are projected; e_h are
-the features of head h. Other tokens read a row if they attend to its token. No gate: g = 1.
+the features of head h. Tokens read a row by attending to its token. Without a gate g = 1.
 
 | published | join | c, r | s | b | other |
 |---|---|---|---|---|---|
@@ -43,9 +43,9 @@ class ValueJoin(nn.Module):
     gate: with c = `channels`, r = `row_channels` and s = `factor`; W is divided by c + r with
       `mean`. None: no gate.
     is_projected: whether the rows are multiplied by U, orthogonal at the start.
-    head: the only head that rows are added to. None: all.
-    is_neutral: whether values start as they are; then the rows have to be 0 unless `kind` is
-      `interpolation`.
+    head: add the rows to this head only. None: all heads.
+    is_neutral: whether values are unchanged at the start. Then rows must start at 0 unless `kind`
+      is `interpolation`.
     dtype: dtype of the output; gates are in at least float32.
   """
 
@@ -84,7 +84,7 @@ class ValueJoin(nn.Module):
       u_MxF = self.param('projection', init, (M, features), self._wide_dtype)
       e_BxPxM = checkpoint_name(e_BxPxM @ u_MxF.astype(self.dtype), 'memory')
     elif M != features:
-      raise ValueError(f'rows of {M} values are added to {features} features: project them')
+      raise ValueError(f'rows of {M} values do not fit {features} features: add a projection')
     if self.head is None:
       return e_BxPxM.reshape(B, P, self.heads, H)
     is_head_Cx1 = (jnp.arange(self.heads) == self.head)[:, None]

@@ -1,4 +1,4 @@
-"""The ids of each token and its predecessors, as far as the text before it belongs together.
+"""The ids of each token and its predecessors, up to a boundary.
 
 B batch, T segment length, S tokens of state and segment, K heads or 1, R slots of the state.
 """
@@ -16,20 +16,19 @@ from ngrammer_jax.layers.state import State
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-  """Windows of ids over a stream that comes in segments.
+  """Windows of ids over a stream of segments.
 
-  The state holds the last R tokens: `ids` int32 [B, R, K]; `documents` int32 [B, R], NONE where
-  there is no token; and for the boundary 'eos_id', `is_eos` bool [B, R]. Any split of a stream
-  into segments gives the same windows.
+  The state holds the last R tokens: `ids` int32 [B, R, K]; `documents` int32 [B, R], NONE in empty
+  slots; and for the boundary 'eos_id', `is_eos` bool [B, R]. Any segmentation of a stream gives the
+  same windows.
 
   Attributes:
-    places: ids in a window: that of the token itself, and of places - 1 predecessors.
-    boundary: what predecessors do not cross: 'starts', document starts; 'eos_id', document starts
-      and tokens with the id `eos_id`, which end their own sentence; 'none', the start of the stream
-      only.
+    places: number of ids in a window: the token and places - 1 predecessors.
+    boundary: predecessors do not cross it: 'starts', document starts; 'eos_id', document starts and
+      tokens with the id `eos_id`, the last of their sentence; 'none', only the start of the stream.
     eos_id: the token id that ends a sentence.
     fill_id: the id in place of a predecessor across a boundary.
-    displacement: predecessors are read this many tokens further back.
+    displacement: number of tokens by which predecessors are read further back.
   """
 
   places: int
@@ -46,13 +45,13 @@ class Windows:
 
   @property
   def slots(self) -> int:
-    """R, tokens before a segment that its windows reach."""
+    """R, reach of the windows in tokens before a segment."""
     if self.places < 2:
       return 0
     return self.places - 1 + self.displacement
 
   def empty_state(self, batch: int, heads: int = 1) -> State | None:
-    """Returns the state before the first segment; None if windows have no predecessors."""
+    """Returns the state before the first segment; None for windows without predecessors."""
     R = self.slots
     if not R:
       return None
@@ -78,9 +77,9 @@ class Windows:
     Args:
       ids_BxTxK: ids of the segment.
       documents_BxT: document number of each token, integers >= 0. None: all are of one document.
-      state: the state that the previous segment returned; None at the start of a stream.
-      valid_BxT: 0 at padding, which is at the end of a row. The state does not contain it.
-      tokens_BxT: the token ids that are compared with `eos_id`, where `ids_BxTxK` are others.
+      state: the state returned by the previous segment; None at the start of a stream.
+      valid_BxT: 0 at padding, only at the end of a row. The state skips padding.
+      tokens_BxT: the token ids to compare with `eos_id`, if `ids_BxTxK` are not token ids.
 
     Raises:
       ValueError: documents_BxT is not an integer array [B, T].
@@ -133,10 +132,10 @@ class Windows:
 
 
 def _check_documents(documents_BxT: jax.Array, shape: tuple[int, int]) -> None:
-  """Raises ValueError for document numbers that are not integers of a shape [B, T]."""
+  """Raises ValueError unless document numbers are integers [B, T]."""
   if not jnp.issubdtype(documents_BxT.dtype, jnp.integer) or documents_BxT.shape != shape:
     raise ValueError(
       f'documents_BxT is {documents_BxT.dtype} {list(documents_BxT.shape)}: expected the document '
-      f'number of each token, integers {list(shape)}; of document starts, pass '
+      f'number of each token, integers {list(shape)}; for document starts, pass '
       f'jnp.cumsum(starts_BxT, axis=1)'
     )

@@ -1,1 +1,1 @@
-"""Memories of product keys: search by halves of keys, and sums of the rows that are found."""
+"""Product-key memories: search by halves of keys, and sums of the rows."""

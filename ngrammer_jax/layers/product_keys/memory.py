@@ -1,4 +1,4 @@
-"""Product keys: hidden states find rows of a large table (Lample et al. 2019, Berges et al. 2024).
+"""Product keys: hidden states select rows of a table (Lample et al. 2019, Berges et al. 2024).
 
 A key is the pair of two sub-keys, so that n sub-keys of each half make n^2 keys. For every head h
 
@@ -6,9 +6,9 @@ A key is the pair of two sub-keys, so that n sub-keys of each half make n^2 keys
   the `top` pairs (i, j) with the largest s1_i + s2_j, of all n^2  row i n + j of the values U
   y = sum over heads and pairs of softmax(s1_i + s2_j) U[i n + j]
 
-The largest sums are among those of the `top` largest scores of each half. The values are one table
-for all layers, and all heads. With `experts` (PEER, He 2024) there is a second table X of the width
-of the model, and row r is a feed-forward of one inner feature: U[r] has the factor gelu(x . X[r]).
+The largest sums only contain the `top` largest scores of each half. The values are one table for
+all layers, and all heads. With `experts` (PEER, He 2024) there is a second table X of the width of
+the model, and row r is a feed-forward of one inner feature: U[r] has the factor gelu(x . X[r]).
 Then, by options,
 
   y <- W_v y + b_v,  or with swilu  y <- W_v (y * silu(W_s x + b_s)) + b_v
@@ -38,14 +38,16 @@ TABLES = f'model.{NAME}'  # key of `Tables` in `context.shared`
 def find_pairs(scores_BxTxHx2xn: jax.Array, K: int) -> tuple[jax.Array, jax.Array]:
   """Returns the K largest sums of a score of each half, and their rows i n + j, [B, T, H, K].
 
-  Of equal sums, it takes any.
+  Ties are broken arbitrarily.
 
   Raises:
-    ValueError: there are less than K pairs.
+    ValueError: there are fewer than K pairs.
   """
   n = scores_BxTxHx2xn.shape[-1]
   if n**2 < K:
-    raise ValueError(f'{n} sub-keys make {n**2} pairs, less than {K}')
+    raise ValueError(
+      f'{n} sub-keys make {n**2} pairs, fewer than {K}: use more sub-keys or a smaller top'
+    )
   half = min(n, K)
   top_BxTxHx2xk, number_BxTxHx2xk = jax.lax.top_k(scores_BxTxHx2xn, half)
   sums_BxTxHxkxk = top_BxTxHx2xk[..., 0, :, None] + top_BxTxHx2xk[..., 1, None, :]
@@ -57,11 +59,11 @@ def find_pairs(scores_BxTxHx2xn: jax.Array, K: int) -> tuple[jax.Array, jax.Arra
 
 
 class Tables(NamedTuple):
-  """The tables that the layers share.
+  """The tables shared by the layers.
 
   Attributes:
     values_VxE: U.
-    inputs_VxD: X, of experts. None: there are none.
+    inputs_VxD: X, of experts. None: no experts.
   """
 
   values_VxE: jax.Array
@@ -69,7 +71,7 @@ class Tables(NamedTuple):
 
 
 class ProductTables(nn.Module):
-  """The tables that the layers share, `table` and `input_table`, sharded like those of n-grams.
+  """The tables shared by the layers, `table` and `input_table`, sharded like n-gram tables.
 
   Attributes:
     options: of the memory.
@@ -115,7 +117,7 @@ class ProductTables(nn.Module):
 
 
 class ProductMemory(nn.Module):
-  """A layer that finds values by product keys, see the top of this file.
+  """A layer that reads values by product keys, see the top of this file.
 
   Its parameters are `query`, `sub_keys`, and by options `query_norm`, `sub_key_norm`, `swilu`,
   `value` and `gate`.
@@ -129,7 +131,7 @@ class ProductMemory(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def empty_state(self, batch: int, slots: int | None = None) -> None:
-    """Returns None: every token is on its own."""
+    """Returns None: there is no state."""
     del batch, slots
 
   def __call__(
@@ -150,7 +152,7 @@ class ProductMemory(nn.Module):
 
   @nn.compact
   def read(self, x_BxTxD: jax.Array, tables: Tables) -> jax.Array:
-    """Returns what the memory reads from the tables, [B, T, D].
+    """Returns the values read from the tables, [B, T, D].
 
     The intermediate `lookup` has the `rows` and the `weights` of the heads [B, T, H, K].
     """
@@ -217,7 +219,7 @@ class ProductMemory(nn.Module):
     names: Sequence[str],
     is_neutral: bool = False,
   ) -> jax.Array:
-    """Returns a linear map of x with a bias, of the initial values of the official code."""
+    """Returns a linear map of x with a bias, initialised as in the official code."""
     kernel_init = nn.initializers.normal(x.shape[-1] ** -0.5)
     bias_init = dense.symmetric(x.shape[-1] ** -0.5)
     if is_neutral:

@@ -4,13 +4,12 @@
   products       p_tj = x_t . U[r_tj]
   outer_sums     dU[r] = sum over all t and j with r_tj = r of w_tj x_t
 
-Each is the gradient of another one: with weights w and the gradient dy, that of w is
-`products(U, r, dy)`, and that of U is `outer_sums(r, w, dy)`. The rows of all tokens are never
-there at once: 128 rows of 2,048 values for each of 16,384 tokens would be 17 GB. The gradient of
-the table is as large as the table.
+Each is the gradient of another one: with weights w and the gradient dy, dw is `products(U, r, dy)`
+and dU is `outer_sums(r, w, dy)`. The rows of all tokens are never materialized: 128 rows of 2,048
+values for each of 16,384 tokens would be 17 GB. The gradient of the table is as large as the table.
 
-Under a mesh, devices exchange what belongs to tokens, never rows: every device sums its own rows,
-and the sums of devices are added. There is no forward-mode derivative.
+Under a mesh, devices exchange sums per token, never rows: every device sums its own rows, and the
+sums of devices are added. There is no forward-mode derivative.
 
 V rows of the table, E width, B batch, T segment length, J rows of a token, N tokens of a device, C
 tokens of a chunk.
@@ -56,7 +55,7 @@ def products(table_VxE: jax.Array, rows_BxTxJ: jax.Array, x_BxTxE: jax.Array) ->
 def outer_sums(
   V: int, rows_BxTxJ: jax.Array, w_BxTxJ: jax.Array, x_BxTxE: jax.Array, dtype: jnp.dtype
 ) -> jax.Array:
-  """Returns for each row the weighted sum of the vectors of the tokens that have it, [V, E].
+  """Returns for each row the weighted sum of the vectors of its tokens, [V, E].
 
   Args:
     V: number of rows.
@@ -149,7 +148,7 @@ def _flatten(array_BxTx: jax.Array) -> jax.Array:
 
 
 def _chunk_length(J: int, E: int, sharding: TableSharding | None) -> int:
-  """Returns C: of each device whose tokens are gathered."""
+  """Returns C, the tokens of a chunk on each device."""
   devices = 1 if sharding is None else sharding.size(sharding.shared)
   return max(1, MAX_VALUES // (J * E * devices))
 

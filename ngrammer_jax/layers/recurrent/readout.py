@@ -156,7 +156,7 @@ class AttentionReadout(nn.Module):
 
 
 def _where_visible(visible: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
-  """Returns arrays [B, T, J] that are zero where a slot is not visible, bool [B, T, 1]."""
+  """Returns arrays [B, T, J], zero where `visible`, bool [B, T, 1], is false."""
   return [jnp.where(mask, array, 0) for mask, array in zip(visible, arrays, strict=True)]
 
 

@@ -65,9 +65,9 @@ class Recurrence(nn.Module):
 
     Args:
       x_BxTxD: inputs.
-      state: the state that the previous segment returned, or `empty_state`.
+      state: the state returned by the previous segment, or `empty_state`.
       starts_BxT: true where the state is reset before the token is read.
-      valid_BxT: 0 at padding, which does not change the state.
+      valid_BxT: 0 at padding, where the state does not change.
     """
     wide = jnp.promote_types(self.dtype, jnp.float32)
     kernel_DxGxK, kernel_KxGxK, bias_GxK = self._parameters(x_BxTxD.shape[-1], wide)
@@ -102,7 +102,7 @@ class Recurrence(nn.Module):
 def _with_forget_bias(
   initializer: nn.initializers.Initializer, forget_bias: float
 ) -> nn.initializers.Initializer:
-  """Returns an initializer of biases [G, K] that sets those of the forget gate."""
+  """Returns an initializer of biases [G, K] with the given forget bias."""
 
   def initialize(key, shape, dtype):
     return initializer(key, shape, dtype).at[FORGET_GATE].set(forget_bias)

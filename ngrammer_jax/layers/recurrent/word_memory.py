@@ -19,7 +19,7 @@ from ngrammer_jax.layers.state import State
 
 
 class RecurrentMemory(nn.Module):
-  """Combines outputs with the last words of the document.
+  """Attends from the outputs to the last words of the document.
 
   Parameters: `input_words` (M) and `output_words` (C) [V, K]; `temporal` (T) [L, K], with the
   current word in the last row, and `output_temporal` (T') if there are two tables; the kernels

@@ -33,7 +33,12 @@ def test_the_newest_byte_has_the_highest_power():
       *('md5', ((5,),), 9),
       "hash 'md5' is not one of engram, ple, polynomial, blt, salted, praxis, speedrun, id",
     ),
-    ('speedrun', ((1,),), 9, 'hash "speedrun" needs at least 2 rows: one is for the first token'),
+    (
+      'speedrun',
+      ((1,),),
+      9,
+      'hash "speedrun" needs at least 2 rows, one for the first token: use more rows',
+    ),
     (
       *('blt', ((5,) * 12,), 9),
       'hash "blt" has constants for 11 heads of each order, not for 12: use fewer heads',

@@ -79,7 +79,7 @@ def test_sizes_by_other_rules():
     ('exact', (2**29 + 1,), (2,), 1, 'rows (536870913,) of a head must be between 1 and 536,8'),
     (
       *('prime', (2**29 - 43,), (2,), 4),
-      'a head of 536,870,923 rows exceeds the 536,870,912 that its hash can address: use fewer '
+      'a head of 536,870,923 rows exceeds the 536,870,912 rows of its hash: use fewer '
       'rows, and more heads',
     ),
     (

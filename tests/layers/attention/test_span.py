@@ -179,17 +179,17 @@ def test_persistent_vectors_begin_with_unit_variance():
 
 @pytest.mark.parametrize('kind', [span.AdaptiveSpan, span.DynamicSpan])
 @pytest.mark.parametrize(
-  'sizes, error',
+  'sizes, name',
   [
-    ((0, 4, 8), 'a limit of 0'),
-    ((16, 0, 8), 'a ramp of 0'),
-    ((16, 4, 0), 'a width of the inputs of 0'),
+    ((0, 4, 8), 'limit'),
+    ((16, 0, 8), 'ramp'),
+    ((16, 4, 0), 'width of the inputs'),
   ],
 )
-def test_a_span_without_a_width(kind, sizes, error):
+def test_a_span_without_a_width(kind, sizes, name):
   limit, ramp, width = sizes
   layer, x, distance = kind(2, limit, ramp), np.ones((1, 3, width)), np.zeros((1, 3, 3))
-  with pytest.raises(ValueError, match=f'a span with {error}: it must be at least 1'):
+  with pytest.raises(ValueError, match=f'the {name} of a span must be at least 1, not 0'):
     jax.eval_shape(layer.init, jax.random.key(0), x, distance)
 
 

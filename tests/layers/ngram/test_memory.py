@@ -255,7 +255,7 @@ def test_what_a_memory_cannot_read_is_named():
   x, tokens = np.zeros((1, 2, 8), 'float32'), Context(tokens_BxT=jnp.zeros((1, 2), jnp.int32))
   for fields, x_input, context, error in (
     ({'block': 0}, x, tokens, r'block 0 is not among the layers \(1,\) of the memory'),
-    ({'block': 1}, x, Context(), 'a memory of n-grams needs context.tokens_BxT'),
+    ({'block': 1}, x, Context(), 'an n-gram memory needs the tokens: set context.tokens_BxT'),
     ({'block': 1}, x[..., :4], tokens, r'has features \[4\], but .* branches=1 of width=8'),
     ({'block': 1}, x.reshape(1, 2, 2, 4), tokens, r'has features \[2, 4\], but .* branches=1'),
   ):

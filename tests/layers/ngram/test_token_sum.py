@@ -26,5 +26,5 @@ def test_amplification_equals_the_formula():
 
 def test_vectors_of_another_width_need_projections():
   x, e = np.zeros((1, 1, 8), 'float32'), np.zeros((1, 1, 2, 4), 'float32')
-  with pytest.raises(ValueError, match='width 4 are added to embeddings of width 8: project'):
+  with pytest.raises(ValueError, match='width 4 do not fit width 8: add a projection'):
     token_sum.TokenSum().apply({}, x, e)
