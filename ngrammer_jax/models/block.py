@@ -255,7 +255,7 @@ class Block(nn.Module):
     if T > max_length:
       raise ValueError(
         f'a segment of {T} tokens exceeds model.positional.max_length={max_length}: use '
-          f'shorter segments'
+        f'shorter segments'
       )
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     table = self.param('position', init, (max_length, c.width), param_dtype)

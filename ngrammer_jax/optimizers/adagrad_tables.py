@@ -34,8 +34,8 @@ def with_adagrad_tables(
       tables.add(_dict_keys(path))
   if not tables:
     raise ValueError(
-      f'no parameter has the logical axis {table.AXES[0]}: pass the parameters returned by `init`'
-      f', before nn.unbox'
+      f'no parameter has the logical axis {table.AXES[0]}: pass the parameters returned by '
+      f'`init`, before nn.unbox'
     )
 
   def label(path, leaf):

@@ -1,4 +1,4 @@
-"""Gradient accumulation: computes the gradient of a batch in microbatches, to save memory.
+"""Gradient accumulation: the gradient of a batch in microbatches, to save memory.
 
 Each device splits its own rows, so that no row moves between devices.
 """
@@ -18,7 +18,7 @@ def zeros(shapes: Any) -> Any:
 
 
 class GradientAccumulation(NamedTuple):
-  """The number of microbatches, and the mesh over which the rows are sharded."""
+  """The number of microbatches, and the mesh that shards the rows."""
 
   num_microbatches: int
   mesh: jax.sharding.Mesh
@@ -29,8 +29,8 @@ class GradientAccumulation(NamedTuple):
     """Calls a function for every microbatch.
 
     Args:
-      function: maps the rows of a microbatch and its index to arrays with one entry for each of
-        these rows, and to arrays that are summed over the microbatches.
+      function: maps the rows of a microbatch and its index to arrays with one entry per row, and to
+        arrays to sum over the microbatches.
       rows: arrays of all rows, [B, ...].
 
     Returns:

@@ -21,8 +21,8 @@ class CallData(NamedTuple):
   Attributes:
     first: step before the call.
     end: step after the call.
-    segments: its segments, stacked [steps, B, T], on the devices; with their look-ups if tables are
-      in host memory.
+    segments: its segments, stacked [steps, B, T], on the devices; with look-ups for tables in host
+      memory.
     row_states: states of the rows of this process after the call, see `TrainTask.row_states`.
   """
 
@@ -44,11 +44,11 @@ def read_calls(
   If a call has fewer steps than the program, its last segment is repeated.
 
   Args:
-    task: the task, whose data are read.
+    task: the task that provides the data.
     config: the experiment.
     mesh: device mesh.
     first_step: step before the first call.
-    look_up: finds the look-ups of a segment; None: no table is in host memory.
+    look_up: returns the look-ups of a segment; None: no tables in host memory.
   """
   t = config.training
   for first, end in t.calls(first_step):

@@ -1,9 +1,9 @@
-"""Checks that a training fits into memory, from shapes alone: nothing is allocated.
+"""Checks that training fits into memory, from shapes alone without allocation.
 
-Two things are compared with the memory of the devices and of the machine. What has to be there
-between two steps, the train state and the batch of one call, is known before anything is written.
-The temporary arrays of a step, such as activations and gradients, are known once it is compiled.
-Of a large batch they are estimated before.
+Two sizes are compared with the memory of the devices and of the machine. The first is the train
+state and the batch of one call, known before anything is written. The second is the temporary
+arrays of a step, such as activations and gradients, known after compilation.
+For a large batch they are estimated before.
 """
 
 from collections.abc import Callable
@@ -109,7 +109,7 @@ def fits(compiled: jax.stages.Compiled, memory: memory_limits.MemoryLimit) -> bo
 
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int:
-  """Returns the bytes of a device that a program needs: arguments, temporary arrays, results."""
+  """Returns the bytes of a program on a device: arguments, temporary arrays, results."""
   analysis = compiled.memory_analysis()
   # The other results reuse donated arguments.
   results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes

@@ -1,4 +1,4 @@
-"""Initial centroids of quantisers that are added to a model: inputs in the first batches.
+"""Initial centroids of added quantisers: inputs in the first batches.
 
 K clusters of N heads, H head width, B batch, T segment length, R inputs of width D.
 """
@@ -37,15 +37,15 @@ def draw(
   seed: int,
   microbatches: int = 1,
 ) -> Any:
-  """Returns the codebook of a state with new centroids: different inputs that the quantisers have.
+  """Returns the codebook of a state with new centroids, distinct quantiser inputs.
 
   Args:
     model: the model.
-    state: parameters and codebook that the inputs are computed with, and the first memory.
-    paths: of the memories whose centroids are drawn, in the codebook.
+    state: parameters and codebook for the inputs, and the first memory.
+    paths: codebook paths of the memories to draw centroids for.
     read: returns the batch of a step, on the devices.
     seed: of the draw.
-    microbatches: parts of the batch, which are computed one after another, as in training.
+    microbatches: sequential parts of the batch, as in training.
   """
   mesh = state.step.sharding.mesh
   accumulate = accumulation.GradientAccumulation(microbatches, mesh)
@@ -97,7 +97,7 @@ def _batch_inputs(
 
 
 def _draw_different(inputs_RxD: np.ndarray, K: int, seed: int, name: str) -> np.ndarray:
-  """Returns K random inputs, [K, D]: all different, unless there are fewer, which is logged."""
+  """Returns K random inputs, [K, D], all distinct if possible; repeats are logged."""
   inputs_RxD = np.unique(inputs_RxD, axis=0)  # a token has the same embedding wherever it stands
   if len(inputs_RxD) < K:
     message = '%s: the first batches have %d different inputs for %d clusters: some start equal'

@@ -14,10 +14,10 @@ def check_options(
 
   Args:
     config: training section of the config.
-    mesh: the devices, which may be described without being there.
+    mesh: the devices, possibly abstract.
 
   Raises:
-    BadInput: the compiler of these devices refuses an option.
+    BadInput: the compiler of these devices rejects an option.
   """
   options = config.xla_options()
   platform = mesh.devices.flat[0].platform
@@ -28,7 +28,7 @@ def check_options(
       jax.jit(jnp.negative, compiler_options={name: value}).lower(scalar).compile()
     except jax.errors.JaxRuntimeError as error:
       raise errors.BadInput(
-        f"training.compiler_options='{text}' is refused by the compiler for {platform} "
-        f'({str(error).splitlines()[0]}): correct it, or leave it out'
+        f"training.compiler_options='{text}' is rejected by the compiler for {platform} "
+        f'({str(error).splitlines()[0]}): correct it, or remove it'
       ) from error
   return options

@@ -1,7 +1,7 @@
-"""What a training would need: the start of a run up to its first step, and the time of a step.
+"""A dry run: the start of a run up to its first step, its memory, and the time of a step.
 
-Steps are timed on a state that is thrown away, with random tokens. So the corpus is read only where
-the text decides the size of the vocabulary. Nothing is written but the cache of its tokens.
+Steps are timed on a temporary state with random tokens. The corpus is only read if it determines
+the size of the vocabulary. Only the token cache is written.
 """
 
 from collections.abc import Mapping
@@ -100,8 +100,8 @@ def dry_run(
 
   Args:
     config: the experiment.
-    workdir: run directory, which need not exist; the time is that of the steps that are left.
-    make_task: makes the data of a config.
+    workdir: run directory, which need not exist; the time is for the remaining steps.
+    make_task: returns the data of a config.
 
   Raises:
     BadInput: as in `loop.train`.
@@ -187,7 +187,7 @@ def _time_step(
   segments: table_pages.Segments,
   steps: int,
 ) -> float:
-  """Returns the seconds of a step. A first call, which is not timed, warms up."""
+  """Returns the seconds of a step, after an untimed warm-up call."""
   state, _ = jax.block_until_ready(programs.call(state, segments, 1))
   start_time = time.monotonic()
   jax.block_until_ready(programs.call(state, segments, steps))

@@ -44,8 +44,8 @@ class ModelFlops:
   """FLOPs of the matrix products of a model, a multiply-add as two, without rematerialisation.
 
   A causal query attends to half of its segment on average, and to the memory; with a fixed window,
-  to as many tokens as the memory has. A training step counts as three forward passes, also for
-  products without a gradient, such as the distances of k-means.
+  to M tokens. A training step counts as three forward passes, also for products without a gradient,
+  such as the distances of k-means.
 
   Attributes:
     per_segment: s, for one row.
@@ -67,8 +67,8 @@ class ModelFlops:
     """Returns the FLOPs of one token's forward pass.
 
     Args:
-      spans: mean span of the heads of each layer, in tokens, [..., layers]; keys beyond it cost
-        nothing.
+      spans: mean span of the heads of each layer, in tokens, [..., layers]; keys beyond it are
+        free.
     """
     M = self.memory
     T = self.length
@@ -122,8 +122,8 @@ def count(
 def matrix_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> int:
   """Counts the FLOPs of all matrix products of a program, including rematerialised ones.
 
-  A multiply-add counts as two. A conditional counts as its most expensive branch, of branches for
-  platforms as the cheapest; a loop with an unknown trip count counts as one iteration.
+  A multiply-add counts as two. A conditional counts as its most expensive branch, a platform switch
+  as its cheapest; a loop with unknown trip count counts as one iteration.
   """
   return sum(equation_flops(equation) for equation in jaxpr.eqns)
 
@@ -152,8 +152,8 @@ def equation_flops(equation: core.JaxprEqn) -> int:
 def kernel_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> dict[tuple, float]:
   """Counts the FLOPs of one execution of each Pallas kernel of a program on its device.
 
-  The keys have the name of the kernel and the axes of its results. Of splash attention, which is
-  causal here, only the blocks on and below the diagonal count; of other kernels all blocks.
+  The keys have the name of the kernel and the axes of its results. Splash attention is causal here
+  and only counts blocks on and below the diagonal; other kernels count all blocks.
   """
   flops_by_kernel: dict[tuple, float] = {}
   for equation in jaxpr.eqns:

@@ -1,12 +1,12 @@
-"""Starts a training from another run, `init_from`: its parameters and codebooks, a new optimizer.
+"""Starts training from another run, `init_from`: its parameters and codebooks, a new optimizer.
 
-The model may have more memories than the other one, see `runs.added_memories`.
+The model may have additional memories, see `runs.added_memories`.
 
-`init_from` is what `runs.model_source` resolves: the workdir of a run, `pretrained:NAME`, or the
-folder of a published model, with or without `hf:` before it.
+`runs.model_source` resolves `init_from`: the workdir of a run, `pretrained:NAME`, or the folder of
+a published model, optionally with the prefix `hf:`.
 
-<workdir>/begun_with.json   run and step of the checkpoint that the training started from, and the
-                            number of steps whose text is left out, see `data.continue_text`
+<workdir>/begun_with.json   run and step of the initial checkpoint, and the number of steps
+                            with skipped text, see `data.continue_text`
 <workdir>/published.json    family, token ids and settings of a published model, for an export
 """
 
@@ -50,16 +50,16 @@ def complete(
   present: Collection[str],
   workdir: pathlib.Path | None = None,
 ) -> None:
-  """Sets what is open in memories that the model of `init_from` does not have.
+  """Fills unset fields of memories missing in the model of `init_from`.
 
-  If the run in the workdir has started, its config decides, and that model need not be there.
+  If the run in the workdir has started, its config decides, without the source model.
 
   Args:
     values, overrides, present: see `added_memories.complete`.
     workdir: run directory.
 
   Raises:
-    BadInput: there is no run to start from, or its model cannot have a memory.
+    BadInput: there is no run to start from, or its model does not support a memory.
   """
   if workdir is not None and reader.steps(workdir):
     run = runs.load_run(workdir)
@@ -81,20 +81,19 @@ def initial_state(
 ) -> train_state.TrainState:
   """Returns a new state with the parameters and the codebook of the newest checkpoint of a run.
 
-  Step, optimizer state and memory stay new, and so does what the run does not have. The step of the
-  checkpoint is recorded in the workdir, so that a repeated start uses the same checkpoint even if
-  there is a newer one.
+  Step, optimizer state, memory and additional parameters stay new. The step of the checkpoint is
+  recorded in the workdir: a repeated start uses the same checkpoint even if there is a newer one.
 
   Args:
     config: the experiment, with the run to start from.
-    workdir: workdir of the run that starts.
+    workdir: workdir of the new run.
     state: a randomly initialised state.
-    segment: rows of the batch of a step, from which new centroids are drawn.
+    segment: rows of the batch of a step, for drawing new centroids.
     step: step of the checkpoint. None: of an earlier start from this run, or the newest.
     text_step: see `Start.text_step`; it is recorded too.
 
   Raises:
-    BadInput: the run has a parameter that the model does not have.
+    BadInput: the run has a parameter missing in the model.
   """
   init_from = config.init_from
   if step is None:
@@ -125,18 +124,18 @@ def initial_state(
 
 
 def _load_published(run: runs.Run, params: Any) -> Any:
-  """Returns the parameters of a published model, in the dtypes and shards of a model with more."""
+  """Returns the parameters of a published model, in the dtypes and shards of the new model."""
   leaves = traverse_util.flatten_dict(params)
   names = traverse_util.flatten_dict(run.abstract_parameters)
   return run.load(traverse_util.unflatten_dict({name: leaves[name] for name in names}))
 
 
 def _quantizers_to_draw(config: experiment.Config, codebook: Any) -> list[tuple[str, ...]]:
-  """Returns the paths of the n-gram modules whose centroids are drawn from hidden states.
+  """Returns the paths of the n-gram modules with centroids from hidden states.
 
   Args:
     config: the experiment.
-    codebook: of the other run, whose centroids are kept.
+    codebook: codebook of the other run; its centroids are kept.
   """
   trained = {path[:-2] for path in traverse_util.flatten_dict(codebook)}
   return [
@@ -164,20 +163,20 @@ def _draw_centroids(
 
 
 def _merge(init_from: str, new: Any, old: Any) -> Any:
-  """Returns a tree with the arrays of another run, in its own shards and dtypes, and its others."""
+  """Returns a tree updated by the arrays of another run, in its own shards and dtypes."""
   leaves = traverse_util.flatten_dict(new, keep_empty_nodes=True)
   for path, leaf in traverse_util.flatten_dict(old).items():
     if path not in leaves or leaves[path].shape != leaf.shape:
       raise errors.BadInput(
-        f'init_from={init_from} has {"/".join(path)} of the shape {list(leaf.shape)}, which this '
-        f'model does not have: use the model of that run'
+        f'init_from={init_from} has {"/".join(path)} of the shape {list(leaf.shape)}, but this '
+        f'model does not: use the model of that run'
       )
     leaves[path] = sharding.place_like(leaf.astype(leaves[path].dtype), leaves[path])
   return traverse_util.unflatten_dict(leaves)
 
 
 def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
-  """Returns the step that an earlier start from this run used, else `newest`."""
+  """Returns the step of an earlier start from this run, or `newest`."""
   if not (workdir / RECORD).exists():
     return 'newest'
   with file_errors.translate_damage(workdir / RECORD, 'delete it to start from the newest'):
@@ -193,9 +192,9 @@ def _recorded_text_step(workdir: pathlib.Path) -> int:
 
 
 def check_model(initial_run: runs.Run, config: experiment.Config) -> None:
-  """Raises BadInput for a model that is not the one to start from, maybe with more memories.
+  """Raises BadInput if a model differs from the source by more than added memories.
 
-  Values that are `free_on_init` may differ. Logs what is new.
+  Values that are `free_on_init` may differ. Logs added memories.
 
   Args:
     initial_run: the run to start from.
@@ -212,7 +211,7 @@ def check_model(initial_run: runs.Run, config: experiment.Config) -> None:
 
 
 def _difference_message(path: str, old: Any, new: Any, config: experiment.Config) -> str:
-  """Returns the message for a key of the model that may not differ.
+  """Returns the message for a key that must not differ.
 
   Args:
     path: the key.
@@ -233,7 +232,7 @@ def _difference_message(path: str, old: Any, new: Any, config: experiment.Config
 
 
 def _log_added(added: Collection[str], initial_run: runs.Run, config: experiment.Config) -> None:
-  """Logs the memories that the other run does not have, and their number of parameters."""
+  """Logs the added memories, and their number of parameters."""
   model = language_model.build(config.model, initial_run.vocabulary_size)
   before = model_variables.count_elements(initial_run.abstract_parameters)
   after = model_variables.count_elements(model_variables.abstract(model)['params'])
@@ -247,10 +246,10 @@ class Start:
 
   Args:
     config: the experiment, with `init_from`.
-    workdir: workdir of the run that starts. If it has a checkpoint, the other run is not read.
+    workdir: workdir of the new run. If it has a checkpoint, the other run is not read.
 
   Raises:
-    BadInput: `init_from` is no run, or one of another model.
+    BadInput: `init_from` is no run, or a run of another model.
   """
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
@@ -336,11 +335,11 @@ class Start:
       )
 
   def source_dtypes(self) -> Mapping[str, np.dtype]:
-    """Returns the dtype of every parameter that the other run has, by name."""
+    """Returns the dtype of every parameter of the other run, by name."""
     return self._initial_run.parameter_dtypes
 
   def __call__(
     self, state: train_state.TrainState, segment: ReadSegment | None = None
   ) -> train_state.TrainState:
-    """Returns the state that training starts from, see `initial_state`."""
+    """Returns the initial train state, see `initial_state`."""
     return initial_state(self._config, self._workdir, state, segment, self._step, self._text_step)

@@ -41,12 +41,12 @@ def train(
   Args:
     config: the experiment.
     workdir: run directory.
-    make_task: makes the data, the loss and the validation of a config.
-    watchdog_minutes: minutes without progress before the stacks of all threads are logged.
+    make_task: returns the data, the loss and the validation of a config.
+    watchdog_minutes: minutes without progress before stack traces are logged.
     trace: steps to trace with the profiler.
 
   Returns:
-    False if the training was finished before.
+    False if the training was already finished.
 
   Raises:
     BadInput: the input is invalid, or the loss is not finite.
@@ -190,7 +190,7 @@ class _Trainer:
     self.check_preemption()
 
   def _end_call(self, end: int, record: recorder.Recorder, row_states: Any) -> bool:
-    """Validates and saves what is due. Returns whether to stop early.
+    """Validates and saves if due. Returns whether to stop early.
 
     Args:
       end: step after the call.

@@ -1,6 +1,6 @@
-"""The loss of a training: by default the negative log-likelihood of the next token.
+"""Training losses: by default the negative log-likelihood of the next token.
 
-A `train_task.TrainTask` may have a loss of its own: a function of the type `Loss`.
+A `train_task.TrainTask` may have its own loss, a function of the type `Loss`.
 
 B batch, T segment length, J width of the hidden states, V vocabulary.
 """
@@ -20,14 +20,14 @@ from ngrammer_jax.models import language_model
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LossContext:
-  """What a loss may read beside hidden states and targets, for the rows of one microbatch.
+  """Inputs of a loss besides hidden states and targets, for the rows of one microbatch.
 
   Attributes:
     model: the model.
-    params: its parameters, with respect to which the loss is differentiated.
+    params: its parameters; the loss is differentiated with respect to them.
     batch: the tokens, targets and masks of these rows.
-    counts_BxT: more than 0 where the loss of a token counts.
-    total: number of tokens that count in all rows of the batch.
+    counts_BxT: weight of each token in the loss; 0: ignored.
+    total: number of counted tokens in all rows of the batch.
   """
 
   model: language_model.LanguageModel
@@ -39,19 +39,19 @@ class LossContext:
   def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Returns the negative log-likelihood of each target in nats, and whether it was predicted.
 
-    Never more than `model.vocabulary_chunk` logits of a token exist at once.
+    Computes at most `model.vocabulary_chunk` logits of a token at once.
     """
     return self._head('scores', hidden_BxTxJ, targets_BxT, train=True)
 
   def log_probs(self, hidden_BxTxJ: jax.Array) -> jax.Array:
-    """Returns log-probabilities [B, T, V] of the next tokens in nats; all exist at once."""
+    """Returns log-probabilities [B, T, V] of the next tokens in nats, without chunking."""
     return self._head('log_probs', hidden_BxTxJ)
 
   def _head(self, method: str, *inputs: jax.Array, **options: Any) -> Any:
     return self.model.apply({'params': self.params}, *inputs, method=method, **options)
 
   def mean(self, values_BxT: jax.Array) -> jax.Array:
-    """Returns the part of these rows in the mean over all tokens that count; 0 if none does."""
+    """Returns the part of these rows in the mean over all counted tokens; 0 if there are none."""
     sum_of_rows = jnp.where(self.counts_BxT > 0, values_BxT, 0).sum()
     return sum_of_rows / jnp.maximum(self.total, 1)
 
@@ -95,9 +95,9 @@ def smoothed(share: float) -> Loss:
 
 
 def means(loss: Loss, hidden_BxTxJ: jax.Array, context: LossContext) -> dict[str, jax.Array]:
-  """Returns the metrics `loss` and `loss/NAME`: the means of what a loss returns.
+  """Returns the metrics `loss` and `loss/NAME`: the means of the results of a loss.
 
-  Those of microbatches add up to those of the batch.
+  The means of microbatches add up to the mean of the batch.
 
   Raises:
     BadInput: the loss does not return one value for each token.

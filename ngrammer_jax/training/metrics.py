@@ -16,16 +16,16 @@ Metrics = dict[str, jax.Array]
 
 
 def codebook_metrics(before: Any, after: Any, is_full_batch: bool = True) -> Metrics:
-  """Returns the means over all quantisers of a model; empty if it has none.
+  """Returns the means over all quantisers of a model; empty without quantisers.
 
-  `perplexity`: exp of the entropy of the cluster usage. `dead`: share of clusters that are almost
-  unused. `drift`: distance that the centroids moved in this step, relative to their norm.
-  `changed`: share of tokens whose cluster this changed.
+  `perplexity`: exp of the entropy of the cluster usage. `dead`: share of almost unused clusters.
+  `drift`: distance moved by the centroids in this step, relative to their norm. `changed`: share of
+  tokens with a changed cluster.
 
   Args:
     before: codebook before the step.
     after: codebook after the step.
-    is_full_batch: whether the batch was not split into parts, which `changed` needs.
+    is_full_batch: whether the batch is not split into microbatches, as required by `changed`.
   """
   pairs = zip(_quantizers(before), _quantizers(after), strict=True)
   values = [_quantizer_metrics(old, new, is_full_batch) for old, new in pairs]

@@ -1,4 +1,4 @@
-"""What a training checks and makes before its first step: data, devices and programs."""
+"""Preparation of training before its first step: data, devices and programs."""
 
 import dataclasses
 import logging
@@ -22,7 +22,7 @@ from ngrammer_jax.training.records import wandb_run
 def prepare(
   config: experiment.Config, workdir: pathlib.Path, make_task: train_task.MakeTask
 ) -> tuple[experiment.Config, train_task.TrainTask, training_programs.Programs]:
-  """Returns the config, the data and the programs of a run. What can be refused is refused here.
+  """Returns the config, the data and the programs of a run, after all checks of the input.
 
   The config has the name of the loss of the task.
 
@@ -109,7 +109,7 @@ def _make_mesh(config: experiment.Config) -> jax.sharding.Mesh:
 def _check_kernel(config: experiment.Config, mesh: jax.sharding.Mesh) -> None:
   """Raises BadInput if the kernel of the config cannot attend to the segments of training.
 
-  Lines of the log say where attention gives up speed.
+  Logs options that slow attention down.
   """
   model = config.model
   if model.recurrent is not None:
@@ -118,14 +118,14 @@ def _check_kernel(config: experiment.Config, mesh: jax.sharding.Mesh) -> None:
   reason = model.kernel and kernels.unsupported_reason(model.kernel, needs, workload)
   if reason:
     raise errors.BadInput(
-      f'model.kernel={model.kernel!r} {reason}: use None, which selects another'
+      f'model.kernel={model.kernel!r} {reason}: use None for automatic selection'
     )
   for note in speed_notes(config, mesh):
     logging.info('%s', note)
 
 
 def speed_notes(config: experiment.Config, mesh: jax.sharding.Mesh) -> list[str]:
-  """Returns where the attention of a Transformer gives up speed, a sentence each."""
+  """Returns one sentence for each option that slows the attention of a Transformer down."""
   model = config.model
   return kernels.speed_notes(model.kernel, *_attention(config, mesh), model.scan_layers)
 
@@ -133,7 +133,7 @@ def speed_notes(config: experiment.Config, mesh: jax.sharding.Mesh) -> list[str]
 def _attention(
   config: experiment.Config, mesh: jax.sharding.Mesh
 ) -> tuple[frozenset[str], kernels.Workload]:
-  """Returns what attention needs in training, and its workload."""
+  """Returns the required attention features in training, and the workload."""
   model = config.model
   t = config.training
   needs = frozenset(model.attention_needs())

@@ -50,22 +50,22 @@ class Programs:
     config: the experiment.
     vocabulary_size: V.
     mesh: device mesh.
-    source_dtypes: dtype of every parameter that training starts from, by name; None: none.
+    source_dtypes: dtype of every initial parameter from another run, by name; None: none.
     loss: the loss of each token in training.
 
   Attributes:
     mesh: device mesh.
-    frozen: dtype of every parameter that is not trained, by name.
+    frozen: dtype of every frozen parameter, by name.
     labels: optimizer label of every parameter.
     decay_mask: whether each parameter decays, if it is trained.
-    matrices: the matrices that Muon trains, see `muon.find_matrices`; None for another algorithm.
-    create: function that returns the initial state.
+    matrices: the matrices trained by Muon, see `muon.find_matrices`; None for other algorithms.
+    create: returns the initial state.
     abstract: shapes, dtypes and shardings of the state, as in checkpoints.
     packed: the same in training, with packed tables (see `layers.ngram.table`).
     is_compiled: whether the call is compiled.
     compiled: the compiled call, once there is one.
-    pages: moves the rows of tables in host memory; None: there are none.
-    remat: `model.remat` of the call; chosen when it is compiled if the config has `auto`.
+    pages: moves the rows of tables in host memory; None: no such tables.
+    remat: `model.remat` of the call; selected at compilation if `auto`.
 
   Raises:
     BadInput: tables are in host memory and JAX may not use the processor.
@@ -179,8 +179,8 @@ class Programs:
   ) -> jax.stages.Traced:
     """Compiles the call, and returns its trace.
 
-    With `model.remat=auto`, values are compiled in turn until one leaves some memory of a device;
-    most models need no second one.
+    With `model.remat=auto`, values are compiled in turn until one fits with some spare memory;
+    usually the first one fits.
     """
     memory = memory_limits.device_memory(self.mesh)
     *attempts, last = self._remats(memory)
@@ -210,7 +210,7 @@ class Programs:
     segments: table_pages.Segments,
     memory: memory_limits.MemoryLimit,
   ) -> jax.stages.Traced | None:
-    """Compiles the call, and returns its trace; None if it needs more memory than there is."""
+    """Compiles the call, and returns its trace; None if it does not fit into memory."""
     try:
       traced = self._compile_with(remat, state, segments)
     except jax.errors.JaxRuntimeError as error:  # of compilers that know the memory
@@ -240,7 +240,7 @@ class Programs:
     return traced
 
   def muon_share(self, traced: jax.stages.Traced) -> float:
-    """Returns the share of the FLOPs of a step that orthogonalise matrices, on one device.
+    """Returns the share of orthogonalisation in the FLOPs of a step, on one device.
 
     Args:
       traced: the call of many steps.
@@ -254,7 +254,7 @@ class Programs:
     return muon_of_device / (muon_of_device + model_of_device)
 
   def peak_bytes(self) -> int:
-    """Returns the bytes of a device that the compiled call needs."""
+    """Returns the bytes of the compiled call on a device."""
     return capacity.peak_bytes(self.compiled)
 
   def trace(
@@ -263,7 +263,7 @@ class Programs:
     """Traces the call. State and segments may be abstract.
 
     Raises:
-      BadInput: the compiler of the devices refuses an option of the config.
+      BadInput: the compiler of the devices rejects an option of the config.
     """
     options = compiler.check_options(self._config.training, self.mesh)
     with sharding.use(self.mesh):
@@ -289,7 +289,7 @@ class Programs:
     return self.engine.trace_score(variables, rows, length), rows * length
 
   def host_bytes(self, name: str) -> int:
-    """Returns the bytes of tables in host memory that a process needs for one of NAMES."""
+    """Returns the bytes of host tables in a process for one of NAMES."""
     tree = self.abstract if name == 'train' else self.abstract.variables
     leaves = host_tables.on_host(tree).values()
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
@@ -305,11 +305,11 @@ class Programs:
     return {'params': state.params, 'codebook': codebook}
 
   def pack(self, state: train_state.TrainState) -> train_state.TrainState:
-    """Returns a state for training, with packed tables; the others are deleted."""
+    """Returns a state for training, with packed tables; deletes the unpacked ones."""
     return train_state.reshape_tables(state, self.packed, delete=True)
 
   def unpack(self, state: train_state.TrainState) -> train_state.TrainState:
-    """Returns a state for a checkpoint, with tables as the model declares them."""
+    """Returns a state for a checkpoint, with unpacked tables."""
     return train_state.reshape_tables(state, self.abstract)
 
   def call(
@@ -317,7 +317,7 @@ class Programs:
   ) -> tuple[train_state.TrainState, metrics.Metrics]:
     """Trains on the first segments. The state is donated; metrics are stacked by step.
 
-    Tables in host memory are changed in place, the last ones of them a little later: see `wait`.
+    Tables in host memory are updated in place and asynchronously: see `wait`.
     """
     if self.pages is not None:
       return self.pages.call(self.compiled, state, segments)
@@ -325,12 +325,12 @@ class Programs:
     return state, jax.tree.map(lambda column: column[:steps], metrics_of_call)
 
   def wait(self) -> None:
-    """Waits until tables in host memory have all updates."""
+    """Waits for all updates of tables in host memory."""
     if self.pages is not None:
       self.pages.wait()
 
   def lookup_reader(self, state: train_state.TrainState) -> table_pages.LookupReader | None:
-    """Returns what finds the look-ups of segments after a state; None without host tables."""
+    """Returns the look-up reader of segments after a state; None without host tables."""
     if self.pages is None:
       return None
     batch_size = self._config.training.batch_size
@@ -406,16 +406,16 @@ class Programs:
 def check_trained(
   config: experiment.Config, vocabulary_size: int, source_dtypes: Mapping[str, np.dtype]
 ) -> None:
-  """Checks the parts of the model that are trained, without a device.
+  """Checks the trained parts of the model, without a device.
 
   Args:
     config: the experiment.
     vocabulary_size: V.
-    source_dtypes: dtype of every parameter that training starts from, by name.
+    source_dtypes: dtype of every initial parameter from another run, by name.
 
   Raises:
-    BadInput: the model lacks a part that the config names, nothing is trained, or Muon has no
-      matrix to train.
+    BadInput: the model lacks a part named in the config, nothing is trained, or Muon has no matrix
+      to train.
   """
   optimizer = config.optimizer
   if not optimizer.rates and 'all' in optimizer.train:
@@ -430,7 +430,7 @@ def check_trained(
 def _matrices(
   optimizer: experiment.OptimizerConfig, params: Any, frozen: Mapping[str, np.dtype]
 ) -> dict[str, muon.Kernel] | None:
-  """Returns the matrices that Muon trains; None for another algorithm.
+  """Returns the matrices trained by Muon; None for other algorithms.
 
   Raises:
     BadInput: Muon has no matrix to train.
@@ -449,15 +449,15 @@ def _matrices(
 def _frozen_parameters(
   optimizer: experiment.OptimizerConfig, params: Any, source_dtypes: Mapping[str, np.dtype]
 ) -> dict[str, np.dtype]:
-  """Returns the dtype of every parameter that is not trained, by name.
+  """Returns the dtype of every frozen parameter, by name.
 
   Args:
-    optimizer: config of the optimizer, which names the parts that are trained.
+    optimizer: config of the optimizer, with the names of trained parts.
     params: the abstract parameters.
-    source_dtypes: dtype of every parameter that training starts from, by name.
+    source_dtypes: dtype of every initial parameter from another run, by name.
 
   Raises:
-    BadInput: the model does not have a part that the config names.
+    BadInput: the model does not have a part named in the config.
   """
   parts = [*optimizer.train, *(rate.part for rate in optimizer.rates)]
   parameter_groups.check_names(parts, params)

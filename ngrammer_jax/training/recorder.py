@@ -1,7 +1,7 @@
 """Records metrics, progress and goodput of a run; stops it if the loss is not finite.
 
-The extra metrics of a loss (see `losses.Loss`) are only recorded, at the steps where they are
-finite.
+Extra metrics of a loss (see `losses.Loss`) are recorded at steps where they are finite, without
+further checks.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,11 +27,11 @@ from ngrammer_jax.training.records import goodput, writers
 class Recorder:
   """Records the metrics of each call, one call late so that the device never waits.
 
-  The values logged at a step are means over the call that ends with it, so that they do not depend
-  on interruptions. A context manager around the loop.
+  The values logged at a step are means over the call that ends with it, so they do not depend on
+  interruptions. A context manager around the loop.
 
   Args:
-    last_saved: formats the newest checkpoint that is on disk, for errors.
+    last_saved: formats the newest checkpoint on disk, for errors.
   """
 
   def __init__(
@@ -80,7 +80,7 @@ class Recorder:
 
   @contextlib.contextmanager
   def timed(self, phase: str) -> Iterator[None]:
-    """Logs everything so far, then times a phase that is not training.
+    """Logs all pending metrics, then times a phase other than training.
 
     Raises:
       BadInput: a loss or gradient was not finite.
@@ -115,7 +115,7 @@ class Recorder:
       self._log(*pending)
 
   def _log(self, end: int, metrics: metrics.Metrics) -> None:
-    """Checks the metrics of the call that ends with a step, and logs them if that is due."""
+    """Checks the metrics of the call that ends with a step, and logs them if due."""
     metrics = jax.device_get(metrics)
     metrics = {'loss': metrics.pop('loss'), **metrics}  # the loss comes first
     t = self._config.training
@@ -142,7 +142,7 @@ class Recorder:
     self._bar.log(writers.format_line(end, t.steps, values, self._seconds_left(end)))
 
   def _measure_rate(self, end: int) -> None:
-    """Measures the tokens per second since the last measurement, if a step has finished since."""
+    """Measures the tokens per second since the last measurement, if a step has finished."""
     finished = self._finished_step(end)
     if finished <= self._measured_step:
       return
@@ -152,15 +152,15 @@ class Recorder:
     self._rates_measured += 1
 
   def _finished_step(self, end: int) -> int:
-    """Returns the last step that the device has finished, which may be after `end`."""
+    """Returns the last step finished by the device, possibly after `end`."""
     if self._pending is not None and self._pending[1]['loss'].is_ready():
       return self._pending[0]
     return max(end, self._measured_step)
 
   def _seconds_left(self, end: int) -> float | None:
-    """Returns the seconds of the steps after `end` and their pauses; None: not known yet.
+    """Returns the seconds of the steps after `end` and their pauses; None: unknown yet.
 
-    A pause for an evaluation or a checkpoint takes as long as the last one, at first no time.
+    A pause for an evaluation or a checkpoint is estimated by the last one, initially 0.
     """
     if self._rates_measured < 2:  # the first rate is that of a device that has just started
       return None
@@ -180,9 +180,10 @@ class Recorder:
     return self._programs.flops.forward(np.stack(spans, axis=-1))
 
   def _finite_means(self, end: int, metrics: metrics.Metrics) -> dict[str, float]:
-    """Returns the mean of each metric over a call, without those that are not finite.
+    """Returns the mean of each metric over a call, without non-finite ones.
 
-    After `_check_finite` these can only be extra metrics of the loss. JSON has no number for them.
+    After `_check_finite` only extra metrics of the loss can be non-finite. JSON cannot represent
+    them.
     """
     means = {}
     for name, column in metrics.items():
@@ -196,9 +197,9 @@ class Recorder:
     return means
 
   def _check_finite(self, end: int, metrics: metrics.Metrics) -> None:
-    """Raises BadInput for the first step of a call with a loss or gradient that is not finite.
+    """Raises BadInput for the first step of a call with a non-finite loss or gradient.
 
-    Extra metrics of the loss are not checked: nothing is trained with them.
+    Extra metrics of the loss are not checked, since training does not use them.
     """
     first = end - len(metrics['loss'])
     checked = {}
@@ -217,7 +218,7 @@ class Recorder:
 
 
 def _peak_flops() -> float | None:
-  """Returns the peak FLOP/s of all devices together, None if it is not known."""
+  """Returns the peak FLOP/s of all devices together; None if unknown."""
   of_device = flops.peak_flops(jax.devices()[0].device_kind)
   if of_device is None:
     return None

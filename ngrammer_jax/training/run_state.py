@@ -1,4 +1,4 @@
-"""The train state of a run, with optimizer state and memory: `Run.state`. Inference needs none."""
+"""The train state of a run, with optimizer state and memory: `Run.state`."""
 
 import jax.numpy as jnp
 

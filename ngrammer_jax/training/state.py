@@ -31,7 +31,7 @@ PACKED_PLATFORMS = ('tpu',)
 
 
 class TrainState(struct.PyTreeNode):
-  """Everything that a training step changes.
+  """The values changed by a training step.
 
   Attributes:
     step: number of updates so far, int32.
@@ -65,7 +65,7 @@ def make_initializer(
   is_split: bool = False,
   width_factors: width_rule.WidthFactors | None = None,
 ) -> tuple[Callable[[], TrainState], TrainState]:
-  """Returns a function that creates the initial state, and the abstract state.
+  """Returns a function for the initial state, and the abstract state.
 
   The function takes no arguments; the state is sharded. The abstract state has shapes, dtypes and
   shardings, for restoring a checkpoint.
@@ -76,8 +76,8 @@ def make_initializer(
     batch_size: rows of the memory.
     seed: seed of the parameters.
     mesh: device mesh.
-    frozen: dtype of every parameter that is not trained, by name. They have no optimizer state.
-    replaced: names of parameters that another run replaces: they are 0.
+    frozen: dtype of every frozen parameter, by name. Frozen parameters have no optimizer state.
+    replaced: names of parameters replaced by another run, initially 0.
     is_split: whether the optimizer state is split over `data`, see `optimizers.zero`.
     width_factors: factors of the initial values, see `models.width_rule`.
   """
@@ -133,12 +133,12 @@ def make_initializer(
 def _zero_replaced_params(
   params: Any, replaced: Collection[str], frozen: Mapping[str, np.dtype]
 ) -> Any:
-  """Returns parameters: 0 for those that another run replaces, frozen ones in their dtypes.
+  """Returns parameters: 0 if replaced by another run, frozen ones in their dtypes.
 
   Args:
-    params: the parameters, which may be boxed.
-    replaced: names of parameters that another run replaces.
-    frozen: dtype of every parameter that is not trained, by name.
+    params: the parameters, boxed or not.
+    replaced: names of parameters replaced by another run.
+    frozen: dtype of every frozen parameter, by name.
   """
 
   def convert(path: tuple[str, ...], leaf: Any) -> Any:
@@ -151,15 +151,14 @@ def _zero_replaced_params(
 
 
 def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]) -> TrainState:
-  """Returns an abstract state whose narrow tables are packed, with their optimizer state.
+  """Returns an abstract state with packed narrow tables and optimizer state.
 
-  See `layers.ngram.table`. Not packed are: tables that are not trained, or whose optimizer or
-  rounding treats rows as such; and those that, or whose shards, have no whole number of packed
-  rows.
+  See `layers.ngram.table`. Not packed: frozen tables, tables with an optimizer or rounding by row,
+  and tables or shards without a whole number of packed rows.
 
   Args:
     abstract: the abstract state.
-    labels: label of every parameter that is trained.
+    labels: label of every trained parameter.
     optimizers: name of the optimizer of each label of tables.
   """
   params = traverse_util.flatten_dict(abstract.params, sep='/')
@@ -169,7 +168,7 @@ def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]
       packed_shapes[name] = params[name].shape
 
   def table_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Returns the shape of the table that a leaf is, or whose optimizer state it is."""
+    """Returns the table shape of a leaf: a table, or the optimizer state of one."""
     for table_name, (V, E) in packed_shapes.items():
       if f'/{name}'.endswith(f'/{table_name}') and shape in ((V, E), (V, 1)):
         return V, E
@@ -193,12 +192,12 @@ def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]
 
 
 def reshape_tables(state: TrainState, like: TrainState, delete: bool = False) -> TrainState:
-  """Returns a state with the shapes of another one, abstract or not, which is packed or is not.
+  """Returns a state with the shapes of another one, abstract or not, packed or not.
 
   Args:
     state: the state.
     like: the other one.
-    delete: delete each array that is reshaped, so that at most one array exists twice at a time.
+    delete: delete each reshaped array, so that at most one array exists twice at a time.
   """
 
   def reshape(leaf: jax.Array, like: Any) -> jax.Array:

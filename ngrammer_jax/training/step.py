@@ -33,10 +33,10 @@ class Rows(NamedTuple):
 
 
 class RowsGradient(NamedTuple):
-  """The gradient of some rows, and what else a pass over them returns.
+  """The gradient of some rows, and the other results of the pass.
 
   Attributes:
-    gradient: gradient by path, without that of tables.
+    gradient: gradient by path, without tables.
     lookups: gradients of the lookups in tables. `row_gradient.join` takes both.
     memory: the next memory of the rows.
     metrics: the loss and its extra metrics, see `losses.means`.
@@ -57,13 +57,14 @@ class TrainStep:
   Attributes:
     model: the model.
     optimizer: optimizer of the parameters.
-    labels: label of every parameter that is trained; gradient norms are reported for each.
+    labels: label of every trained parameter; gradient norms are reported by label.
     seed: seed of the dropout.
-    half_loss: whether only the later half of every segment counts (Transformer-XL's ablation).
+    half_loss: whether the loss is only on the later half of every segment (Transformer-XL's
+      ablation).
     frozen_codebook: whether the codebook stays unchanged.
     microbatches: computes the gradient by microbatches. None: for all rows at once.
-    frozen: names of the parameters that are not trained; the codebooks of their memories stay.
-    shards: splits the update over `data`. None: each of these devices makes it all.
+    frozen: names of the frozen parameters; the codebooks of their memories are frozen too.
+    shards: shards the update over `data`. None: each device computes the whole update.
     loss: the loss of each token.
   """
 
@@ -86,7 +87,7 @@ class TrainStep:
     Args:
       state: the train state.
       segment: a segment of every row.
-      table_rows: the collection `table.ROWS`. None: no table is in host memory.
+      table_rows: the collection `table.ROWS`. None: no tables in host memory.
     """
     config = self.model.config
     if self.shards is not None:
@@ -124,7 +125,7 @@ class TrainStep:
     return parameter_groups.merge(state.params, trained), opt_state, norms
 
   def _with_frozen_codebooks(self, codebook: Any, before: Any) -> Any:
-    """Returns a codebook, for memories with frozen parameters as it was before."""
+    """Returns a codebook, unchanged for memories with frozen parameters."""
     frozen_memories = {parameter_groups.memory_of(name) for name in self.frozen} - {None}
     names = traverse_util.flatten_dict(before, sep='/')
     frozen = [name for name in names if parameter_groups.memory_of(name) in frozen_memories]
@@ -173,7 +174,7 @@ class TrainStep:
     Args:
       state: the train state.
       rows: the rows.
-      total: number of tokens that count in the loss of all rows.
+      total: number of counted tokens of all rows.
       dropout_key: dropout key of these rows.
       share: tokens of these rows as a share of all.
     """
@@ -248,8 +249,8 @@ def make_call(
 ) -> Callable[..., tuple[train_state.TrainState, step_metrics.Metrics]]:
   """Returns a jitted function of the state, stacked segments [steps, B, T] and a number of steps.
 
-  The steps beyond that number are skipped. The state is donated. Metrics are stacked by step; those
-  of skipped steps are 0.
+  Steps beyond that number are skipped. The state is donated. Metrics are stacked by step, 0 for
+  skipped steps.
 
   Args:
     step: the training step.

@@ -1,4 +1,4 @@
-"""The compressed token ids of memories, which depend on the vocabulary of a run."""
+"""The compressed token ids of memories, by the vocabulary of a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def fill(
     codebook: the codebook of a state. At the path of each memory with compressed token ids it has
       `token_classes`, int32 [V], and if its hash draws them `multipliers`, uint32 [N, 2]. The new
       arrays have their shardings.
-    config: of the model.
+    config: config of the model.
     vocabulary: the vocabulary of the run.
   """
   arrays = traverse_util.flatten_dict(codebook, keep_empty_nodes=True)

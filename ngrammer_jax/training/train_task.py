@@ -33,15 +33,15 @@ class TrainTask(Protocol):
   """The interface between the training loop and its data: `CorpusTask`, or the tasks in `tasks`.
 
   A subclass inherits the loss of the next token, a start from random parameters, and rows without
-  states. A class that is no subclass and lacks some of `OPTIONAL_METHODS` gets them too.
+  states. Other classes get missing `OPTIONAL_METHODS` too.
 
   Attributes:
     vocabulary: vocabulary of the tokens.
     content_hash: hash of all training data; a resume needs the same data.
-    best_metric: the validation metric whose lowest value marks the best checkpoint.
+    best_metric: the validation metric to minimise for the best checkpoint.
     patience: number of validations without an improvement after which training stops; None
       disables early stopping.
-    source_dtypes: dtype of every parameter that training starts from, by name, or empty.
+    source_dtypes: dtype of every initial parameter from another run, by name, or empty.
   """
 
   vocabulary: vocabularies.Vocabulary
@@ -54,18 +54,17 @@ class TrainTask(Protocol):
     """Returns some rows of the batch of a step: a pure function of its arguments."""
 
   def row_states(self, step: int) -> Any:
-    """Returns the states before a step of the rows that were read here, as a JSON value.
+    """Returns the states before a step of the rows of this process, as a JSON value.
 
     By default None: `segment` needs no state.
     """
     return None
 
   def merge_row_states(self, states: Sequence[Any]) -> Any:
-    """Returns the JSON value that a checkpoint keeps of the `row_states` of all processes.
+    """Returns the JSON value stored in a checkpoint for the `row_states` of all processes.
 
     Args:
-      states: the `row_states` of each process. By default they are kept as this list; None if each
-        of them is None.
+      states: the `row_states` of each process. By default the list itself; None if all are None.
     """
     if all(each is None for each in states):
       return None
@@ -76,12 +75,12 @@ class TrainTask(Protocol):
 
     Args:
       step: the next step.
-      states: what `merge_row_states` returned, maybe for another number of processes; None: the
+      states: the result of `merge_row_states`, maybe from another number of processes; None: the
         checkpoint has no states.
     """
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
-    """Returns the state that training starts from, given a randomly initialised one."""
+    """Returns the initial train state, given a randomly initialised one."""
     return state
 
   def loss(
@@ -90,8 +89,8 @@ class TrainTask(Protocol):
     """Returns the loss of each token, and extra metrics, all [B, T].
 
     A `losses.Loss`, such as `losses.next_token`, the default, or `losses.smoothed`. Both are
-    averaged over the tokens that count (`token_batch.Batch.counts_BxT`), whatever the microbatches
-    and devices. A loss that is not finite ends the training; such extra metrics are not recorded.
+    averaged over the counted tokens (`token_batch.Batch.counts_BxT`), whatever the microbatches
+    and devices. A non-finite loss ends the training; non-finite extra metrics are not recorded.
 
     The config of the run has the name of the loss, see `loss_name`, and a resumed run needs the
     same one.
@@ -117,7 +116,7 @@ MakeTask = Callable[[experiment.Config], TrainTask]
 
 
 def add_defaults(task: Any) -> TrainTask:
-  """Returns a task that has the defaults of `TrainTask` for the methods that it lacks."""
+  """Returns a task with the defaults of `TrainTask` for missing methods."""
   if all(hasattr(task, name) for name in OPTIONAL_METHODS):
     return task
   return _TaskWithDefaults(task)
@@ -140,7 +139,7 @@ def loss_name(task: Any) -> str:
 
 
 class _TaskWithDefaults:
-  """A task as version 0.3.0 asked for it. The object of the user stays as it is."""
+  """A task without the optional methods, as in version 0.3.0. The user's object is unchanged."""
 
   def __init__(self, task: Any):
     self._task = task
@@ -160,8 +159,8 @@ class CorpusTask(TrainTask):
     config: the experiment config.
     workdir: run directory; a streamed corpus stores the fingerprints of its files there.
     open_corpus: opens the corpus of a data config.
-    start: from an initial state and `segment` to the state with the parameters of another run,
-      see `init_from.Start`; None: training starts from random parameters.
+    start: maps an initial state and `segment` to the state with the parameters of another run, see
+      `init_from.Start`; None: random parameters.
   """
 
   best_metric = 'nll_nats_per_token'
@@ -202,7 +201,7 @@ class CorpusTask(TrainTask):
     return self._start.source_dtypes()
 
   def split_names(self) -> list[str]:
-    """Returns the splits that can be evaluated."""
+    """Returns the splits for evaluation."""
     return self._mixture.split_names()
 
   def segment(self, step: int, rows: slice) -> token_batch.Batch:
@@ -218,18 +217,18 @@ class CorpusTask(TrainTask):
     self._segments.restore_rows(self._text_step + step, states)
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
-    """Returns the state that training starts from.
+    """Returns the initial train state.
 
-    It has the compressed token ids of the vocabulary, see `token_codebook`, and the parameters and
-    the codebook of another run, if `start` says so.
+    It has the compressed token ids of the vocabulary (see `token_codebook`) and, with `start`, the
+    parameters and the codebook of another run.
 
     Raises:
-      BadInput: the config has `init_from`, but there is no `start`.
+      BadInput: the config has `init_from`, but no `start` was passed.
     """
     if self._start is None and self._config.init_from is not None:
       raise errors.BadInput(
-        f'init_from={self._config.init_from}: this task would start from random parameters; pass '
-        f'start=init_from.Start(config, workdir) to it'
+        f'init_from={self._config.init_from} is ignored by this task: pass '
+        f'start=init_from.Start(config, workdir) to its constructor'
       )
     codebook = token_codebook.fill(state.codebook, self._config.model, self.vocabulary)
     state = state.replace(codebook=codebook)
@@ -246,7 +245,7 @@ class CorpusTask(TrainTask):
     state: train_state.TrainState,
     report: Callable[[int], None],
   ) -> dict[str, Any]:
-    """Scores the validation split, or that of each part; see `language_modeling.combine`."""
+    """Scores the validation split, or the split of each part; see `language_modeling.combine`."""
     results = {
       name: programs.evaluate(state, corpus.splits['validation'], report)
       for name, corpus in self._mixture.parts.items()
@@ -263,7 +262,7 @@ class CorpusTask(TrainTask):
     return combined
 
   def format_metrics(self, result: dict[str, Any]) -> str:
-    """Formats nats, perplexity, and bits per byte and per character if there are any."""
+    """Formats nats, perplexity, and bits per byte and per character if present."""
     split = ''
     if not result['protocol']['whole_split']:
       split = f' on the first {result["tokens"]:,} tokens'
@@ -306,10 +305,10 @@ class CorpusTask(TrainTask):
 def _vocabulary_before(
   data: data_config.DataConfig, workdir: pathlib.Path | None
 ) -> vocabularies.Vocabulary | None:
-  """Returns the vocabulary of a run that is resumed; None: none, a damaged or another one.
+  """Returns the vocabulary of a resumed run; None: missing, damaged or of another kind.
 
-  One that was learned need not be learned again where the cache was deleted. One of a file begins
-  and ends texts as before, also if the other files of its folder say something else now.
+  A learned vocabulary is reused even if the cache was deleted. A vocabulary of a file keeps its
+  begin and end tokens even if the other files of its folder have changed.
   """
   if workdir is None or not reader.steps(workdir):
     return None

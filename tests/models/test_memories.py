@@ -40,7 +40,9 @@ class Counter(nn.Module):
 )
 def test_a_place_that_does_not_exist(monkeypatch, place):
   monkeypatch.setattr(model_config.NGramConfig, 'places', lambda self, layers: (place,))
-  with pytest.raises(ValueError, match=r'model\.ngram: Place\(.*\) is not in a model of 3 blocks'):
+  with pytest.raises(
+    ValueError, match=r'model\.ngram: Place\(.*\) does not exist in a model of 3 blocks'
+  ):
     memories.make(CONFIG)
 
 
@@ -66,7 +68,7 @@ def test_no_memory_acts_before_one_that_needs_the_embedding(monkeypatch):
   names = [memory.name for memory in memories.make(both).between_blocks]
   assert names == ['ngrammer', 'ngram_memory_0']
   monkeypatch.setattr(memories, 'MEMORIES', dict(reversed(memories.MEMORIES.items())))
-  with pytest.raises(ValueError, match='ngrammer needs the embedding, which ngram_memory_0 change'):
+  with pytest.raises(ValueError, match='ngrammer needs the embedding, but ngram_memory_0 change'):
     memories.make(both)
   elsewhere = dataclasses.replace(both, ngram=model_config.NGramConfig(layer='end'))
   assert len(memories.make(elsewhere).between_blocks) == 2
@@ -80,7 +82,9 @@ def test_a_state_keeps_its_shapes_and_dtypes(dtype, is_kept):
   if is_kept:
     assert run()['counter'].tolist() == [[1], [1]]
     return
-  with pytest.raises(ValueError, match=r'memory counter: its state int32\[2, 1\] became float32'):
+  with pytest.raises(
+    ValueError, match=r'memory counter changes its state from int32\[2, 1\] to float32'
+  ):
     run()
 
 

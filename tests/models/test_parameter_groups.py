@@ -56,7 +56,7 @@ def test_trees_are_divided_and_merged():
 def test_a_part_without_parameters_is_refused():
   parameter_groups.check_names(['all', 'new', 'head', 'ngram_memory_0'], PARAMS)
   with bad_input(
-    "optimizer names the part 'span', which has no parameters of its own in this model: use "
+    "optimizer names the part 'span', but it has no parameters in this model: use "
     'blocks, embedding, head, ngram_memory_0'
   ):
     parameter_groups.check_names(['head', 'span'], PARAMS)

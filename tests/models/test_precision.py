@@ -23,7 +23,7 @@ def test_dtypes_of_parameters_have_many_names():
   assert precision.loaded_dtype(None) is None
   for wrong in ('int8', 'float23', np.int32, 7, [1], 'complex64'):
     with bad_input(
-      f'dtype={wrong!r} is no dtype of parameters: use one of float32, bfloat16, float16, float64'
+      f'dtype={wrong!r} is no parameter dtype: use one of float32, bfloat16, float16, float64'
     ):
       precision.loaded_dtype(wrong)
 

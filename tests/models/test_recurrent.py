@@ -249,7 +249,7 @@ def test_a_prefix_is_refused():
   config = config_of('lstm', dtype='float32')
   model, variables, memory = model_of(config)
   tokens, _ = text()
-  with pytest.raises(ValueError, match='a prefix attends to later tokens'):
+  with pytest.raises(ValueError, match='prefix_BxT attends to later tokens'):
     model.apply(variables, tokens, memory, prefix_BxT=tokens > 0)
 
 

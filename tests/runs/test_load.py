@@ -44,7 +44,7 @@ def test_a_published_model_in_other_dtypes(tmp_path, caplog):
   for dtype in ('float64', np.float64):
     with bad_input('dtype="float64" needs the environment variable JAX_ENABLE_X64=1'):
       open_as(dtype)
-  message = "dtype='int8' is no dtype of parameters: use one of float32, bfloat16, float16, float64"
+  message = "dtype='int8' is no parameter dtype: use one of float32, bfloat16, float16, float64"
   with bad_input(message):
     open_as('int8')
   with bad_input(message):

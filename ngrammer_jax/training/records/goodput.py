@@ -126,7 +126,7 @@ def training_seconds(workdir: pathlib.Path) -> float:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the content of goodput.json; {} if it is missing or damaged, which ends no run."""
+  """Returns the content of goodput.json; {} if it is missing or damaged."""
   with contextlib.suppress(*file_errors.DAMAGE_ERRORS):
     return json_files.read(path)
   return {}

@@ -1,4 +1,4 @@
-"""The validations that a run has recorded."""
+"""The recorded validations of a run."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ from ngrammer_jax.training.records import writers
 class ValidationHistory:
   """The recorded values of the validation metric that selects the best checkpoint.
 
-  They are the same for all processes.
+  All processes read the same values.
 
   Args:
     workdir: run directory.

@@ -1,11 +1,11 @@
-"""The run of Weights & Biases that shows the values of metrics.jsonl.
+"""The Weights & Biases run with the values of metrics.jsonl.
 
-<workdir>/wandb.json   id of the run, and the workdir that it belongs to
-<workdir>/wandb/       files of wandb, all records of a run in offline mode (WANDB_MODE=offline)
+<workdir>/wandb.json id of the run, and its workdir <workdir>/wandb/ files of wandb, all records of
+a run in offline mode (WANDB_MODE=offline)
 
-A resumed run has the same id; a copy of the workdir, such as another decay of one trunk, gets a run
-of its own. On resume metrics.jsonl is cut to the restored step. wandb cannot forget, so the values
-that it already has are left out when their steps are trained again: they have the same values.
+A resumed run has the same id; a copy of the workdir, such as another decay of one trunk, gets its
+own run. On resume metrics.jsonl is cut to the restored step. wandb cannot delete values, so
+repeated steps are not uploaded again: they have the same values.
 """
 
 from collections.abc import Collection
@@ -30,8 +30,8 @@ def check_package() -> None:
   """Raises BadInput if wandb is not installed."""
   if importlib.util.find_spec('wandb') is None:
     raise errors.BadInput(
-      "training.log_to names wandb, which is not installed: pip install 'ngrammer_jax[wandb]', or "
-      'leave it out'
+      "training.log_to needs wandb, but it is not installed: pip install 'ngrammer_jax[wandb]', or "
+      'remove it'
     )
 
 
@@ -42,11 +42,11 @@ class WandbRun:
     workdir: run directory.
     folder: local folder for the files of wandb.
     config: the experiment.
-    recorded: step and name of each value that the run has, beyond the restored step.
+    recorded: step and name of each value in the run beyond the restored step.
 
   Raises:
-    BadInput: wandb is not set up, such as without an API key. Another failure to start, such as of
-      the network, is a warning: a restarted run must not end for it.
+    BadInput: wandb is not set up, such as without an API key. Other failures to start, such as of
+      the network, are warnings, so a restarted run continues.
   """
 
   def __init__(
@@ -79,7 +79,7 @@ class WandbRun:
       self._run.define_metric('*', step_metric='step')
     except wandb.errors.UsageError as error:
       raise errors.BadInput(
-        f'wandb cannot start: {error}; run `wandb login`, set WANDB_MODE=offline, or leave it out '
+        f'wandb cannot start: {error}; run `wandb login`, set WANDB_MODE=offline, or remove it '
         f'of training.log_to'
       ) from error
     except Exception as error:  # it raises many classes
@@ -87,7 +87,7 @@ class WandbRun:
       self._run = None
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
-    """Writes the values of a step, without those that the run has."""
+    """Writes the values of a step that are not in the run yet."""
     new = {name: value for name, value in values.items() if (step, name) not in self._recorded}
     if new and self._run is not None:
       try:
@@ -97,7 +97,7 @@ class WandbRun:
         self._run = None
 
   def close(self) -> None:
-    """Uploads what is left."""
+    """Uploads the remaining values."""
     if self._run is not None:
       try:
         self._run.finish()

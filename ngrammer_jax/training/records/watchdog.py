@@ -17,8 +17,8 @@ DEFAULT_MINUTES = 10.0
 class Watchdog:
   """Dumps the stack traces of all threads into the log file after a time without progress.
 
-  When several processes hang, the cause is in the one that does not wait in a collective.
-  A context manager.
+  When several processes hang, look at the process that does not wait in a collective. A context
+  manager.
 
   Args:
     workdir: run directory.

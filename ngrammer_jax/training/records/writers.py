@@ -20,14 +20,13 @@ class MetricsWriter:
 
   `metrics.jsonl` in the workdir is the record; TensorBoard and wandb show the same numbers: the
   values of training with the prefix `train/`, and the nats per token of validation as
-  `validation/loss`. On resume, metrics.jsonl and TensorBoard are cut to the restored step, so that
-  no step appears twice. wandb cannot be cut, see `wandb_run`.
+  `validation/loss`. On resume, metrics.jsonl and TensorBoard are cut to the restored step: no step
+  appears twice. wandb cannot be cut, see `wandb_run`.
 
   Args:
     workdir: run directory.
     restored_step: step of the restored checkpoint.
-    config: the experiment, whose key `training.log_to` names TensorBoard and wandb; None: the
-      defaults.
+    config: the experiment; `training.log_to` names TensorBoard and wandb. None: the defaults.
   """
 
   def __init__(
@@ -55,7 +54,7 @@ class MetricsWriter:
     self.sync()
 
   def _open_tensorboard(self, folder: pathlib.Path, restored_step: int) -> Any:
-    """Returns the writer of TensorBoard; None: it cannot be used here."""
+    """Returns the writer of TensorBoard; None: unavailable."""
     import tensorboardX  # heavy, as it imports the clients of object stores
 
     try:
@@ -125,7 +124,7 @@ def read_lines(workdir: pathlib.Path) -> Iterator[tuple[bytes, dict[str, float]]
 
 
 def _is_record(value: Any) -> bool:
-  """Whether a JSON value is an object of numbers, one of which is the step."""
+  """Whether a JSON value is an object of numbers with a step."""
   if not isinstance(value, dict):
     return False
   is_object = all(isinstance(number, int | float) for number in value.values())
@@ -142,7 +141,7 @@ def _chart_name(name: str) -> str:
 
 
 def _truncate(workdir: pathlib.Path, step: int) -> list[dict[str, float]]:
-  """Drops the lines after a step, and invalid lines, such as one that a kill cut short.
+  """Drops the lines after a step, and invalid lines, such as one truncated by a kill.
 
   Returns the records of the dropped lines.
   """
@@ -163,7 +162,7 @@ def _truncate(workdir: pathlib.Path, step: int) -> list[dict[str, float]]:
 
 
 def format_line(step: int, steps: int, values: dict[str, Any], seconds_left: float | None) -> str:
-  """Formats the metrics of a step for the console. A time left of None is not known yet."""
+  """Formats the metrics of a step for the console. A time left of None is unknown."""
   parts = [f'step {step:,}/{steps:,}', f'loss {values["loss"]:.4f}']
   parts.append(f'{values["tokens_per_second"]:,.0f} tokens/s')
   if 'mfu' in values:
