@@ -60,7 +60,7 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
   if memory is None:
     memory = next(iter(memories))
   if memory not in memories:
-    raise errors.BadInput(f'--memory={memory} has no clusters of tokens: use {", ".join(memories)}')
+    raise errors.BadInput(f'--memory={memory} has no token clusters: use {", ".join(memories)}')
   clusters_VxN = run.token_clusters_of(memory)
   train = run.split('train').tokens
   V, N = clusters_VxN.shape

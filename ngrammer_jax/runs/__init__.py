@@ -11,7 +11,7 @@ __all__ = ['Run', 'load_pretrained', 'load_run', 'open_corpus']
 
 
 def __getattr__(name: str) -> object:
-  """Imports JAX and the rest only when a run is opened: what a source is, is known without."""
+  """Imports JAX and the rest only to open a run; sources are resolved without it."""
   if name == 'Run':
     from ngrammer_jax.runs import run
 

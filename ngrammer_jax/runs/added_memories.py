@@ -1,8 +1,8 @@
-"""Memories that are added to a trained model: how large they are, and how they start.
+"""Memories added to a trained model: their sizes and initial values.
 
-A model may have more memories than the one that its training starts from, `init_from`. They start
-neutral: the loss is that of the trained model, and all their parameters have a gradient by the
-second step (see docs/add_memory.md). Sizes that nobody sets follow the trained model.
+A model may have more memories than its source, `init_from`. Added memories start neutral: the loss
+of the trained model is unchanged, and all their parameters have a gradient by the second step (see
+docs/add_memory.md). Unset sizes follow the trained model.
 
 D model width, H head width, L layers, V vocabulary.
 """
@@ -33,11 +33,11 @@ MIN_FEATURES = 2  # the norm of one feature is 0
 
 
 class OpenKeys(NamedTuple):
-  """The keys of a block that the user does not set.
+  """The unset keys of a block.
 
   Attributes:
     path: dotted path of the block.
-    overrides: paths that the command line sets.
+    overrides: paths set on the command line.
     is_in_file: whether the config file has the block; then all its keys are set.
   """
 
@@ -46,13 +46,13 @@ class OpenKeys(NamedTuple):
   is_in_file: bool
 
   def has(self, name: str) -> bool:
-    """Whether nobody sets a key of the block, or one inside of it."""
+    """Whether a key of the block, including keys inside it, is unset."""
     key = f'{self.path}.{name}'
     is_set = any(path == key or path.startswith(f'{key}.') for path in self.overrides)
     return not self.is_in_file and not is_set
 
   def replace(self, block: Any, **changes: Any) -> Any:
-    """Returns the block with the changes of keys that nobody sets."""
+    """Returns the block with changes of unset keys."""
     changes = {name: value for name, value in changes.items() if self.has(name)}
     return dataclasses.replace(block, **changes)
 
@@ -65,18 +65,18 @@ def complete(
   V: int,
   count: int,
 ) -> None:
-  """Sets what is open in memories: as in the trained model, or as suits an addition.
+  """Fills unset fields of added memories from the trained model.
 
   Args:
-    values: those of a config. Those of its section `model` are changed.
-    overrides: paths that the command line sets.
-    present: paths of the memories that the config file has. Of these only the start is open.
+    values: values of a config; the section `model` is changed in place.
+    overrides: paths set on the command line.
+    present: paths of the memories in the config file; only their `start` may be unset.
     base: the trained model.
     V: its vocabulary size.
     count: its number of parameters.
 
   Raises:
-    BadInput: the trained model cannot have a memory.
+    BadInput: the trained model does not support a memory.
   """
   if values.get('finetune') is not None:
     values['model'] = _with_memories(base, values['model'])
@@ -114,7 +114,7 @@ def _with_memories(base: ModelConfig, model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _memory_of_spans(span: dict[str, Any], has_limit: bool) -> dict[str, Any]:
-  """Returns the values of the segment memory that spans need; of its length, if they have one."""
+  """Returns the values of the segment memory required by spans, with their length if set."""
   memory = {'same_length': 'memory_and_self'}
   if has_limit:
     neutral = _build('model.span', span | {'start': 'neutral'})
@@ -130,14 +130,14 @@ def _build(path: str, block: dict[str, Any]) -> Any:
 def _sized(
   block: Any, keys: OpenKeys, values: dict[str, Any], base: ModelConfig, budget: int, V: int
 ) -> Any:
-  """Returns an added memory whose open sizes follow the trained model.
+  """Returns an added memory with unset sizes from the trained model.
 
   Args:
     block: the memory.
-    keys: its open keys.
-    values: those of the config.
+    keys: its unset keys.
+    values: values of the config.
     base: the trained model.
-    budget: the number of parameters that it may have.
+    budget: its maximum number of parameters.
     V: vocabulary size.
   """
   match block:
@@ -167,7 +167,7 @@ def _segment_length(values: dict[str, Any]) -> int:
 def _size_ngram_memory(
   memory: NGramMemoryConfig, keys: OpenKeys, base: ModelConfig, budget: int, V: int
 ) -> NGramMemoryConfig:
-  """Returns an n-gram memory whose layers, heads, width and rows follow the trained model."""
+  """Returns an n-gram memory with layers, heads, width and rows from the trained model."""
   D = base.width_at(memory.point)
   memory = keys.replace(memory, layers=_layers(memory, base.layers))
   if memory.value_gate is not None and keys.has('value_gate.channels'):
@@ -219,10 +219,10 @@ def _size_ngram_memory(
 
 
 def _layers(memory: NGramMemoryConfig, L: int) -> tuple[int, ...]:
-  """Returns the blocks of an n-gram memory: as many as it has, but at most two.
+  """Returns the blocks of an n-gram memory, at most two.
 
-  They are the second and the middle one of the trained model, as in Engram. A gate is in one block
-  at least; other memories without blocks are at the input, or in every block.
+  They are the second and the middle one of the trained model, as in Engram. A gate is in at least
+  one block; other memories without blocks are at the input, or in every block.
   """
   if memory.every_block:
     return ()
@@ -236,21 +236,21 @@ def _layers(memory: NGramMemoryConfig, L: int) -> tuple[int, ...]:
 
 
 def _largest_heads(heads: int, width: int) -> int:
-  """Returns the largest number of heads, up to that of the model, that divides a width."""
+  """Returns the largest divisor of a width up to the model's number of heads."""
   while width % heads:
     heads -= 1
   return heads
 
 
 def _largest(size: Callable[[int], int], most: int, budget: int) -> int:
-  """Returns the largest number from 1 to `most` whose size fits in a budget; 1 if none fits."""
+  """Returns the largest number from 1 to `most` with a size within a budget; 1 if none fits."""
   return max(1, bisect.bisect_right(range(1, most + 1), budget, key=size))
 
 
 def _size_ngrammer(
   ngram: NGramConfig, keys: OpenKeys, base: ModelConfig, budget: int
 ) -> NGramConfig:
-  """Returns the N-Grammer layer whose heads, width and rows follow the trained model."""
+  """Returns the N-Grammer layer with heads, width and rows from the trained model."""
   D = base.width_at('after_attention' if ngram.layer == 'attention' else 'input')
   if ngram.heads is None and D % base.heads:
     ngram = keys.replace(ngram, heads=_largest_heads(base.heads, D))
@@ -269,7 +269,7 @@ def _size_ngrammer(
 def _size_product_memory(
   memory: ProductMemoryConfig, keys: OpenKeys, base: ModelConfig, budget: int
 ) -> ProductMemoryConfig:
-  """Returns a memory of product keys beside the feed-forward, with as many values as fit."""
+  """Returns a product-key memory beside the feed-forward, with as many values as fit."""
   D = base.width
   E = memory.value_width or D
   memory = keys.replace(memory, point='beside_feed_forward', layers=(base.layers // 2,))
@@ -296,7 +296,7 @@ def _size_product_memory(
 def _size_persistent(
   persistent: PersistentConfig, keys: OpenKeys, base: ModelConfig, budget: int
 ) -> PersistentConfig:
-  """Returns persistent vectors that take no attention from the context, as many as fit."""
+  """Returns persistent vectors with a separate softmax, as many as fit."""
   persistent = keys.replace(persistent, kind='attention_split')
   heads = base.layers * base.heads
   vectors = (budget - heads) // (2 * heads * base.head_features)
@@ -304,7 +304,7 @@ def _size_persistent(
 
 
 def _size_span(span: SpanConfig, keys: OpenKeys, memory: MemoryConfig) -> SpanConfig:
-  """Returns spans that start beyond the memory, without an epsilon that changes the loss."""
+  """Returns spans that start beyond the memory, with an epsilon that does not change the loss."""
   share = span.initial_span() / span.limit  # of the limit, 1 if adaptive
   slack = 1 if share < 1 else 0
   limit = math.ceil(memory.length / share + slack)
@@ -313,13 +313,13 @@ def _size_span(span: SpanConfig, keys: OpenKeys, memory: MemoryConfig) -> SpanCo
 
 
 def _check_positions(base: ModelConfig, added: Iterable[str]) -> None:
-  """Raises BadInput for a segment memory of a model that cannot read beyond its segment."""
+  """Raises BadInput for a segment memory in a model limited to its segment."""
   if base.position not in SEGMENT_POSITIONS:
     return
   for path in ('model.memory', 'model.span'):
     if path in added:
       raise errors.BadInput(
-        f'{path} cannot be added to a model with model.position={base.position!r}, the position '
+        f'{path} cannot be added to a model with model.position={base.position!r}, a position '
         f'in the segment: use model.ngram_memories, model.ngram or model.persistent, or another '
         f'model'
       )
@@ -337,8 +337,8 @@ def check_neutral(base: ModelConfig, config: Config) -> None:
       )
     if getattr(block, 'start', '') is None:
       raise errors.BadInput(
-        f'{path} is new, init_from={config.init_from} has none: use {path}.start="neutral", which '
-        f'leaves its loss as it is, or "published"'
+        f'{path} is not in init_from={config.init_from}: use {path}.start="neutral" to keep '
+        f'its loss, or "published"'
       )
   if 'model.memory' in added:
     _check_neutral_memory(config)
@@ -347,7 +347,7 @@ def check_neutral(base: ModelConfig, config: Config) -> None:
 
 
 def _check_neutral_memory(config: Config) -> None:
-  """Raises BadInput for a segment memory with which tokens do not attend to the whole segment."""
+  """Raises BadInput if a segment memory restricts attention within the segment."""
   memory = config.model.memory
   window = memory.window()
   length = max(config.training.segment_length, config.evaluation_length())
@@ -360,7 +360,7 @@ def _check_neutral_memory(config: Config) -> None:
     if getattr(memory, name) != value:
       raise errors.BadInput(
         f'model.memory.{name}={getattr(memory, name)!r} changes the loss of the model of '
-        f'init_from={config.init_from}, whose tokens attend to all of {length} tokens and to '
+        f'init_from={config.init_from}, where tokens attend to all of {length} tokens and to '
         f'themselves: use {value!r}'
       )
 

@@ -1,4 +1,4 @@
-"""The corpus that a run was trained on: its splits, found again and tokenised."""
+"""The training corpus of a run: its splits, located and tokenised."""
 
 import logging
 
@@ -13,7 +13,7 @@ from ngrammer_jax.system import hosts
 
 
 def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
-  """Opens the corpus of a config, one of TFDS through seqio."""
+  """Opens the corpus of a config, a TFDS corpus through seqio."""
   if not config.is_tfds_corpus:
     return corpora.open_corpus(config)
   from ngrammer_jax.tasks import c4  # imports TensorFlow
@@ -22,7 +22,7 @@ def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
 
 
 def check_split_name(name: str) -> None:
-  """Raises BadInput for a name that is neither a split nor a split of a part of a mixture."""
+  """Raises BadInput unless a name is a split, or a split of a part of a mixture."""
   if name.partition('/')[0] not in corpora.SPLITS:
     raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
 
@@ -42,7 +42,7 @@ def find_split(run: OpenedRun, name: str) -> token_split.TokenSplit:
 
 
 def prepare(run: OpenedRun) -> mixture.Mixture:
-  """Tokenises the corpora of a run. Raises BadInput if they are not those of the training."""
+  """Tokenises the corpora of a run. Raises BadInput if they differ from the training corpora."""
   data = run.config.data
   log_paths(run, 'path', 'cache_dir', 'vocabulary_path')
   with hosts.collective_errors():
@@ -59,7 +59,7 @@ def prepare(run: OpenedRun) -> mixture.Mixture:
 
 
 def log_paths(run: OpenedRun, *names: str) -> None:
-  """Logs the paths of the data section that are read: the run may be of somebody else."""
+  """Logs the paths read by the data section, since the run may come from someone else."""
   data = run.config.data
   paths = [f'data.{name}={getattr(data, name)}' for name in names if getattr(data, name)]
   if 'path' in names:

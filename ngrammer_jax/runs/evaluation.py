@@ -84,5 +84,5 @@ def _score(
 
 
 def _count_tokens(split: token_split.TokenSplit, max_tokens: int | None) -> int:
-  """Returns the number of tokens of a split that are scored."""
+  """Returns the number of scored tokens of a split."""
   return min(max_tokens or len(split.tokens), len(split.tokens))

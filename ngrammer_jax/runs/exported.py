@@ -2,10 +2,10 @@
 
 <folder>/model.safetensors   step, parameters and codebook; names are joined by '/'
 
-The parameters may be in 16 bits, which halves the file; they are float32 again when restored. The
-codebook, of which ids of clusters are computed, keeps its dtype.
+The parameters may be stored in 16 bits to halve the file; they are restored as float32. The
+codebook keeps its dtype, because cluster ids depend on it.
 
-It has no optimizer state: it can be scored, sampled and analysed by `load_run`, but not resumed.
+It has no optimizer state: `load_run` can score, sample and analyse it, but not resume it.
 """
 
 import pathlib
@@ -48,14 +48,16 @@ def export(run: OpenedRun, folder: str | pathlib.Path, dtype: Any, format: str) 
 def check_folder(folder: pathlib.Path) -> None:
   """Raises BadInput if the folder of an export is remote, not empty or cannot be written to."""
   if storage.is_remote(folder):
-    raise errors.BadInput(f'--output={folder} is remote: export to a local folder, and copy it')
+    raise errors.BadInput(
+      f'--output={folder} must be local: export to a local folder, then copy it'
+    )
   files.check_writable(f'--output={folder}', folder)
   if folder.exists() and any(folder.iterdir()):
     raise errors.BadInput(f'--output={folder} is not an empty folder; use another one')
 
 
 def save(variables: ModelVariables, folder: pathlib.Path, dtype: str | None = None) -> None:
-  """Writes the variables to the folder, the parameters in a dtype; None: in their own."""
+  """Writes the variables to the folder, with the parameters in a dtype; None: unchanged."""
 
   def as_stored(leaf: jax.Array) -> np.ndarray:
     return np.asarray(leaf).astype(dtype or leaf.dtype)
@@ -73,7 +75,7 @@ def restore(folder: pathlib.Path, step: int | str, abstract: dict[str, Any]) -> 
 
   Args:
     folder: an exported run.
-    step: `newest`, `best`, or the number of the step that was exported.
+    step: `newest`, `best`, or the number of the exported step.
     abstract: shapes, dtypes and shardings of `params` and `codebook`.
 
   Raises:

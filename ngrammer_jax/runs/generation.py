@@ -1,4 +1,4 @@
-"""Scores of texts by a run, and texts that it generates."""
+"""Scoring and generating texts with a run."""
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
@@ -77,11 +77,11 @@ def sampling_config(run: OpenedRun, arguments: dict[str, float | None]) -> sampl
 
 @dataclasses.dataclass(frozen=True)
 class PromptConfig:
-  """How prompts are read.
+  """Options of reading prompts.
 
   Attributes:
-    chat: whether they are messages that the model answers.
-    special: whether the spelling of a special token in a prompt is that token.
+    chat: whether prompts are chat messages for the model to answer.
+    special: whether the text of a special token in a prompt is read as the token.
     system: a system message before each prompt, for `chat`; None: the template decides.
   """
 
@@ -109,7 +109,7 @@ class PromptConfig:
     prompts: Sequence[conversation.Prompt],
     config: text.CompletionConfig,
   ) -> list[encoding.EncodedText]:
-    """Encodes prompts. Raises BadInput for one that is too long, or no prompt."""
+    """Encodes prompts. Raises BadInput for prompts of another type or beyond the context."""
     if not self.chat:
       encoding.check_special(vocabulary, prompts, self.special)
     encoded = []

@@ -1,8 +1,8 @@
 """The sampling settings of a published model: fields of its generation_config.json.
 
-A field that the file has is used, whether it has `do_sample` or not, and fields that it lacks have
-the defaults of `SamplingConfig`: transformers would decode greedily without `do_sample`, and have
-top_k=50 with it. `"do_sample": false` means greedy decoding.
+Fields in the file are used with or without `do_sample`, and missing fields have the defaults of
+`SamplingConfig`. Transformers would decode greedily without `do_sample`, and have top_k=50 with it.
+`"do_sample": false` means greedy decoding.
 """
 
 from collections.abc import Mapping
@@ -33,11 +33,10 @@ OTHER_FIELDS = frozenset(
 def read(generation: Mapping[str, Any]) -> dict[str, float | int]:
   """Returns the sampling settings by their names in `SamplingConfig`.
 
-  Invalid values, and fields that have no counterpart here, such as `num_beams`, are logged and
-  ignored.
+  Invalid values and unsupported fields, such as `num_beams`, are logged and ignored.
 
   Args:
-    generation: the content of the file; empty if a model has none.
+    generation: the content of the file; empty without a file.
   """
   settings = {}
   keys = fields.keys(sampling.SamplingConfig)

@@ -1,4 +1,4 @@
-"""A run as a folder that other libraries read."""
+"""Export of a run to a Hugging Face folder, for other libraries."""
 
 import dataclasses
 import json
@@ -17,18 +17,18 @@ TokenIds = dict[str, int | list[int]]  # ids by the name of their field, such as
 
 
 def save(run: OpenedRun, folder: pathlib.Path, dtype: str | None = None) -> None:
-  """Writes a run into a new or empty folder, as a model of a family that has such models.
+  """Writes a run into a new or empty folder, as a model of a compatible family.
 
-  It keeps the family, the number of positions and the generation settings of the published model
-  that the training started from.
+  It keeps the family, the number of positions and the generation settings of the published model in
+  `init_from`.
 
   Args:
     run: the run.
     folder: the folder.
-    dtype: dtype of the tensors; None: those of the parameters.
+    dtype: dtype of the tensors; None: dtypes of the parameters.
 
   Raises:
-    BadInput: no family has such a model, or the folder is not empty; nothing is created.
+    BadInput: no family is compatible, or the folder is not empty; nothing is created.
   """
   V = run.vocabulary_size
   origin = run.origin
@@ -61,9 +61,9 @@ def save(run: OpenedRun, folder: pathlib.Path, dtype: str | None = None) -> None
 
 
 def _puts_scale_in_weights(model: ModelConfig, family: families.Family) -> bool:
-  """Whether the embedding is stored with its scale, which the models of a family do not have.
+  """Whether the stored embedding includes its scale, for families without a scale.
 
-  A tied embedding is also the head, which has no scale.
+  A tied embedding is also the head, and the head has no scale.
   """
   if not model.scale_embeddings or model.tie_embeddings:
     return False
@@ -71,9 +71,9 @@ def _puts_scale_in_weights(model: ModelConfig, family: families.Family) -> bool:
 
 
 def _text_files(run: OpenedRun, family: families.Family, token_ids: TokenIds) -> dict[str, bytes]:
-  """Returns the files of the tokenizer, by name: those of a published folder, or made ones.
+  """Returns the tokenizer files by name, from the published folder or newly written.
 
-  A published model may have none.
+  A published model may have no tokenizer.
   """
   if run.published is not None and not published.has_tokenizer(run.workdir):
     return {}
@@ -84,7 +84,7 @@ def _text_files(run: OpenedRun, family: families.Family, token_ids: TokenIds) ->
 
 
 def _token_ids(vocabulary: vocabularies.Vocabulary) -> TokenIds:
-  """Returns the ids of the tokens that begin and end a text."""
+  """Returns the ids of the begin and end tokens of a text."""
   start = vocabulary.document_start
   ends = list(vocabulary.end_tokens)
   if isinstance(vocabulary, tokenizer.TokenizerVocabulary):
@@ -100,7 +100,7 @@ def _token_ids(vocabulary: vocabularies.Vocabulary) -> TokenIds:
 
 
 def _warn_of_other_words(vocabulary: vocabularies.Vocabulary, family: families.Family) -> None:
-  """Warns that transformers 5 reads the texts of a family by rules of its own."""
+  """Warns that transformers 5 tokenises texts of a family by its own rules."""
   if family.model_type != 'qwen2' or not isinstance(vocabulary, tokenizer.TokenizerVocabulary):
     return
   if not tokenizer_json.splits_like(vocabulary.content, 'qwen2'):
@@ -111,11 +111,11 @@ def _warn_of_other_words(vocabulary: vocabularies.Vocabulary, family: families.F
 
 
 def _tokenizer_files(vocabulary: vocabularies.Vocabulary, token_ids: TokenIds) -> dict[str, bytes]:
-  """Returns the files of a tokenizer by name, none if the vocabulary is not one.
+  """Returns the files of a tokenizer by name; empty for other vocabularies.
 
   Args:
     vocabulary: the vocabulary.
-    token_ids: ids of the model; that of padding is not in a vocabulary.
+    token_ids: special ids of the model; a vocabulary has no padding id.
   """
   if not isinstance(vocabulary, tokenizer.TokenizerVocabulary):
     logging.warning('%s has no tokenizer.json: text is encoded here', type(vocabulary).__name__)

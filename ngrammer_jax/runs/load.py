@@ -15,16 +15,16 @@ def load_run(
   step: int | str = 'newest',
   overrides: Mapping[str, Any] | None = None,
 ) -> Run:
-  """Opens a run directory. The checkpoint is looked for and loaded on first use.
+  """Opens a run directory. The checkpoint is located and loaded on first use.
 
   Args:
     workdir: the run directory, an exported run, or a published model (see `runs.model_source`).
     step: checkpoint: a step number, `newest`, or `best` on the validation split.
-    overrides: values of keys of its config, such as `{'evaluation.segment_length': 256}`, as
-      `--config.KEY=VALUE` on the command line. Keys that the parameters depend on cannot differ.
+    overrides: values of config keys, such as `{'evaluation.segment_length': 256}`, like
+      `--config.KEY=VALUE` on the command line. Keys that change the parameters cannot differ.
 
   Raises:
-    BadInput: it is not a run directory, or the step, a key or a value is invalid.
+    BadInput: not a run directory, or an invalid step, key or value.
   """
   run = model_source.ModelSource.from_path(workdir).open(model_source.read_step(step))
   return _with_overrides(run, overrides)
@@ -41,13 +41,13 @@ def load_pretrained(
   Args:
     name: its name, see `ngrammer_jax.pretrained`; or the folder or GGUF file of a published model.
     dtype: dtype of the parameters of a published model: float32, bfloat16, float16 or float64, by
-      its name or as the dtype of NumPy or JAX. None: those of the file.
-    adapter: folder of a LoRA adapter that is merged into a published model.
+      name or as a NumPy or JAX dtype. None: dtypes of the file.
+    adapter: folder of a LoRA adapter to merge into a published model.
     overrides: see `load_run`.
 
   Raises:
-    BadInput: there is no model of this name, a file is damaged, the adapter belongs to another
-      model, a key, value or dtype is invalid, or float64 is asked for without 64-bit mode.
+    BadInput: an unknown name, a damaged file, an adapter of another model, an invalid key, value or
+      dtype, or float64 without 64-bit mode.
   """
   source = model_source.resolve(f'{model_source.PRETRAINED}{name}')
   return _with_overrides(source.open(dtype=dtype, adapter=adapter), overrides)

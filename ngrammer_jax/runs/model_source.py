@@ -1,15 +1,15 @@
-"""What a model is read from: a run directory, an exported run, or a published model.
+"""Sources of models: run directories, exported runs and published models.
 
 A source is written as one of
 
   DIR               a run directory or an exported run, also in a bucket
   FOLDER            a published model: a folder of Hugging Face
   FILE.gguf         a published model: a GGUF file
-  hf:PATH           the same as PATH
+  hf:PATH           same as PATH
   pretrained:NAME   a model of this package, or of another one, see `runs.pretrained`
-  pretrained:PATH   the same as PATH of a published model
+  pretrained:PATH   same as PATH, for a published model
 
-Only `resolve` knows this notation. A `ModelSource` says what is at a path, and opens it.
+Only `resolve` reads this notation. A `ModelSource` has the type of a path, and opens it.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ PREFIXES = (PRETRAINED, HUGGING_FACE)
 
 @dataclasses.dataclass(frozen=True)
 class ModelSource:
-  """Where a model is, see `resolve` and `from_path`.
+  """The source of a model, see `resolve` and `from_path`.
 
   Attributes:
     path: folder or file.
-    is_published: whether it is a published model, to which no files are added. Otherwise it is a
-      run directory or an exported run, if anything is there.
-    is_pretrained: whether it was named as a pretrained model, which has no other steps.
-    label: the key or flag and its value, before the messages of `open`; None: nothing.
+    is_published: whether it is a published model (read-only). Otherwise it is a run directory or an
+      exported run, if the path exists.
+    is_pretrained: whether it was named as a pretrained model, with a single step.
+    label: prefix of the messages of `open`, the key or flag with its value; None: no prefix.
   """
 
   path: pathlib.Path
@@ -50,7 +50,7 @@ class ModelSource:
 
   @classmethod
   def from_path(cls, path: str | pathlib.Path) -> 'ModelSource':
-    """Returns what is at a path. Raises BadInput if it cannot be reached."""
+    """Returns the source at a path. Raises BadInput if the path is unreachable."""
     from ngrammer_jax.interop.huggingface import checkpoint  # imports JAX
 
     path = storage.path(path)
@@ -67,13 +67,13 @@ class ModelSource:
 
     Args:
       step: checkpoint: a step number, `newest` or `best`; a pretrained model has only the newest.
-      dtype: dtype of the parameters of a published model, see `precision.loaded_dtype`; others keep
-        their own.
-      adapter: folder of a LoRA adapter of a published model; None: there is none.
+      dtype: dtype of the parameters of a published model, see `precision.loaded_dtype`; other
+        models keep their dtypes.
+      adapter: folder of a LoRA adapter of a published model; None: no adapter.
 
     Raises:
-      BadInput: it is no run and no model, a file is damaged, the adapter belongs to another model,
-        or parameters cannot have the dtype.
+      BadInput: neither run nor model, a damaged file, an adapter of another model, or an invalid
+        parameter dtype.
     """
     from ngrammer_jax.checkpoints import workdirs  # these import JAX
     from ngrammer_jax.models import precision
@@ -101,7 +101,7 @@ class ModelSource:
     """Returns the values of its config, for a training with the same model.
 
     Raises:
-      BadInput: there is no such model, or a file of it is damaged.
+      BadInput: there is no such model, or one of its files is damaged.
     """
     from ngrammer_jax.checkpoints import workdirs  # these import JAX
     from ngrammer_jax.config import conversion
@@ -121,15 +121,14 @@ class ModelSource:
 
 
 def resolve(text: str, key: str | None = None) -> ModelSource:
-  """Returns the source that a text stands for, see the top of this file.
+  """Returns the source for a text, see the top of this file.
 
   Args:
     text: the text.
-    key: the key or flag that has the text, for messages. With it, a local path has to exist.
+    key: the key or flag of the text, for messages. With a key, a local path must exist.
 
   Raises:
-    BadInput: there is no pretrained model of this name, a file of it is damaged, or the path cannot
-      be reached.
+    BadInput: an unknown pretrained model, a damaged file, or an unreachable path.
   """
   if key is None:
     return _find(text)
@@ -187,7 +186,7 @@ def _is_run(path: pathlib.Path) -> bool:
 
 
 def _named(label: str | None) -> contextlib.AbstractContextManager[None]:
-  """Puts a label before the message of a BadInput, if there is one."""
+  """Prefixes the message of a BadInput with a label, if any."""
   if label is None:
     return contextlib.nullcontext()
   return errors.named(label)

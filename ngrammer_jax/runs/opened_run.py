@@ -1,6 +1,6 @@
-"""What the functions of this folder use of a `runs.Run`, whose methods call them.
+"""The interface of `runs.Run` for the functions of this folder.
 
-They import this file, not `run`, which imports them.
+They import this file instead of `run` to avoid an import cycle.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ from ngrammer_jax.models.model_variables import ModelVariables
 
 
 class OpenedRun(Protocol):
-  """A run that is open; see `runs.Run` for all attributes and methods."""
+  """An open run; see `runs.Run` for all attributes and methods."""
 
   workdir: pathlib.Path
   config: experiment.Config

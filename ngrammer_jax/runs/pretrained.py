@@ -1,12 +1,12 @@
-"""The trained models that come with the package, and those that it finds in other packages.
+"""The trained models of this package and of other installed packages.
 
 <package>/weights/<name>/   an exported run (see `runs.exported`), and:
   model.json      description, sizes, training, results on the test split, first samples
   MODEL_CARD.md   the same as a page
-  SHA256SUMS      SHA-256 of every other file, as `sha256sum` writes and checks it
+  SHA256SUMS      SHA-256 of every other file, in the format of `sha256sum`
 
-The folder of a model of another package has no weights and no SHA256SUMS. Its model.json says what
-the package is called, where its file is, and its SHA-256. The package is not imported.
+The folder of a model of another package has no weights and no SHA256SUMS. Its model.json has the
+name of the package, the path of its file, and the SHA-256. The package is not imported.
 
 Lists the models without JAX; `runs.load_pretrained` opens one.
 """
@@ -28,7 +28,7 @@ REMEDY = 'install ngrammer_jax again'
 
 
 def pretrained() -> dict[str, str]:
-  """Returns the description in one line of every pretrained model, by name.
+  """Returns a one-line description of every pretrained model, by name.
 
   Raises:
     BadInput: a description is missing or damaged.
@@ -47,29 +47,28 @@ def format_list() -> str:
 
 
 def names() -> list[str]:
-  """Returns the names of the models that come with the package."""
+  """Returns the names of the models of this package."""
   return sorted(path.parent.name for path in FOLDER.glob(f'*/{CHECKSUMS}'))
 
 
 def external_names() -> list[str]:
-  """Returns the names of the models of other packages, whether these are installed or not."""
+  """Returns the names of the models of other packages, installed or not."""
   described = {path.parent.name for path in FOLDER.glob(f'*/{DESCRIPTION}')}
   return sorted(described - set(names()))
 
 
 def all_names() -> list[str]:
-  """Returns the names of all models, first of those that come with the package."""
+  """Returns the names of all models, starting with this package."""
   return [*names(), *external_names()]
 
 
 def find(name: str) -> pathlib.Path:
-  """Returns the folder of a model, after its files were verified by checksum.
+  """Returns the folder of a model after verifying its files by checksum.
 
-  Of a model of another package, it returns the file of its weights.
+  For a model of another package, returns the file of its weights.
 
   Raises:
-    BadInput: there is no model of this name, a file of it is missing or damaged, or its package is
-      not installed.
+    BadInput: an unknown name, a missing or damaged file, or a package that is not installed.
   """
   if name in external_names():
     return _find_external(name)
@@ -113,7 +112,7 @@ def _find_external(name: str) -> pathlib.Path:
 
 
 def _find_in_package(module: str, file: str) -> pathlib.Path | None:
-  """Returns a file of an installed package, which is not imported; None: it is not there."""
+  """Returns a file of an installed package without importing it; None: missing."""
   spec = importlib.util.find_spec(module)
   if spec is None:
     return None
@@ -132,5 +131,5 @@ def compute_checksums(folder: pathlib.Path) -> str:
 
 
 def _title(folder: pathlib.Path) -> str:
-  """Returns what the folder of a model is called in messages."""
+  """Returns the name of a model's folder in messages."""
   return f'the pretrained model in {folder}'

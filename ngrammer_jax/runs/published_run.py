@@ -1,4 +1,4 @@
-"""A published model as a run: it is evaluated, sampled, exported and trained on as any other."""
+"""A published model as a run, for evaluation, sampling, export and further training."""
 
 import dataclasses
 import functools
@@ -23,10 +23,10 @@ from ngrammer_jax.system import storage
 
 @dataclasses.dataclass(frozen=True)
 class PublishedRun(run.Run):
-  """A published model. It has no training: its step is 0.
+  """A published model at step 0.
 
   Attributes:
-    dtype: dtype of the parameters; None: those of the file.
+    dtype: dtype of the parameters; None: dtypes of the file.
     published: the files of the model.
   """
 
@@ -49,12 +49,12 @@ class PublishedRun(run.Run):
 
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
-    """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
+    """The tokenizer of the model. Raises BadInput if it is missing or too large."""
     return published.read(self.workdir, self.vocabulary_size)
 
   @functools.cached_property
   def vocabulary_of_ids(self) -> vocabularies.Vocabulary:
-    """The tokenizer of the model, or its token ids alone."""
+    """The tokenizer of the model, or a vocabulary of plain token ids."""
     if published.has_tokenizer(self.workdir):
       return self.vocabulary
     ends: list[int] = []
@@ -69,11 +69,11 @@ class PublishedRun(run.Run):
     return token_ids.TokenIds(self.vocabulary_size, begin, ends, reason)
 
   def _is_id(self, token: Any) -> bool:
-    """Whether a value of the files is an id of the model; they may have null, or -1."""
+    """Whether a value of the files is a valid id (files may have null or -1)."""
     return type(token) is int and 0 <= token < self.vocabulary_size
 
   def find_checkpoint(self) -> None:
-    """Returns None: there are no checkpoints. Raises BadInput for another step than 0."""
+    """Returns None: there are no checkpoints. Raises BadInput for a step other than 0."""
     if self.step not in ('newest', 'best', 0):
       raise errors.BadInput(f'--step={self.step}: {self.workdir} has no steps: omit it')
 
@@ -93,7 +93,7 @@ class PublishedRun(run.Run):
     return tensors.load(self.published.checkpoint, self.published.slices, abstract)
 
   def tensors_by_name(self, params: Any) -> dict[str, np.ndarray]:
-    """Returns parameters, or their gradients, as the tensors of the file, by their names there."""
+    """Returns parameters, or their gradients, as tensors by their names in the file."""
     return tensors.by_name(params, self.published.slices)
 
   @functools.cached_property
@@ -121,11 +121,11 @@ def open_run(
   Args:
     path: its folder or GGUF file.
     step: `newest`, `best` or 0.
-    dtype: dtype of the parameters, see `precision.loaded_dtype`; None: those of the file.
-    adapter: folder of a LoRA adapter; None: there is none.
+    dtype: dtype of the parameters, see `precision.loaded_dtype`; None: dtypes of the file.
+    adapter: folder of a LoRA adapter; None: no adapter.
 
   Raises:
-    BadInput: see `published_model.open`, or parameters cannot have the dtype.
+    BadInput: see `published_model.open`, or an invalid parameter dtype.
   """
   dtype = precision.loaded_dtype(dtype)
   if adapter is not None:

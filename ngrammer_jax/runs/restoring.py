@@ -1,4 +1,4 @@
-"""Which checkpoint a run stands for, and its arrays on the devices."""
+"""The checkpoint of a run, and its arrays on the devices."""
 
 import contextlib
 import logging
@@ -52,7 +52,7 @@ def parameter_dtypes(run: OpenedRun) -> dict[str, np.dtype]:
 
 
 def abstract_variables(run: OpenedRun) -> dict[str, Any]:
-  """Returns shapes, dtypes and shardings of `params` and `codebook`, as they are stored."""
+  """Returns shapes, dtypes and shardings of the stored `params` and `codebook`."""
   boxed = model_variables.abstract(run.model)
   boxed = {'params': boxed['params'], 'codebook': boxed.get('codebook', {})}
   shardings = sharding.shardings(boxed, run.mesh)
@@ -69,7 +69,7 @@ def abstract_variables(run: OpenedRun) -> dict[str, Any]:
 
 
 def restore_variables(run: OpenedRun) -> model_variables.ModelVariables:
-  """Restores the variables of the checkpoint; nothing else of it is read.
+  """Restores only the variables of the checkpoint.
 
   Raises:
     BadInput: there is no checkpoint, it is damaged, or the devices cannot use its tables.
@@ -90,7 +90,7 @@ def restore_variables(run: OpenedRun) -> model_variables.ModelVariables:
 
 
 def refuse_corrupt(run: OpenedRun, step: int) -> contextlib.AbstractContextManager[None]:
-  """Raises BadInput if the checkpoint of a step that the user has named is damaged."""
+  """Raises BadInput if the checkpoint of an explicitly requested step is damaged."""
   return manifest.refuse_corrupt(
     f'--step={run.step}: checkpoint {step} is damaged', 'use another step'
   )

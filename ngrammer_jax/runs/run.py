@@ -65,7 +65,7 @@ class Run:
 
   @property
   def vocabulary_of_ids(self) -> vocabularies.Vocabulary:
-    """The vocabulary of a text that is given as token ids, for which a model needs no tokenizer."""
+    """The vocabulary for texts in token ids; a model without tokenizer has it too."""
     return self.vocabulary
 
   @property
@@ -75,34 +75,34 @@ class Run:
 
   @property
   def content_hash(self) -> str | None:
-    """The hash of the text of the training; None: it is not known."""
+    """The hash of the training text; None: unknown."""
     return workdirs.read_content_hash(self.workdir)
 
   @property
   def origin(self) -> dict[str, Any]:
-    """`published_model.PublishedModel.origin` of the model that training started from, or empty."""
+    """`published_model.PublishedModel.origin` of the published model in `init_from`, or empty."""
     return workdirs.read_origin(self.workdir)
 
   @functools.cached_property
   def recommended_sampling(self) -> dict[str, float | int]:
-    """Sampling settings of the model that training started from, or empty; by their names."""
+    """Sampling settings of the published model in `init_from`, by name; or empty."""
     return generation_config.read(self.origin.get('generation', {}))
 
   @property
   def results_folder(self) -> pathlib.Path | None:
-    """Where results are written unless the user names a folder; None: nowhere."""
+    """Default folder of results; None: results are not written."""
     return self.workdir
 
   @property
   def is_exported(self) -> bool:
-    """Whether it was exported: then it has variables, but no checkpoints."""
+    """Whether it is an exported run, with variables but no checkpoints."""
     return workdirs.is_exported(self.workdir)
 
   # The model and its variables.
 
   @functools.cached_property
   def mesh(self) -> jax.sharding.Mesh:
-    """The mesh of the config, or one with all devices along `data` if their number does not fit."""
+    """The mesh of the config, or all devices along `data` if their number does not fit."""
     return restoring.make_mesh(self.config.mesh)
 
   @functools.cached_property
@@ -112,14 +112,14 @@ class Run:
 
   @functools.cached_property
   def evaluated(self) -> language_model.LanguageModel:
-    """The model with the memory and the positions of evaluation, which also generates text."""
+    """The model with the memory and the positions of evaluation and generation."""
     config = self.config.evaluation_model()
     return language_model.build(config, self.vocabulary_size, jit_layers=True)
 
   def find_checkpoint(self) -> int | None:
-    """Returns the step of the checkpoint, of `newest` the last; None if the run was exported.
+    """Returns the step of the checkpoint (`newest`: the last); None for an exported run.
 
-    All processes use the list of the first: a running training may change it meanwhile.
+    All processes use the list of the first one, because a running training may change it.
 
     Raises:
       BadInput: there is no such checkpoint.
@@ -138,7 +138,7 @@ class Run:
 
   @functools.cached_property
   def restored(self) -> model_variables.ModelVariables:
-    """Step, parameters and codebook of the checkpoint, of which no other array is read.
+    """Step, parameters and codebook of the checkpoint; no other arrays are read.
 
     Raises:
       BadInput: there is no checkpoint, or it is damaged.
@@ -174,23 +174,23 @@ class Run:
     return token_clusters.clusters_of(self, memory)
 
   def token_memories(self) -> dict[str, NGramMemory]:
-    """Returns the memories whose clusters depend on the token alone, by the path of their module.
+    """Returns the memories with token clusters, by the path of their module.
 
-    Raises BadInput if the model has none.
+    Raises BadInput if there are none.
     """
     return token_clusters.find_memories(self)
 
   def export(self, folder: str | pathlib.Path, dtype: Any = None, format: str = 'run') -> None:
-    """Writes config, vocabulary and variables to a folder, which `load_run` reads.
+    """Writes config, vocabulary and variables to a folder for `load_run`.
 
     Args:
       folder: a new or empty folder.
-      dtype: dtype of the parameters in the file, such as `bfloat16`. None: their own.
-      format: `run`, or `huggingface` for a folder that other libraries read, too.
+      dtype: dtype of the parameters in the file, such as `bfloat16`. None: unchanged.
+      format: `run`, or `huggingface` for other libraries.
 
     Raises:
-      BadInput: the folder is remote, is not empty or cannot be created; parameters cannot have the
-        dtype; or no family of published models is such a model.
+      BadInput: a remote or non-empty folder, or one that cannot be created; an invalid parameter
+        dtype; or no compatible family of published models.
     """
     exported.export(self, folder, dtype, format)
 
@@ -198,24 +198,24 @@ class Run:
 
   @functools.cached_property
   def mixture(self) -> Mixture:
-    """The tokenised corpora. Raises BadInput if they are not those of the training."""
+    """The tokenised corpora. Raises BadInput if they differ from the training corpora."""
     return corpus.prepare(self)
 
   def split(self, name: str) -> token_split.TokenSplit:
     """Returns a split of the corpus, or of a part of a mixture, such as 'validation/PART'.
 
-    Raises BadInput if it is not the corpus of the training.
+    Raises BadInput if the corpus differs from the training corpus.
     """
     return corpus.find_split(self, name)
 
   def log_paths(self, *names: str) -> None:
-    """Logs the paths of the data section that are read: the run may be of somebody else."""
+    """Logs the paths read by the data section, since the run may come from someone else."""
     corpus.log_paths(self, *names)
 
   def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
     """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`.
 
-    The result of a mixture has those of its `parts` by name; see `language_modeling.combine`.
+    The result of a mixture has its `parts` by name; see `language_modeling.combine`.
     """
     return evaluation.evaluate(self, split, max_tokens)
 
@@ -224,11 +224,11 @@ class Run:
   ) -> dict[str, Any]:
     """Scores a text file as one document, or its first tokens; see `evaluate`.
 
-    A short text is divided into fewer streams, so that each has at least one segment; a text
-    shorter than a segment is read in one of 128 tokens, or of the next power of two.
+    A short text is divided into fewer streams, each with at least one segment. A text shorter than
+    a segment is read in one segment of 128 tokens, or of the next power of two.
 
     Raises:
-      BadInput: the file cannot be read, or the vocabulary lacks a character of it.
+      BadInput: the file cannot be read, or has a character outside the vocabulary.
     """
     return evaluation.evaluate_file(self, path, max_tokens)
 
@@ -240,7 +240,7 @@ class Run:
     Args:
       path: folder or file of the questions.
       split: split of a folder: train, validation or test.
-      protocol: `query`, or `prefix`, which ignores the text after a candidate.
+      protocol: `query`, or `prefix` (ignores the text after a candidate).
 
     Raises:
       BadInput: there are no such questions, a file is damaged, or the model cannot answer them.
@@ -254,10 +254,10 @@ class Run:
 
     Args:
       texts: the texts.
-      special: whether the spelling of a special token in a text is that token.
+      special: whether the text of a special token is read as the token.
 
     Raises:
-      BadInput: the vocabulary does not have a character, or has no special tokens to read.
+      BadInput: a character outside the vocabulary, or a vocabulary without special tokens.
     """
     return generation.score(self, texts, special)
 
@@ -269,17 +269,17 @@ class Run:
   ) -> list[pairs.PairScore]:
     """Scores continuations, each after its context at the start of a separate document.
 
-    A token is predicted from the last tokens that fit the context of the evaluation.
+    A token is predicted from the last tokens within the context of the evaluation.
 
     Args:
       texts: pairs of a context and its continuation, texts or token ids; see `pairs.encode`. Token
         ids need no tokenizer.
       rows: maximum batch size in contexts.
-      special: whether the spelling of a special token in a text is that token.
+      special: whether the text of a special token is read as the token.
 
     Raises:
-      BadInput: the vocabulary lacks a character or an id, or has no special tokens to read; or the
-        model cannot continue a text.
+      BadInput: a character or id outside the vocabulary, a vocabulary without special tokens, or a
+        model that cannot continue a text.
     """
     return generation.score_pairs(self, texts, rows, special)
 
@@ -302,26 +302,26 @@ class Run:
   ) -> list[text.Completion]:
     """Continues prompts, each as the start of a separate document.
 
-    The sampling arguments that are None are those of the model, see `sampling_config`.
+    Sampling arguments of None take the values of the model, see `sampling_config`.
 
     Args:
-      prompts: the prompts, texts or token ids; '' starts a new document. Token ids are read as they
-        are, and need no tokenizer.
+      prompts: the prompts, texts or token ids; '' starts a new document. Token ids are used
+        unchanged, and need no tokenizer.
       tokens: maximum number of new tokens; a document may end earlier.
       temperature: divides the logits; 0 is greedy decoding.
       top_k: samples from this number of most likely tokens; 0: from all.
       top_p: samples from the most likely tokens with this total probability; 1: from all.
       seed: prompt number i, from 0, uses seed + i; it does not depend on the other prompts.
-      context: maximum number of tokens that a token is predicted from. None: the segment length of
-        the evaluation and, if the model has one, its memory.
+      context: context length in tokens. None: the segment length of the evaluation plus the memory
+        of the model.
       on_text: called with the index of a prompt and its new text, for each token.
-      repetition_penalty: lowers the logits of tokens that occurred, if above 1 (CTRL).
-      stop: texts before which a continuation ends; a special token ends it where one spells it.
-      chat: whether the prompts are messages that the model answers, by its chat template. A prompt
+      repetition_penalty: above 1, lowers the logits of tokens that occurred (CTRL).
+      stop: stop strings; a continuation ends before them. A stop string may be a special token.
+      chat: whether the prompts are chat messages, formatted by the model's chat template. A prompt
         is the text of a message, or a list of messages with `role` and `content`.
       min_p: samples from the tokens with at least this share of the highest probability; 0: from
         all.
-      special: whether the spelling of a special token in a prompt is that token.
+      special: whether the text of a special token in a prompt is read as the token.
       system: a system message before each prompt, for `chat`. None: the template decides.
 
     Raises:
@@ -342,11 +342,11 @@ class Run:
     repetition_penalty: float | None = None,
     min_p: float | None = None,
   ) -> sampling.SamplingConfig:
-    """Returns options of sampling. An argument that is None has the value the model recommends.
+    """Returns sampling options. An argument of None takes the recommendation of the model.
 
-    A published model recommends values in its generation_config.json. A run has the values of the
-    published model that its training started from. Otherwise the defaults of `SamplingConfig` hold:
-    temperature 1 and all tokens.
+    A published model recommends values in its generation_config.json. A run takes them from the
+    published model in `init_from`. Otherwise the defaults of `SamplingConfig` apply: temperature 1
+    and all tokens.
     """
     arguments = {
       'temperature': temperature,
@@ -370,7 +370,7 @@ class Run:
     special: bool = False,
     system: str | None = None,
   ) -> Iterator[text.Completion]:
-    """Yields the completions of `generate`, batch by batch, as soon as they are done."""
+    """Yields the completions of `generate`, batch by batch, as they finish."""
     config = generation.completion_config(self, sampling_config, tokens, seed, context, stop)
     prompt_config = generation.PromptConfig(chat, special, system)
     return generation.complete(self, prompts, prompt_config, config, on_text)
@@ -389,15 +389,15 @@ class Run:
     repetition_penalty: float | None = None,
     min_p: float | None = None,
   ) -> conversation.Conversation:
-    """Starts a conversation; the other arguments are those of `generate`.
+    """Starts a conversation; for the other arguments see `generate`.
 
     Args:
-      sampling_config: all options of sampling. None: those of the arguments and of the model, see
+      sampling_config: all options of sampling. None: taken from the arguments and the model, see
         the method `sampling_config`.
 
     Raises:
-      BadInput: the model has no chat template, a value is out of range, or the template has no
-        place for a system message.
+      BadInput: the model has no chat template, a value is out of range, or the template does not
+        support a system message.
     """
     if sampling_config is None:
       sampling_config = self.sampling_config(temperature, top_k, top_p, repetition_penalty, min_p)

@@ -1,4 +1,4 @@
-"""Texts that a model with longrope reads in segments shorter than the text."""
+"""Warnings about texts longer than a segment for models with longrope."""
 
 from collections.abc import Mapping
 import logging
@@ -7,7 +7,7 @@ from ngrammer_jax import config as experiment
 
 
 def log(config: experiment.Config, counts: Mapping[str, int]) -> None:
-  """Logs the longest text that is read in segments, if rotary factors depend on its length.
+  """Logs the longest text read in segments, if rotary factors depend on its length.
 
   Other libraries read a text at once, with the long factors if it exceeds the original length.
 

@@ -1,4 +1,4 @@
-"""The memories of a run whose clusters depend on the token alone, and the cluster of each token."""
+"""The memories of a run with token clusters, and the cluster of each token."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from ngrammer_jax.runs.opened_run import OpenedRun
 
 
 def find_memories(run: OpenedRun) -> dict[str, NGramMemory]:
-  """Returns the memories whose clusters depend on the token alone; see `Run.token_memories`."""
+  """Returns the memories with token clusters; see `Run.token_memories`."""
   model = run.config.model
   memories_by_path = {
     '/'.join(path): memory
@@ -18,7 +18,7 @@ def find_memories(run: OpenedRun) -> dict[str, NGramMemory]:
   }
   if not memories_by_path:
     raise errors.NotApplicable(
-      f'--workdir={run.workdir} has no clusters of tokens: it needs model.ngram, with '
+      f'--workdir={run.workdir} has no token clusters: it needs model.ngram, with '
       f'model.ngram.clusters and model.ngram.layer="input", or an n-gram memory with '
       f'key="embedding_clusters"'
     )

@@ -28,7 +28,7 @@ def check_options(
       jax.jit(jnp.negative, compiler_options={name: value}).lower(scalar).compile()
     except jax.errors.JaxRuntimeError as error:
       raise errors.BadInput(
-        f"training.compiler_options='{text}' is rejected by the compiler for {platform} "
-        f'({str(error).splitlines()[0]}): correct it, or remove it'
+        f"training.compiler_options='{text}' is refused by the compiler for {platform} "
+        f'({str(error).splitlines()[0]}): correct it, or leave it out'
       ) from error
   return options

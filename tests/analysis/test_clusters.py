@@ -86,7 +86,7 @@ def test_clusters_of_a_run(tiny, untrained, capsys):
 def test_model_without_token_clusters_raises_bad_input(tiny, untrained):
   workdir = untrained(tiny(model={'ngram': None}))
   with bad_input(
-    f'--workdir={workdir} has no clusters of tokens: it needs model.ngram, with '
+    f'--workdir={workdir} has no token clusters: it needs model.ngram, with '
     f'model.ngram.clusters and model.ngram.layer="input", or an n-gram memory with '
     f'key="embedding_clusters"'
   ):

@@ -183,7 +183,7 @@ def test_spans_that_are_too_short_are_refused(resolve):
     added_memories.check_neutral(base.model, config)
   model = dataclasses.replace(model, span=dataclasses.replace(span, start=None))
   with bad_input(
-    f'model.span is new, init_from={base.init_from} has none: use model.span.start="neutral", '
-    f'which leaves its loss as it is, or "published"'
+    f'model.span is not in init_from={base.init_from}: use model.span.start="neutral" to '
+    f'keep its loss, or "published"'
   ):
     added_memories.check_neutral(base.model, dataclasses.replace(config, model=model))

@@ -222,7 +222,7 @@ def test_a_mixture_is_judged_by_the_mean_of_its_parts(config, tiny, tmp_path, to
 
 def test_init_from_is_not_passed_over(tiny):
   task = train_task.CorpusTask(dataclasses.replace(tiny(), init_from='other'))
-  with pytest.raises(errors.BadInput, match='init_from=other: this task would start from random'):
+  with pytest.raises(errors.BadInput, match='init_from=other is ignored by this task'):
     task.initial_state(None)
 
 

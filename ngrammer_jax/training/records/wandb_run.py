@@ -31,7 +31,7 @@ def check_package() -> None:
   if importlib.util.find_spec('wandb') is None:
     raise errors.BadInput(
       "training.log_to needs wandb, but it is not installed: pip install 'ngrammer_jax[wandb]', or "
-      'remove it'
+      'leave it out'
     )
 
 
@@ -79,7 +79,7 @@ class WandbRun:
       self._run.define_metric('*', step_metric='step')
     except wandb.errors.UsageError as error:
       raise errors.BadInput(
-        f'wandb cannot start: {error}; run `wandb login`, set WANDB_MODE=offline, or remove it '
+        f'wandb cannot start: {error}; run `wandb login`, set WANDB_MODE=offline, or leave it out '
         f'of training.log_to'
       ) from error
     except Exception as error:  # it raises many classes

@@ -118,7 +118,7 @@ def test_wandb_that_is_not_set_up_is_bad_input(tmp_path, wandb, monkeypatch):
 def test_a_missing_package_is_named(monkeypatch):
   monkeypatch.setattr(wandb_run.importlib.util, 'find_spec', lambda name: None)
   with bad_input(
-    "training.log_to names wandb, which is not installed: pip install 'ngrammer_jax[wandb]', or "
+    "training.log_to needs wandb, but it is not installed: pip install 'ngrammer_jax[wandb]', or "
     'leave it out'
   ):
     wandb_run.check_package()
