@@ -1,4 +1,4 @@
-"""Cloze questions: the Children's Book Test, where ten candidates are ranked for a gap in a query.
+"""Cloze questions: the Children's Book Test ranks ten candidates for a gap in a query.
 
 A document starts with twenty sentences, each followed by a newline, and the query up to the gap.
 With the protocol `query` (Hill et al. 2016), the score of a candidate is log p(candidate and rest
@@ -85,7 +85,7 @@ class ClozeAnswer:
     question: the question without its context.
     scores: log-probability of each candidate, float64 [10].
     unknown: whether each candidate is out of the vocabulary.
-    cut: whether the context did not fit and its oldest tokens were dropped.
+    cut: whether the oldest tokens of the context were dropped to fit.
   """
 
   question: cloze.Question
@@ -110,7 +110,7 @@ class ClozeAnswer:
     return self.unknown[self.question.candidates.index(self.question.answer)]
 
   def fields(self) -> dict[str, Any]:
-    """Returns the answer as it is in the file of answers."""
+    """Returns the answer in the format of the answers file."""
     question = self.question
     return {
       'kind': question.kind,
@@ -130,7 +130,7 @@ class _TokenizedQuestion(NamedTuple):
   Attributes:
     prefix: ids before the choices, int32, with the document start.
     choices: ids of each choice.
-    is_cut: whether the context did not fit and its oldest tokens were dropped.
+    is_cut: whether the oldest tokens of the context were dropped to fit.
   """
 
   prefix: np.ndarray
@@ -146,7 +146,7 @@ class ClozeEvaluator:
     engine: the engine of the model.
     vocabulary: vocabulary of the model.
     rows: batch size in questions.
-    context: maximum number of tokens that a token is predicted from.
+    context: context length in tokens.
     protocol: one of PROTOCOLS.
   """
 
@@ -170,7 +170,7 @@ class ClozeEvaluator:
       report: called with the number of questions answered since the previous call.
 
     Raises:
-      BadInput: a query does not fit the context, or the vocabulary does not have a character.
+      BadInput: a query does not fit the context, or a character is not in the vocabulary.
     """
     questions = iter(questions)
     while group := list(itertools.islice(questions, SORT_BUFFER)):
@@ -229,7 +229,7 @@ class ClozeEvaluator:
 
 
 def check_protocol(protocol: str) -> None:
-  """Raises BadInput if the protocol does not exist."""
+  """Raises BadInput for an unknown protocol."""
   if protocol not in PROTOCOLS:
     raise errors.BadInput(f'--cloze_protocol={protocol} is not one of: {", ".join(PROTOCOLS)}')
 
@@ -277,7 +277,7 @@ def summarize(answers: Sequence[ClozeAnswer]) -> dict[str, dict[str, Any]]:
 def build_result(
   answers: Sequence[ClozeAnswer], question_set: QuestionSet, step: int, protocol: str, context: int
 ) -> dict[str, Any]:
-  """Builds the result that is stored as `cloze_<name>.json`."""
+  """Builds the result stored in `cloze_<name>.json`."""
   label = 'cloze questions'
   if question_set.is_official:
     label = "questions of the Children's Book Test"
@@ -329,8 +329,7 @@ def save(
 ) -> pathlib.Path:
   """Writes the result as JSON and the answers as JSON lines next to it; returns the JSON path.
 
-  The file name is cloze[_prefix]_<name>, so that one protocol does not overwrite the results of the
-  other. Only the first process writes.
+  The file name is cloze[_prefix]_<name>, one file per protocol. Only the first process writes.
   """
   name = f'cloze_{result["name"]}.json'
   protocol = result['protocol']['score']

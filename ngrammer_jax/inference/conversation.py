@@ -20,7 +20,7 @@ GREETING: Message = {'role': chat_template.USER, 'content': 'Hello'}
 
 
 def is_messages(prompt: Any) -> bool:
-  """Whether a prompt is a list of messages, and no text, list of token ids or list of prompts."""
+  """Whether a prompt is a list of messages, not a text, token ids or a list of prompts."""
   if isinstance(prompt, str) or not isinstance(prompt, Sequence):
     return False
   return len(prompt) > 0 and isinstance(prompt[0], dict)
@@ -50,7 +50,7 @@ def encode_prompt(
     system: a system message before it.
 
   Raises:
-    BadInput: it is neither, is too long, or the template does not accept it.
+    BadInput: another type, a prompt that is too long, or one rejected by the template.
   """
   chat_template.check_exists(vocabulary)
   messages = _read_prompt(prompt, name)
@@ -71,12 +71,12 @@ def encode_prompt(
 def end_at_turn(
   config: text.CompletionConfig, vocabulary: vocabularies.TokenizerVocabulary
 ) -> text.CompletionConfig:
-  """Returns options of answers, which also end with the turn of the model."""
+  """Returns options of answers that also end with the turn of the model."""
   return dataclasses.replace(config, end_tokens=chat_template.end_of_turn(vocabulary))
 
 
 def _read_prompt(prompt: Any, name: str) -> list[Message]:
-  """Returns the messages of a prompt. Raises BadInput if it is no conversation to answer."""
+  """Returns the messages of a prompt. Raises BadInput unless it is a conversation to answer."""
   if not is_messages(prompt):
     encoding.to_bytes(prompt, name)
     return [{'role': chat_template.USER, 'content': prompt}]
@@ -95,7 +95,7 @@ def _read_prompt(prompt: Any, name: str) -> list[Message]:
 
 
 def check_system(vocabulary: vocabularies.TokenizerVocabulary, system: str | None) -> None:
-  """Raises BadInput if a template has no place for a system message; None is no message."""
+  """Raises BadInput if a template does not support a system message; None: no message."""
   if system is None:
     return
   messages = [_system_message(system), GREETING]
@@ -113,13 +113,13 @@ def _system_message(content: str) -> Message:
 
 @dataclasses.dataclass(frozen=True)
 class _Cache:
-  """The tokens that the KV cache has.
+  """The tokens in the KV cache.
 
   Attributes:
     read: reads further tokens, see `Engine.start_incremental_decoding`.
     shown: the rendered conversation.
     ids: its tokens.
-    num_read: how many of them were read.
+    num_read: number of tokens read so far.
   """
 
   read: Callable[[Sequence[int]], int]
@@ -129,10 +129,10 @@ class _Cache:
 
 
 class Conversation:
-  """A conversation, whose tokens are read once: the KV cache keeps them between its messages.
+  """A conversation with a KV cache: each token is read once.
 
-  A template may show earlier messages differently than before. Then all of them are read again, and
-  the log says so once.
+  If a template changes the text of earlier messages, all messages are read again, and the log says
+  so once.
 
   Args:
     engine, variables: the engine and its variables.
@@ -167,7 +167,7 @@ class Conversation:
   def set_system(self, system: str | None) -> None:
     """Sets the system message, before all other messages; None: the template decides.
 
-    Raises BadInput if the template has no place for one.
+    Raises BadInput if the template does not support a system message.
     """
     check_system(self._vocabulary, system)
     self._system = []
@@ -191,12 +191,12 @@ class Conversation:
     Args:
       message: the message of the user.
       on_text: called with 0 and the new text, for each token.
-      should_stop: called after each token; True ends the answer, which stays in the conversation as
-        far as it came.
+      should_stop: called after each token; True ends the answer; the conversation keeps its text so
+        far.
 
     Raises:
-      BadInput: the conversation does not fit the context, or the template does not accept it. The
-        message is then no part of it.
+      BadInput: the conversation does not fit the context, or the template rejects it. The message
+        is then not added.
     """
     encoding.to_bytes(message, 'the message')
     turns = [*self._turns, {'role': chat_template.USER, 'content': message}]
@@ -225,7 +225,7 @@ class Conversation:
     return text.Completion(message, answer.text, answer.tokens, answer.has_ended, config.seed)
 
   def _show(self, messages: Sequence[Message]) -> _Cache:
-    """Returns the cache with the tokens of a conversation that are not read yet."""
+    """Returns the cache with the unread tokens of a conversation."""
     rendered = chat_template.render(self._vocabulary, messages)
     cache = self._cache
     if cache is not None and not rendered.startswith(cache.shown):
@@ -243,7 +243,7 @@ class Conversation:
 
 
 def _extend(cache: _Cache, answer: IncrementalDetokenizer, shown: str) -> _Cache:
-  """Returns a cache with an answer, of which all tokens were read but the last one that came."""
+  """Returns a cache with an answer; all its tokens but the last one were read."""
   ids = (*cache.ids, *answer.tokens)
   num_read = len(ids)
   if not answer.has_ended:  # else the last one was an end token, which is no part of the answer

@@ -10,7 +10,7 @@ WINDOW = 32  # tokens before a new one that its text may depend on
 
 
 class _GrowingText:
-  """The text of the tokens after a prompt, of which only the last ones are decoded again.
+  """The text of the tokens after a prompt; only the last ones are decoded again.
 
   Attributes:
     text: the text so far.
@@ -23,7 +23,7 @@ class _GrowingText:
     self._start_window(prompt)
 
   def _start_window(self, tokens: list[int]) -> None:
-    """Keeps the last tokens: the text up to here does not change any more."""
+    """Starts a window of last tokens: earlier text is final."""
     self._settled_text = self.text
     size = WINDOW
     # Some vocabularies drop a space before the first token, so there has to be a text before it.
@@ -48,13 +48,13 @@ class _GrowingText:
 class IncrementalDetokenizer:
   """Converts the tokens after a prompt to text, token by token; emitted text never changes.
 
-  Special tokens are no text. A stop string that spells one ends the text before that token. The
-  text ends at the end tokens of the vocabulary, and at further ones.
+  Special tokens are not part of the text. A stop string equal to a special token ends the text
+  before the token. The text also ends at the end tokens of the vocabulary, and at further ones.
 
   Attributes:
     text: the text so far.
     tokens: the tokens so far, without the end of the document.
-    has_ended: whether the document ended, or a stop string came, which is not part of the text.
+    has_ended: whether the document ended, or a stop string came (not part of the text).
     is_done: whether it has ended or the token limit is reached.
   """
 
@@ -81,7 +81,7 @@ class IncrementalDetokenizer:
 
   @property
   def has_all_text(self) -> bool:
-    """Whether the text is that of all tokens: nothing is cut off, and nothing waits for others."""
+    """Whether the text covers all tokens: nothing is cut off or held back."""
     return self.text == self._plain.text
 
   def add(self, token: int) -> str:
@@ -113,7 +113,7 @@ class IncrementalDetokenizer:
     return new_text
 
   def _texts_before_special_stops(self) -> list[str]:
-    """Returns the text before each stop string that spells a special token and has come."""
+    """Returns the text before each generated special token in the stop strings."""
     texts = []
     for stop in self._special_stop:
       start = self._shown.text.find(stop)
@@ -128,7 +128,7 @@ class IncrementalDetokenizer:
     return self._plain.text[:length] + self._shown.text[shown_length:start]
 
   def _safe_length(self, text: str) -> int:
-    """Returns the length of the text that no stop string may take back."""
+    """Returns the length of the text that no stop string can remove."""
     length = len(text) - _prefix_length(text, self._stop)
     shown_prefix = _prefix_length(self._shown.text, self._special_stop)
     if shown_prefix:
@@ -138,7 +138,7 @@ class IncrementalDetokenizer:
 
 
 def _prefix_length(text: str, stops: tuple[str, ...]) -> int:
-  """Returns the length of the longest end of a text that begins a stop string, 0 if none does."""
+  """Returns the length of the longest suffix of a text that is a prefix of a stop string."""
   longest = max(map(len, stops), default=0)
   for length in range(min(longest, len(text)), 0, -1):
     if any(stop.startswith(text[-length:]) for stop in stops):
@@ -147,5 +147,5 @@ def _prefix_length(text: str, stops: tuple[str, ...]) -> int:
 
 
 def _spells_special(vocabulary: vocabularies.Vocabulary, text: str) -> bool:
-  """Whether a text has the spelling of a special token."""
+  """Whether a text is equal to a special token."""
   return any(special in text for special in vocabulary.special_tokens)

@@ -1,7 +1,7 @@
-"""From texts to token ids: the only place of inference where a text is encoded.
+"""From texts to token ids, for all of inference.
 
-A caller says whether the spelling of a special token in a text is that token (`special=True`) or
-ordinary text. Token ids can stand for a text everywhere, and are read as they are.
+With `special=True` the text of a special token is read as the token, otherwise as ordinary text.
+Token ids can replace a text everywhere, and are used unchanged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ class EncodedText(NamedTuple):
   """A text and its token ids.
 
   Attributes:
-    text: the text, the token ids that stand for it, or the messages of a chat.
+    text: the text, its token ids, or the messages of a chat.
     ids: its token ids, int32.
   """
 
@@ -37,10 +37,10 @@ def encode(
     vocabulary: vocabulary of the model.
     text: the text, or its token ids.
     name: name of the text, for error messages.
-    special: whether the spelling of a special token in a text is that token.
+    special: whether the text of a special token is read as the token.
 
   Raises:
-    BadInput: the vocabulary lacks a character or an id, or it is no text.
+    BadInput: another type, or a character or id outside the vocabulary.
   """
   if not isinstance(text, str) and is_ids(text):
     ids = check_ids(text, vocabulary.size, name)
@@ -51,7 +51,7 @@ def encode(
 
 
 def to_bytes(text: str, name: str) -> bytes:
-  """Returns a text as UTF-8. Raises BadInput, with its name, for anything else."""
+  """Returns a text as UTF-8. Raises BadInput with its name for other types."""
   if not isinstance(text, str):
     raise errors.BadInput(f'{name} is of type {type(text).__name__}, expected a text')
   try:
@@ -61,7 +61,7 @@ def to_bytes(text: str, name: str) -> bytes:
 
 
 def is_ids(text: Any) -> bool:
-  """Whether something is a list of token ids: no text, and no list of texts."""
+  """Whether a value is a list of token ids, not a text or a list of texts."""
   if isinstance(text, np.ndarray):
     return text.ndim == 1 and text.dtype.kind in 'iu'
   if isinstance(text, str) or not isinstance(text, Sequence):
@@ -70,7 +70,7 @@ def is_ids(text: Any) -> bool:
 
 
 def check_ids(ids: Any, size: int, name: str) -> np.ndarray:
-  """Returns token ids as int32. Raises BadInput, with their name, unless all are below `size`."""
+  """Returns token ids as int32. Raises BadInput with their name unless all are below `size`."""
   array = np.asarray(ids)
   is_list = array.ndim == 1 and (not array.size or array.dtype.kind in 'iu')
   if not is_list or (array.size and not 0 <= array.min() <= array.max() < size):
@@ -82,7 +82,7 @@ def as_list(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
   """Returns several texts as a list, and a single one as a list of one.
 
   Raises:
-    BadInput: it is neither.
+    BadInput: another type.
   """
   if isinstance(texts, str):
     return [texts]
@@ -96,12 +96,12 @@ def as_list(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
 
 
 def check_special(vocabulary: vocabularies.Vocabulary, texts: Iterable[Any], special: bool) -> None:
-  """Checks that special tokens are read as the caller expects, before the texts are encoded.
+  """Checks the option `special` before texts are encoded.
 
-  Logs the special tokens that the texts spell, if they are read as ordinary text.
+  Logs special tokens in the texts if they are read as ordinary text.
 
   Raises:
-    BadInput: special tokens shall be read, but the vocabulary has none.
+    BadInput: `special` is set, but the vocabulary has no special tokens.
   """
   if special:
     if not vocabulary.special_tokens:

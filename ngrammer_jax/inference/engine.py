@@ -35,7 +35,7 @@ Variables = dict[str, Any]  # `params` and `codebook`
 
 
 def check_can_continue(config: model_config.ModelConfig) -> None:
-  """Raises BadInput for a model that can neither rank choices nor generate."""
+  """Raises BadInput for a model that cannot rank choices or generate."""
   if config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'model.position={config.position!r} is the position in the segment: such a model can be '
@@ -87,9 +87,9 @@ class Engine:
     self._empty_memory = jax.jit(model.empty_memory, static_argnums=(0, 1), out_shardings=rows)
 
   def prepare(self, variables: Variables) -> Variables:
-    """Returns variables in which each token of the vocabulary is assigned to its cluster.
+    """Returns variables with a precomputed cluster for each token of the vocabulary.
 
-    Otherwise every token that is read is compared with all centroids.
+    Otherwise every token of a text is compared with all centroids.
     """
     on_devices = host_tables.without_tables(self.model.config, variables)
     with sharding.use(self.mesh):
@@ -110,7 +110,7 @@ class Engine:
     """Yields the scores of each segment of a batch of streams while the next one is computed.
 
     The memory of a stream starts empty and is carried from segment to segment. A window is the only
-    segment of its stream, and has the score of its last target alone, [B, 1].
+    segment of its stream, and only has the score of its last target, [B, 1].
 
     Args:
       variables: parameters and codebook.
@@ -143,10 +143,10 @@ class Engine:
     num_segments: int,
     make_segment: Callable[[int, slice], token_batch.Batch],
   ) -> Iterator[tuple[token_batch.Batch, Variables]]:
-    """Yields every segment, with the variables that the model needs for it.
+    """Yields every segment, with the variables of the model for it.
 
-    Of tables in host memory these have the rows of the segment, which are read while the segment
-    before is scored.
+    For tables in host memory the variables have the rows of the segment, read while the previous
+    segment is scored.
     """
     has_host_tables = host_tables.exist(self.model.config)
     if has_host_tables:
@@ -181,7 +181,7 @@ class Engine:
   ) -> Iterator[np.ndarray]:
     """Yields the nats of every token of each document, float64 [tokens].
 
-    Without a document start, these are the nats of every token but the first.
+    Without a document start, the first token has no nats.
 
     Args:
       variables: parameters and codebook.
@@ -221,12 +221,12 @@ class Engine:
     rows: int,
     bidirectional: bool = False,
   ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yields the index of an example, and of its choices log p(choice | prefix), float64 [K], and
-    whether greedy decoding gives the choice, bool [K].
+    """Yields the index, the scores and the greedy matches of each example.
 
-    The log-probability is the sum over all tokens of the choice. The prefix is computed once; its
-    memory is reused for each choice. Examples of similar length are batched together, so they come
-    in a different order.
+    The scores are log p(choice | prefix), summed over the tokens of the choice, float64 [K]; a
+    match is true if greedy decoding gives the choice, bool [K]. The prefix is computed once; its
+    memory is reused for each choice. Examples of similar length are batched together, so their
+    order changes.
 
     Args:
       variables: parameters and codebook.
@@ -279,8 +279,8 @@ class Engine:
       context: each token is predicted from at most this many preceding tokens.
       bidirectional: whether the tokens of a prompt attend to the whole prompt.
       rows: batch size, at least the number of prompts. None: the next power of two.
-      document_start: id of the document start, which has no repetition penalty as the first token
-        of a prompt. None: no token is one.
+      document_start: id of the document start; as first token of a prompt it has no repetition
+        penalty. None: no such token.
     """
     rows = self.round_rows(bucket(len(prompts)) if rows is None else rows)
     longest = max(map(len, prompts))
@@ -327,9 +327,9 @@ class Engine:
   ) -> Callable[[Sequence[int]], int]:
     """Returns a function that reads tokens after all earlier ones, and samples the next token.
 
-    The KV cache has the tokens that were read and no others: nothing is computed ahead. The
-    sampled token is not read; the caller passes it, or something else. Tokens are read in pieces of
-    few lengths: a text of another length compiles no other program.
+    The KV cache only has the tokens read so far: nothing is computed ahead. The sampled token is
+    not read; the caller passes it, or another token. Tokens are read in pieces of few lengths, so
+    texts of other lengths compile no new program.
 
     Args: see `generate`; there is one row.
     """
@@ -385,7 +385,7 @@ class Engine:
     return sampler, seeds_B, state
 
   def _replicate(self, index: int) -> jax.Array:
-    """Returns the index of a token where programs return it: otherwise they compile once more."""
+    """Returns a token index with the sharding of program outputs, to avoid a second compilation."""
     return jax.device_put(np.int32(index), sharding.replicated(self.mesh))
 
   def trace_score(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
@@ -400,7 +400,7 @@ class Engine:
       return self._score_segment.trace(variables, segment, memory=memory)
 
   def _abstract_inputs(self, variables: Variables, shape: tuple[int, int]) -> Variables:
-    """Returns the abstract variables that a segment [B, T] needs."""
+    """Returns the abstract variables for a segment [B, T]."""
     config = self.model.config
     if not host_tables.exist(config):
       return variables
@@ -410,13 +410,13 @@ class Engine:
     return host_tables.without_tables(config, variables) | {table.VALUES: values}
 
   def _abstract(self, make: Callable[..., Any], *args: Any) -> Any:
-    """Returns what a function makes for all rows, without its values."""
+    """Returns the abstract results of a function for all rows."""
     return sharding.abstract(jax.eval_shape(lambda: make(*args)), self._row_sharding)
 
   def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
     """Traces the program that generates tokens after a prompt. The variables may be abstract.
 
-    Its KV cache has the whole context, however short the learned spans are.
+    Its KV cache has the whole context, ignoring learned spans.
     """
     rows = self.round_rows(rows)
     memory = self._abstract(self.model.empty_memory, rows, self._decoding_slots(context))
@@ -437,7 +437,7 @@ class Engine:
       return self._decode_prompt.trace(inputs, seeds_B, sampler, token, state=state)
 
   def _decoding_slots(self, context: int, variables: Variables | None = None) -> int:
-    """Returns the slots of the KV cache: the context, as far as the learned spans reach."""
+    """Returns the slots of the KV cache: the context, cut to the learned spans."""
     config = self.model.config
     slots = context - 1  # the context has the current token
     if config.span is not None and variables is not None:
@@ -476,7 +476,7 @@ class Engine:
   def _row_reader(
     self, variables: Variables, rows: int
   ) -> Callable[[token_batch.Batch], Variables]:
-    """Returns a function from the next inputs of all rows to the variables that they need."""
+    """Returns a function from the next inputs of all rows to their variables."""
     if not host_tables.exist(self.model.config):
       return lambda inputs: variables
     reader = host_tables.RowReader(self.model, self.mesh, variables, rows)
@@ -489,7 +489,7 @@ class Engine:
     choices_KxBxC: np.ndarray,
     valid_KxBxC: np.ndarray,
   ) -> tuple[Variables, Variables]:
-    """Returns the variables that prompts need, and those that each choice has of its own."""
+    """Returns the variables for the prompts, and the variables of each choice."""
     if not host_tables.exist(self.model.config):
       return variables, {}
     choices = []
@@ -514,13 +514,13 @@ def _jit(program: Callable[..., Any], model: Any, donated: Any, outputs: Any) ->
 
 
 def _outside_the_mesh(function: Callable[..., Any], *args: Any) -> Any:
-  """Calls a function in a thread of its own, where no mesh is active."""
+  """Calls a function in a new thread, without an active mesh."""
   with futures.ThreadPoolExecutor(1) as thread:
     return thread.submit(function, *args).result()
 
 
 def _fetch_one_behind(results: Iterable[Any]) -> Iterator[Any]:
-  """Yields results on the host, each after the next one is dispatched."""
+  """Yields results on the host, each after dispatching the next one."""
   for result, _ in itertools.pairwise(itertools.chain(results, [None])):
     yield jax.device_get(result)
 
@@ -538,9 +538,9 @@ def bucket(size: int, smallest: int = 1) -> int:
 
 
 def _divide(ids: Sequence[int], context: int) -> Iterator[tuple[Sequence[int], int]]:
-  """Yields pieces of token ids, each with the length that it is padded to.
+  """Yields pieces of token ids, each with its padded length.
 
-  A large piece is read where small ones would have as much padding.
+  Uses a large piece if small ones would have as much padding.
   """
   large, small = (min(length, context) for length in READ_LENGTHS)
   first = 0

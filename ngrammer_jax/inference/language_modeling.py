@@ -35,8 +35,8 @@ def evaluate(
   The split, or its first `config.evaluation.max_tokens` tokens, is divided into contiguous streams.
   The memory of a stream starts empty and is carried from segment to segment. The result depends on
   the options of the evaluation only (see `evaluation_streams`), not on the batch size or the
-  devices. Most protocols score every token exactly once. Tokens that do not count in the loss are
-  read and not scored.
+  devices. Most protocols score every token exactly once. Tokens excluded from the loss are read but
+  not scored.
 
   Args:
     engine: the engine of the model.
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def check_counted(split: token_split.TokenSplit, max_tokens: int) -> None:
-  """Raises BadInput if none of the first tokens of a split counts in the loss; 0: of all tokens."""
+  """Raises BadInput if the loss excludes all of the first tokens of a split (0: all tokens)."""
   if split.num_counted(max_tokens):
     return
   first = f' of the first {max_tokens:,}, which is evaluation.max_tokens,' if max_tokens else ''
@@ -91,11 +91,11 @@ def check_counted(split: token_split.TokenSplit, max_tokens: int) -> None:
 
 
 class _Totals:
-  """Counts and negative log-likelihoods of the tokens that were scored.
+  """Counts and negative log-likelihoods of the scored tokens.
 
   Args:
-    num_characters: ids below this are characters; None: no id stands for a character.
-    line_end: the token that ends a line, None: there is none.
+    num_characters: ids below this are characters; None: no characters.
+    line_end: the token that ends a line; None: no such token.
 
   Attributes:
     counts: numbers of `tokens`, `correct` ones, `characters` and `line_ends`.
@@ -109,7 +109,7 @@ class _Totals:
     self.counts: collections.Counter[str] = collections.Counter()
 
   def add(self, scores: programs.Scores) -> int:
-    """Adds the scores of a segment, and returns how many tokens it has."""
+    """Adds the scores of a segment, and returns its number of tokens."""
     is_counted_BxT = scores.counts_BxT
     masks = {'tokens': is_counted_BxT, 'correct': scores.correct_BxT}
     if self._num_characters is not None:
@@ -125,8 +125,8 @@ class _Totals:
     """Returns the metrics.
 
     Args:
-      protocol: how the tokens were scored.
-      text_bytes: size of the text; None: it is not known, or a part was scored.
+      protocol: the protocol of scoring.
+      text_bytes: size of the text; None: unknown, or only a part was scored.
     """
     total = math.fsum(self._nats)
     bits = total / math.log(2)
@@ -160,7 +160,7 @@ def combine(results: Mapping[str, dict[str, Any]], weights: Sequence[float]) -> 
 def _metrics(
   tokens: int, nats_per_token: float, accuracy: float, protocol: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns the metrics that every result has."""
+  """Returns the metrics common to all results."""
   return {
     'tokens': tokens,
     'nll_nats_per_token': nats_per_token,
@@ -244,7 +244,7 @@ def format_table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _format_bits(bits: float | None) -> str:
-  """Formats bits; '-' where they are not known."""
+  """Formats bits; '-' if unknown."""
   if bits is None:
     return '-'
   return f'{bits:.4f}'
@@ -267,13 +267,13 @@ def save(
 ) -> None:
   """Writes a result as JSON, and answers as JSON lines if they have a path.
 
-  Only the first process writes. What cannot be written is printed. Files of another result keep
-  another name, see `result_files.write_results`.
+  Only the first process writes. Results that cannot be written are printed. Files of another result
+  are renamed, see `result_files.write_results`.
 
   Args:
     result: the result.
     path: its file.
-    answers: answers to the questions that it is of.
+    answers: answers to the questions of the result.
     answers_path: their file.
     others: contents of other files of the result.
 

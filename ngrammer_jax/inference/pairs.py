@@ -1,7 +1,8 @@
-"""Scores of continuations, each after its context: what ranking and evaluation harnesses ask for.
+"""Scores of continuations after their contexts, for ranking and evaluation harnesses.
 
-A tokenizer may join the end of a context and the start of its continuation to one token. Then the
-continuation starts with that token, and its score is of what the two texts do not share.
+A tokenizer may join the end of a context and the start of its continuation to one token. The
+continuation then starts with this token, and its score covers the tokens not shared by the two
+texts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +40,7 @@ class PairScore(NamedTuple):
 
 
 def count_shared(*token_ids: np.ndarray) -> int:
-  """Returns how many first tokens are equal in all arrays of token ids."""
+  """Returns the length of the common prefix of arrays of token ids."""
   return len(os.path.commonprefix([ids.tolist() for ids in token_ids]))
 
 
@@ -56,10 +57,10 @@ def encode(
     pair: context and continuation, two texts or the token ids of both. Texts are read after the
       document start if the model reads one, and after an empty context in any case.
     name: name of the pair in errors.
-    special: whether the spelling of a special token in a text is that token.
+    special: whether the text of a special token is read as the token.
 
   Raises:
-    BadInput: it is no pair, or the vocabulary lacks a character or an id.
+    BadInput: no pair, or a character or id outside the vocabulary.
   """
   if isinstance(pair, str) or len(pair) != 2:
     raise errors.BadInput(f'{name} is {pair!r}, expected a context and its continuation')
@@ -80,7 +81,7 @@ def encode(
 def _encode_texts(
   vocabulary: vocabularies.Vocabulary, context: str, continuation: str, name: str, special: bool
 ) -> EncodedPair:
-  """Encodes two texts, which may share a token."""
+  """Encodes two texts that may share a token."""
   context_ids = encoding.encode(vocabulary, context, name, special).ids
   joined_ids = encoding.encode(vocabulary, context + continuation, name, special).ids
   shared = count_shared(context_ids, joined_ids)
@@ -90,7 +91,7 @@ def _encode_texts(
 def windows(pair: EncodedPair, limit: int) -> Iterator[EncodedPair]:
   """Yields the parts of a continuation of at most `limit` tokens, each with its context.
 
-  A token is predicted from at most `limit` tokens: long contexts lose their first ones.
+  A token is predicted from at most `limit` tokens: long contexts are cut at the start.
   """
   ids = np.concatenate(pair).astype(np.int32)
   for first in range(len(pair.context), len(ids), limit):
@@ -106,12 +107,12 @@ def score(
   limit: int,
   rows: int,
 ) -> list[PairScore]:
-  """Scores pairs, those of the same context together and those of similar length in a batch.
+  """Scores pairs, grouped by context and batched by length.
 
   Args:
     engine, variables: the engine and its variables.
     pairs: see `encode`.
-    limit: maximum number of tokens that a token is predicted from.
+    limit: context length in tokens.
     rows: maximum batch size in contexts.
   """
   parts = [

@@ -1,4 +1,4 @@
-"""What inference computes of one padded batch, as functions of a model and its variables.
+"""The computations of inference on one padded batch, as functions of a model and its variables.
 
 B batch, T segment length, P tokens of a padded prompt, K choices, C tokens of a choice, D model.
 """
@@ -20,8 +20,8 @@ class Scores(NamedTuple):
   """Scores of the targets of a segment.
 
   Attributes:
-    nll_BxT: negative log-likelihood in nats, 0 where a target does not count.
-    correct_BxT: whether the most likely token is the target, and counts.
+    nll_BxT: negative log-likelihood in nats, 0 for uncounted targets.
+    correct_BxT: whether the most likely token is the (counted) target.
     counts_BxT: whether the target counts: it is not padding, see `token_batch.Batch.counted`.
     targets_BxT: the targets.
   """
@@ -38,7 +38,7 @@ class DecodingState(NamedTuple):
   Attributes:
     memory: the memory of the model.
     index: index of the next token.
-    token_B: the last token that was sampled.
+    token_B: the last sampled token.
     is_used_BxV: whether a token is in the text so far; None without a repetition penalty.
   """
 
@@ -67,7 +67,7 @@ def score_last_target(
 ) -> tuple[Scores, Any]:
   """Returns the scores of the last target of each row, [B, 1], and the new memory.
 
-  A row of padding has none. The memory is that before the first segment.
+  A row of padding has no score. `memory` is the memory before the first segment.
   """
   memory = _known_empty(model, memory)
   hidden_Bx1xD, memory = _forward_last(model, variables, window, memory)
@@ -84,14 +84,14 @@ def _score(
   targets_BxT: jax.Array,
   counts_BxT: jax.Array,
 ) -> Scores:
-  """Returns the scores of targets, of which some count."""
+  """Returns the scores of targets with a count mask."""
   scores = model.apply(variables, hidden_BxTxD, targets_BxT, method='scores')
   nll_BxT = jnp.where(counts_BxT, scores.nll_BxT, 0)
   return Scores(nll_BxT, scores.correct_BxT & counts_BxT, counts_BxT, targets_BxT)
 
 
 def _last_index(valid_BxT: jax.Array) -> jax.Array:
-  """Returns the index of the last valid token of each row, int32 [B, 1]; 0 if there is none."""
+  """Returns the index of the last valid token of each row, int32 [B, 1]; 0 without any."""
   return jnp.maximum((valid_BxT > 0).sum(axis=1, keepdims=True, dtype=jnp.int32) - 1, 0)
 
 
@@ -105,7 +105,7 @@ def _forward_last(
 
 
 def _zero_tokens(model: LanguageModel) -> int:
-  """Returns how many tokens with zeros as keys and values a stream begins with."""
+  """Returns the number of initial tokens with zeros as keys and values."""
   return 0 if model.config.memory is None else model.config.memory.zeros()
 
 
@@ -131,7 +131,7 @@ def rank_choices(
     model, variables: the model and its variables.
     prompt: the prompts.
     choices_KxBxC, valid_KxBxC: token ids of the choices, and 1 where they are not padding.
-    choice_variables: collections that each choice has of its own, stacked [K, ...].
+    choice_variables: collections of each choice, stacked [K, ...].
   """
   B, P = prompt.tokens_BxT.shape
   C = choices_KxBxC.shape[2]
@@ -163,7 +163,7 @@ def decode_prompt(
 ) -> tuple[jax.Array, DecodingState]:
   """Returns the token after each prompt, [1, B], and the next state.
 
-  With `is_first`, the memory is that before the first segment.
+  `is_first`: the memory is the one before the first segment.
   """
   if is_first:
     state = state._replace(memory=_known_empty(model, state.memory))
@@ -181,7 +181,7 @@ def decode_next(
 ) -> tuple[jax.Array, DecodingState]:
   """Returns the next tokens, [TOKENS_PER_CALL, B], and the state after them.
 
-  To start a program takes as long as to compute a token of a small model.
+  Several tokens per call, because starting a program takes as long as a token of a small model.
   """
 
   def step(state: DecodingState, _: None) -> tuple[DecodingState, jax.Array]:
@@ -209,8 +209,8 @@ def _decode_step(
 ) -> DecodingState:
   """Returns the state with the token sampled after the last valid token of each row.
 
-  The random key depends on the seed of the row and the index of the token alone. The document start
-  is no token of the text: a repetition penalty does not make the end of a document less likely.
+  The random key only depends on the seed of the row and the index of the token. The repetition
+  penalty ignores the document start, so it does not make the end of a document less likely.
   """
   hidden_Bx1xD, memory = _forward_last(model, variables, inputs, state.memory)
   is_used_BxV = state.is_used_BxV

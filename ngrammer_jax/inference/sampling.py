@@ -18,10 +18,9 @@ from ngrammer_jax.config.fields import field
 class SamplingConfig:
   """Options of sampling. They are applied in the order of transformers.
 
-  1. The repetition penalty, see `penalize`, which greedy decoding has too.
-  2. The temperature.
-  3. Top-k: only the k most likely tokens are sampled.
-  4. Top-p, or nucleus sampling (Holtzman et al. 2020): only the most likely tokens are sampled
+  1. The repetition penalty, also for greedy decoding (see `penalize`). 2. The temperature. 3.
+  Top-k: only the k most likely tokens are sampled. 4. Top-p, or nucleus sampling (Holtzman et al.
+  2020): only the most likely tokens are sampled
      whose probabilities sum to at least this.
   5. Min-p (Nguyen et al. 2024): only tokens are sampled whose probability is at least this share of
      the highest one.
@@ -47,10 +46,10 @@ class SamplingConfig:
 
 
 class SamplerParams(NamedTuple):
-  """A `SamplingConfig` as arrays, so that other values do not compile another program.
+  """A `SamplingConfig` as arrays: other values do not recompile a program.
 
-  `repetition_penalty` is None without a penalty: the program of a penalty keeps more state. A first
-  token with the id `document_start` is no token of the text.
+  `repetition_penalty` is None without a penalty, since a penalty needs more state. A first token
+  with the id `document_start` is not part of the text.
   """
 
   temperature: jax.Array
@@ -88,7 +87,7 @@ class SamplerParams(NamedTuple):
 
 
 def mark_tokens(is_used_BxV: jax.Array, tokens_BxT: jax.Array, counts_BxT: jax.Array) -> jax.Array:
-  """Returns the marks of the tokens of each row, with those that count among new tokens added."""
+  """Returns the token marks of each row, with the counted new tokens added."""
   rows_Bx1 = jnp.arange(len(tokens_BxT))[:, None]
   return is_used_BxV.at[rows_Bx1, tokens_BxT].max(counts_BxT)
 
@@ -126,7 +125,7 @@ def sample_tokens(log_probs_BxV: jax.Array, sampler: SamplerParams, keys_B: jax.
 
 
 def _truncate(logits_BxV: jax.Array, sampler: SamplerParams) -> jax.Array:
-  """Returns the logits of the tokens of top-k, and of these of top-p; the others are -inf."""
+  """Returns the logits after top-k, then top-p; others are -inf."""
   keep_BxV = top_mass_mask(logits_BxV, jnp.ones_like(logits_BxV), sampler.top_k)
   logits_BxV = jnp.where(keep_BxV, logits_BxV, -jnp.inf)
   keep_BxV = top_mass_mask(logits_BxV, jax.nn.softmax(logits_BxV), sampler.top_p)
@@ -155,9 +154,9 @@ def _ordered_bits(scores_BxV: jax.Array) -> jax.Array:
 
 
 def _lowest_selected(order_BxV: jax.Array, mass_BxV: jax.Array, min_mass: jax.Array) -> jax.Array:
-  """Returns the lowest integer of those whose masses are needed for `min_mass`, int32 [B, 1].
+  """Returns the lowest integer needed to reach `min_mass`, int32 [B, 1].
 
-  It is found by bisection over its bits; a sort takes 20 times as long on CPU.
+  Bisects over its bits; a sort takes 20 times as long on CPU.
   """
 
   def bisect(_, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

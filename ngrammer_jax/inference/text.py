@@ -1,4 +1,4 @@
-"""Inference on texts: scores of texts, and completions of prompts."""
+"""Inference on texts: scores and completions."""
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
@@ -26,8 +26,8 @@ class Score:
   Attributes:
     text: the text.
     tokens: its token ids.
-    nats: negative log-likelihood of each token, float64; of each but the first if no document
-      start is read before it, because nothing predicts that one.
+    nats: negative log-likelihood of each token, float64; without a document start, of each token
+      but the first.
     lossless: whether the tokens decode to the text.
   """
 
@@ -98,10 +98,9 @@ class Completion:
   Attributes:
     prompt: the prompt: a text, token ids or messages.
     text: its continuation; empty without a tokenizer.
-    tokens: token ids of the continuation; after a stop string, with those of the stop string.
-    ended: whether the model ended the document or a stop string came; if not, the maximum number of
-      tokens was reached.
-    seed: seed that gives the same continuation for this prompt alone.
+    tokens: token ids of the continuation, including a stop string.
+    ended: whether the document ended or a stop string came; otherwise the token limit was reached.
+    seed: seed to reproduce the continuation for this prompt alone.
   """
 
   prompt: str | list[int] | list[dict[str, Any]]
@@ -119,11 +118,10 @@ class CompletionConfig:
     sampling: options of sampling.
     tokens: maximum number of new tokens.
     seed: random seed of the first prompt; prompt number i, from 0, uses seed + i.
-    context: maximum number of tokens that a token is predicted from; `UNBOUNDED` for a recurrent
-      model.
-    stop: texts before which a continuation ends.
-    longest_document: maximum number of tokens that the model can read; None: no limit.
-    end_tokens: ids at which a continuation ends, besides those of the vocabulary.
+    context: context length in tokens; `UNBOUNDED` for a recurrent model.
+    stop: stop strings; a continuation ends before them.
+    longest_document: maximum length of a document in tokens; None: no limit.
+    end_tokens: end tokens in addition to the vocabulary's.
   """
 
   sampling: sampling.SamplingConfig
@@ -135,7 +133,7 @@ class CompletionConfig:
   end_tokens: tuple[int, ...] = ()
 
   def check_values(self, model: model_config.ModelConfig, num_prompts: int) -> None:
-    """Raises BadInput for values out of range, or that the model does not support."""
+    """Raises BadInput for values out of range or unsupported by the model."""
     self.sampling.check_values()
     inference.check_can_continue(model)
     if model.recurrent is not None and self.context != recurrent_config.UNBOUNDED:
@@ -194,7 +192,7 @@ def encode_prompt(
 ) -> EncodedText:
   """Encodes a prompt, a text after the document start if the model reads one.
 
-  Token ids are read as they are. Raises BadInput, with its name, if it is too long.
+  Token ids are used unchanged. Raises BadInput with the name of a prompt that is too long.
   """
   encoded = encoding.encode(vocabulary, prompt, name, special)
   ids = encoded.ids
@@ -214,7 +212,7 @@ def complete(
   rows: int = inference.MAX_ROWS,
   is_prefix_bidirectional: bool = False,
 ) -> Iterator[Completion]:
-  """Yields the completions in the order of the prompts, as soon as those of a batch are done.
+  """Yields the completions in the order of the prompts, as each batch finishes.
 
   Args:
     engine, variables: the engine and its variables.

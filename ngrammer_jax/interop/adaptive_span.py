@@ -1,8 +1,7 @@
 """Loads and exports parameters of adaptive-span (facebookresearch/adaptive-span) as named arrays.
 
-Variants with persistent vectors and with adaptive input and output are supported. The names are
-those of the `state_dict` of the source model, in which weights of linear maps are [out, in].
-PyTorch is not needed.
+Variants with persistent vectors and with adaptive input and output are supported. Names are as in
+the `state_dict` of the source model; weights of linear maps are [out, in]. PyTorch is not needed.
 
 N heads, H head width, D model width, F inner width, V vocabulary, C persistent vectors.
 """
@@ -93,17 +92,16 @@ TRAINING_ARGS = (
 
 
 def config_from_args(args: official_args.OfficialArgs) -> model_config.ModelConfig:
-  """Returns the config of the model of these arguments of main.py.
+  """Returns the model config for arguments of main.py.
 
-  Initial weights are not part of it (see `config.initial`), nor are optimizer and data.
+  It excludes initial weights (see `config.initial`), optimizer and data.
 
   Args:
-    args: the arguments by the names that they have in main.py, such as `hidden_size` of --hid-sz,
-      in their groups (`model_params`, ...) or without. Those that are not given have their official
-      defaults.
+    args: the arguments by their names in main.py, such as `hidden_size` for --hid-sz, in their
+      groups (`model_params`, ...) or without. Missing arguments have their official defaults.
 
   Raises:
-    BadInput: an unknown argument, or a value with which the model cannot be loaded.
+    BadInput: an unknown argument, or an unsupported value.
   """
   values = official_args.with_defaults(args, ARGS, TRAINING_ARGS, ORIGIN)
   if values['adapt_io_enabled']:
@@ -165,14 +163,13 @@ def load_language_model(
   `attn.persistent_memory.{key,val}`, `layers.i.norm1.{weight,bias}`, and without persistent
   vectors `layers.i.ff.{fc1,fc2}.{weight,bias}` and `layers.i.norm2.{weight,bias}`.
 
-  The config is `config_from_args(args)`, which is
-  `ModelConfig(**MODEL_OPTIONS, **FULL_SOFTMAX_OPTIONS, ...)`, or with an adaptive
-  softmax `ModelConfig(**MODEL_OPTIONS, **ADAPTIVE_SOFTMAX_OPTIONS, ...)`, with
-  `memory=MemoryConfig(length=S, first='zeros', same_length='memory_alone', across_documents=True)`,
-  `positional=PositionalConfig(max_length=S)`, `span=SpanConfig(limit=S, ...)` for adaptive spans,
-  and `persistent=PersistentConfig(C)` with `feed_forward_width=0`. The official code adds 1e-8 to
-  the attention weights of all keys in its window, which it trims: `SpanConfig(epsilon_keys='all')`
-  is the rule without trimming.
+  The config is `config_from_args(args)`, which is `ModelConfig(**MODEL_OPTIONS,
+  **FULL_SOFTMAX_OPTIONS, ...)`, or with an adaptive softmax `ModelConfig(**MODEL_OPTIONS,
+  **ADAPTIVE_SOFTMAX_OPTIONS, ...)`, with `memory=MemoryConfig(length=S, first='zeros',
+  same_length='memory_alone', across_documents=True)`, `positional=PositionalConfig(max_length=S)`,
+  `span=SpanConfig(limit=S, ...)` for adaptive spans, and `persistent=PersistentConfig(C)` with
+  `feed_forward_width=0`. The official code adds 1e-8 to the attention weights of all keys in its
+  trimmed window: `SpanConfig(epsilon_keys='all')` is the rule without trimming.
 
   Args:
     arrays: the source arrays by name.
@@ -201,9 +198,9 @@ def load_language_model(
 def export_language_model(
   variables: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
 ) -> dict[str, np.ndarray]:
-  """Converts variables of `TransformerLM` to the arrays that `load_language_model` reads.
+  """Converts variables of `TransformerLM` to arrays for `load_language_model`.
 
-  Each tied array is there once: in PyTorch, `load_state_dict` needs `strict=False`.
+  Each tied array occurs once: in PyTorch, `load_state_dict` needs `strict=False`.
 
   Raises:
     BadInput: see `loader_options.check_options` and `named_arrays.restore`.
@@ -212,7 +209,7 @@ def export_language_model(
 
 
 def _check_args(config: model_config.ModelConfig, args: official_args.OfficialArgs) -> None:
-  """Raises BadInput for a config of another model than that of the arguments."""
+  """Raises BadInput if the config does not match the arguments."""
   official = config_from_args(args)
   if config.span is not None and official.span is not None:  # no argument says which keys count
     span = dataclasses.replace(official.span, epsilon_keys=config.span.epsilon_keys)
@@ -240,7 +237,7 @@ def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str
 
 
 def _nearest_first(table_1xHxS: np.ndarray) -> np.ndarray:
-  """Returns the vectors of distances [S, H]; the source has the farthest distance first."""
+  """Returns the vectors of distances [S, H]; the source starts with the farthest distance."""
   return table_1xHxS[0].T[::-1]
 
 

@@ -1,7 +1,7 @@
 """Loads and writes n-gram memories in the safetensors files of other implementations.
 
 A `FileLayout` lists the arrays of one memory. Its table is read and written block by block (see
-`row_files.blocks`), so that a large one does not exist twice in memory.
+`row_files.blocks`), so a large table does not exist twice in memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +29,12 @@ HASH_SETTINGS = {
 
 
 class TableRange(NamedTuple):
-  """Rows of one array of the file that are in a range of the table.
+  """Rows of one array of the file within a range of the table.
 
   Attributes:
     name: name of the array.
     first_row: the first of these rows in the array.
-    rows: the same rows, numbered from the start of the range on.
+    rows: the same rows, numbered from the start of the range.
   """
 
   name: str
@@ -46,8 +46,8 @@ class StoredTable(NamedTuple):
   """A table: its arrays in the file, and its shape.
 
   Attributes:
-    rows: number of rows of each array by name, in the order of the table. Rows of the table beyond
-      them are padding, which is zero.
+    rows: number of rows of each array by name, in the order of the table. Further rows of the table
+      are zero padding.
     shape: its shape.
   """
 
@@ -60,7 +60,7 @@ class StoredTable(NamedTuple):
     return sum(self.rows.values())
 
   def ranges(self, start: int, stop: int) -> Iterator[TableRange]:
-    """Yields the rows of each array that are in a range of the table."""
+    """Yields the rows of each array within a range of the table."""
     first = 0
     for name, rows in self.rows.items():
       low = max(start, first)
@@ -70,7 +70,7 @@ class StoredTable(NamedTuple):
       first += rows
 
   def read(self, arrays: Mapping[str, row_files.StoredArray], start: int, stop: int) -> np.ndarray:
-    """Returns rows of the table; zeros beyond those of the file."""
+    """Returns rows of the table; zeros beyond the rows of the file."""
     parts = []
     for name, first_row, rows in self.ranges(start, stop):
       parts.append(arrays[name].read(first_row, first_row + rows.stop - rows.start))
@@ -90,10 +90,10 @@ class FileLayout:
     table: the table.
     sources: the source of each other parameter by its path, such as `params/gate/key/bias`.
     hash: the hash of the memory.
-    hash_numbers: integer arrays of the file that the hash determines, such as its multipliers, by
-      name. The file must have the same numbers.
+    hash_numbers: integer arrays of the hash, such as its multipliers, by name. The file must have
+      the same numbers.
     codebook: variables of a memory with compressed token ids. They are not in the file.
-    embedding: name of the token embedding, whose rows are the vocabulary. It is never loaded.
+    embedding: name of the token embedding, to read the vocabulary size. It is never loaded.
   """
 
   origin: str
@@ -107,7 +107,7 @@ class FileLayout:
 
   @property
   def hash_settings(self) -> dict[str, int]:
-    """What the rows of the hash depend on, besides the sizes of the tables."""
+    """The settings of the hash, besides the sizes of the tables."""
     return {name: getattr(self.hash, name) for name in HASH_SETTINGS[self.hash.kind]}
 
   def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -132,12 +132,11 @@ class FileLayout:
 
     Args:
       paths: a safetensors file, or the files of one model.
-      made_with: what is known of the model of the file: `vocabulary` (with compressed ids, the
-        number of classes), `seed`, and `layer` (`engram`: number of the block, from 0) or `index`
-        (`ple`: place among the layers of the memory, from 0). What the file does not state is
-        needed.
-      dtype: dtype of the parameters, such as 'bfloat16' for a large table that is not trained.
-        None: float32, which trains; float64 stays float64 in 64-bit mode.
+      made_with: settings of the model of the file: `vocabulary` (with compressed ids, the number of
+        classes), `seed`, and `layer` (`engram`: number of the block, from 0) or `index` (`ple`:
+        place among the layers of the memory, from 0). Settings missing in the file are required.
+      dtype: dtype of the parameters, such as 'bfloat16' for a large frozen table. None: float32
+        (for training); float64 stays float64 in 64-bit mode.
       sharding: sharding of the table. None: on the first device.
 
     Returns:
@@ -145,7 +144,7 @@ class FileLayout:
 
     Raises:
       BadInput: an array is missing, extra or of the wrong shape or dtype; the file has rows of
-        another vocabulary, seed or layer, or does not state them; values are not finite.
+        another vocabulary, seed or layer, or does not state them; non-finite values.
     """
     arrays, metadata = row_files.stored_arrays(paths)
     arrays = named_arrays.without_wrappers(arrays, self.shapes(), self.origin)
@@ -166,7 +165,7 @@ class FileLayout:
     dtype: Any,
     sharding: jax.sharding.Sharding | None,
   ) -> jax.Array:
-    """Returns the table. Raises BadInput for values that are not finite."""
+    """Returns the table. Raises BadInput for non-finite values."""
     stored = arrays[next(iter(self.table.rows))].dtype
     dtype = jax.dtypes.canonicalize_dtype(dtype or jnp.promote_types(stored, jnp.float32))
     not_finite: dict[int, int] = {}  # by the first row of a block: devices may have the same rows
@@ -188,11 +187,10 @@ class FileLayout:
 
     Args:
       variables: {'params': ...} of the memory, on the devices of this process.
-      path: the file; one of this name is replaced.
+      path: the file; an existing file is replaced.
 
     Raises:
-      BadInput: the parameters are not those of the memory, or other processes have parts of the
-        table.
+      BadInput: the parameters do not match the memory, or other processes have parts of the table.
     """
     params = dict(variables['params'])
     table = params.pop('table', np.empty(0))
@@ -240,7 +238,7 @@ def _check_hash(
   metadata: Mapping[str, int],
   made_with: Mapping[str, int],
 ) -> None:
-  """Raises BadInput for a file of another vocabulary, seed or layer, or that does not state it."""
+  """Raises BadInput for a file with another or unknown vocabulary, seed or layer."""
   settings = layout.hash_settings
   stated = [*metadata.items(), *made_with.items()]
   if layout.embedding in arrays:
@@ -266,7 +264,7 @@ def _check_hash(
 
 
 def _check_hash_numbers(arrays: Mapping[str, row_files.StoredArray], layout: FileLayout) -> None:
-  """Raises BadInput for integers of a file that are those of another hash."""
+  """Raises BadInput if integers of the file belong to another hash."""
   described = ', '.join(f'{name}={value}' for name, value in layout.hash_settings.items())
   for name, values in layout.hash_numbers.items():
     stored = arrays[name].read(0, len(values))

@@ -1,7 +1,7 @@
-"""Checks that a loader supports every option of the model or layer that it loads arrays for.
+"""Checks that a loader supports every option of its target model or layer.
 
-A loader names the options that it supports. All others must have their defaults, so that an option
-that is added to the package later is refused until the loader names it.
+A loader names its supported options. All others must have their defaults, so a new option of the
+package is refused until the loader names it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -61,16 +61,16 @@ def check_options(
   required: Mapping[str, Any] = types.MappingProxyType({}),
   choices: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({}),
 ) -> None:
-  """Raises BadInput that names every option of a model or layer that cannot be loaded.
+  """Raises BadInput with every unsupported option of a model or layer.
 
-  Options that are not named must have their defaults, and an optional block of which no option is
-  named must be None.
+  Options without a name must have their defaults. An optional block without named options must be
+  None.
 
   Args:
     block: the config of the target model, or the target layer.
-    free: keys such as `span.ramp` of options of any value, besides those of training.
-    required: the value that other options must have, by key.
-    choices: the values that can be loaded, of options with several ones.
+    free: keys of options with any value, such as `span.ramp`, besides training options.
+    required: required values of other options, by key.
+    choices: supported values of options with several ones.
   """
   if isinstance(block, model_config.ModelConfig):
     path = 'model.'
@@ -105,7 +105,7 @@ def _options(
 
 
 def check_layer_width(layer: ngrammer.NGrammer, width: int) -> None:
-  """Raises BadInput if a layer cannot have inputs of this width."""
+  """Raises BadInput if a layer does not support inputs of this width."""
   try:
     layer.check_width(width)
   except ValueError as error:
@@ -113,9 +113,9 @@ def check_layer_width(layer: ngrammer.NGrammer, width: int) -> None:
 
 
 def check_same_model(config: model_config.ModelConfig, official: model_config.ModelConfig) -> None:
-  """Raises BadInput that names every option of a config with another model than the official one.
+  """Raises BadInput with every option that differs from the official model.
 
-  Options that change only how a model is trained or computed may differ.
+  Options of training or computation may differ.
   """
   differences = resume.differences(
     _with_explicit_blocks(config), _with_explicit_blocks(official), 'model.', _is_training_option
@@ -129,7 +129,7 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
 
 
 def _with_explicit_blocks(config: model_config.ModelConfig) -> model_config.ModelConfig:
-  """Returns a config with blocks of default options where it has None, which stands for them."""
+  """Returns a config with default blocks in place of equivalent Nones."""
   return dataclasses.replace(
     config, positional=config.positions(), attention=config.attention_options()
   )

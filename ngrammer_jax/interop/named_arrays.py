@@ -1,6 +1,6 @@
 """Converts named arrays of other frameworks to variables of this package, and back.
 
-An `ArraySource` says from which array a variable is made, and how. Names and shapes are checked.
+An `ArraySource` maps an array to a variable. Names and shapes are checked.
 """
 
 import collections
@@ -27,7 +27,7 @@ MAX_SHOWN = 5  # arrays that an error lists
 
 
 def unchanged(array: np.ndarray) -> np.ndarray:
-  """Returns the array: the conversion of a variable that is stored as it is."""
+  """Returns the array: the conversion of an unchanged variable."""
   return array
 
 
@@ -96,13 +96,12 @@ def convert(
     arrays: the source arrays by name.
     sources: the source of each variable by its path, such as `params/layer_0/attention/bias`.
     origin: description of the source model, for the error message.
-    ignored: names of arrays that may be present and are not used.
-    dtype: dtype of the parameters, such as 'bfloat16'. None: float32, which trains, also of arrays
-      in half precision; float64 stays float64 in 64-bit mode.
+    ignored: names of optional, unused arrays.
+    dtype: dtype of the parameters, such as 'bfloat16'. None: float32 (for training), even for half
+      precision; float64 stays float64 in 64-bit mode.
 
   Raises:
-    BadInput: see `check_shapes` and `precision.loaded_dtype`; or names the arrays with values that
-      are not finite.
+    BadInput: see `check_shapes` and `precision.loaded_dtype`; or arrays with non-finite values.
   """
   dtype = precision.loaded_dtype(dtype)
   expected = shapes_by_name(sources)
@@ -131,19 +130,19 @@ def _convert_array(arrays: Mapping[str, Any], source: ArraySource) -> np.ndarray
 
 
 def _to_float32(array: np.ndarray) -> np.ndarray:
-  """Returns floats of at least 32 bits; integers as they are."""
+  """Returns floats of at least 32 bits; integers unchanged."""
   if not jnp.issubdtype(array.dtype, jnp.floating):
     return array
   return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 def count_not_finite(values: np.ndarray) -> int:
-  """Returns the number of values that are nan or infinite."""
+  """Returns the number of nan or infinite values."""
   return values.size - int(np.count_nonzero(np.isfinite(values)))
 
 
 def check_finite(origin: str, counts: Mapping[str, int]) -> None:
-  """Raises BadInput that names the arrays with values that are not finite, and counts these."""
+  """Raises BadInput with the names of arrays with non-finite values, and their number."""
   broken = [f'{name} ({count:,})' for name, count in counts.items() if count]
   if not broken:
     return
@@ -159,11 +158,11 @@ def check_finite(origin: str, counts: Mapping[str, int]) -> None:
 def without_wrappers(
   arrays: Mapping[str, Any], expected: Collection[str], origin: str
 ) -> Mapping[str, Any]:
-  """Returns arrays without the wrappers before all names, such as `module.`, if they then fit.
+  """Returns arrays without wrapper prefixes such as `module.` if the names then match.
 
   Args:
     arrays: the arrays by name.
-    expected: the names that are needed.
+    expected: the required names.
     origin: description of the source model, for the log.
   """
 
@@ -185,7 +184,7 @@ def without_wrappers(
 def restore(variables: Mapping[str, Any], sources: ArraySources, origin: str) -> dict[str, Any]:
   """Converts variables back to source arrays by name: the inverse of `convert`.
 
-  A constant that was added to float32 values is subtracted up to rounding.
+  Added constants are subtracted from float32 values up to rounding.
 
   Args:
     variables: nested variables of this package; the usage of codebooks is left out.
@@ -193,7 +192,7 @@ def restore(variables: Mapping[str, Any], sources: ArraySources, origin: str) ->
     origin: description of the source model, for the error message.
 
   Raises:
-    BadInput: lists every variable that is missing, extra or of a wrong shape.
+    BadInput: lists missing and extra variables, and wrong shapes.
   """
   is_usage = re.compile(r'codebook/(.*/)?(usage|changed)').fullmatch
   leaves = traverse_util.flatten_dict(nn.unbox(dict(variables)), sep='/')
@@ -215,15 +214,15 @@ def restore(variables: Mapping[str, Any], sources: ArraySources, origin: str) ->
 def check_shapes(
   expected: Shapes, shapes: Shapes, origin: str, ignored: Collection[str] = ()
 ) -> None:
-  """Raises BadInput that counts the arrays that are missing, extra or of a wrong shape.
+  """Raises BadInput with the number of missing and extra arrays, and of wrong shapes.
 
-  It shows five of them, and first what all of the names begin with.
+  It shows five of them, after their common prefix.
 
   Args:
-    expected: shape of each array that is needed, by name.
-    shapes: shape of each array that there is, by name.
+    expected: shape of each required array, by name.
+    shapes: shape of each present array, by name.
     origin: description of the source model, for the error message.
-    ignored: names of arrays that may be present and are not used.
+    ignored: names of optional, unused arrays.
   """
   accepted = {*expected, *ignored}
   missing = [f'{name} {shape}' for name, shape in expected.items() if name not in shapes]
@@ -257,7 +256,7 @@ def _in_turn(mismatches: Mapping[str, list[str]]) -> list[str]:
 
 
 def _common_prefix(expected: Collection[str], names: Collection[str]) -> str:
-  """Returns what more than half of the names have before an expected one, or ''."""
+  """Returns the prefix of expected names in more than half of the names, or ''."""
   counts: collections.Counter[str] = collections.Counter()
   for name in names:
     for separator in re.finditer('[./]', name):

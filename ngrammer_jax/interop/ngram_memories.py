@@ -1,7 +1,7 @@
 """N-gram memories of other implementations in safetensors files: names and shapes of their arrays.
 
-The official implementations are those of `layers.ngram.memory`: LongCat-Flash-Lite, the PLE of
-Qwen3.8-Flash-Next, the demo of Engram, and the Engram of DeepSeek-V4.1.
+The implementations (see `layers.ngram.memory`): LongCat-Flash-Lite, the PLE of Qwen3.8-Flash-Next,
+the demo of Engram, and the Engram of DeepSeek-V4.1.
 
   layout = ngram_memories.qwen_ple(layer, prefix='model.layers.1.ple.')
   variables = layout.load(files, made_with={'vocabulary': 248_320, 'seed': 1234, 'index': 0})
@@ -67,7 +67,7 @@ def longcat(layer: NGramMemory, prefix: str = '') -> FileLayout:
 
   Names, for each order and head i: `embedders.i.weight` [rows, E], `post_projs.i.weight` [D, E]. In
   the official checkpoint their prefix is `model.ngram_embeddings.`. The vocabulary is the number of
-  rows of `word_embeddings.weight`, if the file has it; this array is neither loaded nor written.
+  rows of `word_embeddings.weight` if present; this array is neither loaded nor written.
 
   Args:
     layer: the target layer, with the sizes and options of the source.
@@ -104,11 +104,11 @@ def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = Non
   `value_proj.weight` [D, M], `norm_{key,query,conv}.weight` [G D], `conv1d.weight` [G D, 1, W].
 
   Args:
-    layer: the target layer, with the sizes and options of the source; `options.row_multiple` is
-      that of the source.
+    layer: the target layer, with the sizes and options of the source; `options.row_multiple` must
+      match the source.
     prefix: prefix of all names.
-    hash_prefix: prefix of `multipliers` [N], `table_sizes` [I] and `offsets` [I], which are checked
-      and written. None: the file does not have them.
+    hash_prefix: prefix of `multipliers` [N], `table_sizes` [I] and `offsets` [I], checked and
+      written. None: not in the file.
 
   Raises:
     BadInput: see `loader_options.check_options`.
@@ -157,11 +157,11 @@ def engram_demo(
     layer: the target layer, with the sizes and options of the source.
     token_classes: the compressed id of each token id [V], such as the `lookup_table` of the demo.
     prefix: prefix of all names.
-    hash_prefix: prefix of `multipliers` [N] and `table_sizes` [orders, heads], which are checked
-      and written. None: the file does not have them.
+    hash_prefix: prefix of `multipliers` [N] and `table_sizes` [orders, heads], checked and written.
+      None: not in the file.
 
   Raises:
-    BadInput: see `loader_options.check_options`; or the classes are not those of the vocabulary.
+    BadInput: see `loader_options.check_options`; or classes of another vocabulary.
   """
   _check_options(layer, 'engram_demo')
   G, D, M = _sizes(layer)
@@ -212,7 +212,7 @@ def engram_v41(layer: NGramMemory, token_classes: np.ndarray, *, prefix: str = '
     prefix: prefix of all names.
 
   Raises:
-    BadInput: see `loader_options.check_options`; or the classes are not those of the vocabulary.
+    BadInput: see `loader_options.check_options`; or classes of another vocabulary.
   """
   _check_options(layer, 'engram_v41')
   G, D, M = _sizes(layer)
@@ -242,7 +242,7 @@ def engram_v41(layer: NGramMemory, token_classes: np.ndarray, *, prefix: str = '
 
 
 def _check_options(layer: NGramMemory, layout_name: str) -> None:
-  """Raises BadInput for options that the layout does not have."""
+  """Raises BadInput for options outside of the layout."""
   layers = layer.options.layers
   free = [f'options.{name}' for name in FREE_OPTIONS[layout_name]]
   free += LAYER_OPTIONS if layers else LAYER_OPTIONS_AT_INPUT
@@ -278,7 +278,7 @@ def _num_rows(ngram_hash: hashes.NumpyHash) -> int:
 def _hash_numbers(
   stored_names: Mapping[str, str], ngram_hash: hashes.NumpyHash, is_flat: bool = False
 ) -> dict[str, np.ndarray]:
-  """Returns the integers of the hash under the names that they have in the file."""
+  """Returns the integers of the hash by their names in the file."""
   sizes = np.array(ngram_hash.sizes, np.int64)
   values = {
     'multipliers': ngram_hash.multipliers().astype(np.int64),
@@ -296,7 +296,7 @@ def _sizes(layer: NGramMemory) -> tuple[int, int, int]:
 
 
 def _numbered(pattern: str, count: int) -> tuple[str, ...]:
-  """Returns the names of arrays that differ in their number."""
+  """Returns numbered names of arrays."""
   return tuple(pattern.format(number) for number in range(count))
 
 
@@ -326,7 +326,7 @@ def _branch_vectors(
 def _convolution(layer: NGramMemory, norm: ArraySource, name: str) -> dict[str, ArraySource]:
   """Returns the sources of the norm [G, D] and of the taps [W, G, D] of a convolution, if any.
 
-  The present token is the first tap; in the file it is the last.
+  The present token is the first tap here, the last one in the file.
   """
   W = layer.options.convolution
   if not W:

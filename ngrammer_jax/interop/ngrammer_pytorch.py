@@ -25,9 +25,9 @@ def load_ngrammer(
   """Converts a VQNgrammer of n-grammer-pytorch to variables of `layer`.
 
   Source names: `vq.means` [N, K, H], `ngram.ngram_embeds.weight` [N V, E], and
-  `ngram.{ngram,embeds}_layernorm.{g,b}`. The source layer norm divides by (standard deviation
-  + 1e-5), the layer norm of this package by sqrt(variance + 1e-6). The outputs differ by about
-  1e-3 if the standard deviation of a vector is about 0.1, and by less if it is larger.
+  `ngram.{ngram,embeds}_layernorm.{g,b}`. The source layer norm divides by (standard deviation +
+  1e-5), the layer norm of this package by sqrt(variance + 1e-6). Outputs differ by about 1e-3 for
+  vectors with standard deviation 0.1, and by less for larger ones.
 
   Args:
     arrays: the source arrays by name.
@@ -49,7 +49,7 @@ def load_ngrammer(
 def export_ngrammer(
   variables: Mapping[str, Any], layer: ngrammer.NGrammer, width: int
 ) -> dict[str, np.ndarray]:
-  """Converts variables of `layer` to the arrays that `load_ngrammer` reads.
+  """Converts variables of `layer` to arrays for `load_ngrammer`.
 
   Raises:
     BadInput: see `loader_options.check_options` and `named_arrays.restore`.

@@ -1,4 +1,4 @@
-"""Arguments of official training scripts by name, checked before they become a config."""
+"""Checks of named arguments of official training scripts, before conversion to a config."""
 
 import argparse
 from collections.abc import Collection, Mapping
@@ -13,16 +13,16 @@ OfficialArgs = Mapping[str, Any] | argparse.Namespace
 def with_defaults(
   args: OfficialArgs, defaults: Mapping[str, Any], ignored: Collection[str], origin: str
 ) -> dict[str, Any]:
-  """Returns the value of each argument that the model depends on.
+  """Returns the value of each argument of the model.
 
   Args:
     args: a mapping, or the namespace of `argparse`; arguments may be in groups, mappings too.
     defaults: the official default of each argument of the model.
-    ignored: names of arguments that do not change the model, such as those of training.
+    ignored: names of arguments without effect on the model, such as training options.
     origin: description of the official code, for the error message.
 
   Raises:
-    BadInput: names an argument that the official code does not have.
+    BadInput: an argument unknown to the official code.
   """
   values = dict(defaults)
   for name, value in _without_groups(args).items():
@@ -50,7 +50,7 @@ def _without_groups(args: OfficialArgs) -> dict[str, Any]:
 def check_supported(
   values: Mapping[str, Any], supported: Mapping[str, Collection[Any]], origin: str
 ) -> None:
-  """Raises BadInput that names every argument with another value than the supported ones."""
+  """Raises BadInput with every argument of an unsupported value."""
   problems = []
   for name, choices in supported.items():
     if values[name] not in choices:

@@ -106,7 +106,7 @@ def export_ngrammer(
 ) -> dict[str, np.ndarray]:
   """Converts variables of `layer` to the arrays of a praxis VQNgrammer, or Ngrammer.
 
-  A token cache is not among them: praxis computes it from the codebook.
+  It omits the token cache: praxis computes it from the codebook.
 
   Raises:
     BadInput: see `loader_options.check_options` and `named_arrays.restore`.
@@ -188,8 +188,8 @@ def load_language_model(
   N-grammers after attention are in `transformer/x_layers_i/self_attention/ngrammer/`; praxis trains
   their codebooks with padding too (`NGramConfig.padding_trains`).
 
-  The names and shapes of the arrays have to be those of the config. What they do not show has to
-  be set as the model was trained; docs/interop.md lists it.
+  The names and shapes of the arrays must match the config. Set all other options as in the training
+  of the model; docs/interop.md lists them.
 
   Args:
     arrays: praxis arrays by name.
@@ -214,7 +214,7 @@ def export_language_model(
 ) -> dict[str, np.ndarray]:
   """Converts variables of `TransformerLM` to the arrays of a praxis TransformerLm.
 
-  Token caches are not among them: praxis computes them from the codebooks.
+  It omits token caches: praxis computes them from the codebooks.
 
   Raises:
     BadInput: see `loader_options.check_options` and `named_arrays.restore`.
@@ -273,7 +273,7 @@ def _ngrammer_prefixes(config: model_config.ModelConfig) -> dict[str, str]:
 
 
 def _without_collection_prefixes(arrays: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns arrays by their names in a collection. Raises BadInput where two have one name."""
+  """Returns arrays by their names in a collection. Raises BadInput for equal names."""
   stripped: dict[str, Any] = {}
   for name, array in arrays.items():
     short = _COLLECTION.sub('', name)
@@ -298,7 +298,7 @@ def _ngrammer_sources(
   prefix: str = '',
   ngram_prefix: str = '',
 ) -> dict[str, ArraySource]:
-  """Returns the sources of an n-gram layer; the names of the n-grams have a prefix of their own."""
+  """Returns the sources of an n-gram layer; n-gram names have a separate prefix."""
   V = options.vocabulary_size
   E = options.dim
   K = options.clusters

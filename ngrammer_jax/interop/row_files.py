@@ -1,4 +1,4 @@
-"""Safetensors files that are read and written a range of rows at a time.
+"""Safetensors files, read and written a range of rows at a time.
 
 The library saves only whole arrays. A file is the length of the header (8 bytes, little-endian),
 the header (JSON) and the bytes of the arrays.
@@ -75,7 +75,7 @@ def stored_arrays(paths: Path | Sequence[Path]) -> tuple[dict[str, StoredArray],
   """Returns the arrays of all files by name, and the metadata of the files; reads headers only.
 
   Raises:
-    BadInput: a file is missing or corrupt, or two files have an array of one name.
+    BadInput: a missing or corrupt file, or an array name in two files.
   """
   arrays: dict[str, StoredArray] = {}
   metadata: dict[str, str] = {}
@@ -101,10 +101,10 @@ def new_file(
 ) -> Iterator[Callable[[str, int, np.ndarray], None]]:
   """Yields a function that writes rows of an array, in any order: `write(name, start, rows)`.
 
-  The file gets its name at the end, and does not exist if there was an error.
+  The file gets its name at the end, and does not exist after an error.
 
   Args:
-    path: the file; one of this name is replaced.
+    path: the file; an existing file is replaced.
     arrays: shape and dtype of each array, by name.
     metadata: texts by name.
   """
@@ -138,9 +138,9 @@ def new_file(
 
 
 def _widest_first(arrays: Mapping[str, tuple[tuple[int, ...], Any]]) -> list[str]:
-  """Returns the names, those of wide dtypes first, so that every array is aligned.
+  """Returns the names, wide dtypes first, so that every array is aligned.
 
-  The library has the same order.
+  The safetensors library uses the same order.
   """
 
   def width(name: str) -> int:

@@ -17,7 +17,7 @@ def save(variables: dict[str, Any], path: str | pathlib.Path) -> None:
 
 
 def load(path: str | pathlib.Path) -> dict[str, Any]:
-  """Loads a file that `save` wrote. Raises BadInput if the file is missing or corrupt."""
+  """Loads a file written by `save`. Raises BadInput if the file is missing or corrupt."""
   check_file(path)
   return traverse_util.unflatten_dict(library.load_file(path), sep='/')
 

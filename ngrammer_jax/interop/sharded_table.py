@@ -1,6 +1,6 @@
-"""Tables of many rows that go to and from their shards a range of rows at a time.
+"""Large tables, copied to and from their shards a range of rows at a time.
 
-The memory of the host then has little besides the table itself.
+Host memory then needs little more than the table itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ def fill(
   dtype: np.dtype,
   sharding: jax.sharding.Sharding | None,
 ) -> jax.Array:
-  """Returns a table of the rows that `read(start, stop)` returns.
+  """Returns a table with rows from `read(start, stop)`.
 
   Each process reads only the rows of its own devices.
 
@@ -46,7 +46,7 @@ def fill(
 
 
 def rows(table: jax.Array | np.ndarray, start: int, stop: int) -> np.ndarray:
-  """Returns rows of a table that may be sharded; copies no others from its devices."""
+  """Returns rows of a possibly sharded table; copies no other rows from its devices."""
   if isinstance(table, np.ndarray):
     return table[start:stop]
   values = np.empty((stop - start, table.shape[1]), table.dtype)
@@ -70,7 +70,7 @@ def _fill_on_device(
   dtype: np.dtype,
   device_sharding: jax.sharding.SingleDeviceSharding,
 ) -> jax.Array:
-  """Returns an array of the blocks, which are written into it one by one."""
+  """Returns an array of the blocks, written one by one."""
   values = jnp.zeros(shape, dtype, device=device_sharding)
   for first, block in blocks:
     values = _update_rows(values, block, first).block_until_ready()  # or blocks would queue up
@@ -83,7 +83,7 @@ def _fill_on_host(
   dtype: np.dtype,
   device_sharding: jax.sharding.SingleDeviceSharding,
 ) -> jax.Array:
-  """Returns an array of the blocks in host memory, where computations do not write."""
+  """Returns an array of the blocks in host memory, not writable by computations."""
   values = np.empty(shape, dtype)
   for first, block in blocks:
     values[first : first + len(block)] = block
@@ -97,5 +97,5 @@ def _update_rows(values: jax.Array, block: jax.Array, first: jax.Array) -> jax.A
 
 
 def _is_device_memory(sharding: jax.sharding.Sharding, device: jax.Device) -> bool:
-  """Returns whether arrays of this sharding are in the memory that the device computes in."""
+  """Returns whether arrays of this sharding are in device memory."""
   return sharding.memory_kind in (None, device.default_memory().kind)

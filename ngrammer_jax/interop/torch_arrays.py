@@ -1,4 +1,4 @@
-"""Sources of layers that several PyTorch codes share, whose linear weights are [out, in]."""
+"""Sources of layers common to several PyTorch codes, with linear weights [out, in]."""
 
 import itertools
 
@@ -35,12 +35,12 @@ def layer_norm(path: str, name: str, width: int) -> dict[str, ArraySource]:
 
 
 def split_heads(name: str, heads: int, width: int) -> ArraySource:
-  """Returns the source of a projection to heads [D, N, H], whose weight is [N H, D]."""
+  """Returns the source of a projection to heads [D, N, H], from a weight [N H, D]."""
   return ArraySource(name, (width, width), lambda a: a.T.reshape(width, heads, -1))
 
 
 def merge_heads(name: str, heads: int, width: int) -> ArraySource:
-  """Returns the source of a projection of heads [N, H, D], whose weight is [D, N H]."""
+  """Returns the source of a projection of heads [N, H, D], from a weight [D, N H]."""
   return ArraySource(name, (width, width), lambda a: a.T.reshape(heads, -1, width))
 
 

@@ -1,7 +1,7 @@
 """Loads and exports parameters of the PyTorch Transformer-XL (kimiyoung/transformer-xl) by name.
 
-The names are those of the `state_dict` of the source model, in which weights of linear maps are
-[out, in]. PyTorch is not needed.
+Names are as in the `state_dict` of the source model; weights of linear maps are [out, in]. PyTorch
+is not needed.
 
 N heads, H head width, D model width, F inner width, V vocabulary.
 """
@@ -121,16 +121,16 @@ TRAINING_ARGS = (
 
 
 def config_from_args(args: official_args.OfficialArgs) -> model_config.ModelConfig:
-  """Returns the config of the model of these arguments of train.py, for segments as in training.
+  """Returns the model config for arguments of train.py, with training segments.
 
-  Initial weights are not part of it (see `config.initial`), nor are optimizer and data.
+  It excludes initial weights (see `config.initial`), optimizer and data.
 
   Args:
-    args: the arguments, such as `torch.load('model.pt')` was trained with; those that are not given
-      have their official defaults. `cutoffs` and `tie_projs` may be given for other data sets.
+    args: the training arguments of the model; missing arguments have their official defaults.
+      `cutoffs` and `tie_projs` may be set for other data sets.
 
   Raises:
-    BadInput: an unknown argument, or a value with which the model cannot be loaded.
+    BadInput: an unknown argument, or an unsupported value.
   """
   values = official_args.with_defaults(args, ARGS, TRAINING_ARGS, ORIGIN)
   _check_values(values)
@@ -157,7 +157,7 @@ def config_from_args(args: official_args.OfficialArgs) -> model_config.ModelConf
 
 
 def _check_values(values: Mapping[str, Any]) -> None:
-  """Raises BadInput for values of arguments with which the model cannot be loaded."""
+  """Raises BadInput for unsupported values of arguments."""
   D = values['d_model']
   N = values['n_head']
   cutoffs = values['cutoffs']
@@ -189,7 +189,7 @@ def _positional_config(values: Mapping[str, Any], position: str) -> model_config
 
 
 def _memory_config(values: Mapping[str, Any], position: str) -> model_config.MemoryConfig | None:
-  """Returns the segment memory of the arguments, None for a model without one."""
+  """Returns the segment memory of the arguments; None without one."""
   if position in model_config.SEGMENT_POSITIONS and not values['mem_len']:
     return None
   return model_config.MemoryConfig(
@@ -240,12 +240,11 @@ def load_language_model(
   `CoreNet.{0,3}.{weight,bias}`, `layer_norm.{weight,bias}`.
 
   The config is `config_from_args(args)`, which is `ModelConfig(**MODEL_OPTIONS, ...)` with the
-  sizes of the source model. Pre-norm
-  (`pre_lnorm`) is norm='pre'; it cannot be combined with absolute positions, for which the source
-  model does not normalize queries. `cutoffs`, `div_val`, `d_embed` and `tie_projs` are fields of
-  `model.adaptive_softmax`, which is also needed if `d_embed` is not D. The PyTorch code orders the
-  columns of the tail clusters from last to first; the TensorFlow code and this package order them
-  from first to last.
+  sizes of the source model. Pre-norm (`pre_lnorm`) is norm='pre'; it excludes absolute positions,
+  where the source model does not normalize queries. `cutoffs`, `div_val`, `d_embed` and `tie_projs`
+  are fields of `model.adaptive_softmax`, also required if `d_embed` is not D. The PyTorch code
+  orders the columns of the tail clusters from last to first; the TensorFlow code and this package
+  order them from first to last.
 
   Args:
     arrays: the source arrays by name.
@@ -273,9 +272,9 @@ def load_language_model(
 def export_language_model(
   variables: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
 ) -> dict[str, np.ndarray]:
-  """Converts variables of `TransformerLM` to the arrays that `load_language_model` reads.
+  """Converts variables of `TransformerLM` to arrays for `load_language_model`.
 
-  Each tied array is there once: in PyTorch, `load_state_dict` needs `strict=False`.
+  Each tied array occurs once: in PyTorch, `load_state_dict` needs `strict=False`.
 
   Raises:
     BadInput: see `loader_options.check_options` and `named_arrays.restore`.

@@ -1,6 +1,6 @@
 """The adapter_config.json of a LoRA adapter: the rank and the scale of each adapted layer.
 
-Which layers are adapted is what the tensors of the adapter say, so `target_modules` is not read.
+The tensors of the adapter determine the adapted layers, so `target_modules` is not read.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ PATTERNS = {'rank_pattern': 'r', 'alpha_pattern': 'lora_alpha'}  # values of oth
 
 @dataclasses.dataclass(frozen=True)
 class AdapterConfig:
-  """What adapter_config.json says.
+  """The content of adapter_config.json.
 
   Attributes:
     rank: rank of the matrices A and B.
@@ -43,7 +43,7 @@ class AdapterConfig:
     use_rslora: whether the scale is alpha / sqrt(rank) instead of alpha / rank.
     rank_pattern: other ranks, by a regular expression of the end of the name of a module.
     alpha_pattern: other alphas, in the same way.
-    base: name of the model that the adapter was trained on, as its author knew it; None: unknown.
+    base: name of the base model given by the author; None: unknown.
   """
 
   rank: int
@@ -67,7 +67,7 @@ class AdapterConfig:
 
 
 def _find(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
-  """Returns the value of the first expression that matches a module, or its last parts."""
+  """Returns the value of the first expression matching a module name or its suffix."""
   for expression, value in pattern.items():
     if re.match(rf'(.*\.)?({expression})$', module):
       return value
@@ -78,7 +78,7 @@ def read(folder: pathlib.Path) -> AdapterConfig:
   """Reads the config of an adapter.
 
   Raises:
-    BadInput: there is none, it is damaged, or the adapter is of a kind that cannot be merged.
+    BadInput: a missing or damaged file, or an adapter of an unsupported kind.
   """
   path = folder / FILE
   if not path.is_file():
@@ -98,7 +98,7 @@ def read(folder: pathlib.Path) -> AdapterConfig:
 
 
 def _check_kind(values: Mapping[str, Any]) -> None:
-  """Raises BadInput for another kind of adapter, and for a field that may change the numbers."""
+  """Raises BadInput for another kind of adapter, or a field that may change the numbers."""
   kind = values.get('peft_type')
   if kind != 'LORA':
     raise errors.BadInput(f'peft_type={kind!r} is not supported; expected LORA')
@@ -118,7 +118,7 @@ def _check_kind(values: Mapping[str, Any]) -> None:
 
 
 def _value(key: fields.Key, value: Any) -> Any:
-  """Returns the value of a field, by default that of the key. Raises BadInput for a wrong one."""
+  """Returns the value of a field or the default of its key. Raises BadInput for an invalid one."""
   if value is None:
     return key.default
   value = key.convert(value)

@@ -1,8 +1,8 @@
 """LoRA adapters of peft, merged into the tensors of a published model: W + scale B A, in float32.
 
-A merged tensor reads the rows that are asked for and adds their rows of B A, so that nothing that
-reads a checkpoint knows of adapters. Tensors that the adapter has as a whole (`modules_to_save`,
-biases) replace those of the model.
+A merged tensor reads the requested rows and adds their rows of B A, so readers of a checkpoint need
+not handle adapters. Whole tensors of the adapter (`modules_to_save`, biases) replace tensors of the
+model.
 """
 
 import collections
@@ -34,11 +34,11 @@ A, B, WHOLE, UNADAPTED = 'A', 'B', 'whole', 'unadapted'
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-  """A LoRA adapter, of which only the headers are read.
+  """A LoRA adapter; only its headers are read.
 
   Attributes:
     path: its folder.
-    config: what its adapter_config.json says.
+    config: the content of adapter_config.json.
     arrays: its tensors by name.
     versions: see `checkpoint.Checkpoint`.
   """
@@ -59,7 +59,7 @@ class MergedTensor(NamedTuple):
     a: A, [r, in].
     b: B, [out, r].
     scale: the factor.
-    inputs_first: whether the rows of W are its inputs, as of embeddings and in GPT-2.
+    inputs_first: whether the rows of W are its inputs, as for embeddings and in GPT-2.
   """
 
   shape: tuple[int, ...]
@@ -93,7 +93,7 @@ class ReplacedTensor(NamedTuple):
 
   Attributes:
     shape: the shape.
-    dtype: the dtype in the file of the model; `read` returns that of the adapter.
+    dtype: the dtype in the file of the model; `read` returns the dtype of the adapter.
     stored: the tensor of the adapter.
   """
 
@@ -110,7 +110,7 @@ def open_folder(folder: pathlib.Path) -> Adapter:
   """Returns the adapter in a folder.
 
   Raises:
-    BadInput: there is none, it is damaged, or of a kind that cannot be merged.
+    BadInput: a missing or damaged adapter, or one of an unsupported kind.
   """
   config = adapter_config.read(folder)
   path = folder / WEIGHTS
@@ -139,8 +139,8 @@ def merge(
 ) -> checkpoints.Checkpoint:
   """Returns a model with an adapter.
 
-  If the output matrix is the embedding, and the adapter changes one of them, they are two matrices
-  afterwards, as in the model that was trained.
+  If embedding and output matrix are tied and the adapter changes one of them, they become two
+  matrices, as in adapter training.
 
   Args:
     adapter: the adapter.
@@ -149,7 +149,7 @@ def merge(
     slices: see `tensors.find_all`.
 
   Raises:
-    BadInput: the adapter has a tensor that does not belong to the model, or does not fit it.
+    BadInput: a tensor of the adapter is not in the model, or does not fit it.
   """
   head = slices[tensors.HEAD].name
   embedding = slices['embedding'].name
@@ -195,8 +195,8 @@ class _Part(NamedTuple):
   Attributes:
     name: its name in the file.
     module: its module, by the name of the adapter.
-    kind: A or B; WHOLE, or UNADAPTED for a tensor that replaces W before B A is added.
-    tensor: the name of the tensor of the model that it changes.
+    kind: A or B; WHOLE, or UNADAPTED for a replacement of W before B A is added.
+    tensor: the name of the changed tensor of the model.
     array: the tensor.
   """
 
@@ -210,9 +210,9 @@ class _Part(NamedTuple):
 def _find_parts(
   adapter: Adapter, family: families.Family, stored: tensors.Stored, base: pathlib.Path
 ) -> list[_Part]:
-  """Returns the tensors of an adapter, without those for images.
+  """Returns the tensors of an adapter, without image tensors.
 
-  Raises BadInput for one that changes no tensor of the model.
+  Raises BadInput for a tensor without a counterpart in the model.
   """
   parts = []
   unknown = []
@@ -239,7 +239,7 @@ def _find_parts(
 
 
 def _parse(name: str) -> tuple[str, str, str]:
-  """Returns the module of a tensor of an adapter, its kind, and what it changes there."""
+  """Returns the module of an adapter tensor, its kind, and the changed parameter."""
   if match := FACTOR_NAME.fullmatch(name):
     return match['module'], match['factor'], 'weight'
   if match := UNADAPTED_NAME.fullmatch(name):
@@ -249,7 +249,7 @@ def _parse(name: str) -> tuple[str, str, str]:
 
 
 def _matrices_with_inputs_first(slices: tensors.Slices) -> set[str]:
-  """Returns the names of the matrices whose rows are their inputs."""
+  """Returns the names of matrices with inputs as rows."""
   names = set()
   for path, each in slices.items():
     is_table = path in tensors.PLAIN and path != tensors.HEAD
@@ -266,7 +266,7 @@ def _check_shapes(
   inputs_first: Collection[str],
   base: pathlib.Path,
 ) -> None:
-  """Raises BadInput for a tensor that has not the shape of the model or the rank of the config."""
+  """Raises BadInput for a tensor with a shape or rank other than the model's or config's."""
   wrong = []
   for part in parts:
     expected = tuple(stored[part.tensor].shape)
@@ -287,7 +287,7 @@ def _check_shapes(
 
 
 def _pairs(adapter: Adapter, parts: Sequence[_Part]) -> dict[str, tuple[_Part, _Part]]:
-  """Returns A and B of each matrix that they change. Raises BadInput if one of them is missing."""
+  """Returns A and B of each changed matrix. Raises BadInput if one of them is missing."""
   factors: dict[str, dict[str, _Part]] = collections.defaultdict(dict)
   for part in parts:
     if part.kind in (A, B):
@@ -305,7 +305,7 @@ def _pairs(adapter: Adapter, parts: Sequence[_Part]) -> dict[str, tuple[_Part, _
 def _replace(
   stored: tensors.Stored, parts: Sequence[_Part], tied: Collection[str]
 ) -> dict[str, checkpoints.StoredTensor]:
-  """Returns the tensors of a model with those that an adapter has as a whole.
+  """Returns the tensors of a model with the whole tensors of an adapter.
 
   Args:
     stored: the tensors of the model.

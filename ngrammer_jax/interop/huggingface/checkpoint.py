@@ -1,7 +1,7 @@
-"""The files of a published model: its config, tensors, read a range of rows at a time, tokenizer.
+"""The files of a published model: config, tokenizer, and tensors read by ranges of rows.
 
 A folder has config.json and model.safetensors, or several files with model.safetensors.index.json.
-Pickles, such as pytorch_model.bin, are never read: they can run code.
+Pickles, such as pytorch_model.bin, are never read, because they can run code.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class Checkpoint:
     path: its folder or file.
     config: the content of config.json.
     tensors: its tensors by name.
-    text_files: content of the files about text besides its tokenizer, by name.
+    text_files: content of its text files besides the tokenizer, by name.
     versions: size and time of the files when their headers were read, by path.
   """
 
@@ -66,20 +66,20 @@ class Checkpoint:
 
   @property
   def config_path(self) -> pathlib.Path:
-    """The file that has the config."""
+    """The file of the config."""
     return self.path if self.path.is_file() else self.path / CONFIG
 
   def check_unchanged(self) -> None:
-    """Raises BadInput if a file was changed since its header was read."""
+    """Raises BadInput if a file changed since its header was read."""
     for path, expected in self.versions.items():
       if version(path) != expected:
         raise errors.BadInput(f'{path} was changed while it was read: wait for its end, and rerun')
 
 
 def is_published(folder: pathlib.Path) -> bool:
-  """Whether a path is a published model: a GGUF file, or a folder, but not that of a run.
+  """Whether a path is a published model: a GGUF file, or a folder other than a run.
 
-  The config.json of a published model has a model_type. None is remote.
+  The config.json of a published model has a model_type. Published models are local.
   """
   if storage.is_remote(folder):
     return False
@@ -91,10 +91,10 @@ def is_published(folder: pathlib.Path) -> bool:
 
 
 def open_folder(folder: pathlib.Path) -> Checkpoint:
-  """Returns the model in a folder, of which only the headers are read.
+  """Returns the model in a folder; reads only the headers.
 
   Raises:
-    BadInput: a file is missing or damaged, or there are only pickles.
+    BadInput: a missing or damaged file, or only pickles.
   """
   git_lfs.check_file(folder)  # in place of a GGUF file whose name does not tell it
   if (folder / adapter_config.FILE).is_file() and not (folder / CONFIG).is_file():
@@ -143,7 +143,7 @@ def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, s
 
 
 def version(path: pathlib.Path) -> tuple[int, int]:
-  """Returns the size and the time of a file; of a missing one, zeros."""
+  """Returns the size and the time of a file; zeros for a missing one."""
   with contextlib.suppress(OSError):
     status = path.stat()
     return status.st_size, status.st_mtime_ns

@@ -1,4 +1,4 @@
-"""Tables of the fields of config.json: which are used, which are harmless, which are refused."""
+"""Tables of the fields of config.json: used, harmless and refused ones."""
 
 # Fields that change no logit, by the reason why.
 HARMLESS_BY_REASON = {

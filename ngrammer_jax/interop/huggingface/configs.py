@@ -1,4 +1,4 @@
-"""The config.json of a published model becomes values of `config.model`, and back.
+"""Converts the config.json of a published model to values of `config.model`, and back.
 
 Every field of config.json is used, or is in `config_fields.HARMLESS`, or has the only value in
 `config_fields.NEUTRAL`; any other is an error, as it may change the numbers.
@@ -28,13 +28,13 @@ DEFAULT_LENGTH = 2048  # tokens of a segment in evaluation, if the model has tha
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-  """What a config.json says.
+  """The content of a config.json.
 
   Attributes:
     family: the family of the model.
     model: values of `config.model`.
     vocabulary_size: V, rows of the embedding.
-    positions: number of positions that the model was made for.
+    positions: number of positions of the model.
   """
 
   family: families.Family
@@ -43,7 +43,7 @@ class Description:
   positions: int
 
   def config(self) -> ModelConfig:
-    """Returns the checked config of the model. Raises BadInput for values that do not fit."""
+    """Returns the checked config of the model. Raises BadInput for inconsistent values."""
     # The length of segments is not written.
     return conversion.resolve({'model': self.model, 'training': {'segment_length': 1}}).model
 
@@ -52,7 +52,7 @@ def read(config: Mapping[str, Any]) -> Description:
   """Returns the description of a model.
 
   Raises:
-    BadInput: it is of another family, or has a field or a value that is not known.
+    BadInput: another family, or an unknown field or value.
   """
   family = _family(config)
   if config.get('auto_map'):
@@ -82,16 +82,16 @@ def write(
   positions: int,
   preferred: families.Family = families.LLAMA,
 ) -> tuple[families.Family, dict[str, Any]]:
-  """Returns a family that has such models, and the config.json of one.
+  """Returns a compatible family, and the config.json of the model.
 
   Args:
     model: the config of our model.
     vocabulary_size: V.
-    positions: number of positions that the model was made for.
-    preferred: the family if it has such models; otherwise it is the first.
+    positions: number of positions of the model.
+    preferred: the family if compatible; otherwise the first compatible one.
 
   Raises:
-    BadInput: no family has such a model; names what the nearest one lacks.
+    BadInput: no family is compatible; names the differences from the nearest one.
   """
   model = comparable(model)
   differences = {}
@@ -156,7 +156,7 @@ def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, 
 def _check_names(
   config: Mapping[str, Any], family: families.Family, own_names: Mapping[str, str]
 ) -> None:
-  """Raises BadInput for unknown fields, all in one, unless they have their neutral value."""
+  """Raises one BadInput for all unknown fields, unless they have their neutral value."""
   neutral = config_fields.NEUTRAL
   supported = {*own_names.values(), *config_fields.UNREAD.get(family.model_type, ())}
   supported |= config_fields.HARMLESS
@@ -176,7 +176,7 @@ def _check_names(
 
 
 def _refusal(refused: Mapping[str, Any], family: families.Family) -> str:
-  """Returns why fields with these values are refused, and how to go on."""
+  """Returns the reason and the remedy for refused fields."""
   listed = [f'{name}={fields.format_value(value)}' for name, value in refused.items()]
   neutral = config_fields.NEUTRAL
   required = [f'{name}={neutral[name]!r}' for name in refused if name in neutral]
@@ -205,7 +205,7 @@ def _rules(name: str, default: Any) -> dict[str, Any]:
 
 
 def _model_values(values: Mapping[str, Any], family: families.Family) -> dict[str, Any]:
-  """Returns the values of `config.model` by key, without those that all models of a family share.
+  """Returns the values of `config.model` by key, without the shared values of the family.
 
   Args:
     values: all fields of the family, see `_normalize`.
@@ -236,7 +236,7 @@ def _model_values(values: Mapping[str, Any], family: families.Family) -> dict[st
 
 
 def _attention_scale(values: Mapping[str, Any]) -> float | None:
-  """Returns the scale of scores, None for that of the head width."""
+  """Returns the scale of scores; None: by the head width."""
   if not values.get('scale_attn_weights', True):
     return 1.0
   if 'query_pre_attn_scalar' in values:
@@ -247,7 +247,7 @@ def _attention_scale(values: Mapping[str, Any]) -> float | None:
 def _layer_pattern(
   values: Mapping[str, Any], family: families.Family
 ) -> tuple[tuple[str, ...], int | None]:
-  """Returns the kinds of the layers, which are repeated, and the window if a layer has one."""
+  """Returns the repeated kinds of layers, and the window if a layer has one."""
   num_layers = values['num_hidden_layers']
   _check_layer_list('layer_types', values.get('layer_types'), LAYER_TYPES, num_layers)
   _check_layer_list('no_rope_layers', values.get('no_rope_layers'), (0, 1), num_layers)
@@ -263,7 +263,7 @@ def _layer_pattern(
 
 
 def _check_layer_list(name: str, values: Any, choices: tuple[Any, Any], num_layers: int) -> None:
-  """Raises BadInput for a field that should have one of two values for each layer."""
+  """Raises BadInput unless a field has one of two values for each layer."""
   if values is None:
     return
   is_list = isinstance(values, list) and len(values) == num_layers
@@ -286,7 +286,7 @@ def _rotated_layers(values: Mapping[str, Any]) -> list[bool]:
 def _windowed_layers(
   values: Mapping[str, Any], family: families.Family, is_rotated: Sequence[bool]
 ) -> list[bool]:
-  """Returns whether each layer would have the window, if there is one."""
+  """Returns whether each layer has the window, given there is one."""
   layers = range(values['num_hidden_layers'])
   if values.get('layer_types') is not None:
     return [layer_type == LAYER_TYPES[1] for layer_type in values['layer_types']]
@@ -301,7 +301,7 @@ def _windowed_layers(
 
 
 def _repeated(kinds: Sequence[str]) -> tuple[str, ...]:
-  """Returns the first kinds, of which all others are repetitions."""
+  """Returns the shortest repeated sequence of kinds."""
   for period in range(1, len(kinds)):
     if all(kind == kinds[i % period] for i, kind in enumerate(kinds)):
       return tuple(kinds[:period])
@@ -311,7 +311,7 @@ def _repeated(kinds: Sequence[str]) -> tuple[str, ...]:
 def _write(
   model: ModelConfig, vocabulary_size: int, positions: int, family: families.Family
 ) -> dict[str, Any]:
-  """Returns the config.json that is nearest to a `comparable` model in one family."""
+  """Returns the nearest config.json of a family for a `comparable` model."""
   attention_options = model.attention
   positional = model.positional
   scaling = rotary_fields.write_scaling(positional.scaling, family)
@@ -349,7 +349,7 @@ def _write(
 
 
 def _activation_name(activation: str) -> str:
-  """Returns the first name of one of our activations; silu for one that no family has."""
+  """Returns the first name of an activation; silu for one unknown to all families."""
   for name, ours in config_fields.ACTIVATIONS.items():
     if ours == activation:
       return name
@@ -357,13 +357,13 @@ def _activation_name(activation: str) -> str:
 
 
 def _whole_if_near(value: float) -> int | float:
-  """Returns a number rounded to 6 digits, an int if it then is whole."""
+  """Returns a number rounded to 6 digits, as an int if whole."""
   rounded = round(value, 6)
   return int(rounded) if rounded == int(rounded) else rounded
 
 
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
-  """Returns what a `comparable` model has otherwise than that of a config.json, for an error."""
+  """Returns the differences of a `comparable` model from a config.json, for an error."""
   try:
     official = comparable(read(config).config())
   except errors.BadInput as error:
@@ -375,13 +375,13 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
 
 
 def _may_differ(key: fields.Key) -> bool:
-  """Whether a key changes no number of the model, or depends on the text, as `is_long`."""
+  """Whether a key changes no number of the model, or depends on the text (`is_long`)."""
   name = key.path.removeprefix('model.')
   return name in loader_options.MODEL_TRAINING_OPTIONS or name == 'positional.scaling.is_long'
 
 
 def comparable(model: ModelConfig) -> ModelConfig:
-  """Returns a config in which every value that is derived from others is explicit."""
+  """Returns a config with explicit values for all derived ones."""
   options = model.attention_options()
   positional = model.positions()
 

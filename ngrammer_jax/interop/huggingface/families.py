@@ -1,8 +1,7 @@
-"""What the families of models have in common and how they differ: fields, options and tensors.
+"""The families of models: fields, options and tensors.
 
-The fields are those of config.json by the names of Llama; a family that calls one otherwise says
-so in `names`. Tensors are listed by our modules, as (name, axes); both have a weight, and maybe a
-bias of its outputs:
+Fields of config.json have the names of Llama; `names` lists the other names of a family. Tensors
+are listed by module as (name, axes), for a weight and an optional bias of its outputs:
 
   'NH D'     rows are the features of all heads, columns the inputs
   'NqH D'    the same, with the 3 projections q, k, v of each head after each other
@@ -25,10 +24,10 @@ class Tensor(NamedTuple):
   """The tensors of a module.
 
   Attributes:
-    name: their name without `.weight` or `.bias`; in a layer, also without that of the layer.
+    name: their name without `.weight` or `.bias`, and without the name of the layer.
     axes: axes of the weight, by the letters of their sizes; q has the size 3.
-    part: which of the `parts`, or of the 3 projections of q, is the module.
-    parts: sizes of the rows that are joined in the tensor, by letters. (): one module.
+    part: index of the module in `parts`, or in the 3 projections of q.
+    parts: sizes of the rows joined in the tensor, by letters. (): one module.
   """
 
   name: str
@@ -44,10 +43,10 @@ class Family:
   Attributes:
     model_type: its name in config.json.
     architecture: the class of its models.
-    fields: fields of config.json that matter, with the value of an absent one.
-    options: keys of `config.model` that all its models share.
-    tensors: the tensors of each module; those of a layer without `layer_i/`.
-    names: the name of a field in this family, where it is not that of Llama.
+    fields: relevant fields of config.json, with their defaults.
+    options: keys of `config.model` shared by all its models.
+    tensors: the tensors of each module; modules of a layer without `layer_i/`.
+    names: the name of a field in this family, if different from Llama.
     layer_list: the name of the list of layers.
   """
 
@@ -61,7 +60,7 @@ class Family:
 
   @property
   def layers(self) -> str:
-    """What the names of tensors of layers begin with.
+    """Prefix of the tensor names of layers.
 
     Files may leave out its first word, before the names of all tensors but the head.
     """
@@ -282,7 +281,7 @@ def _llama(
   tensors: Mapping[str, Tensor | None] = types.MappingProxyType({}),
   names: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Family:
-  """Returns a family that has what Llama has, but for these fields, options and tensors."""
+  """Returns a family like Llama except for these fields, options and tensors."""
   all_tensors = {**_LLAMA_TENSORS, **tensors}
   return Family(
     model_type=model_type,

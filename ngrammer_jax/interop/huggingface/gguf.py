@@ -1,7 +1,7 @@
 """GGUF files of the architecture `llama` (Llama, Mistral, SmolLM2): config, tensors, tokenizer.
 
 The package `gguf` dequantises. Tensors get the names and the order of rows of a Hugging Face
-checkpoint, and the config its keys, so that a loader of those needs to know nothing of GGUF.
+checkpoint, and the config its keys, so loaders need not handle GGUF.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,15 +49,14 @@ FOREIGN_KEYS = re.compile(
 
 
 class GgufTensor(NamedTuple):
-  """Where a tensor is, and how it is stored: a `checkpoint.StoredTensor`.
+  """A stored tensor, a `checkpoint.StoredTensor`.
 
   Attributes:
     stored: its rows in the file, as bytes if they are quantised.
     shape: the shape, rows first.
-    quantization: the type of quantised rows, a `gguf.GGMLQuantizationType`; None: they are not
-      quantised.
-    head_width: rows of an attention head, if its rotary pairs are side by side and so have to be
-      put half a head apart; None: the rows are in order.
+    quantization: the type of quantised rows, a `gguf.GGMLQuantizationType`; None: not quantised.
+    head_width: rows of an attention head with adjacent rotary pairs, to be moved half a head apart;
+      None: rows in order.
   """
 
   stored: row_files.StoredArray
@@ -67,7 +66,7 @@ class GgufTensor(NamedTuple):
 
   @property
   def dtype(self) -> np.dtype:
-    """The dtype of what `read` returns: the stored one, float32 if the tensor is quantised."""
+    """The dtype returned by `read`: the stored one, or float32 if quantised."""
     if self.quantization is None:
       return self.stored.dtype
     return np.dtype(np.float32)
@@ -75,7 +74,7 @@ class GgufTensor(NamedTuple):
   def read(self, start: int, stop: int) -> np.ndarray:
     """Returns the rows from `start` to before `stop`, dequantised; reads no others.
 
-    Of a tensor with permuted rows, it reads all rows of the heads that these belong to.
+    For permuted rows, reads whole heads.
     """
     H = self.head_width or 1
     first = start // H * H
@@ -89,10 +88,10 @@ class GgufTensor(NamedTuple):
 
 
 def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
-  """Returns the model in a GGUF file, of which only the header is read.
+  """Returns the model in a GGUF file; reads only the header.
 
   Args:
-    path: the file, or one of several files that a model is split into, see `gguf_header`.
+    path: the file, or one of the files of a split model, see `gguf_header`.
 
   Raises:
     BadInput: the package `gguf` is missing, a file is damaged or missing, or its architecture,
@@ -126,7 +125,7 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
 
 
 def _check_no_overlap(arrays: Iterable[row_files.StoredArray]) -> None:
-  """Raises ValueError if two arrays of a file have bytes in common."""
+  """Raises ValueError if two arrays of a file overlap."""
   by_place = sorted(arrays, key=lambda array: (array.path, array.first_byte))
   for array, following in itertools.pairwise(by_place):
     if array.path != following.path:
@@ -149,7 +148,7 @@ def _package():
 def _dequantize(rows: np.ndarray, quantization: Any) -> np.ndarray:
   """Returns the values of rows of bytes, with a row for each block.
 
-  The package takes 16 rows at a time, which is slow for short ones: it gets long pieces as a row.
+  The package takes 16 rows at a time, slow for short rows, so rows are joined to long pieces.
   """
   package = _package()
   block_values, block_bytes = package.GGML_QUANT_SIZES[quantization]
@@ -163,7 +162,7 @@ def _dequantize(rows: np.ndarray, quantization: Any) -> np.ndarray:
 
 
 def _stored_tensor(name: str, entry: gguf_header.Entry) -> GgufTensor:
-  """Returns a tensor. Raises for one that cannot be read."""
+  """Returns a tensor. Raises if it cannot be read."""
   shape = entry.shape
   quantization = _quantization(name, entry.kind)
   block_values, block_bytes = _package().GGML_QUANT_SIZES[quantization]
@@ -200,7 +199,7 @@ def _quantization(name: str, number: int) -> Any:
 
 
 def _translate_name(name: str) -> str:
-  """Returns the name of a tensor in a Hugging Face checkpoint. Raises BadInput for another one."""
+  """Returns the Hugging Face name of a tensor. Raises BadInput for an unknown tensor."""
   module, _, ending = name.rpartition('.')
   layer = re.search(r'\d*$', module.rpartition('.')[0]).group()
   translated = MODULES.get(re.sub(r'\d+', '*', module))
@@ -244,7 +243,7 @@ class _LlamaMetadata:
 
 
 def _make_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
-  """Returns what the config.json of the model says."""
+  """Returns the content of the model's config.json."""
   for key in metadata:
     if FOREIGN_KEYS.fullmatch(key) and np.any(metadata[key]):
       raise errors.BadInput(f'{key} is set: such a model is not a Llama, and not supported')
@@ -284,7 +283,7 @@ def _make_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor])
 
 
 def _end_tokens(metadata: Mapping[str, Any]) -> int | list[int] | None:
-  """Returns the end token, or all tokens that end a text, a turn or a message of one."""
+  """Returns the end token, or all end tokens of texts, turns and messages."""
   names = ('eos_token_id', 'eot_token_id', 'eom_token_id')
   ends = [metadata.get(f'tokenizer.ggml.{name}') for name in names]
   distinct = list(dict.fromkeys(end for end in ends if end is not None))
@@ -294,7 +293,7 @@ def _end_tokens(metadata: Mapping[str, Any]) -> int | list[int] | None:
 
 
 def _scaling(llama: _LlamaMetadata) -> dict[str, Any] | None:
-  """Returns the scaling of rotary positions that the metadata have."""
+  """Returns the scaling of rotary positions in the metadata."""
   scaling_type = llama.text('rope.scaling.type', 'none')
   if scaling_type == 'none':
     return None
@@ -322,8 +321,8 @@ def _scaling(llama: _LlamaMetadata) -> dict[str, Any] | None:
 def _factor_scaling(factors: np.ndarray, config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the scaling that divides every frequency by its factor.
 
-  It is `llama3` where the factors are those of a published Llama 3.x. Else they stand in a
-  `longrope` with the same factors for short and long texts, which scales nothing else.
+  It is `llama3` for the factors of a published Llama 3.x. Otherwise it is a `longrope` with the
+  same factors for short and long texts, without other scaling.
   """
   if config['rope_scaling'] is not None or factors.shape != (config['head_dim'] // 2,):
     raise ValueError(f'rope_freqs.weight has the shape {list(factors.shape)}, or a second scaling')

@@ -1,4 +1,4 @@
-"""Published models: opens one, and describes it as one of ours.
+"""Opens published models, and converts their configs to ours.
 
 model = published_model.open(path)    a folder of Hugging Face, or a GGUF file
 model.config_values()               of a config of ours, with its vocabulary
@@ -26,8 +26,8 @@ class PublishedModel:
 
   Attributes:
     checkpoint: its files; the tensors have the names of the family, see `tensors.canonical`.
-    description: what its config.json says; heads are untied if the file has another one.
-    slices: where each parameter is in the tensors, by its path.
+    description: content of its config.json; the head is untied if the file has a separate one.
+    slices: the tensor slice of each parameter, by path.
   """
 
   checkpoint: checkpoints.Checkpoint
@@ -36,7 +36,7 @@ class PublishedModel:
 
   @property
   def origin(self) -> dict[str, Any]:
-    """What a config of ours does not have, as JSON. Raises BadInput for damaged settings."""
+    """Information outside of our config, as JSON. Raises BadInput for damaged settings."""
     with file_errors.translate_damage(self.checkpoint.path / GENERATION, 'download it again'):
       generation = dict(json.loads(self.checkpoint.text_files.get(GENERATION, '{}')))
     config = self.checkpoint.config
@@ -61,15 +61,15 @@ class PublishedModel:
 
 
 def open(path: pathlib.Path, adapter: pathlib.Path | None = None) -> PublishedModel:
-  """Opens a published model, of which only headers are read.
+  """Opens a published model; reads only headers.
 
   Args:
     path: its folder or GGUF file.
-    adapter: folder of a LoRA adapter that is merged into it, see `adapters`.
+    adapter: folder of a LoRA adapter to merge into it, see `adapters`.
 
   Raises:
-    BadInput: it is damaged, of another family, has a field or value that is not known, or other
-      tensors than its config says; or the adapter belongs to another model.
+    BadInput: a damaged model, another family, an unknown field or value, tensors that do not match
+      the config, or an adapter of another model.
   """
   open_checkpoint = gguf.open_file if gguf_header.is_gguf(path) else checkpoints.open_folder
   checkpoint = open_checkpoint(path)

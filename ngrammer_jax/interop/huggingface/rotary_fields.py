@@ -1,7 +1,7 @@
 """Rotary positions of config.json: `rope_theta`, `rope_scaling` and `rope_parameters`.
 
-Both forms are read: `rope_theta` and `rope_scaling`, and `rope_parameters`. The first is written,
-which all versions of transformers read.
+Reads both forms: `rope_theta` and `rope_scaling`, or `rope_parameters`. Writes the first, supported
+by all versions of transformers.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def read(config: Mapping[str, Any], family: families.Family, window: int | None)
   Args:
     config: all fields of the family by the names of Llama.
     family: the family.
-    window: the window of the layers that have one.
+    window: the window of windowed layers.
 
   Raises:
     BadInput: a type or a parameter is not supported.
@@ -80,7 +80,7 @@ def read(config: Mapping[str, Any], family: families.Family, window: int | None)
 def _read_scaling(
   parameters: Mapping[str, Any], config: Mapping[str, Any], family: families.Family
 ) -> dict[str, Any] | None:
-  """Returns the values of `model.positional.scaling`, None where nothing is scaled."""
+  """Returns the values of `model.positional.scaling`; None without scaling."""
   values = {name: value for name, value in parameters.items() if value is not None}
   scaling_type = _pop_type(values, family)
   names = SCALINGS[scaling_type]
@@ -114,7 +114,7 @@ def _read_scaling(
 
 
 def _pop_type(values: dict[str, Any], family: families.Family) -> str:
-  """Removes the type of a scaling, which has two names, from its parameters, and returns it."""
+  """Removes and returns the type of a scaling; the field has two names."""
   stated = [values.pop(name) for name in ('type', 'rope_type') if name in values]
   scaling_type = stated[0] if stated else 'default'
   if stated and stated[-1] != scaling_type:

@@ -1,6 +1,6 @@
-"""The tensors of a published model become the parameters of ours, and back, a part at a time.
+"""Converts tensors of a published model to our parameters and back, a part at a time.
 
-Only rows that a shard needs are read, in `row_files.blocks`, and copied into the shards.
+Reads only the rows of a shard, in `row_files.blocks`, and copies them into the shard.
 """
 
 import collections
@@ -29,15 +29,15 @@ Stored = Mapping[str, checkpoints.StoredTensor]  # by name
 
 
 class TensorSlice(NamedTuple):
-  """Where a parameter is in a file.
+  """The location of a parameter in a file.
 
   Attributes:
     name: name of the tensor.
     shape: shape of the whole tensor.
-    first_row: the first of its rows that is the parameter's.
+    first_row: first row of the parameter.
     view: shape of these rows with an axis for each letter.
-    index: index of the view that is the parameter; (): all of it.
-    order: for each axis of ours, its axis in that.
+    index: index of the parameter in the view; (): all of it.
+    order: for each of our axes, its axis there.
   """
 
   name: str
@@ -68,7 +68,7 @@ Slices = Mapping[str, TensorSlice]  # by the path of the parameter
 
 
 def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> TensorSlice:
-  """Returns where a parameter is in a file, such as `layer_0/attention/out/bias`.
+  """Returns the location of a parameter, such as `layer_0/attention/out/bias`, in a file.
 
   Args:
     family: the family.
@@ -109,9 +109,9 @@ def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Tensor
 
 
 def _inputs_first(axis_groups: Sequence[str], module: str) -> list[str]:
-  """Returns the axes of the inputs before those of the outputs, as in our kernels.
+  """Returns the axes with inputs before outputs, as in our kernels.
 
-  The width is the input of all maps but `out`, of which it is the output.
+  The width is the input of all maps except `out`, where it is the output.
   """
   is_output_map = module.endswith('/out')
   inputs = [axes for axes in axis_groups if (axes == 'D') != is_output_map]
@@ -120,10 +120,10 @@ def _inputs_first(axis_groups: Sequence[str], module: str) -> list[str]:
 
 
 def canonical(tensors: Stored, family: families.Family, origin: str) -> Stored:
-  """Returns the tensors by the names of the family, without buffers and the parts for images.
+  """Returns the tensors by the names of the family, without buffers and image parts.
 
   Args:
-    tensors: the tensors by the names of the file, which may have wrappers such as `module.`.
+    tensors: the tensors by the names of the file, possibly with wrappers such as `module.`.
     family: the family.
     origin: the file, for the log.
   """
@@ -149,7 +149,7 @@ def _text_tensors(tensors: Stored, family: families.Family) -> Stored:
 
 
 def text_name(name: str, family: families.Family) -> str | None:
-  """Returns the name of a tensor in a model without images; None: it is no parameter of one."""
+  """Returns the name of a tensor in a text-only model; None: not one of its parameters."""
   if family.model_type != 'gemma3_text':  # all others are without images
     return None if re.search(families.BUFFERS, name) else name
   if re.search(families.BUFFERS_AND_IMAGES, name):
@@ -170,10 +170,10 @@ def has_own_head(tensors: Stored, slices: Slices) -> bool:
 
 
 def parameter_paths(family: families.Family, config: ModelConfig) -> Iterator[str]:
-  """Yields the paths of the parameters of a published model, which is not built.
+  """Yields the paths of the parameters of a published model, without building it.
 
-  The output matrix is one of them, also if it is the embedding. The biases of `config` are not
-  None, see `configs.read`.
+  They include the output matrix, even if tied. The biases of `config` are not None, see
+  `configs.read`.
   """
   for module in family.tensors:
     if module in PLAIN:
@@ -204,7 +204,7 @@ def _has_bias(module: str, config: ModelConfig) -> bool:
 def find_all(
   family: families.Family, config: ModelConfig, vocabulary_size: int, paths: Iterable[str]
 ) -> dict[str, TensorSlice]:
-  """Returns where each parameter is in a file, by its path."""
+  """Returns the location of each parameter in a file, by path."""
   sizes = {
     'D': config.width,
     'N': config.heads,
@@ -229,7 +229,7 @@ def load(checkpoint: checkpoints.Checkpoint, slices: Slices, abstract: Any) -> d
     abstract: shapes, dtypes and shardings of the parameters.
 
   Raises:
-    BadInput: values are not finite; or a file is changed meanwhile.
+    BadInput: non-finite values, or a file that changed meanwhile.
   """
   not_finite: collections.Counter[str] = collections.Counter()
   loaded = {}
@@ -253,7 +253,7 @@ def _load(
   leaf: jax.ShapeDtypeStruct,
   not_finite: collections.Counter[str],
 ) -> jax.Array:
-  """Returns a parameter in the shards of `leaf`, and counts values that are not finite.
+  """Returns a parameter in the shards of `leaf`, and counts non-finite values.
 
   Each row is read once.
   """
@@ -337,7 +337,7 @@ def save(
     config: the config of our model.
     vocabulary_size: V.
     path: the file.
-    dtype: dtype of the tensors; None: those of the parameters.
+    dtype: dtype of the tensors; None: dtypes of the parameters.
   """
   leaves = traverse_util.flatten_dict(params, sep='/')
   slices = find_all(family, config, vocabulary_size, leaves)
@@ -363,7 +363,7 @@ def by_name(params: Any, slices: Slices) -> dict[str, np.ndarray]:
 
 
 def _assemble(name: str, leaves: Mapping[str, Any], slices: Slices, dtype: Any) -> np.ndarray:
-  """Returns a tensor, which several parameters may be parts of."""
+  """Returns a tensor from its parameters."""
   parts = {parameter: each for parameter, each in slices.items() if each.name == name}
   shape = next(iter(parts.values())).shape
   values = np.empty(shape, dtype)
