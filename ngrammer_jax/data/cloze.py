@@ -29,11 +29,11 @@ class Question:
   """A cloze question.
 
   Attributes:
-    kind: class of the replaced word: one of KINDS, or the file name if it is not a published one.
+    kind: class of the replaced word: one of KINDS, or the file name of an unpublished file.
     context: the sentences before the query.
     query: a sentence that contains PLACEHOLDER once.
     candidates: ten words, in the order of the file.
-    answer: the candidate that PLACEHOLDER replaces.
+    answer: the candidate replaced by PLACEHOLDER.
     file: name of the file, without its folder.
     line: line number of the query in the file, from 1.
   """
@@ -50,10 +50,10 @@ class Question:
 def find_files(path: pathlib.Path, split: str) -> dict[str, pathlib.Path]:
   """Returns the question files of a split by kind, from a folder and its subfolders.
 
-  A file is returned as it is, for any split.
+  A single file is returned for any split.
 
   Raises:
-    BadInput: there is no file, or there are several of one kind.
+    BadInput: no file, or several files of one kind.
   """
   if path.is_file():
     match = FILE_NAME.fullmatch(path.name)
@@ -79,7 +79,7 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
   """Yields the questions of a file.
 
   Raises:
-    BadInput: a line does not belong to a question there. The message names the file and line.
+    BadInput: an invalid line. The message names the file and line.
   """
   lines: list[str] = []
   question = None
@@ -107,7 +107,7 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
 
 
 def _parse_question(location: str, lines: list[str], kind: str, file: str, line: int) -> Question:
-  """Returns the question of its lines. Raises BadInput if its last line is no query."""
+  """Returns the question of some lines. Raises BadInput if the last line is no query."""
   match = QUERY_LINE.fullmatch(lines[-1])
   query = answer = candidate_list = ''
   if match:

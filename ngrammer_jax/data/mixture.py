@@ -1,8 +1,8 @@
 """The corpora of a run: a single one, or the parts of a mixture with one vocabulary.
 
 Every row of the batch reads a block of segments of one part, then a block of the next one, see
-`mixture_schedule`. In each part it reads on where it stopped. Where the part changes, a document
-starts, so that neither attention nor a memory sees tokens of another part.
+`mixture_schedule`. In each part it continues from its last position. A change of part starts a
+document, so that neither attention nor a memory sees tokens of another part.
 
 B batch rows, T segment length.
 """
@@ -28,15 +28,15 @@ WARN_SHARE = 0.01  # of held-out documents, found in the training text
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-  """The corpora of a config; training splits that are streamed are not tokenised yet.
+  """The corpora of a config; streamed training splits are not tokenised yet.
 
   Attributes:
     parts: the parts by name; a single corpus has the name ''.
     weights: share of each part in the training tokens.
     vocabulary: the vocabulary of all parts.
     content_hash: hash of `TokenCorpus.content_hash`, and of the weights, temperature and block of
-      several parts; after a hyphen a hash of the starts of the training documents, absent in
-      earlier versions.
+      several parts; after a hyphen a hash of the starts of the training documents, absent in old
+      runs.
   """
 
   parts: Mapping[str, token_cache.TokenCorpus]
@@ -55,7 +55,7 @@ class Mixture:
     return shared + of_parts
 
   def split(self, name: str) -> token_split.TokenSplit:
-    """Returns one of `split_names`: that of a part, or those of all parts one after another."""
+    """Returns one of `split_names`: the split of a part, or of all parts joined."""
     split, _, part = name.partition('/')
     parts = self.parts.values()
     if part:
@@ -115,7 +115,7 @@ def _content_hash(config: data_config.DataConfig, prepared: list[token_cache.Tok
 
 
 def _log_counts(config: data_config.DataConfig, prepared: list[token_cache.TokenCorpus]) -> None:
-  """Logs the counts of each part, and how many held-out documents are in any training text."""
+  """Logs the counts of each part, and the number of held-out documents in any training text."""
   train_keys = [corpus.document_keys['train'] for corpus in prepared]
   sampled = ''
   if config.is_streamed:

@@ -1,4 +1,4 @@
-"""The prompts of a file: lines of text, or the field `prompt` of JSON lines or of a table.
+"""The prompts of a file: lines of text, or the field `prompt` of JSON lines or a table.
 
 JSON lines of a chat may have the field `messages` instead.
 """
@@ -32,14 +32,14 @@ Prompt = str | list[dict[str, Any]]  # a text, or messages
 
 
 def read(path: pathlib.Path, is_chat: bool = False) -> list[Prompt]:
-  """Returns the prompts of a file, or of standard input for `-`. An empty one stays empty.
+  """Returns the prompts of a file, or of standard input for `-`, including empty ones.
 
   Args:
     path: the file.
     is_chat: whether JSON lines may have messages in place of a prompt.
 
   Raises:
-    BadInput: the file cannot be read, or a line of JSON has no prompt.
+    BadInput: an unreadable file, or a line of JSON without a prompt.
   """
   name = f'--prompts={path}'
   file, records = _read_records(path, name)
@@ -66,7 +66,7 @@ def read(path: pathlib.Path, is_chat: bool = False) -> list[Prompt]:
 
 
 def _find_field(file: formats.DocumentFile, first: bytes, is_chat: bool) -> str | None:
-  """Returns the field of the first record that has a prompt; None: a prompt is a line of text."""
+  """Returns the prompt field by the first record with one; None: prompts are lines of text."""
   if file.format == file_formats.TEXT:
     return None
   if file.format != file_formats.LINES:
@@ -82,7 +82,7 @@ def _find_field(file: formats.DocumentFile, first: bytes, is_chat: bool) -> str 
 
 
 def _fields(record: bytes) -> Collection[str]:
-  """Returns the fields of a record of JSON lines; none if it is no object."""
+  """Returns the fields of a record of JSON lines; empty for other values than objects."""
   try:
     value = json.loads(record)
   except ValueError:
@@ -93,7 +93,7 @@ def _fields(record: bytes) -> Collection[str]:
 def _parse(
   file: formats.DocumentFile, numbered: Sequence[tuple[int, bytes]], name: str
 ) -> list[str]:
-  """Returns the text of each record, of messages as JSON. Raises BadInput if one has none."""
+  """Returns the text of each record, or messages as JSON. Raises BadInput for a missing one."""
   texts = []
   num_replaced = 0
   for i, record in numbered:
@@ -124,7 +124,7 @@ def _read_records(path: pathlib.Path, name: str) -> tuple[formats.DocumentFile, 
 
 
 def _split_lines(data: bytes, path: pathlib.Path) -> list[str]:
-  """Returns the lines of a text, of Windows too."""
+  """Returns the lines of a text, also with Windows line ends."""
   text = text_files.decode(data, str(path)).removeprefix('\ufeff')
   text = text.replace('\r\n', '\n').replace('\r', '\n')
   return text.removesuffix('\n').split('\n')

@@ -1,6 +1,6 @@
-"""Compressed token ids: tokens that spell the same text in lower case share one class.
+"""Compressed token ids: tokens with the same lower-case text share a class.
 
-From the tokenizer compression of Engram (Cheng et al. 2026, arXiv 2601.07372, and its demo code).
+The tokenizer compression of Engram (Cheng et al. 2026, arXiv 2601.07372, and its demo code).
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ PRIVATE = '\ue000'  # stands for a single space while white space is stripped
 
 @functools.cache
 def normalizer() -> Any:
-  """Returns the normaliser of the Engram demo, of the text of a token.
+  """Returns the normaliser of token texts in the Engram demo.
 
   Compatible characters are unified (NFKC), accents and other marks are dropped, letters become
   lower case, and white space around the text is dropped. Blanks alone become one space.
@@ -39,15 +39,15 @@ def normalizer() -> Any:
 def token_classes(texts: Sequence[str], raw_tokens: Sequence[str]) -> np.ndarray:
   """Returns the class of every token id, int32 [V], numbered in the order of first occurrence.
 
-  A run stores its classes and never computes them again: those of another version of `tokenizers`
-  may differ in characters that are new in Unicode.
+  A run stores its classes and never recomputes them: another version of `tokenizers` may give other
+  classes for new Unicode characters.
 
-  The class is that of the normalised text, or of the text itself if nothing is left of it. A piece
-  of an incomplete UTF-8 character has no text: its class is that of the raw token.
+  The class depends on the normalised text, or on the text itself if normalisation leaves nothing. A
+  piece of an incomplete UTF-8 character has no text: its class depends on the raw token.
 
   Args:
     texts: the text of every token id; U+FFFD stands for an incomplete character.
-    raw_tokens: the token itself, as the vocabulary writes it, of every token id.
+    raw_tokens: the token of every token id, in the notation of the vocabulary.
   """
   classes: dict[str, int] = {}
   normalize = normalizer().normalize_str

@@ -75,7 +75,7 @@ class TrainSegments:
     length: int,
     schedule: mixture_schedule.PartSchedule,
   ) -> cached_rows.CachedRows:
-    """Returns the rows of a part that was tokenised in advance."""
+    """Returns the rows of a part tokenised in advance."""
     if len(split.tokens) < self._batch_size:
       source = 'training tokens'
       if name:
@@ -113,7 +113,7 @@ class TrainSegments:
   def row_states(self, step: int) -> list[Any] | None:
     """Returns the states, before a step, of the rows read here: a JSON value for each part.
 
-    A part that was tokenised in advance has None. If no part is streamed, None is returned.
+    A part tokenised in advance has None. Returns None if no part is streamed.
     """
     parts = [reader.states(step) for reader in self.readers.values()]
     if not any(parts):
@@ -123,8 +123,8 @@ class TrainSegments:
   def restore_rows(self, step: int, states: list[Any] | None) -> None:
     """Continues at a step, with the `row_states` of all rows before it.
 
-    Without them, the rows are read again up to the step. In a run of version 0.3.0, they start from
-    its `places/`.
+    Without states, the rows are read again up to the step, in a run of version 0.3.0 from its
+    `places/`.
     """
     for reader, saved in zip(self.readers.values(), states or (), strict=False):
       if saved is not None:

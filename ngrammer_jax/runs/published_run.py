@@ -65,7 +65,7 @@ class PublishedRun(run.Run):
     begin = self.origin['token_ids'].get('bos_token_id')
     if not self._is_id(begin):
       begin = None
-    reason = f'{self.workdir} has no tokenizer, which reads text: add its tokenizer.json'
+    reason = f'{self.workdir} has no tokenizer: add its tokenizer.json'
     return token_ids.TokenIds(self.vocabulary_size, begin, ends, reason)
 
   def _is_id(self, token: Any) -> bool:

@@ -69,12 +69,11 @@ def test_values_and_texts_mean_what_they_mean_on_the_command_line(key, value):
     ({'model': None}, 'model=None: the section is required'),
     (
       {'seed': 1, 'model.width': 32},
-      'overrides: the parameters depend on model.width, which is 256, not 32: leave it out',
+      'overrides: the parameters depend on model.width=256, not 32: leave it out',
     ),
     (
       {'model.memory': None},
-      'overrides: the parameters depend on model.memory, which is (length=4), not None: leave it '
-      'out',
+      'overrides: the parameters depend on model.memory=(length=4), not None: leave it out',
     ),
     (
       {'data.vocabulary': 'bytes'},

@@ -174,7 +174,7 @@ def test_row_groups_in_a_bucket_are_read_once(hub, tmp_path, monkeypatch):
 
 def test_what_is_not_there_is_one_sentence(hub):
   url = 'hf://datasets/nobody/x'
-  with bad_input(f'data.path={url} has no files: expected those of a corpus'):
+  with bad_input(f'data.path={url} has no files: expected the files of a corpus'):
     document_files.open_corpus('shards', url)
   for name in ('.hidden', 'a/dataset_info.json'):
     document_files.write(HubFileSystem.folder / 'datasets' / 'nobody' / 'x' / name, ['no text'])
@@ -188,7 +188,7 @@ def test_what_is_not_there_is_one_sentence(hub):
 def test_what_stores_do_not_have_is_one_sentence(stores):
   for url, message in (
     ('s3://none/x', 'cannot be read: check its name, the network and the credentials (AWS_ACCESS_'),
-    ('gs://bucket/none', 'has no files: expected those of a corpus'),
+    ('gs://bucket/none', 'has no files: expected the files of a corpus'),
   ):
     with pytest.raises(errors.BadInput) as caught:
       document_files.open_corpus('shards', url)

@@ -418,7 +418,7 @@ LINE = ', line 1'
     (
       [{'from': 'human', 'value': 'a'}],
       ', message 1 has "from" and "value", not "role" and "content": rename them, and write the '
-      'roles that the chat template knows, such as user and assistant for human and gpt',
+      'roles of the chat template, such as user and assistant for human and gpt',
     ),
     (
       [{'content': 'a'}],

@@ -355,7 +355,7 @@ def test_zip_of_several_files_is_refused(tmp_path):
   with zipfile.ZipFile(path, 'w') as archive:
     archive.writestr('a', LINES)
     archive.writestr('b', LINES)
-  with bad_input(f'{path} holds 2 files, expected one'):
+  with bad_input(f'{path} has 2 files: use an archive of one file'):
     all_chunks(document_files.open_corpus('text', str(path)))
 
 

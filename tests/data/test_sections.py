@@ -115,8 +115,8 @@ def test_a_file_without_headings_or_titles_is_refused(tmp_path):
   ):
     read_documents(document_files.open_corpus('cbt', str(tmp_path)))
   with bad_input(
-    f'{tmp_path}/cbt_train.txt has no article headings, which are lines " = Title = " between '
-    'blank lines; data.corpus=wikitext does not need them'
+    f'{tmp_path}/cbt_train.txt has no article headings (lines " = Title = " between '
+    'blank lines); data.corpus=wikitext does not need them'
   ):
     read_documents(document_files.open_corpus('wikitext_articles', str(tmp_path)))
 

@@ -402,9 +402,7 @@ def test_conversations_that_cannot_go_on(run, with_template, monkeypatch):
     run.generate(['a', 'xyz' * 100], context=250, chat=True)
   monkeypatch.setitem(run.__dict__, 'vocabulary', with_template(None))
   for call in (lambda: run.converse(GREEDY), lambda: run.generate('a', chat=True)):
-    with bad_input(
-      'this model has no chat template, which shows it messages: continue a text, without --chat'
-    ):
+    with bad_input('this model has no chat template: continue a text, without --chat'):
       call()
 
 

@@ -246,7 +246,7 @@ def test_without_a_tokenizer(copied, one_device):
   (copied / 'tokenizer.json').unlink()
   run = runs.load_pretrained(copied)
   assert run.model.vocabulary_size == V
-  message = f'{copied} has no tokenizer, which reads text: add its tokenizer.json'
+  message = f'{copied} has no tokenizer: add its tokenizer.json'
   with bad_input(message):
     run.vocabulary  # noqa: B018
   for arguments in {'prompts': 'a'}, {'prompts': [[1], 'a']}, {'prompts': [1, 2], 'stop': 'a'}:

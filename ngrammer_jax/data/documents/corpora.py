@@ -2,7 +2,7 @@
 
 A document is read in chunks, so a corpus may be larger than memory. The chunks of a text file have
 at most 1 MiB and end at a newline if there is one; text8 and enwik8 are cut every MiB. A document
-of JSON lines or of columns, and a text beside such files, is whole in memory, and a single chunk up
+of JSON lines or columns, or a text beside such files, is loaded into memory, as a single chunk up
 to 10 MB.
 """
 
@@ -24,7 +24,7 @@ def open_corpus(config: data_config.DataConfig) -> Corpus:
   """Opens the corpus of a config: sotu, or one of CORPORA.
 
   Raises:
-    BadInput: there is no such corpus, or files are missing or empty.
+    BadInput: an unknown corpus, or missing or empty files.
   """
   name, path = config.corpus, config.path
   if name == 'sotu':
@@ -54,7 +54,7 @@ def open_corpus(config: data_config.DataConfig) -> Corpus:
 
 
 def read_options(config: data_config.DataConfig, has_paragraphs: bool = False) -> ReadOptions:
-  """Returns how the documents of files are read."""
+  """Returns the options of reading documents."""
   if config.chat:
     fields = config.text_field
     if fields == data_config.DataConfig.text_field:
@@ -80,7 +80,7 @@ def from_shards(name: str, shards_by_split: Mapping[str, shards.Shards]) -> Corp
 
 
 def _open_text(root: pathlib.Path | str, config: data_config.DataConfig) -> Corpus | None:
-  """A file, or a folder of files, of one document each or of several. None: there are no files."""
+  """Opens a file, or a folder of files, of one or several documents each. None: no files."""
   options = read_options(config)
   share = config.validation_share
   paths = split_files.visible_files(root)
@@ -112,7 +112,7 @@ def _open_text(root: pathlib.Path | str, config: data_config.DataConfig) -> Corp
 
 
 def _open_shards(root: pathlib.Path | str, config: data_config.DataConfig) -> Corpus:
-  """Files of documents, those for training streamed."""
+  """Opens files of documents; training files are streamed."""
   options = read_options(config, has_paragraphs=True)
   by_split, others = shards.find(root, options, config.validation_share)
   files_by_split = {split: source.files for split, source in by_split.items()}
@@ -132,9 +132,9 @@ def _not_found(name: str, root: pathlib.Path | str) -> errors.BadInput:
 
 
 class _Opener(NamedTuple):
-  """How a corpus with a path is opened, and which files are expected there.
+  """The function to open a corpus with a path, and its expected files.
 
-  The path of object storage is a text. None: the files are not there.
+  The path of object storage is a text. None: missing files.
   """
 
   open: Callable[[pathlib.Path | str, data_config.DataConfig], Corpus | None]

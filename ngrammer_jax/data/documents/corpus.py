@@ -28,7 +28,7 @@ class Document:
   """A document of a corpus.
 
   Attributes:
-    name: the file, and the part of it if the file holds several documents.
+    name: the file, with the part in files of several documents.
     read_chunks: yields the bytes in chunks; may be called any number of times.
   """
 
@@ -38,12 +38,12 @@ class Document:
 
 @dataclasses.dataclass
 class DocumentCounts:
-  """What was left out or changed in the documents that were read.
+  """Counts of omitted and changed documents.
 
   Attributes:
-    empty: number of empty documents, which are left out.
-    null: number of these that are null in the file.
-    replaced: number of halves of UTF-16 characters that were replaced by U+FFFD.
+    empty: number of empty (omitted) documents.
+    null: number of null values among them.
+    replaced: number of halves of UTF-16 characters replaced by U+FFFD.
   """
 
   empty: int = 0
@@ -56,7 +56,7 @@ class DocumentCounts:
     self.replaced += document.num_replaced
 
   def warnings(self) -> list[str]:
-    """Returns what a user should know about the documents."""
+    """Returns warnings about the documents."""
     messages = []
     if self.null:
       messages.append(
@@ -71,7 +71,7 @@ class DocumentCounts:
 
 
 def counts_of(documents: Iterable[Document]) -> DocumentCounts:
-  """Returns the counts of documents in their last iteration; files of one document have none."""
+  """Returns the counts of documents in their last iteration; empty for files of one document."""
   return getattr(documents, 'counts', DocumentCounts())
 
 
@@ -94,11 +94,11 @@ class Shards(Protocol):
   ) -> Iterator[tuple[bytes, FilePosition]]:
     """Yields the record of each document from a position on, and the position of the next one.
 
-    The position was yielded by this method, or is that of the first document.
+    The position was yielded by this method, or is the first one.
     """
 
   def text(self, shard: int, document: int, record: bytes) -> DocumentText | None:
-    """Returns the text of a document; None for one of another split.
+    """Returns the text of a document; None for another split.
 
     Raises BadInput if its record is invalid.
     """
@@ -118,13 +118,13 @@ class Corpus:
     splits: the documents of each split.
     encoding: encoding of the characters of a character vocabulary, see `Vocabulary`.
     is_altered: the documents are not the raw text of the files, so bits per byte are undefined.
-    verify: checks the files against published checksums, if there are any.
+    verify: checks the files against published checksums, if any.
     train_shards: shards of the training split, if it is streamed: tokenised during training.
     is_sectioned: the documents are sections of one text, each of whole lines. If the vocabulary's
       line end is also its document start, no further token separates them.
-    first_sizes: sizes at the start of the run of shards that were found damaged since, by number
-      and name. A repaired file must not change the hash of the corpus.
-    files_by_split: the files of each split, as a JSON value, where they are not clear from `files`.
+    first_sizes: sizes at the start of the run of shards damaged since then, by number and name. A
+      repaired file must not change the hash of the corpus.
+    files_by_split: the files of each split, as a JSON value, if not clear from `files`.
   """
 
   name: str
@@ -139,7 +139,7 @@ class Corpus:
   files_by_split: Any = None
 
   def identity(self, config: data_config.DataConfig) -> list[Any]:
-    """Returns what decides on the text: files with sizes, times and splits, and keys; for JSON."""
+    """Returns the identity of the text: files with sizes, times and splits, and keys; for JSON."""
     stamps = [_stamp(path) for path in self.files]
     sizes = sorted(self.first_sizes.items())
     keys = [getattr(config, key) for key in KEYS]
@@ -148,7 +148,7 @@ class Corpus:
     return [self.name, stamps, sizes, self.files_by_split, keys]
 
   def too_little_text(self, split: str, counts: DocumentCounts) -> errors.BadInput:
-    """Returns the error of a split without text, whose documents have these counts."""
+    """Returns the error of a split without text, for documents with these counts."""
     problem = f'the {split} split of {self.name} is empty'
     if counts.empty:
       kind = 'null' if counts.null == counts.empty else 'without text'
@@ -160,7 +160,7 @@ class Corpus:
 
 
 def _stamp(path: pathlib.Path) -> tuple[str, int, str | int]:
-  """Returns where a file is, its size, and what changes with its content."""
+  """Returns the path of a file, its size, and its version."""
   if isinstance(path, pathlib.Path):
     return str(path.resolve()), files.size(path), path.stat().st_mtime_ns
   if isinstance(path, buckets.BucketFile):

@@ -1,4 +1,4 @@
-"""Hashes of documents, to find copies."""
+"""Hashes of documents, to find duplicates."""
 
 from collections.abc import Iterable
 import contextlib
@@ -14,7 +14,7 @@ COMPARED_BYTES = 16 << 20  # of a streamed training text
 
 
 class DocumentKey:
-  """A hash of the text of a document, without the white space around it, chunk by chunk."""
+  """A hash of the text of a document without surrounding white space, chunk by chunk."""
 
   def __init__(self):
     self._digest = hashlib.blake2b(digest_size=16)
@@ -51,5 +51,5 @@ def sample_keys(documents: Iterable[Document]) -> bytes:
 
 
 def is_in(keys: np.ndarray, sorted_keys: np.ndarray) -> np.ndarray:
-  """Returns whether each short key is one of some sorted ones."""
+  """Returns whether each short key is among sorted ones."""
   return np.searchsorted(sorted_keys, keys, 'right') > np.searchsorted(sorted_keys, keys)

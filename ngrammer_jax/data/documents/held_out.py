@@ -1,4 +1,4 @@
-"""Holds validation and test documents out of a training text without files for them."""
+"""Holds out validation and test documents from a training text without files for them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
@@ -15,12 +15,12 @@ DEFAULT_SHARE = 0.05  # of the training text, for each held-out split
 def split_of(number: int, period: int, splits: Sequence[str]) -> str:
   """Returns the split of a document.
 
-  A period is divided into equal parts, one for each held-out split, of which the last document is
-  held out.
+  A period is divided into equal parts, one for each held-out split; the last document of each part
+  is held out.
 
   Args:
     number: number of the document.
-    period: each held-out split has one document of so many.
+    period: each held-out split has one document per period.
     splits: train, and the held-out splits.
   """
   index = number % period
@@ -37,7 +37,7 @@ class InterleavedDocuments:
 
   Attributes:
     documents: the documents of all splits.
-    period, splits: say which are held out, see `split_of`.
+    period, splits: select the held-out documents, see `split_of`.
   """
 
   documents: Iterable[Document]
@@ -64,7 +64,7 @@ class InterleavedSplit:
 
   @property
   def counts(self) -> DocumentCounts:
-    """Of the documents of all splits in the last iteration; they are counted in train."""
+    """Counts of the documents of all splits in the last iteration; counted in train."""
     if self.split != 'train':
       return DocumentCounts()
     return counts_of(self.source.documents)
@@ -73,11 +73,11 @@ class InterleavedSplit:
 def hold_out(
   documents: Iterable[Document], share: float = DEFAULT_SHARE, splits: Sequence[str] = SPLITS
 ) -> Splits:
-  """Divides documents among splits. Returns those of each split.
+  """Divides documents among splits. Returns the documents of each split.
 
   Args:
-    documents: a list of whole files; or documents that are read from their files in each iteration.
-    share: of the documents, or of each if they are few files, for each split but the first.
+    documents: a list of whole files, or documents read from their files in each iteration.
+    share: share of the documents (or of each of a few files) for each split but the first.
     splits: train, and the held-out splits.
   """
   period = max(round(1 / share), len(splits))
@@ -96,11 +96,11 @@ def hold_out(
 
 @dataclasses.dataclass(frozen=True)
 class DividedText:
-  """A text whose end is held out.
+  """A text with a held-out end.
 
   Attributes:
     document: the text.
-    share: of the text for each part but the first.
+    share: share of the text for each part but the first.
     num_parts: number of parts.
   """
 
@@ -120,7 +120,7 @@ class DividedText:
 
   @functools.cached_property
   def _boundaries(self) -> list[int]:
-    """The begin of each part, and the end of the last one."""
+    """The start of each part, and the end of the last one."""
     size = sum(map(len, self.document.read_chunks()))
     boundaries = [0]
     for num_left in range(self.num_parts - 1, 0, -1):

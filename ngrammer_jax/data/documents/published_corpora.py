@@ -1,6 +1,6 @@
-"""Published corpora: the names, splits and documents of their files are known.
+"""Published corpora, with known file names, splits and documents.
 
-The functions return None if the files are not there.
+The functions return None for missing files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ def open_sotu() -> Corpus:
 
 
 def open_wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus | None:
-  """The 90, 5 and 5 million bytes of text8 or enwik8."""
+  """text8 or enwik8, in 90, 5 and 5 million bytes."""
   name = config.corpus
   path = root
   if root.is_dir():
@@ -67,7 +67,7 @@ def open_wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus
 
 
 def open_wikitext(root: pathlib.Path, config: data_config.DataConfig) -> Corpus | None:
-  """The train, valid and test file of WikiText; with their articles as documents if asked."""
+  """The train, valid and test file of WikiText, optionally with articles as documents."""
   visible = [path for path in root.glob('[!.]*') if path.is_file()]
   files_by_split, _ = split_files.group_by_split(visible, root)
   if [len(paths) for paths in files_by_split.values()] != [1] * len(SPLITS):
@@ -110,7 +110,7 @@ def _read_range(path: pathlib.Path, start: int, stop: int, newlines: str) -> Ite
 
 
 def _verify_published_file(name: str, path: pathlib.Path) -> None:
-  """Raises BadInput if the checksum of a file is not the published one."""
+  """Raises BadInput if the checksum of a file differs from the published one."""
   published_size, published_md5 = CHECKSUMS[name]
   with file_errors.translate_damage(path), compression.open_binary(path) as file:
     md5 = hashlib.file_digest(file, 'md5').hexdigest()

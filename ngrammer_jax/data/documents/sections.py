@@ -1,4 +1,4 @@
-"""Documents that are sections of one file: books of a collection, articles of WikiText."""
+"""Sections of one file as documents: books of a collection, articles of WikiText."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -86,7 +86,7 @@ def read_articles(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
     before = line
   if article and name is None:
     raise errors.BadInput(
-      f'{path} has no article headings, which are lines " = Title = " between blank lines; '
+      f'{path} has no article headings (lines " = Title = " between blank lines); '
       f'data.corpus=wikitext does not need them'
     )
   if article:

@@ -1,6 +1,6 @@
 """Shards: files of many documents, each read from any position on (see `formats`).
 
-A corpus of shards may be too large to tokenise in advance. Opening one reads no other.
+A corpus of shards may be too large to tokenise in advance. Opening a shard reads no other.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -35,9 +35,9 @@ class FileShards:
 
   Attributes:
     files: the file of each shard.
-    options: how their documents are read.
-    held_out_share: of the documents of each file; 0: whole files are held out, or nothing.
-    is_held_out: whether these are the held-out documents, or files.
+    options: options of reading their documents.
+    held_out_share: held-out share of the documents of each file; 0: whole files, or nothing.
+    is_held_out: whether these are the held-out documents or files.
   """
 
   files: tuple[pathlib.Path, ...]
@@ -50,7 +50,7 @@ class FileShards:
     return {}
 
   def _file(self, shard: int) -> formats.DocumentFile:
-    """Returns the file of a shard, whose format is looked at once."""
+    """Returns the file of a shard; its format is identified once."""
     if shard not in self._opened:
       self._opened[shard] = formats.DocumentFile.open(self.files[shard], self.options)
     return self._opened[shard]
@@ -77,8 +77,8 @@ class ShardDocuments:
   Attributes:
     shards: the shards.
     keeps_blank: whether white space is a document.
-    max_bytes: no document is read after so much text.
-    counts: of the documents in the last iteration.
+    max_bytes: stop after this much text.
+    counts: counts of the documents in the last iteration.
   """
 
   shards: Shards
@@ -110,13 +110,13 @@ class ShardDocuments:
 def open_documents(
   paths: Sequence[pathlib.Path], options: ReadOptions, all_formats: Collection[str]
 ) -> list[Document] | ShardDocuments:
-  """Returns the documents of files; each file is one, if all are texts without a separator.
+  """Returns the documents of files; if all are texts without separator, each file is one document.
 
-  A text holds no conversations, see `formats.DocumentFile.open`.
+  A text has no conversations, see `formats.DocumentFile.open`.
 
   Args:
     paths: the files.
-    options: how their documents are read.
+    options: options of reading their documents.
     all_formats: formats of all files of the corpus.
   """
   are_texts = set(all_formats) == {file_formats.TEXT} and not options.is_chat
@@ -128,14 +128,14 @@ def open_documents(
 def find(
   root: pathlib.Path, options: ReadOptions = DEFAULT_OPTIONS, share: float | None = None
 ) -> tuple[dict[str, FileShards], list[pathlib.Path]]:
-  """Returns the shards of a folder by split, and the files that are none.
+  """Returns the shards of a folder by split, and the other files.
 
   Without a file for validation, whole shards are held out, or documents if there is one shard.
 
   Args:
     root: the folder, or one file.
-    options: how documents are read.
-    share: what is held out; None: 0.05, if no name speaks of a split.
+    options: options of reading documents.
+    share: held-out share; None: 0.05 if no name mentions a split.
 
   Raises:
     BadInput: there are no shards for train or validation.
@@ -161,7 +161,7 @@ def find(
 
 
 def _hold_out(train: FileShards, root: pathlib.Path, share: float) -> tuple[FileShards, FileShards]:
-  """Returns the shards of train and validation: whole files by their names, nothing is read."""
+  """Returns the shards of train and validation: whole files by name, without reading them."""
   if len(train.files) == 1:
     train = dataclasses.replace(train, held_out_share=share)
     return train, dataclasses.replace(train, is_held_out=True)
@@ -186,7 +186,7 @@ def _hold_out(train: FileShards, root: pathlib.Path, share: float) -> tuple[File
 def documents_by_split(
   shards_by_split: dict[str, Shards],
 ) -> dict[str, Iterable[Document]]:
-  """Returns the documents of each split; of held out shards a bounded part."""
+  """Returns the documents of each split; a bounded part of held-out shards."""
   splits = {}
   for split, shards in shards_by_split.items():
     is_held_out = getattr(shards, 'is_held_out', False)

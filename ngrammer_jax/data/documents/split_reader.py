@@ -13,15 +13,14 @@ from ngrammer_jax.data.documents.held_out import InterleavedSplit
 class SplitReader:
   """Reads the documents of all splits once.
 
-  Some documents are read before their split is asked for: those held out of the training files,
-  and with `drops_duplicates` those of all later splits, because a training document is a duplicate
-  if a later split has it. They wait in a temporary file.
+  Some documents are read before their split: documents held out of the training files, and with
+  `drops_duplicates` all later splits, because a training document is a duplicate if a later split
+  has it. They wait in a temporary file.
 
   Args:
     splits: the documents of each split, train first.
-    folder: of the temporary files.
-    drops_duplicates: whether training documents are left out if they occurred before, or are in
-      another split.
+    folder: folder of the temporary files.
+    drops_duplicates: whether to drop training documents that are repeated, or in another split.
   """
 
   def __init__(
@@ -33,7 +32,7 @@ class SplitReader:
     self._sources_read: list[Iterable] = []
 
   def __iter__(self) -> Iterator[tuple[str, Iterator[Document]]]:
-    """Yields each split and its documents, which have to be read before the next split."""
+    """Yields each split and its documents; read these before the next split."""
     for split in self._splits:
       documents = self._read(split)
       if self._drops_duplicates and split == 'train':
@@ -41,7 +40,7 @@ class SplitReader:
       yield split, documents
 
   def _read(self, split: str) -> Iterator[Document]:
-    """Yields the documents of a split; those of other splits in the same files wait."""
+    """Yields the documents of a split; documents of other splits in the same files wait."""
     for other, document in self._read_source(split):
       if other == split:
         yield document
@@ -63,7 +62,7 @@ class SplitReader:
         yield split, document
 
   def _distinct(self, documents: Iterator[Document]) -> Iterator[Document]:
-    """Yields training documents without those that occurred before, or in other splits."""
+    """Yields distinct training documents that are not in other splits."""
     keys = set()
     for split in self._splits:
       if split == 'train':

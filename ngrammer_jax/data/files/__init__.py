@@ -1,1 +1,1 @@
-"""Files: what a file is, its bytes, decompressed and from buckets, and the split that it is of."""
+"""Files: their formats, their decompressed bytes, also from buckets, and their splits."""

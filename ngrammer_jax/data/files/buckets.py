@@ -1,7 +1,7 @@
 """Files of a corpus in object storage: gs://, s3:// and hf://, read ahead.
 
-At most 3 requests of REQUEST_BYTES are held or on their way for each open file. The libraries of
-the stores try transient errors again, a few times.
+Each open file has at most 3 requests of REQUEST_BYTES in memory or in flight. The libraries of the
+stores retry transient errors a few times.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ class Store:
   Attributes:
     package: the package to read it.
     extra: the extra of `ngrammer_jax` with this package.
-    credentials: where credentials come from.
+    credentials: source of the credentials.
     options: options of the file system of `fsspec`.
   """
 
@@ -93,15 +93,15 @@ class BucketFile:
     return self.url.rpartition('/')[0]
 
   def relative_to(self, root: str) -> pathlib.PurePosixPath:
-    """Returns its path within a folder; a store may write the address of the folder otherwise."""
+    """Returns its path within a folder; stores may use another form of the address."""
     return pathlib.PurePosixPath(self.url.removeprefix(root).lstrip('/'))
 
   def stat(self) -> 'BucketFile':
-    """Returns itself, which has `st_size`."""
+    """Returns itself, for `st_size`."""
     return self
 
   def open(self, mode: str = 'rb', buffering: int = REQUEST_BYTES) -> io.BufferedReader:
-    """Opens it for reading, with a buffer of so many bytes."""
+    """Opens it for reading, with a buffer of `buffering` bytes."""
     return io.BufferedReader(_Stream(self), buffering)
 
 
@@ -109,7 +109,7 @@ def find(url: str) -> list[BucketFile]:
   """Returns the files at an address, a folder or one file.
 
   Raises:
-    BadInput: there are none, a package is missing, or the bucket cannot be reached.
+    BadInput: no files, a missing package, or an unreachable bucket.
   """
   protocol = url.partition('://')[0]
   store = STORES[protocol]
@@ -123,7 +123,7 @@ def find(url: str) -> list[BucketFile]:
       f'({store.credentials}). {_one_line(error)}'
     ) from error
   if not infos:
-    raise errors.BadInput(f'data.path={url} has no files: expected those of a corpus')
+    raise errors.BadInput(f'data.path={url} has no files: expected the files of a corpus')
   return [
     BucketFile(f'{protocol}://{path}', info['size'] or 0, _version(info))
     for path, info in infos.items()
@@ -131,7 +131,7 @@ def find(url: str) -> list[BucketFile]:
 
 
 def _version(info: Mapping[str, Any]) -> str:
-  """Returns what changes with the content of a file, as far as the store says it."""
+  """Returns a checksum or time of a file, if the store has one."""
   for name in VERSIONS:
     if info.get(name):
       return str(info[name])
@@ -151,7 +151,7 @@ def _one_line(error: Exception) -> str:
 
 
 class _Stream(io.RawIOBase):
-  """The bytes of a file; the next request is on its way."""
+  """The bytes of a file, with the next request in flight."""
 
   def __init__(self, file: BucketFile):
     self._file = file
@@ -180,7 +180,7 @@ class _Stream(io.RawIOBase):
 
   @contextlib.contextmanager
   def _translate_errors(self) -> Iterator[None]:
-    """Raises BadInput if the file is lost, PeerLostError for any other error of the store."""
+    """Raises BadInput if the file is lost, PeerLostError for other errors of the store."""
     try:
       yield
     except LOST as error:

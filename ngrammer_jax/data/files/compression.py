@@ -1,12 +1,12 @@
 """Compressed files: recognised by their first bytes, read from any of their frames on.
 
 A gzip, bzip2, xz or zstandard file is one frame or several, one after another. Reading can begin at
-each of them, so a place in a file of many frames is reached without decompressing those before it.
-A file of one frame is decompressed from its beginning.
+any frame, so a position in a file of many frames is reached without decompressing earlier frames. A
+file of one frame is decompressed from its beginning.
 
-The file readers of the libraries are not used, only their decompressors. Those readers end without
-an error where text is missing: `zstandard` in a file that was cut, `bz2` and `lzma` at a damaged
-frame after the first, and at zeros between frames.
+Only the decompressors of the libraries are used. Their file readers end without an error where text
+is missing: `zstandard` in a truncated file, `bz2` and `lzma` at a damaged frame after the first,
+and at zeros between frames.
 """
 
 import bz2
@@ -58,11 +58,10 @@ DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 
 
 def find(path: pathlib.Path, head: bytes) -> str | None:
-  """Returns how a file with these first bytes is compressed; None: it is not.
+  """Returns the compression of a file with these first bytes; None: uncompressed.
 
   Raises:
-    BadInput: it is a pointer of Git LFS, or its name says that it is compressed, but it is not, or
-      in another way.
+    BadInput: a pointer of Git LFS, or a compression that does not match the name.
   """
   git_lfs.check(path, head)
   actual = next((method for magic, method in MAGIC.items() if head.startswith(magic)), None)
@@ -81,12 +80,12 @@ def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.Buffe
   """Opens a file for reading its bytes, decompressed if it is compressed.
 
   Args:
-    path: the file; of a zip archive, its only member is read.
-    frame: where the first frame to read begins in the file, see `frame_offset`.
+    path: the file; for a zip archive, its only member.
+    frame: position of the first frame to read in the file, see `frame_offset`.
     offset: number of bytes of the decompressed text to skip.
 
   Raises:
-    BadInput: the file is a pointer of Git LFS, not compressed as its name says, or an archive of
+    BadInput: a pointer of Git LFS, a compression that does not match the name, or an archive of
       several files.
   """
   file = path.open('rb', buffering=READ_BYTES)
@@ -98,7 +97,7 @@ def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.Buffe
     archive = zipfile.ZipFile(file)
     members = archive.namelist()
     if len(members) != 1:
-      raise errors.BadInput(f'{path} holds {len(members)} files, expected one')
+      raise errors.BadInput(f'{path} has {len(members)} files: use an archive of one file')
     decompressed = archive.open(members[0])
   else:
     decompressed = io.BufferedReader(Frames(file, method, frame), DECOMPRESSED_BYTES)
@@ -108,11 +107,11 @@ def open_binary(path: pathlib.Path, frame: int = 0, offset: int = 0) -> io.Buffe
 
 
 def frame_offset(file: BinaryIO, offset: int) -> tuple[int, int]:
-  """Returns the same offset within its frame, and where this frame begins in the file.
+  """Returns the offset within its frame, and the position of the frame in the file.
 
   Args:
     file: an open file of `open_binary`.
-    offset: a number of decompressed bytes since the frame that was opened; all were read.
+    offset: a number of decompressed bytes since the opened frame; all were read.
   """
   raw = getattr(file, 'raw', None)
   if isinstance(raw, Frames):
@@ -126,7 +125,7 @@ class Frames(io.RawIOBase):
   Args:
     file: the compressed file.
     method: a key of DECOMPRESSORS.
-    start: where the first frame begins.
+    start: position of the first frame.
   """
 
   def __init__(self, file: BinaryIO, method: str, start: int = 0):
@@ -174,7 +173,7 @@ class Frames(io.RawIOBase):
     return True
 
   def _skip_padding(self, data: bytes) -> bytes:
-    """Returns data without zeros, with which some writers pad frames."""
+    """Returns data without the zero padding of some writers."""
     while data:
       stripped = data.lstrip(b'\0')
       if stripped:
@@ -185,7 +184,7 @@ class Frames(io.RawIOBase):
   def frame_offset(self, offset: int) -> tuple[int, int]:
     """See the function `frame_offset`. The frame is the last one that begins at `offset` or before.
 
-    Offsets must be asked for in ascending order.
+    Offsets must be ascending.
     """
     while len(self._frames) > 1 and self._frames[1][0] <= offset:
       self._frames.popleft()

@@ -1,7 +1,7 @@
-"""What a file is: decided here, by its suffix and by its first bytes, for every command.
+"""File formats, identified by suffix and first bytes, for every command.
 
-A file is text, JSON lines, Parquet or Arrow, maybe compressed. Any other that is recognised is
-refused by name, with what to do about it. `file_log` logs what each file was taken for.
+A file is text, JSON lines, Parquet or Arrow, maybe compressed. Other known formats are refused by
+name, with a remedy. `file_log` logs the format of each file.
 """
 
 import codecs
@@ -55,14 +55,14 @@ UTF8_REMEDY = 'convert it to UTF-8'
 
 
 def suffix(path: pathlib.Path) -> str:
-  """Returns the suffix of a file in lower case, without that of its compression."""
+  """Returns the suffix of a file in lower case, without the suffix of its compression."""
   if path.suffix.lower() in compression.SUFFIXES:
     path = pathlib.PurePosixPath(path.name).with_suffix('')
   return path.suffix.lower()
 
 
 def format_of_suffix(path: pathlib.Path) -> str:
-  """Returns the format that the suffix of a file says; without one it is TEXT."""
+  """Returns the format of a file by its suffix; TEXT without a suffix."""
   return FORMAT_SUFFIXES.get(suffix(path), TEXT)
 
 
@@ -71,14 +71,14 @@ def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
 
   Args:
     path: the file.
-    any_bytes: whether a file of an unknown format, also a binary one, may be TEXT.
+    any_bytes: whether files of unknown format, including binary ones, may be TEXT.
 
   Raises:
-    BadInput: it is none of them, or is damaged.
+    BadInput: another format, or a damaged file.
   """
   if path.suffix.lower() in UNKNOWN_COMPRESSION:
     suffixes = ', '.join(compression.SUFFIXES)
-    raise errors.BadInput(f'{path} is compressed in a way that is not read: use one of {suffixes}')
+    raise errors.BadInput(f'{path} has an unsupported compression: use one of {suffixes}')
   with file_errors.translate_damage(path), compression.open_binary(path) as file:
     head = file.read(HEAD)
   suffix_format = format_of_suffix(path)
@@ -93,12 +93,12 @@ def identify(path: pathlib.Path, any_bytes: bool = False) -> str:
 def identify_bytes(
   name: pathlib.Path | str, head: bytes, named: str = TEXT, any_bytes: bool = False
 ) -> str:
-  """Returns the format of content that begins so; see `identify`.
+  """Returns the format of content with these first bytes; see `identify`.
 
   Args:
-    name: what it is, for error messages.
+    name: name of the content in error messages.
     head: its first bytes.
-    named: the format that the suffix of its name says.
+    named: the format by its suffix.
     any_bytes: see `identify`.
   """
   git_lfs.check(name, head)
@@ -115,7 +115,7 @@ def identify_bytes(
 
 
 def recognize(head: bytes) -> str | None:
-  """Returns the name of a known format other than text, by the first bytes; else None."""
+  """Returns the name of a known non-text format by the first bytes; otherwise None."""
   if head[257:262] == b'ustar':
     return 'a tar archive'
   for magic, name in (COLUMNS | REFUSED).items():
@@ -132,7 +132,7 @@ def recognize(head: bytes) -> str | None:
 
 
 def _is_json_lines(name: pathlib.Path | str, head: bytes, named: str) -> bool:
-  """Whether each line is a JSON value: the name says so, or the first two lines are objects."""
+  """Whether each line is a JSON value, by the name or because the first two lines are objects."""
   lines = head.removeprefix(codecs.BOM_UTF8).split(b'\n')
   if len(head) == HEAD:
     lines.pop()  # it may be a part of a line
@@ -149,7 +149,7 @@ def _is_json_lines(name: pathlib.Path | str, head: bytes, named: str) -> bool:
 
 
 def _is_array_of_objects(head: bytes) -> bool:
-  """Whether content is a JSON array of objects; if its end is not seen, the first one counts."""
+  """Whether content is a JSON array of objects; truncated content is judged by the first object."""
   text = head.removeprefix(codecs.BOM_UTF8).strip()
   is_cut = len(head) == HEAD and text.startswith(b'[') and _parse(text, is_whole=False) is None
   if is_cut:
@@ -159,7 +159,7 @@ def _is_array_of_objects(head: bytes) -> bool:
 
 
 def _parse(data: bytes, is_whole: bool = True) -> Any:
-  """Returns the JSON value that content is, or else begins with; None: there is none."""
+  """Returns the JSON value of content, or of its beginning; None: no JSON."""
   text = data.decode(errors='replace').lstrip()
   try:
     value, end = json.JSONDecoder().raw_decode(text)

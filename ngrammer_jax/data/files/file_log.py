@@ -1,4 +1,4 @@
-"""One line of the log: which files were taken for what."""
+"""One log line with the format and purpose of files."""
 
 from collections.abc import Mapping, Sequence
 import logging
@@ -18,15 +18,15 @@ def log_files(
   counts: str = '',
   formats: Mapping[pathlib.Path, str] = types.MappingProxyType({}),
 ) -> None:
-  """Logs in one line which files were taken for what.
+  """Logs the format and purpose of files in one line.
 
   Args:
-    name: what they were read for.
-    files_by_split: the files of each split; without files, it is held out of train. The name '' is
-      not printed.
-    left_out: files that are not read.
-    counts: what they hold, such as a number of documents, if it is known.
-    formats: formats of files; of others that of the suffix is logged.
+    name: purpose of the files.
+    files_by_split: the files of each split; a split without files is held out of train. The name ''
+      is not printed.
+    left_out: ignored files.
+    counts: contents, such as a number of documents, if known.
+    formats: formats of files; otherwise the format of the suffix is logged.
   """
   messages = []
   for split, paths in files_by_split.items():
@@ -48,7 +48,7 @@ def log_files(
 
 
 def _describe_files(paths: Sequence[pathlib.Path], formats: Mapping[pathlib.Path, str]) -> str:
-  """Returns number, formats and size of some files, for the log."""
+  """Returns number, formats and size of files, for the log."""
   names = {formats.get(path) or file_formats.format_of_suffix(path) for path in paths}
   suffixes = {path.suffix for path in paths if path.suffix in compression.SUFFIXES}
   methods = sorted(compression.SUFFIXES[end] for end in suffixes)

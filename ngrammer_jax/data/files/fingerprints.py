@@ -1,7 +1,7 @@
 """Fingerprints of the shards of a corpus, taken when a run first reads them.
 
-A shard that has changed since then is refused before a token of it is trained on. One that was
-found damaged may be replaced: the run goes on with the new file.
+A shard changed since then is refused before training on it. A damaged shard may be replaced: the
+run continues with the new file.
 """
 
 import collections
@@ -28,7 +28,7 @@ class ShardFingerprints:
   Args:
     folder: local folder, with a file for each process.
     paths: the shards, by number.
-    old_folder: where version 0.3.0 saved them.
+    old_folder: folder of version 0.3.0.
   """
 
   def __init__(
@@ -73,7 +73,7 @@ class ShardFingerprints:
 
   @contextlib.contextmanager
   def record_damage(self, number: int) -> Iterator[None]:
-    """Records that a shard is damaged, so that it may be replaced by another file."""
+    """Records a damaged shard, to allow a replacement."""
     try:
       yield
     except errors.BadInput as error:
@@ -88,11 +88,11 @@ class ShardFingerprints:
 
 
 def first_sizes(workdir: pathlib.Path | None, pattern: str) -> dict[tuple[int, str], int]:
-  """Returns the sizes of shards before they were found damaged, by number and name.
+  """Returns the sizes of damaged shards before the damage, by number and name.
 
   Args:
-    workdir: run directory; None: there is none.
-    pattern: of the names of the folders of `ShardFingerprints`.
+    workdir: run directory; None: no run directory.
+    pattern: glob pattern of the folders of `ShardFingerprints`.
   """
   sizes: dict[tuple[int, str], int] = {}
   if workdir is None:

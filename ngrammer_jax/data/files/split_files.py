@@ -1,4 +1,4 @@
-"""The splits of a corpus, and the files of a folder that belong to each."""
+"""The splits of a corpus, and their files in a folder."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import pathlib
@@ -29,8 +29,8 @@ SplitFiles = tuple[dict[str, list[pathlib.Path]], list[pathlib.Path]]
 def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path) -> SplitFiles:
   """Returns the files of each split, by the words of their names, such as `wiki.valid.tokens`.
 
-  If no word of a name is that of a split, those of its folders within `root` count, the nearest
-  first. A split without such a file has those with a word that ends so, as in `mytrain.txt`.
+  If no word of a name is a split, its folders within `root` decide, the nearest first. A split
+  without files takes files with a word ending in its name, as in `mytrain.txt`.
   """
   paths = list(paths)
   splits = [_split_of_path(path, root) for path in paths]
@@ -47,7 +47,7 @@ def group_by_split(paths: Iterable[pathlib.Path], root: pathlib.Path) -> SplitFi
 
 
 def _split_of_path(path: pathlib.Path, root: pathlib.Path) -> str | None:
-  """Returns the split that the name of a file, or else of its nearest folder, speaks of."""
+  """Returns the split named by a file, or else by its nearest folder."""
   for name in reversed(path.relative_to(root).parts):
     split = _find_split(name, SPLIT_WORDS, WORD)
     if split is not None:
@@ -56,7 +56,7 @@ def _split_of_path(path: pathlib.Path, root: pathlib.Path) -> str | None:
 
 
 def _add_uncertain(paths: Sequence[pathlib.Path], splits: list[str | None]) -> list[str | None]:
-  """Adds files whose names only end in the word of a split, where that split has no file."""
+  """Adds files with names ending in the word of a split, for splits without files."""
   endings = [_find_split(path.name, LONG_WORDS, ENDS_WORD) for path in paths]
   has_certain = set(splits) != {None}
   has_train_and_another = 'train' in endings and len(set(endings) - {None}) > 1
@@ -79,7 +79,7 @@ def _select(
 
 
 def _find_split(name: str, words: Mapping[str, str], pattern: str) -> str | None:
-  """Returns the split of the first row with a word that a name has."""
+  """Returns the split of the first row with a word of the name."""
   name = re.sub('(?<=[a-z])(?=[A-Z])', '-', name)  # trainA.txt, wikiTrain.txt
   for word, split in words.items():
     if re.search(pattern.format(word=word), name, re.IGNORECASE):
@@ -93,16 +93,16 @@ def find(
   share: float | None = None,
   prefers_root: bool = False,
 ) -> SplitFiles:
-  """Returns the files of a corpus by split; none for a single file, or if no name is of a split.
+  """Returns the files of a corpus by split; empty for a single file, or without split names.
 
   Args:
     root: the folder, or the only file.
     paths: its files.
-    share: of the training split that is held out if there is no file for validation.
-    prefers_root: whether subfolders are left out if the files beside them are enough.
+    share: held-out share of the training split without a file for validation.
+    prefers_root: whether to ignore subfolders if the files beside them suffice.
 
   Raises:
-    BadInput: a part of the names speaks of splits, but there are none of train or validation.
+    BadInput: some names mention splits, but train or validation is missing.
   """
   if [str(path) for path in paths] == [str(root)]:
     return {}, paths
@@ -132,8 +132,8 @@ def find(
 def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:
   """Returns a file, or the files of a folder and its subfolders, sorted.
 
-  Hidden ones, and METADATA, are left out. Those of object storage are `buckets.BucketFile`, which
-  has the same methods.
+  Hidden files and METADATA are ignored. Files in object storage are `buckets.BucketFile`s, with the
+  same methods.
   """
   if buckets.is_bucket(root):
     paths = buckets.find(str(root))

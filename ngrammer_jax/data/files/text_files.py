@@ -24,7 +24,7 @@ def read_chunks(path: pathlib.Path) -> Iterator[bytes]:
 
 
 def read_lines(path: pathlib.Path) -> Iterator[bytes]:
-  """Yields the lines of a file with their ends; a line longer than a chunk comes in several."""
+  """Yields the lines of a file with their ends; lines longer than a chunk are split."""
   for chunk in read_chunks(path):
     yield from io.BytesIO(chunk)
 
@@ -52,8 +52,8 @@ def split_chunks(parts: Iterable[bytes]) -> Iterator[bytes]:
 def split_long(text: bytes) -> Iterator[bytes]:
   """Yields a text; one longer than LONG in pieces of about CHUNK_SIZE.
 
-  A piece begins with a space between two words, where tokenizers that split at white space have
-  equal tokens. Without one near, it begins with any character.
+  A piece begins with a space between two words, so that tokenizers that split at white space give
+  equal tokens. Without a nearby space, it begins with any character.
   """
   start = 0
   if len(text) > LONG:
@@ -96,9 +96,9 @@ def decode(data: bytes, location: str, remedy: str = 'convert it', offset: int =
 
   Args:
     data: the bytes.
-    location: the file, and the part of it.
-    remedy: what to do about other encodings.
-    offset: position of `data` in that part, in bytes.
+    location: file and part, for the error message.
+    remedy: remedy for other encodings.
+    offset: position of `data` in the part, in bytes.
 
   Raises:
     BadInput: the bytes are not UTF-8.

@@ -1,4 +1,4 @@
-"""Files of documents: one module for each format, which reads them from any position on."""
+"""Files of documents: one module for each format, to read from any position on."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -28,7 +28,7 @@ class DocumentFile:
   Attributes:
     path: the file.
     format: its format, see `file_formats.identify`.
-    options: how its documents are read.
+    options: options of reading its documents.
   """
 
   path: pathlib.Path
@@ -37,10 +37,10 @@ class DocumentFile:
 
   @classmethod
   def open(cls, path: pathlib.Path, options: ReadOptions) -> 'DocumentFile':
-    """Returns a file, whose format is looked at.
+    """Returns a file after identifying its format.
 
     Raises:
-      BadInput: it cannot be read, or is a text in place of conversations.
+      BadInput: an unreadable file, or text in place of conversations.
     """
     file_format = file_formats.identify(path, options.any_bytes)
     if options.is_chat and file_format == file_formats.TEXT:
@@ -55,10 +55,10 @@ class DocumentFile:
     """Yields the record of each document from a position on, and the position of the next one.
 
     Args:
-      position: one that this method yielded, or that of the first document.
+      position: yielded by this method, or the first one.
 
     Raises:
-      BadInput: the file is damaged, or lacks the column of the text.
+      BadInput: a damaged file, or a missing text column.
     """
     with file_errors.translate_damage(self.path):
       if self.format in READ_BATCHES:
@@ -71,7 +71,7 @@ class DocumentFile:
     """Returns the text of a document, or the messages of a conversation.
 
     Raises:
-      BadInput: the record has no text, or it is not UTF-8.
+      BadInput: a record without text, or text that is not UTF-8.
     """
     if self.format == file_formats.LINES:
       return lines.parse(record, f'{self.path}, line {document + 1:,}', self.options)

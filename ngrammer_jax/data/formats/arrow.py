@@ -1,4 +1,4 @@
-"""Arrow files, as `datasets.save_to_disk` and Feather write them."""
+"""Arrow files of `datasets.save_to_disk` and Feather."""
 
 from collections.abc import Iterator, Sequence
 import pathlib
@@ -12,7 +12,7 @@ ROWS = 32  # whose texts are copied at a time, of batches of any size
 def read_batches(
   path: pathlib.Path, fields: Sequence[str], row: int
 ) -> Iterator[tuple[Any, Sequence[str]]]:
-  """Yields the batches of a file from a row on, with the columns that the file has."""
+  """Yields the batches of a file from a row on, with the available columns."""
   import pyarrow as pa  # only for such files
 
   if isinstance(path, pathlib.Path):

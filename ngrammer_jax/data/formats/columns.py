@@ -1,4 +1,4 @@
-"""The columns of Parquet and Arrow that hold the text of documents."""
+"""Text columns of Parquet and Arrow files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import json
@@ -22,12 +22,12 @@ def read(
 
   Args:
     path: the file.
-    position: where to begin.
-    options: has the columns of the text.
-    read_batches: that of the module of a format.
+    position: start position.
+    options: options with the text columns.
+    read_batches: `read_batches` of the format's module.
 
   Raises:
-    BadInput: there is no such column, or it holds something else.
+    BadInput: a missing column, or one of another type.
   """
   document = position.document
   for batch, names in read_batches(path, options.fields, document):
@@ -40,7 +40,7 @@ def read(
 
 
 def skip(batches: Iterable[Any], rows: int) -> Iterator[Any]:
-  """Yields batches without so many rows at the beginning."""
+  """Yields batches without the first `rows` rows."""
   for batch in batches:
     if rows < len(batch):
       yield batch.slice(rows)
@@ -50,9 +50,9 @@ def skip(batches: Iterable[Any], rows: int) -> Iterator[Any]:
 def _texts(
   path: pathlib.Path, batch: Any, field: str, names: Sequence[str], options: ReadOptions
 ) -> list[bytes | None]:
-  """Returns the texts of a column; a dot of its name is for a field within a field.
+  """Returns the texts of a column; a dot in its name separates nested fields.
 
-  A value with conversations may be of any type, and is returned as JSON.
+  Conversations of any type are returned as JSON.
   """
   import pyarrow as pa
   from pyarrow import compute
@@ -84,7 +84,7 @@ def _texts(
 
 
 def _holds_messages(column_type: Any) -> bool:
-  """Whether a column holds lists of objects with a role."""
+  """Whether a column has lists of objects with a role."""
   import pyarrow as pa
 
   if not (pa.types.is_list(column_type) or pa.types.is_large_list(column_type)):

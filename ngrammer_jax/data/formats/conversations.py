@@ -13,17 +13,17 @@ EXAMPLE = '{"role": "user", "content": "..."}'
 
 
 def parse(value: Any, location: str, options: ReadOptions) -> DocumentText:
-  """Returns the messages that a field holds, as JSON; see `parse_messages`.
+  """Returns the messages of a field, as JSON; see `parse_messages`.
 
-  No value is an empty document.
+  A missing value is an empty document.
 
   Args:
     value: the value of the field.
-    location: the file, and the line or row of it.
-    options: has the name of the field.
+    location: the file and its line or row.
+    options: options with the name of the field.
 
   Raises:
-    BadInput: it is no list of messages, or one of them has no role or no text.
+    BadInput: no list of messages, or a message without role or text.
   """
   if value is None:
     return DocumentText(b'', is_null=True)
@@ -46,11 +46,11 @@ def parse(value: Any, location: str, options: ReadOptions) -> DocumentText:
 def parse_messages(messages: Sequence[Any], location: str) -> list[dict[str, Any]]:
   """Returns the messages of a conversation.
 
-  A content of several text parts becomes one text. Keys of a message that are null are left out, as
-  chat templates expect it; others than `role` and `content` stay, for the template.
+  A content of several text parts becomes one text. Null keys of a message are dropped, as chat
+  templates expect. Keys besides `role` and `content` are kept for the template.
 
   Raises:
-    BadInput: one of them has no role or no text. The error has the location.
+    BadInput: a message without role or text. The error has the location.
   """
   parsed = []
   for number, message in enumerate(messages, 1):
@@ -59,7 +59,7 @@ def parse_messages(messages: Sequence[Any], location: str) -> list[dict[str, Any
 
 
 def _parse_message(message: Any, location: str) -> dict[str, Any]:
-  """Returns a message whose content is text."""
+  """Returns a message with text content."""
   if not isinstance(message, dict):
     raise errors.BadInput(
       f'{location} is {text_fields.describe(message)}, not an object such as {EXAMPLE}'
@@ -68,7 +68,7 @@ def _parse_message(message: Any, location: str) -> dict[str, Any]:
   if 'role' not in parsed and {'from', 'value'} <= parsed.keys():
     raise errors.BadInput(
       f'{location} has "from" and "value", not "role" and "content": rename them, and write the '
-      f'roles that the chat template knows, such as user and assistant for human and gpt'
+      f'roles of the chat template, such as user and assistant for human and gpt'
     )
   role = parsed.get('role')
   if not isinstance(role, str):
@@ -82,7 +82,7 @@ def _parse_message(message: Any, location: str) -> dict[str, Any]:
 
 
 def _parse_content(content: Any, location: str) -> str:
-  """Returns the text of a content, which may be a list of text parts."""
+  """Returns the text of a content, a text or a list of text parts."""
   if isinstance(content, str):
     return content
   if not isinstance(content, list):

@@ -1,16 +1,16 @@
-"""What the formats of files share: positions in a file, and how its documents are read."""
+"""Positions in a file, and options of reading documents, shared by all formats."""
 
 import dataclasses
 from typing import NamedTuple
 
 
 class FilePosition(NamedTuple):
-  """Where a document begins.
+  """The position of a document.
 
   Attributes:
     document: number of the document in its file, from 0.
     offset: bytes of text before the document, since the frame; 0 in a file of columns.
-    frame: byte of the file where the compressed frame begins, see `compression.frame_offset`.
+    frame: position of the compressed frame in the file, see `compression.frame_offset`.
   """
 
   document: int = 0
@@ -25,8 +25,8 @@ class DocumentText(NamedTuple):
   """The text of a document.
 
   Attributes:
-    text: the text; of a conversation its messages, see `conversations.parse`.
-    num_replaced: number of halves of UTF-16 characters in it that were replaced by U+FFFD.
+    text: the text, or messages of a conversation, see `conversations.parse`.
+    num_replaced: number of halves of UTF-16 characters replaced by U+FFFD.
     is_null: whether the file has null in place of a text.
   """
 
@@ -37,16 +37,17 @@ class DocumentText(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-  """How the documents of a file are read.
+  """Options of reading the documents of a file.
 
   Attributes:
-    fields: names of the fields of a JSON object or of columns that hold the text, joined by a
-      newline; a dot is for a field within a field.
-    separator: what separates the documents of a text.
-    has_paragraphs: whether empty lines do, if there is no separator; else a text is one document.
+    fields: names of JSON fields or columns with the text, joined by a newline; a dot separates
+      nested fields.
+    separator: separator of the documents of a text.
+    has_paragraphs: whether empty lines separate documents if there is no separator; otherwise a
+      text is one document.
     any_bytes: whether a text may be of any bytes, see `file_formats.identify`.
-    is_chat: whether the only field holds conversations.
-    remedy: what to do if there is no such field.
+    is_chat: whether the only field has conversations.
+    remedy: remedy for a missing field.
     can_be_chat: whether `data.chat` is a remedy too.
   """
 

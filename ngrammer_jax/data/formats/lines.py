@@ -26,7 +26,7 @@ def read(
 
 
 def _split(file: BinaryIO, options: ReadOptions, is_json: bool) -> Iterator[bytes]:
-  """Yields the bytes of each document, with what separates it from the next one."""
+  """Yields the bytes of each document, with the following separator."""
   if is_json:
     return file
   if options.separator is not None:
@@ -37,10 +37,10 @@ def _split(file: BinaryIO, options: ReadOptions, is_json: bool) -> Iterator[byte
 
 
 def parse(record: bytes, location: str, options: ReadOptions) -> DocumentText:
-  """Returns the text of a line of JSON, or its messages. An empty line, and null, is empty.
+  """Returns the text of a line of JSON, or its messages; empty for an empty line or null.
 
   Raises:
-    BadInput: the line is not JSON, or a field is missing or holds something else than text.
+    BadInput: not JSON, a missing field, or a field of another type.
   """
   if not record.strip():
     return DocumentText(b'')
@@ -73,7 +73,7 @@ def _missing_field(
 
 
 def _check_is_text(text: Any, field: str, location: str, options: ReadOptions) -> None:
-  """Raises BadInput for a field that holds something else than text."""
+  """Raises BadInput for a field of a type other than text."""
   if isinstance(text, str):
     return
   what = text_fields.describe(text)

@@ -1,7 +1,7 @@
-"""Parquet files: only the columns of the text are read, with bounded memory.
+"""Parquet files: reads only text columns, with bounded memory.
 
-An open file holds its metadata and a decoder, several MB, and a host may read hundreds of files: a
-file is closed after each part of its text, and a row group is decoded again for its next part.
+An open file needs several MB for metadata and a decoder, and a host may read hundreds of files. So
+a file is closed after each part of its text, and a row group is decoded again for its next part.
 Large row groups are decoded once, page by page, by the first MAX_DECODERS files, and huge ones
 always. In a bucket each row group is read once.
 """

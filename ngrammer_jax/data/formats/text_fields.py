@@ -1,4 +1,4 @@
-"""The fields of a record that hold its text, and errors that say what they hold instead."""
+"""The text fields of a record, and errors about other contents."""
 
 from collections.abc import Collection
 import re
@@ -13,7 +13,7 @@ HALVES = re.compile('[\ud800-\udfff]')  # a whole pair of surrogates is one char
 
 
 def find(value: Any, name: str) -> Any:
-  """Returns a field of a JSON value, or MISSING; a dot is for a field within a field."""
+  """Returns a field of a JSON value, or MISSING; a dot separates nested fields."""
   if not isinstance(value, dict):
     return MISSING
   outer, dot, inner = name.partition('.')
@@ -32,7 +32,7 @@ def encode(text: str) -> DocumentText:
 
 
 def describe(value: Any) -> str:
-  """Returns what a JSON value is, for error messages."""
+  """Returns the description of a JSON value, for error messages."""
   if value is None:
     return 'null'
   if isinstance(value, str):
@@ -49,7 +49,7 @@ def describe(value: Any) -> str:
 
 
 def remedy_for_missing(options: ReadOptions, names: Collection[str]) -> str:
-  """Returns what to do if the fields of a file are these, and none of them has the text."""
+  """Returns the remedy for a file with these fields and without the text field."""
   conversations = [name for name in CHAT_FIELDS if name in names]
   if not conversations or not options.can_be_chat:
     return options.remedy
@@ -63,7 +63,7 @@ def remedy_for_missing(options: ReadOptions, names: Collection[str]) -> str:
 
 
 def remedy_for_messages(options: ReadOptions, field: str) -> str:
-  """Returns what to do if the field of the text holds messages."""
+  """Returns the remedy for messages in the text field."""
   if not options.can_be_chat:
     return options.remedy
   if field == 'text':  # the default of data.text_field, which is another one with data.chat

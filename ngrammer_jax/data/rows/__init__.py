@@ -1,1 +1,1 @@
-"""Rows: the tokens that each row of the batch reads at a step, from a cache or from shards."""
+"""Rows: the tokens of each batch row at a step, from a cache or from shards."""

@@ -1,7 +1,7 @@
 """Rows of the token cache: their tokens are a function of the step alone.
 
-Row b of a batch starts to read the split at b/B of its length and continues from segment to
-segment. So the memory of a row holds the tokens just before the segment, after the first step.
+Row b of a batch starts at b/B of the split and continues from segment to segment. After the first
+step, the memory of a row therefore has the tokens just before the segment.
 
 B batch rows, T segment length.
 """
@@ -11,11 +11,11 @@ from ngrammer_jax.data.tokens import token_split
 
 
 class CachedRows:
-  """The training rows of a split that was tokenised in advance; see `interface.TrainRows`.
+  """The training rows of a split tokenised in advance; see `interface.TrainRows`.
 
   Every row reads the whole split and wraps around at its end. The first tokens of the rows are
-  spread evenly, so one epoch of the batch contains each token once, but for what is left over where
-  the lengths do not divide.
+  spread evenly, so one epoch of the batch contains each token once, except for remainders of
+  indivisible lengths.
 
   Args:
     split: the tokens.
@@ -36,7 +36,7 @@ class CachedRows:
     self._stride = len(split.tokens) // schedule.batch_size
 
   def rows(self, step: int, rows: range) -> dict[int, token_split.Row]:
-    """Returns the segments of those of the rows that read the split at a step, from 0.
+    """Returns the segments of the rows that read the split at a step, from 0.
 
     They do not depend on the number of hosts.
     """
@@ -51,12 +51,12 @@ class CachedRows:
     return segments
 
   def epochs_before(self, step: int) -> float:
-    """Returns the number of epochs that all rows of the batch read before a step."""
+    """Returns the number of epochs read by all rows of the batch before a step."""
     segments = int(self._schedule.segments_before(step).sum())
     return segments * self._length / len(self._split.tokens)
 
   def states(self, step: int) -> None:
-    """Returns None: the rows are a function of the step, so there is nothing to save."""
+    """Returns None: the rows are a function of the step, without state."""
 
   def restore(self, step: int, saved: None) -> None:
     """Does nothing, see `states`."""

@@ -1,4 +1,4 @@
-"""Blocks of consecutive documents of a shard, read once for all rows of a host that share it."""
+"""Blocks of consecutive documents of a shard, read once for all rows of a host."""
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
@@ -24,11 +24,11 @@ class DocumentBlock:
   """Consecutive documents of a shard.
 
   Attributes:
-    position: where the first one begins.
-    records: their records, see `Shards`; b'' for one that no row waits for.
+    position: position of the first document.
+    records: their records, see `Shards`; b'' if no row waits for the document.
     size: bytes of the records.
-    next_position: where the next block begins; None at the end of the shard.
-    num_waiting: number of rows that will ask for the block, if several rows share the shard.
+    next_position: position of the next block; None at the end of the shard.
+    num_waiting: number of rows that still need the block, if several rows share the shard.
   """
 
   position: FilePosition
@@ -51,7 +51,7 @@ class _OpenFile:
 
   Attributes:
     shard: its number.
-    position: where the next document begins.
+    position: position of the next document.
     documents: the remaining documents.
   """
 
@@ -63,9 +63,9 @@ class _OpenFile:
 class BlockReader:
   """Reads the documents of shards in blocks, for some rows of the batch.
 
-  A block is read once for all rows that share its shard, while at most SHARED_BYTES wait for slower
-  rows; rows that are further behind read the file themselves. A block has BLOCK_DOCUMENTS
-  documents, or fewer if they have BLOCK_BYTES, so its content does not depend on the reader.
+  Rows of one shard share its blocks in a cache of SHARED_BYTES; slower rows re-read the file. A
+  block has BLOCK_DOCUMENTS documents, or fewer with BLOCK_BYTES, so its content does not depend on
+  the reader.
 
   Args:
     shards: the shards.
@@ -102,7 +102,7 @@ class BlockReader:
   def read(
     self, shard: int, position: FilePosition, epoch: int, row: int, sharing_rows: Sequence[int]
   ) -> DocumentBlock:
-    """Returns the block at a position. Each row that shares the shard asks once for each block."""
+    """Returns the block at a position. Each row of the shard requests each block once."""
     if len(sharing_rows) == 1:
       return self._read_block(shard, position, self._shared_files, (epoch, shard))
     block = self._shared_blocks.get((epoch, shard, position))
@@ -116,7 +116,7 @@ class BlockReader:
     return block
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
-    """Returns the text of a document for its encoder, b'' for one to be left out.
+    """Returns the text of a document for its encoder, b'' for an omitted one.
 
     Empty documents, and those with replaced characters, are counted in the log.
     """
@@ -153,7 +153,7 @@ class BlockReader:
       logging.warning('training text so far, up to %s: %s', location, warnings)
 
   def _read_alone(self, shard: int, position: FilePosition, row: int) -> DocumentBlock:
-    """Reads a block for one row that is further behind than the shared blocks."""
+    """Reads a block for one row behind the shared blocks."""
     block = None
     for block in self._read_up_to(shard, position, self._row_files, row):
       if block.position == position:
@@ -165,7 +165,7 @@ class BlockReader:
   def _read_shared(
     self, shard: int, position: FilePosition, epoch: int, sharing_rows: Sequence[int]
   ) -> DocumentBlock:
-    """Reads up to a new block; keeps the documents for which other rows will ask."""
+    """Reads up to a new block; keeps documents needed by other rows."""
     # Document d is read by the row at d % len(sharing_rows).
     local_remainders = {sharing_rows.index(row) for row in self._rows if row in sharing_rows}
     block = None

@@ -1,4 +1,4 @@
-"""A split as streams of tokens to be evaluated, by one of four protocols."""
+"""A split as streams of tokens for evaluation, by one of four protocols."""
 
 import math
 
@@ -10,7 +10,7 @@ from ngrammer_jax.data.tokens import token_split
 
 
 class EvaluationStreams:
-  """A split, cut into a fixed number of streams that are read segment by segment.
+  """A split, cut into a fixed number of streams, read segment by segment.
 
   The result depends on the protocol, the number of streams and the segment length, but not on the
   number of rows evaluated at a time. Protocols:
@@ -33,11 +33,11 @@ class EvaluationStreams:
   Attributes:
     streams: number of streams.
     segments: number of segments per stream.
-    tokens: number of targets in all streams, also of those that do not count in the loss.
+    tokens: number of targets in all streams, including targets without loss.
     length, protocol: see above.
 
   Raises:
-    BadInput: there are too few tokens for one segment.
+    BadInput: too few tokens for one segment.
   """
 
   def __init__(

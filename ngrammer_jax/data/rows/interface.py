@@ -15,15 +15,15 @@ class TrainRows(Protocol):
   epochs: int
 
   def rows(self, step: int, rows: range) -> dict[int, token_split.Row]:
-    """Returns the segments at a step, of those rows that read the corpus there."""
+    """Returns the segments of the rows that read the corpus at a step."""
 
   def epochs_before(self, step: int) -> float | None:
-    """Returns the number of epochs that all rows read before a step; None if it is not known."""
+    """Returns the number of epochs read by all rows before a step; None if unknown."""
 
   def states(self, step: int) -> dict[str, Any] | None:
-    """Returns the states, before a step, of the rows read here; None if they need none.
+    """Returns the states, before a step, of the rows read here; None for stateless rows.
 
-    It has to be called before `rows` reads that step: a row that reads on forgets where it was.
+    Call it before `rows` reads the step, because reading advances the state.
     """
 
   def restore(self, step: int, saved: dict[str, Any] | None) -> None:

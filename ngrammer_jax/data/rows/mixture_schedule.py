@@ -1,11 +1,11 @@
-"""Which part of a mixture each batch row reads in each block of segments.
+"""The schedule of a mixture: the part of each batch row in each block of segments.
 
-Each row reads every part in proportion to its weight. Nothing is drawn at random: how many of the
-first n blocks of a row are of each part is a function of n and the row.
+Each row reads every part in proportion to its weight, without randomness: the count of each part in
+the first n blocks of a row is a function of n and the row.
 
 The function is a binary tree over the parts. At each node, the first half of the parts has a share
-w of the weights. Of n blocks, it gets floor(n w + u), and the second half gets the rest. A division
-is wrong by less than one block, so the count of a part is wrong by less than ceil(log2(parts)).
+w of the weights. Of n blocks, it gets floor(n w + u), and the second half gets the rest. The error
+of a division is below one block, so the error of a count is below ceil(log2(parts)).
 
 The offset u, 0 <= u < 1, differs between rows, so that the errors of rows cancel. At the root it is
 b/B for row b of B: there, the sum over all rows is exact to one block. At other nodes, the offsets
@@ -31,7 +31,7 @@ class MixtureSchedule:
   Args:
     weights: number of tokens of each part, relative to the others.
     batch_size: B.
-    block: number of segments that a row reads of a part before it may change to another.
+    block: number of consecutive segments of one part in a row.
   """
 
   def __init__(self, weights: Sequence[float], batch_size: int, block: int = 1):
@@ -41,19 +41,19 @@ class MixtureSchedule:
     self._blocks_before = functools.lru_cache(maxsize=4)(self._count_blocks)
 
   def parts(self, step: int) -> np.ndarray:
-    """Returns the index of the part that each row reads at a step, [B]."""
+    """Returns the index of the part of each row at a step, [B]."""
     block = step // self._block
     return np.argmax(self._blocks_before(block + 1) - self._blocks_before(block), axis=0)
 
   def segments_before(self, step: int) -> np.ndarray:
-    """Returns the number of segments of each part that each row reads before a step, [P, B]."""
+    """Returns the number of segments of each part and row before a step, [P, B]."""
     block, segments_of_block = divmod(step, self._block)
     before = self._blocks_before(block)
     after = self._blocks_before(block + 1)
     return before * self._block + (after - before) * segments_of_block
 
   def _count_blocks(self, blocks: int) -> np.ndarray:
-    """Returns how many of the first blocks of each row are of each part, [P, B]."""
+    """Returns the count of each part in the first blocks of each row, [P, B]."""
     return np.stack(self._divide(np.full(self.batch_size, blocks, np.int64), self._weights, 0))
 
   def _divide(self, blocks_B: np.ndarray, weights: Sequence[float], level: int) -> list[np.ndarray]:
@@ -89,5 +89,5 @@ class PartSchedule(NamedTuple):
     return self.schedule.parts(step) == self.part
 
   def segments_before(self, step: int) -> np.ndarray:
-    """Returns the number of segments that each row reads of the part before a step, [B]."""
+    """Returns the number of segments of the part in each row before a step, [B]."""
     return self.schedule.segments_before(step)[self.part]

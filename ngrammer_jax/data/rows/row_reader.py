@@ -16,14 +16,14 @@ from ngrammer_jax.data.tokens import document_encoder, token_split
 
 
 class RowState(NamedTuple):
-  """Where a row reads on: its next token.
+  """The position of the next token of a row.
 
   Checkpoints hold these values in this order. `document`, `offset` and `frame` are one position.
 
   Attributes:
     epoch: number of completed passes over the shards.
     shard: index of the current shard, among those of the row in this epoch.
-    document, offset: where the block of documents begins, see `formats.FilePosition`.
+    document, offset: position of the block of documents, see `formats.FilePosition`.
     tokens: number of consumed tokens of the current document.
     frame: the rest of the position of the block.
     index: index of the current document in the order of the block.
@@ -39,7 +39,7 @@ class RowState(NamedTuple):
 
   @property
   def position(self) -> FilePosition:
-    """Where the block of documents begins."""
+    """The position of the block of documents."""
     return FilePosition(self.document, self.offset, self.frame)
 
 
@@ -50,7 +50,7 @@ class ShuffledOrder:
   It is a function of the seed, the epoch and the block alone.
 
   Attributes:
-    seed: None leaves them as they are stored.
+    seed: random seed; None: stored order.
   """
 
   seed: int | None = None
@@ -60,7 +60,7 @@ class ShuffledOrder:
 
     Args:
       count: their number.
-      *indices: the epoch; of documents also the shard, and the first document of the block.
+      **indices: the epoch; for documents also the shard and the first document of the block.
     """
     if self.seed is None:
       return range(count)
@@ -80,7 +80,7 @@ class RowReader:
     blocks: reads the documents.
     order: order of shards and documents.
     separator: tokens between two documents.
-    state: where to begin.
+    state: start state.
   """
 
   def __init__(
@@ -115,7 +115,7 @@ class RowReader:
     return self._buffer[0][0]
 
   def file_of(self, state: RowState) -> pathlib.Path:
-    """Returns the file of a document that `documents` yields with this state."""
+    """Returns the file of a document yielded with this state."""
     order = self._order.permutation(len(self._blocks.files), state.epoch)
     return self._blocks.files[order[self._shard_indices[state.shard]]]
 
@@ -166,10 +166,10 @@ class RowReader:
   def add_tokens(self, state: RowState, document: document_encoder.EncodedDocument) -> None:
     """Appends the tokens of a document and its separator to the buffer.
 
-    If some of its tokens do not count in the loss, the separators around it do not either.
+    If some of its tokens have no loss, neither have the separators around it.
 
     Raises:
-      BadInput: the row was further in the document than its tokens.
+      BadInput: the state of the row is beyond the tokens of the document.
     """
     if not len(document.ids):
       return
@@ -181,7 +181,7 @@ class RowReader:
     if state.tokens >= len(tokens):
       raise errors.BadInput(
         f'a row was at token {state.tokens:,} of a document that has {len(tokens) - 1:,} now: the '
-        f'tokenizer was changed since; use the version that the run began with'
+        f'tokenizer has changed; use the version of the start of the run'
       )
     self._buffer.append((state, tokens, counts))
     self.num_buffered += len(tokens) - 1 - state.tokens

@@ -1,6 +1,6 @@
-"""Row states of runs of version 0.3.0 and before, saved every 100 steps to `places/*/ROWS.jsonl`.
+"""Row states of runs up to version 0.3.0, saved every 100 steps to `places/*/ROWS.jsonl`.
 
-Newer checkpoints hold the states of their own step, and nothing is written here.
+Read-only: newer checkpoints have the states of their own step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class SavedPlaces:
 
   Args:
     folder: the folder; it may be missing.
-    order: `data.shuffle` and `data.begin_of_text`; states of another order are left out.
+    order: `data.shuffle` and `data.begin_of_text`; states of another order are ignored.
   """
 
   def __init__(self, folder: pathlib.Path, order: Sequence[int | bool | None]):
@@ -37,7 +37,7 @@ class SavedPlaces:
 
   @property
   def keeps_blank(self) -> bool:
-    """Whether the run began with a version that took white space for a document."""
+    """Whether the version of the run counted white space as a document."""
     for path in self._paths():
       first = next(self._read(path), None)
       if first is not None and first.num_values == 5:
@@ -45,7 +45,7 @@ class SavedPlaces:
     return False
 
   def newest(self, step: int, rows: range) -> tuple[int, dict[int, row_reader.RowState]] | None:
-    """Returns the newest saved step up to `step` that has all rows, and the states of its rows.
+    """Returns the newest complete step up to `step`, and the states of its rows.
 
     One host may have been a few steps ahead of another.
     """
@@ -65,7 +65,7 @@ class SavedPlaces:
     return sorted(self._folder.glob('[0-9]*.jsonl'))
 
   def _read(self, path: pathlib.Path) -> Iterator[SavedStates]:
-    """Yields the lines of a file, without damaged ones and those of another order."""
+    """Yields the valid lines of a file with the same order."""
     for line in json_files.read_lines(path):
       with contextlib.suppress(ValueError, TypeError, LookupError):
         step = operator.index(line['step'])

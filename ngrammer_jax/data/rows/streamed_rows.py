@@ -1,11 +1,11 @@
-"""Rows of shards: documents are streamed, that is read and tokenised during training.
+"""Rows of shards: documents are read and tokenised during training.
 
 Row b of B reads the shards b, b + B, ... of the order of an epoch, without end. With fewer shards
 than rows, several rows share a shard, and each reads every n-th document. A row concatenates its
 documents without padding.
 
-The tokens of a step do not depend on the number of hosts. But they are reached by reading all
-documents before them. So a checkpoint holds the state of each row, where a resumed run reads on.
+The tokens of a step do not depend on the number of hosts, but reaching them requires reading all
+earlier documents. So a checkpoint has the state of each row for a resumed run.
 
 B batch rows, T segment length.
 """
@@ -37,11 +37,11 @@ class StreamedRows:
     encoder: tokenises the documents.
     schedule: the steps at which each of B rows reads the corpus.
     length: T.
-    folder: where fingerprints of the shards are saved. It must not be shared by different corpora.
-    shuffle: seed of the order of all shards in each epoch, and of the documents of each block.
-      None: as they are stored.
+    folder: folder of the shard fingerprints, a separate one for each corpus.
+    shuffle: shuffle seed for the shards of each epoch and the documents of each block. None: stored
+      order.
     begin_of_text: whether documents are separated by end and begin, see `Vocabulary.separator`.
-    old_folder: of version 0.3.0, `places/`, with states of rows and fingerprints; None: `folder`.
+    old_folder: `places/` of version 0.3.0, with row states and fingerprints; None: `folder`.
 
   Attributes:
     epochs: number of epochs completed by all rows read here.
@@ -76,10 +76,10 @@ class StreamedRows:
     self._readers: dict[range, _BatchReader] = {}
 
   def rows(self, step: int, rows: range) -> dict[int, token_split.Row]:
-    """Returns the segments at a step, of those rows that read the corpus there.
+    """Returns the segments of the rows that read the corpus at a step.
 
     Raises:
-      BadInput: a shard is damaged, or has no document for a row.
+      BadInput: a damaged shard, or a shard without a document for a row.
     """
     reader = self._readers.get(rows)
     if reader is None or reader.step != step:
@@ -104,10 +104,10 @@ class StreamedRows:
     self._restored = {int(r): row_reader.RowState(*state) for r, state in saved['rows'].items()}
 
   def epochs_before(self, step: int) -> None:
-    """Returns None: the number of tokens of an epoch is not known."""
+    """Returns None: the number of tokens of an epoch is unknown."""
 
   def _open_reader(self, step: int, rows: range) -> '_BatchReader':
-    """Returns a reader at a step; it starts from the nearest known states and reads up to there."""
+    """Returns a reader at a step, read forward from the nearest known states."""
     first_step = self._restored_step
     states = self._restored
     if first_step > step:
@@ -184,7 +184,7 @@ class _BatchReader:
   def _encode(
     self, documents: list[tuple[row_reader.RowReader, row_reader.RowState, bytes]]
   ) -> list[document_encoder.EncodedDocument]:
-    """Encodes the texts of documents. Raises BadInput, which names the file, if one cannot be."""
+    """Encodes the texts of documents. Raises BadInput with the file of an invalid text."""
     try:
       return self._encoder.encode_all([text for _, _, text in documents])
     except errors.BadInput:

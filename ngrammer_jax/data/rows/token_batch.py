@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
   @property
   def marks(self) -> dict[str, np.ndarray | None]:
-    """The arguments of a model beside the tokens and the memory."""
+    """The arguments of a model besides tokens and memory."""
     return {name: getattr(self, name) for name in ('starts_BxT', 'valid_BxT', 'prefix_BxT')}
 
   @property
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
 
 def stack_rows(rows: Iterable[Row]) -> Batch:
-  """Returns the batch of some rows. If one of them has counts, those without count everywhere."""
+  """Returns the batch of some rows. If one of them has counts, missing counts are 1."""
   rows = list(rows)
   inputs_BxT = np.stack([row.inputs for row in rows])
   valid_BxT = _stack_masks([row.valid for row in rows], inputs_BxT.shape[1])
@@ -59,7 +59,7 @@ def stack_rows(rows: Iterable[Row]) -> Batch:
 
 
 def _stack_masks(masks: Sequence[np.ndarray | None], length: int) -> np.ndarray:
-  """Returns the masks of rows, float32 [B, T]; one that is missing is 1."""
+  """Returns the masks of rows, float32 [B, T]; 1 for missing masks."""
   ones = np.ones(length, np.float32)
   return np.stack([ones if mask is None else mask.astype(np.float32) for mask in masks])
 

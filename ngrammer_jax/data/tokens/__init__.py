@@ -1,1 +1,1 @@
-"""Tokens: corpora that are encoded once into a cache, with a vocabulary that may be learned."""
+"""Tokens: corpora encoded once into a cache, with a given or learned vocabulary."""

@@ -41,12 +41,12 @@ def load_or_write(
   Args:
     config: data config.
     name: name of the folder.
-    load: loads a folder; raises one of `file_errors.DAMAGE_ERRORS` if it is damaged.
+    load: loads a folder; raises one of `file_errors.DAMAGE_ERRORS` for damage.
     write: writes an empty folder.
     may_delete: whether damaged and abandoned folders may be deleted.
 
   Raises:
-    BadInput: the folder is damaged and may not be deleted, or cannot be written.
+    BadInput: a damaged folder that must not be deleted, or a folder that cannot be written.
   """
   if config.cache_dir:
     root = storage.user_path(KEY, config.cache_dir)

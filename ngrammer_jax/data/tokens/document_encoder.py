@@ -1,4 +1,4 @@
-"""Encoders of texts, and of conversations, whose tokens may not all count in the loss."""
+"""Encoders of texts and conversations, with loss masks."""
 
 from collections.abc import Sequence
 import json
@@ -22,7 +22,7 @@ class EncodedDocument(NamedTuple):
   Attributes:
     ids: their ids.
     num_bytes: size of their text.
-    counts: whether each counts in the loss, bool. None: all do.
+    counts: whether each token has a loss, bool. None: all have.
   """
 
   ids: np.ndarray
@@ -35,8 +35,8 @@ class DocumentEncoder(Protocol):
 
   Attributes:
     vocabulary: the vocabulary of the tokens.
-    has_counts: whether some tokens may not count in the loss.
-    is_text: whether documents are texts, which may be encoded in chunks.
+    has_counts: whether some tokens may have no loss.
+    is_text: whether documents are texts; texts may be encoded in chunks.
   """
 
   vocabulary: Vocabulary
@@ -44,7 +44,7 @@ class DocumentEncoder(Protocol):
   is_text: bool
 
   def prepare(self, document: bytes) -> bytes:
-    """Returns what `encode_all` takes. Raises BadInput for a document that it would not take."""
+    """Returns an input of `encode_all`. Raises BadInput for an invalid document."""
 
   def encode_all(self, prepared: Sequence[bytes]) -> list[EncodedDocument]:
     """Returns the tokens of documents."""
@@ -59,7 +59,7 @@ def make(vocabulary: Vocabulary, is_chat: bool, loss_on: str) -> DocumentEncoder
     loss_on: see `data.loss_on`.
 
   Raises:
-    BadInput: the vocabulary has no chat template.
+    BadInput: a vocabulary without chat template.
   """
   if not is_chat:
     return TextEncoder(vocabulary)
@@ -102,14 +102,12 @@ class TextEncoder:
 class ConversationEncoder:
   """Writes conversations with the chat template, and encodes them; see `DocumentEncoder`.
 
-  A document start at the beginning of the text is left out: the one between documents takes its
-  place.
+  A document start at the beginning of the text is dropped, because documents are separated by one.
 
   Args:
     vocabulary: a vocabulary with a chat template.
-    loss_on: `all`, or `assistant`: the tokens that the template marks by its tag `generation`;
-      without this tag, what each message of the assistant adds to the text after the generation
-      prompt.
+    loss_on: `all`, or `assistant`: the tokens in the template's tag `generation`; without this tag,
+      the text added by each assistant message after the generation prompt.
   """
 
   is_text = False
@@ -127,8 +125,8 @@ class ConversationEncoder:
       document: its messages as JSON.
 
     Raises:
-      BadInput: the template does not accept the messages, or leaves one out, or does not let the
-        text of the assistant be found.
+      BadInput: the template rejects the messages, drops one, or does not let the text of the
+        assistant be located.
     """
     messages = json.loads(document)
     rendered = self._render(messages)
@@ -162,7 +160,7 @@ class ConversationEncoder:
     return chat_template.render(self.vocabulary, messages, add_generation_prompt, for_training=True)
 
   def _mark_answers(self, messages: Sequence[chat_template.Message], rendered: str) -> str:
-    """Returns a rendered conversation with marks around what the assistant adds to it."""
+    """Returns a rendered conversation with marks around the text of the assistant."""
     marked = []
     position = 0
     for number, message in enumerate(messages):
@@ -186,9 +184,9 @@ class ConversationEncoder:
     return ''.join(marked)
 
   def _text_before_first(self, messages: Sequence[chat_template.Message], rendered: str) -> str:
-    """Returns the text before the content of the first message, which is rendered alone.
+    """Returns the text before the content of the first message, rendered alone.
 
-    It has no generation prompt: many templates accept no empty conversation.
+    It has no generation prompt, because many templates reject an empty conversation.
     """
     other = self._render([messages[0] | {'content': NO_CHARACTER}])
     return os.path.commonprefix([rendered, other])

@@ -30,8 +30,8 @@ def open_vocabulary(
     may_delete: see `token_cache.prepare`.
 
   Raises:
-    BadInput: the file is no such vocabulary, the parts cannot share a learned one, or there is too
-      little text.
+    BadInput: a file of another kind, parts that cannot share a learned vocabulary, or too little
+      text.
   """
   if config.vocabulary == 'bytes':
     return vocabularies.ByteVocabulary()
@@ -81,7 +81,7 @@ def size_without_text(config: data_config.DataConfig) -> int | None:
 def _learn(
   config: data_config.DataConfig, all_corpora: Sequence[Corpus], folder: pathlib.Path
 ) -> vocabularies.Vocabulary:
-  """Learns a vocabulary from corpora; temporary files are in a folder."""
+  """Learns a vocabulary from corpora, with temporary files in a folder."""
   if config.vocabulary == 'characters' and len({c.encoding for c in all_corpora}) > 1:
     raise errors.BadInput(
       "data.vocabulary='characters': the characters of enwik8 are bytes, so other parts of "
@@ -132,7 +132,7 @@ def _learn_characters(
 
 
 def _read_train(reader: split_reader.SplitReader) -> Iterator[bytes]:
-  """Yields the chunks of the training text. Characters of enwik8 are bytes; here it is UTF-8."""
+  """Yields the chunks of the training text as UTF-8 (characters of enwik8 are bytes)."""
   _, documents = next(iter(reader))
   for document in documents:
     yield from token_writer.read_chunks(document, 'utf-8')
@@ -141,8 +141,8 @@ def _read_train(reader: split_reader.SplitReader) -> Iterator[bytes]:
 def _sample(corpus: Corpus, reader: split_reader.SplitReader, limit: float) -> Iterable[bytes]:
   """Returns at most about `limit` bytes of a training text.
 
-  They are spread evenly over it, and so it is read to its end. Of streamed shards they are the
-  first bytes.
+  They are spread evenly over the whole text, so the text is read to its end. Streamed shards give
+  their first bytes.
   """
   if corpus.train_shards is not None:
     train = dataclasses.replace(corpus.splits['train'], max_bytes=limit)
@@ -154,7 +154,7 @@ def _sample(corpus: Corpus, reader: split_reader.SplitReader, limit: float) -> I
 
 
 def evenly_spread(chunks: Iterable[bytes], limit: float) -> list[bytes]:
-  """Returns chunks of about `limit` bytes, spread evenly over all; all chunks if they are fewer."""
+  """Returns evenly spread chunks of about `limit` bytes; all chunks if they have fewer bytes."""
   selected: list[bytes] = []
   size, stride = 0, 1
   for number, chunk in enumerate(chunks):

@@ -2,7 +2,7 @@
 
 A cache folder holds `meta.json` and, for each split, `<split>.tokens` (raw unsigned integers),
 `<split>.starts.npy` and `<split>.keys.npy`; with `data.loss_on=assistant` also `<split>.counts`, a
-byte for each token, 1 where it counts in the loss. A streamed training split has only keys.
+byte for each token, 1 with loss. A streamed training split only has keys.
 """
 
 from collections.abc import Iterator
@@ -36,12 +36,12 @@ class TokenCorpus:
   Attributes:
     splits: tokens of each split.
     vocabulary: the vocabulary.
-    content_hash: hash of the text and the vocabulary; of streamed files, of their names and sizes.
-    document_keys: a hash of each document of each split, sorted, uint64; of `train_shards` those
-      of the first documents.
+    content_hash: hash of the text (for streamed files, of names and sizes) and the vocabulary.
+    document_keys: a hash of each document of each split, sorted, uint64; for `train_shards` only of
+      the first documents.
     counts: numbers of tokens, bytes and documents of each split, for the log.
-    encoder: turns documents into tokens.
-    train_shards: shards of the training split, if it is streamed. It is not in `splits` then.
+    encoder: encoder of documents.
+    train_shards: shards of a streamed training split, not in `splits`.
   """
 
   splits: dict[str, token_split.TokenSplit]
@@ -65,12 +65,12 @@ def prepare(
     config: data config.
     corpus: the corpus of the config.
     vocabulary: the vocabulary.
-    may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
-      the user has not named `data.cache_dir`.
+    may_delete: whether damaged and abandoned folders of the cache may be deleted; False unless the
+      user has set `data.cache_dir`.
 
   Raises:
-    BadInput: the corpus is truncated, empty, has a wrong checksum or is not valid UTF-8, or the
-      vocabulary does not fit it; or a damaged folder may not be deleted.
+    BadInput: a truncated or empty corpus, a wrong checksum, invalid UTF-8, an unsuitable
+      vocabulary, or a damaged folder that must not be deleted.
   """
   encoder = document_encoder.make(vocabulary, config.chat, config.loss_on)
   if corpus.train_shards is not None and config.chat:
@@ -221,19 +221,19 @@ def encode_file(
 ) -> token_split.TokenSplit:
   """Returns the tokens of the documents of a file, in memory.
 
-  A text is one document, unless `options` has a separator.
+  A text without separator in `options` is one document.
 
-  For a model that reads no document start, the first token of a text is read and not predicted.
+  For a model without document start, the first token of a text is read but not predicted.
 
   Args:
     path: the file.
     vocabulary: the vocabulary.
-    options: how its documents are read.
+    options: options of reading its documents.
     loss_on: see `data.loss_on`.
 
   Raises:
-    BadInput: the file is missing, empty, damaged or no text, it is not valid UTF-8, or the
-      vocabulary lacks a character of it.
+    BadInput: a missing, empty, damaged or non-text file, invalid UTF-8, or a character outside the
+      vocabulary.
   """
   if not path.is_file():
     raise errors.BadInput(f'{path}: no such file; expected a text file')
@@ -294,7 +294,7 @@ def _token_split(
   meta: dict[str, Any],
   vocabulary: vocabularies.Vocabulary,
 ) -> token_split.TokenSplit:
-  """Returns the tokens that `token_writer.write` wrote, with their entry in meta.json."""
+  """Returns the tokens written by `token_writer.write`, with their entry in meta.json."""
   text_bytes = meta['bytes'] if meta['lossless'] else None
   return token_split.TokenSplit(
     tokens, starts, text_bytes, vocabulary.document_start, vocabulary.num_characters, counts

@@ -15,8 +15,8 @@ class Row(NamedTuple):
     inputs: input ids.
     targets: the token after each input.
     starts: True where an input is the first of a document.
-    counts: whether each target counts in the loss. None: all do.
-    valid: False for padding. None: there is none.
+    counts: whether each target has a loss. None: all have.
+    valid: False for padding. None: no padding.
   """
 
   inputs: np.ndarray
@@ -31,13 +31,13 @@ class TokenSplit:
   """The tokens of one split.
 
   Attributes:
-    tokens: memory-mapped ids. Documents are separated by the document start; if that is the line
-      end, and each document ends with one, no further token separates them.
+    tokens: memory-mapped ids. Documents are separated by the document start, unless this is the
+      line end and each document ends with one.
     starts: for each document, the index of its first token.
     text_bytes: length of the raw text; None if decoding the tokens does not reproduce the text.
     document_start: the id before the first token.
     num_characters: see `vocabularies.Vocabulary`.
-    counts: memory-mapped; whether each token counts in the loss. None: all do.
+    counts: memory-mapped; whether each token has a loss. None: all have.
   """
 
   tokens: np.ndarray
@@ -69,7 +69,7 @@ class TokenSplit:
     return row._replace(counts=self.counts[indices].astype(bool))
 
   def num_counted(self, max_tokens: int | None = None) -> int:
-    """Returns how many of the first tokens count in the loss, of all by default."""
+    """Returns the number of tokens with loss among the first ones (default: all)."""
     limit = min(max_tokens or len(self.tokens), len(self.tokens))
     if self.counts is None:
       return limit
@@ -94,7 +94,7 @@ def join(splits: Sequence[TokenSplit]) -> TokenSplit:
 
 
 def _join_counts(splits: Sequence[TokenSplit]) -> np.ndarray | None:
-  """Returns the counts of joined splits, whose separators do not count if any token does not."""
+  """Returns the counts of joined splits. Separators have no loss if any token has none."""
   if all(split.counts is None for split in splits):
     return None
   counts = []

@@ -24,13 +24,13 @@ class TokenFiles:
   """The files of the tokens of a split.
 
   Args:
-    tokens: of the ids, raw unsigned integers.
+    tokens: file of the ids, raw unsigned integers.
     dtype: their type.
-    counts: of whether each counts in the loss, a byte each. None: all do.
+    counts: file of the loss mask, a byte per token. None: all tokens have a loss.
 
   Attributes:
     num_tokens: number of tokens written.
-    num_counted: number of these that count.
+    num_counted: number of tokens with loss.
   """
 
   def __init__(self, tokens: BinaryIO, dtype: np.dtype, counts: BinaryIO | None = None):
@@ -41,7 +41,7 @@ class TokenFiles:
     self.num_counted = 0
 
   def write(self, ids: np.ndarray, counts: np.ndarray | None = None) -> None:
-    """Appends tokens. Without `counts`, none of them counts where some do not."""
+    """Appends tokens. Without `counts`, they have no loss if the file has a loss mask."""
     self._tokens.write(ids.astype(self._dtype).tobytes())
     self.num_tokens += len(ids)
     if self._counts is None:
@@ -54,12 +54,12 @@ class TokenFiles:
 
 
 def token_dtype(vocabulary: vocabularies.Vocabulary) -> np.dtype:
-  """Returns the type in which the ids of a vocabulary are written."""
+  """Returns the integer type of the ids of a vocabulary."""
   return np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.uint32)
 
 
 class WrittenSplit(NamedTuple):
-  """What was written of a split, beside its tokens.
+  """The data of a written split besides its tokens.
 
   Attributes:
     starts: for each document, the index of its first token.
@@ -73,7 +73,7 @@ class WrittenSplit(NamedTuple):
 
 
 def read_chunks(document: Document, encoding: str, remedy: str = REMEDY) -> Iterator[bytes]:
-  """Yields the chunks of a document. Raises BadInput if it has to be UTF-8 and is not."""
+  """Yields the chunks of a document. Raises BadInput if it must be UTF-8 but is not."""
   offset = 0
   for chunk in document.read_chunks():
     if encoding == 'utf-8':
@@ -94,16 +94,16 @@ def write(
   """Writes the tokens of documents and their separators to files.
 
   Args:
-    name: of the documents, for the log.
+    name: name of the documents in the log.
     documents: the documents; each is read once.
-    encoder: tokenises them.
+    encoder: encoder of the documents.
     separator: tokens between two documents.
-    files: where the tokens are written.
-    on_chunk: is called with each chunk of the text.
-    remedy: what to do about text that is not UTF-8.
+    files: files for the tokens.
+    on_chunk: called with each chunk of the text.
+    remedy: remedy for text that is not UTF-8.
 
   Raises:
-    BadInput: the text of a document is not in the vocabulary, or the encoder refuses it.
+    BadInput: text outside the vocabulary, or rejected by the encoder.
   """
   vocabulary = encoder.vocabulary
   starts = array.array('q')
@@ -147,13 +147,13 @@ def write(
 
 
 def _separators(vocabulary: vocabularies.Vocabulary) -> list[str]:
-  """Returns the spellings that may separate documents of a text."""
+  """Returns the possible separators of documents in a text."""
   special_tokens = [s for s in tokenizer.DOCUMENT_SEPARATORS if s in vocabulary.special_tokens]
   return list(dict.fromkeys((*SEPARATORS, *special_tokens)))
 
 
 def _log_separators(name: str, counts: dict[str, int]) -> None:
-  """Logs a warning for the separators that a text spells: they are tokenised as words."""
+  """Logs a warning for separators in a text, which are tokenised as words."""
   for token, count in counts.items():
     if count:
       logging.warning(

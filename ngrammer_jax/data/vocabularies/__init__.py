@@ -42,7 +42,7 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
     path: the file; for a tokenizer also a published model, a folder or a GGUF file.
     size: number of ids of a tokenizer, see `TokenizerVocabulary`.
 
-  Raises BadInput for another file.
+  Raises BadInput for a file of another kind.
   """
   if kind == 'tokenizer' and (path.is_dir() or gguf_header.is_gguf(path)):
     return published.read(path, size)
@@ -62,7 +62,7 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
 
 
 def _describe_wrong_file(kind: str, content: bytes, error: Exception) -> str:
-  """Says what a file is that is not a vocabulary of a kind, and what to do."""
+  """Describes a file that is not a vocabulary of a kind, with a remedy."""
   (other,) = FILES.keys() - {kind}
   what = file_formats.recognize(content[: file_formats.HEAD])
   if what == file_formats.GGUF:  # it has a tokenizer
@@ -89,7 +89,7 @@ def _is_vocabulary(kind: str, content: bytes) -> bool:
 
 
 def check_path(kind: str, path: str, vocabulary: Vocabulary, workdir: pathlib.Path) -> None:
-  """Raises BadInput if `data.vocabulary_path` is not the vocabulary of a run."""
+  """Raises BadInput if `data.vocabulary_path` differs from the vocabulary of a run."""
   size = vocabulary.size if kind == 'tokenizer' else None
   other = read(kind, storage.user_path('data.vocabulary_path', path), size)
   if other.definition != vocabulary.definition:
@@ -100,7 +100,7 @@ def check_path(kind: str, path: str, vocabulary: Vocabulary, workdir: pathlib.Pa
 
 
 def load(folder: pathlib.Path) -> Vocabulary:
-  """Loads the vocabulary of a folder that `save` wrote. Raises BadInput if it is damaged."""
+  """Loads a vocabulary written by `save`. Raises BadInput if it is damaged."""
   remedy = 'the training command writes it again if steps are left'
   with file_errors.translate_damage(folder / 'vocabulary.json', remedy):
     fields = json_files.read(folder / 'vocabulary.json')

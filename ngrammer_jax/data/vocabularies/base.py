@@ -19,7 +19,7 @@ SPACE_MARK = '\u2581'  # the space inside the pieces of SentencePiece
 
 @functools.lru_cache(maxsize=8)
 def spelling_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
-  """Returns a pattern, with one group, of the spellings of tokens: of several the longest."""
+  """Returns a pattern with one group for the longest of several token texts."""
   longest_first = sorted(tokens, key=len, reverse=True)
   alternatives = '|'.join(map(re.escape, longest_first))
   if not alternatives:
@@ -32,20 +32,19 @@ class Vocabulary(abc.ABC):
 
   Attributes:
     kind: the value of `data.vocabulary`.
-    file: name of a further file beside vocabulary.json, with `content`; None: there is none.
-    fields: the other arguments of the class, which vocabulary.json has.
-    encoding: encoding of the text that it reads; latin-1: each byte is a character; bytes: text is
-      any bytes.
+    file: name of a second file for `content` beside vocabulary.json; None: no second file.
+    fields: the other arguments of the class, stored in vocabulary.json.
+    encoding: encoding of the input text; latin-1: each byte is a character; bytes: any bytes.
     size: number of ids.
     document_start: id between documents and before the very first token.
-    document_end: id that ends a document; None if the document start also occurs inside documents.
-    adds_start: whether a text that is scored or continued begins with the document start.
-    line_end: id of the end of a line; None if that is not a separate word.
+    document_end: id at the end of a document; None if the document start also occurs inside
+      documents.
+    adds_start: whether scored or continued texts begin with the document start.
+    line_end: id of the line end; None if it is not a separate word.
     unknown: id of text that is not in the vocabulary; None if there is no such id.
-    num_characters: number of ids that are a character each, the lowest ids; None if the tokens are
-      not characters.
-    special_tokens: the spellings of the special tokens.
-    definition: what determines the text of each id; equal if and only if all ids mean the same.
+    num_characters: number of character ids, the lowest ids; None if tokens are not characters.
+    special_tokens: the texts of the special tokens.
+    definition: equal if and only if all ids have the same meaning.
   """
 
   kind: str
@@ -69,10 +68,10 @@ class Vocabulary(abc.ABC):
     return () if self.document_end is None else (self.document_end,)
 
   def separator(self, begins: bool = False) -> list[int]:
-    """Returns the ids between two documents: the document start, or end and start if it `begins`.
+    """Returns the ids between two documents: the document start, or end and start with `begins`.
 
     Raises:
-      BadInput: it begins, but the vocabulary has no begin token and another end token.
+      BadInput: `begins` without separate begin and end tokens.
     """
     if begins and self.document_end in (None, self.document_start):
       raise errors.BadInput(
@@ -84,10 +83,10 @@ class Vocabulary(abc.ABC):
     return [self.document_start]
 
   def add_start(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the ids of a text after the document start, if the model reads one first.
+    """Returns the ids of a text, after the document start if the model reads one.
 
-    An empty text always has it: a model has to read something. A text that begins with the
-    spelling of this token, read as a special token, is not given another one.
+    An empty text always has a document start, because a model must read something. A text that
+    already begins with this special token gets no second one.
     """
     if not len(ids):
       return np.insert(ids, 0, self.document_start)
@@ -108,8 +107,7 @@ class Vocabulary(abc.ABC):
 
     Args:
       text: the text.
-      special: whether the spelling of a special token in it is that token. False: it is ordinary
-        text.
+      special: whether the text of a special token is read as the token. False: as ordinary text.
     """
 
   @abc.abstractmethod
@@ -118,11 +116,11 @@ class Vocabulary(abc.ABC):
 
     Args:
       ids: the ids.
-      special: whether a special token is shown as it is spelled. False: it is no text.
+      special: whether special tokens are included in the text.
     """
 
   def _files(self) -> dict[str, bytes]:
-    """Returns the content of each file that `save` writes."""
+    """Returns the content of each file for `save`."""
     text = json.dumps({'kind': self.kind, **self.fields}, ensure_ascii=False)
     contents = {'vocabulary.json': text.encode()}
     if self.file is not None:
@@ -131,11 +129,11 @@ class Vocabulary(abc.ABC):
 
   @property
   def digest(self) -> str:
-    """Hash of the files that `save` writes."""
+    """Hash of the files written by `save`."""
     return hashlib.sha256(b''.join(self._files().values())).hexdigest()
 
   def save(self, folder: pathlib.Path) -> None:
-    """Writes the files that `vocabularies.load` reads."""
+    """Writes the files for `vocabularies.load`."""
     for name, content in self._files().items():
       files.write(folder / name, content)
 
@@ -149,10 +147,10 @@ class Vocabulary(abc.ABC):
     return [self.encode(text, special) for text in texts]
 
   def token_texts(self) -> tuple[list[str], list[str]]:
-    """Returns the text of every token id, and the token as the vocabulary writes it.
+    """Returns the text of every token id, and the token in the notation of the vocabulary.
 
-    The text of a token that is a piece of a UTF-8 character contains U+FFFD. A space before a word
-    belongs to the text. A special token is a text of its own.
+    The text of a piece of a UTF-8 character contains U+FFFD. A space before a word belongs to the
+    text. The text of a special token is its name.
     """
     tokens = [self.decode([i]) for i in range(self.size)]
     return [t.decode(errors='replace') for t in tokens], [f'<0x{t.hex().upper()}>' for t in tokens]

@@ -15,7 +15,7 @@ class CharacterVocabulary(base.Vocabulary):
     characters: the characters, sorted.
     encoding: encoding of the text, utf-8 or latin-1.
     separated: whether the corpus has several documents. If so, the document start is an additional
-      id. Otherwise it is the newline or space, so that the sizes are those of the literature.
+      id. Otherwise it is the newline or space, for the vocabulary sizes of the literature.
 
   """
 
@@ -23,7 +23,7 @@ class CharacterVocabulary(base.Vocabulary):
 
   def __init__(self, characters: str, encoding: str, separated: bool):
     if not isinstance(separated, bool):  # of a damaged file
-      raise TypeError(f'separated={separated!r} is neither true nor false')
+      raise TypeError(f'separated={separated!r} must be true or false')
     self.fields = {'characters': characters, 'encoding': encoding, 'separated': separated}
     self.encoding = encoding
     codes = np.array([ord(c) for c in characters], '<u4')
@@ -81,7 +81,7 @@ def code_points(text: bytes, encoding: str) -> np.ndarray:
 
 
 def learn_characters(texts: Iterable[bytes], encoding: str, separated: bool) -> CharacterVocabulary:
-  """Returns the vocabulary of all characters that occur in the texts, which may be all splits."""
+  """Returns the vocabulary of all characters in the texts."""
   codes: set[int] = set()
   for text in texts:
     codes.update(np.flatnonzero(np.bincount(code_points(text, encoding))).tolist())

@@ -1,9 +1,9 @@
 """Chat templates: a conversation as text and as token ids.
 
-The template, of Jinja, turns messages into a text. The special tokens that it writes are special
-tokens. A message is ordinary text, also where it spells one. So the template is filled twice if a
-message spells a special token: with the messages, which gives the text, and with messages that have
-marks around these tokens. The marks show which tokens of the text are not of the template.
+A Jinja template turns messages into a text. Special tokens of the template are special; text of
+messages is ordinary, even if equal to a special token. If a message contains such text, the
+template is filled twice: with the messages for the text, and with marks around these tokens. The
+marks show which special tokens come from messages.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ ANSWER: Message = {'role': 'assistant', 'content': 'Aardvark'}
 
 
 class _Generation(jinja2.ext.Extension):
-  """The tag `generation` of some templates, which marks the text that a training learns."""
+  """The tag `generation` of some templates, around the text with a loss in training."""
 
   tags = {'generation'}
 
@@ -66,7 +66,7 @@ class _MarkedGeneration(_Generation):
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-  """Where templates are filled. The methods of a text with marks keep whole pairs of them."""
+  """The environment of templates. Methods of marked texts keep pairs of marks complete."""
 
   def call(self, context, function, *args, **kwargs):
     result = super().call(context, function, *args, **kwargs)
@@ -82,9 +82,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 def check_exists(vocabulary: Vocabulary) -> None:
   """Raises BadInput if a model has no chat template."""
   if getattr(vocabulary, 'chat_template', None) is None:
-    raise errors.BadInput(
-      'this model has no chat template, which shows it messages: continue a text, without --chat'
-    )
+    raise errors.BadInput('this model has no chat template: continue a text, without --chat')
 
 
 def has_generation_tag(vocabulary: TokenizerVocabulary) -> bool:
@@ -105,11 +103,10 @@ def render(
     vocabulary: a vocabulary with a chat template.
     messages: the conversation.
     add_generation_prompt: whether the text ends with the beginning of an answer.
-    for_training: whether the text of the tag `generation` is between BEGIN and END, and the date is
-      TRAINING_DATE.
+    for_training: whether to put BEGIN and END around the tag `generation`, and use TRAINING_DATE.
 
   Raises:
-    BadInput: the template does not accept the messages, or is damaged.
+    BadInput: a template that rejects the messages, or is damaged.
   """
   template = _compile(vocabulary.chat_template, for_training)
   begin = ''
@@ -153,7 +150,7 @@ def _compile(template: str, for_training: bool) -> jinja2.Template:
 
 
 def _fill(template: jinja2.Template, messages: Sequence[Message], variables: dict[str, Any]) -> str:
-  """Returns the text of a template. Raises BadInput if it does not accept the messages."""
+  """Returns the text of a template. Raises BadInput if it rejects the messages."""
   try:
     return template.render(messages=messages, **variables)
   except Exception as error:  # a template can raise anything
@@ -163,12 +160,12 @@ def _fill(template: jinja2.Template, messages: Sequence[Message], variables: dic
 
 
 def check_roles(vocabulary: TokenizerVocabulary, messages: Sequence[Message]) -> None:
-  """Checks that a template shows all messages of a system, a tool or another role.
+  """Checks that a template includes all messages of a system, tool or other role.
 
-  Those of a user or an assistant may be left out: some templates show the last ones.
+  Messages of user and assistant may be missing: some templates include only the last ones.
 
   Raises:
-    BadInput: it leaves out one of them, or does not accept it.
+    BadInput: the template drops or rejects a message.
   """
   shown = render(vocabulary, messages)
   for i, message in enumerate(messages):
@@ -192,10 +189,10 @@ def encode(vocabulary: TokenizerVocabulary, rendered: str) -> np.ndarray:
 
 
 def end_of_turn(vocabulary: Vocabulary) -> tuple[int, ...]:
-  """Returns the id of the token with which the template ends an answer; () if there is none.
+  """Returns the id of the token after an answer in the template; () without one.
 
-  It is the first token after the answer that is found before all others in a text (the added tokens
-  of the tokenizer), special or not. Some templates write it only before another message.
+  It is the first added token of the tokenizer after the answer, special or not. Some templates
+  write it only before another message.
   """
   if getattr(vocabulary, 'chat_template', None) is None:
     return ()
@@ -217,9 +214,9 @@ def end_of_turn(vocabulary: Vocabulary) -> tuple[int, ...]:
 def encode_with_mask(
   vocabulary: TokenizerVocabulary, rendered: Sequence[str]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-  """Returns the ids of each rendered conversation, and which of them a training learns.
+  """Returns the ids of each rendered conversation, and their loss mask.
 
-  These are the tokens with a character between BEGIN and END.
+  Tokens with a character between BEGIN and END have a loss.
   """
   conversations = [marks.parse(text) for text in rendered]
   encoded = {}
@@ -239,7 +236,7 @@ def encode_with_mask(
 
 
 def _overlap(ranges_Nx2: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-  """Returns whether each range of characters has one of some spans, which are in order, [N]."""
+  """Returns whether each range of characters overlaps one of some ordered spans, [N]."""
   starts = np.array([start for start, _ in spans], np.int64)
   ends = np.array([end for _, end in spans] + [np.iinfo(np.int64).max], np.int64)
   starts = np.append(starts, np.iinfo(np.int64).max)
@@ -248,7 +245,7 @@ def _overlap(ranges_Nx2: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.nda
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-  """Returns a JSON value with all its texts changed, but not the names of its fields."""
+  """Returns a JSON value with all texts mapped, except field names."""
   if isinstance(value, str):
     return change(value)
   if isinstance(value, list):

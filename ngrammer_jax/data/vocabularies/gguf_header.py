@@ -1,6 +1,6 @@
-"""The header of a GGUF file: its metadata, among them a tokenizer, and where its tensors are.
+"""The header of a GGUF file: metadata (including a tokenizer) and locations of tensors.
 
-Every size in it is checked before anything is allocated. A model may be split into several files,
+Every size is checked before allocation. A model may be split into several files,
 NAME-00001-of-00003.gguf and so on: the first has the metadata, and each of them some tensors.
 """
 
@@ -39,10 +39,10 @@ NUMBERS = {  # dtypes of the other types of values
 
 
 class Entry(NamedTuple):
-  """Where a tensor is.
+  """The location of a tensor.
 
   Attributes:
-    path: the file that has it.
+    path: its file.
     shape: its shape, rows first.
     kind: the number of its type.
     first_byte: its first byte in the file.
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
 
 def is_gguf(path: pathlib.Path) -> bool:
-  """Whether a path is a file of that name, or of that content."""
+  """Whether a path is a GGUF file, by name or content."""
   with contextlib.suppress(*file_errors.DAMAGE_ERRORS):
     if path.is_file():
       with path.open('rb') as file:
@@ -64,7 +64,7 @@ def is_gguf(path: pathlib.Path) -> bool:
 
 
 def parts(path: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of the model that a file is a part of, in order, by its name alone."""
+  """Returns all files of the model of a file, in order, by its name alone."""
   match = SPLIT_NAME.fullmatch(path.name)
   if match is None or not 1 <= int(match['number']) <= int(match['count']):
     return [path]
@@ -74,7 +74,7 @@ def parts(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Entry]]:
-  """Returns the metadata and the tensors of a model, by their names. They are read once.
+  """Returns the metadata and the tensors of a model by name; cached.
 
   Args:
     path: its file, or any part of it.
@@ -103,7 +103,7 @@ def _read_parts(
 
   Args:
     files: the parts of a model.
-    versions: size and time of each file, which tell one version from another.
+    versions: size and time of each file, to distinguish versions.
   """
   metadata: dict[str, Any] = {}
   entries: dict[str, Entry] = {}
@@ -128,7 +128,7 @@ def _read_parts(
 
 
 def _check_part(metadata: Mapping[str, Any], number: int, count: int) -> None:
-  """Raises BadInput or ValueError if metadata are not those of part `number` of `count`, from 0."""
+  """Raises BadInput or ValueError unless metadata belong to part `number` of `count`, from 0."""
   stated_count = metadata.get('split.count', 1)
   if count == 1 and isinstance(stated_count, int) and stated_count > 1:
     raise errors.BadInput(
@@ -198,7 +198,7 @@ def _read_entries(header: '_Header', path: pathlib.Path, num_tensors: int) -> di
 
 
 class _Header:
-  """Reads values one after another; none is read that the file is too short for."""
+  """Reads values one after another, with checks against the end of the file."""
 
   def __init__(self, file: BinaryIO, size: int):
     self._file = file
@@ -207,7 +207,7 @@ class _Header:
     self._num_texts = 0
 
   def take(self, count: int) -> bytes:
-    """Returns the next bytes. Raises ValueError if there are not so many."""
+    """Returns the next bytes. Raises ValueError if there are fewer."""
     self.position += count
     if self.position > self._size:
       raise ValueError('the file ends inside its header')
@@ -216,7 +216,7 @@ class _Header:
     return self._file.read(count)
 
   def number(self, size: int) -> int:
-    """Returns the next unsigned number, of so many bytes."""
+    """Returns the next unsigned number of `size` bytes."""
     return int.from_bytes(self.take(size), 'little')
 
   def text(self) -> str:

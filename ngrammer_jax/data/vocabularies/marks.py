@@ -1,7 +1,7 @@
 """Marks in the text of a conversation.
 
-A special token that a message spells is between OPEN and CLOSE. It is ordinary text, and those that
-the chat template writes are special. The text that a training learns is between BEGIN and END.
+OPEN and CLOSE enclose the text of a special token in a message. It is ordinary text; only special
+tokens of the chat template are special. BEGIN and END enclose text with a loss in training.
 """
 
 import re
@@ -24,7 +24,7 @@ def remove(text: str) -> str:
 
 
 def add(text: str, special_tokens: tuple[str, ...]) -> str:
-  """Returns the text of a message with marks around the special tokens that it spells."""
+  """Returns the text of a message with marks around texts of special tokens."""
   return spelling_pattern(special_tokens).sub(rf'{OPEN}\1{CLOSE}', remove(text))
 
 
@@ -47,7 +47,7 @@ class MarkedText(str):
 
 
 def drop_unpaired(value: Any) -> Any:
-  """Returns a text, or texts, without the marks that have lost the other one."""
+  """Returns a text, or texts, without unpaired marks."""
   if isinstance(value, str):
     return MarkedText(UNPAIRED.sub(r'\1', value))
   if isinstance(value, list | tuple):
@@ -56,16 +56,16 @@ def drop_unpaired(value: Any) -> Any:
 
 
 def transfer(marked: str, shown: str, special_tokens: tuple[str, ...]) -> str:
-  """Returns a conversation with marks around the special tokens that its messages spell.
+  """Returns a conversation with marks around texts of special tokens in its messages.
 
   Args:
     marked: the text of the template for messages with marks. It may differ in other characters, if
       the template counts or compares those of a message.
     shown: its text for the messages.
-    special_tokens: the spellings of the special tokens.
+    special_tokens: the texts of the special tokens.
 
   Raises:
-    BadInput: the texts have other special tokens.
+    BadInput: the special tokens of the two texts differ.
   """
   spelling = spelling_pattern(special_tokens)
   tokens = []
@@ -95,8 +95,8 @@ class Part(NamedTuple):
 
   Attributes:
     text: its text.
-    special: whether the spelling of a special token is that token.
-    learned: ranges of its characters that a training learns, in their order.
+    special: whether the text of a special token is read as the token.
+    learned: ranges of characters with a loss, in order.
   """
 
   text: str
@@ -105,7 +105,7 @@ class Part(NamedTuple):
 
 
 def parse(rendered: str) -> list[Part]:
-  """Returns the parts of a rendered conversation; a message spells a special token in every 2nd."""
+  """Returns the parts of a rendered conversation; every 2nd is a special token in a message."""
   parts = []
   is_learned = False
   for i, marked in enumerate(SPELLED.split(rendered)):

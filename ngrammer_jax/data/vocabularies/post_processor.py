@@ -8,14 +8,14 @@ Processor = Mapping[str, Any]  # as a tokenizer.json has it
 
 
 class AddedIds(NamedTuple):
-  """The ids that are put before and after a text."""
+  """The ids added before and after a text."""
 
   before: tuple[int, ...]
   after: tuple[int, ...]
 
 
 def added_ids(processor: Processor | None) -> AddedIds:
-  """Returns the ids that a post-processor adds to a single text; None adds none.
+  """Returns the ids added to a single text by a post-processor; empty for None.
 
   Raises KeyError or TypeError for a damaged one.
   """
@@ -29,14 +29,14 @@ def added_ids(processor: Processor | None) -> AddedIds:
 
 
 def with_begin_token(content: bytes, token: str, token_id: int | None) -> bytes:
-  """Returns a tokenizer.json that puts one token before each text, and adds no others.
+  """Returns a tokenizer.json that adds only one token, before each text.
 
-  What else its post-processor does stays. A tokenizer.json that does so already is not changed.
+  Other steps of its post-processor are kept. A tokenizer.json that already does so is unchanged.
 
   Args:
     content: the content of the file.
     token: the spelling of the token.
-    token_id: its id; None: nothing is put before a text.
+    token_id: its id; None: no token.
   """
   tokenizer = json.loads(content)
   processor = tokenizer.get('post_processor')
@@ -54,7 +54,7 @@ def with_begin_token(content: bytes, token: str, token_id: int | None) -> bytes:
 
 
 def _parts(processor: Processor | None) -> list[Processor]:
-  """Returns the post-processors that a sequence applies, in their order."""
+  """Returns the post-processors of a sequence, in order."""
   if processor is None:
     return []
   if processor['type'] != 'Sequence':
@@ -63,7 +63,7 @@ def _parts(processor: Processor | None) -> list[Processor]:
 
 
 def _added_by(processor: Processor) -> AddedIds:
-  """Returns the ids that a post-processor other than a sequence adds."""
+  """Returns the ids added by a post-processor other than a sequence."""
   if processor['type'] in ('BertProcessing', 'RobertaProcessing'):
     _, begin = processor['cls']
     _, end = processor['sep']
@@ -83,7 +83,7 @@ def _added_by(processor: Processor) -> AddedIds:
 
 
 def _template(token: str, token_id: int) -> Processor:
-  """Returns the post-processor that puts a token before a text; a pair of texts is one text."""
+  """Returns a post-processor with a token before a text; a pair of texts is one text."""
   begin = {'SpecialToken': {'id': token, 'type_id': 0}}
   first = {'Sequence': {'id': 'A', 'type_id': 0}}
   second = {'Sequence': {'id': 'B', 'type_id': 0}}

@@ -5,8 +5,8 @@
   vocab.json and merges.txt         byte-level byte pairs (GPT-2, Qwen)
   metadata of a GGUF file           either of the last two
 
-Which tokens begin and end a text, and whether the first is added to every text, is what the files
-of the model say. `tokenizer_json` makes the tokenizer.json where there is none.
+The files of the model determine the begin and end tokens, and whether the begin token is added to
+every text. `tokenizer_json` makes a missing tokenizer.json.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -86,13 +86,13 @@ def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:
 
   Args:
     path: a folder, or a GGUF file.
-    size: number of ids of the model; None: those of the tokenizer.
+    size: number of ids of the model; None: ids of the tokenizer.
 
   Raises:
-    BadInput: it has no tokenizer, a damaged one, or one with more ids.
+    BadInput: a missing or damaged tokenizer, or one with more ids.
   """
   if not has_tokenizer(path):
-    raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
+    raise errors.BadInput(f'{path} has no tokenizer: add its tokenizer.json')
   with translate_damage(path):
     if path.is_dir():
       return from_folder(path, size)
@@ -102,14 +102,15 @@ def read(path: pathlib.Path, size: int | None) -> TokenizerVocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class _FolderSettings:
-  """What the JSON files of a folder say about its tokens.
+  """The token settings in the JSON files of a folder.
 
   Attributes:
     config: content of config.json.
     generation: content of generation_config.json.
-    tokenizer: content of tokenizer_config.json and special_tokens_map.json. Of a token in both, the
-      former counts if it has `added_tokens_decoder`, as in transformers 5, otherwise the latter.
-    added_ids: content of added_tokens.json: ids of tokens beside those of the model.
+    tokenizer: content of tokenizer_config.json and special_tokens_map.json. For a token in both,
+      the first file decides if it has `added_tokens_decoder` (transformers 5), otherwise the
+      second.
+    added_ids: content of added_tokens.json: ids of added tokens.
   """
 
   config: dict[str, Any]
@@ -119,7 +120,7 @@ class _FolderSettings:
 
   @classmethod
   def read(cls, folder: pathlib.Path) -> '_FolderSettings':
-    """Reads the files that are there; a null in tokenizer_config.json counts as nothing."""
+    """Reads the existing files; a null in tokenizer_config.json is ignored."""
     special_tokens = _read_if_present(folder / 'special_tokens_map.json')
     own = _read_if_present(folder / 'tokenizer_config.json')
     own = {name: value for name, value in own.items() if value is not None}
@@ -136,7 +137,7 @@ class _FolderSettings:
 
   @property
   def tokenizer_class(self) -> str | None:
-    """The class with which transformers 5 reads the tokenizer; None: the files do not tell it."""
+    """The tokenizer class of transformers 5; None: not stated in the files."""
     model_type = self.config.get('model_type')
     named = self.tokenizer.get('tokenizer_class') or self.config.get('tokenizer_class')
     if model_type in FIXED_CLASSES or not named:
@@ -152,12 +153,12 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
   """Returns the vocabulary of a folder.
 
   Args:
-    folder: a folder that `has_tokenizer`.
+    folder: a folder with a tokenizer.
     size: number of ids, see `TokenizerVocabulary`.
 
   Raises:
-    BadInput: the tokenizer is of a kind that is not supported.
-    Exception: a file is damaged, see `translate_damage`.
+    BadInput: an unsupported kind of tokenizer.
+    Exception: a damaged file, see `translate_damage`.
   """
   import tokenizers  # other vocabularies do not need it
 
@@ -193,10 +194,10 @@ def from_folder(folder: pathlib.Path, size: int | None) -> TokenizerVocabulary:
 def _adds_start(
   folder: pathlib.Path, files: _FolderSettings, added: post_processor.AddedIds
 ) -> bool:
-  """Whether transformers 5 puts a begin token before the texts of a folder.
+  """Whether transformers 5 adds a begin token before the texts of a folder.
 
-  The post-processor of a tokenizer.json says so, and `add_bos_token` where there is none. Two
-  classes do not follow the file, and one has no begin token unless the settings name it.
+  The post-processor of a tokenizer.json decides, or `add_bos_token` without one. Two classes ignore
+  the file, and one has no begin token unless the settings name it.
   """
   is_code_llama = files.tokenizer_class == 'CodeLlamaTokenizer'
   if not (folder / 'tokenizer.json').exists():
@@ -209,7 +210,7 @@ def _adds_start(
 
 
 def _log_added(folder: pathlib.Path, setting: bool | None, adds_start: bool) -> None:
-  """Logs that `add_bos_token` is not followed, or that only it would add a begin token."""
+  """Logs an ignored `add_bos_token`, or a begin token added only by it."""
   begins = f'{folder}: texts begin {"with" if adds_start else "without"} a begin token'
   has_own_file = (folder / 'tokenizer.json').exists()
   if has_own_file and setting is not None and setting != adds_start:
@@ -229,7 +230,7 @@ def _warn_once(message: str) -> None:
 
 
 def _chat_template(folder: pathlib.Path, settings: Mapping[str, Any]) -> Any:
-  """Returns the chat template of a folder: its own file, or the setting; None: there is none."""
+  """Returns the chat template of a folder, from its file or the settings; None: no template."""
   path = folder / 'chat_template.jinja'
   if path.exists():
     return path.read_text(encoding='utf-8')
@@ -244,12 +245,12 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> TokenizerVocabul
   """Returns the vocabulary of the metadata of a GGUF file.
 
   Args:
-    metadata: values by their keys, of which `tokenizer.ggml.model` is one.
+    metadata: values by key, including `tokenizer.ggml.model`.
     size: number of ids, see `TokenizerVocabulary`.
 
   Raises:
-    BadInput: the tokenizer is of a kind that is not supported.
-    ValueError, LookupError or TypeError: the metadata are damaged.
+    BadInput: an unsupported kind of tokenizer.
+    ValueError, LookupError or TypeError: damaged metadata.
   """
   prefix = 'tokenizer.ggml.'
   fields = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
@@ -307,11 +308,11 @@ def _make_vocabulary(
   adds_start: Any,
   chat_template: Any,
 ) -> TokenizerVocabulary:
-  """Returns the vocabulary; a start or end that is not one of the ids, or has no row, is left out.
+  """Returns the vocabulary; start or end tokens without a valid id or row are dropped.
 
   Raises:
-    BadInput: texts begin with a token that has no row.
-    TypeError: the chat template is no text.
+    BadInput: texts begin with a token without a row.
+    TypeError: the chat template is not a text.
   """
   if chat_template is not None and not isinstance(chat_template, str):
     raise TypeError(f'the chat template is {chat_template!r}, expected a text')
@@ -336,12 +337,12 @@ def _make_vocabulary(
 
 
 def _token_text(token: Any) -> str | None:
-  """Returns the text of a token in a JSON file, which may have its options too."""
+  """Returns the text of a token in a JSON file, with or without options."""
   return token.get('content') if isinstance(token, dict) else token
 
 
 def _folder_content(folder: pathlib.Path, files: _FolderSettings) -> bytes:
-  """Returns the content of the tokenizer.json of a folder, or makes it."""
+  """Returns the tokenizer.json of a folder, or creates it."""
   if (folder / 'tokenizer.json').exists():
     return (folder / 'tokenizer.json').read_bytes()
   settings = files.tokenizer
@@ -369,7 +370,7 @@ def _folder_content(folder: pathlib.Path, files: _FolderSettings) -> bytes:
 
 
 def _space_prefix(files: _FolderSettings) -> str:
-  """Returns where a space is put before the text of a SentencePiece model, as in transformers 5."""
+  """Returns the rule for a space before the text of a SentencePiece model, as in transformers 5."""
   class_name = files.tokenizer.get('tokenizer_class', '').removesuffix('Fast')
   is_llama = files.config.get('model_type') == 'llama'
   if class_name:
@@ -384,7 +385,7 @@ def _space_prefix(files: _FolderSettings) -> str:
 
 
 def _read_merges(path: pathlib.Path) -> list[str]:
-  """Returns the merges of a merges.txt, which may begin with its version."""
+  """Returns the merges of a merges.txt, without a version line."""
   lines = path.read_text(encoding='utf-8').splitlines()
   if lines[0].startswith('#version'):
     del lines[0]

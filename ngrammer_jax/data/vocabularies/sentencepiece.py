@@ -51,13 +51,13 @@ class SentencePieceVocabulary(base.Vocabulary):
 
   @functools.cached_property
   def _special_ids(self) -> dict[str, int]:
-    """Ids of the control tokens, which no text contains, by their spelling."""
+    """Ids of the control tokens, which no text contains, by token text."""
     ids = filter(self._processor.is_control, range(self.size))
     return {self._processor.id_to_piece(i): i for i in ids}
 
   @property
   def special_tokens(self) -> Sequence[str]:
-    """The spellings of the control tokens."""
+    """The texts of the control tokens."""
     return tuple(self._special_ids)
 
   def encode(self, text: bytes, special: bool = False) -> np.ndarray:
@@ -73,7 +73,7 @@ class SentencePieceVocabulary(base.Vocabulary):
     return np.array(ids, np.int64)
 
   def _encode_special(self, text: str) -> np.ndarray:
-    """Returns the ids of a text in which the spelling of a control token is that token."""
+    """Returns the ids of a text with control tokens read as tokens."""
     spelling = base.spelling_pattern(self.special_tokens)
     ids = []
     for i, part in enumerate(spelling.split(text)):
@@ -117,11 +117,11 @@ def learn_sentencepiece(texts: Iterable[bytes], size: int | None) -> SentencePie
   characters are encoded as bytes. The result depends on the text alone.
 
   Args:
-    texts: UTF-8 texts, whose lines are the training sentences.
+    texts: UTF-8 texts; their lines are the training sentences.
     size: number of pieces. None: DEFAULT_SIZE.
 
   Raises:
-    BadInput: the size is too small or too large for this text.
+    BadInput: a size too small or too large for this text.
   """
   import sentencepiece
 

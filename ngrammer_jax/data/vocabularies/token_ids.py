@@ -1,4 +1,4 @@
-"""Token ids without text, of a model without a tokenizer."""
+"""Token ids without text, for a model without a tokenizer."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,13 +9,13 @@ from ngrammer_jax.data.vocabularies import base
 
 
 class TokenIds(base.Vocabulary):
-  """The token ids of a published model whose folder has no tokenizer: they have no text.
+  """The token ids of a published model without tokenizer; they have no text.
 
   Args:
     size: number of ids.
-    begin: id of the token that begins a text; None: the model has none.
-    ends: ids at which a generated text ends.
-    reason: why there is no text, for error messages.
+    begin: id of the begin token; None: no begin token.
+    ends: ids of the end tokens.
+    reason: reason for the missing text, for error messages.
   """
 
   kind = 'token_ids'

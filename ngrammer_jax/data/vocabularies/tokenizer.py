@@ -39,23 +39,22 @@ class TokenizerVocabulary(base.Vocabulary):
 
   Args:
     content: the content of the file.
-    size: number of ids, as many as a published model has rows: some may be unused, and added tokens
-      of the tokenizer may have no row. None: the number of ids of the tokenizer.
-    document_start: id of the document start. None: the first of the end tokens. Without these too,
-      the first special token that the tokenizer itself adds to a text; if it adds none, the first
-      of DOCUMENT_SEPARATORS that is one of its special tokens.
-    end_tokens: ids that end a text that the model generates. Empty: the document start.
-    adds_start: whether a text that is scored or continued begins with the document start.
+    size: number of ids, the rows of a published model: some may be unused, and added tokens of the
+      tokenizer may have no row. None: the number of ids of the tokenizer.
+    document_start: id of the document start. None: the first of the end tokens. Without end tokens,
+      the first special token added to a text by the tokenizer; otherwise the first special token in
+      DOCUMENT_SEPARATORS.
+    end_tokens: ids that end a generated text. Empty: the document start.
+    adds_start: whether scored or continued texts begin with the document start.
     chat_template: the Jinja template of a conversation, if the model has one.
 
   Attributes:
     has_begin_token: whether the document start is a begin token of the model; False: an end token.
-    tokens_without_row: the added tokens whose ids are not below `size`. No text may contain them.
+    tokens_without_row: the added tokens with ids from `size` on. No text may contain them.
 
   Raises:
     ValueError: the file is not a tokenizer.
-    BadInput: no special token separates documents, or a token that is not an added one has an id
-      that is not below `size`.
+    BadInput: no special token separates documents, or a regular token has an id from `size` on.
   """
 
   kind = 'tokenizer'
@@ -104,7 +103,7 @@ class TokenizerVocabulary(base.Vocabulary):
     self.fields = {name: value for name, value in fields.items() if value is not None}
 
   def _make_tokenizer(self) -> 'tokenizers.Tokenizer':
-    """Returns a tokenizer, in whose texts the spelling of a special token is that token."""
+    """Returns a tokenizer that reads the text of a special token as the token."""
     import tokenizers  # other vocabularies do not need it
 
     tokenizer = tokenizers.Tokenizer.from_buffer(self.content)
@@ -117,12 +116,12 @@ class TokenizerVocabulary(base.Vocabulary):
 
   @functools.cached_property
   def _added_tokens(self) -> dict[int, 'tokenizers.AddedToken']:
-    """The tokens that are found before all others, by their ids."""
+    """The added tokens by id, matched before all others."""
     return self._tokenizer.get_added_tokens_decoder()
 
   @functools.cached_property
   def unknown(self) -> int | None:
-    """Id of text that is not in the vocabulary; None if there is no such id."""
+    """Id of text outside the vocabulary; None without such an id."""
     model = json.loads(self.content)['model']
     token = model.get('unk_token')
     if token is None:
@@ -131,17 +130,17 @@ class TokenizerVocabulary(base.Vocabulary):
 
   @property
   def end_tokens(self) -> tuple[int, ...]:
-    """Ids at which a generated text ends: the start of another document is one of them."""
+    """Ids that end a generated text, including the start of another document."""
     return (*self._ends, self.document_start)
 
   @functools.cached_property
   def special_tokens(self) -> tuple[str, ...]:
-    """The spellings of the special tokens."""
+    """The texts of the special tokens."""
     return tuple(token.content for token in self._added_tokens.values() if token.special)
 
   @functools.cached_property
   def added_ids(self) -> frozenset[int]:
-    """Ids of the tokens that are found in a text before all others: special ones, and others."""
+    """Ids of the added tokens, special or not, matched in a text before all others."""
     return frozenset(self._added_tokens)
 
   def _find_separator(self) -> int:
@@ -178,7 +177,7 @@ class TokenizerVocabulary(base.Vocabulary):
 
   @functools.cached_property
   def _is_reserved(self) -> np.ndarray:
-    """Whether an id is a special token, which ordinary text cannot have, bool [ids]."""
+    """Whether an id is a special token, never in ordinary text, bool [ids]."""
     is_reserved = np.zeros(1 + max(self._tokenizer.get_vocab().values()), bool)
     for i, token in self._added_tokens.items():
       is_reserved[i] = token.special and i != self.unknown
@@ -206,7 +205,7 @@ class TokenizerVocabulary(base.Vocabulary):
     return results
 
   def _select_tokenizer(self, special: bool) -> 'tokenizers.Tokenizer':
-    """Returns the tokenizer that reads the spellings of special tokens as such, or as text."""
+    """Returns the tokenizer that reads texts of special tokens as tokens, or as text."""
     return self._special_tokenizer if special else self._tokenizer
 
   def _check_rows(self, id_arrays: Sequence[np.ndarray]) -> None:
@@ -229,5 +228,5 @@ class TokenizerVocabulary(base.Vocabulary):
     return texts, list(map(self.token, range(self.size)))
 
   def token(self, i: int) -> str:
-    """Returns the spelling of a token."""
+    """Returns the text of a token."""
     return self._tokenizer.id_to_token(i) or ''

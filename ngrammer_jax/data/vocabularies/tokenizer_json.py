@@ -1,4 +1,4 @@
-"""Makes the tokenizer.json of a model that does not have one, from its tokens and merges.
+"""Creates a missing tokenizer.json from the tokens and merges of a model.
 
 byte pairs over bytes           GPT-2, Llama 3, Qwen
 byte pairs of SentencePiece     older Llama, Mistral, Gemma
@@ -51,10 +51,10 @@ def from_byte_pairs(
 
   Args:
     vocabulary: ids of all tokens.
-    merges: the pairs of tokens that are merged, with a space between them, first ones first.
+    merges: the merged pairs of tokens, separated by a space, in order.
     pre_tokenizer: the key of PRE_TOKENIZERS.
-    added: whether a token that is found before the pre-tokenizer is special, by its text.
-    problem: what the source says about the pre-tokenizer, for the error message.
+    added: whether each added token is special, by its text.
+    problem: description of the pre-tokenizer in the source, for the error message.
 
   Raises:
     BadInput: the pre-tokenizer is not supported.
@@ -90,7 +90,7 @@ def from_byte_pairs(
 
 
 def splits_like(content: bytes, pre_tokenizer: str) -> bool:
-  """Whether a tokenizer.json is of byte pairs and cuts a text into words like a pre-tokenizer.
+  """Whether a tokenizer.json has byte pairs and splits words like a pre-tokenizer.
 
   Args:
     content: the content of the file.
@@ -106,7 +106,7 @@ def splits_like(content: bytes, pre_tokenizer: str) -> bool:
 
 
 def _split(tokenizer: 'tokenizers.Tokenizer', text: str) -> list[str]:
-  """Returns the words of a text, before pairs are merged."""
+  """Returns the words of a text, before merging pairs."""
   if tokenizer.normalizer is not None:
     text = tokenizer.normalizer.normalize_str(text)
   if tokenizer.pre_tokenizer is None:
@@ -117,17 +117,17 @@ def _split(tokenizer: 'tokenizers.Tokenizer', text: str) -> list[str]:
 def from_sentencepiece_model(
   data: bytes, ids: Mapping[str, int], added: Mapping[str, bool], prefix: str = SENTENCEPIECE
 ) -> bytes:
-  """Returns the tokenizer.json of a SentencePiece model and of tokens beside it.
+  """Returns the tokenizer.json of a SentencePiece model and of added tokens.
 
   Args:
     data: the serialised model.
-    ids: ids of the tokens beside it.
+    ids: ids of the added tokens.
     added: see `from_byte_pairs`.
-    prefix: see `from_pieces`; of SENTENCEPIECE, the model says whether there is one.
+    prefix: see `from_pieces`; for SENTENCEPIECE, the model decides.
 
   Raises:
-    BadInput: the model is of a kind that needs its tokenizer.json.
-    ValueError: it is damaged, or an id is not the next one.
+    BadInput: a kind of model that needs its tokenizer.json.
+    ValueError: a damaged model, or non-consecutive ids.
   """
   from google.protobuf import message
   from sentencepiece import sentencepiece_model_pb2 as schema
@@ -169,11 +169,11 @@ def from_pieces(
 
   Args:
     tokens: the pieces.
-    scores: their scores; the pair whose piece has the highest one is merged first.
+    scores: their scores; the pair with the highest score is merged first.
     types: their types.
-    prefix: where a space is put before a text: SENTENCEPIECE, NEVER, FIRST or ALWAYS.
+    prefix: rule for a space before a text: SENTENCEPIECE, NEVER, FIRST or ALWAYS.
     charsmap: the normaliser, empty for none.
-    added: whether further tokens that are found before the others are special, by their text.
+    added: whether each added token is special, by its text.
   """
   from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -210,7 +210,7 @@ def from_pieces(
 def _merges(
   tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
 ) -> list[tuple[str, str]]:
-  """Returns all pairs of pieces that make a piece, those of the highest score first."""
+  """Returns all pairs of pieces that form a piece, highest score first."""
   pieces = {
     token: score
     for token, score, token_type in zip(tokens, scores, types, strict=True)
@@ -226,7 +226,7 @@ def _merges(
 
 
 def _to_json(tokenizer: 'tokenizers.Tokenizer', added: Mapping[str, bool]) -> bytes:
-  """Returns a tokenizer.json with its added tokens, which are spelled as they are."""
+  """Returns a tokenizer.json with verbatim added tokens."""
   from tokenizers import AddedToken
 
   for text, is_special in added.items():

@@ -48,7 +48,7 @@ def split_words(text: bytes) -> list[str]:
 
 
 def learn_words(texts: Iterable[bytes], size: int | None) -> WordVocabulary:
-  """Returns the most frequent words, ties in order of appearance. A size of None takes all."""
+  """Returns the most frequent words, ties in order of appearance. A size of None: all words."""
   counts: collections.Counter[str] = collections.Counter()
   for text in texts:
     counts.update(split_words(text))
