@@ -23,9 +23,10 @@ FIGURE_SIZE = (1, 6.4)  # panels, and width in inches
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   """Computes the mean attention weights of a run, as plain values for JSON.
 
-  Only tokens that can attend to all distances, inside their document and the memory, are counted,
-  so that all distances are averaged over the same tokens. The attention window of a recurrent model
-  is carried across segments here, even if `carry_memory` is False; this affects which tokens count.
+  Only tokens that can attend to all distances, inside their document and the memory, are counted.
+  All distances are therefore averaged over the same tokens. The attention window of a recurrent
+  model is carried across segments here, even if `carry_memory` is False; this affects which tokens
+  count.
 
   Keys: `step`, `split`; `tokens`, number of tokens read; `counted`, number of tokens averaged over;
   `distances` in tokens, 0 for the token itself; `heads` [L][N][D] mean weights; `layers` [L][D]
@@ -89,7 +90,7 @@ def _select_distances(config: model_config.ModelConfig, segment_length: int) -> 
 def _sum_weights(
   run: runs.Run, split: str, config: model_config.ModelConfig, distances: list[int]
 ) -> tuple[np.ndarray, int, int]:
-  """Returns weights [L, N, D] summed over counted tokens, the number of these, and of all."""
+  """Returns summed weights [L, N, D] of counted tokens, and the numbers of counted and all tokens."""
   distances_D = np.asarray(distances)
   vectors = capture.shared_vectors(config)
 
@@ -117,7 +118,7 @@ def _sum_weights(
 def _count_visible_tokens(
   config: model_config.ModelConfig, position_T: np.ndarray, first: int
 ) -> np.ndarray:
-  """Returns how many previous tokens of its document each token can attend to."""
+  """Returns the number of visible previous tokens in the document of each token."""
   if config.recurrent is not None:
     return position_T
   memory_length = 0 if config.memory is None else min(config.memory.length, first)

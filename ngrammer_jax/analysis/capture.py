@@ -28,8 +28,8 @@ def captured_segments(
 ) -> Iterator[tuple[np.ndarray, Any]]:
   """Yields for each segment its document starts [T] and the result of `measure`.
 
-  The model has the options of evaluation, and its memory is carried from segment to segment. The
-  memory of a recurrent model is carried even if `carry_memory` is False.
+  The model has the options of evaluation, and its memory is carried from segment to segment, for a
+  recurrent model even if `carry_memory` is False.
 
   Args:
     run: the trained run.
@@ -66,7 +66,7 @@ def captured_segments(
 def input_texts(run: runs.Run, text: token_split.TokenSplit, count: int) -> list[str]:
   """Returns the texts of the first inputs, with an empty one for the start of a document.
 
-  What the model computes at an input depends on this token: the target is the token after it.
+  The computations at an input depend on this token; its target is the next token.
   """
   inputs, _, _ = text.window(0, count)
   return [decode(run, [token]) for token in inputs]
@@ -85,7 +85,7 @@ def attention_layers(
 
 
 def shared_vectors(config: model_config.ModelConfig) -> int:
-  """Returns C, the number of persistent vectors that share a softmax with the context."""
+  """Returns C, the number of persistent vectors in the softmax of the context."""
   persistent = config.persistent
   if persistent is None or persistent.kind != 'all_attention':
     return 0

@@ -18,12 +18,12 @@ from ngrammer_jax.system import text_tables
 def format_table(
   workdir: pathlib.Path, arrays_step: int | str | None = None, prefix: str | None = None
 ) -> str:
-  """Lists the checkpoints and whether they are good, then the parts or arrays of one checkpoint.
+  """Lists the checkpoints and their state, then the parts or arrays of one checkpoint.
 
   Args:
     workdir: run directory.
-    arrays_step: the checkpoint whose parts are listed: a step, `newest` or `best`. None: none.
-    prefix: lists the arrays whose names begin so, instead of the parts. None: the parts.
+    arrays_step: the checkpoint to list parts of: a step, `newest` or `best`. None: no parts.
+    prefix: list arrays with this name prefix instead of parts. None: parts.
 
   Raises:
     BadInput: not a run directory, no such checkpoint, no such array, or its manifest cannot be
@@ -92,12 +92,12 @@ def _format_parts(leaves: Mapping[str, Leaf]) -> list[str]:
 
 
 def _part(name: str) -> str:
-  """Returns the part of a train state that an array belongs to."""
+  """Returns the part of an array in the train state."""
   return re.sub(r'_\d+$', '_*', '/'.join(name.split('/')[:2]))
 
 
 def _format_arrays(leaves: Mapping[str, Leaf], prefix: str) -> list[str]:
-  """Formats one line for each array whose name begins with the prefix."""
+  """Formats one line for each array with a name prefix."""
   selected = {name: leaf for name, leaf in leaves.items() if name.startswith(prefix)}
   if not selected:
     parts = ', '.join(dict.fromkeys(map(_part, leaves)))

@@ -3,7 +3,7 @@
 With 2,500 questions, the confidence intervals of two accuracies overlap unless they differ by about
 0.04. McNemar's exact test detects far smaller differences: it compares question by question and
 uses only the questions that exactly one of the two runs answers correctly. If neither run is
-better, these are equally likely to favor either run.
+better, these questions are equally likely to favor either run.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Statistics of the learned clusters: their tokens, coherence and usage.
 
-V vocabulary, U unique tokens that occur, D model width, N heads, H head width,
-K clusters.
+V vocabulary, U unique tokens in the text, D model width, N heads, H head width, K clusters.
 """
 
 from collections.abc import Sequence
@@ -35,13 +34,13 @@ COLUMNS = (
 def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None) -> dict[str, Any]:
   """Computes the cluster statistics of a run, as plain values for JSON.
 
-  They depend on the training split alone; `split` is that of the other analyses. `memory` is the
-  path of a memory, such as `layer_1/ngram_memory_0`. None: the first with clusters of tokens. For
-  the collisions of n-grams of clusters, see `ngrams`.
+  They depend on the training split alone; `split` is ignored. `memory` is the path of a memory,
+  such as `layer_1/ngram_memory_0`. None: the first with token clusters. For the collisions of
+  n-grams of clusters, see `ngrams`.
 
   Keys: `step`, `split`, `memory`, `clusters` K; `tokens`, number of vocabulary entries that occur
-  in the training split; `never`, number of those that do not; and `heads`, with for each head, over
-  the tokens that occur:
+  in the training split; `never`, number of the other entries; and `heads`, with for each head, over
+  the occurring tokens:
 
   `used`: number of clusters with at least one token.
   `vocabulary_perplexity`: exp of the entropy of the share of the tokens in each cluster.
@@ -50,11 +49,11 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
     embeddings; `coherence_elsewhere`: the same without the features of this head, which k-means
     was trained on. Each with the mean and standard deviation for `random` clusters of the same
     sizes. None if no cluster has two tokens.
-  `members`: for each cluster that is not empty, its tokens, the most frequent first, its coherence
+  `members`: for each non-empty cluster, its tokens, the most frequent first, its coherence
     if it has at least two, and its tokens that never occur.
 
   Raises:
-    BadInput: the model, or this memory, has no clusters that depend on the token alone.
+    BadInput: the model, or this memory, has no token clusters.
   """
   memories = run.token_memories()
   if memory is None:
@@ -95,7 +94,7 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
 
 
 def check_applicable(run: runs.Run) -> None:
-  """Raises NotApplicable if the model has no clusters that depend on the token alone."""
+  """Raises NotApplicable if the model has no token clusters."""
   run.token_memories()
 
 
@@ -126,7 +125,7 @@ def _analyze_head(
 def coherence(rows_UxD: np.ndarray, ids_U: np.ndarray) -> tuple[float | None, np.ndarray]:
   """Computes the mean cosine similarity of pairs in the same cluster: overall, and by cluster [K].
 
-  It is nan for a cluster of fewer than two rows, and None overall if all clusters are such.
+  It is nan for clusters with fewer than two rows, and None overall without larger clusters.
   """
   length_Ux1 = np.linalg.norm(rows_UxD, axis=1, keepdims=True)
   unit_UxD = rows_UxD / np.where(length_Ux1 > 0, length_Ux1, 1)
@@ -165,7 +164,7 @@ def _perplexity(weight_K: np.ndarray) -> float:
 def _list_members(
   rows_UxD: np.ndarray, ids_U: np.ndarray, ids_V: np.ndarray, texts: Sequence[str]
 ) -> dict[int, dict[str, Any]]:
-  """Returns the tokens and the coherence of each cluster that is not empty."""
+  """Returns the tokens and the coherence of each non-empty cluster."""
   _, coherence_K = coherence(rows_UxD, ids_U)
   members = {}
   for k in np.unique(ids_V):

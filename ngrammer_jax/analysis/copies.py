@@ -1,4 +1,4 @@
-"""How often a token has an earlier match, and how often its copy is the next token, by bucket.
+"""Frequency and accuracy of copies by bucket.
 
 T tokens of text, N buckets.
 """
@@ -19,14 +19,14 @@ COLUMNS = 'longest match', 'matches', 'tokens', 'share of text', 'right'
 
 
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
-  """Counts the copies of a split and those that are right, as plain values for JSON.
+  """Counts the copies and correct copies of a split, as plain values for JSON.
 
-  A copy is right if it is the token that follows in the text. Keys: `step`, `split`; `tokens`,
-  number of tokens read from the start of the split; `copied` and `right`, how many have a copy, and
-  a right one; and `buckets`, with for each:
+  A copy is right if it is the next token of the text. Keys: `step`, `split`; `tokens`, number of
+  tokens read from the start of the split; `copied` and `right`, numbers of tokens with a copy, and
+  with a right copy; and `buckets`, with for each:
 
-  `length`, `count`: of the longest match, and of such matches; the largest is `or_more`.
-  `tokens`, `right`: how many have this bucket, and how many of them a right copy.
+  `length`, `count`: length of the longest match, and count of such matches; the largest is
+  `or_more`. `tokens`, `right`: number of tokens in this bucket, and of right copies among them.
 
   Raises:
     BadInput: the model has no copies.
@@ -107,7 +107,7 @@ def elements(result: dict[str, Any]) -> list[Element]:
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
-  """Plots the share of tokens and that of right copies by length, for each count."""
+  """Plots the share of tokens and of right copies by length, for each count."""
   share_axes, right_axes = axes
   for count in sorted({bucket['count'] for bucket in result['buckets']}):
     buckets = [bucket for bucket in result['buckets'] if bucket['count'] == count]

@@ -1,4 +1,4 @@
-"""Elements that show the result of an analysis, printed and on a web page: tables, shaded texts."""
+"""Elements of a result for terminals and web pages: tables, shaded texts."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -13,15 +13,15 @@ class Element(NamedTuple):
   """An element of a page: one of a table, shaded tokens, a sample, and preformatted text.
 
   Attributes:
-    title: its heading; of a folded element, what is shown of it.
+    title: its heading, visible even when folded.
     rows: cells of a table, the header first; the first cell of a row is its name.
-    has_words: whether cells are words, which break into lines, rather than numbers.
+    has_words: whether cells are words (with line breaks) instead of numbers.
     best: rows and columns of marked cells.
     tokens: text, value, and share of the shading of each token.
     limits: the values of tokens without and with full shading.
     sample: a prompt and its continuation.
     text: preformatted text.
-    is_folded: whether a page shows it on a click.
+    is_folded: whether a page shows it only on a click.
   """
 
   title: str = ''
@@ -36,7 +36,7 @@ class Element(NamedTuple):
 
 
 def foldable_table(title: str, rows: Sequence[Sequence[str]]) -> Element:
-  """Returns a table, which is folded if it is long."""
+  """Returns a table, folded if long."""
   return Element(title, rows, is_folded=len(rows) > MAX_ROWS)
 
 

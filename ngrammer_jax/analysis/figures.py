@@ -1,4 +1,4 @@
-"""Figures, rendered without a display: as image files, and as SVG of a web page."""
+"""Figures, rendered without a display: as image files, and as SVG for a web page."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
@@ -31,8 +31,8 @@ def drawn_figure(
 
   Args:
     contents: contents of the files of a result, for `result_files.write_results`.
-    path: image file, which can be written; its suffix selects the format.
-    panels: number of axes, side by side. For more than one, an array of axes is yielded. Those
+    path: writable image file; its suffix selects the format.
+    panels: number of axes, side by side. For more than one, an array of axes is yielded. Axes
       without data are not drawn.
     width: width in inches.
 
@@ -57,15 +57,15 @@ def drawn_figure(
 
 
 def inline_svgs(name: str, plot: Callable[[Any], None], panels: int) -> list[str]:
-  """Returns each panel of a figure that has data as an SVG element of a web page.
+  """Returns each panel with data as an SVG element of a web page.
 
   Its text has the font and the color of the page. White is `--card`, and color n of matplotlib is
-  `--c<n>`, so that a page can be light or dark. The same data give the same bytes.
+  `--c<n>`, for light and dark pages. The same data give the same bytes.
 
   Args:
-    name: name of the figure. Ids of the elements derive from it, so figures of a page need others.
+    name: name of the figure. Ids of the elements derive from it, so it must be unique on a page.
     plot: draws on an axes, or on several ones.
-    panels: number of axes, each of which is a figure of its own.
+    panels: number of axes, each a separate figure.
   """
   import matplotlib
   from matplotlib import figure as figures
@@ -121,7 +121,7 @@ def color(index: int) -> tuple[float, ...]:
 
 
 def run_labels(workdirs: Sequence[pathlib.Path], labels: Sequence[str] | None) -> list[str]:
-  """Returns the names of runs for legends: those given, else the shortest ends of their paths.
+  """Returns the names of runs for legends: `labels`, or the shortest distinct ends of their paths.
 
   Raises:
     BadInput: there is not one label for each run.
@@ -145,7 +145,7 @@ def token_labels(texts: Iterable[str], space: str = '_') -> list[str]:
   """Returns the texts of tokens with visible line breaks and tabs, as labels.
 
   Args:
-    texts: the texts; an empty one is that of a document start.
+    texts: the texts; an empty text is a document start.
     space: character in place of a space.
   """
   visible_characters = str.maketrans({' ': space, '\n': '↵', '\t': '→', '$': r'\$'})
@@ -190,7 +190,7 @@ def draw_shaded_texts(
 
 
 def _draw_characters(axes: Any, x: float, y: float, text: str, color: str) -> None:
-  """Draws a text of which each character is 1 wide."""
+  """Draws a text with characters of width 1."""
   from matplotlib import font_manager, patches, textpath, transforms
 
   if not text.strip():
@@ -216,7 +216,7 @@ def _lay_out(labels: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _drop_empty_panels(figure: Any) -> None:
-  """Removes the panels without data; if one is left, it fills the figure."""
+  """Removes the panels without data; a single remaining panel fills the figure."""
   filled = [panel for panel in figure.axes if panel.has_data()]
   if filled:
     for panel in set(figure.axes) - set(filled):

@@ -1,4 +1,4 @@
-"""Gates of the n-gram memories over a text, and the n-grams with the highest ones.
+"""Gates of the n-gram memories over a text, and the n-grams with the highest gates.
 
 T tokens of text, S shown tokens, P gates, n order of an n-gram.
 """
@@ -28,26 +28,26 @@ FIGURE_SIZE = (2, 13.0)  # panels, and width in inches
 def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -> dict[str, Any]:
   """Computes the gates of a run, as plain values for JSON.
 
-  The gate of a token is between 0 and 1; for several branches, it is their mean. Gates of rows in
-  values are those of each head, without their factor.
+  The gate of a token is between 0 and 1; for several branches, it is their mean. Rows in values
+  have a gate for each head, without the factor.
 
-  Keys: `step`, `split`; `tokens`, number of tokens read from the start of the split; `texts`, those
-  of the shown tokens [S], with an empty one for the start of a document; and `gates`, with for each
-  memory and block, and each head:
+  Keys: `step`, `split`; `tokens`, number of tokens read from the start of the split; `texts` of the
+  shown tokens [S], with an empty one for the start of a document; and `gates`, with for each memory
+  and block, and each head:
 
-  `name`: that of the parameters of the memory, and the number of the head.
-  `values`: gates of the shown tokens [S].
-  `mean`, `deviation`, `histogram`: of all tokens of the split, in equal bins from 0 to 1.
-  `ngrams`: for each order, the n-grams of tokens with the highest mean gate at their last token, of
+  `name`: name of the parameters of the memory, and number of the head. `values`: gates of the shown
+  tokens [S]. `mean`, `deviation`, `histogram`: of all tokens of the split, in equal bins from 0 to
+  1. `ngrams`: for each order, the n-grams of tokens with the highest mean gate at their last token,
+  of
     those that occur at least MIN_COUNT times: `text`, `count` and `gate`.
 
   Args:
     run: the run.
     split: split of the n-grams, and of the shown tokens without a text.
-    text: text to show, as a document of its own.
+    text: text to show, as a separate document.
 
   Raises:
-    BadInput: the model has no gate, or the vocabulary lacks a character of the text.
+    BadInput: the model has no gate, or the text has a character outside the vocabulary.
   """
   gates = _gates(run)
   shown = None if text is None else _encode(run, text)
@@ -78,12 +78,12 @@ def check_applicable(run: runs.Run) -> None:
 
 
 class Gate(NamedTuple):
-  """A gate that rows pass.
+  """A gate of rows.
 
   Attributes:
     memory: the memory, with its own table or a shared one.
     module: name of the module of the gate in the memory.
-    head: the head of attention whose values it is for. None: it is not for a head.
+    head: the attention head of the gated values. None: no specific head.
   """
 
   memory: lookups.NGramTable
@@ -188,7 +188,7 @@ def _highest(
 def elements(result: dict[str, Any], shown: int = MAX_SHOWN_TOKENS) -> list[Element]:
   """Returns mean and deviation of all gates, then the n-grams and the shaded text of each.
 
-  Those of all gates but the first are folded.
+  All but the first gate are folded.
 
   Args:
     result: result of `analyze`.
@@ -217,7 +217,7 @@ def elements(result: dict[str, Any], shown: int = MAX_SHOWN_TOKENS) -> list[Elem
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
-  """Plots the gates of the first tokens, if there are texts of them, and histograms of all."""
+  """Plots the gates of the first tokens, if their texts are available, and histograms of all."""
   tokens_axes, histogram_axes = axes
   if result['texts']:
     _plot_tokens(result, tokens_axes)

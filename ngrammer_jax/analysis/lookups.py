@@ -1,7 +1,7 @@
-"""Tables of n-grams in a model, and what is looked up in them along a text.
+"""N-gram tables of a model, and their lookups along a text.
 
-T tokens, N places of the longest n-gram, n in that of an order, K heads of an order, I = orders x
-K, U distinct n-grams.
+T tokens, N places of the longest n-gram, n places in an order, K heads of an order, I = orders x K,
+U distinct n-grams.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ class Head(NamedTuple):
 
   Attributes:
     order: n.
-    index: which head of its order it is, from 0.
+    index: index in its order, from 0.
     first: its first row in the table.
     rows: number of its rows.
   """
@@ -41,10 +41,10 @@ class Head(NamedTuple):
 
 
 class NGramTable(NamedTuple):
-  """A table of n-grams: that of one memory at one place.
+  """An n-gram table of one memory at one place.
 
   Attributes:
-    path: of its module in parameters and intermediates.
+    path: path of its module in parameters and intermediates.
     module: its module, without variables.
   """
 
@@ -84,11 +84,11 @@ class NGramTable(NamedTuple):
 
 
 class Lookups(NamedTuple):
-  """What is looked up in a table along a text.
+  """The lookups in a table along a text.
 
   Attributes:
-    ids: ids that n-grams are made of, that of the token itself first: N arrays [T, K], or [T, 1] if
-      all heads have the same.
+    ids: ids of the n-grams, the token itself first: N arrays [T, K], or [T, 1] if equal for all
+      heads.
     rows_TxI: rows within the head.
   """
 
@@ -107,10 +107,10 @@ class Lookups(NamedTuple):
 
 
 def ngram_memories(run: runs.Run) -> list[NGramTable]:
-  """Returns all tables of n-grams of a run, also a shared one at each place that reads it.
+  """Returns all n-gram tables of a run; a shared table once for each place.
 
   Raises:
-    NotApplicable: the model has none.
+    NotApplicable: the model has no n-gram tables.
   """
   model = run.config.evaluation_model()
   modules = memories.ngram_modules(model, run.vocabulary.size)
@@ -123,12 +123,12 @@ def ngram_memories(run: runs.Run) -> list[NGramTable]:
 
 
 def ngram_tables(run: runs.Run) -> list[NGramTable]:
-  """Returns all tables of n-grams of a run, each once. Raises NotApplicable if there are none."""
+  """Returns all n-gram tables of a run, each once. Raises NotApplicable without any."""
   return [memory for memory in ngram_memories(run) if memory.module.has_table]
 
 
 def read(run: runs.Run, text: token_split.TokenSplit, max_tokens: int) -> dict[str, Lookups]:
-  """Returns what is looked up in each table, by name, for the first tokens of a text."""
+  """Returns the lookups in each table, by name, for the first tokens of a text."""
   tables = ngram_tables(run)
 
   def measure(intermediates: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def number_ngrams(ids: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def count_ngrams(ngrams_NxT: np.ndarray, others_NxS: np.ndarray) -> np.ndarray:
-  """Returns how often each n-gram of a text [N, T] occurs in another text [N, S], int64 [T]."""
+  """Returns the count of each n-gram of a text [N, T] in another text [N, S], int64 [T]."""
   T = ngrams_NxT.shape[1]
   number = number_ngrams(np.concatenate([ngrams_NxT, others_NxS], axis=1))
   return np.bincount(number[T:], minlength=number.max() + 1)[number[:T]]
@@ -162,10 +162,10 @@ def count_ngrams(ngrams_NxT: np.ndarray, others_NxS: np.ndarray) -> np.ndarray:
 def collisions(number_T: np.ndarray, row_T: np.ndarray, table_rows: int) -> dict[str, float]:
   """Computes the hash collisions of the n-grams of a text in one head.
 
-  `distinct`: number of distinct n-grams in the text; `rows`: number of table rows that they map to;
+  `distinct`: number of distinct n-grams in the text; `rows`: number of their table rows;
   `random_rows`: expected number of rows for a perfectly random hash; `shared`: collision rate, the
-  share of tokens whose n-gram shares its row with another n-gram; `shared_ngrams`: the share of
-  distinct n-grams that do; `random_shared_ngrams`: that expected for a perfectly random hash.
+  share of tokens with an n-gram that shares its row with another n-gram; `shared_ngrams`: the same
+  share of distinct n-grams; `random_shared_ngrams`: its expectation for a perfectly random hash.
 
   Args:
     number_T: number of the n-gram of each token, see `number_ngrams`.
@@ -190,7 +190,7 @@ def collisions(number_T: np.ndarray, row_T: np.ndarray, table_rows: int) -> dict
 def token_ngrams(text: token_split.TokenSplit, tokens: int, order: int) -> np.ndarray:
   """Returns the token ids of the n-grams that end at the first inputs of a text, int32 [n, T].
 
-  The newest token is first. `NO_TOKEN` stands for tokens before a document.
+  The newest token is first. `NO_TOKEN` marks tokens before a document.
   """
   inputs_T, _, starts_T = text.window(0, tokens)
   ids_1xTx1 = jnp.asarray(inputs_T)[None, :, None]

@@ -28,17 +28,16 @@ COLUMNS = (
 
 
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
-  """Computes what the n-grams of a split do in each table, as plain values for JSON.
+  """Computes visits and collisions of a split's n-grams in each table, as plain values for JSON.
 
-  An n-gram consists of the ids that are hashed: of tokens, of their classes, of bytes or clusters.
+  An n-gram consists of the hashed ids: of tokens, their classes, bytes or clusters.
 
   Keys: `step`, `split`; `tokens`, number of tokens read from the start of the split; and `tables`,
-  with for each table its `name` (that of its parameters), `hash`, and `heads`, each with:
+  with for each table its `name` (of its parameters), `hash`, and `heads`, each with:
 
   `order`, `head`, `table_rows`: length of the n-grams, number of the head in its order, its rows.
-  `never`: number of rows that no n-gram of the text maps to.
-  `visits`: numbers of rows that are visited once, 2 to 3 times, 4 to 7 times, and so on.
-  and the collisions of `lookups.collisions`.
+  `never`: number of rows without an n-gram of the text. `visits`: numbers of rows visited once, 2
+  to 3 times, 4 to 7 times, and so on. and the collisions of `lookups.collisions`.
 
   Raises:
     BadInput: the model has no n-gram memory.
@@ -99,7 +98,7 @@ def elements(result: dict[str, Any]) -> list[Element]:
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
-  """Plots visits of rows, and which n-grams and tokens share a row, by table and order."""
+  """Plots visits of rows, and shares of colliding n-grams and tokens, by table and order."""
   visits_axes, shares_axes = axes
   groups: dict[str, list[dict[str, Any]]] = {}  # heads by table and order
   for each in result['tables']:
@@ -143,7 +142,7 @@ def _plot_visits(axes: Any, groups: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def _add_legend(axes: Any, columns: int) -> None:
-  """Adds a legend above the axes, where nothing is drawn."""
+  """Adds a legend above the axes."""
   axes.legend(
     loc='lower right',
     bbox_to_anchor=(1, 1),

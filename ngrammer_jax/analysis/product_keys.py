@@ -1,4 +1,4 @@
-"""Use of the values of product keys: how many are read, and how evenly.
+"""Use of the values of product keys: share of used values, and evenness of use.
 
 T tokens of text, H heads, K values of each, V values.
 """
@@ -21,14 +21,15 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   """Computes the use of the values over a text, as plain values for JSON.
 
   Keys: `step`, `split`; `tokens`, number of tokens read from the start of the split; `values`, V;
-  `all`, the use by all layers together; and `layers`, with for each layer its `name` (that of its
+  `all`, the use by all layers together; and `layers`, with for each layer its `name` (of its
   parameters), its use, and `heads`, the use by each head. A use has
 
-  `used`: share of the values that at least one token reads.
-  `kl`: in nats, the Kullback-Leibler divergence of the weights of the values, summed over tokens,
-    from a uniform distribution: 0 if all are used alike, log V if a single one is (Lample et al.).
+  `used`: share of the values read by at least one token. `kl`: in nats, the Kullback-Leibler
+  divergence of the weights of the values, summed over tokens,
+    from a uniform distribution: 0 for uniform use, log V for a single value (Lample et al.).
 
-  and of a layer also `curve`: the share of the weights on the most used 0, 1, ..., 100 % of values.
+  and for a layer also `curve`: the share of the weights on the most used 0, 1, ..., 100 % of
+  values.
 
   Raises:
     BadInput: the model has no product keys.
@@ -74,7 +75,7 @@ def check_applicable(run: runs.Run) -> None:
 
 
 def _use(counts_V: np.ndarray, weights_V: np.ndarray) -> dict[str, float]:
-  """Returns the share of the values that are used, and the divergence of their weights."""
+  """Returns the share of used values, and the divergence of their weights."""
   share_V = weights_V / weights_V.sum()
   share_U = share_V[share_V > 0]
   kl = np.log(len(share_V)) + (share_U * np.log(share_U)).sum()
@@ -82,7 +83,7 @@ def _use(counts_V: np.ndarray, weights_V: np.ndarray) -> dict[str, float]:
 
 
 def _curve(weights_V: np.ndarray) -> list[float]:
-  """Returns the share of the weights on the most used values, by the share of these."""
+  """Returns the share of the weights on the most used values, by share of values."""
   total_V = np.cumsum(np.sort(weights_V)[::-1]) / weights_V.sum()
   shares = np.linspace(0, 1, POINTS)
   return np.interp(shares * len(weights_V), np.arange(len(weights_V) + 1), [0, *total_V]).tolist()

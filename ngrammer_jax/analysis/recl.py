@@ -40,15 +40,14 @@ def analyze(
 
   Every `context_step`-th token of the split, but at most MAX_TARGETS, is predicted from windows of
   all context lengths. A window starts without memory and is read in segments, as in evaluation. A
-  model without memory reads at most one segment: its loss with more context is that with the last
-  segment length tokens. Tokens before the document of a token are in its window, but the model does
-  not use them.
+  model without memory reads at most one segment: with more context its loss is unchanged. Tokens
+  before the document of a token are in its window, but the model ignores them.
 
   Keys: `split`; `targets`, number of predicted tokens; `contexts` [C]; and `runs`, with for each:
 
-  `name`, `step`: of the run.
-  `losses`: mean loss [C] over all predicted tokens, in nats per token.
-  `shares`: for each r, `share`; `gains` [C - 1], from each context length to the next; `length`,
+  `name`, `step`: name and step of the run. `losses`: mean loss [C] over all predicted tokens, in
+  nats per token. `shares`: for each r, `share`; `gains` [C - 1], from each context length to the
+  next; `length`,
     the RECL in tokens; and `is_lower_bound`, True if every gain is large, up to the longest.
 
   Raises:

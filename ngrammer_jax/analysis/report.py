@@ -1,7 +1,7 @@
-"""What a report shows of each run: its records, numbers, samples, and the other analyses.
+"""The contents of a report: records, numbers, samples and other analyses of each run.
 
-All numbers are those of metrics.jsonl, of the files of `evaluate`, and of the other analyses.
-`report_page` makes the web page.
+All numbers come from metrics.jsonl, the files of `evaluate` and the other analyses. `report_page`
+makes the web page.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Samples(NamedTuple):
 
 
 class RunReport(NamedTuple):
-  """What the page shows of a run.
+  """The contents of the page for a run.
 
   Attributes:
     name: name of the run.
@@ -49,7 +49,7 @@ class RunReport(NamedTuple):
     config: its config.
     records: lines of metrics.jsonl.
     metrics: numbers by name.
-    results: result of each of ANALYSES that applies.
+    results: results of the applicable ANALYSES.
     samples: prompts and continuations.
   """
 
@@ -65,7 +65,7 @@ class RunReport(NamedTuple):
 def collect(
   all_runs: Sequence[runs.Run], names: Sequence[str], split: str, samples: Samples
 ) -> list[RunReport]:
-  """Analyzes the runs, each with the analyses that apply to it. Raises BadInput as they do."""
+  """Runs the applicable analyses of each run. Raises their BadInput."""
   for run in all_runs:
     if run.config.finetune is None:
       run.split(split)  # reports a wrong name before any checkpoint is loaded
@@ -88,7 +88,7 @@ def _read_records(run: runs.Run) -> report_metrics.Records:
 
 
 def _generate(run: runs.Run, samples: Samples) -> list[tuple[str, str]]:
-  """Returns prompts and continuations; none if the model cannot generate."""
+  """Returns prompts and continuations; empty if the model cannot generate."""
   can_generate = run.config.model.position not in model_config.SEGMENT_POSITIONS
   if run.config.finetune is not None or not can_generate or samples.count < 1:
     return []
@@ -97,7 +97,7 @@ def _generate(run: runs.Run, samples: Samples) -> list[tuple[str, str]]:
 
 
 def _analyze(run: runs.Run, split: str) -> dict[str, dict[str, Any]]:
-  """Returns the results of the analyses that apply to a run."""
+  """Returns the results of the applicable analyses of a run."""
   results = {}
   if run.config.finetune is not None:
     return results

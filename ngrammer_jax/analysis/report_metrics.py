@@ -28,10 +28,10 @@ class Metric(NamedTuple):
   """A number of a run.
 
   Attributes:
-    text: what the page shows.
+    text: its text on the page.
     value: its value.
-    best: `min` or `max`, if one of several runs is the best.
-    tokens: number of tokens that it was measured on.
+    best: `min` or `max`, to mark the best of several runs.
+    tokens: number of measured tokens.
   """
 
   text: str
@@ -95,7 +95,7 @@ def run_metrics(run: runs.Run, records: Records) -> dict[str, Metric]:
 
 
 def _evaluated_metrics(run: runs.Run, step: int) -> dict[str, Metric]:
-  """Returns the metrics that `evaluate` wrote, if they are not of a later step."""
+  """Returns the metrics written by `evaluate`, unless of a later step."""
   metrics = {}
   if run.config.finetune is not None:
     return metrics
@@ -131,5 +131,5 @@ def _count(value: float) -> Metric:
 
 
 def _values(records: Records, key: str) -> list[float]:
-  """Returns the values of a key in the records that have it."""
+  """Returns the values of a key in the records."""
   return [record[key] for record in records if key in record]

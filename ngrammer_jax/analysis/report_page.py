@@ -1,7 +1,6 @@
 """The web page of a report: runs side by side, with curves, tables, figures and samples.
 
-`report.html.j2` is the page. A section shows the runs to which it applies, and is left out if there
-are none.
+`report.html.j2` is the page. A section shows its applicable runs, and is omitted without any.
 """
 
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ def format_page(reports: Sequence[RunReport]) -> str:
 
 
 def format_gates(result: dict[str, Any]) -> str:
-  """Formats a result of `gates` as a page of its own, with all shown tokens."""
+  """Formats a result of `gates` as a separate page, with all shown tokens."""
   elements = gates.elements(result, len(result['texts']))
   card = Card('', None, _draw(gates, result, 'gates'), elements)
   title = f'Gates of n-gram memories, step {result["step"]:,}'
@@ -57,7 +56,7 @@ def format_gates(result: dict[str, Any]) -> str:
 
 
 def _headline_loss(reports: Sequence[RunReport]) -> str | None:
-  """Returns the name of the loss in the headlines, which all runs have; None: there is none."""
+  """Returns the name of the headline loss common to all runs; None: no common loss."""
   shared = [
     name for name in reports[0].metrics if all(name in report.metrics for report in reports)
   ]
@@ -75,7 +74,7 @@ def _render(
   reports: Sequence[RunReport] = (),
   loss: str | None = None,
 ) -> str:
-  """Returns the page with the sections that have cards."""
+  """Returns the page with all non-empty sections."""
   environment = jinja2.Environment(
     autoescape=True,
     loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
@@ -95,7 +94,7 @@ def _curves(reports: Sequence[RunReport]) -> list[Card]:
 
 
 def plot_curves(reports: Sequence[RunReport], axes: Any) -> None:
-  """Plots CURVES by training tokens; runs with one name as their mean, where all have a value."""
+  """Plots CURVES by training tokens; runs of one name as their mean, where all have a value."""
   from matplotlib import ticker
 
   names = list(dict.fromkeys(report.name for report in reports))
@@ -170,7 +169,7 @@ def _format_mean(group: Sequence[RunReport], name: str) -> str | None:
 
 
 def _best_value(metrics: Sequence[Metric | None]) -> float | None:
-  """Returns the best of different values that can be compared; None: there is none."""
+  """Returns the best of different comparable values; None: not comparable."""
   present = [metric for metric in metrics if metric is not None]
   values = [metric.value for metric in present]
   can_compare = len({metric.tokens for metric in present}) == 1
@@ -180,7 +179,7 @@ def _best_value(metrics: Sequence[Metric | None]) -> float | None:
 
 
 def _configs(reports: Sequence[RunReport]) -> Card:
-  """Returns the table of the keys that differ, and all keys of each run."""
+  """Returns the table of different keys, and all keys of each run."""
   first, *others = (report.config for report in reports)
   paths = set()
   for other in others:
@@ -199,7 +198,7 @@ def _configs(reports: Sequence[RunReport]) -> Card:
 
 
 def _format_value(config: Any, path: str) -> str:
-  """Returns the value at a dotted path as text; of a block, what differs from its defaults."""
+  """Returns the value at a dotted path as text; a block only shows values other than defaults."""
   for name in path.split('.'):
     if not name.isdecimal():
       config = getattr(config, name, None)
@@ -211,7 +210,7 @@ def _format_value(config: Any, path: str) -> str:
 
 
 def _samples(reports: Sequence[RunReport]) -> list[Card]:
-  """Returns a card for each run that has samples."""
+  """Returns a card for each run with samples."""
   cards = []
   for report in reports:
     if report.samples:
@@ -221,7 +220,7 @@ def _samples(reports: Sequence[RunReport]) -> list[Card]:
 
 
 def _analysis(reports: Sequence[RunReport], name: str) -> list[Card]:
-  """Returns a card for each run that has a result of an analysis."""
+  """Returns a card for each run with a result of an analysis."""
   analysis = ANALYSES[name]
   cards = []
   for report in reports:
@@ -233,7 +232,7 @@ def _analysis(reports: Sequence[RunReport], name: str) -> list[Card]:
 
 
 def _draw(analysis: Any, result: dict[str, Any], figure: str) -> list[str]:
-  """Returns the figures of an analysis; tokens are shaded text instead."""
+  """Returns the figures of an analysis; tokens become shaded text."""
 
   def plot(axes: Any) -> None:
     analysis.plot(result | {'texts': [], 'along': None}, axes)

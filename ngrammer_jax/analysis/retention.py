@@ -1,6 +1,6 @@
-"""Loss of a run without its memories, and with wrong rows of their tables of n-grams.
+"""Loss of a run without its memories, and with wrong rows of their n-gram tables.
 
-Nothing is trained again. T tokens of text.
+There is no retraining. T tokens of text.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -33,21 +33,20 @@ FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
 
 
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
-  """Computes what the tables contribute to the loss of a run, as plain values for JSON.
+  """Computes the contribution of the memories to the loss of a run, as plain values for JSON.
 
-  Each memory is changed alone, in all its blocks: it is removed, which gives back the model that it
-  was added to, if that is frozen. A memory in place of a part of the model, such as of the
-  feed-forward, is not removed. Of tables of n-grams, all rows are also set to zero; those of one
-  order are; or every row that the text looks up is replaced by that of a random token, of the same
-  head: rows that the model can use, but of wrong n-grams. Zero rows leave the biases of a memory in
-  place.
+  Each memory is changed alone, in all its blocks. `removed`: without the memory; for a frozen model
+  this is the model before the addition. A memory in place of a part of the model, such as the
+  feed-forward, is not removed. For n-gram tables, also `zero`: all rows, or the rows of one order,
+  are set to zero (biases of the memory stay); and `exchanged`: every looked-up row is replaced by
+  the row of a random token of the same head, a usable row of a wrong n-gram.
 
   The loss is in nats per token. Groups are by the count of an n-gram of tokens in the first
-  MAX_TRAIN_TOKENS tokens of the training split: the n-gram that ends at the input token, of the
-  order that is set to zero, or else of the longest order; DEFAULT_ORDER for memories without one.
+  MAX_TRAIN_TOKENS tokens of the training split: the n-gram ends at the input token and has the
+  zeroed order, or else the longest order; DEFAULT_ORDER for memories without orders.
 
   Keys: `step`, `split`; `tokens` and `train_tokens`, numbers of tokens scored and counted in;
-  `loss`, that of the unchanged model; and `changes`, with for each:
+  `loss` of the unchanged model; and `changes`, with for each:
 
   `memory`: name of the memory.
   `change`: `removed`, `zero`, `order N zero` or `exchanged`.
@@ -55,7 +54,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   `loss`: the loss.
   `groups`: for each smallest count of COUNTS, `count`; the number of `tokens`; and, None without
     tokens, the unchanged `loss`, the `increase` of the loss, and the `share` of the group in the
-    increase summed over all tokens, None if that is rounding.
+    increase summed over all tokens, None if the sum is rounding error.
 
   Raises:
     BadInput: the model has no memory, or there is no training split.
@@ -105,7 +104,7 @@ def check_applicable(run: runs.Run) -> None:
 
 
 def _tables(run: runs.Run) -> list[lookups.NGramTable]:
-  """Returns all tables of n-grams, which may be none."""
+  """Returns all n-gram tables, possibly none."""
   model = run.config.model
   if not model.ngram_memories and model.ngram is None:
     return []
@@ -158,7 +157,7 @@ def _changes(
 
 
 def _removal(run: runs.Run, memory: str, order: int) -> Iterator[Change]:
-  """Yields the change of a memory that can be removed; for `order` see `Change`."""
+  """Yields the removal of a memory, if possible; for `order` see `Change`."""
   without = _remove(run, memory)
   if without is not None:
     yield Change(memory, 'removed', order, *without)
@@ -167,12 +166,12 @@ def _removal(run: runs.Run, memory: str, order: int) -> Iterator[Change]:
 def _remove(run: runs.Run, memory: str) -> tuple[runs.Run, inference.Variables] | None:
   """Returns a run without a memory, and its variables; None if the model needs the memory.
 
-  It needs a memory in place of a part of the model, such as of the feed-forward. A shared table is
-  removed with all memories that read it, and a segment memory with the spans of attention to it.
+  The model needs a memory in place of one of its parts, such as the feed-forward. A shared table is
+  removed with all its memories, and a segment memory with the attention spans.
 
   Args:
     run: the run.
-    memory: the block of the model that it is, or the name of the module of an n-gram memory.
+    memory: its block in the model, or the module name of an n-gram memory.
   """
   group = memory
   if memory not in memory_blocks.NAMES:
@@ -223,7 +222,7 @@ def _zeros(run: runs.Run, table: lookups.NGramTable, orders: Collection[int]) ->
 def _exchange(
   run: runs.Run, table: lookups.NGramTable, text_lookups: lookups.Lookups
 ) -> np.ndarray:
-  """Returns the table in which each row of a text is replaced by that of a random other token."""
+  """Returns the table with each row of a text replaced by the row of a random other token."""
   before = np.asarray(table.subtree(run.restored.params)['table'])
   rows = before.copy()
   rng = np.random.default_rng(0)

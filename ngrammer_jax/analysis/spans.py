@@ -37,7 +37,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
     context.
 
   Raises:
-    BadInput: the model has neither spans nor such persistent vectors.
+    BadInput: the model has no spans and no such persistent vectors.
   """
   check_applicable(run)
   config = run.config.evaluation_model()
@@ -75,7 +75,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
 
 
 def check_applicable(run: runs.Run) -> None:
-  """Raises NotApplicable if the model has neither spans nor persistent vectors in the softmax."""
+  """Raises NotApplicable if the model has no spans and no persistent vectors in the softmax."""
   config = run.config.evaluation_model()
   if config.span is None and capture.shared_vectors(config) == 0:
     raise errors.NotApplicable(

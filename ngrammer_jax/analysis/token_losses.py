@@ -26,13 +26,13 @@ def token_losses(
   """Returns the loss of the first tokens of a text in nats, float64 [T].
 
   The text is divided into `evaluation.streams` streams of segments, and each token is scored once,
-  as with `evaluation.protocol=streams`; also a token that does not count in the loss of training.
+  as with `evaluation.protocol=streams`, including tokens without training loss.
 
   Args:
     run: the run.
     text: the split.
     tokens: T.
-    variables: variables of the model. None: those of the checkpoint.
+    variables: variables of the model. None: variables of the checkpoint.
     name: name of the run, for the progress.
   """
   config = run.config

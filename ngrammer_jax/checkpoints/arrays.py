@@ -1,4 +1,4 @@
-"""The arrays of a checkpoint folder: Orbax reads them, and each is verified by its checksum."""
+"""The arrays of a checkpoint folder: read by Orbax, verified by checksum."""
 
 from collections.abc import Iterator
 import contextlib
@@ -44,7 +44,7 @@ def drop_empty(tree: Any) -> Any:
 
 
 def save(checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path, tree: Any) -> None:
-  """Starts to write the arrays of a tree; those in host memory in pieces, not from a copy."""
+  """Starts to write the arrays of a tree; arrays in host memory in pieces, without a copy."""
   import orbax.checkpoint as ocp
 
   def options(leaf: Any) -> 'ocp.SaveArgs':
@@ -65,7 +65,7 @@ def restore(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> An
     abstract: shapes, dtypes and shardings of the arrays.
 
   Raises:
-    CorruptError: an array differs from what was written.
+    CorruptError: an array differs from the saved one.
     BadInput: the arrays do not match the model.
   """
   saved_abstract = _with_saved_memory(abstract, saved)
@@ -78,7 +78,7 @@ def restore(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> An
 
 
 def restore_sections(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> Any:
-  """Restores and verifies some sections of a state; the bytes of the others are not read.
+  """Restores and verifies some sections of a state without reading the others.
 
   Args:
     folder: see `restore`.
@@ -114,7 +114,7 @@ def restore_sections(folder: pathlib.Path, saved: manifest.Manifest, abstract: A
 def _explain_errors(folder: pathlib.Path) -> Iterator[None]:
   """Raises CorruptError in place of an error of Orbax, if a file of the folder is damaged.
 
-  Orbax raises errors of many classes for damage, and the same ones for other reasons.
+  Orbax raises errors of many classes for damage, and the same classes for other reasons.
   """
   try:
     yield
@@ -128,7 +128,7 @@ def _as_expected(leaf: jax.ShapeDtypeStruct, array: jax.Array | None) -> jax.Arr
 
   Args:
     leaf: the expected array.
-    array: the restored one; None: Orbax saves no array without elements.
+    array: the restored one; None for empty arrays, which Orbax does not save.
   """
   if array is None:
     return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
@@ -140,7 +140,7 @@ def _as_expected(leaf: jax.ShapeDtypeStruct, array: jax.Array | None) -> jax.Arr
 
 
 def verify(folder: pathlib.Path, saved: manifest.Manifest) -> None:
-  """Verifies all arrays of a folder, of any model. Raises CorruptError for one that was changed."""
+  """Verifies all arrays of a folder, of any model. Raises CorruptError for a changed array."""
   with make_checkpointer(folder) as checkpointer:
     metadata = _read_metadata(checkpointer, folder)
     # Restored as NumPy arrays: the devices that wrote them may not exist here.
@@ -150,21 +150,21 @@ def verify(folder: pathlib.Path, saved: manifest.Manifest) -> None:
 
 
 def _numpy_if_on_host(leaf: Any) -> Any:
-  """Returns an expected array as Orbax restores it in host memory, or as it is."""
+  """Returns an expected array in the form of Orbax for host memory, or unchanged."""
   if sharding.is_on_host(leaf):
     return _numpy_zeros(leaf)
   return leaf
 
 
 def _numpy_zeros(leaf: Any) -> np.ndarray:
-  """Returns an array with the shape and dtype of another one, which takes no memory."""
+  """Returns an array with the shape and dtype of another one, without using memory."""
   return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
 def check_written(
   checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path, leaves: manifest.Leaves
 ) -> None:
-  """Looks every array up in what Orbax has written, without reading its values.
+  """Checks that Orbax's metadata lists every array, without reading values.
 
   Args:
     checkpointer: see `make_checkpointer`.
@@ -172,7 +172,7 @@ def check_written(
     leaves: dtype, shape and checksum of each array by name.
 
   Raises:
-    CorruptError: an array is not there.
+    CorruptError: an array is missing.
   """
   try:
     written = checksums.named_leaves(_read_metadata(checkpointer, folder))
@@ -186,7 +186,7 @@ def check_written(
 
 
 def check_same_leaves(path: pathlib.Path, leaves: dict[str, str], abstract: Any) -> None:
-  """Raises BadInput for the first array whose name, shape or dtype differs from those of a model.
+  """Raises BadInput for the first array with a name, shape or dtype other than the model's.
 
   Args:
     path: file or folder of the arrays, for the error message.
@@ -208,7 +208,7 @@ def check_same_leaves(path: pathlib.Path, leaves: dict[str, str], abstract: Any)
 def with_saved_precision(abstract: Any, saved: manifest.Manifest) -> Any:
   """Returns the tree, with the saved dtype for each array of float64.
 
-  A model whose parameters were saved in float32 can compute in float64.
+  A model with parameters saved in float32 can compute in float64.
   """
 
   def as_saved(path, leaf):
@@ -221,7 +221,7 @@ def with_saved_precision(abstract: Any, saved: manifest.Manifest) -> Any:
 
 
 def check_checksums(saved: manifest.Manifest, arrays: Any) -> None:
-  """Raises CorruptError if an array is not bit-identical to the one that was saved."""
+  """Raises CorruptError if an array is not bit-identical to the saved one."""
   for name, checksum in checksums.checksums(arrays).items():
     if name not in saved.leaves:
       raise manifest.CorruptError(f'{name} is not in {manifest.FILE_NAME}')
@@ -235,15 +235,15 @@ def _describe(leaves: manifest.Leaves) -> dict[str, str]:
 
 
 def _read_metadata(checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path) -> Any:
-  """Returns the tree of dtypes and shapes that Orbax finds in a checkpoint."""
+  """Returns the tree of dtypes and shapes of a checkpoint, as read by Orbax."""
   return checkpointer.metadata(storage.orbax_path(folder)).item_metadata.tree
 
 
 def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
   """Replaces dtypes and lengths of the memory by the saved ones.
 
-  The dtype of activations depends on the devices. Earlier versions had fewer slots if spans are
-  learned.
+  The dtype of activations depends on the devices. Earlier versions had fewer slots with learned
+  spans.
   """
 
   def as_saved(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -18,7 +18,8 @@ def _word_sums(words: Any, index: Any) -> list[Any]:
   """Returns two sums of words, each mixed with its index, modulo 2^32, in NumPy or JAX.
 
   Integer sums are the same in any order. The mixing (the last steps of MurmurHash3) is a bijection
-  of a word, so a change of a single word always shows. Without it two changes of sign would cancel.
+  of a word, so a change of a single word is always detected. Without mixing, two changes of sign
+  would cancel.
   """
 
   def total(multiplier: int) -> Any:
@@ -33,7 +34,7 @@ def _word_sums(words: Any, index: Any) -> list[Any]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _sum_on_device(array: jax.Array, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
-  """Sums an array on its devices. It is compiled for every shape; `sharding` is of the result."""
+  """Sums an array on its devices, compiled for every shape; the result has `sharding`."""
   if array.dtype == jnp.bool_:
     array = array.astype(jnp.uint8)
   bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f'uint{min(array.dtype.itemsize, 4) * 8}'))

@@ -1,6 +1,6 @@
-"""The parameters of a run that are not trained: written once, and repeated by no checkpoint.
+"""The frozen parameters of a run, written once and omitted from checkpoints.
 
-<workdir>/base    Orbax files and manifest.json, as a checkpoint has them
+<workdir>/base Orbax files and manifest.json, as in a checkpoint
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ FOLDER = 'base'
 
 
 def read_manifest(workdir: pathlib.Path) -> manifest.Manifest | None:
-  """Returns the manifest of the base of a run, None if there is none, for all processes.
+  """Returns the manifest of the base of a run, for all processes; None without a base.
 
   Raises:
     BadInput: it is damaged.

@@ -25,7 +25,7 @@ Leaves = dict[str, tuple[str, list[int], str]]  # dtype, shape and checksum of a
 
 
 class CorruptError(Exception):
-  """A checkpoint differs from what was written. The message names the file or array."""
+  """A checkpoint differs from the saved one. The message names the file or array."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Manifest:
     validation: nats per token on the validation split at this step, None if not measured.
     files: size in bytes and SHA-256 by path.
     leaves: dtype, shape and checksum of each array by name.
-    base: checksum of the arrays that are stored in the base of the run (see `reader`); '': none.
+    base: checksum of the arrays in the base of the run (see `reader`); '': no base.
   """
 
   step: int
@@ -55,13 +55,13 @@ class Manifest:
 
   @property
   def checksum(self) -> str:
-    """Checksum of all arrays: equal for two runs that are bit-identical."""
+    """Checksum of all arrays: equal for bit-identical runs."""
     return hashlib.sha256(_canonical_json(self.leaves)).hexdigest()[:16]
 
 
 @contextlib.contextmanager
 def refuse_corrupt(problem: str, remedy: str) -> Iterator[None]:
-  """Raises BadInput for a CorruptError, where no other checkpoint can be used instead."""
+  """Raises BadInput for a CorruptError without an alternative checkpoint."""
   try:
     yield
   except CorruptError as error:
@@ -95,12 +95,12 @@ def read(folder: pathlib.Path) -> Manifest:
 def verify_index(folder: pathlib.Path) -> Manifest:
   """Verifies the sizes of all files, and the checksums of small ones.
 
-  Small files may say where arrays are. If these are damaged, the threads of tensorstore print many
-  lines before they fail. They may hold arrays too, also arrays that are not restored. Large files
-  are not read: each array that is restored is verified by its own checksum.
+  Small files may hold the locations of arrays; if damaged, tensorstore prints many lines before it
+  fails. They may also hold arrays, including ones that are not restored. Large files are not read,
+  because each restored array is verified by its own checksum.
 
   Raises:
-    CorruptError: a file is missing, has another size or has changed.
+    CorruptError: a missing file, another size, or changed content.
   """
   manifest = read(folder)
   for name, (size, digest) in manifest.files.items():
@@ -111,7 +111,7 @@ def verify_index(folder: pathlib.Path) -> Manifest:
 
 
 def verify(folder: pathlib.Path) -> Manifest:
-  """Reads every file of a checkpoint. Raises CorruptError for the first that has changed."""
+  """Reads every file of a checkpoint. Raises CorruptError for the first changed file."""
   manifest = read(folder)
   for name, (size, digest) in manifest.files.items():
     _check_size(folder, name, size)
@@ -167,7 +167,7 @@ def digest_files(folder: pathlib.Path) -> dict[str, tuple[int, str]]:
 
 @contextlib.contextmanager
 def _as_corrupt(name: str) -> Iterator[None]:
-  """Raises CorruptError for an error about the content of a file, BadInput if it is forbidden."""
+  """Raises CorruptError for an error of the content of a file, BadInput for missing permission."""
   try:
     yield
   except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

@@ -2,12 +2,12 @@
 
 <workdir>/checkpoints/300           a complete checkpoint: Orbax files and manifest.json; of
                                     streamed corpora rows.json too
-<workdir>/checkpoints/400.scratch*  an incomplete one: being written, or left by a killed run
-<workdir>/checkpoints/200.damaged   a corrupt one, set aside
-<workdir>/base                      the parameters that are not trained, see `checkpoints.frozen`
+<workdir>/checkpoints/400.scratch* an incomplete one: being written, or left by a killed run
+<workdir>/checkpoints/200.damaged a corrupt one, set aside <workdir>/base the frozen parameters, see
+`checkpoints.frozen`
 
-Remote folders cannot be renamed atomically. There, a checkpoint is complete if it has a manifest,
-which is written last and deleted first.
+Remote folders cannot be renamed atomically. There, a checkpoint is complete if it has a manifest.
+The manifest is written last and deleted first.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def steps(workdir: pathlib.Path) -> list[int]:
 
 
 def best_step(workdir: pathlib.Path) -> int | None:
-  """Returns the step with the lowest validation loss, None if no checkpoint has one."""
+  """Returns the step with the lowest validation loss; None without a validation loss."""
   losses = {}
   for step in steps(workdir):
     with contextlib.suppress(manifest.CorruptError):
@@ -67,7 +67,7 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
 
 
 def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
-  """Restores a checkpoint, after all its files were verified.
+  """Restores a checkpoint after verifying all its files.
 
   Args:
     workdir: run directory.
@@ -75,7 +75,7 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
     abstract: shapes, dtypes and shardings of the state.
 
   Raises:
-    CorruptError: the checkpoint differs from what was written.
+    CorruptError: the checkpoint differs from the saved one.
     BadInput: the checkpoint does not match the model.
   """
   folder = folder_of(workdir, step)
@@ -93,7 +93,7 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
 def restore_variables(workdir: pathlib.Path, step: int, abstract: dict[str, Any]) -> ModelVariables:
   """Restores and verifies parameters and codebook.
 
-  Of the rest of the checkpoint, only small files are read (see `manifest.verify_index`).
+  Otherwise reads only small files of the checkpoint (see `manifest.verify_index`).
 
   Args:
     workdir: run directory.
@@ -101,7 +101,7 @@ def restore_variables(workdir: pathlib.Path, step: int, abstract: dict[str, Any]
     abstract: shapes, dtypes and shardings of `params` and `codebook`.
 
   Raises:
-    CorruptError: they differ from what was written, a small file does, or a file has another size.
+    CorruptError: the arrays or a small file differ from the saved ones, or a file has another size.
     BadInput: they do not match the model.
   """
   read_manifest = manifest.verify_index
@@ -122,7 +122,7 @@ def restore_variables(workdir: pathlib.Path, step: int, abstract: dict[str, Any]
 
 
 def _names_in_base(saved: manifest.Manifest, params: Any) -> set[str]:
-  """Returns the names of the parameters that are not in a checkpoint but in the base of its run."""
+  """Returns the names of the parameters in the base of a run instead of the checkpoint."""
   if not saved.base:
     return set()
   own = {name.removeprefix('params/') for name in saved.leaves}
@@ -130,7 +130,7 @@ def _names_in_base(saved: manifest.Manifest, params: Any) -> set[str]:
 
 
 def read_rows(workdir: pathlib.Path, step: int) -> Any:
-  """Returns the states of the rows that a verified checkpoint has, for all processes, or None."""
+  """Returns the row states of a verified checkpoint, for all processes, or None."""
   path = folder_of(workdir, step) / manifest.ROWS
   content = None
   with hosts.collective_errors():
@@ -147,7 +147,7 @@ def restore_newest(
   Args:
     workdir: run directory.
     abstract: see `restore`.
-    set_aside: whether to rename newer corrupt checkpoints, so that their steps can be saved again.
+    set_aside: whether to rename newer corrupt checkpoints, to allow saving their steps again.
 
   Returns:
     The step and the state; None if there is no checkpoint.
@@ -161,7 +161,7 @@ def restore_newest(
 def restore_newest_variables(
   workdir: pathlib.Path, abstract: dict[str, Any]
 ) -> ModelVariables | None:
-  """Restores parameters and codebook of the newest checkpoint in which they are intact.
+  """Restores parameters and codebook of the newest checkpoint where both are intact.
 
   Args, raises: see `restore_variables`, `restore_newest`.
   """
@@ -175,7 +175,7 @@ def restore_newest_variables(
 def _restore_newest(
   workdir: pathlib.Path, restore_step: Callable[[int], Any], set_aside: bool = False
 ) -> tuple[int, Any] | None:
-  """Returns the newest step that can be restored, and what the function returns of it."""
+  """Returns the newest step that can be restored, and the result of the function for it."""
   corrupt: dict[int, str] = {}
   # The list is read again each time: a run that is still training deletes old checkpoints.
   while candidates := [step for step in hosts.broadcast(steps(workdir)) if step not in corrupt]:
@@ -208,7 +208,7 @@ def _restore_newest(
 
 
 def _set_aside(folders: list[pathlib.Path]) -> None:
-  """Renames corrupt checkpoints; earlier renamed ones of the same step stay."""
+  """Renames corrupt checkpoints; earlier renamed ones of the same step are kept."""
   for folder in folders:
     target = folder.with_name(f'{folder.name}.damaged')
     copies = 1

@@ -1,10 +1,9 @@
-"""The files of a workdir other than checkpoints, and the config changes that a resume allows.
+"""The files of a workdir other than checkpoints, and the config changes allowed on resume.
 
-config.json    the resolved config
-corpus.json    hash of the text and of the vocabulary settings; null: of an unknown text
-published.json family, token ids and generation settings of the published model it started from
-vocabulary.*   vocabulary, to encode and decode text without the corpus
-lock           held by the process that trains
+config.json the resolved config corpus.json hash of the text and of the vocabulary settings; null:
+of an unknown text published.json family, token ids and generation settings of the published model
+in init_from vocabulary.* vocabulary, to encode and decode text without the corpus lock held by the
+training process
 """
 
 from collections.abc import Iterator
@@ -57,7 +56,7 @@ def check_workdir(workdir: pathlib.Path, config: experiment.Config) -> None:
 
 
 def with_kept_values(workdir: pathlib.Path, config: experiment.Config) -> experiment.Config:
-  """Returns the config with which a run is resumed: some keys keep their stored values.
+  """Returns the config for resuming a run: some keys keep their stored values.
 
   See `config.fields.Key.kept_on_resume`. Raises BadInput if the stored config cannot be read.
   """
@@ -74,7 +73,7 @@ def with_kept_values(workdir: pathlib.Path, config: experiment.Config) -> experi
 
 
 def is_exported(workdir: pathlib.Path) -> bool:
-  """Whether a folder is an exported run, which has variables but no checkpoints."""
+  """Whether a folder is an exported run, with variables but no checkpoints."""
   return (workdir / EXPORTED).exists() and not (workdir / 'checkpoints').exists()
 
 
@@ -91,7 +90,7 @@ def check_loss(workdir: pathlib.Path, config: experiment.Config) -> None:
 
 
 def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: str) -> None:
-  """Raises BadInput if a workdir was started on other text, or with another vocabulary."""
+  """Raises BadInput if a workdir was started with another text or vocabulary."""
   if not reader.steps(workdir) and not is_exported(workdir):
     return  # nothing was learned from a text
   previous = read_content_hash(workdir)
@@ -113,7 +112,7 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
 
 
 def read_content_hash(workdir: pathlib.Path) -> str | None:
-  """Returns the hash of the text that a workdir was started on; None: that is not known.
+  """Returns the hash of the initial text of a workdir; None: unknown.
 
   Raises:
     BadInput: the file is missing or damaged.
@@ -140,12 +139,12 @@ def write(
 
 
 def write_config(workdir: pathlib.Path, config: experiment.Config) -> None:
-  """Writes a config in place of the one that `lock_workdir` wrote: what a run chose by itself."""
+  """Replaces the config written by `lock_workdir`, with values selected by the run."""
   experiment.save(config, workdir / CONFIG)
 
 
 def read_origin(workdir: pathlib.Path) -> dict[str, Any]:
-  """Returns what `write_origin` wrote; {}: training did not start from a published model."""
+  """Returns the origin written by `write_origin`; {} if training had no published model."""
   path = workdir / ORIGIN
   with file_errors.translate_damage(path, REMEDY):
     if not path.exists():
@@ -154,7 +153,7 @@ def read_origin(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def write_origin(folder: pathlib.Path, origin: dict[str, Any]) -> None:
-  """Writes `PublishedModel.origin`, if there is one."""
+  """Writes `PublishedModel.origin`, if any."""
   if origin:
     files.write(folder / ORIGIN, json.dumps(origin, indent=2) + '\n')
 
@@ -165,11 +164,11 @@ def lock_workdir(
 ) -> Iterator[None]:
   """Locks a workdir and writes its files other than checkpoints, in the primary process.
 
-  The system releases the lock when the process ends, also when it is killed.
+  The system releases the lock when the process ends, even if killed.
 
   Raises:
-    BadInput: another process holds the lock, or the folder cannot be written, or the processes do
-      not share the folder.
+    BadInput: a lock of another process, a folder that cannot be written, or a folder that is not
+      shared by the processes.
   """
   with contextlib.ExitStack() as stack:
     hosts.on_primary(_initialize, workdir, config, vocabulary, content_hash, stack)
@@ -234,7 +233,7 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
 
 
 def load_config(workdir: pathlib.Path) -> experiment.Config:
-  """Returns the config of a run. Raises BadInput if there is none."""
+  """Returns the config of a run. Raises BadInput without one."""
   storage.check_reachable(workdir)
   path = workdir / CONFIG
   if not path.exists():
@@ -248,7 +247,7 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
 
 
 def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: experiment.Config):
-  """Raises BadInput for a difference that a resume does not allow."""
+  """Raises BadInput for a difference that is not allowed on resume."""
   for key, old, new in experiment.differences(old_config, config):
     reason = ''
     remedy = 'use the old value, or another workdir'

@@ -1,9 +1,9 @@
-"""Writes checkpoints in the background: Orbax writes the arrays, then they are committed here.
+"""Writes checkpoints in the background: Orbax writes the arrays, this module commits them.
 
-A commit looks up every array in what Orbax has written, writes the manifest, renames the folder to
+A commit checks that Orbax's metadata lists every array, writes the manifest, renames the folder to
 its step and only then deletes old checkpoints. The `CheckpointManager` of Orbax (0.12.8) is not
-used: it deletes old steps in place, so that a kill leaves a partial checkpoint in `all_steps()`,
-and it cannot add a metric to a saved step.
+used: it deletes old steps in place, so a kill leaves a partial checkpoint in `all_steps()`, and it
+cannot add a metric to a saved step.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class CheckpointWriter:
     self._frozen = frozen.read_manifest(workdir) if has_checkpoint else None
 
   def check_space(self, state: Any, name: str = 'a checkpoint') -> None:
-    """Raises BadInput if the disk has no room for a state, abstract or not."""
+    """Raises BadInput if the disk lacks space for a state, abstract or not."""
     leaves = jax.tree.leaves(self._without_frozen(state))
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     needed = size + 1_000_000  # the files other than the arrays
@@ -59,7 +59,7 @@ class CheckpointWriter:
       raise errors.BadInput(self._disk_full_message(f'{name} of {needed / 1e6:,.1f} MB'))
 
   def save_frozen(self, params: Any) -> None:
-    """Writes the parameters that are not trained, in place of earlier ones; `save` omits them.
+    """Writes the frozen parameters, replacing earlier ones; `save` omits them.
 
     Raises:
       BadInput: the disk is full.
@@ -94,10 +94,10 @@ class CheckpointWriter:
       step: step of the state.
       state: the train state.
       validation: nats per token on the validation split, None if not measured.
-      rows: states of all rows of the batch, a JSON value, see `TrainTask`; None: there are none.
+      rows: states of all rows of the batch, a JSON value, see `TrainTask`; None: no states.
 
     Raises:
-      BadInput: the disk is full, now or when the previous checkpoint was written.
+      BadInput: the disk is full, now or for the previous checkpoint.
     """
     state = self._without_frozen(state)
     with hosts.collective_errors():
@@ -125,15 +125,15 @@ class CheckpointWriter:
     )
 
   def _without_frozen(self, state: Any) -> Any:
-    """Returns a state without the parameters that are in the base."""
+    """Returns a state without the parameters in the base."""
     if self._frozen is None:
       return state
     return state.replace(params=parameter_groups.without(state.params, self._frozen.leaves))
 
   def set_validation(self, step: int, validation: float) -> None:
-    """Adds a validation loss that was measured after the checkpoint was written.
+    """Adds a validation loss measured after writing the checkpoint.
 
-    It is called in the primary process.
+    Call it in the primary process.
     """
     folder = reader.folder_of(self._workdir, step)
     saved = manifest.read(folder)
@@ -142,7 +142,7 @@ class CheckpointWriter:
         manifest.write(folder, dataclasses.replace(saved, validation=validation))
 
   def last_saved(self) -> str:
-    """Waits for the checkpoint in progress, and formats the newest step that is on disk."""
+    """Waits for the checkpoint in progress, and formats the newest step on disk."""
     if self._commit_future is not None:
       futures.wait([self._commit_future])
     steps = reader.steps(self._workdir)
@@ -162,7 +162,7 @@ class CheckpointWriter:
 
     Args:
       step, validation, rows: see `save`.
-      scratch: the folder that Orbax writes.
+      scratch: the folder being written by Orbax.
       describe: returns dtype, shape and checksum of each array.
     """
     leaves = describe()
@@ -184,11 +184,11 @@ class CheckpointWriter:
     leaves: manifest.Leaves,
     folder: pathlib.Path,
   ) -> None:
-    """Looks at the files that Orbax has written, writes their manifest, and renames the folder.
+    """Checks the files of Orbax, writes their manifest, and renames the folder.
 
     Args:
       step, validation: see `save`.
-      scratch: the folder that Orbax has written.
+      scratch: the folder written by Orbax.
       leaves: dtype, shape and checksum of each array.
       folder: the folder of the complete checkpoint.
     """
@@ -266,7 +266,7 @@ class CheckpointWriter:
 
 
 def _copy_on_devices(leaf: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
-  """Returns a copy of an array; one in host memory as it is."""
+  """Returns a copy of an array; an array in host memory is not copied."""
   if sharding.is_on_host(leaf):
     return leaf
   return jnp.copy(leaf)

@@ -1,8 +1,8 @@
-"""The persistent compilation cache: compiled programs that JAX loads at the next start.
+"""The persistent compilation cache of JAX.
 
 It is on by default, in the cache folder of the user, unless JAX's own settings name another folder
-(JAX_COMPILATION_CACHE_DIR). A cached program runs as this user. Therefore the default folder is not
-used if another user can write to it.
+(JAX_COMPILATION_CACHE_DIR). A cached program runs as this user, so the default folder is not used
+if another user can write to it.
 """
 
 import argparse
@@ -41,11 +41,12 @@ def _path_or_none(text: str) -> pathlib.Path | None:
 
 
 def enable(folder: pathlib.Path | None) -> None:
-  """Makes JAX cache compiled programs; to be called before the first compilation.
+  """Enables the cache; call it before the first compilation.
 
   Args:
-    folder: the value of --compilation_cache. None: JAX's own settings stay as they are. `DEFAULT`:
-      the same where they name a folder; if the default folder cannot be used, a warning says why.
+    folder: the value of --compilation_cache. None: keep JAX's settings. `DEFAULT`: keep them if
+      they name a folder, otherwise use the default folder, or log a warning if this is not
+      possible.
 
   Raises:
     BadInput: another folder cannot be used.
@@ -72,9 +73,9 @@ def enable(folder: pathlib.Path | None) -> None:
 
 
 def _make_default() -> pathlib.Path:
-  """Creates the default folder, without old programs. Raises OSError, or BadInput if not private.
+  """Creates the default folder, deletes old programs. Raises OSError, or BadInput if not private.
 
-  It has a part for each kind of processor, because machines may share a home directory.
+  It has a subfolder for each kind of processor, because machines may share a home directory.
   """
   root = storage.user_cache('--compilation_cache')
   folder = root / DEFAULT.name / _processor()
@@ -94,7 +95,7 @@ def _make_default() -> pathlib.Path:
 
 
 def _processor() -> str:
-  """Returns a name of the instruction set of this machine: compiled programs may need all of it."""
+  """Returns a name of the instruction set of this machine, for compiled programs."""
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
   except OSError:

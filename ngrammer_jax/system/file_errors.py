@@ -1,4 +1,4 @@
-"""Errors of files and disks: damaged files, full disks, paths that may not be used."""
+"""Errors of files and disks: damaged files, full disks, missing permissions."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -29,11 +29,11 @@ FULL_MESSAGES = ('No space left', 'Disk quota exceeded')  # in errors of librari
 
 @contextlib.contextmanager
 def translate_damage(name: str | os.PathLike[str], remedy: str = '') -> Iterator[None]:
-  """Raises BadInput for any error of reading something.
+  """Raises BadInput for any error of reading.
 
   Args:
-    name: what is read, for the error message.
-    remedy: what a user can do about the damage.
+    name: name of the data in the error message.
+    remedy: remedy for the damage.
   """
   try:
     yield
@@ -57,7 +57,7 @@ def translate_damage(name: str | os.PathLike[str], remedy: str = '') -> Iterator
 
 @contextlib.contextmanager
 def translate_disk_full(message: Callable[[], str]) -> Iterator[None]:
-  """Raises BadInput with the message for any error of any library that means a full disk."""
+  """Raises BadInput with the message for any error caused by a full disk."""
   try:
     yield
   except Exception as error:
@@ -69,19 +69,19 @@ def translate_disk_full(message: Callable[[], str]) -> Iterator[None]:
 
 
 def is_busy(error: Exception) -> bool:
-  """Whether an error means too many open files, and so says nothing about the file."""
+  """Whether an error means too many open files, and not a bad file."""
   return getattr(error, 'errno', None) in (errno.EMFILE, errno.ENFILE)
 
 
 def is_unusable_path(error: OSError) -> bool:
-  """Whether an error says that a disk is full, or that a path may not be used."""
+  """Whether an error means a full disk, or a path without permission."""
   if error.errno in FULL:
     return True
   return error.errno in FORBIDDEN and error.filename is not None
 
 
 def remedy(error: OSError) -> str:
-  """Returns what a user can do about an error of writing."""
+  """Returns the remedy for an error of writing."""
   if error.errno in FULL:
     return 'free some space, or use another path'
   return 'use another path'

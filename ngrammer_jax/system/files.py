@@ -11,7 +11,7 @@ from ngrammer_jax.system.storage import is_remote
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:
-  """Writes a file atomically: a process that is killed leaves the old file or the new one."""
+  """Writes a file atomically: a killed process leaves the old file or the new one."""
   data = encode(content)
   if is_remote(path):
     path.write_bytes(data)
@@ -31,7 +31,7 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
 
 
 def encode(content: str | bytes) -> bytes:
-  """Returns the bytes that `write` writes."""
+  """Returns the bytes for `write`."""
   if isinstance(content, str):
     return content.encode()
   return content
@@ -44,10 +44,10 @@ def make_folder(folder: pathlib.Path) -> None:
 
 
 def check_writable(name: str, folder: pathlib.Path) -> None:
-  """Raises BadInput if a local folder can be neither written to nor created.
+  """Raises BadInput if a local folder cannot be written or created.
 
   Args:
-    name: flag and path of the user, for the error message.
+    name: flag and path for the error message.
     folder: the folder.
   """
   if is_remote(folder):
@@ -59,7 +59,7 @@ def check_writable(name: str, folder: pathlib.Path) -> None:
 
 
 def check_permission(name: str, path: pathlib.Path) -> None:
-  """Raises BadInput if a local file or folder that exists cannot be written to."""
+  """Raises BadInput if an existing local file or folder cannot be written."""
   if not os.access(path, os.W_OK):
     raise errors.BadInput(
       f'{name}: {path} cannot be written to; change its permissions, or name another place'
@@ -91,7 +91,7 @@ def free_bytes(folder: pathlib.Path) -> float:
 
 
 def remove(path: pathlib.Path) -> None:
-  """Deletes a file or a folder; of a link, the link alone."""
+  """Deletes a file, a folder, or a link (without its target)."""
   if is_remote(path):
     path.rmtree()
   elif path.is_dir() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""Pointers of Git LFS: small texts that `git clone` without git-lfs leaves in place of files."""
+"""Pointers of Git LFS: small texts in place of files after `git clone` without git-lfs."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ def check(name: str | os.PathLike[str], head: bytes) -> None:
 
   Args:
     name: the file, for the error message.
-    head: its first bytes, as many as BEGINNING has, or more.
+    head: its first bytes, at least as many as BEGINNING.
   """
   if head.startswith(BEGINNING):
     raise errors.BadInput(
@@ -22,7 +22,7 @@ def check(name: str | os.PathLike[str], head: bytes) -> None:
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-  """Raises BadInput if a file is a pointer. A file that is missing is none."""
+  """Raises BadInput if a file is a pointer. Missing files are ignored."""
   if os.path.isfile(path):
     with open(path, 'rb') as file:
       check(path, file.read(len(BEGINNING)))

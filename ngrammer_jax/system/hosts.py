@@ -1,8 +1,8 @@
 """Distributed training: several processes run the same program, each with its own devices.
 
-Process 0, the primary, writes the shared files. An input error of one process ends all of them.
-If a process is lost, JAX ends the others: a C++ thread of each sends heartbeats to process 0, also
-while another thread compiles or holds the lock of the interpreter.
+Process 0, the primary, writes the shared files. An input error of one process ends all of them. If
+a process is lost, JAX ends the others: in each process a C++ thread sends heartbeats to process 0,
+even while another thread compiles or holds the interpreter lock.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _mailbox_numbers = itertools.count()
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags that `join` reads."""
+  """Adds the flags of `join`."""
   group = parser.add_argument_group('several processes (Slurm needs no flag)')
   group.add_argument(
     '--distributed', action='store_true', help='detect the cluster: Cloud TPU, Kubernetes'
@@ -49,7 +49,7 @@ def _address(text: str) -> str:
 
 
 def join(options: argparse.Namespace) -> None:
-  """Connects to the other processes, if there are any. Call it before touching a device.
+  """Connects to the other processes, if any. Call it before touching a device.
 
   Raises:
     BadInput: the flags are incomplete, or the cluster cannot be detected.
@@ -92,7 +92,7 @@ def join(options: argparse.Namespace) -> None:
 
 
 def _warn_of_unused_slurm_tasks() -> None:
-  """Warns of a Slurm job of several tasks that was started as one process."""
+  """Warns if a Slurm job of several tasks was started as one process."""
   tasks = os.environ.get('SLURM_NTASKS', '1')
   if tasks != '1' and SLURM_TASKS not in os.environ:
     logging.warning(
@@ -116,7 +116,7 @@ def is_primary() -> bool:
 
 
 def prefix() -> str:
-  """Returns what a message of this process begins with: its index, of the primary nothing."""
+  """Returns the message prefix of this process: its index, or nothing for the primary."""
   if is_primary():
     return ''
   return f'process {process_index()}: '
@@ -124,7 +124,7 @@ def prefix() -> str:
 
 @functools.cache
 def warn_once(message: str) -> None:
-  """Logs a warning in the primary process, the first time that it is called with it."""
+  """Logs a warning once in the primary process."""
   if is_primary():
     logging.warning(message)
 
@@ -147,7 +147,7 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def gather_arrays(tree: Any) -> Any:
-  """Returns arrays that are sharded over the processes, whole and as NumPy arrays.
+  """Returns arrays sharded over the processes as whole NumPy arrays.
 
   All processes have to call this, while no computation is in flight on the devices.
   """
@@ -161,12 +161,12 @@ def gather_arrays(tree: Any) -> Any:
 
 
 class Mailbox:
-  """Exchanges bytes between processes over the network of the hosts, not over that of the devices.
+  """Exchanges bytes between processes over the host network instead of the device network.
 
   Any thread can use it, also while the devices compute.
 
   Args:
-    name: of this mailbox, the same in all processes.
+    name: name of this mailbox, the same in all processes.
   """
 
   def __init__(self, name: str):
@@ -176,10 +176,10 @@ class Mailbox:
     self._last: str | None = None
 
   def exchange(self, number: int, content: bytes) -> list[bytes]:
-    """Returns what each process has sent with a number, which it uses once.
+    """Returns the bytes sent by each process with a number; use each number once.
 
     Raises:
-      PeerLostError: a process did not send anything in time.
+      PeerLostError: a process sent nothing in time.
     """
     if not is_multiprocess():
       return [content]
@@ -241,8 +241,8 @@ def on_primary(function: Callable[..., Any], *args: Any) -> None:
 def prefix_record(record: logging.LogRecord) -> bool:
   """Filters log records: drops those below WARNING in all processes but the primary.
 
-  It sets `prefix`, for the format of the handler: the index of the process, if there are several,
-  and whether it is a warning.
+  It sets `prefix` for the format of the handler: the index of one of several processes, and a mark
+  for warnings.
   """
   record.prefix = prefix() + 'warning: ' * (record.levelno == logging.WARNING)
   return is_primary() or record.levelno >= logging.WARNING

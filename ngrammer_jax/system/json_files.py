@@ -1,4 +1,4 @@
-"""JSON objects in files: one in a file, or one a line."""
+"""JSON objects in files: one per file, or one per line."""
 
 from collections.abc import Iterator
 import contextlib
@@ -22,7 +22,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def read_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields the objects of `append_line`, without lines that a killed process or a disk damaged."""
+  """Yields the objects of `append_line`, without damaged lines."""
   with path.open('rb') as file:
     for line in file:
       with contextlib.suppress(ValueError):

@@ -17,7 +17,7 @@ NOT_A_SIGN = {LIBRARY, 'TPU_SKIP_MDS_QUERY'}
 
 
 def may_have_tpu() -> bool:
-  """Whether JAX may look for a TPU: there is a device file, or the user's environment says so."""
+  """Whether JAX may look for a TPU, by a device file or the user's environment."""
   if os.environ.get('JAX_PLATFORMS') or 'JAX_FORCE_TPU_INIT' in os.environ:
     return True
   if any(glob.glob(pattern) for pattern in DEVICE_FILES):
@@ -27,9 +27,9 @@ def may_have_tpu() -> bool:
 
 
 def skip_without_tpu() -> None:
-  """Hides libtpu from JAX in this process if there is no TPU. Other backends are found as before.
+  """Hides libtpu from JAX in this process if there is no TPU. Other backends are unaffected.
 
-  To be called before JAX looks for devices.
+  Call it before JAX looks for devices.
   """
   if not may_have_tpu():
     sys.modules['libtpu'] = None  # an import raises ImportError
@@ -38,7 +38,7 @@ def skip_without_tpu() -> None:
 
 @contextlib.contextmanager
 def skipped_without_tpu() -> Iterator[None]:
-  """Like `skip_without_tpu`, in the body alone: for a process that is not ours."""
+  """Like `skip_without_tpu`, but only within the body, for processes of others."""
   was_imported = 'libtpu' in sys.modules
   module = sys.modules.get('libtpu')
   library = os.environ.get(LIBRARY)

@@ -1,7 +1,7 @@
 """Runs a command as a process: its logging, its exit status, its error message.
 
-0: everything is done. 1: another process was lost, or a bug. 2: bad input, which another try does
-not change. 128 + the number of a signal: the command was stopped, and the same command resumes it.
+0: success. 1: another process was lost, or a bug. 2: bad input; do not retry. 128 + the number of a
+signal: the command was stopped; rerun the same command to resume.
 """
 
 import atexit
@@ -30,7 +30,7 @@ MAX_MESSAGE = 1000  # characters of an error message
 
 
 def run(main: Callable[[list[str]], int | None]) -> NoReturn:
-  """Runs a command, logs to standard error, and exits with its status or that of its error.
+  """Runs a command, logs to standard error, and exits with the status of the command or its error.
 
   Args:
     main: the command. It gets the arguments of the command line and returns its exit status.
@@ -56,14 +56,14 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
 
 
 class Exit(NamedTuple):
-  """How a command exits after an exception: a row of EXITS.
+  """The exit of a command after an exception: a row of EXITS.
 
   Attributes:
     exception: class of the exception.
     status: the exit status, or a function from the exception to it.
     message: function from the exception to the line on standard error; None: no line.
-    condition: of the exceptions of this class, those that it is true for; None: all.
-    prepare: called with the exception before the message is printed, if there is something to do.
+    condition: predicate of exceptions of this class; None: all.
+    prepare: called with the exception before the message is printed; None: no preparation.
     is_immediate: exits without the shutdown of Python.
   """
 
@@ -78,7 +78,7 @@ class Exit(NamedTuple):
 def _report(error: BaseException, row: Exit) -> int:
   """Prints the message of an exception and returns the exit status.
 
-  What all of several processes raise (`is_shared`), the first one prints.
+  The first process prints an exception raised by all (`is_shared`).
   """
   if row.prepare is not None:
     row.prepare(error)
@@ -93,7 +93,7 @@ def _report(error: BaseException, row: Exit) -> int:
 
 
 def _find_exit(error: BaseException) -> Exit | None:
-  """Returns the first row of EXITS that fits an exception; None for a bug."""
+  """Returns the first matching row of EXITS; None for a bug."""
   for row in EXITS:
     if isinstance(error, row.exception) and (row.condition is None or row.condition(error)):
       return row
@@ -105,7 +105,7 @@ def _error_message(error: Exception) -> str:
 
 
 def _signal_status(error: errors.Interrupted) -> int:
-  """Returns 128 + the number of the signal; of several processes, each may have another one."""
+  """Returns 128 + the number of the signal; signals may differ between processes."""
   number = signal.SIGTERM if hosts.is_multiprocess() else error.signal
   return 128 + number
 
@@ -116,7 +116,7 @@ def _interrupted_message(error: KeyboardInterrupt) -> str:
 
 
 def _discard_output(error: BrokenPipeError) -> None:
-  """Redirects standard output, whose reader has closed it, to nowhere."""
+  """Redirects closed standard output to the null device."""
   del error
   os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -177,7 +177,7 @@ EXITS = (
 
 
 def _configure_logging() -> None:
-  """Logs to standard error, and hides what libraries log of errors that they also raise."""
+  """Logs to standard error, and hides library log lines of errors that are also raised."""
   line_format = '%(prefix)s%(message)s'
   logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
@@ -193,8 +193,8 @@ def _configure_logging() -> None:
 def _use_utf8_names() -> None:
   """Starts Python again in UTF-8 mode if its locale has another encoding.
 
-  Libraries in C++ write the names of files in UTF-8, or cannot have those that Python did not read.
-  Standard output keeps its encoding.
+  C++ libraries write file names in UTF-8, or cannot open names in other encodings. Standard output
+  keeps its encoding.
   """
   if sys.getfilesystemencoding() != 'utf-8' and os.environ.get('PYTHONUTF8') != '1':
     os.environ.setdefault('PYTHONIOENCODING', getattr(sys.stdout, 'encoding', 'utf-8'))
@@ -203,7 +203,7 @@ def _use_utf8_names() -> None:
 
 
 def _one_line(message: str) -> str:
-  """Returns a message in one line: files of others may put lines and control codes in it."""
+  """Returns a message in one line, without line breaks and control codes from foreign files."""
   text = ' '.join(line.strip() for line in message.splitlines() if line.strip())
   text = ''.join(c if c.isprintable() else repr(c)[1:-1] for c in text)
   if len(text) <= MAX_MESSAGE:
@@ -212,9 +212,9 @@ def _one_line(message: str) -> str:
 
 
 def _exit_alone(status: int) -> NoReturn:
-  """Exits one of several processes without waiting for the others, which may not have failed.
+  """Exits one of several processes without waiting for the others.
 
-  If it waited for them, JAX would end all of them with 134. Process 0 goes last: it receives the
+  While waiting, JAX would end all of them with 134. Process 0 exits last: it receives the
   heartbeats, and the others end as soon as it does.
   """
   with contextlib.suppress(OSError):

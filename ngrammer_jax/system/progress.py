@@ -42,10 +42,10 @@ class Progress:
 
   Args:
     description: name of the work, at the beginning of every line.
-    total: total number of units; None: it is not known.
+    total: total number of units; None: unknown.
     unit: name of a unit, such as "tokens".
     initial: number of units finished before this run.
-    log_lines: whether to log lines if there is no terminal.
+    log_lines: whether to log lines without a terminal.
   """
 
   def __init__(
@@ -101,7 +101,7 @@ class Progress:
       logging.info(line)
 
   def format_status(self) -> str:
-    """Formats the finished share and, if they are known, the rate and the time left."""
+    """Formats the finished share and, if known, the rate and the time left."""
     if self._total is None:
       status = f'{self._done:,} {self._unit}'
     else:

@@ -1,4 +1,4 @@
-"""Files of results: what a command has computed is neither overwritten nor lost."""
+"""Files of results: computed results are not overwritten or lost."""
 
 from collections.abc import Mapping
 import itertools
@@ -21,12 +21,12 @@ def make_output_folder(folder: pathlib.Path) -> None:
 
 
 def check_output_file(flag: str, path: pathlib.Path, example: str) -> None:
-  """Raises BadInput for a file that cannot be written, before the work that makes it.
+  """Raises BadInput for a file that cannot be written, before its results are computed.
 
   Args:
-    flag: the flag that names the file, for the error message.
+    flag: the flag of the file, for the error message.
     path: the file.
-    example: a name for a file, if the path is that of a folder.
+    example: an example of a file name for folders.
   """
   storage.check_reachable(path)
   if path.is_dir():
@@ -47,10 +47,10 @@ def write_output(path: pathlib.Path, content: str | bytes) -> None:
 
 
 def write_results(contents: Mapping[pathlib.Path, str | bytes]) -> None:
-  """Writes the files of a result; those of another one are renamed, such as to test.1.json.
+  """Writes the files of a result; renames files of another result, such as to test.1.json.
 
-  Raises BadInput if they cannot be written; then those of the other one have their names again, and
-  the texts are printed.
+  Raises BadInput if they cannot be written, after printing the texts and restoring the names of the
+  other files.
   """
   previous = [path for path in contents if path.is_file()]
   renamed: dict[pathlib.Path, pathlib.Path] = {}
@@ -77,7 +77,7 @@ def write_results(contents: Mapping[pathlib.Path, str | bytes]) -> None:
 
 
 def _free_number(paths: Mapping[pathlib.Path, object]) -> int:
-  """Returns the smallest number with which none of the paths exists."""
+  """Returns the smallest number unused by all paths."""
   for number in itertools.count(1):
     if not any(_numbered(path, number).exists() for path in paths):
       return number

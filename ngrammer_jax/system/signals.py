@@ -1,9 +1,9 @@
-"""Signals as requests: training saves a checkpoint, then stops; all else ends with a message.
+"""Signals as requests: training saves a checkpoint and stops; other commands end with a message.
 
 These are SIGTERM, SIGUSR1 and SIGUSR2 (Slurm's --signal), SIGHUP (a closed terminal) and SIGINT
-(Ctrl-C). One that is ignored at the start stays ignored, which is what `nohup` is for.
+(Ctrl-C). Signals ignored at the start, as by `nohup`, stay ignored.
 
-JAX tells all of several processes of a SIGTERM to one of them: the other signals become one.
+JAX announces a SIGTERM of one process to all processes, so other signals are converted to SIGTERM.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ SYNC_POINTS = itertools.count(1)  # JAX agrees on a sync point by its number in 
 
 
 def exit_on_signals() -> None:
-  """Ends a command with 128 + the number of a signal, but see `SignalHandler`.
+  """Ends a command with 128 + the number of a signal, except within `SignalHandler`.
 
   Ctrl-C stays a KeyboardInterrupt.
   """
@@ -41,9 +41,9 @@ def exit_on_signals() -> None:
 def _handle(
   handler: Callable[[int, Any], None], numbers: Sequence[signal.Signals]
 ) -> dict[signal.Signals, Any]:
-  """Sets the handler of signals that are not ignored; returns the handlers before, by signal.
+  """Sets the handler of all signals except ignored ones; returns the previous handlers by signal.
 
-  It does nothing outside the main thread, the only one that gets signals.
+  It has no effect outside the main thread, because only this thread receives signals.
   """
   if threading.current_thread() is not threading.main_thread():
     return {}
@@ -58,10 +58,10 @@ def _print(message: str) -> None:
 
 
 class SignalHandler:
-  """Records the first signal instead of exiting, a context manager.
+  """A context manager that records the first signal instead of exiting.
 
-  Later ones change nothing, as Slurm sends SIGTERM after SIGUSR1, but the third Ctrl-C has its
-  default effect.
+  Later signals are ignored, as Slurm sends SIGTERM after SIGUSR1. The third Ctrl-C has its default
+  effect.
   """
 
   def __init__(self):
@@ -88,7 +88,7 @@ class SignalHandler:
         os.kill(os.getpid(), signal.SIGTERM)
 
   def check_interrupted(self) -> None:
-    """Raises Interrupted if a signal was received. All processes have to call it equally often."""
+    """Raises Interrupted if a signal was received. All processes must call it equally often."""
     was_received = self._received is not None
     if hosts.is_multiprocess():
       from jax.experimental import multihost_utils

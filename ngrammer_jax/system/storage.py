@@ -1,7 +1,7 @@
 """Paths on local disks and in Google Cloud Storage.
 
-A path is local, or remote: gs://bucket/run. A remote object is written as a whole or not at all,
-but cannot be appended to, and a remote folder can neither be renamed atomically nor be locked.
+A path is local, or remote: gs://bucket/run. A remote object is written atomically but cannot be
+appended to. A remote folder cannot be renamed atomically or locked.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ os.environ.setdefault('EPATH_USE_TF', 'false')  # or etils uses TensorFlow where
 
 
 def path(text: str | os.PathLike[str]) -> pathlib.Path:
-  """Returns a path, with the home folder for a leading `~`, as a shell does it.
+  """Returns a path with a leading `~` expanded to the home folder, as in a shell.
 
-  A remote one is an `epath.Path`, which has the same methods.
+  A remote path is an `epath.Path`, with the same methods.
   """
   if not is_remote(text):
     return pathlib.Path(os.path.expanduser(text))
@@ -39,11 +39,11 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 @functools.cache
 def _literal_path_class() -> type[pathlib.PurePosixPath]:
-  """Returns the path class of etils, but `glob` takes no [, * or ? of the folder for a pattern."""
+  """Returns the path class of etils with a `glob` that does not expand [, * or ? of the folder."""
   from etils import epath  # heavy: only for remote paths and Orbax
 
   class LiteralPath(type(epath.Path())):
-    """A path whose folder is never a pattern."""
+    """A path with a folder that is never a pattern."""
 
     def glob(self, pattern: str) -> Iterator['LiteralPath']:
       return map(type(self), epath.Path(glob.escape(os.fspath(self))).glob(pattern))
@@ -52,14 +52,14 @@ def _literal_path_class() -> type[pathlib.PurePosixPath]:
 
 
 def orbax_path(path: pathlib.Path) -> pathlib.PurePosixPath:
-  """Returns the absolute path for Orbax, which searches in it with `glob`."""
+  """Returns the absolute path for Orbax, safe for its use of `glob`."""
   if is_remote(path):
     return path
   return _literal_path_class()(path.resolve())
 
 
 def check_reachable(path: pathlib.Path) -> None:
-  """Raises BadInput if a path is in another object store, or its bucket cannot be reached."""
+  """Raises BadInput for a path in another object store, or an unreachable bucket."""
   if is_remote(path):
     _check_bucket(path)
     return
@@ -72,7 +72,7 @@ def check_reachable(path: pathlib.Path) -> None:
 
 
 def _check_bucket(path: pathlib.Path) -> None:
-  """Raises BadInput if the bucket of a remote path cannot be reached."""
+  """Raises BadInput if the bucket of a remote path is unreachable."""
   if not os.fspath(path).removeprefix(REMOTE).strip('/'):
     raise errors.BadInput(f'{path} names no bucket: expected for example {path}bucket/run')
   if importlib.util.find_spec('gcsfs') is None:
@@ -88,7 +88,7 @@ def _check_bucket(path: pathlib.Path) -> None:
 
 
 def _check_local(path: pathlib.Path, prefix: str = '') -> None:
-  """Raises BadInput if no local file can have this path, or it cannot be reached."""
+  """Raises BadInput for an invalid or unreachable local path."""
   try:
     path.lstat()
   except (FileNotFoundError, NotADirectoryError):
@@ -100,14 +100,14 @@ def _check_local(path: pathlib.Path, prefix: str = '') -> None:
 
 
 def user_path(key: str, text: str | os.PathLike[str]) -> pathlib.Path:
-  """Returns the path of a user, with ~ replaced.
+  """Returns the path of a user, with ~ expanded.
 
   Args:
-    key: the flag or key that has the path, for error messages.
+    key: the flag or key of the path, for error messages.
     text: the path.
 
   Raises:
-    BadInput: the user after ~ does not exist, or no file can have this path.
+    BadInput: an unknown user after ~, or an invalid path.
   """
   try:
     path = pathlib.Path(text).expanduser()
@@ -123,7 +123,7 @@ def user_cache(key: str) -> pathlib.Path:
   """Returns the cache folder of the user: $NGRAMMER_JAX_CACHE, or ~/.cache/ngrammer_jax.
 
   Args:
-    key: the flag or key that names another folder, for error messages.
+    key: the flag or key for another folder, for error messages.
 
   Raises:
     BadInput: see `user_path`.

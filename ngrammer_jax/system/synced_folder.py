@@ -1,4 +1,4 @@
-"""A folder of files that grow, in Google Cloud Storage too, where no file can be appended to."""
+"""A folder of growing files, also in Google Cloud Storage, where files cannot be appended to."""
 
 import logging
 import pathlib
@@ -11,14 +11,14 @@ SYNC_INTERVAL = 30.0  # seconds between uploads of appended files
 
 
 class SyncedFolder:
-  """A folder of files that are appended to.
+  """A folder of growing files.
 
-  For a local folder, `folder` is the folder itself. For a remote one, it is a temporary local
-  folder that starts as a copy; changed files are uploaded periodically and by `sync`.
+  For a local folder, `folder` is the folder itself. For a remote folder, it is a temporary local
+  copy; changed files are uploaded periodically and by `sync`.
 
   Args:
     folder: final location of the files.
-    pattern: glob of the remote files that are appended to.
+    pattern: glob of the growing remote files.
   """
 
   def __init__(self, folder: pathlib.Path, pattern: str):
