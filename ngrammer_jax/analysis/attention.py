@@ -90,7 +90,7 @@ def _select_distances(config: model_config.ModelConfig, segment_length: int) -> 
 def _sum_weights(
   run: runs.Run, split: str, config: model_config.ModelConfig, distances: list[int]
 ) -> tuple[np.ndarray, int, int]:
-  """Returns summed weights [L, N, D] of counted tokens, and the numbers of counted and all tokens."""
+  """Returns summed weights [L, N, D] of counted tokens, and the numbers of counted and all ones."""
   distances_D = np.asarray(distances)
   vectors = capture.shared_vectors(config)
 
