@@ -25,8 +25,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   tokens read from the start of the split; `copied` and `right`, numbers of tokens with a copy, and
   with a right copy; and `buckets`, with for each:
 
-  `length`, `count`: length of the longest match, and count of such matches; the largest is
-  `or_more`. `tokens`, `right`: number of tokens in this bucket, and of right copies among them.
+  `length`, `count`: of the longest match, and of such matches; the largest is `or_more`.
+  `tokens`, `right`: number of tokens in this bucket, and of right copies among them.
 
   Raises:
     BadInput: the model has no copies.

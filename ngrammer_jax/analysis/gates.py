@@ -35,11 +35,11 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   shown tokens [S], with an empty one for the start of a document; and `gates`, with for each memory
   and block, and each head:
 
-  `name`: name of the parameters of the memory, and number of the head. `values`: gates of the shown
-  tokens [S]. `mean`, `deviation`, `histogram`: of all tokens of the split, in equal bins from 0 to
-  1. `ngrams`: for each order, the n-grams of tokens with the highest mean gate at their last token,
-  of
-    those that occur at least MIN_COUNT times: `text`, `count` and `gate`.
+  `name`: name of the parameters of the memory, and number of the head.
+  `values`: gates of the shown tokens [S].
+  `mean`, `deviation`, `histogram`: of all tokens of the split, in equal bins from 0 to 1.
+  `ngrams`: for each order, the n-grams of tokens with the highest mean gate at their last token,
+    with at least MIN_COUNT occurrences: `text`, `count` and `gate`.
 
   Args:
     run: the run.

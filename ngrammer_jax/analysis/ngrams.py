@@ -36,8 +36,9 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   with for each table its `name` (of its parameters), `hash`, and `heads`, each with:
 
   `order`, `head`, `table_rows`: length of the n-grams, number of the head in its order, its rows.
-  `never`: number of rows without an n-gram of the text. `visits`: numbers of rows visited once, 2
-  to 3 times, 4 to 7 times, and so on. and the collisions of `lookups.collisions`.
+  `never`: number of rows without an n-gram of the text.
+  `visits`: numbers of rows visited once, 2 to 3 times, 4 to 7 times, and so on.
+  and the collisions of `lookups.collisions`.
 
   Raises:
     BadInput: the model has no n-gram memory.

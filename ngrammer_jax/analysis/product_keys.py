@@ -24,8 +24,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   `all`, the use by all layers together; and `layers`, with for each layer its `name` (of its
   parameters), its use, and `heads`, the use by each head. A use has
 
-  `used`: share of the values read by at least one token. `kl`: in nats, the Kullback-Leibler
-  divergence of the weights of the values, summed over tokens,
+  `used`: share of the values read by at least one token.
+  `kl`: in nats, the Kullback-Leibler divergence of the weights of the values, summed over tokens,
     from a uniform distribution: 0 for uniform use, log V for a single value (Lample et al.).
 
   and for a layer also `curve`: the share of the weights on the most used 0, 1, ..., 100 % of

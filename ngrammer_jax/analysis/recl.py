@@ -45,9 +45,9 @@ def analyze(
 
   Keys: `split`; `targets`, number of predicted tokens; `contexts` [C]; and `runs`, with for each:
 
-  `name`, `step`: name and step of the run. `losses`: mean loss [C] over all predicted tokens, in
-  nats per token. `shares`: for each r, `share`; `gains` [C - 1], from each context length to the
-  next; `length`,
+  `name`, `step`: name and step of the run.
+  `losses`: mean loss [C] over all predicted tokens, in nats per token.
+  `shares`: for each r, `share`; `gains` [C - 1], from each context length to the next; `length`,
     the RECL in tokens; and `is_lower_bound`, True if every gain is large, up to the longest.
 
   Raises:

@@ -1,6 +1,6 @@
 """The frozen parameters of a run, written once and omitted from checkpoints.
 
-<workdir>/base Orbax files and manifest.json, as in a checkpoint
+<workdir>/base    Orbax files and manifest.json, as in a checkpoint
 """
 
 from collections.abc import Callable

@@ -2,9 +2,9 @@
 
 <workdir>/checkpoints/300           a complete checkpoint: Orbax files and manifest.json; of
                                     streamed corpora rows.json too
-<workdir>/checkpoints/400.scratch* an incomplete one: being written, or left by a killed run
-<workdir>/checkpoints/200.damaged a corrupt one, set aside <workdir>/base the frozen parameters, see
-`checkpoints.frozen`
+<workdir>/checkpoints/400.scratch*  an incomplete one: being written, or left by a killed run
+<workdir>/checkpoints/200.damaged   a corrupt one, set aside
+<workdir>/base                      the frozen parameters, see `checkpoints.frozen`
 
 Remote folders cannot be renamed atomically. There, a checkpoint is complete if it has a manifest.
 The manifest is written last and deleted first.

@@ -1,9 +1,10 @@
 """The files of a workdir other than checkpoints, and the config changes allowed on resume.
 
-config.json the resolved config corpus.json hash of the text and of the vocabulary settings; null:
-of an unknown text published.json family, token ids and generation settings of the published model
-in init_from vocabulary.* vocabulary, to encode and decode text without the corpus lock held by the
-training process
+config.json    the resolved config
+corpus.json    hash of the text and of the vocabulary settings; null: of an unknown text
+published.json family, token ids and generation settings of the published model in init_from
+vocabulary.*   vocabulary, to encode and decode text without the corpus
+lock           held by the training process
 """
 
 from collections.abc import Iterator

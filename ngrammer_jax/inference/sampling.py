@@ -18,9 +18,10 @@ from ngrammer_jax.config.fields import field
 class SamplingConfig:
   """Options of sampling. They are applied in the order of transformers.
 
-  1. The repetition penalty, also for greedy decoding (see `penalize`). 2. The temperature. 3.
-  Top-k: only the k most likely tokens are sampled. 4. Top-p, or nucleus sampling (Holtzman et al.
-  2020): only the most likely tokens are sampled
+  1. The repetition penalty, also for greedy decoding (see `penalize`).
+  2. The temperature.
+  3. Top-k: only the k most likely tokens are sampled.
+  4. Top-p, or nucleus sampling (Holtzman et al. 2020): only the most likely tokens are sampled
      whose probabilities sum to at least this.
   5. Min-p (Nguyen et al. 2024): only tokens are sampled whose probability is at least this share of
      the highest one.

@@ -1,7 +1,7 @@
 """The Weights & Biases run with the values of metrics.jsonl.
 
-<workdir>/wandb.json id of the run, and its workdir <workdir>/wandb/ files of wandb, all records of
-a run in offline mode (WANDB_MODE=offline)
+<workdir>/wandb.json   id of the run, and its workdir
+<workdir>/wandb/       files of wandb, all records of a run in offline mode (WANDB_MODE=offline)
 
 A resumed run has the same id; a copy of the workdir, such as another decay of one trunk, gets its
 own run. On resume metrics.jsonl is cut to the restored step. wandb cannot delete values, so
