@@ -33,8 +33,8 @@ _PER_HEAD = ('key', 'key_convolution', 'value', 'value_convolution')
 class LayerInputs(NamedTuple):
   """A memory of layer inputs; their keys and values are projected in every segment.
 
-  rows_BxRxD: the M inputs before the segment, preceded by `Projections.lookback` more. norm: module
-  that normalises them like the inputs of the segment. None: no norm.
+  rows_BxRxD: the M inputs before the segment, preceded by `Projections.lookback` more.
+  norm: module that normalises them like the inputs of the segment. None: no norm.
   """
 
   rows_BxRxD: jax.Array
