@@ -16,7 +16,7 @@ __all__ = ['load_pretrained', 'load_run', 'pretrained']
 
 
 def __getattr__(name: str) -> object:
-  """Imports JAX and the rest only when a run is opened."""
+  """Imports JAX and the rest only to open a run."""
   if name == 'pretrained':
     from ngrammer_jax.runs import pretrained
 

@@ -1,8 +1,8 @@
 """The config on the command line: --config=FILE[:VARIANT] and --config.a.b=value.
 
-It looks and behaves as `ml_collections.config_flags` does, with three differences: keys
-are checked against the dataclasses, so an unknown one gives an error message instead of
-a traceback; a key inside a block that is None creates the block; and no flag is global.
+It behaves like `ml_collections.config_flags`, with three differences. Keys are checked against the
+dataclasses, so an unknown key gives an error message instead of a traceback. A key inside a block
+that is None creates the block. No flag is global.
 """
 
 import argparse
@@ -29,16 +29,16 @@ def parse(
 ) -> tuple[argparse.Namespace, Config]:
   """Returns plain flags, by argparse, and the config with its overrides applied.
 
-  With --print_config it prints the config and exits; no other flag is needed then. Values that do
-  not go together are printed before the error.
+  With --print_config it prints the config and exits, without requiring other flags. Incompatible
+  values are printed before the error.
 
   Args:
     parser, argv: the parser of the plain flags, and the arguments.
-    start: prepares JAX. It is called once, before a model is built: processes cannot be joined
-      afterwards.
+    start: prepares JAX. It is called once, before a model is built, because processes cannot be
+      joined afterwards.
 
   Raises:
-    BadInput: no such config file or variant, unknown key, value of the wrong type.
+    BadInput: an unknown config file, variant or key, or a value of the wrong type.
   """
   _add_flags(parser)
   parser.epilog = 'Any key of the config: --config.training.steps=2000'
@@ -53,7 +53,7 @@ def parse(
 
   @functools.cache
   def start_once() -> None:
-    """Prepares JAX, the first time that it is called."""
+    """Prepares JAX on the first call."""
     if start is not None:
       start(flags)
 
@@ -82,10 +82,10 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-  """Adds --list, which needs no other flag."""
+  """Adds --list, usable without other flags."""
 
   class PrintList(argparse.Action):
-    """Prints the list as soon as the flag is read, as --help and --version do."""
+    """Prints the list as soon as the flag is read, like --help and --version."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
       print(f'{catalog.format_list()}\n\n{pretrained.format_list()}')
@@ -109,8 +109,8 @@ def resolve(
 ) -> Config:
   """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`.
 
-  What is open in memories that the model of `init_from` does not have, that model decides; see
-  `init_from.complete`. With `show`, it prints the config before it is checked.
+  Fills unset fields of added memories from the model of `init_from`, see `init_from.complete`. With
+  `show`, it prints the config before it is checked.
   """
   values = load_file(spec)
   in_file = [path for path, _ in memory_blocks.blocks(values.get('model') or {})]
@@ -141,7 +141,7 @@ def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def override(config: Config, overrides: list[tuple[str, str]], *allowed: str) -> Config:
-  """Returns the config with some keys changed: those that match `allowed`, such as `evaluation.*`.
+  """Returns the config with overrides of keys that match `allowed`, such as `evaluation.*`.
 
   Raises BadInput for other keys.
   """

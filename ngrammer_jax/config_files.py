@@ -11,9 +11,9 @@ from ngrammer_jax.system import storage
 def load(spec: str, flag: str = '--config') -> dict[str, Any]:
   """Returns the config of FILE or FILE:VARIANT, from its get_config() or get_config(VARIANT).
 
-  A FILE that does not exist may be the name of a config of the package, such as `quickstart`, and
+  If FILE does not exist, it may be the name of a config of the package, such as `quickstart`.
   `pretrained:NAME` is the config of a pretrained model, with its vocabulary. The folder of a run or
-  of a published model, with or without `hf:` before it, is its config.
+  a published model, optionally with the prefix `hf:`, is its config.
 
   Args:
     spec: the text.

@@ -1,4 +1,4 @@
-"""Exceptions that the commands turn into exit codes."""
+"""Exceptions with exit codes of the commands."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -16,8 +16,8 @@ RERUN_ALL = 'rerun the same command in all processes to resume from the last che
 class BadInput(ValueError):
   """The input is invalid. The message names it, what was expected, and the fix.
 
-  The commands print only the message and exit with status 2: rerunning them cannot help. One that
-  all of several processes raise is printed by the first.
+  The commands print only the message and exit with status 2; do not retry. If all of several
+  processes raise it, the first one prints it.
   """
 
   is_shared = False
@@ -25,7 +25,7 @@ class BadInput(ValueError):
 
 @contextlib.contextmanager
 def named(name: str | os.PathLike[str]) -> Iterator[None]:
-  """Puts the name of what is read before the message of a BadInput."""
+  """Prefixes the message of a BadInput with a name."""
   try:
     yield
   except BadInput as error:
@@ -33,14 +33,14 @@ def named(name: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def and_more(texts: Sequence[str]) -> str:
-  """Says how many texts there are besides the first, which a message shows."""
+  """Returns the number of further texts after the first one in a message."""
   if len(texts) == 1:
     return ''
   return f' (and {len(texts) - 1:,} more)'
 
 
 class NotApplicable(BadInput):
-  """The model lacks the part that is analyzed, or the corpus the split that this needs."""
+  """The model lacks the analyzed part, or the corpus lacks the required split."""
 
 
 class PeerLostError(Exception):
@@ -53,8 +53,8 @@ class PeerLostError(Exception):
 class Interrupted(Exception):
   """A signal stopped the run after everything was saved; rerun the same command to resume.
 
-  The commands exit with 128 + the number of the signal, 143 for SIGTERM; of several processes with
-  143. All of these raise it at the same step; None: the signal is not known to this one.
+  The commands exit with 128 + the number of the signal, 143 for SIGTERM; several processes with
+  143. All processes raise it at the same step; None: a signal received by another process.
   """
 
   is_shared = True

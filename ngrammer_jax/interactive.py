@@ -1,4 +1,4 @@
-"""Lines of standard input, which a model continues, or answers in a conversation."""
+"""Reads lines of standard input for a model to continue, or to answer in a conversation."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -25,13 +25,13 @@ A message that begins with a slash needs a space before it."""
 
 
 def answer_lines(answer: Callable[[int, str], bool], hint: str) -> None:
-  """Answers each line of standard input, so that the model is loaded and compiled once.
+  """Answers each line of standard input with a model loaded and compiled once.
 
-  A line that cannot be answered is reported, and Ctrl-C ends an answer.
+  An invalid line is reported, and Ctrl-C ends an answer.
 
   Args:
     answer: function of the index of a line and the line; False ends the program.
-    hint: text that a terminal shows first.
+    hint: first text on a terminal.
   """
   for i, line in enumerate(_read_lines(hint)):
     try:
@@ -44,7 +44,7 @@ def answer_lines(answer: Callable[[int, str], bool], hint: str) -> None:
 
 
 def chat_in_lines(chat: 'Conversation') -> None:
-  """Answers the messages of standard input, one a line, and follows its commands."""
+  """Answers messages of standard input, one per line, and runs commands."""
 
   def answer(_: int, line: str) -> bool:
     if line.startswith('/'):
@@ -57,7 +57,7 @@ def chat_in_lines(chat: 'Conversation') -> None:
 
 
 def _follow_command(chat: 'Conversation', line: str) -> bool:
-  """Follows a command; returns whether the chat goes on. Raises BadInput if there is no such."""
+  """Runs a command; returns whether the chat continues. Raises BadInput for an unknown one."""
   name, _, argument = line.strip().partition(' ')
   if name == '/system':
     system = argument.strip() or None
@@ -77,7 +77,7 @@ def _follow_command(chat: 'Conversation', line: str) -> bool:
 
 
 def _print_note(text: str) -> None:
-  """Prints what is no answer."""
+  """Prints text other than answers."""
   print(text, file=sys.stderr)
 
 
@@ -96,7 +96,7 @@ def _print_answer(chat: 'Conversation', message: str) -> None:
 
 @contextlib.contextmanager
 def _delayed_interrupt() -> Iterator[Callable[[], bool]]:
-  """Delays Ctrl-C, which would leave a token half read: yields whether it was pressed.
+  """Delays Ctrl-C, so that tokens are read completely; yields whether it was pressed.
 
   The second Ctrl-C is not delayed.
   """
@@ -119,7 +119,7 @@ def _delayed_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def _read_lines(hint: str) -> Iterator[str]:
-  """Yields the lines of standard input, without line breaks. A terminal forgets one at Ctrl-C."""
+  """Yields the lines of standard input, without line breaks. Ctrl-C discards a terminal line."""
   if not sys.stdin.isatty():
     while line := sys.stdin.readline():
       yield line.removesuffix('\n')

@@ -1,4 +1,4 @@
-"""The memory of devices and machines, and whether arrays fit in it, from their shapes alone."""
+"""The memory of devices and machines, and checks that arrays fit, from shapes alone."""
 
 from collections.abc import Mapping
 import math
@@ -19,8 +19,8 @@ class MemoryLimit(NamedTuple):
 
   Attributes:
     name: the owner of the memory, for messages: `this machine`.
-    size: size in bytes; None: not known.
-    devices: number of devices whose shards are in it.
+    size: size in bytes; None: unknown.
+    devices: number of devices with shards in it.
   """
 
   name: str
@@ -29,7 +29,7 @@ class MemoryLimit(NamedTuple):
 
 
 def device_memory(mesh: jax.sharding.Mesh) -> MemoryLimit:
-  """Returns the memory of one device of a mesh; on CPU that of the machine, for all of them."""
+  """Returns the memory of one device of a mesh; on CPU the machine's, shared by all devices."""
   device = mesh.local_devices[0]
   if device.platform == 'cpu':
     return machine_memory(mesh)
@@ -38,7 +38,7 @@ def device_memory(mesh: jax.sharding.Mesh) -> MemoryLimit:
 
 
 def machine_memory(mesh: jax.sharding.Mesh) -> MemoryLimit:
-  """Returns the memory of this machine, or the part of it that its container may use."""
+  """Returns the memory of this machine, or the limit of its container."""
   sizes = [os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')]
   for path in map(pathlib.Path, CONTAINER_LIMITS):
     if not path.exists():
@@ -62,7 +62,7 @@ def check_fits(arrays: Mapping[str, Any], memory: MemoryLimit, what: str) -> Non
   Args:
     arrays: the arrays by name, concrete or abstract, with shardings.
     memory: the memory.
-    what: what the arrays are, for the message.
+    what: name of the arrays in the message.
   """
   sizes = {name: _bytes_in(memory, leaf) for name, leaf in arrays.items()}
   needed = sum(sizes.values())

@@ -39,10 +39,10 @@ RULES = (  # names without a rule are not sharded
 def make_mesh(
   data: int = -1, fsdp: int = 1, model: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> jax.sharding.Mesh:
-  """Returns a mesh of devices; the size of one axis may be -1, which selects the remaining devices.
+  """Returns a mesh of devices; one axis may have size -1 for the remaining devices.
 
-  If there are several TPU slices, connected by a slower network, `data` is the axis that spans
-  them: only sums over `data`, and what `mesh.zero=1` gathers, travel between slices.
+  Several TPU slices are connected by a slower network. The axis `data` spans them: only sums over
+  `data`, and the parameters gathered by `mesh.zero=1`, travel between slices.
 
   Args:
     data, fsdp, model: sizes of the axes.
@@ -81,7 +81,7 @@ def make_mesh(
 
 
 def _count_slices(devices: Sequence[jax.Device]) -> int:
-  """Returns the number of TPU slices; other devices are one."""
+  """Returns the number of TPU slices; 1 for other devices."""
   # Other platforms may use slice_index for hosts, which have a faster network.
   if devices[0].platform != 'tpu':
     return 1
@@ -89,7 +89,7 @@ def _count_slices(devices: Sequence[jax.Device]) -> int:
 
 
 def _find_devices() -> list[jax.Device]:
-  """Returns all devices. Raises BadInput if JAX_PLATFORMS names a platform that is not there."""
+  """Returns all devices. Raises BadInput if JAX_PLATFORMS names a missing platform."""
   try:
     with libtpu.skipped_without_tpu():
       return jax.devices()
@@ -106,12 +106,12 @@ def _find_devices() -> list[jax.Device]:
 
 
 def batch_shards(mesh: jax.sharding.Mesh) -> int:
-  """Returns the number of devices that the rows of a batch are sharded over."""
+  """Returns the number of devices that shard the rows of a batch."""
   return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def round_rows(rows: int, mesh: jax.sharding.Mesh) -> int:
-  """Rounds a number of rows up to one that can be sharded evenly."""
+  """Rounds a number of rows up to an evenly shardable one."""
   shards = batch_shards(mesh)
   return math.ceil(rows / shards) * shards
 
@@ -129,9 +129,9 @@ def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh, microbatches: int 
 
 
 def is_on_host(leaf: Any) -> bool:
-  """Whether an array, concrete or abstract, is in the memory of the host.
+  """Whether an array, concrete or abstract, is in host memory.
 
-  A concrete one is a NumPy array, whole in each process.
+  A concrete host array is a NumPy array, whole in each process.
   """
   if isinstance(leaf, np.ndarray):
     return True
@@ -139,7 +139,7 @@ def is_on_host(leaf: Any) -> bool:
 
 
 def place_like(array: Any, like: Any) -> Any:
-  """Returns an array where another one is, on its devices or in the memory of the host."""
+  """Returns an array placed like another one, on its devices or in host memory."""
   if is_on_host(like):
     return np.array(array)
   return jax.device_put(array, like.sharding)
@@ -154,7 +154,7 @@ def use(mesh: jax.sharding.Mesh) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_devices() -> Iterator[None]:
-  """Activates an abstract mesh of one CPU: a model is traced there before devices are touched."""
+  """Activates an abstract mesh of one CPU, to trace a model before touching devices."""
   cpu = jax.sharding.AbstractDevice(device_kind='cpu', num_cores=None, platform='cpu')
   auto = (jax.sharding.AxisType.Auto,) * len(AXES)
   sizes = (1,) * len(AXES)
@@ -164,10 +164,10 @@ def without_devices() -> Iterator[None]:
 
 
 def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
-  """Returns a NamedSharding for every array of a tree whose leaves may have logical axis names.
+  """Returns a NamedSharding for every array of a tree, with or without logical axis names.
 
-  Arrays with HOST_MEMORY_AXIS are whole in the memory of every host.
-  An axis whose size is not divisible by its mesh axes is left unsharded, and logged.
+  Arrays with HOST_MEMORY_AXIS are whole in the memory of every host. An axis of a size not
+  divisible by its mesh axes is left unsharded, and logged.
   """
   unsharded: dict[tuple[str, int, int], list[str]] = {}  # names of arrays by axis, size, shards
 
@@ -209,12 +209,12 @@ def leaf_name(path: Any) -> str:
 
 
 def rows_sharding(mesh: jax.sharding.Mesh, axis: int = 0) -> jax.sharding.NamedSharding:
-  """Returns the sharding of an array whose axis `axis` is the batch."""
+  """Returns the sharding of an array with batch axis `axis`."""
   return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * axis, BATCH))
 
 
 def replicated(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
-  """Returns the sharding of an array that is replicated on every device."""
+  """Returns the sharding of an array replicated on every device."""
   return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
@@ -230,9 +230,9 @@ def abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
 def global_rows(
   mesh: jax.sharding.Mesh, batch_size: int, load: Callable[[slice], Any], axis: int = 0
 ) -> Any:
-  """Returns the global arrays of a batch; each host loads the rows of its devices alone.
+  """Returns the global arrays of a batch; each host only loads the rows of its devices.
 
-  Rows that follow each other are loaded at once, whatever devices they are for.
+  Consecutive rows are loaded at once, whatever their devices.
 
   Args:
     mesh: device mesh.

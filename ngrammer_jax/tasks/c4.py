@@ -30,12 +30,12 @@ READ_BATCH = 16  # texts per read; batches have less overhead in TensorFlow
 
 
 def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
-  """Opens the corpus `data.corpus` that TFDS has prepared.
+  """Opens the TFDS corpus `data.corpus`, prepared before.
 
   `data.path` is the TFDS data directory; None selects the default one. Nothing is downloaded.
 
   Raises:
-    BadInput: TFDS has not prepared the corpus.
+    BadInput: the corpus is not prepared.
   """
   source = _open_source(config.corpus, config.path)
   shards = {split: TfdsShards(source, split) for split in SPLITS}
@@ -47,8 +47,8 @@ def register(
 ) -> str:
   """Registers a seqio task with the texts of C4 as targets, and returns the task name.
 
-  A task that is already registered is replaced. Token ids are larger by 1 than in the vocabulary,
-  see `TaskVocabulary`.
+  An already registered task is replaced. Token ids are larger by 1 than in the vocabulary, see
+  `TaskVocabulary`.
 
   Args:
     vocabulary: tokenises the texts.
@@ -73,7 +73,7 @@ def register(
 
 @dataclasses.dataclass(frozen=True)
 class TfdsShards:
-  """Shards of a split that TFDS has prepared, see `corpus.Shards`.
+  """Shards of a split prepared by TFDS, see `corpus.Shards`.
 
   Attributes:
     source: a `seqio.TfdsDataSource`.
@@ -114,7 +114,7 @@ class TfdsShards:
 
 
 def _open_source(name: str, data_dir: str | None) -> Any:
-  """Returns the seqio source of the newest prepared version. Raises BadInput if there is none."""
+  """Returns the seqio source of the newest prepared version. Raises BadInput without one."""
   import tensorflow_datasets as tfds
 
   root = data_dir or tfds.core.constants.DATA_DIR
@@ -133,5 +133,5 @@ def _open_source(name: str, data_dir: str | None) -> Any:
 
 
 def _version(folder: pathlib.Path) -> tuple[int, ...]:
-  """Returns the numbers of the version that a folder is named after."""
+  """Returns the version numbers in a folder name."""
   return tuple(int(part) for part in folder.name.split('.') if part.isdigit())

@@ -3,7 +3,7 @@
 python -m ngrammer_jax.tasks.lm_eval --model_args workdir=DIR --tasks NAME
 
 pretrained=NAME instead of workdir=DIR is a model of the package or a published one. All other flags
-are those of the harness itself.
+belong to the harness.
 """
 
 import sys

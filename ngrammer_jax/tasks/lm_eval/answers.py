@@ -1,4 +1,4 @@
-"""Generated answers of lm_eval: their options, where they end, and their texts, as in its `hf`."""
+"""Generated answers of lm_eval: options, ends and texts, as in its `hf`."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -21,7 +21,7 @@ class AnswerConfig:
   """Options of an answer.
 
   Attributes:
-    stops: texts, or spellings of special tokens, before which an answer ends.
+    stops: stop strings, also texts of special tokens; an answer ends before them.
     tokens: maximum number of tokens.
     sampling: options of sampling.
   """
@@ -36,10 +36,10 @@ class AnswerConfig:
 
     Args:
       options: `generation_kwargs` of a task, or `--gen_kwargs`.
-      end: spelling of the end token, which is one of the stops; empty: none.
+      end: text of the end token, a stop; empty: no end token.
 
     Raises:
-      BadInput: an option is not supported, or its value is out of range.
+      BadInput: an unsupported option, or a value out of range.
     """
     options = utils.normalize_gen_kwargs(dict(options))
     for name, value in options.items():
@@ -66,8 +66,8 @@ class AnswerConfig:
 class Answer:
   """The tokens of an answer. They are decoded without their context.
 
-  An answer ends at an end token, or where its last tokens spell a stop, with special tokens as they
-  are spelled. Its text ends before the first stop, and special tokens are no part of it.
+  An answer ends at an end token, or at a stop in the text with special tokens. Its text ends before
+  the first stop and excludes special tokens.
 
   Attributes:
     is_done: whether it has ended, or has its maximum number of tokens.
@@ -85,7 +85,7 @@ class Answer:
     self.is_done = config.tokens < 1
 
   def add(self, token: int) -> None:
-    """Adds a token; one after the end is ignored."""
+    """Adds a token; tokens after the end are ignored."""
     if self.is_done:
       return
     self._tokens.append(token)

@@ -1,7 +1,6 @@
-"""A run as a model of lm_eval, which reads and continues texts as `hf`, the harness's own model.
+"""A run as a model of lm_eval, compatible with `hf`, the harness's own model.
 
-The harness itself splits texts into contexts and continuations. Ids that were measured are those
-that are computed with.
+The harness splits texts into contexts and continuations; the model uses exactly its ids.
 """
 
 import argparse
@@ -32,17 +31,16 @@ class HarnessModel(model.TemplateLM):
   """A run, or a published model.
 
   Args:
-    workdir, pretrained, adapter, step: the model, as the flags of `evaluate` name it.
+    workdir, pretrained, adapter, step: the model, as in the flags of `evaluate`.
     max_length: maximum number of tokens that a token is predicted from, with those of a segment
       memory. None: the positions of a published model, the context of the evaluation of a run.
     batch_size: number of texts in a batch; auto, or auto:N: `inference.MAX_ROWS`.
-    add_bos_token: whether the begin token is put before a text, if the model has one. None: as the
-      model does it.
-    prefix_token_id: what is read before a continuation without context. None: the begin token, or
-      the end token without one.
+    add_bos_token: whether to add the begin token, if any, before a text. None: as the model.
+    prefix_token_id: token before a continuation without context. None: the begin token, or the end
+      token without one.
 
   Raises:
-    BadInput: there is no such model, or it cannot continue a text.
+    BadInput: an unknown model, or one that cannot continue a text.
   """
 
   def __init__(
@@ -89,18 +87,18 @@ class HarnessModel(model.TemplateLM):
 
   @property
   def prefix_token_id(self) -> int:
-    """What is read before a continuation without context."""
+    """The token before a continuation without context."""
     return self._prefix
 
   def tok_encode(
     self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
   ) -> list[int]:
-    """Returns token ids. The spelling of a special token is that token.
+    """Returns token ids. The text of a special token is read as the token.
 
     Args:
       string: a text.
-      add_special_tokens: whether the begin token is put before it, if the model does so. None: yes,
-        unless the text begins with the prefix token.
+      add_special_tokens: whether to add the begin token, if the model does so. None: yes, unless
+        the text begins with the prefix token.
     """
     vocabulary = self.run.vocabulary
     ids = vocabulary.encode(encoding.to_bytes(string, 'a text of the task'), special=True).tolist()
@@ -112,7 +110,7 @@ class HarnessModel(model.TemplateLM):
     return ids
 
   def _spell(self, token: int) -> str:
-    """Returns the spelling of a special token; of a vocabulary without them, the empty text."""
+    """Returns the text of a special token; empty for a vocabulary without special tokens."""
     vocabulary = self.run.vocabulary
     if not vocabulary.special_tokens:
       return ''
@@ -130,8 +128,8 @@ class HarnessModel(model.TemplateLM):
   ) -> list[float]:
     """Returns the log-likelihood of each text after the prefix token, in windows.
 
-    As in `hf`, a begin token that the model puts before a text is one of its tokens. The document
-    start of a vocabulary without special tokens is none.
+    As in `hf`, a begin token added by the model is a token of the text. The document start of a
+    vocabulary without special tokens is not.
     """
     begins = bool(self.run.vocabulary.special_tokens)
     pairs = []
@@ -145,10 +143,10 @@ class HarnessModel(model.TemplateLM):
   ) -> list[str]:
     """Returns an answer to each context, up to a stop of its task.
 
-    Contexts lose their first tokens where the answer would not fit behind them.
+    Contexts are cut at the start if the answer would not fit.
 
     Raises:
-      BadInput: options of a request are not supported, or leave no room for its context.
+      BadInput: unsupported options of a request, or no room for its context.
     """
     end = self._spell(self.eot_token_id)
     groups: dict[AnswerConfig, list[_Prompt]] = {}
@@ -168,7 +166,7 @@ class HarnessModel(model.TemplateLM):
     return texts
 
   def _encode_context(self, context: str, tokens: int) -> list[int]:
-    """Returns the last ids of a context, with room for this number of new tokens behind them."""
+    """Returns the last ids of a context, with room for this number of new tokens."""
     room = self.max_length - tokens
     if room < 1:
       raise errors.BadInput(
@@ -239,7 +237,7 @@ def _read_batch_size(value: str | int) -> int:
 
 
 def _end_tokens(run: runs.Run) -> tuple[int, ...]:
-  """Returns the ids that end an answer: of a published model those that end it in transformers."""
+  """Returns the ids that end an answer; for a published model as in transformers."""
   if run.published is None:
     return run.vocabulary.end_tokens
   for source in (run.origin['generation'], run.origin['token_ids']):

@@ -21,10 +21,10 @@ from ngrammer_jax.tasks.superglue import formats, metrics
 
 
 def resolve_choosing(name: str, choosing: str | None) -> str:
-  """Returns how a task is answered, `rank` or `greedy`; None selects the default of the task.
+  """Returns the selection of answers, `rank` or `greedy`; None: the default of the task.
 
   Raises:
-    BadInput: the task cannot be answered like that.
+    BadInput: the task does not support it.
   """
   labels = formats.find_task(name).labels
   if not choosing:
@@ -42,7 +42,7 @@ class TaskAnswer:
   """The answer to an example.
 
   Attributes:
-    value: predicted class, -1 if the text names none; the text, if the task has no labels.
+    value: predicted class, -1 for other texts; the text, if the task has no labels.
     text: predicted text.
     score: log p(text | input) in nats, with its end; None if the text was generated.
   """
@@ -238,7 +238,7 @@ def save(
 
 
 def answers_path(path: pathlib.Path) -> pathlib.Path:
-  """Returns the path of the answers that belong to a result."""
+  """Returns the path of the answers of a result."""
   return path.with_name(f'{path.stem}_answers.jsonl')
 
 
@@ -260,7 +260,7 @@ def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def results_by_task(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-  """Returns the results that `combine_results` has combined."""
+  """Returns the single results of a combined one."""
   return result.get('tasks', {result['task']: result})
 
 

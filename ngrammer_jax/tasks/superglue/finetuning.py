@@ -36,11 +36,11 @@ def resolve_config(
 ) -> experiment.Config:
   """Returns the config with the model and the vocabulary of the initial checkpoint.
 
-  The model may have more memories, see `runs.added_memories`.
+  The model may have added memories, see `runs.added_memories`.
 
   Args:
     config: config of the command.
-    override_keys: keys that are set on the command line.
+    override_keys: keys set on the command line.
     workdir: run directory of the fine-tuning. If it has a checkpoint, `init_from` is not read.
 
   Raises:
@@ -92,9 +92,9 @@ def resolve_config(
 
 
 def _initial_run(config: experiment.Config, workdir: pathlib.Path) -> runs.Run:
-  """Returns the run whose model and vocabulary are used: that of the workdir once it has started.
+  """Returns the run of the model and vocabulary: the workdir's run once it has started.
 
-  Raises BadInput if there is none.
+  Raises BadInput without such a run.
   """
   if reader.steps(workdir):
     return runs.load_run(workdir)
@@ -106,7 +106,7 @@ def _initial_run(config: experiment.Config, workdir: pathlib.Path) -> runs.Run:
 def _finetuned_model(
   config: experiment.Config, model: model_config.ModelConfig, override_keys: list[str]
 ) -> model_config.ModelConfig:
-  """Returns the model config of the initial checkpoint with the changes that are possible."""
+  """Returns the model config of the initial checkpoint with the allowed changes."""
   fields = [key.removeprefix('model.') for key in OVERRIDABLE_KEYS if key in override_keys]
   changes = {field: getattr(config.model, field) for field in fields}
   if config.finetune.dropout is not None:
@@ -117,7 +117,7 @@ def _finetuned_model(
 
 
 def _check_model(config: experiment.Config) -> None:
-  """Raises BadInput for a model that cannot be fine-tuned with these options."""
+  """Raises BadInput if the model does not support the options."""
   model = config.model
   inference.check_can_continue(model)
   if config.finetune.prefix == 'bidirectional' and not model.sees_later_tokens:
@@ -210,7 +210,7 @@ class FinetuneTask(train_task.TrainTask):
   ) -> dict[str, Any]:
     """Returns the metrics of the task, or of all tasks and their average.
 
-    They are those of the first `evaluation.max_examples` examples of each task.
+    They cover the first `evaluation.max_examples` examples of each task.
     """
     evaluator = evaluation.TaskEvaluator(programs.engine, self.vocabulary, self._config)
     limit = slice(self._config.evaluation.max_examples)

@@ -101,7 +101,7 @@ class FormattedExample:
 
 
 def find_task(name: str) -> Task:
-  """Returns the task with this name. Raises BadInput with the nearest name if there is none."""
+  """Returns the task with this name. Raises BadInput with the nearest name for an unknown one."""
   if name not in TASKS:
     nearest, *_ = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.0)
     raise errors.BadInput(
@@ -111,7 +111,7 @@ def find_task(name: str) -> Task:
 
 
 def find_class(text: str, choices: Sequence[str]) -> int:
-  """Returns the class whose choice a text is, without spaces around it; -1 if it is none."""
+  """Returns the class of a stripped choice text; -1 for other texts."""
   names = [choice.strip() for choice in choices]
   if text not in names:
     return -1
@@ -183,7 +183,7 @@ def _lower_first(text: str) -> str:
 def _format_classification(
   name: str, example: Mapping[str, Any], wsc_spans: str
 ) -> FormattedExample:
-  """Formats an example whose answer is one of the labels."""
+  """Formats an example with one of the labels as answer."""
   if name == 'wsc':
     example = {**example, 'text': WSC_SPANS[wsc_spans](example)}
   text = _join_fields(name, example)
@@ -216,7 +216,7 @@ def _format_record(example: Mapping[str, Any], split: str) -> Iterator[Formatted
 
 
 def _format_referent(example: Mapping[str, Any]) -> FormattedExample:
-  """Formats an example of WSC whose referent is generated."""
+  """Formats an example of WSC with a generated referent."""
   text = f'wsc: {wsc.mark_pronoun(example)}'
   referent = example['span1_text']
   return FormattedExample(text, referent, int(example['label']), (), (referent,), _key(example))

@@ -17,7 +17,7 @@ TASKS = (*formats.SUPERGLUE_TASKS, *DIAGNOSTICS)
 
 
 def find_runs(workdirs: Sequence[pathlib.Path], step: int | str) -> dict[str, runs.Run]:
-  """Returns the run that answers each of the ten tasks. Touches no device.
+  """Returns the run for each of the ten tasks. Touches no device.
 
   Args:
     workdirs: run directories, of single tasks or of `mixture`; or folders of the task `all`.
@@ -72,7 +72,7 @@ def _check_run(run: runs.Run) -> tuple[str, ...]:
 
 
 def with_task(run: runs.Run, task: str, overrides: list[tuple[str, str]]) -> runs.Run:
-  """Returns the run for one of the ten tasks, with the places of the examples on this machine.
+  """Returns the run for one of the ten tasks, with the local paths of the examples.
 
   Raises BadInput if another key is overridden, or the test examples are missing or damaged.
   """

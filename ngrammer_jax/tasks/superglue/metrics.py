@@ -49,7 +49,7 @@ def accuracy(targets: Classes, predictions: Classes) -> dict[str, float]:
 def commitment_bank(targets: Classes, predictions: Classes) -> dict[str, float]:
   """Computes macro-averaged F1 over the three classes, and accuracy: the metrics of CB.
 
-  A class that is neither a target nor a prediction has F1 0.
+  A class without targets and predictions has F1 0.
   """
   targets, predictions = _as_arrays(targets, predictions)
   f1 = [_f1(targets == label, predictions == label) for label in range(3)]

@@ -84,7 +84,7 @@ OFFICIAL_ZIPS = {
 
 
 def check_split(config: str, split: str) -> None:
-  """Raises BadInput if a config has no such split."""
+  """Raises BadInput if a config does not have the split."""
   splits = CONFIGS[config].splits
   if split not in splits:
     raise errors.BadInput(
@@ -95,7 +95,7 @@ def check_split(config: str, split: str) -> None:
 def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, Any]]:
   """Reads the examples of a split, in file order and in the TFDS schema.
 
-  A label is the index of a class, or -1 if there is none.
+  A label is the index of a class, or -1 without a label.
 
   Args:
     folder: folder that contains the task folder with .jsonl files, the task zip, or the combined
@@ -136,7 +136,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
 def _find_file(
   folder: pathlib.Path, config: str, split: str
 ) -> tuple[pathlib.Path, pathlib.Path | zipfile.Path]:
-  """Returns the file or the zip that has a split, and the file of the split itself."""
+  """Returns the file or the zip of a split, and the file of the split itself."""
   files = CONFIGS[config]
   file = files.file(split)
   git_lfs.check_file(folder / file)
@@ -163,7 +163,7 @@ def _find_file(
 
 
 def _find_member(names: list[str], file: str) -> str | None:
-  """Returns the member of a zip that is a file, in the outermost folder; None: there is none."""
+  """Returns the zip member for a file, in the outermost folder; None: not found."""
   members = []
   for name in names:
     if f'/{name}'.endswith(f'/{file}') and not name.startswith('__MACOSX/'):

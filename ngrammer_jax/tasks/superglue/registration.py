@@ -69,7 +69,7 @@ def register(
 ) -> list[str]:
   """Registers the seqio tasks of `formats.TASKS`, and the mixture of `formats.SUPERGLUE_TASKS`.
 
-  Tasks that are already registered are replaced. Returns the names of the tasks and the mixture.
+  Already registered tasks are replaced. Returns the names of the tasks and the mixture.
 
   Args:
     source: location of the examples.

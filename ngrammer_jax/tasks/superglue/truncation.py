@@ -1,4 +1,4 @@
-"""How many inputs are truncated, and by how much."""
+"""Statistics of truncated inputs."""
 
 from collections.abc import Sequence
 import logging
@@ -11,13 +11,13 @@ MAX_TRUNCATED_SHARE = 0.05  # a larger share of truncated inputs logs a warning
 def log_lengths(
   task: str, split: str, lengths: Sequence[int], max_inputs: int, max_targets: int
 ) -> None:
-  """Logs how many inputs are truncated; warns if it is more than MAX_TRUNCATED_SHARE.
+  """Logs the number of truncated inputs; warns above MAX_TRUNCATED_SHARE.
 
   Args:
     task, split: names of the task and of the split.
     lengths: number of tokens of each input before truncation, with its end token.
     max_inputs: maximum number of tokens; longer inputs are truncated to it.
-    max_targets: tokens of a row that are reserved for the target.
+    max_targets: tokens of a row reserved for the target.
   """
   lengths = np.asarray(lengths)
   excess = lengths[lengths > max_inputs] - max_inputs

@@ -87,7 +87,7 @@ def mark_both_spans(example: Mapping[str, Any]) -> str:
 
 
 def mark_spans_by_index(example: Mapping[str, Any]) -> str:
-  """Returns the text with both spans marked as in T5, whose regular expression misses some.
+  """Returns the text with both spans marked as in T5; its regular expression misses some.
 
   A span is marked only if its text is at its word index: after that many words, each followed by
   one ASCII space, and with the marks of the first span counted as words.
@@ -99,7 +99,7 @@ def mark_spans_by_index(example: Mapping[str, Any]) -> str:
 
 
 def _mark_at_index(text: str, span_text: str, index: int, mark: str) -> str:
-  """Returns the text with a span marked, or as it is if the span is not at this word index."""
+  """Returns the text with a span marked, or unchanged if the span is not at this word index."""
   match = re.match(rf'(?:\S+\s){{{index}}}', text, re.ASCII)
   if match is None or not text.startswith(span_text, match.end()):
     return text
