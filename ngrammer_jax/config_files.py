@@ -1,4 +1,4 @@
-"""The values of --config=FILE[:VARIANT]: of a Python file, a run or a published model."""
+"""The values of --config=FILE[:VARIANT], from a Python file, a run or a published model."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def load(spec: str, flag: str = '--config') -> dict[str, Any]:
 
   Args:
     spec: the text.
-    flag: the flag that has it, for messages.
+    flag: the flag of the text, for messages.
   """
   name, _ = sources.split(flag, spec)
   path = storage.user_path(flag, name)

@@ -157,7 +157,7 @@ def _label_table(reports: Sequence[RunReport]) -> list[Card]:
 
 
 def _format_mean(group: Sequence[RunReport], name: str) -> str | None:
-  """Formats the mean of a loss or another metric that has a best value; None: some lack it."""
+  """Formats the mean of a metric with a best value; None: missing in some runs."""
   metrics = [report.metrics.get(name) for report in group]
   if None in metrics or metrics[0].best is None or len({each.tokens for each in metrics}) > 1:
     return None

@@ -13,11 +13,10 @@ _Block = TypeVar('_Block', bound=type)
 def applied_by_constructor(
   presets: Mapping[str, dict[str, Any]], path: str
 ) -> Callable[[_Block], _Block]:
-  """Returns a decorator of a config dataclass that has a field `preset`.
+  """Returns a decorator for a config dataclass with a field `preset`.
 
-  The constructor then starts from the values of the preset, as a config file does, and other
-  arguments replace them. It also converts values to the types of their fields, such as a number to
-  a tuple.
+  Like a config file, the constructor then starts from the values of the preset, and other arguments
+  replace them. It also converts values to the types of their fields, such as a number to a tuple.
 
   Args:
     presets: values by name.
@@ -53,7 +52,7 @@ def find(presets: Mapping[str, dict[str, Any]], name: str, path: str) -> dict[st
     path: dotted path of the block.
 
   Raises:
-    BadInput: there is no such preset.
+    BadInput: an unknown preset.
   """
   if name not in presets:
     raise errors.BadInput(f'{path} has no preset {name!r}; available: {", ".join(presets)}')

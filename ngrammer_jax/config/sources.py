@@ -1,4 +1,4 @@
-"""Configs by the name or the path of their files: Python files, and those of the package."""
+"""Configs by the name or path of their files: Python files, and configs of the package."""
 
 import difflib
 import inspect
@@ -13,16 +13,16 @@ from ngrammer_jax.system import storage
 
 
 def load(source: str | pathlib.Path) -> Config:
-  """Returns the checked config of a config file, or the one that a run has stored.
+  """Returns the checked config of a config file, or the stored config of a run.
 
   Args:
     source: `FILE` or `FILE:VARIANT`, where FILE may be the name of a config of the package, as in
       `transformer:llama_quickstart`; or a run directory or its `config.json`, also of an earlier
-      version. The config of a model without its training has the sections `model` and `data` alone.
+      version. A model without training has the sections `model` and `data` only.
 
   Raises:
-    BadInput: there is no such file or variant; or see `resolve`.
-    file_errors.DAMAGE_ERRORS: a `config.json` is not JSON, or a section is missing.
+    BadInput: an unknown file or variant; or see `resolve`.
+    file_errors.DAMAGE_ERRORS: a `config.json` is not JSON, or lacks a section.
   """
   path = storage.user_path('config.load', source)
   if path.is_dir():
@@ -39,7 +39,7 @@ def split(key: str, spec: str) -> tuple[str, str]:
   """Returns the name of a file and its variant, '' without one.
 
   Args:
-    key: flag or function that has the text, for messages.
+    key: flag or function of the text, for messages.
     spec: FILE or FILE:VARIANT.
   """
   if storage.user_path(key, spec).exists():
@@ -52,11 +52,11 @@ def read_file(key: str, spec: str) -> dict[str, Any]:
   """Returns the values of the Python file FILE or FILE:VARIANT, from its get_config().
 
   Args:
-    key: flag or function that has the text, for messages.
+    key: flag or function of the text, for messages.
     spec: FILE may be the name of a config of the package.
 
   Raises:
-    BadInput: there is no such file or variant, or it fails.
+    BadInput: an unknown file or variant, or a file that fails.
   """
   name, variant = split(key, spec)
   path = storage.user_path(key, name)
@@ -66,7 +66,7 @@ def read_file(key: str, spec: str) -> dict[str, Any]:
 
 
 def _run_file(path: pathlib.Path, name: str, variant: str) -> dict[str, Any]:
-  """Returns the config of a Python file. Raises BadInput if it is none, or fails."""
+  """Returns the config of a Python file. Raises BadInput for other files, or if it fails."""
   if path.suffix != '.py':
     raise errors.BadInput(f'{name} is not a Python file, FILE.py')
   try:
@@ -88,7 +88,7 @@ def _run_file(path: pathlib.Path, name: str, variant: str) -> dict[str, Any]:
 
 
 def _find_packaged(spec: str, name: str) -> pathlib.Path:
-  """Returns the config of the package with a name. Raises BadInput if there is none."""
+  """Returns the config of the package with a name. Raises BadInput for an unknown name."""
   packaged = catalog.files()
   if name in packaged:
     return packaged[name]
@@ -98,7 +98,7 @@ def _find_packaged(spec: str, name: str) -> pathlib.Path:
 
 
 def _no_such_name(name: str, packaged: dict[str, pathlib.Path]) -> str:
-  """Returns the message for a name that no config of the package has, with the nearest one."""
+  """Returns the message for an unknown config name, with the nearest one."""
   missing = f'no file and no config of the package {name}'
   names = ', '.join(packaged)
   near = difflib.get_close_matches(name, packaged, n=1)
@@ -108,9 +108,9 @@ def _no_such_name(name: str, packaged: dict[str, pathlib.Path]) -> str:
 
 
 def _no_such_file(spec: str, name: str, packaged: dict[str, pathlib.Path]) -> str:
-  """Returns the message for a file that does not exist: which ones its folder has.
+  """Returns the message for a missing file, with the files of its folder.
 
-  A file of a checkout, which is not here, may be a config of the package.
+  A missing file of a checkout may be a config of the package.
   """
   path = pathlib.Path(name)
   others = sorted(map(str, path.parent.glob('[!_]*.py')))

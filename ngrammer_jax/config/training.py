@@ -28,14 +28,14 @@ class TrainingConfig:
   half_loss: bool = field(False, 'compute the loss only on the second half of each segment')
   label_smoothing: float = field(
     0.0,
-    'share of the target that is uniform over the vocabulary; validation is without it',
+    'share of the target distributed uniformly over the vocabulary, only in training',
     at_least=0,
     below=1,
     only_for={'model.vocabulary_chunk': (None,)},
     reason='the mean over the vocabulary needs all logits of a token at once',
   )
   loss: str | None = field(
-    None, 'name of the loss, which the task sets; None: not known yet', free_on_resume=True
+    None, 'name of the loss, set by the task; None: not set yet', free_on_resume=True
   )
   segments_per_call: int = field(10, 'steps per compiled call', at_least=1, free_on_resume=True)
   log_every: int = field(10, 'steps between log lines', at_least=1, free_on_resume=True)

@@ -412,7 +412,7 @@ def ngram_modules(
 ) -> Iterator[tuple[tuple[str, ...], NGramMemory]]:
   """Yields the path of every n-gram memory in the collections, and its module without variables.
 
-  A shared table comes before its memories, which have no table of their own.
+  A shared table comes before its memories; these have no own table.
   """
   for memory in make(config, vocabulary_size).flatten():
     module = memory.make(parent=None)

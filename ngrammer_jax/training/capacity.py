@@ -53,7 +53,7 @@ def check_training_fits(config: experiment.Config, state: train_state.TrainState
 def warn_of_activations(
   config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh, estimate: Estimate
 ) -> None:
-  """Warns of a step that is likely to need more memory than there is, before it is compiled.
+  """Warns before compilation if a step will probably exceed the memory.
 
   Args:
     config: the experiment.

@@ -29,19 +29,19 @@ MAX_TIMED_STEPS = 5
 
 
 class UnreadVocabulary(NamedTuple):
-  """The number of token ids of a vocabulary that is not read."""
+  """The number of token ids of an unread vocabulary."""
 
   size: int
 
 
 class UnreadTask(train_task.TrainTask):
-  """Stands for the data of a config whose vocabulary has a known size: nothing is read.
+  """A task without data, for a config with a known vocabulary size.
 
   Args:
     config: the experiment.
     workdir: run directory.
     vocabulary_size: V.
-    start: the run that training starts from; None: there is none.
+    start: the run in `init_from`; None: no run.
   """
 
   best_metric = 'nll_nats_per_token'
@@ -80,8 +80,8 @@ class UnreadTask(train_task.TrainTask):
 def vocabulary_size(config: experiment.Config, workdir: pathlib.Path) -> int | None:
   """Returns the number of token ids of a training, without reading its corpus.
 
-  It is that of the run in the workdir, if it has started, or of the data section. None: the text
-  decides.
+  The size comes from the run in the workdir, if it has started, or from the data section. None: the
+  size depends on the text.
 
   Raises:
     BadInput: a vocabulary cannot be read.
@@ -138,14 +138,14 @@ def dry_run(
 
 
 def _bytes_on_a_device(leaf: Any) -> int:
-  """Returns the bytes of an array on one device; of a table in host memory, of the whole table."""
+  """Returns the bytes of an array on one device; for a table in host memory, of the whole table."""
   if isinstance(leaf, jax.Array):
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
   return leaf.nbytes
 
 
 def _describe_peak(programs: training_programs.Programs) -> str:
-  """Formats the memory of a step: of a device, and of all devices that the processor simulates."""
+  """Formats the memory of a step on one device, and on all simulated devices."""
   memory = memory_limits.device_memory(programs.mesh)
   peak = programs.peak_bytes()
   text = f'{memory_limits.format_bytes(peak)} in a step'

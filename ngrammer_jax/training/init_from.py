@@ -279,15 +279,15 @@ class Start:
     )
 
   def text_step(self, content_hash: str) -> int:
-    """Returns the step of the text with which this training starts: 0, or after the other run.
+    """Returns the first step of this training in the text: 0, or after the other run.
 
-    With `data.continue_text`, the text goes on where that of the other run ended.
+    With `data.continue_text`, the text continues at the end of the other run.
 
     Args:
       content_hash: hash of the text of this training.
 
     Raises:
-      BadInput: the other run did not read this text in such segments.
+      BadInput: the other run read another text, or other segments.
     """
     if not self._config.data.continue_text:
       return 0
@@ -308,7 +308,9 @@ class Start:
     init_from = self._config.init_from
     key = f'data.continue_text=True with init_from={init_from}'
     if run.published is not None or run.is_exported:
-      raise errors.BadInput(f'{key}, which is no run directory: its text is not known; use False')
+      raise errors.BadInput(
+        f'{key} needs a run directory, because the text of init_from is unknown: use False'
+      )
     before = run.config.training
     now = self._config.training
     for name in ('batch_size', 'segment_length'):
@@ -318,10 +320,10 @@ class Start:
           f'{getattr(now, name)}: rows go on where they ended'
         )
     if run.content_hash is None or not content_hash.startswith(run.content_hash):
-      raise errors.BadInput(f'{key}, which has read another text: use that text, or False')
+      raise errors.BadInput(f'{key} needs the text of that run: use its text, or False')
 
   def row_states(self) -> Any:
-    """Returns the states of the rows of streamed text that the other run has saved."""
+    """Returns the row states of streamed text saved by the other run."""
     return reader.read_rows(self._initial_run.workdir, self._step)
 
   def log_text(self) -> None:

@@ -1,6 +1,6 @@
-"""Models of equal size: the value of a key with which a model has as many parameters as another.
+"""Models of equal size: solves for a config key to match the parameters of another model.
 
-Parameters are counted from their shapes, so no array is made.
+Parameters are counted from shapes, without allocation.
 """
 
 from collections.abc import Callable
@@ -19,20 +19,20 @@ TOLERANCE = 0.001  # largest difference, as a share of the parameters of the oth
 
 
 def match(config: Config, key: str, other: ModelConfig, name: str, vocabulary_size: int) -> Config:
-  """Returns the config with a value of a key that gives it the parameters of another model.
+  """Returns the config with the value of a key that matches the parameters of another model.
 
   Logs the value and the numbers of parameters of both.
 
   Args:
     config: the experiment.
-    key: a whole number that the number of parameters grows with, such as
-      `model.feed_forward_width`, `model.ngram.vocabulary_size` or `model.ngram_memories.0.rows`.
+    key: an integer key that increases the number of parameters, such as `model.feed_forward_width`,
+      `model.ngram.vocabulary_size` or `model.ngram_memories.0.rows`.
     other: the other model.
     name: its name, for messages.
     vocabulary_size: V, of both.
 
   Raises:
-    BadInput: the key is no such number, or no value of it comes within TOLERANCE.
+    BadInput: the key is no such number, or no value matches within TOLERANCE.
   """
   target = model_size.count(other, vocabulary_size).parameters
   start = _whole_number(config, key)
@@ -71,7 +71,7 @@ def match(config: Config, key: str, other: ModelConfig, name: str, vocabulary_si
 
 
 def _whole_number(config: Config, key: str) -> int:
-  """Returns the value of a key. Raises BadInput if it is not one whole number."""
+  """Returns the value of a key. Raises BadInput unless it is one whole number."""
   declared = conversion.find_key(key)
   value: Any = config
   for part in key.split('.'):
@@ -97,9 +97,9 @@ def _with_value(config: Config, key: str, value: int) -> Config:
 
 
 def _solve(count: Callable[[int], int], start: int, target: int) -> int:
-  """Returns the value whose count is nearest to the target, of a count that grows with it.
+  """Returns the value with the count nearest to the target, for an increasing count.
 
-  Raises BadInput if the count does not grow with the value, or the target is out of reach.
+  Raises BadInput if the count does not increase with the value, or cannot reach the target.
   """
   low, high = _bracket(count, start, target)
   low_count, high_count = count(low), count(high)
@@ -120,11 +120,11 @@ def _solve(count: Callable[[int], int], start: int, target: int) -> int:
 
 
 def _bracket(count: Callable[[int], int], start: int, target: int) -> tuple[int, int]:
-  """Returns a value whose count is at most the target, and one whose count is more.
+  """Returns a value with a count up to the target, and one with a count above.
 
   Args:
     count: see `_solve`.
-    start: a value with which there is a model.
+    start: a value with a valid model.
     target: the target.
   """
   start_count = count(start)

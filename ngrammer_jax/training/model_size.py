@@ -1,4 +1,4 @@
-"""The size of a model: parameters, those in tables, FLOPs of a token. Nothing is allocated."""
+"""The size of a model without allocation: parameters, parameters in tables, FLOPs per token."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ class ModelSize(NamedTuple):
 
   Attributes:
     parameters: number of parameters. Values without gradient, such as centroids, are not counted.
-    in_tables: number of those in tables, which are looked up instead of multiplied.
+    in_tables: number of parameters in tables (looked up instead of multiplied).
   """
 
   parameters: int

@@ -83,7 +83,7 @@ def _with_loss_name(config: experiment.Config, name: str) -> experiment.Config:
 
 
 def _warn_of_unequal_sizes(config: experiment.Config, vocabulary_size: int) -> None:
-  """Warns if a model is not as large as those it is compared with, which its config says."""
+  """Warns if a model no longer matches the size of its comparison models."""
   matched = config.data.matched_vocabulary_size
   if matched not in (None, vocabulary_size) and hosts.is_primary():
     logging.warning(

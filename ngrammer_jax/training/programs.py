@@ -352,8 +352,8 @@ class Programs:
   def estimate_step_bytes(self) -> int:
     """Returns the bytes of the arrays of a step on all devices, from shapes alone.
 
-    They are the train state, the gradient, and what the backward pass reads. Arrays that are copied
-    to several devices count once; a compiled program may keep fewer or more.
+    The arrays are the train state, the gradient, and the residuals of the backward pass. Replicated
+    arrays count once; a compiled program may keep fewer or more.
     """
     t = self._config.training
     model = self._step.model

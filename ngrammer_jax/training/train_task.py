@@ -123,10 +123,10 @@ def add_defaults(task: Any) -> TrainTask:
 
 
 def loss_name(task: Any) -> str:
-  """Returns the name of the loss of a task, which a resumed run has to have again.
+  """Returns the name of the loss of a task; a resumed run needs the same name.
 
-  The attribute `loss_name` of the task, or the name of the method, such as `SmoothedTask.loss`.
-  Without a loss of its own, DEFAULT_LOSS.
+  The name is the attribute `loss_name` of the task, or the name of the method, such as
+  `SmoothedTask.loss`. Without its own loss, a task has DEFAULT_LOSS.
   """
   name = getattr(task, 'loss_name', None)
   if name is not None:

@@ -139,7 +139,7 @@ def test_a_text_that_cannot_go_on_is_refused(config, tiny, tmp_path, caplog, toy
   ):
     task(dataclasses.replace(continued, training=dataclasses.replace(t, batch_size=4)))
   other = dataclasses.replace(tiny().data, continue_text=True)
-  with bad_input(f'{key}, which has read another text: use that text, or False'):
+  with bad_input(f'{key} needs the text of that run: use its text, or False'):
     task(dataclasses.replace(continued, data=other))
   with pytest.raises(
     errors.BadInput, match='^data.continue_text=True needs init_from, which is No'

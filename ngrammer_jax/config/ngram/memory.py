@@ -88,10 +88,10 @@ class NGramMemoryConfig:
   """Tables of n-grams, looked up at the input or in blocks (see docs/ngram_memories.md).
 
   `NGramMemoryConfig(preset='engram', layers=1, rows=1000)` has the published values of the preset
-  and those that are named here, as a config file has.
+  and the values named here, like a config file.
 
   Raises:
-    BadInput: there is no such preset, or a value is of another type.
+    BadInput: an unknown preset, or a value of another type.
   """
 
   preset: str | None = field(

@@ -32,8 +32,8 @@ class HarnessModel(model.TemplateLM):
 
   Args:
     workdir, pretrained, adapter, step: the model, as in the flags of `evaluate`.
-    max_length: maximum number of tokens that a token is predicted from, with those of a segment
-      memory. None: the positions of a published model, the context of the evaluation of a run.
+    max_length: context length in tokens, including a segment memory. None: the positions of a
+      published model, the context of the evaluation of a run.
     batch_size: number of texts in a batch; auto, or auto:N: `inference.MAX_ROWS`.
     add_bos_token: whether to add the begin token, if any, before a text. None: as the model.
     prefix_token_id: token before a continuation without context. None: the begin token, or the end
