@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
   """Names the flag that an unknown one may have been meant to be."""
 
   def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None):
-    if self._subparsers is None:  # else most flags are those of a subparser
+    if self._subparsers is None:  # else most flags belong to a subparser
       self._check_names([argument.partition('=')[0] for argument in args])
     return super().parse_known_args(args, namespace)
 

@@ -82,7 +82,7 @@ def make_mesh(
 
 def _count_slices(devices: Sequence[jax.Device]) -> int:
   """Returns the number of TPU slices; 1 for other devices."""
-  # Other platforms may use slice_index for hosts, which have a faster network.
+  # Other platforms may use slice_index for hosts with a faster network.
   if devices[0].platform != 'tpu':
     return 1
   return len({getattr(device, 'slice_index', 0) for device in devices})
@@ -176,7 +176,7 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
     if is_boxed(leaf) and HOST_MEMORY_AXIS in leaf.names:
       return replicated(mesh).with_memory_kind(HOST_MEMORY_KIND)
     names = (None,) * len(shape)
-    # Sharding a vector saves nothing, and would reshard the activations that it scales.
+    # Sharding a vector saves nothing, and would reshard its scaled activations.
     if is_boxed(leaf) and len(shape) > 1:
       names = leaf.names
     spec = []

@@ -20,7 +20,7 @@ from ngrammer_jax.system import storage
 if typing.TYPE_CHECKING:
   import orbax.checkpoint as ocp
 
-PIECE_BYTES = 2**26  # of an array in host memory that are written at a time
+PIECE_BYTES = 2**26  # of an array in host memory, written at a time
 
 
 def make_checkpointer(folder: pathlib.Path) -> 'ocp.StandardCheckpointer':

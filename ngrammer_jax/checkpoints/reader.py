@@ -177,7 +177,7 @@ def _restore_newest(
 ) -> tuple[int, Any] | None:
   """Returns the newest step that can be restored, and the result of the function for it."""
   corrupt: dict[int, str] = {}
-  # The list is read again each time: a run that is still training deletes old checkpoints.
+  # The list is read again each time, because a training run deletes old checkpoints.
   while candidates := [step for step in hosts.broadcast(steps(workdir)) if step not in corrupt]:
     step = candidates[-1]
     folder = folder_of(workdir, step)

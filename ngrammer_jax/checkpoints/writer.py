@@ -104,7 +104,7 @@ class CheckpointWriter:
       self._wait()
       self.check_space(state, f'step {step}')  # before Orbax: its threads log many errors
     if jax.default_backend() == 'cpu':
-      # On CPU the host copy is the device buffer itself, which a donated call overwrites.
+      # On CPU the host copy is the device buffer itself, overwritten by a donated call.
       state = jax.tree.map(_copy_on_devices, state)
     describe = functools.partial(_describe_leaves, state)
     has_host_tables = any(map(sharding.is_on_host, jax.tree.leaves(state)))

@@ -66,7 +66,7 @@ class AttentionConfig:
 
   def check(self, model: Any) -> None:
     """Raises BadInput for options that are invalid for the model."""
-    # Of a pattern that is longer than the model, only the first entries count.
+    # If the pattern is longer than the model, only the first entries count.
     layer_types = self.layer_types(model.layers)
     has_window = any(layer_type.has_window for layer_type in layer_types)
     if has_window and self.window is None:

@@ -12,7 +12,7 @@ from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.relations import at_least, equals
 from ngrammer_jax.system import storage
 
-# The tokens of conversations that count in the loss: all, or those that the assistant writes.
+# The tokens of conversations with a loss: all, or assistant tokens.
 LOSS_ON = ('all', 'assistant')
 VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece', 'tokenizer')
 
@@ -155,7 +155,7 @@ class DataConfig:
   mixture_block: int = field(8, 'minimum consecutive segments of one part in a row', at_least=1)
 
   def __post_init__(self):
-    if self.vocabulary == 'huggingface':  # another name, which is not stored
+    if self.vocabulary == 'huggingface':  # alias, never stored
       object.__setattr__(self, 'vocabulary', 'tokenizer')
     if isinstance(self.text_field, str):
       object.__setattr__(self, 'text_field', (self.text_field,))
@@ -222,7 +222,7 @@ class DataConfig:
       file = storage.user_path('data.vocabulary_path', path)
       if not (file.is_file() or (self.vocabulary == 'tokenizer' and file.is_dir())):
         raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
-    # Fine-tuning reads the vocabulary from the run that it starts from.
+    # Fine-tuning reads the vocabulary from its initial run.
     if self.vocabulary == 'tokenizer' and path is None and self.corpus != 'superglue':
       raise errors.BadInput(
         "data.vocabulary='tokenizer' is not learned from the text: set data.vocabulary_path to the "

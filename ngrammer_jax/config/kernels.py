@@ -13,7 +13,7 @@ T queries, M memory, H head width.
 
 from typing import NamedTuple
 
-# With fewer tokens, a prompt is not worth the seconds that the comparison of cuDNN takes.
+# With fewer tokens, a prompt is not worth the seconds of the cuDNN comparison.
 MIN_PROMPT = 1024
 
 # What attention may need, and how an error names it.

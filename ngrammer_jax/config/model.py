@@ -188,7 +188,7 @@ class ModelConfig:
   recurrent: RecurrentConfig | None = field(None, 'recurrent model instead of the Transformer')
 
   def __post_init__(self):
-    if self.kernel == 'pallas':  # of an earlier version; its spans were those of blocks
+    if self.kernel == 'pallas':  # of an earlier version; its spans were computed in blocks
       kernel = 'blocks' if self.span else None
       object.__setattr__(self, 'kernel', kernel)
       _warn_of_removed_kernel(kernel)

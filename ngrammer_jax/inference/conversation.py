@@ -246,6 +246,6 @@ def _extend(cache: _Cache, answer: IncrementalDetokenizer, shown: str) -> _Cache
   """Returns a cache with an answer; all its tokens but the last one were read."""
   ids = (*cache.ids, *answer.tokens)
   num_read = len(ids)
-  if not answer.has_ended:  # else the last one was an end token, which is no part of the answer
+  if not answer.has_ended:  # else the last one was an end token, not part of the answer
     num_read -= 1
   return _Cache(cache.read, shown, ids, num_read)

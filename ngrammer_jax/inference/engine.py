@@ -344,7 +344,7 @@ class Engine:
     def read(ids: Sequence[int]) -> int:
       nonlocal state, num_sampled, is_first
       for piece, length in _divide(ids, context):
-        # The token that is sampled after another piece than the last one is no token of the text.
+        # Only the token sampled after the last piece is a token of the text.
         state = state._replace(index=self._replicate(num_sampled))
         prompt = self._pad_prompts([piece], rows, length, False, is_first)
         inputs = look_up(prompt)

@@ -17,7 +17,7 @@ from ngrammer_jax.inference import encoding
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.system import progress
 
-MAX_CHOICES = 8  # continuations of the same context that are scored together
+MAX_CHOICES = 8  # continuations of the same context to score together
 
 
 class EncodedPair(NamedTuple):

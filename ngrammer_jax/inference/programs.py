@@ -13,7 +13,7 @@ from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.models.language_model import LanguageModel
 
-TOKENS_PER_CALL = 8  # tokens that a call of `decode_next` generates
+TOKENS_PER_CALL = 8  # tokens per call of `decode_next`
 
 
 class Scores(NamedTuple):

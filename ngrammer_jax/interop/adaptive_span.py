@@ -24,7 +24,7 @@ MODEL_OPTIONS = torch_arrays.MODEL_OPTIONS | {'position': 'table'}
 FULL_SOFTMAX_OPTIONS = {'tie_embeddings': False, 'scale_embeddings': False}
 ADAPTIVE_SOFTMAX_OPTIONS = {'tie_embeddings': True, 'scale_embeddings': True}
 
-# Values that the loader requires in addition: the cache is one stream that begins with zeros.
+# Further required values: the cache is one stream that begins with zeros.
 REQUIRED_OPTIONS = {
   'memory.same_length': 'memory_alone',
   'memory.first': 'zeros',
@@ -46,7 +46,7 @@ FREE_OPTIONS = (
 # The official code counts all keys, or with its trimming those near the longest span.
 EPSILON_KEYS = (None, 'all')
 
-# Defaults of the arguments of main.py that the model depends on, without their groups.
+# Defaults of the model arguments of main.py, without their groups.
 ARGS = {
   'hidden_size': 256,
   'inner_hidden_size': 1024,

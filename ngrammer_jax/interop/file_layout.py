@@ -216,7 +216,7 @@ class FileLayout:
 def _check_arrays(arrays: Mapping[str, row_files.StoredArray], layout: FileLayout) -> None:
   """Raises BadInput for arrays of the wrong name, shape or dtype."""
   expected = layout.shapes()
-  for name, array in arrays.items():  # before the names: 8 bits have scales, which are extra
+  for name, array in arrays.items():  # before the names: scales of 8 bits are extra arrays
     choices = ('I32', 'I64') if name in layout.hash_numbers else row_files.FLOATS
     if name in expected and array.code not in choices:
       product = 'its product with its scales' if array.code.startswith('F8') else 'it'

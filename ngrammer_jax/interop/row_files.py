@@ -29,7 +29,7 @@ DTYPES = {
   'U8': np.uint8,
 }
 MAX_HEADER = 2**22  # bytes, of about 35,000 arrays: many more than a file of today has
-BLOCK_BYTES = 2**25  # most bytes of the rows of an array that are read or written at once
+BLOCK_BYTES = 2**25  # maximum bytes of array rows to read or write at once
 FLOATS = ('F64', 'F32', 'F16', 'BF16')  # codes of the dtypes that weights may have
 _CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 Path = str | os.PathLike[str]

@@ -68,7 +68,7 @@ def adaptive_softmax(
   D = config.width
   J = options.embedding_width or D
   C = len(options.cutoffs)
-  # One value is that of all clusters.
+  # One value applies to all clusters.
   tied = options.tied_projections * ((C + 1) // len(options.tied_projections))
   sources = {}
   for i, (first, last) in enumerate(itertools.pairwise((0, *options.cutoffs, V))):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
   from ngrammer_jax.layers.recurrent.word_memory import RecurrentMemory as RecurrentMemory
   from ngrammer_jax.layers.token_shift import TokenShift as TokenShift
 
-# The public layers, and the submodules, which are also attributes of this module.
+# The public layers, and the submodules; both are attributes of this module.
 _LAYERS = {  # of each file
   'attention.attention': ('Attention',),
   'attention.persistent': ('PersistentVectors',),

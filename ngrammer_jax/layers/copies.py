@@ -25,8 +25,8 @@ from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.state import State
 
-COMPARED = 2**14  # entries of a row that are compared at a time
-SHORT = 128  # tokens of a segment up to which the comparison is faster (see docs/ngram_memories.md)
+COMPARED = 2**14  # entries of a row to compare at a time
+SHORT = 128  # up to this segment length the comparison is faster (see docs/ngram_memories.md)
 
 
 class Matches(NamedTuple):
@@ -189,7 +189,7 @@ class CopySearch:
     """
     B, S = classes_BxS.shape
     T = S - self.slots
-    # Documents are in order: their number in the row is that of the starts before.
+    # Documents are in order: their number in the row is the number of earlier starts.
     is_start_BxS = documents_BxS != _later(documents_BxS, 1, document_masks.NONE)
     document_BxS = jnp.cumsum(is_start_BxS, axis=1, dtype=jnp.int32)
     steps, levels = self._stages()
@@ -307,7 +307,7 @@ def _later(array_BxS: jax.Array, steps: int, fill: int) -> jax.Array:
 def _shifted(array_BxS: jax.Array, first: jax.Array | int, K: int, Q: int) -> jax.Array:
   """Returns Q entries from `first` on, from `first` + 1 on, ... in K rows, [B, K, Q]."""
   B = len(array_BxS)
-  N = K + Q  # one more than the entries that are needed, in rows of a period of N - 1
+  N = K + Q  # one more than the required entries, in rows of a period of N - 1
   part_BxN = jax.lax.dynamic_slice_in_dim(array_BxS, first, N - 1, axis=1)
   repeated = jnp.broadcast_to(part_BxN[:, None], (B, K + 2, N - 1)).reshape(B, -1)
   return repeated[:, : K * N].reshape(B, K, N)[..., :Q]

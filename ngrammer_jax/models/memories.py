@@ -148,7 +148,7 @@ def _ngrammer(
   is_attended = options.pairing == 'attended'
   is_at_input = place.point == 'input'
   make = _maker(options, config, place, dtype, vocabulary_size)
-  # The names of the state are those of the first versions, whose workdirs have them.
+  # Old workdirs depend on these names of the state.
   if is_attended:
     state_name = 'ids'
     state_field = 'ids'
@@ -291,7 +291,7 @@ def _token_shift(
 # the model, the place, the dtype of activations and the vocabulary size. If the field is a tuple,
 # `number` is the index of the memory in it. Memories at one place act in this order.
 MEMORIES = {
-  'ngram': _ngrammer,  # first: at the input, its clusters are those of the embedding
+  'ngram': _ngrammer,  # first: at the input, its clusters are of the embedding
   'ngram_memories': _ngram_memory,
   'product_memory': _product_memory,
   'copy_memory': _copy_sum,

@@ -15,7 +15,7 @@ import numpy as np
 
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 
-PIECE_VALUES = 2**22  # that are drawn at a time
+PIECE_VALUES = 2**22  # drawn at a time
 
 
 def draw(module: NGramMemory, key: np.ndarray, dtype: np.dtype, device: jax.Device) -> np.ndarray:

@@ -368,7 +368,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
       'short_prompt': keys.is_short_prompt,
     }
     needs = self._attention_needs(name for name, is_needed in of_inputs.items() if is_needed)
-    if keys.is_plain_causal:  # the keys are those of the segment alone
+    if keys.is_plain_causal:  # only keys of the segment
       needs -= {'mask', *kernels.OF_PROJECTED_MEMORY}
     kernel = self.config.kernel
     asks_for_cudnn = kernels.asks_for_cudnn(kernel, needs)

@@ -40,7 +40,7 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
   _use_utf8_names()
   libtpu.skip_without_tpu()
   _configure_logging()
-  if isinstance(sys.stdout, io.TextIOWrapper):  # a result may have what it cannot show
+  if isinstance(sys.stdout, io.TextIOWrapper):  # a result may have characters outside its encoding
     sys.stdout.reconfigure(errors='backslashreplace')
   try:
     signals.exit_on_signals()
@@ -184,9 +184,9 @@ def _configure_logging() -> None:
     handler.addFilter(hosts.prefix_record)
   logging.getLogger('jax').setLevel(logging.WARNING)  # reports every missing backend
   for name in ('gcsfs', 'fsspec', 'google', 'asyncio'):
-    logging.getLogger(name).setLevel(logging.CRITICAL)  # the errors that they log are also raised
+    logging.getLogger(name).setLevel(logging.CRITICAL)  # their logged errors are also raised
   absl = logging.getLogger('absl')
-  absl.setLevel(logging.WARNING)  # Orbax warns of what it does not write, but raises its errors
+  absl.setLevel(logging.WARNING)  # Orbax logs warnings, but raises its errors
   absl.addFilter(lambda record: record.levelno < logging.ERROR)
 
 

@@ -52,7 +52,7 @@ def _handle(
 
 
 def _print(message: str) -> None:
-  # Not through logging, which the signal may have interrupted.
+  # Not through logging, because the signal may have interrupted it.
   with contextlib.suppress(OSError):  # standard error may be closed
     os.write(2, f'{message}\n'.encode())
 

@@ -52,7 +52,7 @@ def read_calls(
   """
   t = config.training
   for first, end in t.calls(first_step):
-    parts = {}  # what was read here, by the first row
+    parts = {}  # the rows read here, by the first row
 
     def stack(
       rows: slice, first: int = first, end: int = end, parts: dict[int, Any] = parts

@@ -19,7 +19,7 @@ from ngrammer_jax.inference import programs
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import state as train_state
 
-SPARE_SHARE = 0.03  # of a device, for what a compiled program does not count
+SPARE_SHARE = 0.03  # of a device, for memory not counted by a compiled program
 # Of the memory: a batch with larger logits and inputs of blocks is traced for its activations.
 TRACED_SHARE = 0.1
 Estimate = Callable[[], int]

@@ -25,7 +25,7 @@ MAX_BATCHES = 16
 Path = tuple[str, ...]
 
 
-# The inputs of each quantiser by the path of its memory, [B, T, ...], and which are no padding.
+# The inputs of each quantiser by the path of its memory, [B, T, ...], and the mask of valid ones.
 BatchInputs = tuple[dict[Path, jax.Array], jax.Array]
 
 

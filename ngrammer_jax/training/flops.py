@@ -139,7 +139,7 @@ def equation_flops(equation: core.JaxprEqn) -> int:
     return 2 * math.prod(equation.outvars[0].aval.shape) * contracted
   if name == 'scan':
     return equation.params['length'] * sum(inner)
-  if name == 'pallas_call':  # all blocks, including those that a mask skips
+  if name == 'pallas_call':  # all blocks, including masked ones
     return math.prod(equation.params['grid_mapping'].grid) * sum(inner)
   if name == 'cond':
     is_by_platform = equation.params.get('branches_platforms') is not None

@@ -221,7 +221,7 @@ def _difference_message(path: str, old: Any, new: Any, config: experiment.Config
   """
   init_from = config.init_from
   preset = getattr(old, 'preset', None)
-  if preset:  # of a memory that is missing
+  if preset:  # of a missing memory
     problem = f'has {path}, which is missing: add --config.{path}.preset={preset}'
   else:
     was = fields.format_value(old)

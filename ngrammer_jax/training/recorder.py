@@ -57,7 +57,7 @@ class Recorder:
     self._pending: tuple[int, metrics.Metrics] | None = None
     self._measured_step = first_step
     self._pause_seconds: dict[str, float] = {}  # of the last pause of each phase
-    self._warned: set[str] = set()  # names of extra metrics that were not finite
+    self._warned: set[str] = set()  # names of non-finite extra metrics
 
   def __enter__(self) -> 'Recorder':
     self._bar.__enter__()
@@ -162,7 +162,7 @@ class Recorder:
 
     A pause for an evaluation or a checkpoint is estimated by the last one, initially 0.
     """
-    if self._rates_measured < 2:  # the first rate is that of a device that has just started
+    if self._rates_measured < 2:  # the first rate includes the start of the device
       return None
     t = self._config.training
     seconds = (t.steps - end) * t.tokens_per_step / self._rate

@@ -23,7 +23,7 @@ from ngrammer_jax.training import losses, token_codebook
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 
-# Methods that version 0.3.0 did not have: a task without them has those of `TrainTask`.
+# Methods added after version 0.3.0: a task without them has the methods of `TrainTask`.
 OPTIONAL_METHODS = ('row_states', 'merge_row_states', 'restore_rows', 'loss')
 
 DEFAULT_LOSS = 'next_token'  # the name of `losses.next_token`

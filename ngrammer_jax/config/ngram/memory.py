@@ -27,9 +27,9 @@ HASHES = ngram_hashes.KINDS
 EMPTY = ('shrink', 'keep', 'revive')
 INITIAL = ('uniform', 'normal', 'data', 'hidden')
 EXCHANGE = ('auto', 'rows', 'table', 'table_bfloat16')
-PER_HEAD_JOINS = ('concat', 'add')  # those of the N-Grammer layer
+PER_HEAD_JOINS = ('concat', 'add')  # of the N-Grammer layer
 FEED_FORWARD_JOINS = ('sum', 'multiply', 'replace')
-VALUE_JOINS = ('sum', 'interpolation', 'weighted_sum')  # those of the values of attention
+VALUE_JOINS = ('sum', 'interpolation', 'weighted_sum')  # of the values of attention
 JOINS = (
   'gate',
   'product',
@@ -103,7 +103,7 @@ class NGramMemoryConfig:
     choices=KEYS,
     needs={
       'bytes': {'data.vocabulary': ('bytes',)},
-      'embedding_clusters': {'adaptive_softmax': (None,)},  # which has several tables
+      'embedding_clusters': {'adaptive_softmax': (None,)},  # several tables
     },
   )
   hash: str = field('engram', 'hash from an n-gram to a row', choices=HASHES)
@@ -338,7 +338,7 @@ class NGramMemoryConfig:
     reason='rows cannot replace the up projection of a trained model; join="sum" adds to it',
   )
   optimizer: str = field('adagrad', 'optimizer of the tables', choices=OPTIMIZERS)
-  # None: 1 for both Adagrads, which have their own learning rate; 5 for the others, as in Engram.
+  # None: 1 for both Adagrads with their own learning rate; 5 for the others, as in Engram.
   learning_rate_factor: float | None = field(
     None, 'times optimizer.table.learning_rate (both Adagrads) or optimizer.learning_rate', above=0
   )

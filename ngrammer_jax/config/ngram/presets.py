@@ -72,7 +72,7 @@ PRESETS = {
   'longcat': _OVER_ENCODING
   | _ADAM
   | dict(orders=(2, 3, 4), rows=(78 * 131_072,), row_rule='longcat', boundary='eos_id', eos_id=2),
-  # Byte Latent Transformer, arXiv 2412.09871. The width must be that of the model.
+  # Byte Latent Transformer, arXiv 2412.09871. The width must equal the model width.
   'blt': dict(
     key='bytes',
     hash='blt',

@@ -9,7 +9,7 @@ import functools
 import itertools
 
 MAX_ROWS = 2**29  # of a head, so that primes p < 2 V fit in 30 bits
-MAX_ORDER = 32  # each order hashes that many ids, and the state keeps those of the longest one
+MAX_ORDER = 32  # each order hashes as many ids, and the state keeps the ids of the longest one
 ROW_RULES = (
   'prime',
   'longcat',

@@ -40,7 +40,7 @@ def sample_keys(documents: Iterable[Document]) -> bytes:
   """Returns short keys of the documents in the first COMPARED_BYTES, one after another."""
   keys = bytearray()
   size = 0
-  with contextlib.suppress(errors.BadInput):  # the training reports what is damaged
+  with contextlib.suppress(errors.BadInput):  # training reports the damage
     for document in documents:
       chunks = list(document.read_chunks())
       keys += key(chunks)[:SHORT_KEY]

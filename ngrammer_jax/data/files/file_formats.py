@@ -13,7 +13,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data.files import compression
 from ngrammer_jax.system import file_errors, git_lfs
 
-HEAD = 1 << 16  # bytes that are looked at
+HEAD = 1 << 16  # bytes to inspect
 TEXT, LINES, PARQUET, ARROW = 'text', 'JSON lines', 'Parquet', 'Arrow'
 FORMAT_SUFFIXES = {
   '.txt': TEXT,

@@ -8,7 +8,7 @@ import types
 from ngrammer_jax.data.files import compression, file_formats
 from ngrammer_jax.system import files
 
-MAX_NAMES = 5  # of files that are left out
+MAX_NAMES = 5  # of ignored files
 
 
 def log_files(

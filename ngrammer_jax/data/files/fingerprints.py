@@ -64,7 +64,7 @@ class ShardFingerprints:
         f'{path} has changed since this run first read it: put the old file back, or use another '
         f'workdir'
       )
-    if lines:  # the text that a run began with is known by the first size
+    if lines:  # the first size identifies the initial text of a run
       size = lines[0]['size']
     line = {'file': number, 'name': path.name, 'size': size, 'content': content}
     self._checked[number] = line

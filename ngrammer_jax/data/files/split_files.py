@@ -16,7 +16,7 @@ SPLIT_WORDS = {
   r'train(ing)?': 'train',
 }
 WORD = r'(?<![A-Za-z])({word})([-_ ]?(set|split|data))?(?![A-Za-z])'
-# Of words that are written together, as in `mytrain.txt`; less certain: `contest` ends so too.
+# Of joined words, as in `mytrain.txt`; less certain: `contest` ends so too.
 ENDS_WORD = r'({word})(?![A-Za-z])'
 LONG_WORDS = {r'valid(ation)?': 'validation', r'test(ing)?': 'test', r'train(ing)?': 'train'}
 # What `datasets` writes beside its files.

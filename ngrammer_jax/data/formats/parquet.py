@@ -16,9 +16,9 @@ import weakref
 
 from ngrammer_jax.data.formats import columns
 
-BATCH_ROWS = 32  # that are decoded at a time
-BUFFER_BYTES = 128 << 10  # that are read at a time
-PART_BYTES = 1 << 20  # of text for which a file is opened
+BATCH_ROWS = 32  # decoded at a time
+BUFFER_BYTES = 128 << 10  # read at a time
+PART_BYTES = 1 << 20  # of text per opening of a file
 SMALL_GROUP = 8 << 20  # bytes of a row group
 HUGE_GROUP = 256 << 20
 MAX_DECODERS = 16

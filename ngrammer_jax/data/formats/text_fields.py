@@ -6,7 +6,7 @@ from typing import Any
 
 from ngrammer_jax.data.formats.interface import DocumentText, ReadOptions
 
-MISSING = object()  # in place of a field that is not there
+MISSING = object()  # in place of a missing field
 # Fields of published corpora that hold conversations; `data.chat` reads the first one by default.
 CHAT_FIELDS = ('messages', 'conversations')
 HALVES = re.compile('[\ud800-\udfff]')  # a whole pair of surrogates is one character in Python
@@ -66,6 +66,6 @@ def remedy_for_messages(options: ReadOptions, field: str) -> str:
   """Returns the remedy for messages in the text field."""
   if not options.can_be_chat:
     return options.remedy
-  if field == 'text':  # the default of data.text_field, which is another one with data.chat
+  if field == 'text':  # the default of data.text_field (not with data.chat)
     return f'rename the field to "{CHAT_FIELDS[0]}" and set data.chat=True'
   return 'set data.chat=True, which reads conversations'

@@ -90,12 +90,12 @@ class BlockReader:
     self._keeps_blank = keeps_blank
     self._prepare = prepare
     self._counts = DocumentCounts()
-    self._num_unusual = 0  # documents that are null, or have replaced characters
+    self._num_unusual = 0  # null documents, or with replaced characters
     # Blocks that rows wait for, by epoch, shard and position.
     self._shared_blocks: dict[tuple[int, int, FilePosition], DocumentBlock] = {}
     # Position of the newest shared block, by epoch and shard.
     self._newest: dict[tuple[int, int], FilePosition] = {}
-    # Open shards: by epoch and shard those of several rows, by row those of one.
+    # Open shards: by epoch and shard if shared by rows, by row otherwise.
     self._shared_files: dict[tuple[int, int], _OpenFile] = {}
     self._row_files: dict[int, _OpenFile] = {}
 

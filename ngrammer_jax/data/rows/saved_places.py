@@ -20,7 +20,7 @@ class SavedStates(NamedTuple):
 
   step: int
   states: dict[int, row_reader.RowState]
-  num_values: int  # that the line has for each state: 5 in the oldest versions
+  num_values: int  # per state in the line: 5 in the oldest versions
 
 
 class SavedPlaces:

@@ -26,7 +26,7 @@ from ngrammer_jax.data.rows import (
 from ngrammer_jax.data.tokens import document_encoder, token_split
 from ngrammer_jax.system import synced_folder
 
-BYTES_PER_TOKEN = 6  # of text that is read for each missing token: more than most have
+BYTES_PER_TOKEN = 6  # of text to read for each missing token: more than most tokens have
 
 
 class StreamedRows:
@@ -117,7 +117,7 @@ class StreamedRows:
       saved = self._places.newest(step, rows)
       if saved is not None and saved[0] > first_step:
         first_step, states = saved
-    # Each reader has its own: a document that a row takes is removed from its block.
+    # Each reader has its own, because rows remove their documents from a block.
     blocks = document_blocks.BlockReader(
       self._shards, self._fingerprints, self._keeps_blank, rows, self._encoder.prepare
     )

@@ -20,7 +20,7 @@ from ngrammer_jax.system import file_errors, files, storage
 
 KEY = 'data.cache_dir'
 FORMAT_VERSION = 3  # increase it when the cache files or the reading of a corpus change
-ABANDONED_SECONDS = 86_400  # after which an incomplete folder is that of a killed process
+ABANDONED_SECONDS = 86_400  # after this time an incomplete folder belongs to a killed process
 Content = TypeVar('Content')
 
 

@@ -21,7 +21,7 @@ def added_ids(processor: Processor | None) -> AddedIds:
   """
   before: tuple[int, ...] = ()
   after: tuple[int, ...] = ()
-  for part in _parts(processor):  # each one encloses what the ones before it made
+  for part in _parts(processor):  # each one encloses the result of earlier ones
     added = _added_by(part)
     before = added.before + before
     after = after + added.after

@@ -13,7 +13,7 @@ from ngrammer_jax.data.vocabularies import base, post_processor
 if typing.TYPE_CHECKING:
   import tokenizers
 
-# Special tokens of a tokenizer.json that separate documents, the first that it has.
+# Special tokens that separate documents, the first one in a tokenizer.json.
 DOCUMENT_SEPARATORS = (
   '<s>',
   '<bos>',
@@ -170,7 +170,7 @@ class TokenizerVocabulary(base.Vocabulary):
     encodings = tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
     id_arrays = [np.array(encoding.ids, np.int32) for encoding in encodings]
     if not special:
-      # Some models have pieces that are spelled as special tokens: T5's Unigram, for example.
+      # Some models have pieces with texts of special tokens: T5's Unigram, for example.
       id_arrays = [ids[~self._is_reserved[ids]] for ids in id_arrays]
     self._check_rows(id_arrays)
     return id_arrays

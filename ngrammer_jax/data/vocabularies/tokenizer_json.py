@@ -15,7 +15,7 @@ if typing.TYPE_CHECKING:
 
 # Types of tokens, the same in SentencePiece models and in GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-ADDED = (CONTROL, USER_DEFINED)  # types of tokens that are found before the others
+ADDED = (CONTROL, USER_DEFINED)  # types of tokens matched before the others
 MAX_IDS = 2**24
 # Where a space is put before a text. The last two are those of the class LlamaTokenizer of
 # transformers, which puts none before a text that begins with one.
@@ -36,7 +36,7 @@ PRE_TOKENIZERS = {
   'llama-bpe': WORDS % r'\p{N}{1,3}',
   'qwen2': WORDS % r'\p{N}',
 }
-# A text that the pre-tokenizers cut differently.
+# A text split differently by the pre-tokenizers.
 PROBE = "It's 12345 nai\u0308ve, don'T\n\n  x!?\n\t a"
 
 
@@ -72,7 +72,7 @@ def from_byte_pairs(
   pairs = [tuple(merge.split(' ')) for merge in merges]
   if any(len(pair) != 2 for pair in pairs):
     raise ValueError('a merge is not a pair of tokens')
-  # All of Llama 3's words that are a token are that token, even if no merges lead to it.
+  # Llama 3's words in the vocabulary are one token, even if no merges lead to it.
   model = models.BPE(vocabulary, pairs, ignore_merges=pre_tokenizer == 'llama-bpe')
   tokenizer = Tokenizer(model)
   pattern = PRE_TOKENIZERS[pre_tokenizer]

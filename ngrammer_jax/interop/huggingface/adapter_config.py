@@ -15,7 +15,7 @@ from ngrammer_jax.config import fields
 from ngrammer_jax.system import file_errors, json_files
 
 FILE = 'adapter_config.json'
-# Fields of the training, and fields that the tensors or the layers of the base decide.
+# Fields of the training, and fields determined by the tensors or the layers of the base.
 HARMLESS = frozenset(
   """
   peft_version auto_mapping base_model_name_or_path revision task_type inference_mode lora_dropout

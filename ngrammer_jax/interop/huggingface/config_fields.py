@@ -55,9 +55,9 @@ HARMLESS_BY_REASON = {
 }
 HARMLESS = frozenset(' '.join(HARMLESS_BY_REASON.values()).split())
 HARMLESS_PREFIXES = ('unsloth_',)  # marks and versions of a tool for fine-tuning
-# Fields that say that the weights are quantised.
+# Fields of quantised weights.
 QUANTIZATION = ('quantization_config', 'quantization', 'compression_config')
-# Fields that a family does not read, with the value of models that are as we compute them.
+# Fields ignored by a family, with the value that matches our computation.
 NEUTRAL = {
   'attention_bias': False,
   'mlp_bias': False,
@@ -75,7 +75,7 @@ NEUTRAL = {
   'partial_rotary_factor': 1,
   'pruned_heads': {},
 }
-# Fields that a family has, but does not read.
+# Fields of a family that it does not read.
 UNREAD = {
   'gemma': ('hidden_act',),
   'gemma2': ('hidden_act',),

@@ -166,7 +166,7 @@ def _check_names(
       continue
     if name in neutral and value == neutral[name]:
       continue
-    # Some files say a value twice, also by the name of Llama or that of an earlier version.
+    # Some files have a value twice, by the name of Llama or of an earlier version.
     own_name = own_names.get(config_fields.SYNONYMS.get(name, name))
     if own_name is not None and value == config.get(own_name):
       continue

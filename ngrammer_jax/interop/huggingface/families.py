@@ -15,7 +15,7 @@ import types
 from typing import Any, NamedTuple
 
 REQUIRED = object()  # a field without a default
-# Names of tensors that are no parameters, of any family; and of a model with images.
+# Names of non-parameter tensors, in any family; and in models with images.
 BUFFERS = r'\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$'
 BUFFERS_AND_IMAGES = rf'{BUFFERS}|(^|\.)(vision|multi_modal)_'
 

@@ -23,8 +23,8 @@ from ngrammer_jax.interop.huggingface import families, rotary_fields
 from ngrammer_jax.layers.attention import rotary_scaling
 from ngrammer_jax.system import file_errors, files, git_lfs
 
-PIECE_VALUES = 2**17  # that are dequantised at once: they and what they come from fit in a cache
-PLAIN = ('F32', 'F16', 'BF16')  # types that are not quantised, by their name in the package
+PIECE_VALUES = 2**17  # dequantised at once: source and result fit in a cache
+PLAIN = ('F32', 'F16', 'BF16')  # unquantised types, by their name in the package
 # Modules by their names in a file, as in a Hugging Face checkpoint; * is the number of a layer.
 MODULES = {
   'token_embd': 'model.embed_tokens',
@@ -41,7 +41,7 @@ MODULES = {
   'blk.*.ffn_norm': 'model.layers.*.post_attention_layernorm',
   'rope_freqs': 'rope_freqs',
 }
-# Keys that change the numbers of a model in ways that a Llama does not have.
+# Keys that change the numbers of a model, unsupported by Llama.
 FOREIGN_KEYS = re.compile(
   r'llama\.(expert_count|use_parallel_residual|.*((?<!re)scale|softcapping|clamp|alibi).*)'
   r'|llama\.rope\.scaling\.(alpha|yarn_(?!beta_).*)'

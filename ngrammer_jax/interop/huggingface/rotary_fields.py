@@ -13,7 +13,7 @@ from ngrammer_jax.config.positions import RotaryScalingConfig
 from ngrammer_jax.interop.huggingface import families
 
 ORIGINAL_LENGTH = 'original_max_position_embeddings'
-# For each type of a scaling, our fields and the names that they have in config.json.
+# For each type of scaling, our fields and their names in config.json.
 SCALINGS = {
   'default': {},
   'linear': {'factor': 'factor'},

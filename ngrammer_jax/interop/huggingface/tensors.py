@@ -23,7 +23,7 @@ from ngrammer_jax.system import file_errors
 
 PARAMETER = re.compile(r'(?:layer_(\d+)/)?(.+?)(?:/(kernel|scale|bias))?')
 HEAD = 'softmax_weight'
-PLAIN = ('embedding', 'absolute_position', HEAD)  # modules that are an array
+PLAIN = ('embedding', 'absolute_position', HEAD)  # modules of a single array
 
 Stored = Mapping[str, checkpoints.StoredTensor]  # by name
 
@@ -87,7 +87,7 @@ def find(family: families.Family, path: str, sizes: Mapping[str, int]) -> Tensor
     return math.prod(sizes[letter] for letter in axes)
 
   joined_sizes = [size(part) for part in tensor.parts]
-  if axis_groups[0].startswith('q'):  # then the parts of a vector are rows that are joined, too
+  if axis_groups[0].startswith('q'):  # then the parts of a vector are joined rows, too
     axis_groups = [axis_groups[0].removeprefix('q')]
     joined_sizes = [size(axis_groups[0])] * sizes['q']
   letters = ''.join(axis_groups)
@@ -262,7 +262,7 @@ def _load(
   for index in leaf.sharding.addressable_devices_indices_map(leaf.shape).values():
     ranges = _ranges(index, leaf.shape)
     shards[ranges] = np.empty([stop - start for start, stop in ranges], leaf.dtype)
-  axis = selected.order.index(0)  # the one of ours that the rows of the file run along
+  axis = selected.order.index(0)  # our axis of the rows of the file
   row_bytes = math.prod(selected.view[1:]) * tensor.dtype.itemsize
   for rows in sorted({ranges[axis] for ranges in shards}):
     for start, stop in row_files.blocks(*rows, row_bytes):
@@ -314,7 +314,7 @@ def check_tensors(
   shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
   named_arrays.check_shapes(expected, shapes, f'{family.model_type} in {path}')
   for name in expected:
-    code = getattr(stored[name], 'code', 'F32')  # those of GGUF are converted
+    code = getattr(stored[name], 'code', 'F32')  # GGUF tensors are converted
     if code not in row_files.FLOATS:
       raise errors.BadInput(
         f'{name} in {path} has the dtype {code}, expected one of {", ".join(row_files.FLOATS)}'

@@ -26,7 +26,7 @@ from ngrammer_jax.layers.attention.projection import (
 )
 from ngrammer_jax.layers.context import Positions
 
-# Submodules of `HeadProjection` whose parameters are those of single heads.
+# Submodules of `HeadProjection` with parameters for single heads.
 _PER_HEAD = ('key', 'key_convolution', 'value', 'value_convolution')
 
 

@@ -474,7 +474,7 @@ class NGramMemory(nn.Module):
     if self.options.key != 'compressed':
       return ids, None
     classes_V = token_classes.variable(self, self.vocabulary_size)
-    # A negative id stands for what is not text, and is its own class.
+    # A negative id is not text, and is its own class.
     classes = [jnp.where(id < 0, id, classes_V[id]) for id in ids]
     if not self.ngram_hash().is_xor:
       return classes, None

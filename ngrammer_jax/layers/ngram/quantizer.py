@@ -138,7 +138,7 @@ def cluster_statistics(
   weight_BxTx1 = jnp.ones((*ids_BxTxN.shape[:2], 1), dtype)
   if weight_BxT is not None:
     weight_BxTx1 = weight_BxT.astype(dtype)[..., None]
-    # Padding may contain NaN, which a weight of 0 does not remove.
+    # Padding may contain NaN; a weight of 0 does not remove it.
     weighted_BxTxNxH = x_BxTxNxH * weight_BxTx1[..., None]
     x_BxTxNxH = jnp.where(weight_BxTx1[..., None] > 0, weighted_BxTxNxH, 0)
   slot_BxTxN = ids_BxTxN + K * jnp.arange(N, dtype=jnp.int32)

@@ -198,7 +198,7 @@ class ProductMemory(nn.Module):
     keys_Hx2xnxF = self.param('sub_keys', init, shape, wide)
     if o.norm == 'query':
       square_BxTxHx2x1 = jnp.square(q_BxTxHx2xF.astype(wide)).sum(-1, keepdims=True)
-      # A query of zeros, which has no direction, stays 0, with a finite gradient.
+      # A query of zeros has no direction and stays 0, with a finite gradient.
       square_BxTxHx2x1 = jnp.where(square_BxTxHx2x1 > 0, square_BxTxHx2x1, 1)
       q_BxTxHx2xF = (q_BxTxHx2xF * jax.lax.rsqrt(square_BxTxHx2x1)).astype(self.dtype)
     elif o.norm == 'query_key':

@@ -25,7 +25,7 @@ from ngrammer_jax.layers import row_sums
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.layers.ngram.table import TableSharding
 
-# Values of rows that a device holds at once: 128 MiB in float32.
+# Values of rows on a device at once: 128 MiB in float32.
 MAX_VALUES = 2**25
 
 

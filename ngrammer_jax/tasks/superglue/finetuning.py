@@ -25,7 +25,7 @@ from ngrammer_jax.training import init_from, token_codebook, train_task
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 
-# Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
+# Prefixes of keys inherited from the checkpoint, without overrides.
 INHERITED_KEYS = ('model.', 'data.vocabulary')
 # Exceptions that can be overridden: they do not change the model function.
 OVERRIDABLE_KEYS = ('model.remat', 'model.scan_layers', 'model.vocabulary_chunk', 'model.kernel')

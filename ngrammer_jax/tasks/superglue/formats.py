@@ -58,7 +58,7 @@ TASKS = {
 }
 # Values of finetune.wsc_spans: how the spans of `wsc` are marked.
 WSC_SPANS = {'all': wsc.mark_both_spans, 't5': wsc.mark_spans_by_index}
-# finetune.format="question": what a pretrained model reads before a space and the answer.
+# finetune.format="question": the prompt of a pretrained model before a space and the answer.
 FOLLOWS = 'Premise: {premise}\nHypothesis: {hypothesis}\nDoes the hypothesis follow'
 QUESTIONS = {
   'boolq': '{passage}\nQuestion: {question}?\nAnswer:',
@@ -76,7 +76,7 @@ QUESTIONS = {
 ANSWERS = {'entailment': 'yes', 'contradiction': 'no', 'not_entailment': 'no', 'neutral': 'maybe'}
 ANSWERS |= {'False': 'no', 'True': 'yes'}
 LINKS = {'cause': 'because', 'effect': 'so'}
-# Tasks that have training data and count in the average.
+# Tasks with training data, which count in the average.
 SUPERGLUE_TASKS = tuple(metrics.METRICS_BY_TASK)
 
 

@@ -17,7 +17,7 @@ from ngrammer_jax.system import file_errors, files, hosts, json_files, progress
 Item = TypeVar('Item')
 FILE = 'goodput.json'
 WRITE_INTERVAL = 10.0  # seconds
-# Phases that the loop does not name.
+# Phases not named by the loop.
 TRAINING = 'training'
 DATA = 'data'
 LOST = 'lost'
