@@ -1,5 +1,6 @@
 """N-gram memories of other implementations: exact outputs and round trips, what is refused."""
 
+import copy
 import dataclasses
 import json
 import struct
@@ -381,7 +382,8 @@ def test_options_are_named_or_refused(reference, name):
     others = [other for other in (*choices, True, 3, 'other') if other not in (*allowed, value)]
     if key.name not in free:
       with pytest.raises(errors.BadInput, match=rf'options\.{key.name}=.* must be .* for these'):
-        options = dataclasses.replace(layer.options, **{key.name: others[0]})
+        options = copy.copy(layer.options)
+        object.__setattr__(options, key.name, others[0])  # also of a type that is refused
         layout_of(name, layer.clone(options=options))
   with pytest.raises(errors.BadInput, match=r'options\.orders=\(3,\) must be \(2, 3\)'):
     layout_of(name, layer.clone(options=dataclasses.replace(layer.options, orders=(3,))))
