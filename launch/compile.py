@@ -4,7 +4,7 @@
 
 It compiles the programs of a run: a training step, the scoring of a segment, and the generation of
 a token. Needs `pip install libtpu`. All numbers are read from the compiled programs, and are for
-one device (see `hlo.py`); `memory of each host` are tables that are there, in no program:
+one device (see `hlo.py`); `tables in host memory`, in no program, are those of all hosts:
 
   bound by instruction   the sum over instructions of the time of their FLOPs or of their bytes,
                          whichever is longer, and of the waits for collectives
@@ -59,7 +59,7 @@ MIN_BYTES = 1e5  # collectives that send less are not listed
 
 METRICS = {  # of a program, with the unit to print
   'peak': ('peak of the memory', 2**30, 'GiB'),
-  'host': ('memory of each host', 2**30, 'GiB'),
+  'host': ('tables in host memory', 2**30, 'GiB'),
   'flops': ('computed', 1e12, 'TFLOP'),
   'bytes': ('moved', 1e9, 'GB'),
   'padding': ('of it padding', 1e9, 'GB'),

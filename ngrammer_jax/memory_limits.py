@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import errors, host_arrays
 
 # Limits of a container, by version of cgroups. A file holds bytes, or the word max.
 CONTAINER_LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
@@ -71,8 +71,8 @@ def check_fits(arrays: Mapping[str, Any], memory: MemoryLimit, what: str) -> Non
   largest = max(sizes, key=sizes.get)
   shape = list(arrays[largest].shape)
   remedy = 'use smaller sizes, or more devices with mesh.fsdp or mesh.model'
-  if sharding.is_on_host(arrays[largest]):
-    remedy = 'use fewer rows, or a machine with more memory: each process has the whole table'
+  if host_arrays.is_on_host(arrays[largest]):
+    remedy = 'use fewer rows, more processes, or a machine with more memory'
   raise errors.BadInput(
     f'{what} need {format_bytes(needed)}, but {memory.name} '
     f'has {format_bytes(memory.size)}: the largest array is {largest} {shape}; {remedy}'
@@ -80,7 +80,8 @@ def check_fits(arrays: Mapping[str, Any], memory: MemoryLimit, what: str) -> Non
 
 
 def _bytes_in(memory: MemoryLimit, leaf: Any) -> int:
-  """Returns the bytes of an array in a memory: shards of devices, or one copy of the process."""
-  if sharding.is_on_host(leaf):
-    return math.prod(leaf.shape) * leaf.dtype.itemsize
+  """Returns the bytes of an array in a memory: shards of devices, or the rows of the process."""
+  if host_arrays.is_on_host(leaf):
+    V, *rest = leaf.shape
+    return host_arrays.rows_per_process(V) * math.prod(rest) * leaf.dtype.itemsize
   return memory.devices * math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

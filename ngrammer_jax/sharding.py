@@ -128,23 +128,6 @@ def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh, microbatches: int 
     )
 
 
-def is_on_host(leaf: Any) -> bool:
-  """Whether an array, concrete or abstract, is in host memory.
-
-  A concrete host array is a NumPy array, whole in each process.
-  """
-  if isinstance(leaf, np.ndarray):
-    return True
-  return getattr(leaf.sharding, 'memory_kind', None) == HOST_MEMORY_KIND
-
-
-def place_like(array: Any, like: Any) -> Any:
-  """Returns an array placed like another one, on its devices or in host memory."""
-  if is_on_host(like):
-    return np.array(array)
-  return jax.device_put(array, like.sharding)
-
-
 @contextlib.contextmanager
 def use(mesh: jax.sharding.Mesh) -> Iterator[None]:
   """Activates the mesh and the rules; outside, sharding constraints have no effect."""
@@ -166,8 +149,8 @@ def without_devices() -> Iterator[None]:
 def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
   """Returns a NamedSharding for every array of a tree, with or without logical axis names.
 
-  Arrays with HOST_MEMORY_AXIS are whole in the memory of every host. An axis of a size not
-  divisible by its mesh axes is left unsharded, and logged.
+  Arrays with HOST_MEMORY_AXIS are in the memory of the hosts, see `host_arrays`.
+  An axis whose size is not divisible by its mesh axes is left unsharded, and logged.
   """
   unsharded: dict[tuple[str, int, int], list[str]] = {}  # names of arrays by axis, size, shards
 
@@ -266,3 +249,31 @@ def global_rows(
     return jax.make_array_from_callback(shape, sharding, rows_of_device)
 
   return jax.tree.map(to_global, *loaded)
+
+
+def terms(mesh: jax.sharding.Mesh, array: np.ndarray, axis: int = 0) -> jax.Array:
+  """Returns an array with one more axis, of all devices: its sum is that of all processes' arrays.
+
+  The first device of each process has its array, the others have zeros.
+
+  Args:
+    mesh: device mesh.
+    array: the array of this process, with the same shape in all.
+    axis: the axis of the devices in the result.
+  """
+  term_sharding = terms_sharding(mesh, axis)
+  shape = (*array.shape[:axis], mesh.size, *array.shape[axis:])
+  indices = term_sharding.addressable_devices_indices_map(shape)
+  own = min(index[axis].start or 0 for index in indices.values())
+  term = np.expand_dims(array, axis)
+  zeros = np.zeros_like(term)
+
+  def term_of_device(index: tuple[slice, ...]) -> np.ndarray:
+    return term if (index[axis].start or 0) == own else zeros
+
+  return jax.make_array_from_callback(shape, term_sharding, term_of_device)
+
+
+def terms_sharding(mesh: jax.sharding.Mesh, axis: int = 0) -> jax.sharding.NamedSharding:
+  """Returns the sharding of `terms`."""
+  return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * axis, AXES))

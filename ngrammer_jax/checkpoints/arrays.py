@@ -12,24 +12,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import errors, host_arrays, sharding
 from ngrammer_jax.checkpoints import checksums, manifest
 from ngrammer_jax.layers import document_masks
-from ngrammer_jax.system import storage
+from ngrammer_jax.system import hosts, storage
 
 if typing.TYPE_CHECKING:
   import orbax.checkpoint as ocp
 
-PIECE_BYTES = 2**26  # of an array in host memory, written at a time
 
-
-def make_checkpointer(folder: pathlib.Path) -> 'ocp.StandardCheckpointer':
+def make_checkpointer(folder: pathlib.Path) -> 'ocp.AsyncCheckpointer':
   """Returns the Orbax checkpointer for a folder; it renames no remote folder."""
   import orbax.checkpoint as ocp  # heavy: only where a checkpoint is read or written
 
+  from ngrammer_jax.checkpoints import pieces
+
+  handler = ocp.PyTreeCheckpointHandler(type_handler_registry=pieces.registry())
   if not storage.is_remote(folder):
-    return ocp.StandardCheckpointer()
-  return ocp.StandardCheckpointer(temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath)
+    return ocp.AsyncCheckpointer(handler)
+  return ocp.AsyncCheckpointer(
+    handler, temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath
+  )
 
 
 def drop_empty(tree: Any) -> Any:
@@ -43,17 +46,12 @@ def drop_empty(tree: Any) -> Any:
   return jax.tree.map(none_if_empty, tree)
 
 
-def save(checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path, tree: Any) -> None:
+def save(checkpointer: 'ocp.AsyncCheckpointer', folder: pathlib.Path, tree: Any) -> None:
   """Starts to write the arrays of a tree; arrays in host memory in pieces, without a copy."""
   import orbax.checkpoint as ocp
 
-  def options(leaf: Any) -> 'ocp.SaveArgs':
-    if sharding.is_on_host(leaf):
-      return ocp.SaveArgs(chunk_byte_size=PIECE_BYTES)
-    return ocp.SaveArgs()
-
-  tree = drop_empty(tree)
-  checkpointer.save(storage.orbax_path(folder), tree, save_args=jax.tree.map(options, tree))
+  arguments = ocp.args.PyTreeSave(drop_empty(tree))
+  checkpointer.save(storage.orbax_path(folder), args=arguments)
 
 
 def restore(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> Any:
@@ -72,7 +70,7 @@ def restore(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> An
   check_same_leaves(folder, _describe(saved.leaves), saved_abstract)
   with _explain_errors(folder), make_checkpointer(folder) as checkpointer:
     stored = jax.tree.map(_numpy_if_on_host, drop_empty(saved_abstract))
-    restored = checkpointer.restore(storage.orbax_path(folder), stored)
+    restored = checkpointer.restore(storage.orbax_path(folder), args=_restore_arguments(stored))
   check_checksums(saved, restored)
   return jax.tree.map(_as_expected, abstract, restored, is_leaf=lambda leaf: leaf is None)
 
@@ -87,8 +85,6 @@ def restore_sections(folder: pathlib.Path, saved: manifest.Manifest, abstract: A
 
   Raises: see `restore`.
   """
-  import orbax.checkpoint as ocp
-
   leaves = {name: leaf for name, leaf in saved.leaves.items() if name.partition('/')[0] in abstract}
   check_same_leaves(folder, _describe(leaves), abstract)
   expected = checksums.named_leaves(abstract)
@@ -96,18 +92,35 @@ def restore_sections(folder: pathlib.Path, saved: manifest.Manifest, abstract: A
     name: _numpy_if_on_host(leaf) for name, leaf in expected.items() if math.prod(leaf.shape)
   }
   tree = traverse_util.unflatten_dict(stored, sep='/')
-  arguments = ocp.args.PyTreeRestore(
-    item=tree,
-    restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
-    partial_restore=True,
-  )
-  handler = ocp.PyTreeCheckpointHandler()
-  with _explain_errors(folder), ocp.Checkpointer(handler) as checkpointer:
+  with _explain_errors(folder), make_checkpointer(folder) as checkpointer:
+    arguments = _restore_arguments(tree, partial_restore=True)
     restored = checkpointer.restore(storage.orbax_path(folder), args=arguments)
   check_checksums(saved, restored)
   arrays = checksums.named_leaves(restored)
   leaves = [_as_expected(leaf, arrays.get(name)) for name, leaf in expected.items()]
   return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+
+
+def _restore_arguments(tree: Any, partial_restore: bool = False) -> 'ocp.args.PyTreeRestore':
+  """Returns what Orbax needs to restore arrays.
+
+  Args:
+    tree: shapes, dtypes and shardings; NumPy arrays for those in host memory.
+    partial_restore: whether the checkpoint may have more arrays.
+  """
+  import orbax.checkpoint as ocp
+
+  def of_process(leaf: Any, arg: 'ocp.RestoreArgs') -> 'ocp.RestoreArgs':
+    if isinstance(leaf, np.ndarray) and hosts.is_multiprocess():
+      return ocp.RestoreArgs(restore_type=host_arrays.ProcessRows, dtype=leaf.dtype)
+    return arg
+
+  restore_args = ocp.checkpoint_utils.construct_restore_args(tree)
+  return ocp.args.PyTreeRestore(
+    item=tree,
+    restore_args=jax.tree.map(of_process, tree, restore_args),
+    partial_restore=partial_restore,
+  )
 
 
 @contextlib.contextmanager
@@ -146,12 +159,13 @@ def verify(folder: pathlib.Path, saved: manifest.Manifest) -> None:
     # Restored as NumPy arrays: the devices that wrote them may not exist here.
     abstract = jax.tree.map(_numpy_zeros, metadata)
     with jax.enable_x64(True):
-      check_checksums(saved, checkpointer.restore(storage.orbax_path(folder), abstract))
+      arguments = _restore_arguments(abstract)
+      check_checksums(saved, checkpointer.restore(storage.orbax_path(folder), args=arguments))
 
 
 def _numpy_if_on_host(leaf: Any) -> Any:
   """Returns an expected array in the form of Orbax for host memory, or unchanged."""
-  if sharding.is_on_host(leaf):
+  if host_arrays.is_on_host(leaf):
     return _numpy_zeros(leaf)
   return leaf
 
@@ -162,7 +176,7 @@ def _numpy_zeros(leaf: Any) -> np.ndarray:
 
 
 def check_written(
-  checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path, leaves: manifest.Leaves
+  checkpointer: 'ocp.AsyncCheckpointer', folder: pathlib.Path, leaves: manifest.Leaves
 ) -> None:
   """Checks that Orbax's metadata lists every array, without reading values.
 
@@ -234,7 +248,7 @@ def _describe(leaves: manifest.Leaves) -> dict[str, str]:
   return {name: f'{dtype}{list(shape)}' for name, (dtype, shape, _) in leaves.items()}
 
 
-def _read_metadata(checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path) -> Any:
+def _read_metadata(checkpointer: 'ocp.AsyncCheckpointer', folder: pathlib.Path) -> Any:
   """Returns the tree of dtypes and shapes of a checkpoint, as read by Orbax."""
   return checkpointer.metadata(storage.orbax_path(folder)).item_metadata.tree
 

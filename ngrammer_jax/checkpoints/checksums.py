@@ -1,13 +1,14 @@
 """A checksum of every array, the same for any sharding and any number of hosts."""
 
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import sharding
+from ngrammer_jax import host_arrays, sharding
 from ngrammer_jax.system import hosts
 
 MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)  # odd: from the golden ratio and from xxHash
@@ -74,10 +75,12 @@ def checksums(tree: Any) -> dict[str, str]:
   return {name: _checksum(leaf) for name, leaf in named_leaves(tree).items()}
 
 
-def _checksum(leaf: jax.Array | np.ndarray) -> str:
+def _checksum(leaf: jax.Array | np.ndarray | host_arrays.ProcessRows) -> str:
   """Returns the checksum of an array, wherever it is."""
   # One at a time: on simulated devices, programs that run concurrently can deadlock.
-  if _is_in_process(leaf):
+  if isinstance(leaf, host_arrays.ProcessRows):
+    sums = _sum_of_processes(leaf)
+  elif _is_in_process(leaf):
     sums = _sum_on_host(np.asarray(leaf))
   else:
     result_sharding = None
@@ -85,6 +88,14 @@ def _checksum(leaf: jax.Array | np.ndarray) -> str:
       result_sharding = sharding.replicated(leaf.sharding.mesh)
     sums = _sum_on_device(leaf, result_sharding)
   return '{:08x}{:08x}'.format(*np.asarray(sums))
+
+
+def _sum_of_processes(leaf: host_arrays.ProcessRows) -> np.ndarray:
+  """Sums an array whose rows several processes have; all of them call it."""
+  first, array = host_arrays.rows_here(leaf)
+  words_of_row = math.prod(leaf.shape[1:]) * -(-leaf.dtype.itemsize // 4)
+  own = _sum_on_host(array, first * words_of_row)
+  return np.array(hosts.all_gather(own.tolist()), np.uint32).sum(axis=0, dtype=np.uint32)
 
 
 def _is_in_process(leaf: jax.Array | np.ndarray) -> bool:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import errors, host_arrays
 from ngrammer_jax.checkpoints import arrays, checksums, frozen, manifest, reader
 from ngrammer_jax.models import parameter_groups
 from ngrammer_jax.system import file_errors, files, hosts, storage
@@ -107,7 +107,7 @@ class CheckpointWriter:
       # On CPU the host copy is the device buffer itself, overwritten by a donated call.
       state = jax.tree.map(_copy_on_devices, state)
     describe = functools.partial(_describe_leaves, state)
-    has_host_tables = any(map(sharding.is_on_host, jax.tree.leaves(state)))
+    has_host_tables = any(map(host_arrays.is_on_host, jax.tree.leaves(state)))
     if has_host_tables or jax.default_backend() != 'cpu' or hosts.is_multiprocess():
       # On the devices, where all processes have to run the same programs in the same order.
       leaves = describe()
@@ -267,7 +267,7 @@ class CheckpointWriter:
 
 def _copy_on_devices(leaf: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
   """Returns a copy of an array; an array in host memory is not copied."""
-  if sharding.is_on_host(leaf):
+  if host_arrays.is_on_host(leaf):
     return leaf
   return jnp.copy(leaf)
 

@@ -7,6 +7,7 @@ B batch, T segment length, P tokens of a padded prompt, K choices, C tokens of a
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -20,7 +21,7 @@ from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import prefetch
 from ngrammer_jax.data.rows import token_batch
-from ngrammer_jax.inference import programs, sampling
+from ngrammer_jax.inference import programs, row_reader, sampling
 from ngrammer_jax.layers import token_ids
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import embedding_and_head, host_tables, language_model, spans
@@ -150,7 +151,7 @@ class Engine:
     """
     has_host_tables = host_tables.exist(self.model.config)
     if has_host_tables:
-      reader = host_tables.RowReader(self.model, self.mesh, variables, rows)
+      reader = row_reader.RowReader(self.model, self.mesh, variables, rows)
 
     def read() -> Iterator[tuple[token_batch.Batch, Variables]]:
       for index in range(num_segments):
@@ -163,12 +164,13 @@ class Engine:
           return parts[row_slice.start]
 
         segment = sharding.global_rows(self.mesh, rows, load)
-        yield segment, reader(parts) if has_host_tables else variables
+        yield segment, reader.read_local(parts) if has_host_tables else variables
 
     if not has_host_tables:
       yield from read()
       return
-    with prefetch.run_ahead(read(), depth=1) as segments:
+    # The reader is closed before its thread is waited for.
+    with prefetch.run_ahead(read(), depth=1) as segments, contextlib.closing(reader):
       yield from segments
 
   def score_documents(
@@ -404,7 +406,7 @@ class Engine:
     config = self.model.config
     if not host_tables.exist(config):
       return variables
-    values = host_tables.abstract_values(
+    values = row_reader.abstract_values(
       self.model, variables['codebook'], shape, self._row_sharding
     )
     return host_tables.without_tables(config, variables) | {table.VALUES: values}
@@ -479,8 +481,8 @@ class Engine:
     """Returns a function from the next inputs of all rows to their variables."""
     if not host_tables.exist(self.model.config):
       return lambda inputs: variables
-    reader = host_tables.RowReader(self.model, self.mesh, variables, rows)
-    return lambda inputs: _outside_the_mesh(reader, {0: inputs})
+    reader = row_reader.RowReader(self.model, self.mesh, variables, rows)
+    return lambda inputs: _outside_the_mesh(reader, inputs)
 
   def _read_choices(
     self,
@@ -495,16 +497,16 @@ class Engine:
     choices = []
     for ids_BxC, valid_BxC in zip(choices_KxBxC[..., :-1], valid_KxBxC[..., :-1], strict=True):
       choices.append(token_batch.Batch(ids_BxC, None, np.zeros_like(ids_BxC, bool), valid_BxC))
-    reader = host_tables.RowReader(self.model, self.mesh, variables, len(prompt.tokens_BxT))
-    inputs = _outside_the_mesh(reader, {0: prompt})
-    return inputs, {table.VALUES: _outside_the_mesh(reader.peek, choices)}
+    reader = row_reader.RowReader(self.model, self.mesh, variables, len(prompt.tokens_BxT))
+    inputs = _outside_the_mesh(reader, prompt)
+    return inputs, _outside_the_mesh(reader.peek, choices)
 
 
 def _jit(program: Callable[..., Any], model: Any, donated: Any, outputs: Any) -> Callable[..., Any]:
   """Compiles a program of a model.
 
   Args:
-    program: a function of `programs` or `host_tables`, whose first argument is the model.
+    program: a function of `programs`, whose first argument is the model.
     model: the model.
     donated: names of the arguments whose buffers are reused.
     outputs: shardings of the results.

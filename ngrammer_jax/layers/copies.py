@@ -200,13 +200,13 @@ class CopySearch:
       step, level = stage
       padded = jnp.pad(ranks_BxS, ((0, 0), (longest, 0)))
       before_BxS = jax.lax.dynamic_slice_in_dim(padded, longest - step, S, axis=1)
-      ranks_BxS, found = self._rank(ranks_BxS, before_BxS, S)
-      return (ranks_BxS, _with_found(matches, found, level)), None
+      ranks_BxS, candidates = self._rank(ranks_BxS, before_BxS, S)
+      return (ranks_BxS, _with_longer(matches, candidates, level)), None
 
     zeros_BxT = jnp.zeros((B, T), jnp.int32)
     matches = Matches(zeros_BxT - 1, zeros_BxT, zeros_BxT)
-    ranks_BxS, found = self._rank(document_BxS, classes_BxS, None)
-    matches = _with_found(matches, found, self.lengths.index(1) if 1 in self.lengths else -1)
+    ranks_BxS, candidates = self._rank(document_BxS, classes_BxS, None)
+    matches = _with_longer(matches, candidates, self.lengths.index(1) if 1 in self.lengths else -1)
     stages = jnp.array(steps, jnp.int32), jnp.array(levels, jnp.int32)
     (_, matches), _ = jax.lax.scan(lengthen, (ranks_BxS, matches), stages)
     return matches
@@ -259,17 +259,17 @@ class CopySearch:
     return put_back(rank_BxS), (put_back(distance_BxS), put_back(count_BxS))
 
 
-def _with_found(
-  matches: Matches, found: tuple[jax.Array, jax.Array], level: jax.Array | int
+def _with_longer(
+  matches: Matches, candidates: tuple[jax.Array, jax.Array], level: jax.Array | int
 ) -> Matches:
   """Returns matches updated by longer ones, the last T of S; none for level -1."""
   T = matches.level_BxT.shape[1]
-  distance_BxT, count_BxT = (array_BxS[:, -T:] for array_BxS in found)
-  is_found_BxT = (count_BxT > 0) & (level >= 0)
+  distance_BxT, count_BxT = (array_BxS[:, -T:] for array_BxS in candidates)
+  is_longer_BxT = (count_BxT > 0) & (level >= 0)
   return Matches(
-    jnp.where(is_found_BxT, level, matches.level_BxT),
-    jnp.where(is_found_BxT, distance_BxT, matches.distance_BxT),
-    jnp.where(is_found_BxT, count_BxT, matches.count_BxT),
+    jnp.where(is_longer_BxT, level, matches.level_BxT),
+    jnp.where(is_longer_BxT, distance_BxT, matches.distance_BxT),
+    jnp.where(is_longer_BxT, count_BxT, matches.count_BxT),
   )
 
 

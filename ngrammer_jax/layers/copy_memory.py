@@ -63,14 +63,14 @@ class CopyMemory(nn.Module):
       raise ValueError('a copy memory searches within documents: set context.documents_BxT')
     if context.vocabulary is None or context.vocabulary.rows_VxD is None:
       raise ValueError('a copy memory reads the embedding: set context.vocabulary')
-    found, next_state = self.search()(
+    copied, next_state = self.search()(
       context.tokens_BxT,
       context.documents_BxT,
       state,
       valid_BxT=context.valid_BxT,
       classes_V=self._classes(),
     )
-    self.sow('intermediates', 'copies', found)
+    self.sow('intermediates', 'copies', copied)
     buckets = self.search().buckets
     wide = jnp.promote_types(self.dtype, jnp.float32)
     zeros = nn.initializers.zeros
@@ -80,12 +80,12 @@ class CopyMemory(nn.Module):
     vector_NxD = self.param('bucket_vector', vector_init, (buckets, self.width), wide)
     vector_NxD = vector_NxD.astype(self.dtype)
 
-    copied_BxTxD = context.vocabulary.rows_VxD[jnp.maximum(found.token_BxT, 0)]
-    scale_BxTx1 = row_sums.take(scale_N, found.bucket_BxT)[..., None]
+    copied_BxTxD = context.vocabulary.rows_VxD[jnp.maximum(copied.token_BxT, 0)]
+    scale_BxTx1 = row_sums.take(scale_N, copied.bucket_BxT)[..., None]
     m_BxTxD = scale_BxTx1 * copied_BxTxD.astype(self.dtype) + row_sums.take(
-      vector_NxD, found.bucket_BxT
+      vector_NxD, copied.bucket_BxT
     )
-    return jnp.where((found.bucket_BxT > 0)[..., None], m_BxTxD, 0), next_state
+    return jnp.where((copied.bucket_BxT > 0)[..., None], m_BxTxD, 0), next_state
 
   def _classes(self) -> jax.Array | None:
     """Returns the class of each id [V]; None if ids are compared."""

@@ -5,48 +5,95 @@ generator whose key also holds the index of the first value can therefore draw a
 The whole array would not fit into memory twice.
 """
 
+from collections.abc import Collection
 import functools
 import math
+from typing import Any
 
+from flax import traverse_util
 import jax
 from jax.extend import random as generators
 import jax.numpy as jnp
 import numpy as np
 
+from ngrammer_jax import host_arrays, sharding
 from ngrammer_jax.layers.ngram.memory import NGramMemory
+from ngrammer_jax.models import host_tables
 
 PIECE_VALUES = 2**22  # drawn at a time
 
 
-def draw(module: NGramMemory, key: np.ndarray, dtype: np.dtype, device: jax.Device) -> np.ndarray:
-  """Returns the initial table of a memory, [V, E].
+def create(
+  model: Any, one_row: Any, abstract: Any, keys: Any, replaced: Collection[str] = ()
+) -> Any:
+  """Returns a train state whose arrays in host memory are made there, from one with a row of each.
+
+  Args:
+    model: the language model.
+    one_row: the state of `with_one_row`, on the devices.
+    abstract: shapes and dtypes of the state.
+    keys: the collection `table.KEYS` of the initial variables.
+    replaced: names of parameters that another run replaces: they are 0.
+  """
+  shapes = host_arrays.by_name(abstract)
+  keys = traverse_util.flatten_dict(keys, sep='/')
+  tables = {f'params/{name}': name for name in host_tables.names(model.config)}
+  modules = host_tables.modules(model.config, model.vocabulary_size)
+
+  def make(path, leaf):
+    name = sharding.leaf_name(path)
+    if name not in shapes:
+      return leaf
+    shape = shapes[name]
+    parameter = tables.get(name)
+    if parameter is not None and parameter not in replaced:
+      key = np.asarray(keys[parameter])
+      own = host_arrays.rows_of_process(shape.shape[0])
+      rows = draw(modules[parameter], key, shape.dtype, host_tables.processor(), own)
+      return host_arrays.from_rows(rows, shape.shape)
+    V, *rest = shape.shape
+    own = host_arrays.rows_of_process(V)
+    array = np.empty((own.stop - own.start, *rest), shape.dtype)
+    array[:] = np.asarray(leaf)
+    return host_arrays.from_rows(array, shape.shape)
+
+  return jax.tree_util.tree_map_with_path(make, one_row)
+
+
+def draw(
+  module: NGramMemory, key: np.ndarray, dtype: np.dtype, device: jax.Device, rows: slice
+) -> np.ndarray:
+  """Returns rows of the initial table of a memory, [V, E].
 
   Args:
     module: the memory.
     key: the data of the key of the table.
     dtype: dtype of the table.
     device: the processor.
+    rows: which ones of the V rows.
   """
   V, E = module.table_shape()
-  if not jax.config.jax_threefry_partitionable or key.shape != (2,):  # another generator
-    rows = V
-  else:
-    rows = min(V, max(1, PIECE_VALUES // E))
+  has_offsets = jax.config.jax_threefry_partitionable and key.shape == (2,)
   key = jax.device_put(key, device)
-  table_VxE = np.empty((V, E), dtype)
-  for first in range(0, V, rows):
-    first = min(first, V - rows)  # the last piece begins in the one before
+  if not has_offsets:  # another generator
+    table_VxE = np.asarray(_draw_rows(module, V, key, None))
+    return table_VxE[rows].astype(dtype)
+  count = min(rows.stop - rows.start, max(1, PIECE_VALUES // E))
+  result = np.empty((rows.stop - rows.start, E), dtype)
+  for first in range(rows.start, rows.stop, max(1, count)):
+    first = min(first, rows.stop - count)  # the last piece begins in the one before
     offset = np.array(divmod(first * E, 2**32), np.uint32)
-    table_VxE[first : first + rows] = _draw_rows(module, rows, V, key, offset)
-  return table_VxE
+    piece = slice(first - rows.start, first - rows.start + count)
+    result[piece] = _draw_rows(module, count, key, offset)
+  return result
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _draw_rows(
-  module: NGramMemory, rows: int, V: int, key_data: jax.Array, offset_2: jax.Array
+  module: NGramMemory, rows: int, key_data: jax.Array, offset_2: jax.Array | None
 ) -> jax.Array:
-  """Returns some of the V rows of a table, from a value index in two words."""
-  if rows == V:
+  """Returns some rows of a table, from a value index in two words; None: 0."""
+  if offset_2 is None:
     key = jax.random.wrap_key_data(key_data)
   else:
     key = jax.random.wrap_key_data(jnp.concatenate([key_data, offset_2]), impl=_OFFSET_THREEFRY)

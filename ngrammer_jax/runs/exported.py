@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import errors, host_arrays
 from ngrammer_jax.checkpoints import arrays, checksums, workdirs
 from ngrammer_jax.interop import safetensors
 from ngrammer_jax.models import precision
@@ -93,6 +93,6 @@ def restore(folder: pathlib.Path, step: int | str, abstract: dict[str, Any]) -> 
   arrays.check_same_leaves(folder / workdirs.EXPORTED, leaves, abstract | stored_step)
   if step not in ('newest', 'best', int(loaded['step'])):
     raise errors.BadInput(f'--step={step}: {folder} has only step {int(loaded["step"])}')
-  placed = [sharding.place_like(loaded[name], leaf) for name, leaf in expected.items()]
+  placed = [host_arrays.place_like(loaded[name], leaf) for name, leaf in expected.items()]
   variables = jax.tree.unflatten(jax.tree.structure(abstract), placed)
   return ModelVariables(int(loaded['step']), variables['params'], variables['codebook'])

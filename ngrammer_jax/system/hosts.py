@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import os
+import threading
 from typing import Any
 
 from ngrammer_jax import errors
@@ -21,6 +22,7 @@ HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat after which JAX ends all o
 # Seconds that processes wait for each other, at the start and at the end. The last one may still
 # write its results: JAX ends it too, if the first one has waited for so long.
 WAIT_TIMEOUT = 300
+MAILBOX_POLL = 1  # seconds after which an exchange that waits looks whether its mailbox is closed
 SLURM_TASKS = 'SLURM_STEP_NUM_TASKS'  # environment variable: number of processes of a Slurm step
 # A copy of the values of JAX: a log record may need them while JAX holds its lock.
 _process = {'index': 0, 'count': 1}
@@ -110,6 +112,11 @@ def process_index() -> int:
   return _process['index']
 
 
+def process_count() -> int:
+  """Returns the number of processes."""
+  return _process['count']
+
+
 def is_primary() -> bool:
   """Whether this process writes the shared files."""
   return process_index() == 0
@@ -160,10 +167,18 @@ def gather_arrays(tree: Any) -> Any:
   return multihost_utils.process_allgather(tree, tiled=True)
 
 
+class ClosedError(Exception):
+  """A mailbox was closed while an exchange waited."""
+
+
 class Mailbox:
   """Exchanges bytes between processes over the host network instead of the device network.
 
   Any thread can use it, also while the devices compute.
+
+  A process may be busy for long, and JAX ends all processes if one is lost: an exchange waits until
+  the mailbox is closed. Close it in this process when it stops, as the others may have stopped
+  before they sent what it waits for.
 
   Args:
     name: name of this mailbox, the same in all processes.
@@ -174,12 +189,18 @@ class Mailbox:
     # earlier mailbox with this name has sent out of this one.
     self._name = f'{name}/{next(_mailbox_numbers)}'
     self._last: str | None = None
+    self._is_closed = threading.Event()
+
+  def close(self) -> None:
+    """Ends the exchange that waits, in another thread, with ClosedError; and all later ones."""
+    self._is_closed.set()
 
   def exchange(self, number: int, content: bytes) -> list[bytes]:
     """Returns the bytes sent by each process with a number; use each number once.
 
     Raises:
-      PeerLostError: a process sent nothing in time.
+      ClosedError: the mailbox is closed.
+      PeerLostError: the processes have lost their connection.
     """
     if not is_multiprocess():
       return [content]
@@ -191,18 +212,24 @@ class Mailbox:
     client.key_value_set_bytes(own, content)
     received = []
     for index in range(_process['count']):
-      key = f'{self._name}/{number}/{index}'
-      try:
-        received.append(client.blocking_key_value_get_bytes(key, 1000 * WAIT_TIMEOUT))
-      except RuntimeError as error:
-        raise errors.PeerLostError(
-          f'process {index} has sent nothing for {WAIT_TIMEOUT} s: {errors.RERUN_ALL}'
-        ) from error
+      received.append(self._receive(client, f'{self._name}/{number}/{index}'))
     if self._last is not None:
       # All have sent this number, so all have read the one before.
       client.key_value_delete(self._last)
     self._last = own
     return received
+
+  def _receive(self, client: Any, key: str) -> bytes:
+    """Returns the value of a key, once there is one."""
+    while not self._is_closed.is_set():
+      try:
+        return client.blocking_key_value_get_bytes(key, 1000 * MAILBOX_POLL)
+      except RuntimeError as error:
+        if 'DEADLINE_EXCEEDED' not in str(error):
+          raise errors.PeerLostError(
+            f'cannot receive from another process ({error}): {errors.RERUN_ALL}'
+          ) from error
+    raise ClosedError(f'mailbox {self._name} is closed')
 
 
 def broadcast(value: Any) -> Any:

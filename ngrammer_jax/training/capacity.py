@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, memory_limits, sharding
+from ngrammer_jax import errors, host_arrays, memory_limits, sharding
 from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.inference import programs
 from ngrammer_jax.models import language_model
@@ -44,7 +44,7 @@ def check_training_fits(config: experiment.Config, state: train_state.TrainState
   if device.name == machine.name:  # the devices are the processor
     memory_limits.check_fits(arrays, machine, TRAINING_ARRAYS)
     return
-  on_host = {name: leaf for name, leaf in arrays.items() if sharding.is_on_host(leaf)}
+  on_host = {name: leaf for name, leaf in arrays.items() if host_arrays.is_on_host(leaf)}
   on_device = {name: leaf for name, leaf in arrays.items() if name not in on_host}
   memory_limits.check_fits(on_device, device, TRAINING_ARRAYS)
   memory_limits.check_fits(on_host, machine, TRAINING_ARRAYS)

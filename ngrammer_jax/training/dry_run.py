@@ -5,6 +5,7 @@ the size of the vocabulary. Only the token cache is written.
 """
 
 from collections.abc import Mapping
+import itertools
 import logging
 import math
 import pathlib
@@ -17,11 +18,18 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import memory_limits, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
-from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data import prefetch, vocabularies
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.data.tokens import learned_vocabulary
 from ngrammer_jax.system import progress, text_tables
-from ngrammer_jax.training import init_from, model_size, preparation, table_pages, train_task
+from ngrammer_jax.training import (
+  call_data,
+  init_from,
+  model_size,
+  preparation,
+  table_pages,
+  train_task,
+)
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training import state as train_state
 
@@ -112,13 +120,12 @@ def dry_run(
   t = config.training
   first_step = max(reader.steps(workdir), default=0)
   state = programs.pack(programs.create())
-  look_up = programs.lookup_reader(state)
   state_bytes = sum(map(_bytes_on_a_device, jax.tree.leaves(state)))
-  segments = _random_segments(config, task.vocabulary.size, programs.mesh, look_up)
+  calls = _RandomCalls(config, task.vocabulary.size, programs, state)
   start_time = time.monotonic()
-  programs.compile(state, segments)
+  programs.compile(state, calls.first.segments)
   compilation = time.monotonic() - start_time
-  seconds = _time_step(programs, state, segments, min(t.segments_per_call, MAX_TIMED_STEPS))
+  seconds = calls.time_step(state)
   steps_left = t.steps - first_step
   tokens = t.tokens_per_step
   time_left = progress.format_duration(steps_left * seconds)
@@ -138,7 +145,7 @@ def dry_run(
 
 
 def _bytes_on_a_device(leaf: Any) -> int:
-  """Returns the bytes of an array on one device; for a table in host memory, of the whole table."""
+  """Returns the bytes of an array on one device; in host memory, of this process."""
   if isinstance(leaf, jax.Array):
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
   return leaf.nbytes
@@ -157,38 +164,63 @@ def _describe_peak(programs: training_programs.Programs) -> str:
   return text
 
 
-def _random_segments(
-  config: experiment.Config,
-  vocabulary_size: int,
-  mesh: jax.sharding.Mesh,
-  look_up: table_pages.LookupReader | None,
-) -> table_pages.Segments:
-  """Returns the segments of one call, [steps, B, T], on the devices."""
-  t = config.training
-  parts = {}
+class _RandomCalls:
+  """Calls of the training step with random tokens.
 
-  def stack(rows: slice) -> token_batch.Batch:
-    shape = (t.segments_per_call, rows.stop - rows.start, t.segment_length)
-    tokens = np.random.default_rng(rows.start).integers(0, vocabulary_size, shape, np.int32)
-    no_starts = np.zeros(shape, bool)
-    segments = token_batch.Batch(tokens, tokens, no_starts, np.ones(shape, np.float32))
-    parts[rows.start] = token_batch.map_batches(lambda array: array[0], segments)
-    return segments
+  Rows of tables in host memory are found, read and written as in training.
 
-  segments = sharding.global_rows(mesh, t.batch_size, stack, axis=1)
-  if look_up is None:
-    return segments
-  return table_pages.PagedSegments(segments, look_up(0, parts))
+  Attributes:
+    first: the data of the first call.
+  """
 
+  def __init__(
+    self,
+    config: experiment.Config,
+    vocabulary_size: int,
+    programs: training_programs.Programs,
+    state: train_state.TrainState,
+  ):
+    self._training = config.training
+    self._vocabulary_size = vocabulary_size
+    self._programs = programs
+    self._look_up = programs.lookup_reader(state)
+    self._steps = min(self._training.segments_per_call, MAX_TIMED_STEPS)  # of a timed call
+    self.first = self._make(0)
 
-def _time_step(
-  programs: training_programs.Programs,
-  state: train_state.TrainState,
-  segments: table_pages.Segments,
-  steps: int,
-) -> float:
-  """Returns the seconds of a step, after an untimed warm-up call."""
-  state, _ = jax.block_until_ready(programs.call(state, segments, 1))
-  start_time = time.monotonic()
-  jax.block_until_ready(programs.call(state, segments, steps))
-  return (time.monotonic() - start_time) / steps
+  def time_step(self, state: train_state.TrainState) -> float:
+    """Returns the seconds of a step. A first call, which is not timed, warms up."""
+    count = MAX_TIMED_STEPS // self._steps
+    others = (self._make(number) for number in range(1, count + 1))
+    with prefetch.run_ahead(others) as prefetched:
+      calls = self._programs.read_ahead(itertools.chain([self.first], prefetched), state)
+      state, _ = self._programs.call(state, next(calls).segments, 1)
+      self._wait(state)
+      start_time = time.monotonic()
+      for call in calls:
+        state, _ = self._programs.call(state, call.segments, self._steps)
+      self._wait(state)
+    return (time.monotonic() - start_time) / (count * self._steps)
+
+  def _wait(self, state: train_state.TrainState) -> None:
+    """Waits until a state has all updates."""
+    jax.block_until_ready(state)
+    self._programs.wait()
+
+  def _make(self, number: int) -> call_data.CallData:
+    """Returns the data of a call."""
+    t = self._training
+    parts = {}
+
+    def stack(rows: slice) -> token_batch.Batch:
+      shape = (t.segments_per_call, rows.stop - rows.start, t.segment_length)
+      random = np.random.default_rng((number, rows.start))
+      tokens = random.integers(0, self._vocabulary_size, shape, np.int32)
+      no_starts = np.zeros(shape, bool)
+      segments = token_batch.Batch(tokens, tokens, no_starts, np.ones(shape, np.float32))
+      parts[rows.start] = token_batch.map_batches(lambda array: array[0], segments)
+      return segments
+
+    segments = sharding.global_rows(self._programs.mesh, t.batch_size, stack, axis=1)
+    if self._look_up is not None:
+      segments = table_pages.PagedSegments(segments, self._look_up(number, parts))
+    return call_data.CallData(number, number + 1, segments, None)

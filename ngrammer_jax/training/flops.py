@@ -96,6 +96,8 @@ def count(
   config = dataclasses.replace(model.config, scan_layers=False)
   model = language_model.build(config, model.vocabulary_size)
   memory = jax.eval_shape(lambda: language_model.empty_memory(config, batch_size))
+  # Without shardings: a lookup in host memory cannot be traced.
+  variables = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), variables)
 
   def forward(variables, memory, tokens_BxT):
     # Asking for the probabilities selects full attention.

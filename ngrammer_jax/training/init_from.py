@@ -22,7 +22,7 @@ from flax import traverse_util
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax import errors, host_arrays, runs, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.config import conversion, fields, memory_blocks, resume
 from ngrammer_jax.data import vocabularies
@@ -171,7 +171,7 @@ def _merge(init_from: str, new: Any, old: Any) -> Any:
         f'init_from={init_from} has {"/".join(path)} of the shape {list(leaf.shape)}, but this '
         f'model does not: use the model of that run'
       )
-    leaves[path] = sharding.place_like(leaf.astype(leaves[path].dtype), leaves[path])
+    leaves[path] = host_arrays.place_like(leaf, leaves[path])
   return traverse_util.unflatten_dict(leaves)
 
 

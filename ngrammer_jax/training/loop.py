@@ -1,6 +1,7 @@
 """The training loop: data, devices, state; then calls of steps, validations and checkpoints."""
 
 from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -79,10 +80,12 @@ def train(
     record = recorder.Recorder(config, programs, workdir, first_step, start_time, writer.last_saved)
     look_up = programs.lookup_reader(trainer.state)
     calls = call_data.read_calls(task, config, programs.mesh, first_step, look_up)
+    closing = contextlib.nullcontext() if look_up is None else contextlib.closing(look_up)
     with (
       record,
       sharding.use(programs.mesh),
       prefetch.run_ahead(calls) as prefetched_calls,
+      closing,  # before the thread that reads ahead is waited for
       profile.Trace(trace, workdir, trainer.wait) as tracing,
     ):
       timed_calls = record.time_data_wait(prefetched_calls)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, memory_limits, sharding
+from ngrammer_jax import errors, host_arrays, memory_limits, sharding
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
@@ -289,9 +289,9 @@ class Programs:
     return self.engine.trace_score(variables, rows, length), rows * length
 
   def host_bytes(self, name: str) -> int:
-    """Returns the bytes of host tables in a process for one of NAMES."""
+    """Returns the bytes of host tables in all processes for one of NAMES."""
     tree = self.abstract if name == 'train' else self.abstract.variables
-    leaves = host_tables.on_host(tree).values()
+    leaves = host_arrays.by_name(tree).values()
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
   def _abstract_serving_variables(self) -> dict[str, Any]:

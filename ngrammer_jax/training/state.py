@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ngrammer_jax import sharding
+from ngrammer_jax import host_arrays, sharding
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import (
   host_tables,
@@ -18,6 +18,7 @@ from ngrammer_jax.models import (
   language_model,
   model_variables,
   parameter_groups,
+  table_drawing,
   width_rule,
 )
 from ngrammer_jax.optimizers import zero
@@ -125,7 +126,7 @@ def make_initializer(
     outputs = jax.tree.map(on_devices, shardings), sharding.replicated(mesh)
     with sharding.use(mesh):
       state, keys = jax.jit(init, out_shardings=outputs, compiler_options=options)()
-    return host_tables.create(model, state, abstract, keys, replaced)
+    return table_drawing.create(model, state, abstract, keys, replaced)
 
   return create, abstract
 
@@ -176,7 +177,7 @@ def pack_tables(abstract: TrainState, labels: Any, optimizers: Mapping[str, str]
 
   def pack(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     shape = table_shape(sharding.leaf_name(path), leaf.shape)
-    if shape is None or sharding.is_on_host(leaf):
+    if shape is None or host_arrays.is_on_host(leaf):
       return leaf
     V, E = shape
     shard_rows, _ = leaf.sharding.shard_shape(leaf.shape)

@@ -13,10 +13,9 @@ B batch, T segment length, P tokens whose rows are read, I heads of all orders, 
 of a step, E width.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 import dataclasses
-import io
 import logging
 import math
 from typing import Any, NamedTuple
@@ -27,9 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import sharding
-from ngrammer_jax.data.rows import token_batch
-from ngrammer_jax.models import host_tables
+from ngrammer_jax import host_arrays, sharding
+from ngrammer_jax.data.rows import batch_exchange, token_batch
+from ngrammer_jax.models import host_tables, row_finder
 from ngrammer_jax.system import hosts
 from ngrammer_jax.training import metrics as step_metrics
 from ngrammer_jax.training import state as train_state
@@ -42,14 +41,15 @@ class Page(NamedTuple):
   """What a step gets of tables in host memory, on the devices.
 
   Attributes:
-    values: rows of the tables and of their optimizer state, [L, ...] by the name of the leaf.
-    kept: for each of them its index in the table of the step before, which is newer; -1: it is not
-      there. int32 [L] by the name of the table.
+    values: rows of the tables and of their optimizer state, [L, ...] by the name of the leaf; of
+      several processes the terms of their sum, [devices, L, ...], see `sharding.terms`.
+    previous: for each of them its index in the table of the previous step, which is newer; -1: it
+      is not there. int32 [L] by the name of the table.
     positions: the collection `table.ROWS`: which row of [L, E] every token reads, [B, P, I].
   """
 
   values: Arrays
-  kept: Arrays
+  previous: Arrays
   positions: Any
 
 
@@ -100,8 +100,8 @@ class LookupReader:
   """
 
   def __init__(self, model: Any, state: train_state.TrainState, batch_size: int):
-    known = hosts.gather_arrays(host_tables.state_of(model.config, state.memory))
-    self._finder = host_tables.RowFinder(model, state.codebook, known)
+    segments_before = hosts.gather_arrays(row_finder.state_of(model.config, state.memory))
+    self._find = row_finder.RowFinder(model, state.codebook, segments_before)
     self._mailbox = hosts.Mailbox(f'lookups_from_{int(state.step)}')
     self._mesh = state.step.sharding.mesh
     self._batch_size = batch_size
@@ -113,65 +113,35 @@ class LookupReader:
       step: the step.
       parts: the rows of the batch of this process, as NumPy arrays, by the number of the first row.
     """
-    segment = self._whole(step, parts)
-    different = {}
-    positions = {}
-    for name, rows_BxPxI in self._finder(segment).items():
-      different[name], inverse = np.unique(rows_BxPxI, return_inverse=True)
-      positions[name] = inverse.reshape(rows_BxPxI.shape).astype(np.int32)
+    segment = batch_exchange.gather(self._mailbox, step, parts)
+    rows = self._find(segment.tokens_BxT, segment.starts_BxT, segment.valid_BxT)
+    distinct_rows, positions = row_finder.distinct(rows)
 
     def rows_of(rows: slice) -> Arrays:
       return {name: array[rows] for name, array in positions.items()}
 
     placed = sharding.global_rows(self._mesh, self._batch_size, rows_of)
-    return Lookups(different, traverse_util.unflatten_dict(placed, sep='/'), [])
+    return Lookups(distinct_rows, traverse_util.unflatten_dict(placed, sep='/'), [])
 
-  def _whole(self, step: int, parts: Mapping[int, token_batch.Batch]) -> token_batch.Batch:
-    """Returns the segment of all rows of the batch, of which each process has read a part."""
-    rows_by_first = dict(parts)
-    if hosts.is_multiprocess():
-      own = {first: (b.tokens_BxT, b.starts_BxT, b.valid_BxT) for first, b in parts.items()}
-      for content in self._mailbox.exchange(step, _to_bytes(own)):
-        for first, arrays in _from_bytes(content).items():
-          tokens, starts, valid = arrays
-          rows_by_first[first] = token_batch.Batch(tokens, None, starts, valid)
-    in_order = [rows_by_first[first] for first in sorted(rows_by_first)]
-    columns = [(b.tokens_BxT, b.starts_BxT, b.valid_BxT) for b in in_order]
-    tokens, starts, valid = (np.concatenate(arrays) for arrays in zip(*columns, strict=True))
-    return token_batch.Batch(tokens, None, starts, valid)
+  def close(self) -> None:
+    """Ends a look-up that waits for other processes, in another thread."""
+    self._mailbox.close()
 
 
-def _to_bytes(parts: Mapping[int, Sequence[np.ndarray]]) -> bytes:
-  """Returns arrays by number as bytes."""
-  file = io.BytesIO()
-  arrays = {f'{number}_{i}': each for number, part in parts.items() for i, each in enumerate(part)}
-  np.savez(file, **arrays)
-  return file.getvalue()
-
-
-def _from_bytes(content: bytes) -> dict[int, list[np.ndarray]]:
-  """The inverse of `_to_bytes`."""
-  parts: dict[int, list[np.ndarray]] = {}
-  with np.load(io.BytesIO(content)) as arrays:
-    for name in arrays.files:
-      parts.setdefault(int(name.partition('_')[0]), []).append(arrays[name])
-  return parts
-
-
-def kept_indices(rows: np.ndarray, before: np.ndarray, length: int) -> np.ndarray:
-  """Returns the index of each row in the rows of the step before, or -1; int32 [length].
+def previous_indices(rows: np.ndarray, previous_rows: np.ndarray, length: int) -> np.ndarray:
+  """Returns the index of each row in the rows of the previous step, or -1; int32 [length].
 
   Args:
     rows: the different rows of a step, ascending.
-    before: those of the step before.
+    previous_rows: those of the previous step.
     length: L, at least the number of rows.
   """
-  kept_L = np.full(length, -1, np.int32)
-  if before.size:
-    index = np.minimum(np.searchsorted(before, rows), before.size - 1)
-    is_kept = before[index] == rows
-    kept_L[: rows.size] = np.where(is_kept, index, -1)
-  return kept_L
+  index_L = np.full(length, -1, np.int32)
+  if previous_rows.size:
+    index = np.minimum(np.searchsorted(previous_rows, rows), previous_rows.size - 1)
+    is_equal = previous_rows[index] == rows
+    index_L[: rows.size] = np.where(is_equal, index, -1)
+  return index_L
 
 
 class TablePages:
@@ -187,13 +157,14 @@ class TablePages:
     self, model: Any, abstract: train_state.TrainState, batch_size: int, segment_length: int
   ):
     mesh = abstract.step.sharding.mesh
+    self._mesh = mesh
     self._replicated = sharding.replicated(mesh)
     self._by_row = sharding.rows_sharding(mesh)
-    self._shapes = host_tables.on_host(abstract)
-    self._abstract, _ = host_tables.split(abstract, self._shapes)
+    self._shapes = host_arrays.by_name(abstract)
+    self._abstract, _ = host_arrays.split(abstract, self._shapes)
     shape = batch_size, segment_length
-    state = host_tables.state_of(model.config, abstract.memory)
-    rows = host_tables.abstract_rows(model, abstract.codebook, state, shape)
+    state = row_finder.state_of(model.config, abstract.memory)
+    rows = row_finder.abstract_rows(model, abstract.codebook, state, shape)
     self._positions = {name: leaf.shape for name, leaf in rows.items()}
     self._leaves = {}  # names of the leaves of each table: of its rows and their optimizer state
     self._lengths = {}  # L of each table
@@ -201,7 +172,7 @@ class TablePages:
       self._leaves[name] = [leaf for leaf in self._shapes if f'/{leaf}'.endswith(f'/{name}')]
       self._lengths[name] = min(math.prod(shape), self._shapes[f'params/{name}'].shape[0])
     self._thread = futures.ThreadPoolExecutor(1, 'table_pages')
-    self._tables: Mapping[str, np.ndarray] = {}  # the leaves in host memory
+    self._tables: Mapping[str, Any] = {}  # the leaves in host memory
     self._before: dict[str, np.ndarray] = {}  # rows of the table of the step before
     self._on_devices: Arrays | None = None  # its values
     self._writes: futures.Future | None = None
@@ -210,21 +181,26 @@ class TablePages:
 
   def _abstract_inputs(self) -> tuple[Arrays, Page]:
     """Returns shapes of the tables of the step before, and of the page of a step."""
+    tables = {}
     values = {}
-    kept = {}
+    previous = {}
     for name, leaves in self._leaves.items():
       L = self._lengths[name]
-      kept[name] = jax.ShapeDtypeStruct((L,), jnp.int32, sharding=self._replicated)
+      previous[name] = jax.ShapeDtypeStruct((L,), jnp.int32, sharding=self._replicated)
       for leaf in leaves:
         shape = (L, *self._shapes[leaf].shape[1:])
-        values[leaf] = jax.ShapeDtypeStruct(
-          shape, self._shapes[leaf].dtype, sharding=self._replicated
-        )
+        dtype = self._shapes[leaf].dtype
+        tables[leaf] = jax.ShapeDtypeStruct(shape, dtype, sharding=self._replicated)
+        values[leaf] = tables[leaf]
+        if hosts.is_multiprocess():
+          values[leaf] = jax.ShapeDtypeStruct(
+            (self._mesh.size, *shape), dtype, sharding=sharding.terms_sharding(self._mesh)
+          )
     positions = {
       name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._by_row)
       for name, shape in self._positions.items()
     }
-    return values, Page(values, kept, traverse_util.unflatten_dict(positions, sep='/'))
+    return tables, Page(values, previous, traverse_util.unflatten_dict(positions, sep='/'))
 
   def trace(
     self,
@@ -236,7 +212,7 @@ class TablePages:
     """Traces the step. State and segments may be abstract."""
     if isinstance(segments, PagedSegments):
       segments = segments.batch
-    on_devices, _ = host_tables.split(state, self._shapes)
+    on_devices, _ = host_arrays.split(state, self._shapes)
     return self._make_call(step, compiler_options).trace(
       on_devices, *self._abstract_inputs(), segments
     )
@@ -254,13 +230,16 @@ class TablePages:
     def call(state, before, page, segments):
       tables = {}
       for name, leaves in leaves_of.items():
-        kept_L = page.kept[name]
+        index_L = page.previous[name]
         for leaf in leaves:
-          kept_LxE = before[leaf].at[kept_L].get(mode='clip')
-          tables[leaf] = jnp.where(kept_L[:, None] >= 0, kept_LxE, page.values[leaf])
+          previous_LxE = before[leaf].at[index_L].get(mode='clip')
+          read_LxE = page.values[leaf]
+          if hosts.is_multiprocess():
+            read_LxE = read_LxE.sum(axis=0)  # all terms but one are 0
+          tables[leaf] = jnp.where(index_L[:, None] >= 0, previous_LxE, read_LxE)
       segment = token_batch.map_batches(lambda array: array[0], segments)
-      state, metrics = step(host_tables.join(state, tables), segment, page.positions)
-      state, tables = host_tables.split(state, tables)
+      state, metrics = step(host_arrays.join(state, tables), segment, page.positions)
+      state, tables = host_arrays.split(state, tables)
       return state, tables, jax.tree.map(lambda value: value[None], metrics)
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self._abstract)
@@ -281,7 +260,7 @@ class TablePages:
       calls: the data of the calls, with `PagedSegments`.
       state: the train state before the first call.
     """
-    tables = host_tables.on_host(state)
+    tables = host_arrays.by_name(state)
     waiting = None
     for call in calls:
       self._start_reading(call.segments.lookups, tables)
@@ -295,20 +274,20 @@ class TablePages:
     self, compiled: jax.stages.Compiled, state: train_state.TrainState, segments: PagedSegments
   ) -> tuple[train_state.TrainState, step_metrics.Metrics]:
     """Trains on a segment. Of the state, what is on the devices is donated."""
-    on_devices, tables = host_tables.split(state, self._shapes)
+    on_devices, tables = host_arrays.split(state, self._shapes)
     if not segments.lookups.page:
       self._start_reading(segments.lookups, tables)
     (page,) = segments.lookups.page
     if self._on_devices is None:
-      values, _ = self._abstract_inputs()
-      zeros = {leaf: np.zeros(each.shape, each.dtype) for leaf, each in values.items()}
+      shapes, _ = self._abstract_inputs()
+      zeros = {leaf: np.zeros(each.shape, each.dtype) for leaf, each in shapes.items()}
       self._on_devices = self._replicate(zeros)
     on_devices, self._on_devices, metrics = compiled(
       on_devices, self._on_devices, page.result(), segments.batch
     )
     self.wait()  # for the writes of the step before, so that an error is raised
     self._writes = self._thread.submit(self._write, segments.lookups.rows, self._on_devices, tables)
-    return host_tables.join(on_devices, tables), metrics
+    return host_arrays.join(on_devices, tables), metrics
 
   def wait(self) -> None:
     """Waits until the tables in host memory have the updates of all steps."""
@@ -316,7 +295,7 @@ class TablePages:
       self._writes.result()
       self._writes = None
 
-  def _start_reading(self, lookups: Lookups, tables: Mapping[str, np.ndarray]) -> None:
+  def _start_reading(self, lookups: Lookups, tables: Mapping[str, Any]) -> None:
     """Starts to read the rows of a step."""
     if any(tables[leaf] is not self._tables.get(leaf) for leaf in self._shapes):
       self._tables = tables  # another training: there is no step before
@@ -329,7 +308,7 @@ class TablePages:
     self,
     lookups: Lookups,
     before: Mapping[str, np.ndarray],
-    tables: Mapping[str, np.ndarray],
+    tables: Mapping[str, Any],
   ) -> Page:
     """Returns the page of a step.
 
@@ -339,22 +318,26 @@ class TablePages:
       tables: all leaves of the state in host memory, with the updates of the steps before that.
     """
     values = {}
-    kept = {}
+    previous = {}
     for name, rows in lookups.rows.items():
       L = self._lengths[name]
-      kept[name] = kept_indices(rows, before.get(name, np.zeros(0, np.int32)), L)
+      previous[name] = previous_indices(rows, before.get(name, np.zeros(0, np.int32)), L)
       for leaf in self._leaves[name]:
-        values[leaf] = host_tables.take(tables[leaf], rows, L)
-    return Page(self._replicate(values), self._replicate(kept), lookups.positions)
+        values[leaf] = host_arrays.take_here(tables[leaf], rows, L)
+    if hosts.is_multiprocess():
+      placed = {leaf: sharding.terms(self._mesh, array) for leaf, array in values.items()}
+    else:
+      placed = self._replicate(values)
+    return Page(placed, self._replicate(previous), lookups.positions)
 
   def _write(
-    self, rows: Mapping[str, np.ndarray], values: Arrays, tables: Mapping[str, np.ndarray]
+    self, rows: Mapping[str, np.ndarray], values: Arrays, tables: Mapping[str, Any]
   ) -> None:
     """Writes the new rows of a step into the tables."""
     for name, leaves in self._leaves.items():
       for leaf in leaves:
         new_LxE = np.asarray(values[leaf].addressable_data(0))
-        host_tables.put(tables[leaf], rows[name], new_LxE[: rows[name].size])
+        host_arrays.put_here(tables[leaf], rows[name], new_LxE)
 
   def _replicate(self, arrays: dict[str, np.ndarray]) -> Arrays:
     """Returns arrays, which are the same in all processes, on all devices."""

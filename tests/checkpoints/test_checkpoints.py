@@ -10,17 +10,17 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from ngrammer_jax import errors
-from ngrammer_jax.checkpoints import manifest, reader
+from ngrammer_jax import errors, host_arrays, sharding
+from ngrammer_jax.checkpoints import arrays as checkpoint_arrays
+from ngrammer_jax.checkpoints import manifest, pieces, reader
 from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from ngrammer_jax.layers import document_masks
 from ngrammer_jax.system import storage
 from ngrammer_jax.training import state as train_state
 from tests.campaigns import damages
-from tests.checks import bad_input, full
+from tests.checks import bad_input, full, mesh_of
 from tests.training.helpers import cut, flip
 
 
@@ -201,10 +201,10 @@ def test_a_folder_may_be_named_like_a_pattern(tmp_path):
 
 
 def lose_array(monkeypatch):
-  orbax_save = ocp.StandardCheckpointer.save
+  save_all = checkpoint_arrays.save
   without = lambda tree: tree | {'params': {'kernel': tree['params']['kernel']}}
-  fails = lambda self, path, tree, **options: orbax_save(self, path, without(tree))
-  monkeypatch.setattr(ocp.StandardCheckpointer, 'save', fails)
+  fails = lambda checkpointer, path, tree: save_all(checkpointer, path, without(tree))
+  monkeypatch.setattr(checkpoint_arrays, 'save', fails)
 
 
 def lose_database(monkeypatch):
@@ -238,14 +238,14 @@ def test_what_orbax_did_not_write_is_not_saved_and_spares_what_is_there(
 def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog):
   """The files are those that were written: only the sums of the arrays in memory tell."""
   save(tmp_path, 4)
-  orbax_save = ocp.StandardCheckpointer.save
+  save_all = checkpoint_arrays.save
 
-  def one_bit_off(self, path, tree, **options):
+  def one_bit_off(checkpointer, path, tree):
     bits = tree['params']['kernel'].view('uint32')
     kernel = bits.at[2, 1].set(bits[2, 1] ^ 1).view('float32')
-    orbax_save(self, path, tree | {'params': tree['params'] | {'kernel': kernel}}, **options)
+    save_all(checkpointer, path, tree | {'params': tree['params'] | {'kernel': kernel}})
 
-  monkeypatch.setattr(ocp.StandardCheckpointer, 'save', one_bit_off)
+  monkeypatch.setattr(checkpoint_arrays, 'save', one_bit_off)
   save(tmp_path, 8)
   assert manifest.verify(tmp_path / 'checkpoints' / '8').step == 8
   step, restored = reader.restore_newest(tmp_path, abstract())
@@ -392,7 +392,7 @@ FULL = [
   full(0, 'RESOURCE_EXHAUSTED: writing "x": No space left on device [os_error_code=28]'),
   full(0, 'RESOURCE_EXHAUSTED: writing "x": Disk quota exceeded [os_error_code=122]'),
 ]
-PLACES = [(ocp.StandardCheckpointer, 'save'), (manifest, 'write')]  # at once, and in its thread
+PLACES = [(checkpoint_arrays, 'save'), (manifest, 'write')]  # at once, and in its thread
 
 
 @pytest.mark.full
@@ -479,6 +479,27 @@ def test_a_state_may_be_donated_while_it_is_written(tmp_path):
     one = jax.ShapeDtypeStruct((1000, 1000), jnp.float32, sharding=tree['table'].sharding)
     restored = reader.restore(tmp_path, step, {'table': one})
     assert same(restored, {'table': jnp.full((1000, 1000), 5.0 * (step - 1))})
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_table_in_host_memory_is_written_and_read_in_pieces(tmp_path, monkeypatch, dtype):
+  """By whole chunks of rows; wide rows are more than one chunk."""
+  monkeypatch.setattr(host_arrays, 'CHUNK_ROWS', 64)
+  monkeypatch.setattr(pieces, 'PIECE_BYTES', 2**17)
+  table = np.random.default_rng(0).normal(size=(1000, 300)).astype(jnp.dtype(dtype))
+  with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
+    saved.save(4, {'table': table, 'step': jnp.int32(4)})
+  reader.verify(tmp_path, 4)
+  sizes = [path.stat().st_size for path in (tmp_path / 'checkpoints' / '4').rglob('d/*')]
+  assert len(sizes) >= table.nbytes // 2**17 and max(sizes) < 2**18
+  on_host = sharding.replicated(mesh_of(1)).with_memory_kind(sharding.HOST_MEMORY_KIND)
+  like = {
+    'table': jax.ShapeDtypeStruct(table.shape, dtype, sharding=on_host),
+    'step': jax.ShapeDtypeStruct((), 'int32', sharding=sharding.replicated(mesh_of(1))),
+  }
+  restored = reader.restore(tmp_path, 4, like)
+  assert type(restored['table']) is np.ndarray and restored['table'].dtype == dtype
+  np.testing.assert_array_equal(restored['table'], table)
 
 
 def test_arrays_without_elements_come_back(tmp_path):

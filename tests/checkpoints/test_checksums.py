@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import host_arrays
 from ngrammer_jax.checkpoints import checksums
+from ngrammer_jax.system import hosts
 
 VALUES = {
   'float32': [0.0, 1.0, -1.0, 3e-39, np.nan, np.inf],
@@ -122,3 +124,23 @@ def test_on_the_device_as_on_the_host(monkeypatch):
     on_device = checksums.checksums([jnp.asarray(array) for array in arrays])
     for name, array in enumerate(arrays):
       assert on_device[str(name)] == on_host[str(name)], (array.dtype, array.shape)
+
+
+def test_rows_of_several_processes_have_the_checksum_of_the_whole_array(array, monkeypatch):
+  """Each adds the words of its rows."""
+  whole = np.tile(array, (7, 1))
+  sums = []
+
+  def add(own):
+    sums.append(own)
+    return [own]
+
+  monkeypatch.setattr(hosts, 'all_gather', add)
+  for index in range(3):
+    monkeypatch.setitem(hosts._process, 'index', index)
+    monkeypatch.setitem(hosts._process, 'count', 3)
+    rows = whole[host_arrays.rows_of_process(7)]
+    checksums.checksums({'table': host_arrays.ProcessRows(whole.shape, rows)})
+  total = np.array(sums, np.uint32).sum(axis=0, dtype=np.uint32)
+  monkeypatch.setitem(hosts._process, 'count', 1)
+  assert checksums.checksums({'table': whole})['table'] == '{:08x}{:08x}'.format(*total)

@@ -14,9 +14,8 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.place import Place
 from ngrammer_jax.config.product_memory import ProductMemoryConfig
-from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import host_tables, language_model, memories, model_variables, transformer
+from ngrammer_jax.models import language_model, memories, model_variables, row_finder, transformer
 from ngrammer_jax.models.memories import PlacedMemory
 from tests.checks import random_variables
 
@@ -135,13 +134,13 @@ def test_rows_looked_up_ahead_segment_by_segment_are_those_of_one_pass():
   variables = random_variables(model, tokens, model.empty_memory(2))
 
   def rows(*parts):
-    state = host_tables.empty_state(config, 2)
-    find = host_tables.RowFinder(model, variables.get('codebook', {}), state)
-    found = []
+    state = row_finder.empty_state(config, 2)
+    find = row_finder.RowFinder(model, variables.get('codebook', {}), state)
+    rows_of_parts = []
     for part in parts:
-      segment = token_batch.Batch(tokens[:, part], None, starts[:, part], None)
-      found.append(find(segment)['ngram_memory_0/table'])
-    return np.concatenate(found, axis=1)
+      by_table = find(tokens[:, part], starts[:, part], None)
+      rows_of_parts.append(by_table['ngram_memory_0/table'])
+    return np.concatenate(rows_of_parts, axis=1)
 
   whole = rows(slice(0, 8))
   np.testing.assert_array_equal(rows(slice(0, 4), slice(4, 8)), whole)

@@ -136,3 +136,43 @@ def test_a_mailbox_does_not_read_what_an_earlier_one_of_its_name_has_sent(monkey
   for content in (b'first', b'second'):
     mailbox = hosts.Mailbox('name')
     assert mailbox.exchange(0, content) == mailbox.exchange(1, content) == [content]
+
+
+def mailbox_with(monkeypatch, receive):
+  """A mailbox of two processes, in process 0, whose keys are received by a function."""
+
+  class Client:
+    key_value_set_bytes = key_value_delete = lambda *_: None
+    blocking_key_value_get_bytes = lambda self, key, timeout: receive(key)
+
+  monkeypatch.setattr(distributed.global_state, 'client', Client())
+  monkeypatch.setattr(hosts, 'is_multiprocess', lambda: True)
+  monkeypatch.setitem(hosts._process, 'count', 2)
+  return hosts.Mailbox('name')
+
+
+def test_an_exchange_waits_for_a_busy_process_until_the_mailbox_is_closed(monkeypatch):
+  """A process that stopped at the same step has not sent what is read ahead."""
+  polls = []
+
+  def receive(key):
+    if key.endswith('/0'):
+      return b'own'
+    polls.append(key)
+    if len(polls) == 3:
+      mailbox.close()
+    raise RuntimeError('DEADLINE_EXCEEDED: key not found')
+
+  mailbox = mailbox_with(monkeypatch, receive)
+  with pytest.raises(hosts.ClosedError):
+    mailbox.exchange(0, b'own')
+  assert len(polls) == 3
+
+
+def test_an_exchange_ends_if_the_connection_is_lost(monkeypatch):
+  def receive(key):
+    raise RuntimeError('UNAVAILABLE: failed to connect')
+
+  mailbox = mailbox_with(monkeypatch, receive)
+  with pytest.raises(errors.PeerLostError, match=r'\(UNAVAILABLE: .*\): rerun the same command'):
+    mailbox.exchange(0, b'own')

@@ -8,6 +8,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, memory_limits
 from ngrammer_jax.config.product_memory import ProductMemoryConfig
+from ngrammer_jax.system import hosts
 from ngrammer_jax.training import capacity, loop, programs
 from tests.checks import mesh_of
 from tests.loops import each
@@ -86,9 +87,15 @@ def test_tables_of_the_host_are_in_the_memory_of_the_machine(monkeypatch):
   limit(monkeypatch, device=10**6, machine=10**6)
   with pytest.raises(errors.BadInput, match='this machine has 1.0 MiB: .*ngram_memory_0/table '):
     capacity.check_training_fits(*abstract)
-  # Each process has one copy, for all of its devices.
+  # A process has its rows once, for all of its devices.
   limit(monkeypatch, device=10**6, machine=4 * 10**6)
-  capacity.check_training_fits(*shapes({'ngram_memories': (table,)}, mesh_of(2)))
+  abstract = shapes({'ngram_memories': (table,)}, mesh_of(2))
+  capacity.check_training_fits(*abstract)
+  limit(monkeypatch, device=10**6, machine=2 * 10**6)
+  with pytest.raises(errors.BadInput, match='use fewer rows, more processes, or a machine'):
+    capacity.check_training_fits(*abstract)
+  monkeypatch.setitem(hosts._process, 'count', 2)
+  capacity.check_training_fits(*abstract)
 
 
 def test_an_unknown_size_of_a_memory_is_no_limit(monkeypatch):

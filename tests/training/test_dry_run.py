@@ -1,12 +1,14 @@
 """--dry_run says what a training needs, and leaves nothing behind."""
 
+import dataclasses
 import os
 import pathlib
 import re
 
 import pytest
 
-from ngrammer_jax import errors, train
+from ngrammer_jax import errors, host_arrays, train
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.training import dry_run, loop, model_size
 from tests.checks import bad_input
 from tests.training import toy
@@ -40,11 +42,11 @@ def test_a_dry_run_of_a_new_run_and_of_one_that_is_resumed(tiny, tmp_path, monke
   assert rows['peak memory'].startswith(text)
   assert rows['train state'].startswith('0.0 MiB on a device (')
   assert re.fullmatch(r'\d+(\.\d+)? [kM]?FLOPs|[\d,]+ FLOPs', rows['FLOPs of a token'])
-  assert rows['step'] == '1.5 s, 85 tokens/s'  # 3 seconds for a call of 2 steps
+  assert rows['step'] == '0.75 s, 171 tokens/s'  # 3 seconds for two calls of 2 steps
   assert rows['steps'] == '16 of 16 left, 128 tokens each'
-  assert rows['expected time'] == '24s, without validation and saving'
+  assert rows['expected time'] == '12s, without validation and saving'
   rows = run_subcommand(tmp_path, capsys, f'--workdir={tmp_path}/run')
-  assert rows['steps'] == '6 of 16 left, 128 tokens each' and rows['expected time'][:3] == '9s,'
+  assert rows['steps'] == '6 of 16 left, 128 tokens each' and rows['expected time'][:3] == '4s,'
   assert files_in(tmp_path) == before and arrays(tmp_path / 'run') == state
   write_config(tmp_path / 'config.py', tiny(training={'steps': 16}))
   with bad_input(
@@ -70,6 +72,36 @@ def test_no_corpus_is_read_unless_it_decides_the_vocabulary(tiny, tmp_path, monk
     assert rows['parameters'] > plain['parameters']
   with pytest.raises(errors.BadInput, match='text.txt'):
     run_subcommand(tmp_path, capsys, *arguments, '--config.data.vocabulary=characters')
+
+
+def test_a_step_with_tables_in_host_memory_finds_reads_and_writes_rows(
+  tiny, one_device, tmp_path, monkeypatch
+):
+  """New rows in each step, as in training."""
+  memory = NGramMemoryConfig(
+    hash='polynomial', join='sum', orders=(1, 2), heads=1, rows=(509,), width=16
+  )
+  memory = dataclasses.replace(memory, table_memory='host')
+  model = {'ngram': None, 'ngram_memories': (memory,), 'layers': 1}
+  rows = {'read': [], 'written': []}
+  take_here = host_arrays.take_here
+  put_here = host_arrays.put_here
+
+  def read(leaf, numbers, count):
+    rows['read'].append(numbers.tolist())
+    return take_here(leaf, numbers, count)
+
+  def write(leaf, numbers, values):
+    rows['written'].append(numbers.tolist())
+    put_here(leaf, numbers, values)
+
+  monkeypatch.setattr(host_arrays, 'take_here', read)
+  monkeypatch.setattr(host_arrays, 'put_here', write)
+  dry_run.dry_run(tiny(model, training={'segments_per_call': 1}), tmp_path / 'new')
+  leaves = 2  # the table and its accumulator
+  assert len(rows['read']) == leaves * (1 + dry_run.MAX_TIMED_STEPS)
+  assert rows['written'] == rows['read']
+  assert rows['read'][0] != rows['read'][leaves]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import sharding
+from ngrammer_jax import host_arrays, sharding
 from ngrammer_jax.checkpoints import checksums, reader
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import training as training_config
@@ -18,6 +18,7 @@ from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.models import host_tables, memories, table_drawing
 from ngrammer_jax.optimizers import row_gradient
+from ngrammer_jax.system import hosts
 from ngrammer_jax.training import loop, programs, table_pages
 from tests.checks import bad_input, mesh_of
 from tests.training.helpers import arrays, no_validation, records
@@ -140,7 +141,7 @@ def test_tables_in_bfloat16_have_accumulators_in_float32(tiny, where):
   )
   tables = [*table, *accumulator]
   assert [str(leaf.dtype) for leaf in tables] == ['bfloat16', 'float32']
-  assert all(sharding.is_on_host(leaf) == (where == 'host') for leaf in tables)
+  assert all(host_arrays.is_on_host(leaf) == (where == 'host') for leaf in tables)
 
 
 @pytest.mark.parametrize('where', ['device', 'host'])
@@ -186,17 +187,20 @@ def test_jax_without_the_processor_is_refused(monkeypatch):
 @pytest.mark.parametrize(
   'fields', [{}, {'table_initial': 'uniform'}, {'deviation': 0.3}, {'table_dtype': 'bfloat16'}]
 )
-def test_a_table_drawn_in_pieces_is_that_of_one_draw(monkeypatch, fields):
-  """The last piece is shorter."""
+def test_rows_of_a_table_drawn_in_pieces_are_those_of_one_draw(monkeypatch, fields):
+  """The last piece is shorter; another process may draw the first rows."""
   memory = dataclasses.replace(MEMORY, **fields)
   module = memory_module(memory)
   key = np.array([3, 2**32 - 5], np.uint32)
-  device = host_tables.processor()
-  whole = table_drawing.draw(module, key, module.table_dtype, device)
-  monkeypatch.setattr(table_drawing, 'PIECE_VALUES', 300 * memory.width)
-  pieces = table_drawing.draw(module, key, module.table_dtype, device)
-  np.testing.assert_array_equal(pieces, whole)
-  assert len(np.unique(whole.astype(np.float32), axis=0)) == len(whole)
+  V, E = module.table_shape()
+  initialize = jax.jit(module.table_initializer(), static_argnums=(1, 2))
+  whole = np.asarray(initialize(jax.random.wrap_key_data(key), (V, E), module.table_dtype))
+  assert len(np.unique(whole.astype(np.float32), axis=0)) == V
+  draw = functools.partial(table_drawing.draw, module, key, module.table_dtype)
+  for values in (table_drawing.PIECE_VALUES, 300 * E):
+    monkeypatch.setattr(table_drawing, 'PIECE_VALUES', values)
+    for rows in (slice(0, V), slice(700, V), slice(V, V)):
+      np.testing.assert_array_equal(draw(host_tables.processor(), rows), whole[rows])
 
 
 def memory_module(memory):
@@ -206,21 +210,50 @@ def memory_module(memory):
   return placed.make(parent=None)
 
 
-def test_rows_are_read_and_written_in_pieces(monkeypatch):
-  """Different rows; those beyond are zeros."""
-  monkeypatch.setattr(host_tables, 'PIECE_ROWS', 3)
+def set_process(monkeypatch, index, count):
+  """Makes this process one of several."""
+  monkeypatch.setitem(hosts._process, 'index', index)
+  monkeypatch.setitem(hosts._process, 'count', count)
+
+
+@pytest.mark.parametrize('V', [20, 21, 2, 300_000])
+def test_each_row_of_an_array_is_in_one_process(monkeypatch, V):
+  """Those of a large array in whole chunks of its checkpoint."""
+  rows = []
+  for index in range(4):
+    set_process(monkeypatch, index, 4)
+    own = host_arrays.rows_of_process(V)
+    assert own.stop - own.start <= host_arrays.rows_per_process(V)
+    if host_arrays.CHUNK_ROWS < V and own.start < V:
+      assert own.start % host_arrays.CHUNK_ROWS == 0
+    rows += range(own.start, own.stop)
+  assert rows == list(range(V))
+
+
+@pytest.mark.parametrize('processes', [1, 3])
+def test_rows_are_read_and_written_in_pieces(monkeypatch, processes):
+  """Different rows, each in its process; all others are zeros."""
+  monkeypatch.setattr(host_arrays, 'PIECE_ROWS', 3)
   random = np.random.default_rng(0)
   array = random.normal(size=(20, 4)).astype(np.float32)
-  rows = random.permutation(20)[:8]
-  expected = array.copy()
-  read = host_tables.take(array, rows, 10)
-  np.testing.assert_array_equal(read, np.concatenate([array[rows], np.zeros((2, 4))]))
-  np.testing.assert_array_equal(host_tables.take(array, rows.reshape(2, 4))[1], array[rows[4:]])
+  rows = np.sort(random.permutation(20)[:8])
   new = random.normal(size=(8, 4)).astype(np.float32)
-  host_tables.put(array, rows, new)
+  total = 0
+  written = []
+  for index in range(processes):
+    set_process(monkeypatch, index, processes)
+    own = host_arrays.rows_of_process(20)
+    leaf = host_arrays.from_rows(array[own].copy(), array.shape)
+    assert leaf.shape == array.shape and host_arrays.is_on_host(leaf)
+    total = total + host_arrays.take_here(leaf, rows, 10)
+    host_arrays.put_here(leaf, rows, new)
+    written.append(host_arrays.rows_here(leaf)[1])
+  np.testing.assert_array_equal(total, np.concatenate([array[rows], np.zeros((2, 4))]))
+  np.testing.assert_array_equal(host_arrays.take(array, rows.reshape(2, 4))[1], array[rows[4:]])
+  expected = array.copy()
   for row, value in zip(rows, new, strict=True):
     expected[row] = value
-  np.testing.assert_array_equal(array, expected)
+  np.testing.assert_array_equal(np.concatenate(written), expected)
 
 
 @pytest.mark.parametrize('before', [[], [2], [0, 3, 4, 7], [5, 6, 9]])
@@ -228,5 +261,25 @@ def test_rows_of_the_step_before_are_taken_from_it(before):
   """And no others; entries that are not used are none."""
   rows = np.array([3, 4, 6, 9], np.int32)
   expected = [before.index(row) if row in before else -1 for row in rows] + [-1, -1]
-  kept_L = table_pages.kept_indices(rows, np.array(before, np.int32), 6)
-  assert kept_L.tolist() == expected
+  index_L = table_pages.previous_indices(rows, np.array(before, np.int32), 6)
+  assert index_L.tolist() == expected
+
+
+def test_an_array_is_placed_as_another_one(monkeypatch):
+  """In host memory, with its dtype; of several processes, each places its own rows."""
+  array = np.arange(14, dtype=np.float32).reshape(7, 2)
+  on_host = sharding.replicated(mesh_of(1)).with_memory_kind(sharding.HOST_MEMORY_KIND)
+  like = jax.ShapeDtypeStruct(array.shape, 'bfloat16', sharding=on_host)
+  placed = host_arrays.place_like(array, like)
+  assert type(placed) is np.ndarray and placed.dtype == like.dtype
+  np.testing.assert_array_equal(placed, array)
+  set_process(monkeypatch, 1, 3)
+  for source in (array, jax.numpy.asarray(array)):
+    placed = host_arrays.place_like(source, like)
+    assert placed.shape == array.shape and placed.dtype == like.dtype
+    np.testing.assert_array_equal(placed.rows, array[3:6])
+  again = host_arrays.place_like(
+    placed, jax.ShapeDtypeStruct(array.shape, 'float32', sharding=on_host)
+  )
+  assert again.dtype == np.float32
+  np.testing.assert_array_equal(again.rows, array[3:6])

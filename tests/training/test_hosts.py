@@ -126,12 +126,8 @@ def test_what_the_first_process_finds_out_the_others_learn(tmp_path, monkeypatch
 def test_two_processes_with_tables_in_host_memory_train_as_one_with_tables_on_the_device(
   tmp_path, cache
 ):
-  """They exchange tokens; and start again bit by bit from a checkpoint."""
-  memory = {'preset': 'engram', 'heads': 2, 'rows': 509, 'width': 8, 'layers': 0}
-  memory |= {'optimizer': 'adagrad', 'learning_rate_factor': None}
-  keys = [f'model.ngram_memories.0.{name}={value}' for name, value in memory.items()]
-  keys += ['model.ngram=None', 'training.segments_per_call=1']
-  on_host = [*keys, 'model.ngram_memories.0.table_memory=host']
+  """Each has half of the rows. A restart is exact; another number of processes can go on."""
+  keys, on_host = host_table_keys()
   train(2, tmp_path / 'two', *on_host, **SHORT)
   train(1, tmp_path / 'one', *keys, devices=2, **SHORT)
   expected = losses(tmp_path / 'one')
@@ -140,6 +136,48 @@ def test_two_processes_with_tables_in_host_memory_train_as_one_with_tables_on_th
   shutil.rmtree(tmp_path / 'two' / 'checkpoints' / '20')
   train(2, tmp_path / 'two', *on_host, **SHORT)
   assert sums(tmp_path / 'two', 20) == before
+  results = []
+  for processes in (2, 1):
+    arguments = '-m', 'ngrammer_jax.evaluate', f'--workdir={tmp_path}/two', '--split=test'
+    evaluate = start(processes, *arguments, devices=2 // processes)
+    output, _ = evaluate.communicate(timeout=300)
+    assert evaluate.returncode == 0, output
+    result = json.loads((tmp_path / 'two' / 'evaluation' / 'test.json').read_text())
+    results.append(result['nll_nats_per_token'])
+  assert results[0] == pytest.approx(results[1], rel=1e-6)
+  shutil.rmtree(tmp_path / 'two' / 'checkpoints' / '20')
+  train(1, tmp_path / 'two', *on_host, devices=2, **SHORT)
+  assert losses(tmp_path / 'two') == pytest.approx(expected, rel=1e-5)
+  shutil.rmtree(tmp_path / 'one' / 'checkpoints' / '20')
+  train(2, tmp_path / 'one', *on_host, **SHORT)
+  assert losses(tmp_path / 'one') == pytest.approx(expected, rel=1e-5)
+
+
+def host_table_keys():
+  """The keys of a small model with a table on the device, and with the table in host memory."""
+  memory = {'preset': 'engram', 'heads': 2, 'rows': 509, 'width': 8, 'layers': 0}
+  memory |= {'optimizer': 'adagrad', 'learning_rate_factor': None}
+  keys = [f'model.ngram_memories.0.{name}={value}' for name, value in memory.items()]
+  keys += ['model.ngram=None', 'training.segments_per_call=1']
+  return keys, [*keys, 'model.ngram_memories.0.table_memory=host']
+
+
+@pytest.mark.slow
+def test_a_signal_ends_processes_with_tables_in_host_memory_soon_and_a_restart_is_exact(
+  tmp_path, cache
+):
+  """Although one may have read ahead further than the other."""
+  _, on_host = host_table_keys()
+  train(2, tmp_path / 'reference', *on_host, **LONG)
+  keys = [f'--config.{key}' for key in on_host]
+  process = start(2, *TRAIN, f'--workdir={tmp_path}/run', *flags(**LONG), *keys)
+  pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+  wait_for(process, tmp_path / 'run' / 'checkpoints' / '10')
+  os.kill(pids[1], signal.SIGTERM)
+  output, _ = process.communicate(timeout=100)
+  assert process.returncode == 143, output
+  assert 'restoring step' in train(2, tmp_path / 'run', *on_host, **LONG)
+  assert sums(tmp_path / 'run', 60) == sums(tmp_path / 'reference', 60)
 
 
 @pytest.mark.slow

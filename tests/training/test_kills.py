@@ -70,6 +70,19 @@ def test_twenty_kills_change_no_bit(tmp_path, cache):
   assert re.fullmatch(r'20 kills, \d+ runs, 0 differences in [1-9]\d+ arrays', last)
 
 
+def test_kills_with_tables_in_host_memory_change_no_bit(tmp_path, cache):
+  """One process, whose tables are changed by a thread while a checkpoint may be written."""
+  memory = {'preset': 'engram', 'heads': 2, 'rows': 509, 'width': 8, 'layers': 0}
+  memory |= {'optimizer': 'row_adagrad', 'table_memory': 'host'}
+  keys = [f'--config.model.ngram_memories.0.{name}={value}' for name, value in memory.items()]
+  command = [sys.executable, '-m', 'tests.campaigns.kill_campaign', '--kills=4']
+  command += [f'--folder={tmp_path}/kills', *flags(), '--config.model.ngram=None', *keys]
+  done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+  assert done.returncode == 0, done
+  *_, last = done.stdout.splitlines()
+  assert re.fullmatch(r'4 kills, \d+ runs, 0 differences in [1-9]\d+ arrays', last)
+
+
 def test_a_mixture_in_buckets_on_two_processes(tmp_path):
   """It is killed while it trains; the rows are those of one process."""
   pytest.importorskip('s3fs')

@@ -526,8 +526,9 @@ class NGramMemory(nn.Module):
     """Returns rows of the table [B, T, I, E].
 
     For a table in host memory (see `models.host_tables`), the collection `table.VALUES` has these
-    rows. Alternatively the parameter is a table of the segment's rows, and `table.ROWS` has their
-    indices in it. If ROWS is mutable, the row numbers are recorded there without a lookup.
+    rows. Alternatively `table.ROWS` has their indices in a table of the segment's rows: this table
+    is the parameter, or the sum of the terms [devices, L, E] in `table.TERMS`. If ROWS is mutable,
+    the row numbers are recorded there without a lookup.
     """
     E = self.table_shape()[1]
     exchange = self.options.exchange
@@ -536,6 +537,9 @@ class NGramMemory(nn.Module):
       return jnp.zeros((*rows_BxTxI.shape, E), self._wide_dtype)
     if self.has_variable(table.VALUES, 'table'):
       return self.get_variable(table.VALUES, 'table')
+    if self.has_variable(table.TERMS, 'table'):
+      segment_table = self.get_variable(table.TERMS, 'table').sum(axis=0)
+      return table.lookup(segment_table, self.get_variable(table.ROWS, 'table'), exchange)
     if self.has_variable(table.ROWS, 'table'):
       segment_table = nn.unbox(self.get_variable('params', 'table'))
       rows_BxTxI = self.get_variable(table.ROWS, 'table')
