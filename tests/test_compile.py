@@ -192,7 +192,8 @@ def adam(p, m, v, g):
 
 def attend(q, documents):
   keys = Keys(query_documents_BxT=documents)
-  return fused.attend('splash', Heads(q, q, q), None, keys).values_BxTxNxH.astype('float32').sum()
+  part = fused.attend('splash', 0, Heads(q, q, q), None, keys)
+  return part.values_BxTxNxH.astype('float32').sum()
 
 bf16, f32, i32 = jnp.bfloat16, jnp.float32, jnp.int32
 table, rows = ((3145728, 32), f32), ((131072,), i32)

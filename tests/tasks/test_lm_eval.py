@@ -38,7 +38,6 @@ def test_without_the_harness_its_package_is_named(monkeypatch):
 
 
 def test_scores_and_texts_are_those_of_the_run(harness, monkeypatch):
-  harness_cases.score_in_one_program(monkeypatch, 16, choices=2)
   run, context = harness.run, 'the union'
   assert harness.max_length == 16
   from ngrammer_jax.tasks.lm_eval import model
@@ -52,19 +51,27 @@ def test_scores_and_texts_are_those_of_the_run(harness, monkeypatch):
     'least 11'
   ):
     model._segment_length(with_memory, 10)
-  pairs = [(context, ' of'), (context, ' is'), ('the ', 'union'), ('', 'the')]
-  scores = harness.loglikelihood(requests(*pairs))
-  # The harness moves the spaces at the end of a context into the continuation.
-  assert scores == list(map(tuple, run.score_pairs([*pairs[:2], ('the', ' union'), pairs[3]])))
-  texts = 'the states', 'union'
-  rolling = harness.loglikelihood_rolling(requests(*((text,) for text in texts)))
-  assert_close(rolling, [-score.nats.sum() for score in run.score(texts)], 1e-4)
-  (long,) = harness.loglikelihood_rolling(requests((context * 4,)))
-  ids = list((context * 4).encode())
-  windows = [([harness.prefix_token_id], ids[:16]), ([ids[15]], ids[16:32]), (ids[19:32], ids[32:])]
-  assert_close(long, sum(score.log_likelihood for score in run.score_pairs(windows)), 1e-4)
+  with monkeypatch.context() as patch:
+    harness_cases.score_in_one_program(patch, 16, choices=2)
+    pairs = [(context, ' of'), (context, ' is'), ('the ', 'union'), ('', 'the')]
+    scores = harness.loglikelihood(requests(*pairs))
+    # The harness moves the spaces at the end of a context into the continuation.
+    assert scores == list(map(tuple, run.score_pairs([*pairs[:2], ('the', ' union'), pairs[3]])))
+    texts = 'the states', 'union'
+    rolling = harness.loglikelihood_rolling(requests(*((text,) for text in texts)))
+    assert_close(rolling, [-score.nats.sum() for score in run.score(texts)], 1e-4)
+    (long,) = harness.loglikelihood_rolling(requests((context * 4,)))
+    ids = list((context * 4).encode())
+    windows = [
+      ([harness.prefix_token_id], ids[:16]),
+      ([ids[15]], ids[16:32]),
+      (ids[19:32], ids[32:]),
+    ]
+    assert_close(long, sum(score.log_likelihood for score in run.score_pairs(windows)), 1e-4)
 
-  greedy = [completion.text for completion in run.generate([context, 'is'], 6, temperature=0)]
+  # Of one row, as below: batches are in test_lm_eval_oracle.py.
+  harness.batch_size = 1
+  greedy = [run.generate([text], 6, temperature=0)[0].text for text in (context, 'is')]
   options = {'until': [], 'max_gen_toks': 6}
   stop = greedy[1][2]
   asked = [(context, options), ('is', options), ('is', options | {'until': [stop]})]
