@@ -27,7 +27,7 @@ examples:
 
 
 def main(argv: list[str]) -> int | None:
-  """Runs the command that the first argument names with the other arguments; without, its help."""
+  """Runs the command of the first argument with the other arguments; without, its help."""
   listed = '\n'.join(f'  {command:10}{text}' for command, text in COMMANDS.items())
   parser = argparse.ArgumentParser(
     prog='ngrammer_jax',

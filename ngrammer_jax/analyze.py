@@ -132,9 +132,9 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _open(options: argparse.Namespace) -> tuple[list['runs.Run'], list[str]]:
-  """Returns the runs, those of --baseline last, and their names.
+  """Returns the runs, baselines last, and their names.
 
-  A baseline that is a published model has no text: it is scored as the first run is.
+  A published model as baseline has no text: it is scored like the first run.
   """
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
@@ -254,7 +254,7 @@ def _format_json(result: Any) -> str:
 
 
 def _default_path(options: argparse.Namespace, flag: str, name: str) -> pathlib.Path:
-  """Returns the file in the first workdir that a flag without a value stands for."""
+  """Returns the default file of a flag without a value, in the first workdir."""
   workdir = options.workdir
   if options.analysis in OF_SEVERAL_RUNS:
     workdir = options.workdir[0]

@@ -14,7 +14,7 @@ RERUN_ALL = 'rerun the same command in all processes to resume from the last che
 
 
 class BadInput(ValueError):
-  """The input is invalid. The message names it, what was expected, and the fix.
+  """The input is invalid. The message has the input, the expectation and the remedy.
 
   The commands print only the message and exit with status 2; do not retry. If all of several
   processes raise it, the first one prints it.

@@ -125,7 +125,7 @@ def _evaluate_language_model(
 
 
 def _existing_split(run: 'runs.Run') -> str:
-  """Returns the test split, or the validation split of a corpus without one, which is logged."""
+  """Returns the test split, or with a log line the validation split of a corpus without one."""
   run.find_checkpoint()  # before the corpus is tokenised
   if DEFAULT_SPLIT in run.mixture.split_names():
     return DEFAULT_SPLIT
@@ -135,7 +135,7 @@ def _existing_split(run: 'runs.Run') -> str:
 
 
 def _text_name(text: str, folder: pathlib.Path | None) -> str:
-  """Returns the name of the result of a text: never that of a split, nor of another text."""
+  """Returns the name of the result of a text, distinct from splits and other texts."""
   name = f'text_{pathlib.Path(text).stem}'
   path = os.path.abspath(text)
   if folder is None:

@@ -73,9 +73,9 @@ def main(argv: list[str]) -> int:
 def _configs_by_task(
   config: experiment.Config, spec: str, overrides: list[tuple[str, str]]
 ) -> dict[str, experiment.Config]:
-  """Returns the config of each task that is trained: several for `all`.
+  """Returns the config of each trained task, several for `all`.
 
-  The variant `all` of a config file stands for the variants of the tasks in the same file.
+  The variant `all` of a config file means the variants of all its tasks.
 
   Args:
     config: config of the command.

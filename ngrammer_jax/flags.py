@@ -1,4 +1,4 @@
-"""Flags of all commands, and what they start."""
+"""Flags of all commands, and their start."""
 
 import argparse
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 
 
 class Parser(argparse.ArgumentParser):
-  """Names the flag that an unknown one may have been meant to be."""
+  """A parser that suggests a flag for an unknown one."""
 
   def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None):
     if self._subparsers is None:  # else most flags belong to a subparser
@@ -90,7 +90,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def load_run(options: argparse.Namespace) -> 'runs.Run':
-  """Opens the run that the flags of `add_run` name. Raises BadInput if there is none."""
+  """Opens the run of the flags of `add_run`. Raises BadInput without one."""
   from ngrammer_jax import runs  # imports JAX
 
   number = model_source.read_step(options.step)
@@ -115,7 +115,7 @@ def add_literal(parser: argparse.ArgumentParser) -> None:
 
 
 def read_escapes(options: argparse.Namespace, *names: str) -> None:
-  r"""Replaces \n, \t and \\ in the texts of flags, which a shell does not, and says so."""
+  r"""Replaces \n, \t and \\ in the texts of flags (shells do not), with a log line."""
   if options.literal:
     return
   for name in names:
@@ -168,7 +168,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 def start_training(options: argparse.Namespace) -> None:
   """Prepares JAX for a training, with the flags of `add_training`.
 
-  Training is bit-identical on GPUs too; JAX reads that flag when it finds the devices.
+  Training is bit-identical on GPUs too; JAX reads the XLA flag when it finds the devices.
 
   Raises:
     BadInput: the workdir is a published model.
@@ -194,7 +194,7 @@ def start_evaluation(options: argparse.Namespace) -> None:
 
 
 def minutes(text: str) -> float:
-  """Reads a number of minutes; argparse names this function in its error."""
+  """Parses a number of minutes; argparse shows the name of this function in errors."""
   if not 0 <= float(text) < float('inf'):
     raise ValueError
   return float(text)

@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
 def _generate(
   run: 'Run', config: 'SamplingConfig', options: argparse.Namespace, prompts: 'list[Prompt]'
 ) -> None:
-  """Prints the completion of --prompt, or those of --prompts as JSON lines; logs the speed."""
+  """Prints the completion of --prompt, or JSON lines for --prompts; logs the speed."""
   complete = functools.partial(_complete, run, config, options, prompts, options.seed)
   times: list[float] = []  # of each token, in seconds
   if options.prompts is not None:
@@ -202,9 +202,9 @@ def _print_json(
   times: list[float],
   bar: progress.Progress,
 ) -> None:
-  """Prints each completion as soon as it is done, so an interrupted run keeps those.
+  """Prints each completion as soon as it is done, so an interrupted run keeps it.
 
-  It goes to the file of a path, or to standard output, also once the file cannot be written.
+  It goes to the file, or to standard output without a file or after a write error.
   """
   is_utf8 = str(sys.stdout.encoding).lower().startswith('utf')
   failure: OSError | None = None
@@ -245,7 +245,7 @@ def _format_speed(times: list[float]) -> str:
 
 
 def _read_prompts(options: argparse.Namespace) -> 'list[Prompt]':
-  """Returns the prompts. Raises BadInput if a file cannot be read, or the output not written."""
+  """Returns the prompts. Raises BadInput for an unreadable file or an unwritable output."""
   if options.output is not None:
     result_files.check_output_file('--output', options.output, 'completions.jsonl')
     files.make_folder(options.output.parent)

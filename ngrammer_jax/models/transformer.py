@@ -66,7 +66,7 @@ def _as_zero_tokens(
 
 
 class _LayerInputs(NamedTuple):
-  """What layers read beside the activations.
+  """The inputs of layers besides the activations.
 
   Attributes:
     contexts: context of each type of layers.
