@@ -31,8 +31,8 @@ def format_table(
   """
   if model_source.ModelSource.from_path(workdir).is_published:
     raise errors.BadInput(
-      f'--workdir={workdir} is a published model, which has no checkpoints: expected a folder that '
-      f'ngrammer_jax.train wrote'
+      f'--workdir={workdir} is a published model without checkpoints: expected the workdir of '
+      f'ngrammer_jax.train'
     )
   workdirs.load_config(workdir)  # raises if this is not a run directory
   steps = reader.steps(workdir)

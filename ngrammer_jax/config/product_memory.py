@@ -130,6 +130,6 @@ class ProductMemoryConfig:
         if place.point in INSIDE_FEED_FORWARD and place.block in self.layers:
           raise errors.BadInput(
             f'model.product_memory.layers={self.layers} replaces the feed-forward of block '
-            f'{place.block}, which has model.ngram_memories.{number}: use other layers, or '
+            f'{place.block}, used by model.ngram_memories.{number}: use other layers, or '
             f'model.product_memory.point="beside_feed_forward"'
           )

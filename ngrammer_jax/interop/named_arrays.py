@@ -150,7 +150,7 @@ def check_finite(origin: str, counts: Mapping[str, int]) -> None:
   if len(broken) > MAX_SHOWN:
     shown += f' and {len(broken) - MAX_SHOWN:,} more arrays'
   raise errors.BadInput(
-    f'{origin} has values that are nan or infinite, {sum(counts.values()):,} in all, in '
+    f'{origin} has nan or infinite values, {sum(counts.values()):,} in all, in '
     f'{shown}: the source is damaged, or its training diverged; load an earlier checkpoint'
   )
 

@@ -88,7 +88,7 @@ FAMILIES = {
 }
 
 
-ARRAYS_READ = 'values that are nan or infinite'  # a refusal for which arrays have to be read
+ARRAYS_READ = 'nan or infinite values'  # a refusal for which arrays have to be read
 
 
 class DevicesUsed(Exception):

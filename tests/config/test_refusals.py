@@ -493,7 +493,7 @@ SEGMENT_MEMORY_SPAN_PERSISTENT = [
   ),
   (
     'model.product_memory.top=4 MEMORY.preset=stem MEMORY.layers=1',
-    'model.product_memory.layers=(1,) replaces the feed-forward of block 1, which has MEMORY: use '
+    'model.product_memory.layers=(1,) replaces the feed-forward of block 1, used by MEMORY: use '
     'other layers, or model.product_memory.point="beside_feed_forward"',
   ),
   (
@@ -635,7 +635,7 @@ NGRAM_MEMORIES = [
   ('MEMORY.layers=(-1,)', 'MEMORY.layers=(-1,): -1 must be at least 0'),
   (
     'MEMORY.preset=None',
-    "MEMORY.join='gate' needs MEMORY.layers, which is (): set MEMORY.layers; a gate is in "
+    "MEMORY.join='gate' needs MEMORY.layers, but it is (): set MEMORY.layers; a gate is in "
     'blocks, such as layers=(1,); a mean is at the input, layers=()',
   ),
   (
@@ -799,7 +799,7 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.join=concat MEMORY.point=after_block',
-    "MEMORY.point='after_block' needs MEMORY.layers, which is (): set MEMORY.layers, or use "
+    "MEMORY.point='after_block' needs MEMORY.layers, but it is (): set MEMORY.layers, or use "
     "'before_attention'",
   ),
   (
@@ -862,7 +862,7 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.preset=stem MEMORY.layers=()',
-    "MEMORY.point='feed_forward' needs MEMORY.layers, which is (): set MEMORY.layers, or use "
+    "MEMORY.point='feed_forward' needs MEMORY.layers, but it is (): set MEMORY.layers, or use "
     "'before_attention'",
   ),
   (
@@ -911,7 +911,7 @@ NGRAM_MEMORIES = [
   ),
   (
     'MEMORY.preset=value_embeddings MEMORY.every_block=False MEMORY.block_stride=1',
-    "MEMORY.point='values' needs MEMORY.layers, which is (): set MEMORY.layers, or use "
+    "MEMORY.point='values' needs MEMORY.layers, but it is (): set MEMORY.layers, or use "
     "'before_attention'",
   ),
   (

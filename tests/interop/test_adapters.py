@@ -263,7 +263,7 @@ OF_IMAGES = factors('model.vision_tower.q_proj')
     (OF_IMAGES, 'vision_tower'),
     (dict([*factors(QUERY).items()][:1]), 'q_proj.lora_A.weight, but not its factor lora_B'),
     ({f'{QUERY}.weight': np.ones((16, 16), np.int32)}, 'has the dtype I32, expected one of'),
-    (NAN, 'adapter_model.safetensors has values that are nan or infinite'),
+    (NAN, 'adapter_model.safetensors has nan or infinite values'),
   ],
 )
 def test_adapters_of_another_model(tmp_path, base, arrays, problem):

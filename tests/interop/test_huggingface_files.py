@@ -439,8 +439,7 @@ def test_nothing_is_added_to_a_published_model(copied, tmp_path, one_device, cap
     ):
       analyze.main([analysis, model])
   with bad_input(
-    f'{model} is a published model, which has no checkpoints: expected a folder that '
-    f'ngrammer_jax.train wrote'
+    f'{model} is a published model without checkpoints: expected the workdir of ngrammer_jax.train'
   ):
     analyze.main(['checkpoint', model])
   assert sorted(path.name for path in copied.iterdir()) == names

@@ -330,7 +330,7 @@ def test_values_that_are_not_finite_are_refused(reference, value):
   arrays = {k: v for k, v in reference('lm_plain').items() if k.startswith('param/')}
   arrays['param/final_ln/bias'] = np.full_like(arrays['param/final_ln/bias'], value)
   with bad_input(
-    'a praxis language model has values that are nan or infinite, 16 in all, in final_ln/bias '
+    'a praxis language model has nan or infinite values, 16 in all, in final_ln/bias '
     '(16): the source is damaged, or its training diverged; load an earlier checkpoint'
   ):
     praxis.load_language_model(arrays, model_config.ModelConfig(**LM_CONFIG), 23)

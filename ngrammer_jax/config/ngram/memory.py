@@ -535,12 +535,12 @@ class NGramMemoryConfig:
     """Raises BadInput for blocks unsupported by the memory."""
     if not self.is_in_blocks and self.join in ('gate', 'product'):
       raise errors.BadInput(
-        f'{path}.join={self.join!r} needs {path}.layers, which is (): set {path}.layers; '
+        f'{path}.join={self.join!r} needs {path}.layers, but it is (): set {path}.layers; '
         f'{_IN_BLOCKS}'
       )
     if not self.is_in_blocks and self.point != 'before_attention':
       raise errors.BadInput(
-        f'{path}.point={self.point!r} needs {path}.layers, which is (): set {path}.layers, or use '
+        f'{path}.point={self.point!r} needs {path}.layers, but it is (): set {path}.layers, or use '
         f"'before_attention'"
       )
     if len(set(self.layers)) < len(self.layers):

@@ -82,7 +82,7 @@ class MergedTensor(NamedTuple):
       product = self.b.read(start, stop).astype(dtype) @ a
     if not np.isfinite(product).all():
       raise errors.BadInput(
-        f'{self.a.path} has values that are nan or infinite: the adapter is damaged, or its '
+        f'{self.a.path} has nan or infinite values: the adapter is damaged, or its '
         f'training diverged'
       )
     return rows.astype(dtype) + product * dtype.type(self.scale)
