@@ -24,9 +24,7 @@ def test_every_kind_of_run_takes_overrides(trained, tmp_path):
     assert run.config.model.dtype == run.evaluated.config.dtype == 'bfloat16', name
   assert opened['run'].step == 8
   assert ngrammer_jax.load_run(trained).config.evaluation_length() == 16
-  with bad_input(
-    'overrides: the parameters depend on model.width, which is 16, not 8: leave it out'
-  ):
+  with bad_input('overrides: the parameters depend on model.width=16, not 8: leave it out'):
     ngrammer_jax.load_run(trained, overrides={'model.width': 8})
 
 
