@@ -468,7 +468,7 @@ def test_explicit_axes_are_refused_unless_in_auto_axes(in_context):
   spread = jax.device_put(x, jax.NamedSharding(mesh, jax.P('data')))
   with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
     with pytest.raises(
-      errors.BadInput, match=r'explicit mesh axes data: .* in jax\.sharding\.auto_axes'
+      errors.BadInput, match=r'explicit mesh axes data, .* in jax\.sharding\.auto_axes'
     ):
       layer.apply(variables, spread)
     if in_context:
