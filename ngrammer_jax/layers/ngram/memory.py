@@ -232,7 +232,7 @@ class NGramMemory(nn.Module):
     if axes:
       raise errors.BadInput(
         f'an n-gram memory does not support the explicit mesh axes {", ".join(axes)}, since XLA '
-        f'shards the look-ups: make the mesh with axis_types=(AxisType.Auto,),  '
+        f'shards the look-ups: make the mesh with axis_types=(AxisType.Auto,), '
         f'or call the layer in jax.sharding.auto_axes'
       )
     shapes = []
