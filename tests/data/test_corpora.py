@@ -284,7 +284,7 @@ def test_wikitext_is_text(tmp_path_factory, suffix, content, message):
 )
 def test_compressions_that_are_not_read_are_refused(tmp_path, name, content):
   write(tmp_path / name, content)
-  with pytest.raises(errors.BadInput, match='compressed'):
+  with pytest.raises(errors.BadInput, match='compress'):
     file_formats.identify(tmp_path / name, any_bytes=True)
 
 

@@ -233,5 +233,5 @@ def test_a_value_of_a_joined_tensor_counts_once(folder, tmp_path, one_device):
   (name,) = (name for name in stored if name.endswith('h.0.attn.c_attn.weight'))
   stored[name][1, -1] = np.nan
   safetensors.numpy.save_file(stored, copy / 'model.safetensors')
-  with pytest.raises(errors.BadInput, match='nan or infinite, 1 in all'):
+  with pytest.raises(errors.BadInput, match='nan or infinite values, 1 in all'):
     runs.load_pretrained(copy).state  # noqa: B018

@@ -233,7 +233,7 @@ def test_values_of_a_table_that_are_not_finite_are_counted(tmp_path):
   arrays['embed'][1:3, :2] = np.nan
   numpy.save_file(arrays, tmp_path / 'official')
   layout = ngram_memories.engram_v41(v41_layer(width=64), np.arange(11))
-  with pytest.raises(errors.BadInput, match='nan or infinite, 4 in all, in the table'):
+  with pytest.raises(errors.BadInput, match='nan or infinite values, 4 in all, in the table'):
     layout.load(tmp_path / 'official', made_with=MADE_WITH)
 
 

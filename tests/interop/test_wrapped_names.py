@@ -135,7 +135,7 @@ def test_values_that_are_not_finite_are_counted():
       arrays[name].reshape(-1)[:2] = np.nan, np.inf
     with pytest.raises(errors.BadInput) as error:
       load(arrays)
-    assert f'infinite, 4 in all, in {names[0]} (2), {names[1]} (2): ' in str(error.value)
+    assert f'infinite values, 4 in all, in {names[0]} (2), {names[1]} (2): ' in str(error.value)
     broken = {name: np.full_like(array, np.nan) for name, array in draw(shapes, float).items()}
     more = f' and {len(shapes) - 5} more arrays: ' if len(shapes) > 5 else ': '
     with pytest.raises(errors.BadInput, match=more):

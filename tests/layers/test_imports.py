@@ -23,6 +23,7 @@ CONFIG = [
   'fields',
   'formatting',
   'initial',
+  'kernels',
   'ngram',
   'place',
   'positions',

@@ -55,5 +55,5 @@ def test_wrong_arguments_have_their_own_messages():
   memory = NGramMemory(OPTIONS, vocabulary_size=9, width=8, block=1)
   with pytest.raises(ValueError, match=r'but the input has 2 rows: .* or empty_state\(2\)'):
     apply(context.Context(tokens_BxT=jnp.zeros((2, 3), jnp.int32)), memory.empty_state(3))
-  with pytest.raises(ValueError, match='context.tokens_BxT have 9, expected ids from 0 to 8'):
+  with pytest.raises(ValueError, match='context.tokens_BxT contain 9, expected ids from 0 to 8'):
     apply(tokens=jnp.full((2, 3), 9))

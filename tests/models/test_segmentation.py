@@ -195,7 +195,7 @@ def test_each_memory_stands_beside_each_other():
       assert any(option == case[name] or option in case[name] for case in together), option
   in_place = drawn.together('in place of the feed-forward')
   for name in drawn.IN_FEED_FORWARD:
-    with pytest.raises(errors.BadInput, match='replaces the feed-forward of block 0, which has'):
+    with pytest.raises(errors.BadInput, match='replaces the feed-forward of block 0, used by'):
       drawn.config_of(in_place | {'ngram_memory': name})
 
 
