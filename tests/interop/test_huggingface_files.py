@@ -172,7 +172,7 @@ DAMAGES = {
   'expected usize': lambda f: change_header(f, shape=[-16]),
   'invalid shape, data type, or offset': lambda f: change_header(f, shape=[2**40]),
   f'{NORM} in ': lambda f: change_header(f, dtype='U32'),
-  'infinite values, 1 in all, in model.': lambda f: replace_bytes(f, -4, struct.pack('<f', np.nan)),
+  'nan or infinite values, 1 in all': lambda f: replace_bytes(f, -4, struct.pack('<f', np.nan)),
   "'../x' is not a file of the folder": lambda f: write_index(f, x='../x'),
   'says that part.safetensors has x, but part.safetensors lacks it': lambda f: write_index(
     f, x='part.safetensors'
