@@ -49,20 +49,20 @@ def match(config: Config, key: str, other: ModelConfig, name: str, vocabulary_si
     value = _solve(count, start, target)
     matched = _with_value(config, key, value)
     matched.check()
-  found = count(value)
-  difference = (found - target) / target
+  parameters = count(value)
+  difference = (parameters - target) / target
   if abs(difference) > TOLERANCE:
     raise errors.BadInput(
-      f'{label}: {found:,} parameters with {key}={value}, the nearest to the {target:,} of {name}, '
-      f'differ by {difference:+.2%}, more than {TOLERANCE:.1%}: use a --match_key with smaller '
-      f'steps, or other sizes'
+      f'{label}: {parameters:,} parameters with {key}={value}, the nearest to the {target:,} of '
+      f'{name}, differ by {difference:+.2%}, more than {TOLERANCE:.1%}: use a --match_key with '
+      f'smaller steps, or other sizes'
     )
   if hosts.is_primary():
     logging.info(
       '%s=%s has %s parameters, and %s has %s (%s)',
       key,
       value,
-      f'{found:,}',
+      f'{parameters:,}',
       name,
       f'{target:,}',
       f'{difference:+.3%}',
