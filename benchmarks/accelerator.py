@@ -256,16 +256,16 @@ def measure_attention(name: str, options: argparse.Namespace) -> dict[str, Any]:
   """Compares the calls of cuDNN with full scores, for the heads of several models."""
   import jax
 
-  from ngrammer_jax.layers.attention import cudnn
+  from ngrammer_jax.layers.attention import cudnn, cudnn_support
 
   del name, options
   found = {}
   for N, C, H in ((8, 8, 128), (16, 4, 64), (16, 16, 64), (4, 1, 256)):
     heads = {}
     for call in cudnn.CALLS:
-      for window in (None, cudnn.CHECKED_WINDOW):
+      for window in (None, cudnn_support.CHECKED_WINDOW):
         label = call if window is None else f'{call}, window'
-        heads[label] = cudnn.error_or_problem(call, window, (N, C, H), 'bfloat16')
+        heads[label] = cudnn_support.error_or_problem(call, window, (N, C, H), 'bfloat16')
     found[f'{N} heads, {C} key heads of {H}'] = heads
   return {'device': jax.devices()[0].device_kind, 'jax': jax.__version__, 'errors': found}
 

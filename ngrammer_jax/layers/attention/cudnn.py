@@ -9,42 +9,28 @@ Three calls give the same result. The documents of the rows decide on the device
 A sliding window is the window of cuDNN, in `masked` a part of the bias. The output and the
 statistics of the softmax are named `attended`: with `remat=minimal` the forward call runs once.
 
-The calls are private functions of JAX, and no call is used unseen: before the first one, `find`
-compares each with full scores on the device, forward and backward. What fails in one process is not
-used in any, since all of them run the same program.
+The calls are private functions of JAX. `cudnn_support` compares each with full scores before its
+first use.
 
 B batch, T queries and keys, N query heads, C key heads, H head width, R sequences of a row,
 S = B R.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent import futures
 import functools
 import inspect
-import json
 from typing import Any, NamedTuple
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
-import numpy as np
 
-from ngrammer_jax.layers import document_masks, dropout
-from ngrammer_jax.layers.attention import full
-from ngrammer_jax.layers.context import Keys
-from ngrammer_jax.system import hosts
+from ngrammer_jax.layers import document_masks
 
 CALLS = ('causal', 'packed', 'masked')
 MAX_DOCUMENTS = 16  # R: statistics of the softmax take R N T numbers a row while a call runs
 # The bias of hidden keys: cuDNN subtracts it from itself, so that JAX takes no larger one.
 HIDDEN = {'bfloat16': -(2.0**41), 'float16': -(2.0**15)}
-# Of JAX: before, packed calls read beyond grouped keys, see docs/gpus.md.
-GROUPED_OFFSETS_VERSION = (0, 11, 2)
-# Of the comparison with full scores.
-CHECKED_WINDOW = 24
-CHECKED_STARTS = ((0, 5, 70), (0, 1, 64, 100, 127))  # of the documents of each row
-CHECKED_LENGTH = 128
-TOLERANCE = 0.05  # of the largest number; bfloat16 rounds to 0.004
 
 
 class Options(NamedTuple):
@@ -77,19 +63,6 @@ class Sequences(NamedTuple):
   offsets_BxR: jax.Array
   can_pack: jax.Array
   is_one: jax.Array
-
-
-class UsableCalls(NamedTuple):
-  """What cuDNN computes correctly on a device.
-
-  Attributes:
-    calls, window_calls: those of CALLS, without and with a window. Empty: cuDNN cannot be used.
-    problem: why some are missing. Empty: none is.
-  """
-
-  calls: tuple[str, ...] = ()
-  window_calls: tuple[str, ...] = ()
-  problem: str = ''
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -292,118 +265,3 @@ def _of_sequences(statistics_BxNxT: jax.Array, sequences: Sequences) -> jax.Arra
   token_SxT = jnp.minimum(begin_S[:, None] + jnp.arange(T), B * T - 1)
   statistics_NxBT = statistics_BxNxT.swapaxes(0, 1).reshape(N, B * T)
   return statistics_NxBT[:, token_SxT].swapaxes(0, 1)
-
-
-@functools.cache
-def find(N: int, C: int, H: int, dtype: str) -> UsableCalls:
-  """Returns the calls of cuDNN that compute what full scores do, on a device of every process.
-
-  It takes seconds, once for each shape of the heads. All processes have to call this, with the same
-  arguments in the same order, as they do where they trace the same programs.
-
-  Args:
-    N, C, H: query heads, key heads and head width, of one device.
-    dtype: of queries, keys and values.
-
-  Raises:
-    PeerLostError: a process did not send its result in time.
-  """
-  # Threads of their own, since this one may be tracing, for other devices; they compile together.
-  cases = [(call, window) for window in (None, CHECKED_WINDOW) for call in CALLS]
-  with futures.ThreadPoolExecutor(len(cases)) as pool:
-    own_problems = [*pool.map(lambda case: _problem(*case, (N, C, H), dtype), cases)]
-  # Over the network of the hosts: a program of the devices may be traced now.
-  mailbox = hosts.Mailbox(f'cudnn_{N}_{C}_{H}_{dtype}')
-  received = mailbox.exchange(0, json.dumps(own_problems).encode())
-  by_process = [json.loads(content) for content in received]
-  problems = [_first_problem(of_case) for of_case in zip(*by_process, strict=True)]
-  calls, window_calls = (
-    tuple(call for call, problem in zip(CALLS, own, strict=True) if not problem)
-    for own in (problems[: len(CALLS)], problems[len(CALLS) :])
-  )
-  return UsableCalls(_complete(calls), _complete(window_calls), '; '.join(filter(None, problems)))
-
-
-def _first_problem(by_process: Sequence[str]) -> str:
-  """Returns the problem of the first process that has one. Empty: none has."""
-  for index, problem in enumerate(by_process):
-    if problem and index == 0:
-      return problem
-    if problem:
-      return f'in process {index}, {problem}'
-  return ''
-
-
-def _complete(calls: tuple[str, ...]) -> tuple[str, ...]:
-  """Returns calls of which one always applies; none if they lack one for that."""
-  return calls if {'causal', 'masked'} <= {*calls} else ()
-
-
-def _problem(call: str, window: int | None, heads: tuple[int, int, int], dtype: str) -> str:
-  """Compares a call with full scores. Returns the problem; empty: there is none."""
-  name = f'{call} call' if window is None else f'{call} call with a window'
-  error = error_or_problem(call, window, heads, dtype)
-  if isinstance(error, str):
-    return f'the {name} of cuDNN fails ({error})'
-  if error < TOLERANCE:
-    return ''
-  return f'the {name} of cuDNN differs from full scores by {error:.2g} of the largest number'
-
-
-def error_or_problem(
-  call: str, window: int | None, heads: tuple[int, int, int], dtype: str
-) -> float | str:
-  """Returns the error of a call and its gradients, or why it cannot run on the first device.
-
-  Args:
-    call: one of CALLS.
-    window: see `Options`.
-    heads: N, C and H.
-    dtype: of queries, keys and values.
-  """
-  N, C, _ = heads
-  if call == 'packed' and N != C and jax.__version_info__ < GROUPED_OFFSETS_VERSION:
-    return f'jax {jax.__version__} has wrong offsets of grouped keys'
-  try:
-    return _error(call, window, heads, dtype)
-  except Exception as failure:  # of JAX, XLA or cuDNN; each means that the call cannot run here
-    line = (str(failure).splitlines() or [''])[0]
-    return f'{type(failure).__name__}: {line[:200]}'
-
-
-def _error(call: str, window: int | None, heads: tuple[int, int, int], dtype: str) -> float:
-  """Returns the largest error of a call and its gradients, relative to the largest number."""
-  N, C, H = heads
-  B = len(CHECKED_STARTS)
-  T = CHECKED_LENGTH
-  random = np.random.default_rng(0)
-  query, key, value, gradient = (
-    random.normal(size=(B, T, count, H)).astype(np.float32) for count in (N, C, C, N)
-  )
-  documents_BxT = np.zeros((B, T), np.int32)
-  if call != 'causal':
-    for row, starts in enumerate(CHECKED_STARTS):
-      documents_BxT[row, list(starts)] = 1
-  documents_BxT = documents_BxT.cumsum(axis=1, dtype=np.int32)
-  visible_BxTxS = document_masks.visible(documents_BxT, documents_BxT, window=window)
-
-  def plain(*heads):
-    keys = Keys(visible_BxTxS)
-    part = full.attend(full.Heads(*heads), None, keys, None, False, dropout.Dropout())
-    return part.values_BxTxNxH
-
-  def fused(*heads):
-    return attend(Options((call,), window), *heads, documents_BxT)
-
-  @functools.partial(jax.jit, static_argnums=0)
-  def with_gradients(function, heads):
-    output, pullback = jax.vjp(function, *heads)
-    return output, *pullback(gradient.astype(output.dtype))
-
-  arrays = [jnp.asarray(array, dtype) for array in (query * H**-0.5, key, value)]
-  actual = with_gradients(fused, arrays)
-  expected = with_gradients(plain, [array.astype(jnp.float32) for array in arrays])
-  errors = []
-  for a, b in zip(jax.device_get(actual), jax.device_get(expected), strict=True):
-    errors.append(np.abs(a.astype(np.float32) - b).max() / np.abs(b).max())
-  return float(np.max(errors))  # nan if one is

@@ -15,7 +15,7 @@ import jax
 
 from ngrammer_jax.config.kernels import LANES, Workload
 from ngrammer_jax.layers import mesh_axes
-from ngrammer_jax.layers.attention import cudnn
+from ngrammer_jax.layers.attention import cudnn, cudnn_support
 from ngrammer_jax.layers.attention.full import Heads, PartialAttention
 from ngrammer_jax.layers.context import Keys
 
@@ -34,16 +34,17 @@ def workload(
     query: queries [B, T, N, H].
     M: number of earlier keys.
     key_heads: number of key heads. None: N.
-    asks_for_cudnn: whether to look for the calls of cuDNN; the first time takes seconds.
+    asks_for_cudnn: whether to find the usable calls of cuDNN; the first time takes seconds.
   """
   B, T, N, H = query.shape
   axes = mesh_axes.axes('batch', B), *mesh_axes.head_axes(N, key_heads or N)
   platform, device = mesh_axes.device()
-  usable = cudnn.UsableCalls()
+  usable = cudnn_support.UsableCalls()
   is_possible = platform == 'gpu' and None not in axes and query.dtype.name in cudnn.HIDDEN
   if asks_for_cudnn and is_possible:
     devices = mesh_axes.shards('heads')
-    usable = cudnn.find(N // devices, max(1, (key_heads or N) // devices), H, query.dtype.name)
+    own_key_heads = max(1, (key_heads or N) // devices)
+    usable = cudnn_support.usable_calls(N // devices, own_key_heads, H, query.dtype.name)
   return Workload(
     T=T,
     M=M,
