@@ -2,7 +2,7 @@
 
 The folder has enwik8.gz. A finished run becomes a line of program.jsonl; the options and the exit
 statuses are those of studies.run. The order makes the finished runs a readable table at any time:
-the arms of the claim come first, then the other arms, then further seeds, then longer runs.
+all seeds of part A of the claim come first, then those of part B, then the other arms.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,14 +13,10 @@ from typing import Any, NamedTuple
 
 from studies import arms, results, run
 
-CLAIM = (
-  'value_embeddings',
-  'engram',
-  'untied',
-  'two_value_embeddings',
-  'value_embeddings_engram',
-  'engram_twice',
-)
+# Arms of the parts of the claim. All seeds of a part are trained before the next part.
+PART_A = ('value_embeddings', 'engram')
+PART_B = ('untied', 'two_value_embeddings', 'value_embeddings_engram', 'engram_twice')
+CLAIM = PART_A + PART_B
 ARMS = (*CLAIM, *(arm for arm in (*arms.ONE_TABLE, *arms.TWO_TABLES) if arm not in CLAIM))
 BASELINES = {**dict.fromkeys(arms.ONE_TABLE, 'value_embeddings')}
 BASELINES |= dict.fromkeys(arms.TWO_TABLES, 'two_value_embeddings')
@@ -157,11 +153,11 @@ def missing_cells(lines: Iterable[results.Result]) -> Iterator[Cell]:
 def _all_cells(lines: list[results.Result]) -> Iterator[Cell]:
   first, *other_seeds = SEEDS
   rates = {arm: best_rates(lines, arm) for arm in ARMS}
-  for arm in CLAIM:
-    yield from tries(arm)
-    yield from _runs(arm, first, rates)
-  for seed, arm in itertools.product(other_seeds, CLAIM):
-    yield from _runs(arm, seed, rates)
+  for part in (PART_A, PART_B):
+    for arm in part:
+      yield from tries(arm)
+    for seed, arm in itertools.product(SEEDS, part):
+      yield from _runs(arm, seed, rates)
   others = [arm for arm in ARMS if arm not in CLAIM]
   for arm in others:
     yield from tries(arm)

@@ -42,11 +42,13 @@ def test_arms_have_equal_parameters(arm):
   assert count == pytest.approx(SIZES[arm], rel=5e-3)
 
 
-def test_the_claim_comes_first_and_one_seed_before_the_next():
-  lines = finish(program.missing_cells, 9 * 6 + 2 * 6 + 9)
-  runs = [entry for entry in lines if entry['table'] == 'runs']
-  assert [entry['model'] for entry in runs[:6]] == list(program.CLAIM)
-  assert [entry['seed'] for entry in runs] == [1] * 6 + [2] * 6 + [3] * 6 + [1]
+def test_all_seeds_of_a_part_of_the_claim_come_before_the_next_part():
+  lines = finish(program.missing_cells, 11 * len(program.CLAIM) + 9)
+  runs = [(entry['model'], entry['seed']) for entry in lines if entry['table'] == 'runs']
+  part_a = [(arm, seed) for seed in (1, 2, 3) for arm in program.PART_A]
+  part_b = [(arm, seed) for seed in (1, 2, 3) for arm in program.PART_B]
+  assert runs[:-1] == part_a + part_b
+  assert runs[-1] == (program.ARMS[len(program.CLAIM)], 1)
 
 
 def test_every_arm_has_eight_tries_with_a_seed_of_their_own():
