@@ -49,6 +49,11 @@ def machine_memory(mesh: jax.sharding.Mesh) -> MemoryLimit:
   return MemoryLimit('this machine', min(sizes), len(mesh.local_devices))
 
 
+def devices_are_processor(mesh: jax.sharding.Mesh) -> bool:
+  """Whether the devices of a mesh use the memory of the machine."""
+  return device_memory(mesh).name == machine_memory(mesh).name
+
+
 def format_bytes(size: float) -> str:
   """Formats a size in GiB, small ones in MiB."""
   if size < 2**30:

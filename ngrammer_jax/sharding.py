@@ -201,8 +201,11 @@ def replicated(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
   return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
-def abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
-  """Returns the shapes and dtypes of a tree of arrays, with one sharding for all."""
+def abstract(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
+  """Returns the shapes and dtypes of a tree of arrays, with one sharding for all; None: without.
+
+  Without shardings, arrays in host memory can be traced together with arrays on devices.
+  """
 
   def to_struct(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -31,8 +31,8 @@ class TrainingConfig:
     'share of the target distributed uniformly over the vocabulary, only in training',
     at_least=0,
     below=1,
-    only_for={'model.vocabulary_chunk': (None,)},
-    reason='the mean over the vocabulary needs all logits of a token at once',
+    only_for={'model.vocabulary_chunk': (None,), 'model.loss_dtype': ('float32',)},
+    reason='the mean over the vocabulary needs all log-probabilities of a token at once',
   )
   loss: str | None = field(
     None, 'name of the loss, set by the task; None: not set yet', free_on_resume=True

@@ -41,7 +41,7 @@ def check_training_fits(config: experiment.Config, state: train_state.TrainState
   arrays = checksums.named_leaves(state) | call | _validation_arrays(config, mesh)
   device = memory_limits.device_memory(mesh)
   machine = memory_limits.machine_memory(mesh)
-  if device.name == machine.name:  # the devices are the processor
+  if memory_limits.devices_are_processor(mesh):
     memory_limits.check_fits(arrays, machine, TRAINING_ARRAYS)
     return
   on_host = {name: leaf for name, leaf in arrays.items() if host_arrays.is_on_host(leaf)}
@@ -63,8 +63,9 @@ def warn_of_activations(
       model, so it is only called for a large batch.
   """
   memory = memory_limits.device_memory(mesh)
-  is_processor = memory.name == memory_limits.machine_memory(mesh).name
-  if memory.size is None or (config.model.remat == 'auto' and not is_processor):
+  if memory.size is None:
+    return
+  if config.model.remat == 'auto' and not memory_limits.devices_are_processor(mesh):
     return  # `auto` compiles what fits
   t = config.training
   model = config.model

@@ -17,6 +17,7 @@ from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 
+from ngrammer_jax import sharding
 from ngrammer_jax.models import language_model
 
 # Dense bfloat16 FLOP/s of one JAX device, from the vendors' data sheets.
@@ -97,7 +98,7 @@ def count(
   model = language_model.build(config, model.vocabulary_size)
   memory = jax.eval_shape(lambda: language_model.empty_memory(config, batch_size))
   # Without shardings: a lookup in host memory cannot be traced.
-  variables = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), variables)
+  variables = sharding.abstract(variables, None)
 
   def forward(variables, memory, tokens_BxT):
     # Asking for the probabilities selects full attention.

@@ -34,6 +34,11 @@ from ngrammer_jax.training import centroids
 from ngrammer_jax.training import state as train_state
 
 RECORD = 'begun_with.json'
+# Keys that decide which tokens a row reads, besides the text: see `Start.text_step`.
+READING_KEYS = {
+  'training': ('batch_size', 'segment_length'),
+  'data': ('shuffle', 'begin_of_text'),
+}
 
 # Returns rows of the batch of a step, see `train_task.TrainTask.segment`.
 ReadSegment = Callable[[int, slice], token_batch.Batch]
@@ -311,14 +316,15 @@ class Start:
       raise errors.BadInput(
         f'{key} needs a run directory, because the text of init_from is unknown: use False'
       )
-    before = run.config.training
-    now = self._config.training
-    for name in ('batch_size', 'segment_length'):
-      if getattr(before, name) != getattr(now, name):
-        raise errors.BadInput(
-          f'{key} needs training.{name}={getattr(before, name)}, as that run has, not '
-          f'{getattr(now, name)}: rows go on where they ended'
-        )
+    for section, names in READING_KEYS.items():
+      for name in names:
+        before = getattr(getattr(run.config, section), name)
+        now = getattr(getattr(self._config, section), name)
+        if before != now:
+          raise errors.BadInput(
+            f'{key} needs {section}.{name}={before}, as that run has, not {now}: each row '
+            f'continues at its last token'
+          )
     if run.content_hash is None or not content_hash.startswith(run.content_hash):
       raise errors.BadInput(f'{key} needs the text of that run: use its text, or False')
 

@@ -48,6 +48,9 @@ def match(config: Config, key: str, other: ModelConfig, name: str, vocabulary_si
   with errors.named(label):
     value = _solve(count, start, target)
     matched = _with_value(config, key, value)
+    if matched.data.matched_vocabulary_size is not None:
+      data = dataclasses.replace(matched.data, matched_vocabulary_size=vocabulary_size)
+      matched = dataclasses.replace(matched, data=data)
     matched.check()
   parameters = count(value)
   difference = (parameters - target) / target
@@ -128,7 +131,8 @@ def _bracket(count: Callable[[int], int], start: int, target: int) -> tuple[int,
     target: the target.
   """
   start_count = count(start)
-  slope = (count(2 * start) - start_count) / start
+  growth = max(start, 1)
+  slope = (count(start + growth) - start_count) / growth
   if slope <= 0:
     raise errors.BadInput('the number of parameters does not grow with it')
   solution = start + (target - start_count) / slope  # if the count is linear

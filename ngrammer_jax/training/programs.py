@@ -198,8 +198,7 @@ class Programs:
     model = self._config.model
     if model.remat != 'auto' or model.recurrent is not None:
       return (model.remat,)
-    is_processor = memory.name == memory_limits.machine_memory(self.mesh).name
-    if is_processor or memory.size is None:
+    if memory_limits.devices_are_processor(self.mesh) or memory.size is None:
       return ('none',)
     return REMATS
 
@@ -353,7 +352,8 @@ class Programs:
     """Returns the bytes of the arrays of a step on all devices, from shapes alone.
 
     The arrays are the train state, the gradient, and the residuals of the backward pass. Replicated
-    arrays count once; a compiled program may keep fewer or more.
+    arrays count once; a compiled program may keep fewer or more. Tables in host memory count if the
+    devices are the processor.
     """
     t = self._config.training
     model = self._step.model
@@ -374,15 +374,19 @@ class Programs:
           rngs={'dropout': jax.random.key(0)},
           mutable=['codebook'],
         )
-        return model.apply({'params': params}, hidden, tokens_BxT, method='scores').nll_BxT.sum()
+        scores = model.apply({'params': params}, hidden, tokens_BxT, method='scores', train=True)
+        return scores.nll_BxT.sum()
 
       _, pull_back = jax.vjp(loss, trained)
       return jax.tree.leaves(pull_back)
 
     with sharding.use(self.mesh):
-      residuals = jax.eval_shape(read_by_backward, variables, trained, memory, tokens)
-    arrays = [*residuals, *jax.tree.leaves((self.abstract.opt_state, trained))]
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in arrays)
+      shapes = sharding.abstract((variables, trained), None)
+      residuals = jax.eval_shape(read_by_backward, *shapes, memory, tokens)
+    updated = jax.tree.leaves((self.abstract.opt_state, trained))
+    if not memory_limits.devices_are_processor(self.mesh):
+      updated = [leaf for leaf in updated if not host_arrays.is_on_host(leaf)]
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in (*residuals, *updated))
 
   @functools.cached_property
   def flops(self) -> flops.ModelFlops:

@@ -99,8 +99,11 @@ def test_tables_of_the_host_are_in_the_memory_of_the_machine(monkeypatch):
 
 
 def test_an_unknown_size_of_a_memory_is_no_limit(monkeypatch):
+  huge = shapes({'feed_forward_width': 10**9})
+  with pytest.raises(errors.BadInput, match='feed_forward'):
+    capacity.check_training_fits(*huge)
   limit(monkeypatch)
-  capacity.check_training_fits(*shapes({'feed_forward_width': 10**9}))
+  capacity.check_training_fits(*huge)
 
 
 def test_a_container_has_the_memory_that_it_may_use(monkeypatch, tmp_path):
@@ -163,6 +166,12 @@ def test_a_large_step_is_warned_of_before_it_is_compiled(monkeypatch, caplog):
   )
   assert twice.estimate_step_bytes() - needed > logits  # the rest does not depend on the batch
 
+  bfloat16 = MODEL | {'loss_dtype': 'bfloat16'}
+  halved = programs.Programs(
+    experiment.resolve({'model': bfloat16, 'training': training, **values}), 257, mesh_of(1)
+  )
+  assert needed - halved.estimate_step_bytes() == logits / 2
+
   def warn(size):
     caplog.clear()
     limit(monkeypatch, machine=size)
@@ -178,3 +187,14 @@ def test_a_large_step_is_warned_of_before_it_is_compiled(monkeypatch, caplog):
   limit(monkeypatch, device=1, machine=1)  # model.remat=auto compiles what fits
   capacity.warn_of_activations(config, 257, mesh_of(1), lambda: asked.append(1))
   assert not asked
+
+
+def test_the_estimate_of_a_device_has_no_tables_of_the_host(monkeypatch):
+  """On a processor they are in the same memory: their values, gradients and accumulators."""
+  table = {'layers': (0,), 'rows': (20_000,), 'heads': 1, 'width': 8, 'table_memory': 'host'}
+  values = {'data': {'corpus': 'text', 'path': 'x', 'vocabulary': 'bytes'}}
+  config = experiment.resolve({'model': MODEL | {'ngram_memories': (table,)}, **values})
+  run = programs.Programs(config, 257, mesh_of(1))
+  on_processor = run.estimate_step_bytes()
+  limit(monkeypatch, device=10**6, machine=10**9)
+  assert on_processor - run.estimate_step_bytes() == run.host_bytes('train') > 10**6

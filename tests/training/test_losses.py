@@ -318,5 +318,8 @@ def test_a_resume_with_another_loss_is_refused(tiny, tmp_path, monkeypatch, toy_
 
 
 def test_label_smoothing_needs_all_logits(tiny):
-  with pytest.raises(errors.BadInput, match='^training.label_smoothing=0.1 is not for model.vocab'):
-    tiny({'vocabulary_chunk': 8}, training={'label_smoothing': 0.1}).check()
+  """In the dtype of `log_probs`, which does not depend on `loss_dtype`."""
+  for key, value in (('vocabulary_chunk', 8), ('loss_dtype', 'bfloat16')):
+    message = f'^training.label_smoothing=0.1 is not for model.{key}='
+    with pytest.raises(errors.BadInput, match=message):
+      tiny({key: value}, training={'label_smoothing': 0.1}).check()

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ngrammer_jax import command_line, config, train
-from ngrammer_jax.training import matching, model_size
+from ngrammer_jax.training import matching, model_size, preparation
 from tests.checks import bad_input
 from tests.loops import each
 from tests.training import toy
@@ -43,6 +43,26 @@ def test_a_key_is_solved_for(spec, key, other, caplog):
   assert f'{key}={value} has {found:,} parameters, and {other} has {target:,} (' in caplog.text
   rest = matching._with_value(matched, key, matching._whole_number(config.load(spec), key))
   assert rest == config.load(spec)  # nothing else has changed
+
+
+def test_a_key_that_is_zero_is_solved_for():
+  start = config.resolve({'model': {'persistent': {'vectors': 0}}})
+  other = config.resolve({'model': {'persistent': {'vectors': 77}}})
+  matched = matching.match(start, 'model.persistent.vectors', other.model, 'other', V)
+  assert matched == other
+
+
+def test_a_matched_model_is_of_equal_size_for_its_vocabulary(caplog):
+  """A config for comparisons warns of another vocabulary, but not once it is matched to it."""
+  start = config.load('ngram_memories:quickstart_engram')
+  data = dataclasses.replace(start.data, matched_vocabulary_size=V)
+  start = dataclasses.replace(start, data=data)
+  other = config.load('transformer:llama_quickstart').model
+  matched = matching.match(start, f'{ENGRAM}.rows', other, 'other', 2 * V)
+  preparation._warn_of_unequal_sizes(matched, 2 * V)
+  assert not caplog.messages
+  preparation._warn_of_unequal_sizes(start, 2 * V)
+  assert 'this config has as many parameters' in caplog.text
 
 
 def test_what_has_no_solution_is_refused():

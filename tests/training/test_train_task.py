@@ -135,9 +135,19 @@ def test_a_text_that_cannot_go_on_is_refused(config, tiny, tmp_path, caplog, toy
   key = f'data.continue_text=True with init_from={tmp_path}/run'
   t = continued.training
   with bad_input(
-    f'{key} needs training.batch_size=8, as that run has, not 4: rows go on where they ended'
+    f'{key} needs training.batch_size=8, as that run has, not 4: each row continues at its last '
+    f'token'
   ):
     task(dataclasses.replace(continued, training=dataclasses.replace(t, batch_size=4)))
+  for name, before, now in (('shuffle', None, 3), ('begin_of_text', False, True)):
+    changed = dataclasses.replace(continued, data=dataclasses.replace(data, **{name: now}))
+    with bad_input(
+      f'{key} needs data.{name}={before}, as that run has, not {now}: each row continues at its '
+      f'last token'
+    ):
+      init_from.Start(changed, tmp_path / 'new').text_step(
+        runs.load_run(tmp_path / 'run').content_hash
+      )
   other = dataclasses.replace(tiny().data, continue_text=True)
   with bad_input(f'{key} needs the text of that run: use its text, or False'):
     task(dataclasses.replace(continued, data=other))
