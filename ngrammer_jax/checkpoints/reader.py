@@ -108,6 +108,8 @@ def restore_variables(workdir: pathlib.Path, step: int, abstract: dict[str, Any]
   if hosts.is_multiprocess():  # they read different bytes, and all of them have to notice damage
     read_manifest = manifest.verify
   folder = folder_of(workdir, step)
+  if storage.is_remote(folder):  # a download may take minutes
+    logging.info('downloading the parameters of %s', folder)
   saved = manifest.call_on_primary(read_manifest, folder)
   names = _names_in_base(saved, abstract['params'])
   own = abstract | {'params': parameter_groups.without(abstract['params'], names)}

@@ -1,5 +1,6 @@
 """Progress of long-running work: a bar on a terminal, lines with the time left in a log."""
 
+from collections.abc import Iterable, Iterator
 import contextlib
 import logging
 import sys
@@ -7,6 +8,7 @@ import time
 
 from ngrammer_jax.system import hosts
 
+FIRST_LOG = 5.0  # seconds before the first log line
 LOG_INTERVAL = 10.0  # seconds between log lines
 
 
@@ -46,10 +48,17 @@ class Progress:
     unit: name of a unit, such as "tokens".
     initial: number of units finished before this run.
     log_lines: whether to log lines without a terminal.
+    leave_bar: whether the finished bar stays on the terminal.
   """
 
   def __init__(
-    self, description: str, total: int | None, unit: str, initial: int = 0, log_lines: bool = True
+    self,
+    description: str,
+    total: int | None,
+    unit: str,
+    initial: int = 0,
+    log_lines: bool = True,
+    leave_bar: bool = True,
   ):
     self._description = description
     self._total = total
@@ -57,7 +66,7 @@ class Progress:
     self._done = initial
     self._has_bar = sys.stderr.isatty() and hosts.is_primary()
     self._log_lines = log_lines and not self._has_bar
-    self._last_log_time = time.monotonic()
+    self._next_log_time = time.monotonic() + FIRST_LOG
     self._measured_from: tuple[float, int] | None = None  # time and finished units
     import tqdm  # slow, and not every command shows progress
 
@@ -69,6 +78,7 @@ class Progress:
       unit_scale=total is None or total > 10_000,
       disable=not self._has_bar,
       dynamic_ncols=True,
+      leave=leave_bar,
       smoothing=0.1,
     )
 
@@ -91,9 +101,15 @@ class Progress:
       self._bar.refresh()
     else:
       self._bar.update(units)
-    if self._log_lines and now - self._last_log_time >= LOG_INTERVAL:
-      self._last_log_time = now
+    if self._log_lines and now >= self._next_log_time:
+      self._next_log_time = now + LOG_INTERVAL
       logging.info('%s: %s', self._description, self.format_status())
+
+  def count_bytes(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the chunks of a text; each adds its bytes to the finished units."""
+    for chunk in chunks:
+      self.advance(len(chunk))
+      yield chunk
 
   def log(self, line: str) -> None:
     """Logs a line, unless the bar on a terminal shows the same."""

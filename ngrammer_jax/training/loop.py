@@ -16,7 +16,7 @@ from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from ngrammer_jax.data import prefetch
 from ngrammer_jax.models import parameter_groups
-from ngrammer_jax.system import hosts, signals
+from ngrammer_jax.system import hosts, progress, signals
 from ngrammer_jax.training import (
   call_data,
   preparation,
@@ -66,7 +66,7 @@ def train(
     checkpoint_writer.CheckpointWriter(workdir, config.training.keep_checkpoints) as writer,
   ):
 
-    def check_preemption(_: int = 0) -> None:
+    def check_preemption() -> None:
       watch.beat()
       stop.check_interrupted()
 
@@ -106,7 +106,7 @@ class _Trainer:
   task: train_task.TrainTask
   programs: training_programs.Programs
   writer: checkpoint_writer.CheckpointWriter
-  check_preemption: Callable[..., None]
+  check_preemption: Callable[[], None]
   first_step: int = 0
   state: train_state.TrainState | None = None
 
@@ -224,9 +224,16 @@ class _Trainer:
 
   def _validate(self, step: int, record: recorder.Recorder) -> float:
     """Validates and records the result; returns the metric of the best checkpoint."""
-    with record.timed('evaluation'):
+    unit = getattr(self.task, 'validation_unit', train_task.TrainTask.validation_unit)
+    bar = progress.Progress('validating', None, unit, leave_bar=False)
+
+    def report(units: int) -> None:
+      self.check_preemption()
+      bar.advance(units)
+
+    with record.timed('evaluation'), bar:
       self.programs.wait()
-      result = self.task.validate(self.programs, self.state, self.check_preemption)
+      result = self.task.validate(self.programs, self.state, report)
       record.validation(step, result, self.task.format_metrics(result))
     return result[self.task.best_metric]
 

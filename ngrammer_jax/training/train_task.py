@@ -42,6 +42,7 @@ class TrainTask(Protocol):
     patience: number of validations without an improvement after which training stops; None
       disables early stopping.
     source_dtypes: dtype of every initial parameter from another run, by name, or empty.
+    validation_unit: name of the units reported by `validate`, for the log.
   """
 
   vocabulary: vocabularies.Vocabulary
@@ -49,6 +50,7 @@ class TrainTask(Protocol):
   best_metric: str
   patience: int | None
   source_dtypes: Mapping[str, np.dtype]
+  validation_unit = 'tokens'
 
   def segment(self, step: int, rows: slice) -> token_batch.Batch:
     """Returns some rows of the batch of a step: a pure function of its arguments."""
@@ -103,7 +105,10 @@ class TrainTask(Protocol):
     state: train_state.TrainState,
     report: Callable[[int], None],
   ) -> dict[str, Any]:
-    """Returns the metrics of the validation split; `report` is called with units of progress."""
+    """Returns the metrics of the validation split.
+
+    Calls `report` with the number of units scored since the previous call.
+    """
 
   def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats the result of `validate` for the log."""

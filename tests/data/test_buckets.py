@@ -11,9 +11,11 @@ from pyarrow import parquet
 import pytest
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import formats, vocabularies
 from ngrammer_jax.data.documents import shards
 from ngrammer_jax.data.files import buckets
+from ngrammer_jax.system import progress
 from tests import fake_gcs
 from tests.checks import bad_input
 from tests.data import document_files
@@ -123,6 +125,27 @@ def test_rows_of_emulated_stores(stores, tmp_path, monkeypatch, kind):
   monkeypatch.setattr(buckets, 'REQUEST_BYTES', 500)  # many requests
   fsspec.filesystem(kind).put(str(tmp_path / 'local'), stores[kind], recursive=True)
   assert_rows_equal_those_of_local_files(stores[kind], tmp_path)
+
+
+def test_reading_a_bucket_shows_its_progress(hub, tmp_path, monkeypatch, caplog):
+  caplog.set_level('INFO')
+  monkeypatch.setattr(progress, 'FIRST_LOG', 0)
+  monkeypatch.setattr(progress, 'LOG_INTERVAL', 0)
+  folder = HubFileSystem.folder / 'datasets' / 'someone' / 'texts'
+  for name in ('train-0.jsonl', 'train-1.jsonl', 'valid.jsonl'):
+    document_files.write(folder / name, ['some text of a bucket'] * 3)
+  for corpus, bytes_read in (('text', 9 * 21), ('shards', 9 * 21)):
+    caplog.clear()
+    config = data_config.DataConfig(
+      corpus=corpus, path=hub, vocabulary='bytes', cache_dir=str(tmp_path / corpus)
+    )
+    document_files.prepare(config)
+    lines = [line.partition(', ')[0] for line in caplog.messages]
+    assert lines[0] == f'listing the files of {hub}'
+    if corpus == 'text':
+      first_bytes = [line for line in lines if line.startswith('reading the first bytes in')]
+      assert first_bytes[-1].endswith('100% of 3 files')
+    assert f'tokenising {corpus}: {bytes_read} bytes' in lines
 
 
 def test_an_error_of_the_network_ends_a_run_that_can_be_repeated(hub, tmp_path):

@@ -23,7 +23,7 @@ from ngrammer_jax.data.documents import published_corpora, shards
 from ngrammer_jax.data.files import fingerprints, text_files
 from ngrammer_jax.data.formats import DocumentText
 from ngrammer_jax.data.tokens import cache_folders, token_cache, token_split, token_writer
-from ngrammer_jax.system import storage, synced_folder
+from ngrammer_jax.system import progress, storage, synced_folder
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.data import document_files
@@ -55,6 +55,40 @@ def tokenizer(tmp_path):
   path = tmp_path / 'tokenizer.json'
   path.write_bytes(tokenizer_files.byte_level())
   return {'vocabulary': 'tokenizer', 'vocabulary_path': str(path)}
+
+
+@pytest.mark.parametrize(
+  'kind, size, messages',
+  [
+    ('characters', None, ['learning the vocabulary: all characters of text']),
+    ('words', 9, ['learning the vocabulary: words of text']),
+    (
+      'sentencepiece',
+      300,
+      [
+        'learning the vocabulary: 300 SentencePiece pieces from {train:,} bytes of text',
+        'learned the vocabulary in 0s',
+      ],
+    ),
+  ],
+)
+def test_learning_a_vocabulary_shows_its_progress(kind, size, messages, text, monkeypatch, caplog):
+  caplog.set_level('INFO')
+  monkeypatch.setattr(progress, 'FIRST_LOG', 0)
+  monkeypatch.setattr(progress, 'LOG_INTERVAL', 0)
+  monkeypatch.setattr(progress, 'format_duration', lambda seconds: '0s')
+  train = text().splits['train'].text_bytes
+  caplog.clear()
+  text(vocabulary=kind, vocabulary_size=size)
+  logged = [line for line in caplog.messages if line.startswith('learn')]
+  assert logged == [message.format(train=train) for message in messages]
+  read = train
+  if kind == 'characters':  # of all splits
+    read = len(TEXT)
+  reading = [line for line in caplog.messages if line.startswith('reading text for the vocabulary')]
+  assert f'{read:,} bytes' in reading[-1]
+  tokenising = [line for line in caplog.messages if line.startswith('tokenising text')]
+  assert f'{len(TEXT):,} bytes' in tokenising[-1]
 
 
 def write_splits(folder, train, valid, test):

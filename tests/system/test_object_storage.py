@@ -48,7 +48,7 @@ def arrays(workdir):
 
 
 @pytest.mark.full
-def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
+def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained, caplog):
   local_run, run = trained, storage.path(f'{bucket}/run')
   for path in files.iter_files(local_run):
     name = str(path.relative_to(local_run))
@@ -59,6 +59,9 @@ def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
   # It is restored, each bit of it compared, and there is nothing left to do.
   assert not loop.train(runs.load_run(run).config, run)
   assert reader.steps(run) == [12] and records(run) == records(local_run)
+  caplog.set_level('INFO')
+  assert runs.load_run(run).restored.step == 12
+  assert f'downloading the parameters of {run}/checkpoints/12' in caplog.messages
 
 
 @pytest.mark.slow

@@ -90,16 +90,24 @@ def test_more_than_all_is_nothing_left(clock):
   assert bar.format_status() == '210% of 10 steps, 4 steps/s, 0s left'
 
 
-def test_log_has_a_line_every_ten_seconds(clock, log):
+def test_log_has_a_line_after_five_seconds_and_then_every_ten(clock, log):
   with progress.Progress('reading', 100, 'bytes') as bar:
     bar.advance(0)
-    for _ in range(25):
+    for _ in range(24):
       clock.now += 1
       bar.advance(1)
   assert log() == [
-    'reading: 10% of 100 bytes, 1 bytes/s, 1m30s left',
-    'reading: 20% of 100 bytes, 1 bytes/s, 1m20s left',
+    'reading: 5% of 100 bytes, 1 bytes/s, 1m35s left',
+    'reading: 15% of 100 bytes, 1 bytes/s, 1m25s left',
   ]
+
+
+def test_chunks_of_a_text_are_counted_as_they_are_read(clock, log):
+  bar = progress.Progress('reading', None, 'bytes')
+  chunks = bar.count_bytes([b'abc', b'de'])
+  assert next(chunks) == b'abc' and bar.format_status() == '3 bytes'
+  clock.now += 5
+  assert list(chunks) == [b'de'] and log() == ['reading: 5 bytes, 0 bytes/s']
 
 
 def test_log_can_be_left_to_others(clock, log):
@@ -118,7 +126,7 @@ class Terminal(io.StringIO):
 def test_terminal_has_a_bar_and_no_lines(monkeypatch, log):
   terminal = Terminal()
   monkeypatch.setattr(sys, 'stderr', terminal)
-  monkeypatch.setattr(progress, 'LOG_INTERVAL', 0)
+  monkeypatch.setattr(progress, 'FIRST_LOG', 0)
   with progress.Progress('reading', 100, 'bytes') as bar:
     bar.advance(40)
     assert '40%' in terminal.getvalue() and bar._bar.format_dict['rate'] is None
@@ -127,6 +135,15 @@ def test_terminal_has_a_bar_and_no_lines(monkeypatch, log):
   assert log() == []
   shown = terminal.getvalue()
   assert 'reading' in shown and '100%' in shown and 'loss 3.2' in shown
+
+
+@pytest.mark.parametrize('leave_bar', [True, False])
+def test_a_finished_bar_stays_or_is_cleared(leave_bar, monkeypatch):
+  terminal = Terminal()
+  monkeypatch.setattr(sys, 'stderr', terminal)
+  with progress.Progress('reading', 100, 'bytes', leave_bar=leave_bar) as bar:
+    bar.advance(100)
+  assert (terminal.getvalue().rpartition('\r')[2] == '') != leave_bar
 
 
 def test_log_has_no_bar(monkeypatch, log):

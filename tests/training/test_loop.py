@@ -15,6 +15,7 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.system import progress
 from ngrammer_jax.training import accumulation, flops, loop, programs, recorder, step
 from tests.checks import bad_input, mesh_of
 from tests.training import toy
@@ -191,6 +192,15 @@ def test_an_extra_metric_that_is_not_finite_is_not_recorded(
   assert [message for message in messages if 'loss/rare' in message] == [
     'step 4  loss/rare is nan: not recorded at steps where it is not finite'
   ]
+
+
+def test_a_validation_shows_its_progress(tiny, tmp_path, monkeypatch, toy_model, caplog):
+  caplog.set_level('INFO')
+  monkeypatch.setattr(progress, 'FIRST_LOG', 0)
+  assert loop.train(tiny(training={'steps': 4, 'evaluate_every': 2}), tmp_path / 'run')
+  tokens = [line['validation/tokens'] for line in records(tmp_path / 'run') if 'loss' not in line]
+  lines = [line for line in caplog.messages if line.startswith('validating')]
+  assert lines == [f'validating: {count:,} tokens' for count in tokens] and len(lines) == 2
 
 
 def test_utilisation_is_three_forward_passes_over_the_peak(tiny, tmp_path, monkeypatch, toy_model):

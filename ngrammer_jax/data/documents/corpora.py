@@ -17,7 +17,7 @@ from ngrammer_jax.data.documents.corpus import Corpus as Corpus
 from ngrammer_jax.data.files import buckets, file_formats, file_log, split_files
 from ngrammer_jax.data.files.split_files import SPLITS
 from ngrammer_jax.data.formats import ReadOptions, conversations, text_fields
-from ngrammer_jax.system import storage
+from ngrammer_jax.system import progress, storage
 
 
 def open_corpus(config: data_config.DataConfig) -> Corpus:
@@ -95,9 +95,12 @@ def _open_text(root: pathlib.Path | str, config: data_config.DataConfig) -> Corp
   elif 'validation' not in files_by_split:
     divided = ('train', 'validation')
   formats = {}
-  for split_paths in files_by_split.values():
-    for path in split_paths:
+  all_paths = [path for split_paths in files_by_split.values() for path in split_paths]
+  description = f'reading the first bytes in {root}'
+  with progress.Progress(description, len(all_paths), 'files', leave_bar=False) as bar:
+    for path in all_paths:
       formats[path] = file_formats.identify(path, options.any_bytes)
+      bar.advance(1)
   logged = files_by_split | dict.fromkeys(divided[1:], ())
   file_log.log_files(f'data.path={root}', logged, others, formats=formats)
   splits = {

@@ -1,6 +1,6 @@
 """Hashes of documents, to find duplicates."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import contextlib
 import hashlib
 
@@ -36,13 +36,20 @@ def key(chunks: Iterable[bytes]) -> bytes:
   return document_key.digest()
 
 
-def sample_keys(documents: Iterable[Document]) -> bytes:
-  """Returns short keys of the documents in the first COMPARED_BYTES, one after another."""
+def sample_keys(
+  documents: Iterable[Document], read: Callable[[Iterable[bytes]], Iterable[bytes]]
+) -> bytes:
+  """Returns short keys of the documents in the first COMPARED_BYTES, one after another.
+
+  Args:
+    documents: the documents.
+    read: yields the chunks of a document, and shows the progress.
+  """
   keys = bytearray()
   size = 0
   with contextlib.suppress(errors.BadInput):  # training reports the damage
     for document in documents:
-      chunks = list(document.read_chunks())
+      chunks = list(read(document.read_chunks()))
       keys += key(chunks)[:SHORT_KEY]
       size += sum(map(len, chunks))
       if size >= COMPARED_BYTES:

@@ -1,6 +1,7 @@
 """The splits of a corpus, and their files in a folder."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import logging
 import pathlib
 import re
 
@@ -136,6 +137,7 @@ def visible_files(root: pathlib.Path | str) -> list[pathlib.Path]:
   same methods.
   """
   if buckets.is_bucket(root):
+    logging.info('listing the files of %s', root)
     paths = buckets.find(str(root))
   elif root.is_file():
     paths = [root]

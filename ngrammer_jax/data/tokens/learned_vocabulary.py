@@ -7,6 +7,7 @@ import json
 import logging
 import pathlib
 import tempfile
+import time
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
@@ -14,7 +15,7 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import split_reader
 from ngrammer_jax.data.documents.corpus import Corpus, counts_of
 from ngrammer_jax.data.tokens import cache_folders, token_writer
-from ngrammer_jax.system import json_files, storage
+from ngrammer_jax.system import json_files, progress, storage
 
 
 def open_vocabulary(
@@ -89,30 +90,51 @@ def _learn(
     )
   for corpus in all_corpora:
     corpus.verify()
-  logging.info('learning the vocabulary')
+  names = ', '.join(corpus.name for corpus in all_corpora)
   # Parts of a mixture share a vocabulary of all their documents, also of those that occur twice.
   drops_duplicates = config.drop_duplicates and len(all_corpora) == 1
-  with tempfile.TemporaryDirectory(dir=folder) as scratch:
+  with (
+    progress.Progress(f'reading {names} for the vocabulary', None, 'bytes') as bar,
+    tempfile.TemporaryDirectory(dir=folder) as scratch,
+  ):
     readers = []
     for number, corpus in enumerate(all_corpora):
       corpus_scratch = pathlib.Path(scratch) / str(number)
       corpus_scratch.mkdir()
       readers.append(split_reader.SplitReader(corpus.splits, corpus_scratch, drops_duplicates))
     if config.vocabulary == 'characters':
-      return _learn_characters(all_corpora, readers)
+      logging.info('learning the vocabulary: all characters of %s', names)
+      return _learn_characters(all_corpora, readers, bar)
     if config.vocabulary == 'words':
+      logging.info('learning the vocabulary: words of %s', names)
       texts = itertools.chain.from_iterable(map(_read_train, readers))
-      return vocabularies.learn_words(texts, config.vocabulary_size)
-    samples = []
+      return vocabularies.learn_words(bar.count_bytes(texts), config.vocabulary_size)
+    sample: list[bytes] = []
     for corpus, reader, weight in zip(all_corpora, readers, config.weights(), strict=True):
       limit = vocabularies.MAX_TRAINING_BYTES * weight
       if limit:
-        samples.append(_sample(corpus, reader, limit))
-    return vocabularies.learn_sentencepiece(itertools.chain(*samples), config.vocabulary_size)
+        sample += _sample(corpus, reader, limit, bar)
+  return _learn_sentencepiece(sample, config.vocabulary_size)
+
+
+def _learn_sentencepiece(sample: Sequence[bytes], size: int | None) -> vocabularies.Vocabulary:
+  """Learns a SentencePiece vocabulary: one call of C++ without progress of its own."""
+  logging.info(
+    'learning the vocabulary: %s SentencePiece pieces from %s bytes of text',
+    f'{size or vocabularies.DEFAULT_SIZE:,}',
+    f'{sum(map(len, sample)):,}',
+  )
+  start_time = time.monotonic()
+  vocabulary = vocabularies.learn_sentencepiece(sample, size)
+  duration = progress.format_duration(time.monotonic() - start_time)
+  logging.info('learned the vocabulary in %s', duration)
+  return vocabulary
 
 
 def _learn_characters(
-  all_corpora: Sequence[Corpus], readers: Sequence[split_reader.SplitReader]
+  all_corpora: Sequence[Corpus],
+  readers: Sequence[split_reader.SplitReader],
+  bar: progress.Progress,
 ) -> vocabularies.Vocabulary:
   """Returns the vocabulary of the characters of all splits."""
   encoding = all_corpora[0].encoding
@@ -126,7 +148,8 @@ def _learn_characters(
           most_documents = max(number, most_documents)
           yield from token_writer.read_chunks(document, encoding)
 
-  characters = vocabularies.learn_characters(read_all(), encoding, False).fields['characters']
+  chunks = bar.count_bytes(read_all())
+  characters = vocabularies.learn_characters(chunks, encoding, False).fields['characters']
   is_separated = len(all_corpora) > 1 or most_documents > 1
   return vocabularies.CharacterVocabulary(characters, encoding, is_separated)
 
@@ -138,7 +161,9 @@ def _read_train(reader: split_reader.SplitReader) -> Iterator[bytes]:
     yield from token_writer.read_chunks(document, 'utf-8')
 
 
-def _sample(corpus: Corpus, reader: split_reader.SplitReader, limit: float) -> Iterable[bytes]:
+def _sample(
+  corpus: Corpus, reader: split_reader.SplitReader, limit: float, bar: progress.Progress
+) -> list[bytes]:
   """Returns at most about `limit` bytes of a training text.
 
   They are spread evenly over the whole text, so the text is read to its end. Streamed shards give
@@ -146,8 +171,9 @@ def _sample(corpus: Corpus, reader: split_reader.SplitReader, limit: float) -> I
   """
   if corpus.train_shards is not None:
     train = dataclasses.replace(corpus.splits['train'], max_bytes=limit)
-    return (chunk for document in train for chunk in token_writer.read_chunks(document, 'utf-8'))
-  sample = evenly_spread(_read_train(reader), limit)
+    chunks = (chunk for document in train for chunk in token_writer.read_chunks(document, 'utf-8'))
+    return list(bar.count_bytes(chunks))
+  sample = evenly_spread(bar.count_bytes(_read_train(reader)), limit)
   if not sample:
     raise corpus.too_little_text('train', counts_of(corpus.splits['train']))
   return sample

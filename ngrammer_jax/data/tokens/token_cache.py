@@ -106,9 +106,6 @@ def _write(
   logging.debug('preparing %s into %s', corpus.name, folder.parent)
   corpus.verify()
   splits = dict(corpus.splits)
-  if corpus.train_shards is not None:
-    keys = duplicates.sample_keys(splits.pop('train'))
-    np.save(folder / 'train.keys.npy', np.sort(np.frombuffer(keys, np.uint64)))
   separator = vocabulary.separator(config.begin_of_text)
   if corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start:
     separator = []
@@ -118,6 +115,9 @@ def _write(
     progress.Progress(f'tokenising {corpus.name}', None, 'bytes') as bar,
     tempfile.TemporaryDirectory(dir=folder) as scratch,
   ):
+    if corpus.train_shards is not None:
+      keys = duplicates.sample_keys(splits.pop('train'), bar.count_bytes)
+      np.save(folder / 'train.keys.npy', np.sort(np.frombuffer(keys, np.uint64)))
     reader = split_reader.SplitReader(splits, pathlib.Path(scratch), config.drop_duplicates)
     for split, documents in reader:
       digest.update(split.encode())

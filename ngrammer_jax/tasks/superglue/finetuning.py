@@ -139,6 +139,7 @@ class FinetuneTask(train_task.TrainTask):
   """
 
   best_metric = 'error_percent'
+  validation_unit = 'examples'
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config = config
