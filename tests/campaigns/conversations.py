@@ -60,8 +60,11 @@ def expected_answers(messages: list[dict[str, str]]) -> str:
   return ''.join(f'{answer}{END_OF_TURN}\n' for answer in answers)
 
 
-def check_tokens(rng: random.Random) -> None:
-  """Compares the tokens of a conversation, and those that count, with its text."""
+def check_tokens(rng: random.Random) -> bool:
+  """Compares the tokens of a conversation, and those that count, with its text.
+
+  Returns whether its template shows all of its roles; otherwise the error names the role.
+  """
   template = rng.choice(TEMPLATES)
   content = tokenizer_files.byte_level(special=SPECIAL)
   vocabulary = vocabularies.TokenizerVocabulary(content, chat_template=template)
@@ -71,7 +74,7 @@ def check_tokens(rng: random.Random) -> None:
     prepared = encoder.prepare(json.dumps(messages).encode())
   except errors.BadInput as error:
     assert template == STRICT and 'no role' in str(error), (messages, error)
-    return
+    return False
   (document,) = encoder.encode_all([prepared])
   everything = ''
   for message in messages:
@@ -84,6 +87,7 @@ def check_tokens(rng: random.Random) -> None:
   assert (document.ids == start).sum() == (document.ids == end).sum() == len(messages), messages
   for loss_on_all in document_encoder.make(vocabulary, True, 'all').encode_all([prepared]):
     assert loss_on_all.ids.tolist() == document.ids.tolist() and loss_on_all.counts is None
+  return True
 
 
 def damage(rng: random.Random, value: Any) -> Any:
@@ -99,8 +103,11 @@ def damage(rng: random.Random, value: Any) -> Any:
   return value | {name: damage(rng, value[name])}
 
 
-def check_record(rng: random.Random) -> None:
-  """Reads a record with a value of another type: as a document, or with an error of one line."""
+def check_record(rng: random.Random) -> bool:
+  """Reads a record with a value of another type: as a document, or with an error of one line.
+
+  Returns whether it is a document.
+  """
   is_chat = rng.random() < 0.5
   field = 'messages' if is_chat else 'text'
   record: Any = {'id': 1, field: draw_conversation(rng) if is_chat else 'a text'}
@@ -114,19 +121,19 @@ def check_record(rng: random.Random) -> None:
   except errors.BadInput as error:
     assert str(error).startswith('corpus.jsonl, line 7'), (line, error)
     assert '\n' not in str(error), (line, error)
-    return
+    return False
   assert isinstance(document.text, bytes), line
   document.text.decode()  # whole characters
   if is_chat and document.text:
     for message in json.loads(document.text):
       assert isinstance(message['role'], str), line
       assert isinstance(message.get('content', ''), str), line
+  return True
 
 
-def check(seed: int) -> None:
-  """Draws one conversation and one record, and checks them."""
-  check_tokens(random.Random(seed))
-  check_record(random.Random(seed))
+def check(seed: int) -> tuple[bool, bool]:
+  """Draws one conversation and one record, checks them, and returns whether both are accepted."""
+  return check_tokens(random.Random(seed)), check_record(random.Random(seed))
 
 
 if __name__ == '__main__':

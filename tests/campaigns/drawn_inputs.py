@@ -5,7 +5,7 @@ from collections.abc import Callable
 import sys
 
 
-def run(description: str | None, check: Callable[[int], None], inputs: int) -> None:
+def run(description: str | None, check: Callable[[int], object], inputs: int) -> None:
   """Checks inputs, prints the seeds that fail, and ends the program.
 
   Args:

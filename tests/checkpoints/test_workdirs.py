@@ -202,7 +202,11 @@ WSD = {'schedule': 'wsd', 'decay_steps': 6}  # of 12 steps: the decay begins at 
 )
 def test_a_decay_that_has_not_begun_may_change(tiny, tmp_path, steps, now):
   with_checkpoint(tmp_path, tiny(optimizer=WSD))
-  workdirs.check_workdir(tmp_path, tiny(optimizer=now, training={'steps': steps}))
+  config = tiny(optimizer=now, training={'steps': steps})
+  workdirs.check_workdir(tmp_path, config)
+  (tmp_path / 'checkpoints' / '8').mkdir()
+  with pytest.raises(errors.BadInput, match='step 8, after its decay began at step 6'):
+    workdirs.check_workdir(tmp_path, config)
 
 
 def test_a_decay_of_trained_steps_may_not_change(tiny, tmp_path):
@@ -238,7 +242,10 @@ def test_what_changes_no_number_may_differ(tiny, tmp_path):
     evaluation=evaluation_config.EvaluationConfig(streams=2),
   )
   data = dataclasses.replace(config.data, path='elsewhere', cache_dir='there')
-  workdirs.check_workdir(tmp_path, dataclasses.replace(config, data=data))
+  config = dataclasses.replace(config, data=data)
+  workdirs.check_workdir(tmp_path, config)
+  with pytest.raises(errors.BadInput, match='was started with seed=0, now it is 1'):
+    workdirs.check_workdir(tmp_path, dataclasses.replace(config, seed=1))
 
 
 @pytest.mark.parametrize(

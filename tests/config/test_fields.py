@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ngrammer_jax import config
+from ngrammer_jax import config, errors
 from ngrammer_jax.config import activations, fields
 from ngrammer_jax.layers import activations as layers
 from tests.checks import bad_input
@@ -47,10 +47,12 @@ def test_every_key_has_a_comment_of_one_line():
     assert not key.comment.endswith('.') and len(key.comment) < 100, key.path
 
 
-def test_every_default_is_allowed():
+def test_every_default_is_allowed_and_of_its_type():
   for key in fields.walk(config.Config):
     if not dataclasses.is_dataclass(key.default):
-      key.check_value(key.convert(key.default))
+      value = key.convert(key.default)
+      key.check_value(value)
+      assert (type(value), value) == (type(key.default), key.default), key.path
 
 
 def test_keys_that_may_differ_on_resume():
@@ -113,15 +115,25 @@ class Block:
 
 
 @each(
-  'values',
+  'within, outside',
   [
-    *({}, {'count': 9}, {'rate': 0.0}, {'share': 1.0}, {'width': 1e-9}, {'size': 2}, {'kinds': ()}),
-    *({'slots': 3, 'kind': 'b'}, {'inner': Inner()}, {'inner': Inner(3), 'kind': 'b'}),
-    {'mode': 'y', 'width': 1.0},
+    ({}, {'kind': 'c'}),
+    ({'count': 1}, {'count': 0}),
+    ({'rate': 0.0}, {'rate': -1e-9}),
+    ({'share': 1.0}, {'share': 1.0 + 1e-9}),
+    ({'width': 1e-9}, {'width': 0.0}),
+    ({'size': 2}, {'size': 0}),
+    ({'kinds': ()}, {'kinds': ('',)}),
+    ({'slots': 3, 'kind': 'b'}, {'slots': 3, 'kind': 'a'}),
+    ({'inner': Inner()}, {'inner': Inner(3)}),
+    ({'inner': Inner(3), 'kind': 'b'}, {'inner': Inner(3), 'kind': 'a'}),
+    ({'mode': 'y', 'width': 1.0}, {'mode': 'y', 'width': None}),
   ],
 )
-def test_values_within_the_rules_pass(values):
-  fields.check_values(Block(**values))
+def test_values_within_the_rules_pass_and_the_next_ones_do_not(within, outside):
+  fields.check_values(Block(**within))
+  with pytest.raises(errors.BadInput):
+    fields.check_values(Block(**outside))
 
 
 @each(

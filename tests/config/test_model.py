@@ -1,5 +1,6 @@
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from tests.checks import bad_input
@@ -12,24 +13,48 @@ def check(ngram=None, **fields):
   model_config.ModelConfig(ngram=block, **fields).check()
 
 
+ATTENTION_NGRAM = {'layer': 'attention'}
+
+
 @pytest.mark.parametrize(
-  'fields',
+  'possible, impossible',
   [
-    {},
-    {'ngram': {}},
-    {'ngram': {'heads': 8}},
-    {'ngram': {'clusters': None}},
-    {'ngram': {'combine': 'add', 'dim': 64}},
-    {'position': 'sinusoid', 'width': 12, 'heads': 4},
-    {'dropout': 0.9},
-    {'memory': model_config.MemoryConfig(length=0)},
-    {'memory': model_config.MemoryConfig(length=1, same_length='memory')},
-    {'memory': model_config.MemoryConfig(length=2, sinks=1)},
-    {'ngram': {'layer': 'attention', 'pairing': ('previous', 'attended', 'none', 'none')}},
+    ({}, {'heads': 3}),
+    ({'ngram': {'heads': 8}}, {'ngram': {'heads': 7}}),
+    ({'ngram': {'clusters': None}}, {'ngram': ATTENTION_NGRAM | {'clusters': None}}),
+    ({'ngram': {'combine': 'add', 'dim': 64}}, {'ngram': {'combine': 'add', 'dim': 32}}),
+    ({'ngram': {'orders': (3, 2)}}, {'ngram': {'orders': (3, 3)}}),
+    (
+      {'position': 'sinusoid', 'width': 12, 'heads': 4},
+      {'position': 'sinusoid', 'width': 9, 'heads': 3},
+    ),
+    ({'dropout': 0.9}, {'dropout': 1.0}),
+    (
+      {'memory': model_config.MemoryConfig(length=0)},
+      {'memory': model_config.MemoryConfig(length=0, sinks=1)},
+    ),
+    (
+      {'memory': model_config.MemoryConfig(length=1, same_length='memory')},
+      {'memory': model_config.MemoryConfig(length=0, same_length='memory')},
+    ),
+    (
+      {'memory': model_config.MemoryConfig(length=2, sinks=1)},
+      {'memory': model_config.MemoryConfig(length=2, sinks=2)},
+    ),
+    (
+      {'ngram': ATTENTION_NGRAM | {'pairing': ('previous', 'attended', 'none', 'none')}},
+      {'ngram': ATTENTION_NGRAM | {'pairing': ('previous', 'attended', 'none')}},
+    ),
+    (  # heads of its own, unless it pairs by the heads of attention
+      {'ngram': ATTENTION_NGRAM | {'heads': 8}},
+      {'ngram': ATTENTION_NGRAM | {'heads': 8, 'pairing': ('attended',)}},
+    ),
   ],
 )
-def test_possible_model_passes(fields):
-  check(**fields)
+def test_a_possible_model_passes_and_the_next_one_does_not(possible, impossible):
+  check(**possible)
+  with pytest.raises(errors.BadInput):
+    check(**impossible)
 
 
 def test_an_adaptive_softmax_has_the_dropout_of_the_model_or_its_own():
@@ -53,11 +78,6 @@ def test_learned_positions_repeat_with_a_memory():
   )
   assert limits() == (512, 512)
   assert limits(memory=model_config.MemoryConfig()) == (512, None)
-
-
-def test_an_ngrammer_after_attention_may_have_heads_of_its_own():
-  check(ngram={'layer': 'attention', 'heads': 8})
-  check(ngram={'orders': (3, 2)})
 
 
 def test_a_tail_without_words():

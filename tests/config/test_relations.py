@@ -2,6 +2,9 @@
 
 import dataclasses
 
+import pytest
+
+from ngrammer_jax import errors
 from ngrammer_jax.config import fields, formatting
 from ngrammer_jax.config.relations import (
   at_least,
@@ -57,23 +60,28 @@ class Block:
   inner: Inner | None = fields.field(None, 'a block inside')
 
 
+EQUAL = {'kind': 'equal', 'tags': ('b', 'a')}
+
+
 @each(
-  'values',
+  'fitting, other',
   [
-    {},
-    {'kind': 'even'},
-    {'groups': 2},
-    {'groups': 4},
-    {'copies': 3, 'kind': 'equal'},
-    {'copies': 3, 'tags': ('a',)},
-    {'copies': 4, 'kind': 'equal', 'tags': ('b', 'a')},
-    {'limit': 6.0},
-    {'entries': (0, 3, 9)},
-    {'inner': Inner(9, 8)},
+    ({}, {'heads': 3}),
+    ({'kind': 'even'}, {'kind': 'even', 'width': 4}),
+    ({'groups': 2}, {'groups': 3}),
+    ({'groups': 4}, {'groups': 8}),
+    ({'copies': 3, 'kind': 'equal'}, {'copies': 3} | EQUAL),
+    ({'copies': 3, 'tags': ('a',)}, {'copies': 3, 'kind': 'equal', 'tags': ('a',)}),
+    ({'copies': 4} | EQUAL, {'copies': 5} | EQUAL),
+    ({'limit': 6.0}, {'limit': 5.9}),
+    ({'entries': (0, 3, 9)}, {'entries': (0, 3, 8)}),
+    ({'inner': Inner(9, 8)}, {'inner': Inner(9, 9)}),
   ],
 )
-def test_values_that_fit_each_other_pass(values):
-  fields.check_values(Block(**values), 'x.')
+def test_values_that_fit_each_other_pass_and_the_next_ones_do_not(fitting, other):
+  fields.check_values(Block(**fitting), 'x.')
+  with pytest.raises(errors.BadInput):
+    fields.check_values(Block(**other), 'x.')
 
 
 @each(
@@ -131,7 +139,10 @@ def test_values_that_do_not_fit_each_other_are_named(values, message):
 
 
 def test_a_block_without_the_others_is_not_compared_with_them():
-  fields.check_values(Inner(10, 10))
+  inner = Inner(10, 10)
+  fields.check_values(inner)
+  with pytest.raises(errors.BadInput):
+    fields.check_values(Block(inner=inner), 'x.')
 
 
 def test_blocks_of_a_tuple_in_a_message():

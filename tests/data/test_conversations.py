@@ -464,9 +464,10 @@ def test_messages_are_read_as_chat_templates_expect_them(tmp_path):
 
 @pytest.mark.full
 def test_drawn_conversations_and_records():
-  """A small part of the trial in `tests/campaigns/conversations.py`."""
-  for seed in range(100):
-    drawn.check(seed)
+  """A small part of the trial in `tests/campaigns/conversations.py`; many are accepted."""
+  outcomes = [drawn.check(seed) for seed in range(100)]
+  conversations_accepted, records_accepted = np.array(outcomes).sum(axis=0)
+  assert 50 < conversations_accepted < 100 and 20 < records_accepted < 100
 
 
 def test_a_text_file_holds_no_conversations(tmp_path, tokenizer):

@@ -127,11 +127,16 @@ def test_the_folder_of_a_run_is_its_config(tiny, saved):
     assert command_line.resolve(spec, []) == tiny({'dropout': 0.1})
 
 
-def test_what_leaves_the_meaning_of_the_parameters_may_differ(tiny, saved, tmp_path):
+def test_what_leaves_the_meaning_of_the_parameters_may_differ(tiny, saved, tmp_path, caplog):
+  caplog.set_level('INFO')
   source = saved({'memory': model_config.MemoryConfig(length=8)})
   changes = {'dropout': 0.1, 'dtype': 'float32', 'scan_layers': False}
   model = changes | {'memory': model_config.MemoryConfig(length=4)}
   init_from.Start(tiny(model, init_from=source), tmp_path / 'run')
+  assert not caplog.messages  # no memory is new
+  model['memory'] = model_config.MemoryConfig(length=4, across_documents=True)
+  with pytest.raises(errors.BadInput, match='was trained with model.memory.across_documents=False'):
+    init_from.Start(tiny(model, init_from=source), tmp_path / 'run')
 
 
 def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypatch):

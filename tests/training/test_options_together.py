@@ -9,6 +9,7 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.data.rows import token_batch
+from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import programs
 from tests.checks import mesh_of
 from tests.models import drawn
@@ -41,7 +42,13 @@ def config_of(name):
 
 @pytest.mark.parametrize('name', drawn.TOGETHER)
 def test_no_memory_excludes_an_optimizer(name):
-  config_of(name).check()
+  config = config_of(name)
+  config.check()
+  run = programs.Programs(config, V, mesh_of(1))
+  optimizers = partition.table_optimizers(config.model.table_memories())
+  by_row = {label for label, name in optimizers.items() if name == 'row_adagrad'}
+  assert len(by_row) > 1 and {partition.DENSE, *by_row} <= set(jax.tree.leaves(run.labels))
+  assert any(jax.tree.leaves(run.matrices))
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import memory_limits
+from ngrammer_jax import errors, memory_limits
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.training import capacity, loop, programs
 from tests.checks import mesh_of
@@ -83,9 +83,12 @@ def test_nothing_is_chosen_where_no_memory_is_told(monkeypatch, compile_with):
 
 
 def test_recurrent_configs_of_earlier_versions_are_read():
-  """Their default was `none`."""
-  lstm = {'width': 16, 'tie_embeddings': False, 'recurrent': {}, 'remat': 'none'}
-  experiment.resolve({'model': lstm, 'data': DATA})
+  """Their default was `none`; other values are only for Transformers."""
+  lstm = {'width': 16, 'tie_embeddings': False, 'recurrent': {}}
+  config = experiment.resolve({'model': lstm | {'remat': 'none'}, 'data': DATA})
+  assert programs.Programs(config, 257, mesh_of(1)).remat == 'none'
+  with pytest.raises(errors.BadInput, match='^model.remat: only for Transformers'):
+    experiment.resolve({'model': lstm | {'remat': 'minimal'}, 'data': DATA})
 
 
 @pytest.mark.full

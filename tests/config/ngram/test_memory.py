@@ -2,7 +2,9 @@
 
 import dataclasses
 
-from ngrammer_jax import config
+import pytest
+
+from ngrammer_jax import config, errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import HASHES, TABLE_MEMORIES, NGramMemoryConfig
 from ngrammer_jax.config.ngram.presets import PRESETS
@@ -119,14 +121,20 @@ def test_possible_memories_pass(memory, fields):
 
 
 def test_memories_stand_beside_each_other_and_in_recurrent_models():
-  config.resolve({'model': {'ngram': {}, 'ngram_memories': [SUM, GATE, CLUSTERS]}})
+  model = config.resolve({'model': {'ngram': {}, 'ngram_memories': [SUM, GATE, CLUSTERS]}}).model
+  places = [memory.places(model.layers) for memory in model.ngram_memories]
+  assert places == [(Place('input'),), *2 * [(Place('before_attention', 1),)]]
   recurrent = {'recurrent': {'hidden': 256}, 'feed_forward_width': 688}
   config.resolve({'model': recurrent | {'ngram_memories': [SUM]}})
+  with pytest.raises(errors.BadInput, match='model.ngram_memories.0.layers'):
+    config.resolve({'model': recurrent | {'ngram_memories': [GATE]}})
 
 
 def test_a_memory_of_bytes_passes_with_a_vocabulary_of_bytes():
   model = {'ngram_memories': [GATE, SUM | {'key': 'bytes'}]}
   config.resolve({'model': model, 'data': {'corpus': 'text', 'vocabulary': 'bytes'}})
+  with pytest.raises(errors.BadInput, match="key='bytes' is not for data.vocabulary='words'"):
+    config.resolve({'model': model, 'data': {'corpus': 'text', 'vocabulary': 'words'}})
 
 
 @each(
