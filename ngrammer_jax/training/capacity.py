@@ -6,23 +6,24 @@ arrays of a step, such as activations and gradients, known after compilation.
 For a large batch they are estimated before.
 """
 
-from collections.abc import Callable
+from collections.abc import Collection
 import logging
+import math
 from typing import Any
 
 import jax
+import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, host_arrays, memory_limits, sharding
 from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.inference import programs
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import language_model, parameter_groups
 from ngrammer_jax.training import state as train_state
 
 SPARE_SHARE = 0.03  # of a device, for memory not counted by a compiled program
 # Of the memory: a batch with larger logits and inputs of blocks is traced for its activations.
 TRACED_SHARE = 0.1
-Estimate = Callable[[], int]
 TRAINING_ARRAYS = 'parameters, optimizer state, memory and batch'
 
 
@@ -51,17 +52,16 @@ def check_training_fits(config: experiment.Config, state: train_state.TrainState
 
 
 def warn_of_activations(
-  config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh, estimate: Estimate
+  config: experiment.Config,
+  vocabulary_size: int,
+  state: train_state.TrainState,
+  frozen: Collection[str],
 ) -> None:
   """Warns before compilation if a step will probably exceed the memory.
 
-  Args:
-    config: the experiment.
-    vocabulary_size: V.
-    mesh: device mesh.
-    estimate: estimates the bytes of the arrays of a step, on all devices together; it traces the
-      model, so it is only called for a large batch.
+  Args: see `estimate_step_bytes`, which is only called for a large batch.
   """
+  mesh = state.step.sharding.mesh
   memory = memory_limits.device_memory(mesh)
   if memory.size is None:
     return
@@ -75,7 +75,7 @@ def warn_of_activations(
   available = memory.size * mesh.size / memory.devices
   if 4 * tokens * features < TRACED_SHARE * available:
     return
-  needed = estimate()
+  needed = estimate_step_bytes(config, vocabulary_size, state, frozen)
   if needed > available:
     logging.warning(
       'a step will need about %s of memory for the train state, gradients and activations, but %s '
@@ -86,6 +86,59 @@ def warn_of_activations(
       t.batch_size,
       f'{t.segment_length:,}',
     )
+
+
+def estimate_step_bytes(
+  config: experiment.Config,
+  vocabulary_size: int,
+  state: train_state.TrainState,
+  frozen: Collection[str],
+) -> int:
+  """Returns the bytes of the arrays of a step on all devices, from shapes alone.
+
+  The arrays are the train state, the gradient, and the residuals of the backward pass. Replicated
+  arrays count once; a compiled program may keep fewer or more. Tables in host memory count if the
+  devices are the processor.
+
+  Args:
+    config: the experiment.
+    vocabulary_size: V.
+    state: the abstract train state, with shardings.
+    frozen: names of the frozen parameters.
+  """
+  mesh = state.step.sharding.mesh
+  model = language_model.build(config.model, vocabulary_size, jit_layers=True)
+  variables = state.variables
+  trained = parameter_groups.without(variables['params'], frozen)
+  t = config.training
+  rows = t.batch_size // t.microbatches
+  memory = jax.eval_shape(lambda: language_model.empty_memory(config.model, rows))
+  tokens = jax.ShapeDtypeStruct((rows, t.segment_length), np.int32)
+
+  def read_by_backward(variables, trained, memory, tokens_BxT):
+    def loss(trained):
+      params = parameter_groups.merge(variables['params'], trained)
+      (hidden, *_), _ = model.apply(
+        variables | {'params': params},
+        tokens_BxT,
+        memory,
+        train=True,
+        rngs={'dropout': jax.random.key(0)},
+        mutable=['codebook'],
+      )
+      scores = model.apply({'params': params}, hidden, tokens_BxT, method='scores', train=True)
+      return scores.nll_BxT.sum()
+
+    _, pull_back = jax.vjp(loss, trained)
+    return jax.tree.leaves(pull_back)
+
+  with sharding.use(mesh):
+    shapes = sharding.abstract((variables, trained), None)
+    residuals = jax.eval_shape(read_by_backward, *shapes, memory, tokens)
+  updated = jax.tree.leaves((state.opt_state, trained))
+  if not memory_limits.devices_are_processor(mesh):
+    updated = [leaf for leaf in updated if not host_arrays.is_on_host(leaf)]
+  return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in (*residuals, *updated))
 
 
 def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Compiled) -> None:

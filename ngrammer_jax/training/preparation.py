@@ -14,7 +14,7 @@ from ngrammer_jax.config import kernels
 from ngrammer_jax.layers.attention import fused
 from ngrammer_jax.models import precision
 from ngrammer_jax.system import hosts
-from ngrammer_jax.training import capacity, compiler, losses, train_task
+from ngrammer_jax.training import capacity, compiler, losses, train_task, trained_parts
 from ngrammer_jax.training import programs as training_programs
 from ngrammer_jax.training.records import wandb_run
 
@@ -49,7 +49,7 @@ def prepare(
   has_checkpoint = hosts.broadcast(bool(reader.steps(workdir)))
   with hosts.collective_errors():
     source_dtypes = frozen.dtypes(workdir) if has_checkpoint else task.source_dtypes
-    training_programs.check_trained(config, task.vocabulary.size, source_dtypes)
+    trained_parts.check(config, task.vocabulary.size, source_dtypes)
   mesh = _make_mesh(config)
   compiler.check_options(config.training, mesh)
   loss = task.loss
@@ -59,7 +59,7 @@ def prepare(
   with hosts.collective_errors():  # hosts may differ in their memory
     capacity.check_training_fits(config, programs.abstract)
   if hosts.is_primary():
-    capacity.warn_of_activations(config, task.vocabulary.size, mesh, programs.estimate_step_bytes)
+    capacity.warn_of_activations(config, task.vocabulary.size, programs.abstract, programs.frozen)
   return config, task, programs
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, host_arrays, memory_limits, sharding
+from ngrammer_jax import host_arrays, memory_limits, sharding
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
@@ -35,6 +35,7 @@ from ngrammer_jax.training import (
   losses,
   metrics,
   table_pages,
+  trained_parts,
 )
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
@@ -90,10 +91,12 @@ class Programs:
     memories = config.model.table_memories()
     host_tables.check_processor(config.model)
     source_dtypes = source_dtypes or {}
-    self.frozen = _frozen_parameters(config.optimizer, variables['params'], source_dtypes)
+    self.frozen = trained_parts.frozen_parameters(
+      config.optimizer, variables['params'], source_dtypes
+    )
     self.labels = partition.labels(variables['params'], memories, self.frozen)
     self.decay_mask = weight_decay.mask(config.optimizer, variables['params'])
-    self.matrices = _matrices(config.optimizer, variables['params'], self.frozen)
+    self.matrices = trained_parts.matrices(config.optimizer, variables['params'], self.frozen)
     width_factors = width_rule.factors(config.model, config.optimizer, variables['params'])
     trained_labels = parameter_groups.without(self.labels, self.frozen)
     optimizer = partition.make(
@@ -348,46 +351,6 @@ class Programs:
     model = language_model.build(config, self._vocabulary_size, jit_layers=True)
     return inference.Engine.shared(model, self.mesh)
 
-  def estimate_step_bytes(self) -> int:
-    """Returns the bytes of the arrays of a step on all devices, from shapes alone.
-
-    The arrays are the train state, the gradient, and the residuals of the backward pass. Replicated
-    arrays count once; a compiled program may keep fewer or more. Tables in host memory count if the
-    devices are the processor.
-    """
-    t = self._config.training
-    model = self._step.model
-    variables = self.abstract.variables
-    trained = parameter_groups.without(variables['params'], self.frozen)
-    rows = t.batch_size // t.microbatches
-    memory = jax.eval_shape(lambda: language_model.empty_memory(model.config, rows))
-    tokens = jax.ShapeDtypeStruct((rows, t.segment_length), np.int32)
-
-    def read_by_backward(variables, trained, memory, tokens_BxT):
-      def loss(trained):
-        params = parameter_groups.merge(variables['params'], trained)
-        (hidden, *_), _ = model.apply(
-          variables | {'params': params},
-          tokens_BxT,
-          memory,
-          train=True,
-          rngs={'dropout': jax.random.key(0)},
-          mutable=['codebook'],
-        )
-        scores = model.apply({'params': params}, hidden, tokens_BxT, method='scores', train=True)
-        return scores.nll_BxT.sum()
-
-      _, pull_back = jax.vjp(loss, trained)
-      return jax.tree.leaves(pull_back)
-
-    with sharding.use(self.mesh):
-      shapes = sharding.abstract((variables, trained), None)
-      residuals = jax.eval_shape(read_by_backward, *shapes, memory, tokens)
-    updated = jax.tree.leaves((self.abstract.opt_state, trained))
-    if not memory_limits.devices_are_processor(self.mesh):
-      updated = [leaf for leaf in updated if not host_arrays.is_on_host(leaf)]
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in (*residuals, *updated))
-
   @functools.cached_property
   def flops(self) -> flops.ModelFlops:
     """The FLOPs of the model in training."""
@@ -405,64 +368,3 @@ class Programs:
     return language_modeling.evaluate(
       self.engine, state.variables, split, self._config, report=report
     )
-
-
-def check_trained(
-  config: experiment.Config, vocabulary_size: int, source_dtypes: Mapping[str, np.dtype]
-) -> None:
-  """Checks the trained parts of the model, without a device.
-
-  Args:
-    config: the experiment.
-    vocabulary_size: V.
-    source_dtypes: dtype of every initial parameter from another run, by name.
-
-  Raises:
-    BadInput: the model lacks a part named in the config, nothing is trained, or Muon has no matrix
-      to train.
-  """
-  optimizer = config.optimizer
-  if not optimizer.rates and 'all' in optimizer.train:
-    return  # blocks have matrices
-  model_config = dataclasses.replace(config.model, dtype='float32')  # `auto` asks for the device
-  with sharding.without_devices():
-    model = language_model.build(model_config, vocabulary_size)
-    params = model_variables.abstract(model)['params']
-  _matrices(optimizer, params, _frozen_parameters(optimizer, params, source_dtypes))
-
-
-def _matrices(
-  optimizer: experiment.OptimizerConfig, params: Any, frozen: Mapping[str, np.dtype]
-) -> dict[str, muon.Kernel] | None:
-  """Returns the matrices trained by Muon; None for other algorithms.
-
-  Raises:
-    BadInput: Muon has no matrix to train.
-  """
-  if optimizer.algorithm != 'muon':
-    return None
-  matrices = muon.find_matrices(params, frozen)
-  if not matrices:
-    raise errors.BadInput(
-      f"optimizer.algorithm='muon' is for the matrices of blocks, and "
-      f"optimizer.train={optimizer.train} has none: use 'adam', or name blocks in optimizer.train"
-    )
-  return matrices
-
-
-def _frozen_parameters(
-  optimizer: experiment.OptimizerConfig, params: Any, source_dtypes: Mapping[str, np.dtype]
-) -> dict[str, np.dtype]:
-  """Returns the dtype of every frozen parameter, by name.
-
-  Args:
-    optimizer: config of the optimizer, with the names of trained parts.
-    params: the abstract parameters.
-    source_dtypes: dtype of every initial parameter from another run, by name.
-
-  Raises:
-    BadInput: the model does not have a part named in the config.
-  """
-  parts = [*optimizer.train, *(rate.part for rate in optimizer.rates)]
-  parameter_groups.check_names(parts, params)
-  return parameter_groups.frozen(optimizer.train, params, source_dtypes)

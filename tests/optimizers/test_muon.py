@@ -16,7 +16,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config.mesh import MeshConfig
 from ngrammer_jax.models import language_model, model_variables
 from ngrammer_jax.optimizers import muon, orthogonalization, partition, weight_decay
-from ngrammer_jax.training import flops, loop, programs
+from ngrammer_jax.training import flops, loop, programs, trained_parts
 from tests import checks, conftest
 from tests.checks import bad_input, full, mesh_of
 from tests.models import drawn
@@ -201,7 +201,7 @@ def test_a_run_that_trains_no_matrix_is_refused_before_devices(tiny, train, monk
     f"optimizer.algorithm='muon' is for the matrices of blocks, and optimizer.train={train} has "
     f"none: use 'adam', or name blocks in optimizer.train"
   ):
-    programs.check_trained(config, 256, source)
+    trained_parts.check(config, 256, source)
 
 
 def test_flops_are_those_of_the_products():

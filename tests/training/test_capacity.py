@@ -150,42 +150,43 @@ def test_a_step_with_product_keys_does_not_hold_the_rows_of_all_tokens(one_devic
   assert step_programs.abstract.params['product_memory']['table'].shape == (values, width)
 
 
+def estimate(config, run=None):
+  """The estimated bytes of a step with 257 token ids."""
+  run = run or programs.Programs(config, 257, mesh_of(1))
+  return capacity.estimate_step_bytes(config, 257, run.abstract, run.frozen)
+
+
 def test_a_large_step_is_warned_of_before_it_is_compiled(monkeypatch, caplog):
   """The estimate has the logits, and what else the backward pass reads."""
   values = {'data': {'corpus': 'text', 'path': 'x', 'vocabulary': 'bytes'}}
   training = {'batch_size': 8, 'segment_length': 64}
   config = experiment.resolve({'model': MODEL, 'training': training, **values})
   run = programs.Programs(config, 257, mesh_of(1))
-  needed = run.estimate_step_bytes()
+  needed = estimate(config, run)
   logits = 4 * 8 * 64 * 257
   assert logits < needed < 4 * logits
-  twice = programs.Programs(
-    experiment.resolve({'model': MODEL, 'training': training | {'batch_size': 16}, **values}),
-    257,
-    mesh_of(1),
-  )
-  assert twice.estimate_step_bytes() - needed > logits  # the rest does not depend on the batch
+  twice = experiment.resolve({'model': MODEL, 'training': training | {'batch_size': 16}, **values})
+  assert estimate(twice) - needed > logits  # the rest does not depend on the batch
 
   bfloat16 = MODEL | {'loss_dtype': 'bfloat16'}
-  halved = programs.Programs(
-    experiment.resolve({'model': bfloat16, 'training': training, **values}), 257, mesh_of(1)
-  )
-  assert needed - halved.estimate_step_bytes() == logits / 2
+  halved = experiment.resolve({'model': bfloat16, 'training': training, **values})
+  assert needed - estimate(halved) == logits / 2
 
   def warn(size):
     caplog.clear()
     limit(monkeypatch, machine=size)
-    capacity.warn_of_activations(config, 257, mesh_of(1), run.estimate_step_bytes)
+    capacity.warn_of_activations(config, 257, run.abstract, run.frozen)
     return caplog.text
 
   assert not warn(needed)
   text = warn(needed - 1)
   assert text.rstrip().endswith('lower training.batch_size=8 or training.segment_length=64')
   asked = []
+  monkeypatch.setattr(capacity, 'estimate_step_bytes', lambda *args: asked.append(args))
   limit(monkeypatch, machine=100 * needed)
-  capacity.warn_of_activations(config, 257, mesh_of(1), lambda: asked.append(1))
+  capacity.warn_of_activations(config, 257, run.abstract, run.frozen)
   limit(monkeypatch, device=1, machine=1)  # model.remat=auto compiles what fits
-  capacity.warn_of_activations(config, 257, mesh_of(1), lambda: asked.append(1))
+  capacity.warn_of_activations(config, 257, run.abstract, run.frozen)
   assert not asked
 
 
@@ -195,6 +196,6 @@ def test_the_estimate_of_a_device_has_no_tables_of_the_host(monkeypatch):
   values = {'data': {'corpus': 'text', 'path': 'x', 'vocabulary': 'bytes'}}
   config = experiment.resolve({'model': MODEL | {'ngram_memories': (table,)}, **values})
   run = programs.Programs(config, 257, mesh_of(1))
-  on_processor = run.estimate_step_bytes()
+  on_processor = estimate(config, run)
   limit(monkeypatch, device=10**6, machine=10**9)
-  assert on_processor - run.estimate_step_bytes() == run.host_bytes('train') > 10**6
+  assert on_processor - estimate(config, run) == run.host_bytes('train') > 10**6

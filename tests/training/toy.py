@@ -58,9 +58,6 @@ class Programs:
   def peak_bytes(self):
     return 2**20
 
-  def estimate_step_bytes(self):
-    return 2**20
-
   @property
   def flops(self):
     return flops.ModelFlops(per_segment=0, per_token=10, per_key=0, length=16)
