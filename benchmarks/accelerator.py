@@ -1,12 +1,12 @@
-"""Everything that needs a GPU or a TPU, in one command that goes on where it stopped.
+"""All measurements on a GPU or a TPU, in one command; the same command resumes it.
 
   python -m benchmarks.accelerator --minutes=9 --json=accelerator.jsonl
   python -m benchmarks.accelerator --json=accelerator.jsonl --trace
   python -m benchmarks.accelerator --cases n-grammer --predicted n-grammer=report.json
 
-The cases stand in the order of what they tell. Each runs in a process of its own, without network,
-and leaves one line of JSON. Cases that the file has are not run again. --minutes begins no case
-that would not end in time, and the same command goes on with it.
+The most informative cases come first. Each runs in a process of its own, without network, and
+leaves one line of JSON. Cases with a line in the file are not run again. With --minutes, a case
+without enough time left does not start; the same command runs it later.
 
   attention   calls of cuDNN beside full scores: their errors
   step        training steps on random tokens, in bfloat16, on all devices of the machine: the
@@ -14,8 +14,8 @@ that would not end in time, and the same command goes on with it.
               the vendor, and MFU the floor over the time; --predicted adds the bound and the cycles
               of a report of launch/compile.py; --trace adds the share of each part of a step
   torch       steps of the same Transformer in PyTorch: torch.compile, bfloat16, flash attention
-  run         a training from its command, with its input pipeline: the speed that it reports. Its
-              text has words by Zipf's law, see `random_text`
+  run         a training from its command, with its input pipeline: its reported speed. The text
+              has words by Zipf's law, see `random_text`
 
 Operations are deterministic, as in the trainer, unless the name of the case says otherwise.
 --tiny runs everything in small sizes.
@@ -415,7 +415,7 @@ def main() -> int:
   )
   parser.add_argument('--cases', nargs='*', choices=CASES, default=[*CASES], metavar='CASE')
   parser.add_argument('--minutes', type=float, default=0.0, help='stop before; 0: no limit')
-  parser.add_argument('--steps', type=int, default=20, help='steps that are timed')
+  parser.add_argument('--steps', type=int, default=20, help='timed steps')
   parser.add_argument('--warmup', type=int, default=5, help='steps before them')
   parser.add_argument('--trace', action='store_true', help='the share of each part of a step')
   parser.add_argument('--predicted', nargs='*', default=[], metavar='CASE=REPORT')

@@ -6,11 +6,11 @@
   python -m benchmarks.against_peers --json=peers.json \\
     --peer adaptive-span=adaptive-span --peer transformer-xl=transformer-xl
 
-Packages are used where they are installed, repositories where --peer names their folder. What is
-missing is skipped, and named. --quick takes less than five minutes on two cores. See
+Installed packages are used, and repositories with a folder in --peer. Missing ones are skipped, and
+named. --quick takes less than five minutes on two cores. See
 `benchmarks.paired`: a ratio above 1 says that ngrammer_jax is faster. On a busy machine, give every
-side one core (`taskset --cpu-list 0`) and compare CPU seconds: threads of PyTorch that wait for
-each other count as busy.
+side one core (`taskset --cpu-list 0`) and compare CPU seconds: waiting threads of PyTorch count as
+busy.
 """
 
 import argparse

@@ -3,8 +3,8 @@
   python benchmarks/attention_lstm.py --rows lstm key_value_predict --words=77000
 
 Trains variants of configs/attention_lstm.py at the paper's sizes: 64 streams of 20 random tokens,
-Adam, gradients clipped by their norm, float32, on the same cores. The JAX step is that of the
-trainer, with documents that start within a segment; PyTorch's `nn.LSTM` cannot be reset there, so
+Adam, gradients clipped by their norm, float32, on the same cores. The JAX step is the step of the
+trainer, with document starts within a segment; PyTorch's `nn.LSTM` cannot be reset there, so
 each segment is one document. Both run in turn; a ratio is the median over rounds of the ratio of
 consecutive measurements. Needs `pip install torch`.
 """

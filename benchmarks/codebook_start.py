@@ -2,8 +2,8 @@
 
   python -m benchmarks.codebook_start --model=hf:FOLDER --text=FILE --block=15
 
-The inputs are those of a memory with clusters before a block. Perplexity is exp of the entropy of
-the share of tokens in each cluster, a mean over heads, of tokens that no centroid is drawn from.
+The quantiser inputs are the hidden states before a block. Perplexity is exp of the entropy of the
+share of tokens in each cluster, a mean over heads, on batches held out from the start.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--model', required=True, help='as in --config.init_from')
   parser.add_argument('--text', type=pathlib.Path, required=True, help='text file')
   parser.add_argument('--block', type=int, required=True, help='number of the block')
-  parser.add_argument('--held_out', type=int, default=4, help='batches that are clustered')
+  parser.add_argument('--held_out', type=int, default=4, help='number of held-out batches')
   args = parser.parse_args(argv)
   overrides = {
     'init_from': args.model,

@@ -3,7 +3,7 @@
   python -m benchmarks.copy_search
 
 It prints the milliseconds of 16 rows with the window and the lengths of the default
-`model.copy_memory`, the best and the median of a few runs. Ids are drawn as those of words.
+`model.copy_memory`, the best and the median of a few runs. Ids have the frequencies of words.
 """
 
 import time

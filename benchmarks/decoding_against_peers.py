@@ -3,7 +3,7 @@
 Both models have 3 blocks of width 192, 6 heads, 4,096 tokens and random weights, and start from one
 token. Ours is the model of configs/quickstart.py without its n-gram memory, with a gated
 feed-forward of 512; GPT-2 has one of 768 without a gate, and as many parameters. Transformers is
-measured with one thread, which is faster for so small products, and with all threads.
+measured with one thread (faster for such small products) and with all threads.
 """
 
 from collections.abc import Callable

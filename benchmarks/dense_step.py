@@ -1,15 +1,15 @@
 """Steps of a plain Transformer, beside a nanoGPT-style model in PyTorch.
 
-The model is that of configs/quickstart.py without its n-gram memory. The model in PyTorch has the
+Ours is the model of configs/quickstart.py without its n-gram memory. The model in PyTorch has the
 same layers, width, heads, feed-forward, vocabulary, batch, segment and precision, tied embeddings,
 layer norms before the sub-layers, Adam with its norm clipped, and no dropout. It is written as most
 people write it: eager, fused causal attention (`scaled_dot_product_attention`), `cross_entropy` of
-all logits, the fused Adam. What remains different: ours has rotary positions instead of learned
+all logits, the fused Adam. The remaining differences: ours has rotary positions instead of learned
 ones, a softmax bias, attention within documents and loss weights of tokens (both read at run time),
 and reports gradient norms; PyTorch's has none of these.
 
-Both sides have the gated feed-forward of the quickstart, or a plain one: that of nanoGPT, of width
-4 D without a gate. Each measurement is the mean of a few steps. The peak memory is that of the
+Both sides have the gated feed-forward of the quickstart, or the plain one of nanoGPT, of width 4 D
+without a gate. Each measurement is the mean of a few steps. The peak memory is the memory of the
 process, with its libraries and compilers.
 """
 

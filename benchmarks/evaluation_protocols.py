@@ -6,9 +6,9 @@
 once the memory is full, as blocks without tokens are skipped; `window` reads a window of that
 length for every token (`evaluation.protocol=sliding_window`). The model is
 `transformer_xl.py:text8_small` with more layers, and random parameters. The protocols alternate,
-and the best round of each counts. A ratio is that of the seconds per token of `window` to those of
-`memory`, of the wall clock and of the CPU. The paper's ratios are of Table 9 of Dai et al. 2019, on
-a GPU.
+and the best round of each counts. A ratio divides the seconds per token of `window` by the seconds
+of `memory`, of the wall clock and of the CPU. The paper's ratios are in Table 9 of Dai et al. 2019,
+on a GPU.
 """
 
 import argparse

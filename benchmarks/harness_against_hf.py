@@ -113,7 +113,7 @@ def main() -> None:
   parser.add_argument('--text', required=True, help='file of UTF-8 text')
   parser.add_argument('--scores', type=int, default=100, help='number of log-likelihoods')
   parser.add_argument('--tokens', type=int, default=32, help='maximum length of an answer')
-  parser.add_argument('--max_length', type=int, default=256, help='tokens that the models read')
+  parser.add_argument('--max_length', type=int, default=256, help='context length of both models')
   parser.add_argument('--answers', type=int, default=100, help='number of generated answers')
   parser.add_argument('--dtype', default='float32', help='of both: float32 or float64')
   parser.add_argument('--batch_size', type=int, default=8, help='of ngrammer_jax')

@@ -3,9 +3,9 @@
   python benchmarks/host_tables.py --config=configs/ngram_memories.py:quickstart_engram
   python benchmarks/host_tables.py --large
 
-The config is that of a model with `ngram_memories`. --large is one block of width 1,024 with an
+The config needs `ngram_memories`. --large is one block of width 1,024 with an
 Engram of 2 orders, 8 heads and 2^20 rows of 32 values, and 16 x 1,024 tokens. Tokens are drawn with
-the frequencies 1 / rank. Both trainings take turns; a ratio is that of the medians of their steps.
+the frequencies 1 / rank. Both trainings take turns; a ratio divides the medians of their steps.
 """
 
 import argparse

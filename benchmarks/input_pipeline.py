@@ -16,12 +16,12 @@ and with the SentencePiece vocabulary alone
   bare tf.data    the same records, parsed, tokenised by tensorflow-text, joined and cut
   seqio           a seqio task, trimmed and packed by its converter for language models
 
-Pipelines that are compared are started together, on the same core, each in its own process: a
-machine that gets slower is as slow for all of them. Each makes about as many batches as whole
-passes over the files have, from opening the first; otherwise one that tokenises far ahead would do
-part of its work outside of the measurement. The results are medians over rounds: of the tokens per
-CPU second, and of their ratio to those of this library. `floor` is only the tokenizer, on texts in
-memory. A training step of S seconds needs batch * length / S / rate cores.
+All compared pipelines start together, on the same core, each in its own process: a slow machine is
+as slow for all of them. Each makes about the batches of whole passes over the files, from opening
+the first file on; otherwise a pipeline with a long read-ahead would do part of its work outside of
+the measurement. The results are medians over rounds: of the tokens per CPU second, and of their
+ratio to this library. `floor` is only the tokenizer, on texts in memory. A training step of S
+seconds needs batch * length / S / rate cores.
 """
 
 import argparse

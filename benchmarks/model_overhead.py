@@ -3,15 +3,15 @@
   python benchmarks/model_overhead.py --layers=4 --rows=2 --length=512 --json=overhead.json
 
 Three models of the width of the N-Grammer paper (configs/ngrammer_c4.py, variants `transformer` and
-`393k_8k_50`, with fewer layers): the Transformer; the N-Grammer that clusters every token (or the
-vocabulary, if it has fewer rows); and the N-Grammer with precomputed clusters of all tokens, as in
-`evaluate` and `generate`. They are measured in turn; a ratio is the median over rounds of the ratio
-of consecutive measurements. `score` is a forward pass with the negative log-likelihoods, `decode`
-generates one token for every row.
+`393k_8k_50`, with fewer layers): the Transformer; the N-Grammer with clusters of every token (or of
+the vocabulary, if it has fewer rows); and the N-Grammer with precomputed clusters of all tokens, as
+in `evaluate` and `generate`. They are measured in turn; a ratio is the median over rounds of the
+ratio of consecutive measurements. `score` is a forward pass with the negative log-likelihoods,
+`decode` generates one token for every row.
 
 The paper reports 356.94 / 402.00 examples/s = 0.888 on TPU-v3 (its Table 1). The floor is a lower
 bound on the cost of the layer with precomputed clusters: the products of the model at the speed of
-large products on this machine, and the bytes that the layer has to move at the speed of a copy.
+large products on this machine, and the necessary bytes of the layer at the speed of a copy.
 """
 
 import argparse

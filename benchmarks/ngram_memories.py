@@ -4,13 +4,13 @@
   python benchmarks/ngram_memories.py layer --demo=engram_demo_v1.py --branches=4 --json=layer.json
   python benchmarks/ngram_memories.py model --json=model.json
 
-`layer`: engram_demo_v1.py is the file of github.com/deepseek-ai/Engram, which is not part of this
-project; its tokenizer is replaced by the identity on 99,092 ids. Both layers have orders 2 and 3
+`layer`: engram_demo_v1.py is a file of github.com/deepseek-ai/Engram, not of this project; its
+tokenizer is replaced by the identity on 99,092 ids. Both layers have orders 2 and 3
 with 8 heads of 64 values and the same rows, and are measured in turn: the forward pass from token
 ids on, and a training step with gradients of all parameters, Adam for the dense ones, and the
 optimizer of each side for the table (torch: Adam, as in the paper; here Adagrad). The best of all
-rounds counts; a ratio is the time of the demo over that of ngrammer_jax. Below stand `jnp.take` of
-the same rows alone, the products of the layer alone at the speed of this machine, and the
+rounds counts; a ratio is the time of the demo over the time of ngrammer_jax. Below stand `jnp.take`
+of the same rows alone, the products of the layer alone at the speed of this machine, and the
 temporaries of the compiled programs.
 
 `model`: 12 layers of width 512 without Engram, with it in layers 1 and 6 (256 values a token, one

@@ -4,7 +4,7 @@
   python -m benchmarks.ngrammer_layer                         # memory and floor
 
 The passes are the forward pass in evaluation, and forward and backward pass with the k-means update
-in training. The memory is the temporary memory of the compiled JAX programs; its ratio is that to
+in training. The memory is the temporary memory of the compiled JAX programs, also as a ratio to
 the size of the distances of all tokens to all centroids, [B, T, N, K] in float32.
 
 The floor is a lower bound for every implementation: the products of all tokens with all centroids

@@ -3,7 +3,7 @@
   adaptive   the step of `benchmarks.span_step` with learned spans of at most 8,192
   xl_train, xl_evaluate   the passes of `benchmarks.transformer_xl_step`
 
-An operation has the name that XLA gives it; `ynn_fusion` is a matrix product with its neighbours.
+An operation has its name in XLA; `ynn_fusion` is a matrix product with its neighbours.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Measures programs of several libraries in turn, each library in a process of its own.
 
-A process runs only when it is asked to, so that threads do not compete, and the sides change their
-order from round to round. A ratio is the time of another library over that of ngrammer_jax: of the
-best measurements, the median of the ratios of consecutive ones, and that of the median CPU seconds,
-which other programs on the machine change less.
+One process runs at a time, so threads do not compete, and the sides change their order from round
+to round. A ratio is the time of another library over the time of ngrammer_jax. There are three: of
+the best measurements, the median over consecutive measurements, and of the median CPU seconds;
+other programs on the machine change the last one least.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -3,9 +3,9 @@
   python benchmarks/starting.py --config=configs/quickstart.py --workdir=runs/quickstart
 
 Every measurement is a process of its own, and the best of several rounds counts. The first step and
-the first token are measured with an empty compilation cache and with one that the same command has
-filled. `train` counts all before the first call of steps, with tokens that are cached already;
-`generate` counts everything after its imports until the first token of a trained run.
+the first token are measured twice: with an empty compilation cache, and again with the filled
+cache. `train` counts all before the first call of steps, with cached tokens; `generate` counts
+everything after its imports until the first token of a trained run.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
   python benchmarks/width_rule.py --json=width_rule.json --figure=docs/width_rule.png
 
-Models of two layers that differ in their width take five steps of Adam on the same random tokens,
-with the same learning rate, with and without `optimizer.width_rule=mup`. Printed are the root mean
-squares of the outputs of the blocks and of the logits afterwards, and the exponent of the width
-that fits them.
+Models of two layers and different widths take five steps of Adam on the same random tokens, with
+the same learning rate, with and without `optimizer.width_rule=mup`. The table has the root mean
+squares of the outputs of the blocks and of the logits afterwards, and their fitted exponent of the
+width.
 """
 
 import argparse

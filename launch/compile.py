@@ -3,16 +3,16 @@
   python launch/compile.py --config=configs/ngrammer_c4.py:393k_8k_50 --topology=v5e:4x4
 
 It compiles the programs of a run: a training step, the scoring of a segment, and the generation of
-a token. Needs `pip install libtpu`. All numbers are read from the compiled programs, and are for
-one device (see `hlo.py`); `tables in host memory`, in no program, are those of all hosts:
+a token. Needs `pip install libtpu`. All numbers are read from the compiled programs, for one device
+(see `hlo.py`). `tables in host memory` belong to no program and count for all hosts:
 
-  bound by instruction   the sum over instructions of the time of their FLOPs or of their bytes,
-                         whichever is longer, and of the waits for collectives
-  cycles                 the sum of the compiler's estimates, which leave out what is named
+  bound by instruction   for each instruction, the longer of the times of its FLOPs and its bytes;
+                         their sum, plus the waits for collectives
+  cycles                 the sum of the compiler's estimates, without the named instructions
   estimate               cycles, else the time of the bound, plus waits (see `hlo_parts.py`)
 
-Transfers to and from the host are not counted. --against=OTHER.json, a report of --json, prints
-this report beside that one.
+Transfers to and from the host are not counted. --against=OTHER.json prints another report of --json
+beside this one.
 
 Exit status 1: a program does not fit; 2: bad input; 3: any other error.
 """
@@ -304,7 +304,7 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
   add('--topology', required=True, nargs='+', help='such as v3:4x4, v5e:4x8 or v5p:4x4x8')
   add('--slices', type=int, default=1, help='number of slices (default: 1)')
   add('--programs', nargs='+', choices=programs.NAMES, default=programs.NAMES, help='default: all')
-  add('--vocabulary_size', type=int, help='if in the config it depends on the text')
+  add('--vocabulary_size', type=int, help='if the config leaves it to the text')
   add('--json', type=pathlib.Path, help='file for the report')
   add('--against', type=pathlib.Path, help='a report to subtract from this one')
   args, config = command_line.parse(parser, argv)

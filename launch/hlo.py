@@ -1,14 +1,13 @@
-"""What one device computes, moves and sends in a compiled program.
+"""FLOPs, bytes and collectives of one device in a compiled program.
 
 `hlo_text` reads the instructions, `hlo_traffic` has their bytes. Everything is per device, times
-the trip counts of the loops. A conditional counts as its longest branch. A loop whose trip count is
-only known at run time counts once, and is named.
+the trip counts of the loops. A conditional counts as its longest branch. A loop with a trip count
+of the run time counts once, and is named.
 
-Bytes are those of arrays in main memory with the padding of their tiles, not those of arrays that
-the compiler keeps on the chip. An instruction reads an operand once; Pallas kernels may read theirs
-several times.
+Bytes count arrays in main memory with the padding of their tiles; arrays on the chip do not count.
+An instruction reads an operand once; Pallas kernels may read theirs several times.
 
-FLOPs are those of matrix products, a multiply-add as two, and of the given Pallas kernels.
+FLOPs count matrix products, a multiply-add as two, and the given Pallas kernels.
 """
 
 from collections.abc import Mapping

@@ -2,12 +2,12 @@
 
   estimate = cycles, else roofline, plus waits
 
-An instruction takes the compiler's cycles, or where it has none the time of its FLOPs or bytes,
-whichever is longer. A Pallas kernel without cycles takes this time by the ratio of cycles to it
-that the other instructions of its part have, with or without matrix products as the kernel, and
-their asynchronous copies: so code gains nothing by moving into a kernel that moves as much.
-Asynchronous copies themselves run beside other instructions, and collectives take what the device
-waits for them.
+An instruction takes the compiler's cycles; without cycles, the longer of the times of its FLOPs and
+its bytes. For a Pallas kernel without cycles, this time is multiplied by a ratio: cycles to time of
+the other instructions of its part (with matrix products if the kernel has them) and their
+asynchronous copies. So code gains nothing by moving into a kernel with the same traffic.
+Asynchronous copies themselves run beside other instructions. A collective takes the time of the
+device's wait.
 """
 
 import collections

@@ -1,7 +1,7 @@
-"""Bytes that an instruction of a compiled program reads and writes in main memory.
+"""Main memory traffic of an instruction of a compiled program: bytes read and written.
 
-An operand that an instruction only slices, also inside of nested fusions, counts as its slices; one
-that is updated in place counts as its updates.
+A sliced operand counts as its slices, also inside of nested fusions. An operand with an update in
+place counts as its updates.
 """
 
 import hlo_text

@@ -1,4 +1,4 @@
-"""The script `ngrammer_jax`, which runs a command of the package.
+"""The script `ngrammer_jax`: runs a command of the package.
 
 `ngrammer_jax train ...` is `python -m ngrammer_jax.train ...`.
 """

@@ -4,7 +4,7 @@ python -m ngrammer_jax.analyze report --workdir=DIR [--workdir=DIR ...] [--outpu
 python -m ngrammer_jax.analyze compare --workdir=DIR [...] --baseline=DIR [...] [--output=FILE]
 python -m ngrammer_jax.analyze gates --workdir=DIR [--split=SPLIT] [--text=TEXT]
 
---pretrained=NAME instead of --workdir analyzes a model of the package, where one run is analyzed.
+For one run, --pretrained=NAME instead of --workdir analyzes a model of the package.
 python -m ngrammer_jax.analyze ANALYSIS --help lists all flags of an analysis.
 """
 
@@ -32,11 +32,11 @@ HELP = {
   'ngrams': 'visits of table rows and hash collisions of all n-gram memories',
   'gates': 'gates of n-gram memories over a text, as a web page and a figure',
   'retention': 'loss without the n-gram memories, and with exchanged rows, by n-gram frequency',
-  'copies': 'how many tokens have a copy of the document, and how often it is right',
-  'product_keys': 'share of the values of product keys that is used, and how evenly',
+  'copies': 'share of tokens with a copy in the document, and accuracy of the copies',
+  'product_keys': 'usage of the values of product keys: share and evenness',
   'spans': 'attention spans by layer and head, attention on persistent vectors',
   'attention': 'mean attention weight by distance',
-  'recl': 'relative effective context length of runs: how many more tokens still lower the loss',
+  'recl': 'relative effective context length of runs: the longest useful context',
   'cloze': 'paired comparison of two runs on the same cloze questions',
 }
 OF_SEVERAL_RUNS = ('report', 'compare', 'recl', 'cloze')
@@ -76,21 +76,31 @@ def _figure_name(options: argparse.Namespace) -> str:
 
 def _make_parser() -> argparse.ArgumentParser:
   parser = flags.make_parser('analyze', __doc__)
-  analyses = parser.add_subparsers(dest='analysis', required=True, metavar='ANALYSIS')
+  parser.usage = '%(prog)s ANALYSIS [flags]'
+  analyses = parser.add_subparsers(
+    dest='analysis', required=True, metavar='ANALYSIS', prog=parser.prog
+  )
   parsers = {}
   for name, text in HELP.items():
-    analysis = analyses.add_parser(name, help=text, formatter_class=flags.HelpFormatter)
+    analysis = analyses.add_parser(
+      name, help=text, usage=flags.USAGE, formatter_class=flags.HelpFormatter
+    )
     parsers[name] = analysis
     if name in OF_SEVERAL_RUNS:
       analysis.add_argument(
-        '--workdir', type=storage.path, action='append', required=True, help='run directory'
+        '--workdir',
+        type=storage.path,
+        action='append',
+        required=True,
+        metavar='DIR',
+        help='run directory; may be repeated',
       )
     elif name == 'checkpoint':
       analysis.add_argument('--workdir', type=storage.path, required=True, help='run directory')
     else:
       flags.add_source(analysis)
     if name not in PRINTED:
-      text = 'name of the run in the figure, one for each --workdir; default: that of its folder'
+      text = 'name of the run in the figure, one for each --workdir; default: its folder'
       analysis.add_argument('--label', action='append', help=text)
     if name not in ('report', *PRINTED):
       text = 'a .png or .svg file, other results beside it; default: in the first workdir'
@@ -113,17 +123,23 @@ def _make_parser() -> argparse.ArgumentParser:
     type=storage.path,
     action='append',
     required=True,
-    help='run or model to compare with',
+    metavar='DIR',
+    help='run or model to compare with; may be repeated',
   )
-  text = 'label of each --workdir, then of each --baseline: equal labels are means over seeds; '
+  text = 'label of each --workdir, then of each --baseline; equal labels: mean over seeds; '
   add('compare', '--label', f'{text}default: names without a last number', action='append')
   add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**16)
-  add('compare', '--output', 'JSON file to which the result is written too', type=storage.path)
-  add('gates', '--text', 'text of which gates are shown; default: the first tokens of the split')
+  add('compare', '--output', 'JSON file for the result', type=storage.path)
+  add('gates', '--text', 'text for the gates; default: the first tokens of the split')
   add('clusters', '--memory', 'path of its module; default: the first with clusters of tokens')
   add('checkpoint', '--step', "also list its parts: a step number, 'newest' or 'best'")
-  add('checkpoint', '--arrays', 'list arrays of --step whose names begin so', metavar='PREFIX')
-  add('recl', '--context_step', 'tokens by which the context grows', type=int, default=100)
+  add(
+    'checkpoint',
+    '--arrays',
+    'list arrays of --step by the beginning of their names',
+    metavar='PREFIX',
+  )
+  add('recl', '--context_step', 'growth of the context in tokens', type=int, default=100)
   add('recl', '--max_context', 'longest context, in tokens', type=int, default=1000)
   add('cloze', '--results', 'file of evaluate --cloze, without .jsonl', default='cloze_test')
   flags.add_literal(parsers['report'])

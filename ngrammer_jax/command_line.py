@@ -1,8 +1,8 @@
 """The config on the command line: --config=FILE[:VARIANT] and --config.a.b=value.
 
 It behaves like `ml_collections.config_flags`, with three differences. Keys are checked against the
-dataclasses, so an unknown key gives an error message instead of a traceback. A key inside a block
-that is None creates the block. No flag is global.
+dataclasses, so an unknown key gives an error message instead of a traceback. A key inside an unset
+block (None) creates the block. No flag is global.
 """
 
 import argparse
@@ -70,8 +70,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     '--config',
     required=True,
     metavar='FILE[:VARIANT]',
-    help='config file, or the name of a config of the package, and its variant; or '
-    'pretrained:NAME, or the folder of a run or a published model',
+    help='config file or name of a config of the package, with its variant; or '
+    'pretrained:NAME; or the folder of a run or a published model',
   )
   add_list(parser)
   parser.add_argument(
@@ -96,7 +96,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     action=PrintList,
     nargs=0,
     default=argparse.SUPPRESS,
-    help='list the configs of the package and their variants and its pretrained models, and exit',
+    help='list all configs, their variants and the pretrained models, and exit',
   )
 
 

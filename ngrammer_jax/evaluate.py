@@ -1,12 +1,11 @@
 """Evaluates a run: python -m ngrammer_jax.evaluate --workdir=DIR --split=test.
 
-A model of the package and any text: --pretrained=NAME --text=FILE
-Keys of the evaluation section can be overridden: --config.evaluation.memory.length=256
-So can those of the mesh, for a model that one device cannot hold: --config.mesh.fsdp=8
-And those of how it is computed: --config.model.scan_layers=False --config.model.vocabulary_chunk=N
-Where the corpus of the training is on this machine: --config.data.path=/path/to/corpus
-
-The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
+any text                     --pretrained=NAME --text=FILE
+evaluation keys              --config.evaluation.memory.length=256
+a model larger than a device --config.mesh.fsdp=8
+speed and memory             --config.model.scan_layers=False --config.model.vocabulary_chunk=N
+a moved corpus               --config.data.path=/path/to/corpus
+the Children's Book Test     --cloze=/path/to/CBTest [--cloze_protocol=prefix]
 """
 
 import argparse
@@ -57,19 +56,21 @@ def _make_parser() -> argparse.ArgumentParser:
   parser = flags.make_parser('evaluate', __doc__)
   flags.add_run(parser)
   source = parser.add_mutually_exclusive_group()
-  text = 'train, validation or test; default: test, or validation if there is no test split'
+  text = 'train, validation or test; default: test, else validation'
   source.add_argument('--split', help=text)
   source.add_argument('--text', metavar='FILE', help='a text file instead of a split')
   parser.add_argument(
     '--output',
     type=storage.path,
     metavar='DIR',
-    help='folder of the results; default: evaluation in the workdir, none for a published model',
+    help='folder of the results; default: WORKDIR/evaluation',
   )
   cloze = parser.add_argument_group("the Children's Book Test")
   cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder or file')
   cloze.add_argument(
-    '--cloze_protocol', help='query (default): score the whole query; prefix: score up to the gap'
+    '--cloze_protocol',
+    metavar='NAME',
+    help='query (default): score the whole query; prefix: score up to the gap',
   )
   compilation_cache.add_flag(parser)
   hosts.add_flags(parser)

@@ -1,6 +1,6 @@
 """Fine-tunes a trained model: python -m ngrammer_jax.finetune --config=FILE:TASK --workdir=DIR.
 
---config.init_from=DIR is the pre-trained run, --config.data.superglue_dir=DIR the folder of tasks.
+--config.init_from=DIR names the pre-trained run, --config.data.superglue_dir=DIR the tasks.
 """
 
 from collections.abc import Mapping

@@ -7,6 +7,7 @@ import difflib
 import logging
 import os
 import re
+import shutil
 import signal
 import typing
 
@@ -20,11 +21,17 @@ if typing.TYPE_CHECKING:
   from ngrammer_jax import runs
 
 
+USAGE = '%(prog)s [flags]'
+MAX_COLUMNS = 100  # of the help
 ESCAPES = {r'\n': '\n', r'\t': '\t', r'\\': '\\'}
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-  """Shows the default of every flag that has one, and keeps the lines of the description."""
+  """Shows the default of every flag, if any, and keeps the lines of the description."""
+
+  def __init__(self, prog: str):
+    columns = shutil.get_terminal_size((MAX_COLUMNS, 0)).columns
+    super().__init__(prog, max_help_position=30, width=min(columns, MAX_COLUMNS))
 
   def _get_help_string(self, action: argparse.Action) -> str | None:
     if action.default in (None, []) or isinstance(action.default, bool):
@@ -57,7 +64,10 @@ class Parser(argparse.ArgumentParser):
 def make_parser(command: str, description: str) -> argparse.ArgumentParser:
   """Returns the parser of a command, with --version."""
   parser = Parser(
-    prog=f'python -m ngrammer_jax.{command}', description=description, formatter_class=HelpFormatter
+    prog=f'python -m ngrammer_jax.{command}',
+    usage=USAGE,
+    description=description,
+    formatter_class=HelpFormatter,
   )
   add_version(parser)
   return parser
@@ -70,15 +80,15 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-  """Adds --workdir, --pretrained, --adapter and --step: which model is used."""
+  """Adds the flags of a trained model: --workdir, --pretrained, --adapter and --step."""
   add_source(parser)
-  text = 'LoRA adapter that is merged into the published model of --pretrained'
+  text = 'LoRA adapter for the published model of --pretrained'
   parser.add_argument('--adapter', type=storage.path, metavar='FOLDER', help=text)
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-  """Adds --workdir and --pretrained, of which one is required."""
+  """Adds --workdir and --pretrained; one of them is required."""
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--workdir', type=storage.path, metavar='DIR', help='run directory')
   names = ', '.join(pretrained.all_names()) or pretrained.NO_MODELS
@@ -146,20 +156,20 @@ def add_training(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--dry_run',
     action='store_true',
-    help='prepare the training, print its parameters, memory and expected time, and exit',
+    help='print parameters, memory and expected time of the training, and exit',
   )
   parser.add_argument(
     '--watchdog',
     type=minutes,
     default=watchdog.DEFAULT_MINUTES,
     metavar='MINUTES',
-    help='minutes without progress before dumping stack traces; 0: never',
+    help='minutes without progress before stack traces; 0: never',
   )
   parser.add_argument(
     '--trace',
     type=_parse_steps,
     metavar='FIRST:LAST',
-    help='steps to trace for TensorBoard, rounded to whole calls of segments_per_call',
+    help='steps to trace for TensorBoard, in whole calls of segments_per_call',
   )
   compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
@@ -205,6 +215,6 @@ def _parse_steps(text: str) -> range:
   first, _, last = text.partition(':')
   if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
     raise argparse.ArgumentTypeError(
-      f'{text} is not FIRST:LAST, as in 100:110, which are the steps from 100 to 109'
+      f'{text} is not FIRST:LAST, such as 100:110 for the steps from 100 to 109'
     )
   return range(int(first), int(last))

@@ -1,12 +1,9 @@
 """Generates text: python -m ngrammer_jax.generate --workdir=DIR --prompt='My fellow citizens'.
 
-Standard output has the text and nothing else. With --prompts=FILE it has one JSON object per line;
-the file has one prompt per line, or is JSON lines or Parquet with a field "prompt".
---interactive continues each line of standard input; --interactive --chat is a conversation. With
---chat, prompts are messages; lines of JSON may have "messages" with roles in place of a "prompt".
-
-A shorter KV cache, with the first tokens as attention sinks:
---config.evaluation.memory.length=1024 --config.evaluation.memory.sinks=4
+Standard output has only the text; with --prompts=FILE, one JSON object per line. The file has one
+prompt per line, or is JSON lines or Parquet with a field "prompt". --interactive continues each
+line of standard input. With --chat, prompts are messages; JSON may have "messages" with roles.
+A short KV cache: --config.evaluation.memory.length=1024 --config.evaluation.memory.sinks=4
 """
 
 import argparse
@@ -138,13 +135,13 @@ def _make_parser() -> argparse.ArgumentParser:
   flags.add_run(parser)
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', metavar='TEXT', help='text to continue')
-  text = 'one prompt per line, or JSON objects with a "prompt"; -: standard input'
+  text = 'prompts, one per line or in JSON lines; -: standard input'
   source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help=text)
   source.add_argument('--interactive', action='store_true', help='read prompts from standard input')
   parser.add_argument('--chat', action='store_true', help='answer prompts, by the chat template')
-  text = 'system message of --chat, in place of the one of the chat template'
+  text = 'system message of --chat; default: from the chat template'
   parser.add_argument('--system', metavar='TEXT', help=text)
-  text = 'read special tokens that a prompt spells as such; default: as ordinary text'
+  text = 'read special tokens in prompts as such; default: as ordinary text'
   parser.add_argument('--special', action='store_true', help=text)
   parser.add_argument(
     '--output', type=pathlib.Path, metavar='FILE', help='file for the results of --prompts'
@@ -168,18 +165,17 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
   """Adds the options of sampling. None: see `Run.sampling_config`."""
-  text = 'a flag that is left out has the value of generation_config.json, if the model has one'
-  group = parser.add_argument_group('sampling', text)
+  group = parser.add_argument_group('sampling (defaults: generation_config.json, or as below)')
   group.add_argument(
     '--temperature', type=float, metavar='X', help='0: greedy decoding; default: 1'
   )
   text = 'sample from the k most likely tokens; 0, the default: from all'
   group.add_argument('--top_k', type=int, metavar='N', help=text)
-  text = 'nucleus sampling: probability mass; 1, the default: all tokens'
+  text = 'nucleus sampling with this probability mass; 1, the default: all tokens'
   group.add_argument('--top_p', type=float, metavar='X', help=text)
-  text = 'share of the highest probability that a token needs; 0, the default: none'
+  text = 'minimum share of the highest probability; 0, the default: none'
   group.add_argument('--min_p', type=float, metavar='X', help=text)
-  text = 'lowers the logits of tokens of the text so far; 1, the default: no'
+  text = 'lower the logits of earlier tokens; 1, the default: no'
   group.add_argument('--repetition_penalty', type=float, metavar='X', help=text)
 
 

@@ -1,8 +1,8 @@
-"""Arrays in the memory of the hosts: NumPy arrays, whose rows are read and written by threads.
+"""NumPy arrays in host memory; threads read and write their rows.
 
-Of several processes, each has a part of the rows of every such array.
+With several processes, each holds a part of the rows of every array.
 
-V rows of an array, L rows that are read or written.
+V rows of an array, L rows of a read or a write.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -1,4 +1,4 @@
-"""Reads lines of standard input for a model to continue, or to answer in a conversation."""
+"""Reads lines of standard input; a model continues or answers them."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -21,7 +21,7 @@ CHAT_HELP = """\
 /reset        removes all messages but the system message
 /help         prints this
 /exit         ends the chat
-A message that begins with a slash needs a space before it."""
+Put a space before a message with a slash at its beginning."""
 
 
 def answer_lines(answer: Callable[[int, str], bool], hint: str) -> None:

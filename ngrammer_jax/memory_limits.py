@@ -1,4 +1,4 @@
-"""The memory of devices and machines, and checks that arrays fit, from shapes alone."""
+"""Memory of devices and machines; compares it with the size of arrays, from shapes alone."""
 
 from collections.abc import Mapping
 import math

@@ -70,13 +70,13 @@ def _add_matching(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--match_parameters',
     metavar='CONFIG',
-    help='config or run directory whose number of parameters the model gets, by --match_key',
+    help='config or run directory with the wanted number of parameters',
   )
   parser.add_argument(
     '--match_key',
     metavar='KEY',
     default='model.feed_forward_width',
-    help='whole number that is solved for, such as model.ngram_memories.0.rows',
+    help='key to solve for, such as model.ngram_memories.0.rows',
   )
 
 

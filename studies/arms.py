@@ -15,7 +15,7 @@ its matrices and Adagrad for all tables. With 2.70M parameters, room for one tab
   engram             bigrams and trigrams, gated, in the second block
   engram_123         unigrams, bigrams and trigrams
   ngrammer           bigrams of clusters of the token embeddings
-  product_keys       values that hidden states find, in place of the second feed-forward
+  product_keys       values looked up by hidden states, in place of the second feed-forward
   ARM_copies         untied, value_embeddings or an Engram with a memory of copies
 
 With 3.75M parameters, room for two tables:

@@ -1,10 +1,10 @@
-"""The runs of each table of docs/results.md, in the order in which they are trained.
+"""The runs of each table of docs/results.md, in the order of their training.
 
 A cell is one run: a config, a seed, a learning rate, and another one for tables of n-grams. Rates
-are tuned first, on seed 0, for a quarter of the steps. Of rates that are nearly equal the lowest is
-used, because the best rate falls with the number of steps; the table `rates` tests the choice. The
-n-gram memories have the rate of `plain`, and tuned rates of their tables. A control has the rates
-of its method, a span that of the segment memory, the others that of their config.
+are tuned first, on seed 0, for a quarter of the steps. Of nearly equal rates the lowest is used,
+because the best rate falls with the number of steps; the table `rates` tests the choice. The n-gram
+memories have the rate of `plain`, and tuned rates of their tables. A control has the rates of its
+method, a span the rate of the segment memory, any other run the rate of its config.
 
 Controls, sizes, spans and combined memories have a quarter of the steps too: the runs of the tuning
 with the tuned rates are their baselines.

@@ -3,8 +3,8 @@
   python -m studies.frequency --folder=runs/studies
 
 scores the first 2^18 tokens of the test split with the runs of `main` and `long_controls` in the
-folder, and writes frequency.jsonl. The last bigram is the two tokens before the predicted one,
-which a memory looks up. Runs that have a line already are skipped.
+folder, and writes frequency.jsonl. A memory looks up the last bigram: the two tokens before the
+predicted one. Runs with a line in the file are skipped.
 
 T tokens.
 """

@@ -6,12 +6,12 @@ A control of the n-gram memories in program.md: a mixture of counts and a Transf
 
 mixes each finished run of `untied` in the folder with a model of order 5 of its training tokens,
 and appends a line to program.jsonl. The first 2^18 validation tokens select the share of counts;
-the loss is that of the whole test split.
+the loss covers the whole test split.
 
     p_n(w | h) = max(c(h w) - D(c(h w)), 0) / c(h) + gamma(h) p_{n-1}(w | h')
 
 with c the count for the highest order and the number of different tokens before h w for the others,
-h' without its first token, and gamma(h) such that the sum over w is 1. p_0 is uniform.
+h' without its first token; gamma(h) makes the sum over w equal to 1. p_0 is uniform.
 
 T training tokens, S scored tokens, U different n-grams.
 """

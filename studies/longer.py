@@ -1,10 +1,10 @@
-"""SmolLM2 with a segment memory that it never had in training, and with attention sinks.
+"""SmolLM2 with attention sinks and a segment memory, both unknown from its training.
 
   python -m studies.longer --data=/path/to/corpora
 
 scores the first 60,000 tokens of the test text of enwik8 and of WikiText-2, in one stream of
 segments of 512 tokens, by the length of the memory in segments; each text as one document, and as
-its pages or articles. Writes longer.jsonl, and skips what has a line already.
+its pages or articles. Writes longer.jsonl, and skips cases with a line in it.
 """
 
 import argparse

@@ -3,17 +3,17 @@
   python -m ngrammer_jax.train --config=studies/ngram_memories.py:engram \
     --config.data.path=/path/to/enwik8.gz --workdir=runs/engram
 
-The methods are those of configs/ngram_memories.py, in a Transformer of 3 blocks of width 128: 8
-million tokens, the budget of a run, are too few for a larger one. `untied` is the Transformer whose
-output layer does not share the embedding, `llama` the same in the style of Llama, with 2 key heads
-(see configs/transformer.py). All but `plain` have the parameters of `ngrammer` within 0.1 %.
-So have `copies` and `token_shift`, whose feed-forward is wider, and the memories in the values of
-attention: `value_embeddings`, `nanochat_values` and `ngram_values`. None of these five has been
-trained, and their learning rates are not tuned.
+The methods come from configs/ngram_memories.py, in a Transformer of 3 blocks of width 128: 8
+million tokens, the budget of a run, are too few for a larger one. `untied` is the Transformer with
+an output layer of its own, `llama` the same in the style of Llama, with 2 key heads (see
+configs/transformer.py). All but `plain` have the parameters of `ngrammer` within 0.1 %. Five more
+configs have them too: `copies` and `token_shift`, with a wider feed-forward, and the memories in
+the values of attention, `value_embeddings`, `nanochat_values` and `ngram_values`. None of these
+five has been trained, and their learning rates are not tuned.
 METHOD_CONTROL changes a memory:
 
   few_rows       tables of one row, or of 24 for the N-Grammer: the memory without its contents
-  frozen         random tables that are not trained
+  frozen         random tables without training
   frozen_unit    the same with a standard deviation of 1, as in the demo of Engram
   unigrams       n-grams of one token, with as many rows in all
   with_unigrams  n-grams of one, two and three tokens, with as many parameters in all

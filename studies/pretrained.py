@@ -2,20 +2,20 @@
 
   python -m studies.pretrained --data=/path/to/corpora
 
-The folder has `superglue` and `wikitext2`. A finished run becomes a line of pretrained.jsonl; the
-options and the exit statuses are those of studies.run. Models:
+The folder has `superglue` and `wikitext2`. A finished run becomes a line of pretrained.jsonl. For
+options and exit statuses, see studies.run. Models:
 
   untrained      SmolLM2
   bare           all its weights are trained
   engram         an Engram memory is added, and trained with all weights
-  frozen_table   the same with random tables that are not trained: a control
+  frozen_table   the same with random tables without training: a control
   memory_alone   the Engram memory alone is trained
   latent_engram  n-grams of clusters of hidden states
   unigrams       n-grams of one token, with as many rows: a control
 
-The learning rate of fine-tuning is the better of two on CB, seed 0, for each model; for `rte_long`,
-RTE with three epochs instead of half of one, on the task itself. That of continued training is not
-tuned, and neither is that of the memories: ten times that of the weights.
+The learning rate of fine-tuning is the better of two on CB, seed 0, for each model. `rte_long`, RTE
+with three epochs instead of half of one, tunes it on the task itself. Continued training has an
+untuned rate. The memories have ten times the rate of the weights, also untuned.
 """
 
 from collections.abc import Iterable, Iterator

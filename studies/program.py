@@ -1,8 +1,8 @@
 """Trains the missing runs of studies/program.md: python -m studies.program --data=/path/to/corpora
 
-The folder has enwik8.gz. A finished run becomes a line of program.jsonl; the options and the exit
-statuses are those of studies.run. The order makes the finished runs a readable table at any time:
-all seeds of part A of the claim come first, then those of part B, then the other arms.
+The folder has enwik8.gz. A finished run becomes a line of program.jsonl. For options and exit
+statuses, see studies.run. The finished runs make a readable table at any time: all seeds of part A
+of the claim come first, then the seeds of part B, then the other arms.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Attention LSTMs on WikiText-2, and what might restore the order of the paper.
+"""Attention LSTMs on WikiText-2, with two changes towards the order of the paper.
 
   python -m ngrammer_jax.train --config=studies/recurrent.py:key_value_predict_5 \
     --config.data.path=/path/to/wikitext2 --workdir=runs/key_value_predict

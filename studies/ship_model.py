@@ -3,9 +3,9 @@
   python -m studies.ship_model --name=NAME --workdir=DIR --baseline=DIR --description=TEXT \
     --hardware=TEXT --command='--config=studies/FILE.py:VARIANT --config.KEY=VALUE'
 
-The parameters become bfloat16, and the model that is shipped is evaluated, sampled and compared
-with the baseline: a Transformer with the same vocabulary, parameters and training tokens. Paths of
-this machine are removed. A run that cannot be shipped is refused, and nothing is left.
+The parameters become bfloat16. The shipped model is evaluated, sampled and compared with the
+baseline: a Transformer with the same vocabulary, parameters and training tokens. Paths of this
+machine are removed. An unsuitable run is refused, and leaves no files.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--workdir', required=True, help='the run')
   parser.add_argument('--baseline', required=True, help='the run of the Transformer')
   parser.add_argument('--description', required=True, help='the model in one line')
-  parser.add_argument('--hardware', required=True, help='what it was trained on')
+  parser.add_argument('--hardware', required=True, help='hardware of the training')
   parser.add_argument('--command', required=True, help='flags of the training')
   options = parser.parse_args(argv)
   check_name(options.name)

@@ -2,8 +2,8 @@
 
   python -m ngrammer_jax.train --config=studies/state_of_the_union.py:engram --workdir=runs/engram
 
-`engram` and `wide`, of equal parameters, are those of configs/ngram_memories.py with 2,048 pieces
-and ten times the steps.
+`engram` and `wide` have equal parameters. They come from configs/ngram_memories.py, with 2,048
+pieces and ten times the steps.
 """
 
 from configs import ngram_memories

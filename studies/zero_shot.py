@@ -3,7 +3,7 @@
   python -m studies.zero_shot --data=/path/to/corpora
 
 evaluates the validation split of each task from `superglue` in that folder. Writes zero_shot.jsonl,
-and skips what has a line already.
+and skips tasks with a line in it.
 """
 
 import argparse

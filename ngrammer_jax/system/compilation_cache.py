@@ -29,7 +29,7 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
     type=_path_or_none,
     default=DEFAULT,
     metavar='DIR',
-    help='compilation cache; None: no cache',
+    help='folder, or None: no cache',
   )
 
 
