@@ -1,6 +1,6 @@
 """Inference of a language model: scores of segments, ranking of choices, generation of tokens.
 
-Batches are padded to few shapes, so that few programs are compiled.
+Batches are padded to few shapes, see `padding`, so that few programs are compiled.
 
 B batch, T segment length, P tokens of a padded prompt, K choices, C tokens of a choice.
 """
@@ -21,16 +21,11 @@ from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import prefetch
 from ngrammer_jax.data.rows import token_batch
-from ngrammer_jax.inference import programs, row_reader, sampling
-from ngrammer_jax.layers import token_ids
+from ngrammer_jax.inference import padding, programs, row_reader, sampling
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import embedding_and_head, host_tables, language_model, spans
 
 MAX_ROWS = 8  # default batch size of texts
-MIN_PROMPT_LENGTH = 16  # prompts are padded to at least this many tokens
-MIN_TEXT_LENGTH = 128  # texts are padded to segments of at least this many tokens, if allowed
-READ_LENGTHS = (256, 32)  # incremental decoding reads tokens in pieces of at most these lengths
-MIN_CHOICE_LENGTH = 32  # choices are padded to this, or to the longest choice if it is shorter
 
 Variables = dict[str, Any]  # `params` and `codebook`
 
@@ -193,15 +188,16 @@ class Engine:
       length: maximum length of a segment, T.
       max_rows: maximum batch size.
     """
-    rows = self.round_rows(min(max_rows, bucket(len(documents))))
-    for group in chunks(documents, rows):
+    V = self.model.vocabulary_size
+    rows = self.round_rows(min(max_rows, padding.bucket(len(documents))))
+    for group in padding.chunks(documents, rows):
       if start is not None:
         group = [np.insert(ids, 0, start) for ids in group]
       counts = [max(len(ids) - 1, 0) for ids in group]  # of targets
       # Short texts need no long segment.
-      T = min(length, bucket(max(counts), MIN_TEXT_LENGTH))
+      T = min(length, padding.bucket(max(counts), padding.MIN_TEXT_LENGTH))
       num_segments = -(-max(counts) // T)
-      ids_BxS, valid_BxS = self._pad(group, rows, num_segments * T + 1)
+      ids_BxS, valid_BxS = padding.pad(group, rows, num_segments * T + 1, V)
       starts = np.broadcast_to(np.arange(num_segments * T) == 0, ids_BxS[:, 1:].shape)
       valid = valid_BxS[:, 1:].astype(np.float32)
       padded = token_batch.Batch(ids_BxS[:, :-1], ids_BxS[:, 1:], starts, valid)
@@ -237,15 +233,16 @@ class Engine:
       rows: batch size in examples.
       bidirectional: whether the tokens of a prefix attend to the whole prefix.
     """
+    V = self.model.vocabulary_size
     rows = self.round_rows(rows)
-    shapes_PKC = _rank_shapes(prefixes, choices)
+    shapes_PKC = padding.rank_shapes(prefixes, choices)
     by_shape = sorted(range(len(prefixes)), key=shapes_PKC.__getitem__)
     for (P, K, C), indices in itertools.groupby(by_shape, shapes_PKC.__getitem__):
-      for group in chunks(list(indices), rows):
+      for group in padding.chunks(list(indices), rows):
         examples = [choices[i] for i in group]
         examples += [()] * (rows - len(group))
-        padded = [self._pad(example, K, C) for example in examples]
-        prompt = self._pad_prompts([prefixes[i] for i in group], rows, P, bidirectional)
+        padded = [padding.pad(example, K, C, V) for example in examples]
+        prompt = padding.pad_prompts([prefixes[i] for i in group], rows, P, V, bidirectional)
         choices_2xKxBxC = tuple(np.stack(padded, axis=2))
         inputs, choice_inputs = self._read_choices(variables, prompt, *choices_2xKxBxC)
         with sharding.use(self.mesh):
@@ -284,16 +281,19 @@ class Engine:
       document_start: id of the document start; as first token of a prompt it has no repetition
         penalty. None: no such token.
     """
-    rows = self.round_rows(bucket(len(prompts)) if rows is None else rows)
+    V = self.model.vocabulary_size
+    if rows is None:
+      rows = padding.bucket(len(prompts))
+    rows = self.round_rows(rows)
     longest = max(map(len, prompts))
-    T = min(bucket(longest, MIN_PROMPT_LENGTH), max(context, longest))
+    T = min(padding.bucket(longest, padding.MIN_PROMPT_LENGTH), max(context, longest))
 
     def dispatch() -> Iterator[jax.Array]:
       sampler, seeds_B, state = self._start_decoding(
         variables, seeds, options, context, rows, document_start
       )
       read = self._row_reader(variables, rows)
-      prompt = self._pad_prompts(prompts, rows, T, bidirectional)
+      prompt = padding.pad_prompts(prompts, rows, T, V, bidirectional)
       inputs = read(prompt)
       with sharding.use(self.mesh):
         prompt = self._place(prompt)
@@ -335,6 +335,7 @@ class Engine:
 
     Args: see `generate`; there is one row.
     """
+    V = self.model.vocabulary_size
     rows = self.round_rows(1)
     sampler, seeds_B, state = self._start_decoding(
       variables, [seed], options, context, rows, document_start
@@ -345,10 +346,10 @@ class Engine:
 
     def read(ids: Sequence[int]) -> int:
       nonlocal state, num_sampled, is_first
-      for piece, length in _divide(ids, context):
+      for piece, length in padding.divide(ids, context):
         # Only the token sampled after the last piece is a token of the text.
         state = state._replace(index=self._replicate(num_sampled))
-        prompt = self._pad_prompts([piece], rows, length, False, is_first)
+        prompt = padding.pad_prompts([piece], rows, length, V, False, is_first)
         inputs = look_up(prompt)
         with sharding.use(self.mesh):
           prompt = self._place(prompt)
@@ -448,29 +449,6 @@ class Engine:
     least = 0 if config.memory is None else 1
     return max(slots, least)
 
-  def _pad(self, sequences: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
-    """Pads token ids to [rows, length]; returns the ids, and 1 where they are not padding."""
-    padded = np.zeros((2, rows, length), np.int32)
-    for row, ids in enumerate(sequences):
-      token_ids.check_range('token ids', ids, self.model.vocabulary_size)
-      padded[0, row, : len(ids)] = ids
-      padded[1, row, : len(ids)] = 1
-    return padded
-
-  def _pad_prompts(
-    self,
-    prompts: Sequence[Sequence[int]],
-    rows: int,
-    length: int,
-    bidirectional: bool,
-    is_start: bool = True,
-  ) -> token_batch.Batch:
-    """Returns the inputs of a batch of prompts, padded to a length."""
-    tokens_BxP, valid_BxP = self._pad(prompts, rows, length)
-    starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0) & is_start
-    prefix_BxP = valid_BxP > 0 if bidirectional else None
-    return token_batch.Batch(tokens_BxP, None, starts_BxP, valid_BxP, prefix_BxT=prefix_BxP)
-
   def _place(self, inputs: token_batch.Batch) -> token_batch.Batch:
     """Returns the inputs of all rows on the devices."""
     return jax.device_put(inputs, self._row_sharding)
@@ -525,51 +503,3 @@ def _fetch_one_behind(results: Iterable[Any]) -> Iterator[Any]:
   """Yields results on the host, each after dispatching the next one."""
   for result, _ in itertools.pairwise(itertools.chain(results, [None])):
     yield jax.device_get(result)
-
-
-def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-  """Yields parts with this many items; the last may have fewer."""
-  return (items[first : first + size] for first in range(0, len(items), size))
-
-
-def bucket(size: int, smallest: int = 1) -> int:
-  """Returns the next power of two, at least `smallest`: few shapes compile few programs."""
-  if not size:
-    return smallest
-  return max(smallest, 1 << (size - 1).bit_length())
-
-
-def _divide(ids: Sequence[int], context: int) -> Iterator[tuple[Sequence[int], int]]:
-  """Yields pieces of token ids, each with its padded length.
-
-  Uses a large piece if small ones would have as much padding.
-  """
-  large, small = (min(length, context) for length in READ_LENGTHS)
-  first = 0
-  while first < len(ids):
-    rest = len(ids) - first
-    if rest == 1:
-      length = 1
-    elif rest > large - small:
-      length = large
-    else:
-      length = small
-    yield ids[first : first + length], length
-    first += length
-
-
-def _rank_shapes(
-  prefixes: Sequence[np.ndarray], choices: Sequence[Sequence[np.ndarray]]
-) -> list[tuple[int, int, int]]:
-  """Returns the padded lengths P, K and C of each example."""
-  has_same_count = len({len(example) for example in choices}) == 1
-  lengths = [max(map(len, example), default=1) for example in choices]
-  max_length = bucket(max(lengths, default=1), 2)
-  shapes = []
-  for prefix, example, length in zip(prefixes, choices, lengths, strict=True):
-    P = bucket(len(prefix), MIN_PROMPT_LENGTH)
-    # A number of choices shared by all examples is not padded.
-    K = max(len(example), 1) if has_same_count else bucket(len(example))
-    C = min(bucket(length, MIN_CHOICE_LENGTH), max_length)
-    shapes.append((P, K, C))
-  return shapes

@@ -18,7 +18,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data.rows import evaluation_streams, token_batch
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import programs
+from ngrammer_jax.inference import padding, programs
 from ngrammer_jax.system import hosts, result_files, text_tables
 
 
@@ -55,7 +55,7 @@ def evaluate(
   )
   count = min(max_tokens or len(split.tokens), len(split.tokens))
   check_counted(split, max_tokens)
-  if length > inference.bucket(count, inference.MIN_TEXT_LENGTH):
+  if length > padding.bucket(count, padding.MIN_TEXT_LENGTH):
     hosts.warn_once(
       f'a segment of {length:,} tokens is longer than the text of {count:,}: lower '
       f'evaluation.segment_length'

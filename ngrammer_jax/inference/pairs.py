@@ -13,7 +13,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.inference import encoding
+from ngrammer_jax.inference import encoding, padding
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.system import progress
 
@@ -121,7 +121,7 @@ def score(
   batches = _batches(parts)
   contexts = [batch[0].context for batch in batches]
   choices = [[part.continuation for part in batch] for batch in batches]
-  rows = min(rows, inference.bucket(len(batches)))
+  rows = min(rows, padding.bucket(len(batches)))
   scores = [PairScore(0.0, True)] * len(pairs)
   with progress.Progress('scoring', len(parts), 'continuations') as bar:
     for index, log_probs, are_greedy in engine.rank(variables, contexts, choices, rows):
@@ -148,9 +148,9 @@ def _batches(parts: Iterable[_Part]) -> list[list[_Part]]:
   """
   groups: dict[tuple[bytes, int], list[_Part]] = {}
   for part in parts:
-    length = inference.bucket(len(part.continuation), inference.MIN_CHOICE_LENGTH)
+    length = padding.bucket(len(part.continuation), padding.MIN_CHOICE_LENGTH)
     groups.setdefault((part.context.tobytes(), length), []).append(part)
   batches = []
   for group in groups.values():
-    batches.extend(inference.chunks(group, MAX_CHOICES))
+    batches.extend(padding.chunks(group, MAX_CHOICES))
   return batches

@@ -13,7 +13,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.inference import encoding, sampling
+from ngrammer_jax.inference import encoding, padding, sampling
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference.detokenizer import IncrementalDetokenizer
 from ngrammer_jax.inference.encoding import EncodedText
@@ -238,7 +238,7 @@ def complete(
       config.sampling,
       config.context,
       is_prefix_bidirectional,
-      rows=min(rows, inference.bucket(len(group))),
+      rows=min(rows, padding.bucket(len(group))),
       document_start=vocabulary.document_start,
     )
     for token_B in generated:

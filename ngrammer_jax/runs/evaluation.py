@@ -8,7 +8,7 @@ from typing import Any
 from ngrammer_jax.config.evaluation import EvaluationConfig
 from ngrammer_jax.data.documents import corpora
 from ngrammer_jax.data.tokens import token_cache, token_split
-from ngrammer_jax.inference import cloze, language_modeling
+from ngrammer_jax.inference import cloze, language_modeling, padding
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import corpus, split_texts
 from ngrammer_jax.runs.opened_run import OpenedRun
@@ -42,7 +42,7 @@ def evaluate_file(
   streams = min(config.evaluation.streams, max(count // config.evaluation_length(), 1))
   if streams < config.evaluation.streams:
     logging.info('%s: %s tokens, divided into evaluation.streams=%s', path, f'{count:,}', streams)
-  length = min(config.evaluation_length(), inference.bucket(count, inference.MIN_TEXT_LENGTH))
+  length = min(config.evaluation_length(), padding.bucket(count, padding.MIN_TEXT_LENGTH))
   options = dataclasses.replace(
     config.evaluation, max_tokens=max_tokens, streams=streams, segment_length=length
   )

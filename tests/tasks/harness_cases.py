@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from ngrammer_jax.inference import engine
+from ngrammer_jax.inference import padding
 from tests import checks, tiny_tokenizers
 
 STORED = checks.REFERENCE / 'lm_eval_hf.json'  # answers of `hf` to requests of the quick tests
@@ -122,10 +122,10 @@ class Answered(NamedTuple):
 
 def score_in_one_program(monkeypatch: pytest.MonkeyPatch, length: int, choices: int) -> None:
   """Pads all pairs to one shape, because compiling takes longest; others are slow tests."""
-  bucket = engine.bucket
-  monkeypatch.setattr(engine, 'bucket', lambda size, least=1: bucket(max(size, 4), least))
+  bucket = padding.bucket
+  monkeypatch.setattr(padding, 'bucket', lambda size, least=1: bucket(max(size, 4), least))
   shape = length, choices, length
-  monkeypatch.setattr(engine, '_rank_shapes', lambda prefixes, choices: [shape] * len(prefixes))
+  monkeypatch.setattr(padding, 'rank_shapes', lambda prefixes, choices: [shape] * len(prefixes))
 
 
 def all_requests() -> Iterator[tuple[Model, Request]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lm_eval.api import instance, model, registry
 
 from ngrammer_jax import command_line, errors, flags, runs
-from ngrammer_jax.inference import encoding
+from ngrammer_jax.inference import encoding, padding
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.system import progress
 from ngrammer_jax.tasks.lm_eval.answers import Answer, AnswerConfig
@@ -159,7 +159,7 @@ class HarnessModel(model.TemplateLM):
     with progress.Progress('generating', len(requests), 'texts') as bar:
       for config, prompts in groups.items():
         prompts.sort(key=_length)  # texts of a batch have similar lengths
-        for batch in inference.chunks(prompts, self.batch_size):
+        for batch in padding.chunks(prompts, self.batch_size):
           for prompt, answer in zip(batch, self._answer(batch, config), strict=True):
             texts[prompt.index] = answer.text
             bar.advance(1)
@@ -184,14 +184,14 @@ class HarnessModel(model.TemplateLM):
     context = self.max_length
     if run.config.model.recurrent is None:  # a short KV cache
       longest = max(map(_length, prompts))
-      context = min(inference.bucket(longest + config.tokens + 1), self.max_length)
+      context = min(padding.bucket(longest + config.tokens + 1), self.max_length)
     generated = run.engine.generate(
       run.variables,
       [prompt.ids for prompt in prompts],
       [prompt.index for prompt in prompts],  # repeated requests are sampled with other seeds
       config.sampling,
       context,
-      rows=min(self.batch_size, inference.bucket(len(prompts))),
+      rows=min(self.batch_size, padding.bucket(len(prompts))),
     )
     while not all(answer.is_done for answer in answers):
       for answer, token in zip(answers, next(generated).tolist(), strict=True):
