@@ -30,28 +30,11 @@ from ngrammer_jax.models import (
   layer_runs,
   memories,
   precision,
+  rematerialization,
   spans,
 )
 from ngrammer_jax.models.apply_layers import LayerResult
 from ngrammer_jax.models.layer_runs import LayerRun
-
-# Arrays that `minimal` saves for the backward pass: the results of all products but those of whole
-# scores, and what splash attention and blocks need. Scores, norms, convolutions, rotations and sums
-# are computed again.
-SAVED_NAMES = 'attended', 'attention_output', 'inner_features', 'feed_forward_output', 'memory'
-
-
-def _saved_names(config: model_config.ModelConfig) -> tuple[str, ...]:
-  """Returns the names of the arrays saved by `minimal`."""
-  c = config
-  # The gradients of norms, convolutions, learned scales and biases need what these are applied to.
-  is_changed = (
-    c.convolution is not None
-    or c.attention_options().query_key_norm is not None
-    or c.per_dim_scale
-    or 'distances' in c.attention_needs()
-  )
-  return *SAVED_NAMES, 'projected' if is_changed else 'heads'
 
 
 def _as_zero_tokens(
@@ -115,7 +98,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     for memory in (*self.shared_memories, *self.between_blocks):
       setattr(self, memory.name, memory.make())
     self.layer_types = c.layer_types()
-    make_block = self._block_class(is_scanned=False)
+    make_block = rematerialization.block_class(c, is_scanned=False)
     layers = []
     for number, layer_type in enumerate(self.layer_types):
       in_block = placed.in_blocks[number]
@@ -463,16 +446,6 @@ class TransformerLM(embedding_and_head.VocabularyModel):
         splits.add(placed.place.block + 1)
     return layer_runs.find(self.layer_types, splits, min_period=max(1, layers_in_a_scan))
 
-  def _block_class(self, is_scanned: bool) -> type[nn.Module]:
-    """Returns the class of the blocks, with the rematerialisation of the config."""
-    if self.config.remat in ('auto', 'none'):
-      return block.Block
-    names = []
-    if self.config.remat == 'minimal':
-      names += _saved_names(self.config)
-    policy = jax.checkpoint_policies.save_only_these_names(*names)
-    return nn.remat(block.Block, policy=policy, prevent_cse=not is_scanned)
-
   def _apply_run(
     self,
     run: LayerRun,
@@ -507,7 +480,7 @@ class TransformerLM(embedding_and_head.VocabularyModel):
     params = [
       nn.unbox(self.variables['params'][f'layer_{number}']) for number in range(run.first, run.end)
     ]
-    make_block = self._block_class(is_scanned)
+    make_block = rematerialization.block_class(self.config, is_scanned)
 
     def make_apply(number: int) -> Callable[..., tuple[jax.Array, LayerResult]]:
       layer_type = layer_types[number - run.first]
