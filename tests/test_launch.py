@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import types
@@ -253,6 +254,20 @@ def test_the_container_has_what_a_training_needs():
   included = [line[1:] for line in (ROOT / '.dockerignore').read_text().split() if line[0] == '!']
   assert included == copied  # all other files are excluded from the build context
   assert {name for name, _ in found} <= {'FROM', 'ARG', 'WORKDIR', 'COPY', 'RUN', 'ENV'}
+
+
+def test_the_container_and_the_task_of_skypilot_have_the_documented_options_of_libtpu():
+  environment = dict(
+    rest.split('=', 1) for name, rest in instructions('launch/Dockerfile') if name == 'ENV'
+  )
+  of_container = shlex.split(environment['LIBTPU_INIT_ARGS'])[0].split()
+  of_task = load_task()['envs']['LIBTPU_INIT_ARGS'].split()
+  assert of_container == of_task
+  page = (ROOT / 'docs' / 'tpu_predictions.md').read_text()
+  documented = re.findall(
+    r'compiler_options=\"\((.*)\)\"', page.partition('### Options for collectives')[2]
+  )[0]
+  assert [f'--{option}' for option in ast.literal_eval(f'({documented})')] == of_task
 
 
 PRIVATE = {
