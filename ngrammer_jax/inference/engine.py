@@ -22,7 +22,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import prefetch
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import padding, programs, row_reader, sampling
-from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.layers.ngram import host_rows
 from ngrammer_jax.models import embedding_and_head, host_tables, language_model, spans
 
 MAX_ROWS = 8  # default batch size of texts
@@ -410,7 +410,7 @@ class Engine:
     values = row_reader.abstract_values(
       self.model, variables['codebook'], shape, self._row_sharding
     )
-    return host_tables.without_tables(config, variables) | {table.VALUES: values}
+    return host_tables.without_tables(config, variables) | {host_rows.VALUES: values}
 
   def _abstract(self, make: Callable[..., Any], *args: Any) -> Any:
     """Returns the abstract results of a function for all rows."""

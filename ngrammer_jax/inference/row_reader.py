@@ -14,7 +14,7 @@ import numpy as np
 
 from ngrammer_jax import host_arrays, sharding
 from ngrammer_jax.data.rows import batch_exchange, token_batch
-from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.layers.ngram import host_rows
 from ngrammer_jax.models import host_tables, row_finder
 from ngrammer_jax.system import hosts
 
@@ -22,10 +22,10 @@ from ngrammer_jax.system import hosts
 class RowReader:
   """Gives a model the rows of tables in host memory for the segments of a batch of streams.
 
-  Call it where no mesh is active, such as in a thread of its own. The collections that it returns
-  are `table.VALUES`, the values that each token reads. If several processes have the rows, they are
-  `table.TERMS` and `table.ROWS`: each process gives its rows of all streams, and the devices add
-  and look them up.
+  Call it where no mesh is active, such as in a thread of its own. It returns the collection
+  `host_rows.VALUES`, the values that each token reads. If several processes have the rows, it
+  returns `host_rows.TERMS` and `host_rows.ROWS`: each process gives its rows of all streams, and
+  the devices add and look them up.
 
   Args:
     model: the language model.
@@ -79,7 +79,7 @@ class RowReader:
       rows[first] = find(part.tokens_BxT, part.starts_BxT, part.valid_BxT)
     if hosts.is_multiprocess():
       return self._on_devices | self._terms([rows[0]], is_stacked=False)
-    return self._on_devices | {table.VALUES: self._values(rows)}
+    return self._on_devices | {host_rows.VALUES: self._values(rows)}
 
   def peek(self, segments: Sequence[token_batch.Batch]) -> Any:
     """Returns the collections of segments that might come next, stacked [K, ...].
@@ -99,7 +99,7 @@ class RowReader:
     for name in rows_of_segments[0]:
       stacked[name] = np.stack([rows[name] for rows in rows_of_segments], axis=1)
     values = self._values({0: stacked})
-    return {table.VALUES: jax.tree.map(lambda values: jnp.swapaxes(values, 0, 1), values)}
+    return {host_rows.VALUES: jax.tree.map(lambda values: jnp.swapaxes(values, 0, 1), values)}
 
   def close(self) -> None:
     """Ends an exchange that waits for other processes, in another thread."""
@@ -127,7 +127,7 @@ class RowReader:
     return traverse_util.unflatten_dict(values, sep='/')
 
   def _terms(self, rows_of_segments: Sequence[Mapping[str, np.ndarray]], is_stacked: bool) -> Any:
-    """Returns `table.TERMS` and `table.ROWS` of segments of all streams.
+    """Returns `host_rows.TERMS` and `host_rows.ROWS` of segments of all streams.
 
     Args:
       rows_of_segments: row numbers of K segments, [B, P, I] by the name of the table.
@@ -150,15 +150,15 @@ class RowReader:
 
     positions = sharding.global_rows(self._mesh, self._rows, load, axis)
     return {
-      table.TERMS: traverse_util.unflatten_dict(terms, sep='/'),
-      table.ROWS: traverse_util.unflatten_dict(positions, sep='/'),
+      host_rows.TERMS: traverse_util.unflatten_dict(terms, sep='/'),
+      host_rows.ROWS: traverse_util.unflatten_dict(positions, sep='/'),
     }
 
 
 def abstract_values(
   model: Any, codebook: Any, shape: tuple[int, int], row_sharding: jax.sharding.Sharding
 ) -> Any:
-  """Returns `table.VALUES` of a segment, [B, T], without values."""
+  """Returns `host_rows.VALUES` of a segment, [B, T], without values."""
   state = jax.eval_shape(lambda: row_finder.empty_state(model.config, shape[0]))
   by_name = host_tables.modules(model.config, model.vocabulary_size)
   values = {}

@@ -18,7 +18,7 @@ import numpy as np
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.layers import document_masks
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.layers.ngram import host_rows
 from ngrammer_jax.layers.state import Memory, State
 from ngrammer_jax.models import host_tables
 
@@ -113,8 +113,10 @@ def _find_rows(
     variables = {'codebook': codebooks[placed.path]}
     before = state['memories'][placed.path]
     x_BxTxD = jnp.zeros((*tokens_BxT.shape, module.width))  # only ids count
-    (_, after), recorded = module.apply(variables, x_BxTxD, context, before, mutable=[table.ROWS])
-    (rows_BxPxI,) = recorded[table.ROWS]['table']
+    (_, after), recorded = module.apply(
+      variables, x_BxTxD, context, before, mutable=[host_rows.ROWS]
+    )
+    (rows_BxPxI,) = recorded[host_rows.ROWS]['table']
     rows['/'.join((*placed.path, 'table'))] = rows_BxPxI
     states[placed.path] = before
     if before and after:

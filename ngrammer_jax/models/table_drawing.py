@@ -32,7 +32,7 @@ def create(
     model: the language model.
     one_row: the state of `with_one_row`, on the devices.
     abstract: shapes and dtypes of the state.
-    keys: the collection `table.KEYS` of the initial variables.
+    keys: the collection `host_rows.KEYS` of the initial variables.
     replaced: names of parameters that another run replaces: they are 0.
   """
   shapes = host_arrays.by_name(abstract)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from ngrammer_jax import host_arrays, sharding
-from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.layers.ngram import host_rows, table
 from ngrammer_jax.models import (
   host_tables,
   initialization,
@@ -113,7 +113,7 @@ def make_initializer(
   def create() -> TrainState:
     def init() -> tuple[TrainState, Any]:
       variables = model_variables.init(model, batch_size, seed)
-      keys = variables.get(table.KEYS, {})
+      keys = variables.get(host_rows.KEYS, {})
       # The state of each row of a table in host memory starts alike: devices make one row.
       return nn.unbox(make_state(host_tables.with_one_row(model.config, variables))), keys
 

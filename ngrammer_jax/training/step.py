@@ -15,7 +15,7 @@ import optax
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data.rows import token_batch
-from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.layers.ngram import host_rows, table
 from ngrammer_jax.models import language_model, memories, parameter_groups, spans
 from ngrammer_jax.optimizers import partition, row_gradient, zero
 from ngrammer_jax.training import accumulation, losses
@@ -87,7 +87,7 @@ class TrainStep:
     Args:
       state: the train state.
       segment: a segment of every row.
-      table_rows: the collection `table.ROWS`. None: no tables in host memory.
+      table_rows: the collection `host_rows.ROWS`. None: no tables in host memory.
     """
     config = self.model.config
     if self.shards is not None:
@@ -194,7 +194,7 @@ class TrainStep:
     def loss(params: Any, perturbations: Any) -> tuple[jax.Array, tuple[Any, ...]]:
       variables = {'params': params, 'codebook': state.codebook, **perturbations}
       if rows.table_rows:
-        variables[table.ROWS] = rows.table_rows
+        variables[host_rows.ROWS] = rows.table_rows
       (hidden, memory, aux), updated = self.model.apply(
         variables,
         segment.tokens_BxT,

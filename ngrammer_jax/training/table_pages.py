@@ -45,7 +45,7 @@ class Page(NamedTuple):
       several processes the terms of their sum, [devices, L, ...], see `sharding.terms`.
     previous: for each of them its index in the table of the previous step, which is newer; -1: it
       is not there. int32 [L] by the name of the table.
-    positions: the collection `table.ROWS`: which row of [L, E] every token reads, [B, P, I].
+    positions: the collection `host_rows.ROWS`: which row of [L, E] every token reads, [B, P, I].
   """
 
   values: Arrays

@@ -11,7 +11,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data.rows import token_batch
 from ngrammer_jax.inference import row_reader
-from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.layers.ngram import host_rows
 from ngrammer_jax.models import transformer
 from tests.checks import assert_close, mesh_of, random_variables, rest_is_full
 
@@ -135,7 +135,7 @@ def test_rows_of_a_shared_table_in_host_memory_are_looked_up_ahead():
   segment = token_batch.Batch(TOKENS, None, starts, None)
   read = row_reader.RowReader(on_host, mesh_of(1), variables, len(TOKENS))
   with_rows = read(segment)
-  assert with_rows[table.VALUES].keys() == {'ngram_table_grams'}
+  assert with_rows[host_rows.VALUES].keys() == {'ngram_table_grams'}
   assert 'ngram_table_grams' not in with_rows['params']
   hidden, *_ = on_host.apply(with_rows, TOKENS, on_host.empty_memory(len(TOKENS)))
   assert_close(hidden, expected, 1e-12)

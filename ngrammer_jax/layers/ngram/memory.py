@@ -53,12 +53,14 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
-from ngrammer_jax.layers import axis_names, dense, document_masks, token_classes, token_ids
+from ngrammer_jax.layers import axis_names, document_masks, token_classes, token_ids
 from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import (
   gate,
   hashing,
+  host_rows,
+  initial_tables,
   pairs,
   per_head,
   product,
@@ -523,28 +525,17 @@ class NGramMemory(nn.Module):
     return document_masks.positions(starts_BxT, state['position'])
 
   def _table_rows(self, rows_BxTxI: jax.Array) -> jax.Array:
-    """Returns rows of the table [B, T, I, E].
+    """Returns rows of the table [B, T, I, E], which is in host memory if `host_rows` has them.
 
-    For a table in host memory (see `models.host_tables`), the collection `table.VALUES` has these
-    rows. Alternatively `table.ROWS` has their indices in a table of the segment's rows: this table
-    is the parameter, or the sum of the terms [devices, L, E] in `table.TERMS`. If ROWS is mutable,
-    the row numbers are recorded there without a lookup.
+    If the collection `host_rows.ROWS` is mutable, only records the row numbers there.
     """
     E = self.table_shape()[1]
     exchange = self.options.exchange
     if self._records_rows:
-      self.sow(table.ROWS, 'table', rows_BxTxI)
+      self.sow(host_rows.ROWS, 'table', rows_BxTxI)
       return jnp.zeros((*rows_BxTxI.shape, E), self._wide_dtype)
-    if self.has_variable(table.VALUES, 'table'):
-      return self.get_variable(table.VALUES, 'table')
-    if self.has_variable(table.TERMS, 'table'):
-      segment_table = self.get_variable(table.TERMS, 'table').sum(axis=0)
-      return table.lookup(segment_table, self.get_variable(table.ROWS, 'table'), exchange)
-    if self.has_variable(table.ROWS, 'table'):
-      segment_table = nn.unbox(self.get_variable('params', 'table'))
-      rows_BxTxI = self.get_variable(table.ROWS, 'table')
-      values_BxTxIxE = table.lookup_parameter(self, 'table', segment_table, rows_BxTxI, exchange)
-    else:
+    values_BxTxIxE = host_rows.read(self, 'table', exchange)
+    if values_BxTxIxE is None:
       values_BxTxIxE = table.lookup_parameter(
         self, 'table', self._table(), rows_BxTxI, exchange, width=E
       )
@@ -558,23 +549,10 @@ class NGramMemory(nn.Module):
     init = self.table_initializer()
     axes = table.AXES
     if self.options.table_memory == 'host':
-      init = self._keep_key(init)
-      axes = table.HOST_AXES
+      init = host_rows.keep_key(self, 'table', init)
+      axes = host_rows.AXES
     init = axis_names.with_axis_names(init, axes)
     return self.param('table', init, self.table_shape(), self.table_dtype)
-
-  def _keep_key(self, initialize: nn.initializers.Initializer) -> nn.initializers.Initializer:
-    """Returns an initializer that also records its key in the collection `table.KEYS`.
-
-    With the key, `models.host_tables` draws the same table in host memory.
-    """
-
-    def initialize_and_record(key, shape, dtype):
-      if self.is_mutable_collection(table.KEYS):
-        self.put_variable(table.KEYS, 'table', jax.random.key_data(key))
-      return initialize(key, shape, dtype)
-
-    return initialize_and_record
 
   @property
   def table_dtype(self) -> jnp.dtype:
@@ -584,31 +562,14 @@ class NGramMemory(nn.Module):
     return jnp.dtype(self.options.table_dtype)
 
   def table_initializer(self) -> nn.initializers.Initializer:
-    """Returns the initializer of the table, which draws the same numbers in any dtype."""
-    o = self.options
-    E = self.table_shape()[1]
-    if o.starts_with_equal_rows:
-      draw = nn.initializers.zeros
-    elif o.table_initial == 'uniform':
-      deviation = o.deviation
-      if deviation is None:
-        deviation = (self.model_width or self.width) ** -0.5
-      draw = dense.symmetric(3**0.5 * deviation)
-    elif o.table_initial == 'xavier':
-      draw = dense.symmetric((6 / (o.rows[0] + E)) ** 0.5)  # of the rows of one head
-    elif o.table_initial == 'xavier_normal':
-      draw = nn.initializers.normal((2 / (self.ngram_hash().sizes[0][0] + E)) ** 0.5)
-    elif o.deviation is None:
-      draw = nn.initializers.truncated_normal(E**-0.5, lower=-3, upper=3)
-    else:
-      draw = nn.initializers.normal(o.deviation)
-    mean = 1 if o.join == 'multiply' else 0
-    wide = self._wide_dtype
-
-    def initialize(key, shape, dtype):
-      return (mean + draw(key, shape, wide)).astype(dtype)
-
-    return initialize
+    """Returns the initializer of the table, see `initial_tables`."""
+    return initial_tables.initializer(
+      self.options,
+      width=self.table_shape()[1],
+      head_rows=self.ngram_hash().sizes[0][0],
+      model_width=self.model_width or self.width,
+      dtype=self._wide_dtype,
+    )
 
   @property
   def _wide_dtype(self) -> jnp.dtype:
@@ -636,7 +597,7 @@ class NGramMemory(nn.Module):
   @property
   def _records_rows(self) -> bool:
     """Whether the looked-up rows are only recorded."""
-    return self.is_mutable_collection(table.ROWS) and not self.is_initializing()
+    return self.is_mutable_collection(host_rows.ROWS) and not self.is_initializing()
 
   @property
   def has_clusters(self) -> bool:

@@ -30,17 +30,9 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import axis_names, mesh_axes, row_sums
 
 AXES = ('ngram_vocab', 'ngram_embed')  # logical axes of a table
-HOST_AXES = ('ngram_vocab', 'host_ngram_embed')  # of a table in host memory
 # Collections of `lookup_parameter`.
 LOOKUPS = 'table_lookups'
 PERTURBATIONS = 'table_perturbations'
-# Collections of tables in host memory: values that are looked up before the model is applied; rows,
-# of the table or of a smaller one that has only those of a segment; of several processes the terms
-# of the sum that this smaller table is; keys of initial values.
-VALUES = 'table_values'
-ROWS = 'table_rows'
-TERMS = 'table_terms'
-KEYS = 'table_keys'
 # `auto` exchanges rows if the devices together look up at most this share of the rows of a device.
 # Measured with E = 32 and V = 32,768 and 262,144 on 8 simulated CPU devices: a step takes 0.6 to
 # 0.8 of the time of `table` at 0.25, and 1.05 to 1.4 at 0.5. Rows are fewer bytes up to a share of
