@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import accelerator
+from benchmarks import accelerator, accelerator_cases, accelerator_measures
 from ngrammer_jax import command_line
 
 OPTIONS = argparse.Namespace(steps=2, warmup=1, tiny=True, trace=True)
@@ -15,7 +15,7 @@ OPTIONS = argparse.Namespace(steps=2, warmup=1, tiny=True, trace=True)
 @pytest.mark.slow
 def test_a_step_is_measured():
   case = 'n-grammer'
-  result = accelerator.measure_step(case, OPTIONS)
+  result = accelerator_measures.measure_step(case, OPTIONS)
   assert result['tokens'] == 2 * 32 * int(result['device'].split()[0])
   assert len(result['all_seconds']) >= 3 and result['seconds'] > 0 and result['peak_bytes'] > 2**20
   parts = {'feed-forward', 'other attention', 'cross-entropy', 'optimizer', 'table'}
@@ -30,20 +30,20 @@ def test_a_step_is_measured():
 @pytest.mark.slow
 def test_a_training_is_measured(monkeypatch):
   monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '2')  # of the two rows
-  result = accelerator.measure_run('tables', OPTIONS)
+  result = accelerator_measures.measure_run('tables', OPTIONS)
   assert result['seconds'] > 0 and result['tokens'] == 64
 
 
 def test_a_random_text_has_as_many_different_pairs_as_a_text():
-  words = accelerator.random_text(2**14).split()
+  words = accelerator_measures.random_text(2**14).split()
   pairs = {*zip(words, words[1:], strict=False)}
   assert 0.6 < len(pairs) / len(words) < 0.7
 
 
 def test_every_case_has_a_config():
-  for case in accelerator.CASES.values():
+  for case in accelerator_cases.CASES.values():
     for is_tiny in (False, True):
-      changes, rows = accelerator.changes_of(case, is_tiny)
+      changes, rows = accelerator_cases.changes_of(case, is_tiny)
       changes = [(key, str(value)) for key, value in changes.items()]
       assert rows > 1 and command_line.resolve(case.config, changes).model.layers > 1
 
