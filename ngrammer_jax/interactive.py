@@ -62,7 +62,10 @@ def _follow_command(chat: 'Conversation', line: str) -> bool:
   if name == '/system':
     system = argument.strip() or None
     chat.set_system(system)
-    _print_note('the system message is replaced' if system else 'the chat template decides')
+    if system:
+      _print_note('the system message is replaced')
+    else:
+      _print_note('the chat template decides')
   elif name == '/reset':
     chat.reset()
     _print_note('all messages are removed')

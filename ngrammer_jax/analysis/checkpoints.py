@@ -49,14 +49,20 @@ def format_table(
     except manifest.CorruptError as error:
       rows.append((f'{step:,}', '', '', '', '', f'damaged: {error}'))
       continue
+    validation = ''
+    if checkpoint.validation is not None:
+      validation = f'{checkpoint.validation:.4f}'
+    status = 'good'
+    if step == best:
+      status = 'good, best'
     rows.append(
       (
         f'{step:,}',
         f'{checkpoint.size / 1e6:,.1f}',
         checkpoint.saved_at.removesuffix('+00:00'),
-        '' if checkpoint.validation is None else f'{checkpoint.validation:.4f}',
+        validation,
         checkpoint.checksum,
-        'good, best' if step == best else 'good',
+        status,
       )
     )
   lines = text_tables.align_columns(rows, '>><')

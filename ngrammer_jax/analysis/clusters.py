@@ -169,9 +169,11 @@ def _list_members(
   members = {}
   for k in np.unique(ids_V):
     indices = np.flatnonzero(ids_V == k)
-    has_coherence = k < len(coherence_K) and np.isfinite(coherence_K[k])
+    coherence_of_k = None
+    if k < len(coherence_K) and np.isfinite(coherence_K[k]):
+      coherence_of_k = float(coherence_K[k])
     members[int(k)] = {
-      'coherence': float(coherence_K[k]) if has_coherence else None,
+      'coherence': coherence_of_k,
       'tokens': [texts[i] for i in indices if i < len(ids_U)],
       'never': [texts[i] for i in indices if i >= len(ids_U)],
     }

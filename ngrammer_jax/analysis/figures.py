@@ -79,7 +79,10 @@ def inline_svgs(name: str, plot: Callable[[Any], None], panels: int) -> list[str
     axes = []
     for _ in range(panels):
       axes.append(figures.Figure(figsize=PANEL_SIZE, layout='constrained').subplots())
-    plot(axes if panels > 1 else axes[0])
+    if panels > 1:
+      plot(axes)
+    else:
+      plot(axes[0])
     return [_inline_svg(f'{name} {n}', panel) for n, panel in enumerate(axes) if panel.has_data()]
 
 
@@ -182,7 +185,10 @@ def draw_shaded_texts(
       shade = shades.to_rgba(value)
       rectangle = patches.Rectangle(corner, len(label), 0.9 * LINE_HEIGHT, color=shade, linewidth=0)
       axes.add_patch(rectangle)
-      _draw_characters(axes, column, middle, label, ON_DARK if value > DARK_SHADE else ON_LIGHT)
+      color = ON_LIGHT
+      if value > DARK_SHADE:
+        color = ON_DARK
+      _draw_characters(axes, column, middle, label, color)
     y += (positions[-1][0] + 2.5) * LINE_HEIGHT
   axes.set(xlim=(0, MAX_COLUMNS), ylim=(y - LINE_HEIGHT, -LINE_HEIGHT), aspect='equal')
   axes.set_axis_off()

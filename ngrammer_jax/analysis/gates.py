@@ -249,8 +249,8 @@ def _plot_heat_map(axes: Any, names: list[str], texts: list[str], values_PxS: np
   image = axes.imshow(
     values_PxS, aspect=aspect, cmap=figures.SHADES, vmin=0, vmax=1, interpolation='nearest'
   )
-  axes.set_yticks(
-    range(P), [name.replace('/', '/\n' if P <= 6 else '/') for name in names], fontsize=7
-  )
+  if P <= 6:  # enough room for several lines
+    names = [name.replace('/', '/\n') for name in names]
+  axes.set_yticks(range(P), names, fontsize=7)
   axes.set_xticks(range(S), figures.token_labels(texts), fontsize=6, rotation=90)
   return image

@@ -276,7 +276,10 @@ def _format_counts() -> list[str]:
   """Returns the counts of each group as text."""
   texts = []
   for start, end in itertools.pairwise(COUNTS):
-    texts.append(f'{start}–{end - 1}' if end > start + 1 else f'{start}')
+    text = f'{start}'
+    if end > start + 1:
+      text += f'–{end - 1}'
+    texts.append(text)
   return [*texts, f'{COUNTS[-1]} or more']
 
 
@@ -297,8 +300,10 @@ def elements(result: dict[str, Any]) -> list[Element]:
       if not group['tokens']:
         continue
       cells = [counts, f'{group["tokens"]:,}', f'{group["loss"]:.4f}', f'{group["increase"]:+.4f}']
-      cells.append('' if group['share'] is None else f'{group["share"]:.1%}')
-      groups.append(cells)
+      share = ''
+      if group['share'] is not None:
+        share = f'{group["share"]:.1%}'
+      groups.append([*cells, share])
     result_elements.append(Element(title, groups))
   return result_elements
 

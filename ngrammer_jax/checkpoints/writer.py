@@ -6,12 +6,10 @@ used: it deletes old steps in place, so a kill leaves a partial checkpoint in `a
 cannot add a metric to a saved step.
 """
 
-from collections.abc import Callable
 from concurrent import futures
 import contextlib
 import dataclasses
 import datetime
-import functools
 import json
 import logging
 import math
@@ -106,12 +104,13 @@ class CheckpointWriter:
     if jax.default_backend() == 'cpu':
       # On CPU the host copy is the device buffer itself, overwritten by a donated call.
       state = jax.tree.map(_copy_on_devices, state)
-    describe = functools.partial(_describe_leaves, state)
+    leaves = None
+    undescribed_state = state  # described while Orbax writes
     has_host_tables = any(map(host_arrays.is_on_host, jax.tree.leaves(state)))
     if has_host_tables or jax.default_backend() != 'cpu' or hosts.is_multiprocess():
       # On the devices, where all processes have to run the same programs in the same order.
-      leaves = describe()
-      describe = lambda: leaves
+      leaves = _describe_leaves(state)
+      undescribed_state = None
     scratch = reader.folder_of(self._workdir, step)
     if not storage.is_remote(scratch):
       scratch = scratch.with_name(f'{step}{SCRATCH}')
@@ -121,7 +120,7 @@ class CheckpointWriter:
         self._orbax.wait_until_finished()
     self._step = step
     self._commit_future = self._thread.submit(
-      self._commit, step, validation, scratch, describe, rows
+      self._commit, step, validation, scratch, rows, leaves, undescribed_state
     )
 
   def _without_frozen(self, state: Any) -> Any:
@@ -155,17 +154,20 @@ class CheckpointWriter:
     step: int,
     validation: float | None,
     scratch: pathlib.Path,
-    describe: Callable[[], manifest.Leaves],
     rows: Any,
+    leaves: manifest.Leaves | None,
+    state: Any,
   ) -> None:
     """Waits for Orbax, completes the checkpoint and deletes old ones.
 
     Args:
       step, validation, rows: see `save`.
       scratch: the folder being written by Orbax.
-      describe: returns dtype, shape and checksum of each array.
+      leaves: dtype, shape and checksum of each array. None: those of the state.
+      state: the state, if there are no leaves.
     """
-    leaves = describe()
+    if leaves is None:
+      leaves = _describe_leaves(state)
     self._orbax.wait_until_finished()
     if not hosts.is_primary():
       return

@@ -55,11 +55,14 @@ class AttentionConfig:
     types = []
     for layer in range(layers):
       name = self.layer_pattern[layer % len(self.layer_pattern)]
+      divisor = 1
+      if self.inverse_layer_scale:
+        divisor = layer + 1
       types.append(
         LayerType(
           has_window='window' in name,
           is_rotated='unrotated' not in name,
-          score_divisor=layer + 1 if self.inverse_layer_scale else 1,
+          score_divisor=divisor,
         )
       )
     return tuple(types)

@@ -40,7 +40,10 @@ class PartConfig:
     """Returns the config of the part alone, in a section `data`."""
     corpus = self.corpus or data.corpus
     part = dataclasses.replace(data, corpus=corpus, path=self.path, mixture=())
-    without_effect = ['drop_duplicates' if part.is_streamed else 'shuffle']
+    if part.is_streamed:
+      without_effect = ['drop_duplicates']
+    else:
+      without_effect = ['shuffle']
     for name, key in fields.keys(DataConfig).items():
       if 'corpus' in key.only_for and corpus not in key.only_for['corpus']:
         without_effect.append(name)

@@ -267,11 +267,11 @@ def keys(block: type, path: str = '') -> dict[str, Key]:
   """Returns the keys of a config dataclass by name, without those inside its blocks."""
   own_keys = {}
   for field in dataclasses.fields(block):
-    is_union = isinstance(field.type, types.UnionType)
+    field_types = (field.type,)
+    if isinstance(field.type, types.UnionType):
+      field_types = typing.get_args(field.type)
     own_keys[field.name] = dataclasses.replace(
-      field.metadata['key'],
-      path=f'{path}{field.name}',
-      types=typing.get_args(field.type) if is_union else (field.type,),
+      field.metadata['key'], path=f'{path}{field.name}', types=field_types
     )
   return own_keys
 

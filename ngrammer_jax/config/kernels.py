@@ -189,8 +189,10 @@ def speed_notes(
     return [f'attention: plain, because {reason}']
   notes = []
   if kernel == 'cudnn' and workload.cudnn_problem:
-    calls = ', '.join(workload.cudnn_window if 'window' in needs else workload.cudnn)
-    notes.append(f'attention: cudnn ({calls}) alone, because {workload.cudnn_problem}')
+    calls = workload.cudnn
+    if 'window' in needs:
+      calls = workload.cudnn_window
+    notes.append(f'attention: cudnn ({", ".join(calls)}) alone, because {workload.cudnn_problem}')
   if scan_layers is None and repeats_calls(kernel, needs, workload):
     notes.append(
       'layers: scanned, because XLA may fail with equal calls of cuDNN and deterministic '

@@ -57,7 +57,9 @@ def find_files(path: pathlib.Path, split: str) -> dict[str, pathlib.Path]:
   """
   if path.is_file():
     match = FILE_NAME.fullmatch(path.name)
-    return {match[1] if match else path.stem: path}
+    if match is None:
+      return {path.stem: path}
+    return {match[1]: path}
   file_by_kind: dict[str, pathlib.Path] = {}
   for kind in KINDS:
     for file in sorted(path.rglob(f'cbtest_{kind}_{SPLIT_SUFFIXES[split]}.txt')):

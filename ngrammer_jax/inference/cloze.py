@@ -26,7 +26,7 @@ from ngrammer_jax.data import cloze, vocabularies
 from ngrammer_jax.data.files import file_formats, file_log
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, pairs
-from ngrammer_jax.system import text_tables
+from ngrammer_jax.system import progress, text_tables
 
 # What the protocols score; the first is the default.
 SCORED = {'query': 'the candidate and the rest of the query', 'prefix': 'the candidate alone'}
@@ -160,7 +160,7 @@ class ClozeEvaluator:
     self,
     variables: inference.Variables,
     questions: Iterable[cloze.Question],
-    report: Callable[[int], None] = lambda questions: None,
+    report: Callable[[int], None] = progress.ignore,
   ) -> Iterator[ClozeAnswer]:
     """Yields the answers in the order of the questions.
 

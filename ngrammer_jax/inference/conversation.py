@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import json
 import logging
 from typing import Any
@@ -149,10 +150,13 @@ class Conversation:
   ):
     self._vocabulary = vocabulary
     self._config = end_at_turn(config, vocabulary)
-    self._start = lambda: _Cache(
-      engine.start_incremental_decoding(
-        variables, config.seed, config.sampling, config.context, vocabulary.document_start
-      )
+    self._start_decoding = functools.partial(
+      engine.start_incremental_decoding,
+      variables,
+      config.seed,
+      config.sampling,
+      config.context,
+      vocabulary.document_start,
     )
     self._system: list[Message] = []
     self._turns: list[Message] = []
@@ -237,7 +241,7 @@ class Conversation:
         )
         self._has_logged = True
     if cache is None:
-      cache = self._start()
+      cache = _Cache(self._start_decoding())
     new_ids = chat_template.encode(self._vocabulary, rendered[len(cache.shown) :])
     return dataclasses.replace(cache, shown=rendered, ids=(*cache.ids, *new_ids.tolist()))
 

@@ -159,7 +159,10 @@ class Engine:
           return parts[row_slice.start]
 
         segment = sharding.global_rows(self.mesh, rows, load)
-        yield segment, reader.read_local(parts) if has_host_tables else variables
+        if has_host_tables:
+          yield segment, reader.read_local(parts)
+        else:
+          yield segment, variables
 
     if not has_host_tables:
       yield from read()
@@ -375,7 +378,10 @@ class Engine:
     memory_limit = memory_limits.device_memory(self.mesh)
     memory_limits.check_fits(cache, memory_limit, f'keys and values of context={context:,}')
     V = self.model.vocabulary_size
-    shard_rows = lambda array: jax.device_put(array, self._row_sharding)
+
+    def shard_rows(array: np.ndarray) -> jax.Array:
+      return jax.device_put(array, self._row_sharding)
+
     with sharding.use(self.mesh):
       sampler = sampling.SamplerParams.from_config(options, V, document_start)
       seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))

@@ -19,7 +19,7 @@ from ngrammer_jax.data.rows import evaluation_streams, token_batch
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import padding, programs
-from ngrammer_jax.system import hosts, result_files, text_tables
+from ngrammer_jax.system import hosts, progress, result_files, text_tables
 
 
 def evaluate(
@@ -28,7 +28,7 @@ def evaluate(
   split: token_split.TokenSplit,
   config: experiment.Config,
   line_end: int | None = None,
-  report: Callable[[int], None] = lambda tokens: None,
+  report: Callable[[int], None] = progress.ignore,
 ) -> dict[str, Any]:
   """Computes the metrics of a split, as stored in `evaluation/<split>.json`.
 

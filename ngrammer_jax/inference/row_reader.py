@@ -141,8 +141,12 @@ class RowReader:
       L = min(rows_of_segments[0][name].size, leaf.shape[0])
       own = [host_arrays.take_here(leaf, rows[name], L) for rows, _ in lookups]
       places = [places[name] for _, places in lookups]
-      terms[name] = sharding.terms(self._mesh, np.stack(own) if is_stacked else own[0], axis)
-      positions[name] = np.stack(places) if is_stacked else places[0]
+      if is_stacked:
+        terms[name] = sharding.terms(self._mesh, np.stack(own), axis)
+        positions[name] = np.stack(places)
+      else:
+        terms[name] = sharding.terms(self._mesh, own[0])
+        positions[name] = places[0]
 
     def load(streams: slice) -> dict[str, np.ndarray]:
       index = (slice(None),) * axis + (streams,)

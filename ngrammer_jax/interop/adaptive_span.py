@@ -128,19 +128,24 @@ def config_from_args(args: official_args.OfficialArgs) -> model_config.ModelConf
       penalty=float(values['adapt_span_loss']),
       initial=float(values['adapt_span_init']),
     )
+  persistent = None
+  feed_forward_width = values['inner_hidden_size']
+  if C > 0:
+    persistent = model_config.PersistentConfig(C)
+    feed_forward_width = 0
   config = model_config.ModelConfig(
     **MODEL_OPTIONS,
     **softmax_options,
     layers=values['nb_layers'],
     width=values['hidden_size'],
     heads=values['nb_heads'],
-    feed_forward_width=0 if C > 0 else values['inner_hidden_size'],
+    feed_forward_width=feed_forward_width,
     attention_dropout=values['dropout'],
     inner_dropout=values['dropout'],
     positional=model_config.PositionalConfig(max_length=S),
     memory=model_config.MemoryConfig(S, 'zeros', 'memory_alone', across_documents=True),
     span=span,
-    persistent=model_config.PersistentConfig(C) if C > 0 else None,
+    persistent=persistent,
     adaptive_softmax=adaptive_softmax,
   )
   config.check()

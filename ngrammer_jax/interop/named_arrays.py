@@ -111,7 +111,10 @@ def convert(
   variables = {}
   for path, source in sources.items():
     values = _convert_array(arrays, source)
-    variables[path] = jnp.asarray(values, dtype if path.startswith('params/') else None)
+    if path.startswith('params/'):
+      variables[path] = jnp.asarray(values, dtype)
+    else:
+      variables[path] = jnp.asarray(values)
     if path.startswith('codebook/'):  # other frameworks do not store the cluster usage
       quantizer = path.removesuffix('centroids')
       N, K, _ = values.shape
@@ -123,7 +126,10 @@ def convert(
 def _convert_array(arrays: Mapping[str, Any], source: ArraySource) -> np.ndarray:
   """Returns the values of a variable, floats of at least 32 bits."""
   values = [_to_float32(np.asarray(arrays[name])) for name in source.names]
-  converted = source.convert(np.stack(values) if source.is_stacked else values[0])
+  if source.is_stacked:
+    converted = source.convert(np.stack(values))
+  else:
+    converted = source.convert(values[0])
   if source.added:
     converted = converted + source.added
   return converted

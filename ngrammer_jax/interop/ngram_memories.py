@@ -280,10 +280,13 @@ def _hash_numbers(
 ) -> dict[str, np.ndarray]:
   """Returns the integers of the hash by their names in the file."""
   sizes = np.array(ngram_hash.sizes, np.int64)
+  offsets = np.cumsum(sizes) - sizes.ravel()
+  if is_flat:
+    sizes = sizes.ravel()
   values = {
     'multipliers': ngram_hash.multipliers().astype(np.int64),
-    'table_sizes': sizes.ravel() if is_flat else sizes,
-    'offsets': np.cumsum(sizes) - sizes.ravel(),
+    'table_sizes': sizes,
+    'offsets': offsets,
   }
   return {stored_name: values[name] for name, stored_name in stored_names.items()}
 
@@ -309,7 +312,10 @@ def _projections(
 ) -> dict[str, ArraySource]:
   """Returns the sources of the projections of e to keys [M, G, D] and to values [M, D]."""
   G, D, M = _sizes(layer)
-  split_keys = lambda a: a.reshape(G, D, M).transpose(2, 0, 1)
+
+  def split_keys(kernel: np.ndarray) -> np.ndarray:
+    return kernel.reshape(G, D, M).transpose(2, 0, 1)
+
   return {
     'params/gate/key/kernel': ArraySource(key_name, key_shape, split_keys),
     'params/gate/value/kernel': ArraySource(value_name, (D, M), np.transpose),
@@ -332,7 +338,10 @@ def _convolution(layer: NGramMemory, norm: ArraySource, name: str) -> dict[str, 
   if not W:
     return {}
   G, D, _ = _sizes(layer)
-  newest_first = lambda a: a.reshape(G, D, W).transpose(2, 0, 1)[::-1]
+
+  def newest_first(taps: np.ndarray) -> np.ndarray:
+    return taps.reshape(G, D, W).transpose(2, 0, 1)[::-1]
+
   return {
     'params/gate/convolution_norm/scale': norm,
     'params/gate/convolution/taps': ArraySource(name, (G * D, 1, W), newest_first),

@@ -313,7 +313,9 @@ def _ngrammer_sources(
       f'{path}/bias': ArraySource(per_head(name, 'bias'), (width,)),
     }
 
-  one_table = lambda tables: tables.reshape(N * V, E)
+  def one_table(tables: np.ndarray) -> np.ndarray:
+    return tables.reshape(N * V, E)
+
   table = ArraySource(per_head('ngram_table', 'emb_var'), (V, E), one_table)
   sources = {'params/table': table}
   if K is not None:
@@ -370,7 +372,10 @@ def _attention_sources(
     sources[f'{name}/kernel'] = ArraySource(f'{prefix}{name}/w', (D, N, H))
     if projections.bias:
       sources[f'{name}/bias'] = ArraySource(f'{prefix}{name}/b', (N, H))
-  output_axis_last = lambda a: a.transpose(1, 2, 0)  # praxis has the output axis first
+
+  def output_axis_last(kernel: np.ndarray) -> np.ndarray:  # praxis has the output axis first
+    return kernel.transpose(1, 2, 0)
+
   sources['out/kernel'] = ArraySource(f'{prefix}post/w', (D, N, H), output_axis_last)
   if projections.bias:
     sources['out/bias'] = ArraySource(f'{prefix}post/b', (D,))

@@ -163,8 +163,11 @@ def _check_values(values: Mapping[str, Any]) -> None:
   cutoffs = values['cutoffs']
   if cutoffs and values['tie_projs'] is None:
     raise errors.BadInput(f'cutoffs={cutoffs!r} need tie_projs with {len(cutoffs) + 1} entries')
+  head_widths = ()
+  if D % N == 0:
+    head_widths = (D // N,)
   supported = {
-    'd_head': (D // N,) if D % N == 0 else (),
+    'd_head': head_widths,
     'ext_len': (0,),
     'attn_type': range(4),
     'sample_softmax': (-1, 0),
@@ -192,9 +195,12 @@ def _memory_config(values: Mapping[str, Any], position: str) -> model_config.Mem
   """Returns the segment memory of the arguments; None without one."""
   if position in model_config.SEGMENT_POSITIONS and not values['mem_len']:
     return None
+  same_length = 'no'
+  if values['same_length']:
+    same_length = 'memory'
   return model_config.MemoryConfig(
     values['mem_len'],
-    same_length='memory' if values['same_length'] else 'no',
+    same_length=same_length,
     across_documents=True,  # the official code knows no documents
   )
 
@@ -215,10 +221,12 @@ def _adaptive_softmax_config(
     tied = (False, *[values['dataset'] == 'wt103' for _ in cutoffs])
   if len(set(tied)) == 1:
     tied = tied[:1]
+  if embedding_width == D:
+    embedding_width = None
   return model_config.AdaptiveSoftmaxConfig(
     cutoffs=tuple(cutoffs),
     divisor=values['div_val'],
-    embedding_width=None if embedding_width == D else embedding_width,
+    embedding_width=embedding_width,
     tied_projections=tuple(bool(is_tied) for is_tied in tied),
   )
 
@@ -413,7 +421,10 @@ def _position_sources(config: model_config.ModelConfig, i: int) -> dict[str, Arr
     sources[f'{relative}/distance_embedding'] = _layer_of('r_emb', i, (L, rows, N, H))
     sources[f'{relative}/distance_bias'] = _layer_of('r_bias', i, (L, rows, N))
   elif config.position == 'learned':
-    merge_heads = lambda a: a[i].reshape(rows, D)
+
+    def merge_heads(embeddings: np.ndarray) -> np.ndarray:
+      return embeddings[i].reshape(rows, D)
+
     sources[f'{path}/position'] = ArraySource('r_emb', (L, rows, N, H), merge_heads)
   return sources
 

@@ -206,7 +206,10 @@ class CopySearch:
     zeros_BxT = jnp.zeros((B, T), jnp.int32)
     matches = Matches(zeros_BxT - 1, zeros_BxT, zeros_BxT)
     ranks_BxS, candidates = self._rank(document_BxS, classes_BxS, None)
-    matches = _with_longer(matches, candidates, self.lengths.index(1) if 1 in self.lengths else -1)
+    level_of_1 = -1
+    if 1 in self.lengths:
+      level_of_1 = self.lengths.index(1)
+    matches = _with_longer(matches, candidates, level_of_1)
     stages = jnp.array(steps, jnp.int32), jnp.array(levels, jnp.int32)
     (_, matches), _ = jax.lax.scan(lengthen, (ranks_BxS, matches), stages)
     return matches
@@ -225,7 +228,10 @@ class CopySearch:
         step = min(length, n - length)
         length += step
         steps.append(step)
-        levels.append(level if length == n else -1)
+        if length == n:
+          levels.append(level)
+        else:
+          levels.append(-1)
     return steps, levels
 
   def _rank(

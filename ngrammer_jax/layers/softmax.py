@@ -55,11 +55,14 @@ def full_logits(
   """Returns logits [B, T, V] in at least float32, see `summary` for the arguments."""
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
   weight_VxD = weight_VxD.astype(hidden_BxTxD.dtype)
+  stored_dtype = dtype
+  if stored is not None:
+    stored_dtype = jnp.dtype(stored)
   logits_BxTxV = dense.dot_general(
     hidden_BxTxD,
     weight_VxD,
     OUTPUT_AXES,
-    preferred_element_type=dtype if stored is None else jnp.dtype(stored),
+    preferred_element_type=stored_dtype,
   )
   logits_BxTxV = logits_BxTxV.astype(dtype)
   if bias_V is not None:

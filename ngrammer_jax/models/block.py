@@ -50,8 +50,10 @@ def empty_memory(
     rows = c.memory.length + lookback
     memory['hidden'] = jnp.zeros((batch, rows, c.width), dtype)
   for placed in placed_memories:
-    is_cached = placed.place.point == 'values' and cache_slots > 0  # the cache has finished values
-    memory |= placed.empty_state(batch, None if is_cached else slots)
+    memory_slots = slots
+    if placed.place.point == 'values' and cache_slots > 0:
+      memory_slots = None  # the cache has finished values
+    memory |= placed.empty_state(batch, memory_slots)
   return memory
 
 

@@ -105,6 +105,9 @@ class VocabularyModel(nn.Module):
     token_ids.check_range('targets', targets_BxT, self.vocabulary_size)
     if c.adaptive_softmax is not None:
       return self.adaptive_softmax.scores(hidden_BxTxJ, targets_BxT)
+    stored = c.logits_dtype
+    if train and c.loss_dtype == 'bfloat16':
+      stored = 'bfloat16'
     return softmax.token_scores(
       hidden_BxTxJ,
       self.softmax_weight,
@@ -112,7 +115,7 @@ class VocabularyModel(nn.Module):
       targets_BxT,
       chunk=c.vocabulary_chunk,
       cap=c.final_logit_cap,
-      stored='bfloat16' if train and c.loss_dtype == 'bfloat16' else c.logits_dtype,
+      stored=stored,
     )
 
   def logits(self, hidden_BxTxJ: jax.Array) -> jax.Array:

@@ -19,7 +19,9 @@ def compute_dtype(config: model_config.ModelConfig) -> jnp.dtype:
     BadInput: float64 without 64-bit mode.
   """
   if config.dtype == 'auto':
-    return jnp.dtype('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
+    if jax.default_backend() == 'cpu':
+      return jnp.dtype('float32')
+    return jnp.dtype('bfloat16')
   check_x64('model.dtype', config.dtype)
   return jnp.dtype(config.dtype)
 

@@ -22,6 +22,9 @@ MODULES = {'adaptive': AdaptiveSpan, 'dynamic': DynamicSpan}
 def module_of(model: ModelConfig, dtype: jnp.dtype) -> functools.partial[nn.Module]:
   """Returns the constructor of the spans of a layer."""
   config = model.span
+  epsilon_keys = 'span'
+  if config.counts_all_keys(model.kernel):
+    epsilon_keys = 'all'
   return functools.partial(
     MODULES[config.kind],
     limit=config.limit,
@@ -29,7 +32,7 @@ def module_of(model: ModelConfig, dtype: jnp.dtype) -> functools.partial[nn.Modu
     initial=config.initial_value(),
     dtype=jnp.promote_types(dtype, jnp.float32),
     renormalize=config.renormalize,
-    epsilon_keys='all' if config.counts_all_keys(model.kernel) else 'span',
+    epsilon_keys=epsilon_keys,
     is_neutral=config.start == 'neutral',
   )
 

@@ -44,11 +44,11 @@ def with_adagrad_tables(
       return 'table'
     return 'dense'
 
+  def label_all(params):
+    return jax.tree_util.tree_map_with_path(label, params)
+
   adagrad = optax.adagrad(learning_rate, initial_accumulator_value=0.0, eps=1e-20)
-  return optax.partition(
-    {'dense': dense, 'table': adagrad},
-    lambda params: jax.tree_util.tree_map_with_path(label, params),
-  )
+  return optax.partition({'dense': dense, 'table': adagrad}, label_all)
 
 
 def _dict_keys(path: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -46,8 +46,12 @@ def orthogonalize(
     return iterate(x_SxRxC, config.steps)
 
   spec = jax.P(None, stack_sharding.rows, stack_sharding.columns)
+
+  def iterate_share(own_SxRxC: jax.Array) -> jax.Array:
+    return _iterate_share(own_SxRxC, config.steps, mesh, stack_sharding)
+
   distributed = jax.shard_map(
-    lambda x: _iterate_share(x, config.steps, mesh, stack_sharding),
+    iterate_share,
     mesh=mesh,
     in_specs=spec,
     out_specs=spec,

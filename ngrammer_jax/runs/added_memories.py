@@ -251,7 +251,10 @@ def _size_ngrammer(
   ngram: NGramConfig, keys: OpenKeys, base: ModelConfig, budget: int
 ) -> NGramConfig:
   """Returns the N-Grammer layer with heads, width and rows from the trained model."""
-  D = base.width_at('after_attention' if ngram.layer == 'attention' else 'input')
+  point = 'input'
+  if ngram.layer == 'attention':
+    point = 'after_attention'
+  D = base.width_at(point)
   if ngram.heads is None and D % base.heads:
     ngram = keys.replace(ngram, heads=_largest_heads(base.heads, D))
   if ngram.clusters is not None:

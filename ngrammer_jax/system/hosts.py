@@ -250,10 +250,15 @@ def collective_errors() -> Iterator[None]:
     if not is_multiprocess():
       raise
     own_error = error
-  messages = all_gather(None if own_error is None else str(own_error))
+  own_message = None
+  if own_error is not None:
+    own_message = str(own_error)
+  messages = all_gather(own_message)
   for index, message in enumerate(messages):
     if message is not None:
-      error = errors.BadInput(message if index == 0 else f'process {index}: {message}')
+      if index > 0:
+        message = f'process {index}: {message}'
+      error = errors.BadInput(message)
       error.is_shared = True
       raise error from own_error
 

@@ -26,6 +26,11 @@ def format_duration(seconds: float) -> str:
   return f'{seconds}s'
 
 
+def ignore(units: int) -> None:
+  """Reports no progress."""
+  del units
+
+
 class LogHandler(logging.Handler):
   """Writes log lines above a progress bar, not into it."""
 

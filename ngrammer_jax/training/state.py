@@ -106,9 +106,13 @@ def make_initializer(
   shardings = shardings.replace(memory=jax.tree.map(lambda _: rows, shardings.memory))
   if is_split:
     shardings = shardings.replace(opt_state=zero.split(shapes.opt_state, shardings.opt_state))
-  abstract = jax.tree.map(
-    lambda leaf, leaf_sharding: leaf.update(sharding=leaf_sharding), nn.unbox(shapes), shardings
-  )
+
+  def with_sharding(
+    leaf: jax.ShapeDtypeStruct, leaf_sharding: jax.sharding.Sharding
+  ) -> jax.ShapeDtypeStruct:
+    return leaf.update(sharding=leaf_sharding)
+
+  abstract = jax.tree.map(with_sharding, nn.unbox(shapes), shardings)
 
   def create() -> TrainState:
     def init() -> tuple[TrainState, Any]:

@@ -189,7 +189,10 @@ class TrainStep:
       if self.microbatches is not None:
         parts = self.microbatches.num_microbatches
     if not self.frozen_codebook:
-      mutable.append('codebook' if self.microbatches is None else 'statistics')
+      if self.microbatches is None:
+        mutable.append('codebook')
+      else:
+        mutable.append('statistics')
 
     def loss(params: Any, perturbations: Any) -> tuple[jax.Array, tuple[Any, ...]]:
       variables = {'params': params, 'codebook': state.codebook, **perturbations}

@@ -103,12 +103,14 @@ class NGramConfig:
     if place.point == 'input':
       layers = ()
       point = 'before_attention'
-    pairing = self.pairing_of(place.block)
+    pairing = 'previous'
+    if self.pairing_of(place.block) == 'attended':
+      pairing = 'attended'
     return memory_options(
       self,
       layers=layers,
       point=point,
-      pairing='attended' if pairing == 'attended' else 'previous',
+      pairing=pairing,
       heads=self.heads or model.heads,
       initial=self._initial_centroids(model, vocabulary_size),
       start=self.start,

@@ -56,11 +56,14 @@ def open_wikipedia(root: pathlib.Path, config: data_config.DataConfig) -> Corpus
       _read_range, path, start * 1_000_000, stop * 1_000_000, config.newlines
     )
     splits[split] = (Document(f'{name} {split}', read),)
+  encoding = 'utf-8'
+  if name == 'enwik8':
+    encoding = 'latin-1'
   return Corpus(
     name,
     (path,),
     splits,
-    encoding='latin-1' if name == 'enwik8' else 'utf-8',
+    encoding=encoding,
     is_altered=config.newlines != 'keep',
     verify=functools.partial(_verify_published_file, name, path),
   )

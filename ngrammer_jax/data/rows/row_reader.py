@@ -210,4 +210,6 @@ class RowReader:
     self._state_if_empty = state._replace(tokens=end)
     if end < len(tokens) - 1:
       self._buffer.appendleft((self._state_if_empty, tokens, counts))
-    return token_split.Row(inputs, targets, starts, is_counted if has_counts else None)
+    if not has_counts:
+      is_counted = None
+    return token_split.Row(inputs, targets, starts, is_counted)

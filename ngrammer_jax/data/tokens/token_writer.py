@@ -55,7 +55,9 @@ class TokenFiles:
 
 def token_dtype(vocabulary: vocabularies.Vocabulary) -> np.dtype:
   """Returns the integer type of the ids of a vocabulary."""
-  return np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.uint32)
+  if vocabulary.size <= 2**16:
+    return np.dtype(np.uint16)
+  return np.dtype(np.uint32)
 
 
 class WrittenSplit(NamedTuple):

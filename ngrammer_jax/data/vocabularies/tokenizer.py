@@ -93,11 +93,14 @@ class TokenizerVocabulary(base.Vocabulary):
     self._ends = tuple(end_tokens or (self.document_start,))
     self.document_end = self._ends[0]
     self.definition = (self.kind, content, self.size)
+    stored_adds_start = None  # true is the default
+    if not adds_start:
+      stored_adds_start = False
     fields = {
       'size': self.size,
       'document_start': document_start,
       'end_tokens': end_tokens or None,
-      'adds_start': None if adds_start else False,
+      'adds_start': stored_adds_start,
       'chat_template': chat_template,
     }
     self.fields = {name: value for name, value in fields.items() if value is not None}

@@ -178,10 +178,13 @@ def from_pieces(
   from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
   vocabulary = {token: i for i, token in enumerate(tokens)}
+  unknown = None
+  if UNKNOWN in types:
+    unknown = tokens[types.index(UNKNOWN)]
   model = models.BPE(
     vocabulary,
     _merges(tokens, scores, types),
-    unk_token=tokens[types.index(UNKNOWN)] if UNKNOWN in types else None,
+    unk_token=unknown,
     fuse_unk=True,
     byte_fallback=BYTE in types,
   )

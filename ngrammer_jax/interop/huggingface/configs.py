@@ -221,11 +221,13 @@ def _model_values(values: Mapping[str, Any], family: families.Family) -> dict[st
   D = model['width']
   has_bias = values.get('attention_bias') or family.options.get('bias', False)
   inner_width = values['intermediate_size']
+  if inner_width is None:
+    inner_width = 4 * D
   return model | {
     'key_value_heads': values.get('num_key_value_heads') or N,
     'head_width': values.get('head_dim') or D // N,
     'feed_forward_bias': values.get('mlp_bias', False),
-    'feed_forward_width': 4 * D if inner_width is None else inner_width,
+    'feed_forward_width': inner_width,
     'activation': config_fields.ACTIVATIONS[values['hidden_act']],
     'attention.scale': _attention_scale(values),
     'attention.query_key_value_bias': has_bias,
@@ -259,7 +261,9 @@ def _layer_pattern(
     is_windowed and bool(window) for is_windowed in _windowed_layers(values, family, is_rotated)
   ]
   kinds = [OUR_LAYER_TYPES[pair] for pair in zip(is_rotated, has_window, strict=True)]
-  return _repeated(kinds), window if any(has_window) else None
+  if not any(has_window):
+    window = None
+  return _repeated(kinds), window
 
 
 def _check_layer_list(name: str, values: Any, choices: tuple[Any, Any], num_layers: int) -> None:
@@ -389,10 +393,13 @@ def comparable(model: ModelConfig) -> ModelConfig:
     return model.bias if value is None else value
 
   H = model.head_features
+  scale = options.scale
+  if scale is None:
+    scale = H**-0.5
   pattern = options.layer_pattern
   attention_options = dataclasses.replace(
     options,
-    scale=H**-0.5 if options.scale is None else options.scale,
+    scale=scale,
     query_key_value_bias=explicit_bias(options.query_key_value_bias),
     output_bias=explicit_bias(options.output_bias),
     layer_pattern=tuple(pattern[i % len(pattern)] for i in range(model.layers)),

@@ -179,7 +179,9 @@ def parameter_paths(family: families.Family, config: ModelConfig) -> Iterator[st
     if module in PLAIN:
       yield module
       continue
-    suffixes = ['scale' if module.endswith('norm') else 'kernel']
+    suffixes = ['kernel']
+    if module.endswith('norm'):
+      suffixes = ['scale']
     if _has_bias(module, config):
       suffixes.append('bias')
     prefixes = [f'layer_{i}/' for i in range(config.layers)]

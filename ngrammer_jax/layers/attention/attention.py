@@ -327,7 +327,10 @@ class Attention(nn.Module):
 
   def _query_scale(self, H: int) -> jax.Array:
     if not self.projections.per_dim_scale:
-      return jnp.asarray(H**-0.5 if self.scale is None else self.scale)
+      scale = self.scale
+      if scale is None:
+        scale = H**-0.5
+      return jnp.asarray(scale)
     init = axis_names.with_axis_names(nn.initializers.zeros, ('kv',))
     scale_H = self.param('per_dim_scale', init, (H,), self._param_dtype())
     log2_e = 1.442695041  # with the digits of praxis

@@ -144,13 +144,17 @@ def _attend_sharded(
   by_key_head = jax.P(key_head_axes)
   by_key_head_and_row = jax.P(key_head_axes, row_axes)
   span_NxBxT = operands.queries.span
-  has_shared_span = span_NxBxT is not None and span_NxBxT.shape[1:] == (1, 1)
+  span_spec = by_both
+  if span_NxBxT is not None and span_NxBxT.shape[1:] == (1, 1):
+    span_spec = by_head
   encoding_NxSxH = operands.distances.encoding
-  has_shared_encoding = encoding_NxSxH is not None and len(encoding_NxSxH) == 1
+  encoding_spec = by_head
+  if encoding_NxSxH is not None and len(encoding_NxSxH) == 1:
+    encoding_spec = jax.P()
   operand_specs = Operands(
-    queries=Queries(by_both, by_both, by_head if has_shared_span else by_both),
+    queries=Queries(by_both, by_both, span_spec),
     keys=by_key_head_and_row,
-    distances=Distances(jax.P() if has_shared_encoding else by_head, by_head),
+    distances=Distances(encoding_spec, by_head),
     weights=by_key_head,
   )
   constant_specs = constants.replace(

@@ -214,14 +214,20 @@ def _static(call: str, options: Options) -> dict[str, Any]:
   jax_calls = _jax_calls()
   masks = jax_calls.MaskType
   version = jax_calls.check_cudnn_version()
+  mask_type = masks.CAUSAL
+  if call == 'packed':
+    mask_type = masks.PADDING_CAUSAL
+  window = options.window
+  if call == 'masked':  # its bias has the window
+    window = None
   return {
     'scale': 1.0,
     'seed': options.number,  # of a dropout that there is not
     'dropout_rate': 0.0,
     'variadic_args': (call == 'masked', False),  # whether there is a bias, and its gradient
-    'mask_type': masks.PADDING_CAUSAL if call == 'packed' else masks.CAUSAL,
+    'mask_type': mask_type,
     'layout': jax_calls.AttentionLayout.BTNH.value,
-    'sliding_window_length': None if call == 'masked' else options.window,
+    'sliding_window_length': window,
     'score_mod': None,
     'cudnn_version': version,
     'is_training': version,  # so jax 0.10 calls this argument of the gradient

@@ -109,10 +109,13 @@ def _attend_to_prefix(
   distance = heads.distance
   if distance is not None:
     nearest = slice(T - queries.stop, None)
+    bias_SxN = distance.bias_SxN
+    if bias_SxN is not None:
+      bias_SxN = bias_SxN[nearest]
     distance = distance._replace(
       query_BxTxNxH=distance.query_BxTxNxH[:, queries],
       encoding_SxNxH=distance.encoding_SxNxH[nearest],
-      bias_SxN=None if distance.bias_SxN is None else distance.bias_SxN[nearest],
+      bias_SxN=bias_SxN,
     )
   prefix = full.Heads(
     heads.query_BxTxNxH[:, queries],
@@ -136,10 +139,13 @@ def _attend_in_windows(
   b = T // F
   distance = heads.distance
   if distance is not None:
+    bias_SxN = distance.bias_SxN
+    if bias_SxN is not None:
+      bias_SxN = bias_SxN[T - b :]
     distance = distance._replace(
       query_BxTxNxH=_fold_queries(distance.query_BxTxNxH, F),
       encoding_SxNxH=distance.encoding_SxNxH[T - b :],  # the nearest M + b
-      bias_SxN=None if distance.bias_SxN is None else distance.bias_SxN[T - b :],
+      bias_SxN=bias_SxN,
     )
   blocks = full.Heads(
     _fold_queries(heads.query_BxTxNxH, F),

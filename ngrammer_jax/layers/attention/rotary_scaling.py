@@ -47,7 +47,9 @@ def scale(
     factors_h = c.long_factors if c.is_long else c.short_factors
     frequency_h = frequency_h / np.asarray(factors_h)
     factor = math.sqrt(1 + math.log(c.factor) / math.log(M))
-  return frequency_h, factor if c.attention_factor is None else c.attention_factor
+  if c.attention_factor is not None:
+    factor = c.attention_factor
+  return frequency_h, factor
 
 
 def _yarn_ramp(pairs: int, scaling: RotaryScalingConfig, max_timescale: float) -> np.ndarray:

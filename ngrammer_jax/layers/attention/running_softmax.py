@@ -423,7 +423,11 @@ def _push_right(window_BxTxH: jax.Array, block_BxKxH: jax.Array) -> jax.Array:
 
 def _slice(tree: Any, first: jax.Array | int, count: int) -> Any:
   """Slices axis 1 of all arrays of a tree."""
-  return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, first, count, 1), tree)
+
+  def slice_array(array: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(array, first, count, 1)
+
+  return jax.tree.map(slice_array, tree)
 
 
 def add_trees(a: Any, b: Any) -> Any:

@@ -145,7 +145,10 @@ class DynamicSpan(AdaptiveSpan):
     D = x_BxTxD.shape[-1]
     N = self.heads
     _check_sizes(self.limit, self.ramp, D)
-    normal = nn.initializers.normal(0.0 if self.is_neutral else D**-0.5)
+    deviation = D**-0.5
+    if self.is_neutral:
+      deviation = 0.0
+    normal = nn.initializers.normal(deviation)
     normal = axis_names.with_axis_names(normal, ('embed', 'heads'))
     constant = axis_names.with_axis_names(nn.initializers.constant(self.initial), ('heads',))
     v_DxN = self.param('span_kernel', normal, (D, N), self.dtype)

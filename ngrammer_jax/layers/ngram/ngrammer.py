@@ -106,11 +106,17 @@ class NGrammer(nn.Module):
     width = x_BxTxD.shape[-1]
     self.check_width(width)
     self._check_ids(ids, pair_ids, memory)
+    pairing = 'previous'
+    if pair_ids is not None:
+      pairing = 'attended'
+    dtype = self.dtype
+    if dtype is None:
+      dtype = x_BxTxD.dtype
     layer = NGramMemory(
-      self._options('previous' if pair_ids is None else 'attended'),
+      self._options(pairing),
       self.id_vocabulary,
       width,
-      dtype=x_BxTxD.dtype if self.dtype is None else self.dtype,
+      dtype=dtype,
       id_columns=self.heads,
       is_at_embedding=vocabulary is not None,
     )

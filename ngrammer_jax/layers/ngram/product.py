@@ -58,7 +58,10 @@ class Product(nn.Module):
     h_BxTxP = self._project('gate', x_BxTxD, P, ('embed', None))
     h_BxTxP = activations.ACTIVATIONS[self.activation](h_BxTxP)
     y_BxTxD = self._project('out', h_BxTxP * u_BxTxP, D, (None, 'embed'))
-    return x_BxTxD + self._norm('norm', 0.0 if self.is_neutral else 1.0)(y_BxTxD)
+    initial_scale = 1.0
+    if self.is_neutral:
+      initial_scale = 0.0
+    return x_BxTxD + self._norm('norm', initial_scale)(y_BxTxD)
 
   def _project(
     self, name: str, x_BxTx: jax.Array, features: int, names: tuple[str | None, ...]

@@ -117,10 +117,16 @@ class ValueJoin(nn.Module):
       case 'sum':
         return v_BxPxCxH + e_BxPxCxH
       case 'interpolation':
-        (mix,) = self._mixing_numbers([0.0] if self.is_neutral else [MIX])
+        weight_of_rows = MIX
+        if self.is_neutral:
+          weight_of_rows = 0.0
+        (mix,) = self._mixing_numbers([weight_of_rows])
         return (1 - mix) * v_BxPxCxH + mix * e_BxPxCxH
       case 'weighted_sum':
-        of_values, of_rows = self._mixing_numbers([1.0 if self.is_neutral else MIX, MIX])
+        weight_of_values = MIX
+        if self.is_neutral:
+          weight_of_values = 1.0
+        of_values, of_rows = self._mixing_numbers([weight_of_values, MIX])
         return of_values * v_BxPxCxH + of_rows * e_BxPxCxH
     raise ValueError(f'kind={self.kind!r} is not one of sum, interpolation, weighted_sum')
 

@@ -17,6 +17,7 @@ from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import encoding, language_modeling, sampling
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import text as texts
+from ngrammer_jax.system import progress
 from ngrammer_jax.tasks.superglue import formats, metrics
 
 
@@ -72,7 +73,7 @@ class TaskEvaluator:
     codebook: Any,
     name: str,
     examples: Sequence[Any],
-    report: Callable[[int], None] = lambda examples: None,
+    report: Callable[[int], None] = progress.ignore,
   ) -> tuple[dict[str, Any], list[TaskAnswer]]:
     """Returns the metrics in percent, and the predicted answers.
 
@@ -144,7 +145,10 @@ class TaskEvaluator:
     for i, scores, _ in ranked:
       best = int(scores.argmax())
       text = choice_texts[i][best].strip()
-      answers[i] = TaskAnswer(best if labels else text, text, float(scores[best]))
+      answer = text
+      if labels:
+        answer = best
+      answers[i] = TaskAnswer(answer, text, float(scores[best]))
       report(1)
     return answers
 

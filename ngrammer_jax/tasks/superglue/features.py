@@ -96,8 +96,13 @@ def read_training_rows(
   vocabulary = _task(name).output_features['targets'].vocabulary
   converter = seqio.PrefixLMFeatureConverter(pack=packed, bos_id=vocabulary.bos_id)
   lengths = {'inputs': length - max_targets, 'targets': max_targets}
+
+  def read_features():
+    for example in examples:
+      yield {feature: example[feature] for feature in lengths}
+
   dataset = tf.data.Dataset.from_generator(
-    lambda: ({feature: example[feature] for feature in lengths} for example in examples),
+    read_features,
     output_signature=dict.fromkeys(lengths, tf.TensorSpec([None], tf.int32)),
   )
   rows = list(converter(dataset, lengths).as_numpy_iterator())
@@ -114,7 +119,10 @@ def _read_rows(
 ) -> list[dict[str, Any]]:
   """Returns the examples of a task as NumPy arrays; logs how many inputs are truncated."""
   lengths = {'inputs': length - max_targets, 'targets': max_targets}
-  dataset = _task(name).get_dataset(lengths if truncate else None, split, **shuffling)
+  truncated_lengths = None
+  if truncate:
+    truncated_lengths = lengths
+  dataset = _task(name).get_dataset(truncated_lengths, split, **shuffling)
   rows = []
   count = max(int(dataset.cardinality()), 0)
   with progress.Progress(f'tokenising {name}, {split}', count, 'examples') as bar:

@@ -108,7 +108,9 @@ class WandbRun:
 def _run_id(workdir: pathlib.Path) -> tuple[str, bool]:
   """Returns the id of the run of a workdir, and whether it is new."""
   path = workdir / FILE
-  location = str(workdir if storage.is_remote(workdir) else workdir.resolve())
+  if not storage.is_remote(workdir):
+    workdir = workdir.resolve()
+  location = str(workdir)
   stored = {}
   if path.exists():
     with file_errors.translate_damage(path, 'remove it to start another run of wandb'):
