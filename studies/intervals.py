@@ -1,6 +1,6 @@
-"""Confidence intervals of means over seeds, and the data equivalent of a loss."""
+"""Means over seeds and differences paired by seed, with intervals of 95 %; data equivalents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import math
 import statistics
 from typing import NamedTuple
@@ -26,9 +26,10 @@ class Interval(NamedTuple):
 
 def mean_interval(values: Sequence[float]) -> Interval:
   """Returns the mean of values with its interval of 95 % by Student's t."""
-  mean, error = results.mean_and_error(values)
-  if error is None:
+  mean = statistics.fmean(values)
+  if len(values) == 1:
     return Interval(mean, None)
+  error = statistics.stdev(values) / math.sqrt(len(values))
   quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
   return Interval(mean, float(quantile * error))
 
@@ -44,6 +45,28 @@ def paired_difference(
   if not seeds:
     return None
   return mean_interval([losses[seed] - baseline[seed] for seed in sorted(seeds)])
+
+
+def losses_by_seed(runs: Iterable[results.Result], loss: results.Loss) -> dict[int, float]:
+  """Returns losses by seed. Raises ValueError if two runs have the same seed."""
+  losses: dict[int, float] = {}
+  for run in runs:
+    if run['seed'] in losses:
+      raise ValueError(f'{run["cell"]}: {run["model"]} has another run of seed {run["seed"]}')
+    losses[run['seed']] = loss(run)
+  return losses
+
+
+def difference_of_runs(
+  runs: Iterable[results.Result],
+  baseline: Iterable[results.Result],
+  loss: results.Loss = results.bits_per_byte,
+) -> Interval | None:
+  """Returns the mean difference of the losses of runs from those of a baseline with equal seeds.
+
+  None if they have no seed in common. Raises ValueError if two runs have the same seed.
+  """
+  return paired_difference(losses_by_seed(runs, loss), losses_by_seed(baseline, loss))
 
 
 def data_equivalent(loss: float, tokens: int, baseline: Mapping[int, Sequence[float]]) -> float:

@@ -1,4 +1,4 @@
-"""Figures of docs/results.md. Error bars are standard errors over seeds."""
+"""Figures of docs/results.md. Error bars are intervals of 95 % over seeds."""
 
 from collections.abc import Sequence
 import pathlib
@@ -7,7 +7,8 @@ from typing import Any
 from ngrammer_jax.analysis import figures
 from ngrammer_jax.system import result_files
 from studies import cells, context, ngram_memories
-from studies.results import Result, bits_per_byte, mean_and_error, validation_nats
+from studies.intervals import mean_interval
+from studies.results import Result, bits_per_byte, validation_nats
 
 NAMES = {
   'plain': 'Transformer',
@@ -63,7 +64,7 @@ def draw_methods(results: Sequence[Result], axis: Any) -> None:
   """Draws the test loss of each n-gram memory, and of the Transformers without one."""
   methods = [m for m in ngram_memories.METHODS if any(r['model'] == m for r in results)]
   for i, method in enumerate(methods):
-    mean, error = mean_and_error(_bits(results, method))
+    mean, error = mean_interval(_bits(results, method))
     color = 'black' if method in ngram_memories.TRANSFORMERS else 'C0'
     axis.errorbar(mean, i, xerr=error, fmt='o', color=color, capsize=3)
     axis.annotate(f'{mean:.3f}', (mean, i), (0, 6), textcoords='offset points', ha='center')
@@ -86,13 +87,13 @@ def draw_memories(results: Sequence[Result], axis: Any) -> None:
     own = [r for r in results if r['model'] == model]
     if own:
       names = (f'test, memory {segments}' for segments in cells.MEMORY_SEGMENTS)
-      points = [mean_and_error([r[n]['bits_per_character'] for r in own]) for n in names]
+      points = [mean_interval([r[n]['bits_per_character'] for r in own]) for n in names]
       means, errors = zip(*points, strict=True)
       axis.errorbar(
         lengths, means, yerr=[e or 0 for e in errors], marker='o', capsize=3, label=label
       )
   if without := [r['test']['bits_per_character'] for r in results if r['model'] == 'none']:
-    mean, _ = mean_and_error(without)
+    mean, _ = mean_interval(without)
     axis.axhline(mean, color='black', linestyle='--', label='trained without a memory')
   lowest = min(min(line.get_ydata()) for line in axis.get_lines())
   axis.set_ylim(lowest - 0.02, lowest + 0.2)

@@ -96,6 +96,23 @@ def _format_equivalent(loss: float, tokens: int, curve: Mapping[int, Sequence[fl
   return f'{equivalent:.2f}'
 
 
+def format_progress(lines: Sequence[Result]) -> str:
+  """Returns a sentence with the number of finished and of planned runs."""
+  finished = collections.Counter(line['table'] for line in lines)
+  seeds = len(program.SEEDS)
+  planned = {
+    'tries': sum(len(list(program.tries(arm))) for arm in program.ARMS),
+    'runs': seeds * len(program.ARMS),
+    'longer': seeds * sum(len(factors) for factors in program.LONGER.values()),
+  }
+  counts = [f'{finished[table]} of {count} {table}' for table, count in planned.items()]
+  tries, runs, longer = counts
+  return (
+    f'Finished: {tries}, {runs}, and {longer} runs of two and four times the tokens. Arms without '
+    f'a row have not run.'
+  )
+
+
 def format_tables(lines: Sequence[Result]) -> dict[str, list[Sequence[str]]]:
   """Returns the rows of each table by its name."""
   one = [arm for arm in program.ARMS if program.BASELINES[arm] == program.CLAIM[0]]

@@ -14,6 +14,7 @@ import statistics
 
 from ngrammer_jax.tasks.superglue import metrics
 from studies import (
+  answers,
   cells,
   context,
   frequency,
@@ -22,6 +23,7 @@ from studies import (
   ngram_memories,
   plots,
   pretrained,
+  program_tables,
   recurrent,
   state_of_the_union,
 )
@@ -31,8 +33,6 @@ from studies.results import (
   Rates,
   Result,
   bits_per_byte,
-  format_difference,
-  format_mean,
   validation_nats,
 )
 
@@ -64,6 +64,21 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return 'No run has finished yet.'
   header, *others = (f'| {" | ".join(row)} |' for row in rows)
   return '\n'.join([header, '|---' * len(rows[0]) + '|', *others])
+
+
+def format_mean(values: Sequence[float]) -> str:
+  """Formats the mean of values over seeds, with half of its interval of 95 %."""
+  return str(intervals.mean_interval(values))
+
+
+def format_difference(
+  runs: Iterable[Result], baseline: Iterable[Result], loss: Loss = bits_per_byte
+) -> str:
+  """Formats the difference of runs from a baseline, paired by seed; '' without a common seed."""
+  difference = intervals.difference_of_runs(runs, baseline, loss)
+  if difference is None:
+    return ''
+  return str(difference)
 
 
 def progress_table(results: Sequence[Result]) -> str:
@@ -340,18 +355,22 @@ def zero_shot_table(results: Sequence[Result]) -> str:
 def finetuning_table(results: Sequence[Result], zero_shot: Sequence[Result]) -> str:
   """Formats the accuracies of fine-tuned models.
 
-  Accuracies are means over seeds; the first error is that over seeds, the second over examples.
+  Accuracies are means over seeds, with two standard errors: over seeds and over examples.
   """
-  columns = 'task', 'model', 'learning rate', 'seeds', 'accuracy', 'over seeds', 'over examples'
+  columns = 'task', 'model', 'learning rate', 'seeds', 'accuracy', 'error: seeds', 'error: examples'
   rows = [(*columns, 'untrained', 'majority class', 'seconds')]
   untrained = {r['task']: f'{r["accuracy"]:.1f}' for r in zero_shot}
   for task, model in itertools.product(pretrained.TASK_TOKENS, pretrained.MODELS):
     own = [r for r in results if (r['table'], r['model']) == (task, model)]
     for rate in sorted({r['learning_rate'] for r in own}):
       runs = [r for r in own if r['learning_rate'] == rate]
-      mean, error = study_results.mean_and_error([r['accuracy'] for r in runs])
+      accuracies = [r['accuracy'] for r in runs]
+      mean = statistics.fmean(accuracies)
+      over_seeds = ''
+      if len(accuracies) > 1:
+        over_seeds = f'{statistics.stdev(accuracies) / math.sqrt(len(accuracies)):.1f}'
       seconds = statistics.fmean(r['training_seconds'] for r in runs)
-      values = f'{rate:g}', str(len(runs)), f'{mean:.1f}', '' if error is None else f'{error:.1f}'
+      values = f'{rate:g}', str(len(runs)), f'{mean:.1f}', over_seeds
       before = untrained.get(pretrained.TASK_OF[task], '')
       errors = f'{metrics.standard_error(mean, runs[0]["n"]):.1f}', before
       majority = f'{runs[0]["majority_percent"]:.1f}'
@@ -392,6 +411,7 @@ def format_tables(
   zero_shot: Sequence[Result] = (),
   of_pretrained: Sequence[Result] = (),
   of_longer: Sequence[Result] = (),
+  of_program: Sequence[Result] = (),
 ) -> dict[str, str]:
   """Returns the tables of the page by name."""
   select = lambda table: [r for r in results if r['table'] == table]
@@ -406,7 +426,10 @@ def format_tables(
   baselines = cells.baselines(results)
   combined = dict.fromkeys(r['model'] for r in select('combined'))
   short_table = functools.partial(model_table, losses=FIRST_TOKENS)
+  answered = answers.runs_by_name(results, of_program, of_pretrained)
   tables = {
+    'answers': markdown(answers.table(answered)),
+    'program, progress': program_tables.format_progress(of_program),
     'progress': progress_table(results),
     'tuning': tuning_table(of_dense, dense, 'learning_rate'),
     'tuning of tables': tuning_table(of_tables, ngram_memories.ROWS, 'table_learning_rate'),
@@ -441,6 +464,8 @@ def format_tables(
       select('state_of_the_union'), state_of_the_union.METHODS, 'wide'
     ),
   }
+  for name, rows in program_tables.format_tables(of_program).items():
+    tables[name] = markdown(rows)
   for method in cells.CONTROLLED:
     own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(f'{method}_'))
     models = [method, *own, 'plain']
@@ -454,15 +479,16 @@ def format_tables(
 def main() -> None:
   """Writes the page and its figures."""
   files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
-  files += study_results.PRETRAINED, study_results.LONGER
+  files += study_results.PRETRAINED, study_results.LONGER, study_results.PROGRAM
   results, *others = map(study_results.read, files)
+  *_, of_longer, _ = others
   tables = format_tables(results, *others)
   page = replace_tables(PAGE.read_text(encoding='utf-8'), tables)
   PAGE.write_text(page, encoding='utf-8')
   main_runs = [r for r in results if r['table'] == 'main']
   readme = replace_tables(README.read_text(encoding='utf-8'), {'results': readme_table(main_runs)})
   README.write_text(readme, encoding='utf-8')
-  plots.save_all(results, others[-1], PAGE.parent)
+  plots.save_all(results, of_longer, PAGE.parent)
 
 
 if __name__ == '__main__':

@@ -1,9 +1,7 @@
-"""Results of the runs: JSON lines, means over seeds, and differences of runs with equal seeds."""
+"""Results of the runs: JSON lines, their learning rates and losses."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-import math
+from collections.abc import Callable, Mapping
 import pathlib
-import statistics
 from typing import Any, NamedTuple
 
 from ngrammer_jax.system import json_files
@@ -44,18 +42,6 @@ def append(path: pathlib.Path, result: Result) -> None:
   json_files.append_line(path, dict(result))
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-  """Returns the mean and its standard error; no error for a single value."""
-  error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-  return statistics.fmean(values), error
-
-
-def format_mean(values: Sequence[float]) -> str:
-  """Formats the mean of values, and its standard error if there are several."""
-  mean, error = mean_and_error(values)
-  return f'{mean:.4f}' if error is None else f'{mean:.4f} ± {error:.4f}'
-
-
 def bits_per_byte(run: Result, split: str = 'test') -> float:
   """Returns the bits per byte of a whole split."""
   return run[split]['bits_per_byte']
@@ -64,25 +50,3 @@ def bits_per_byte(run: Result, split: str = 'test') -> float:
 def validation_nats(run: Result) -> float:
   """Returns the nats per token of the tokens of the validation split that were scored."""
   return run['validation']['nll_nats_per_token']
-
-
-def format_difference(
-  runs: Iterable[Result], baseline: Iterable[Result], loss: Loss = bits_per_byte
-) -> str:
-  """Formats the mean difference of the losses of runs from those of a baseline with equal seeds.
-
-  Returns '' if they have no seed in common.
-  """
-  scores, baselines = (_by_seed(group, loss) for group in (runs, baseline))
-  differences = [scores[seed] - baselines[seed] for seed in scores if seed in baselines]
-  return format_mean(differences) if differences else ''
-
-
-def _by_seed(runs: Iterable[Result], loss: Loss) -> dict[int, float]:
-  """Returns losses by seed. Raises ValueError if two runs have the same seed."""
-  scores = {}
-  for run in runs:
-    if run['seed'] in scores:
-      raise ValueError(f'{run["cell"]}: {run["model"]} has another run of seed {run["seed"]}')
-    scores[run['seed']] = loss(run)
-  return scores

@@ -210,7 +210,7 @@ def test_runs_with_other_learning_rates_are_shown():
   rows = report.format_tables(results, [])['rates'].splitlines()
   assert rows[2:] == [
     '| `engram` | 0.008, tables 0.03 | 1 | 2.0000 |',
-    '| `engram` | 0.016, tables 0.03 | 2 | 2.0000 ± 0.5000 |',
+    '| `engram` | 0.016, tables 0.03 | 2 | 2.0000 ± 6.3531 |',  # 12.706 x 0.5
   ]
 
 
@@ -228,7 +228,7 @@ def test_accumulators_are_compared_at_equal_learning_rates():
   results = [result('main', 'engram', seed, 1.8 + seed, 0.008, 0.03) for seed in range(2)]
   results += [result('accumulator', 'engram', 0, 1.9, rate) for rate in (0.008, 0.016)]
   row = report.format_tables(results, [])['accumulator'].splitlines()[-1]
-  assert row == '| `engram` | 1.9000 | 2.3000 ± 0.5000 | -0.1000 |'
+  assert row == '| `engram` | 1.9000 | 2.3000 ± 6.3531 | -0.1000 |'  # 12.706 x 0.5
 
 
 def test_the_best_memory_is_combined_with_a_segment_memory():
@@ -262,12 +262,12 @@ def test_differences_are_paired_by_seed():
   plain, other = (2.0, 3.0, 7.0), (1.5, 2.0)
   results = [result('main', 'plain', seed, bits) for seed, bits in enumerate(plain)]
   results += [result('main', 'engram', seed, bits) for seed, bits in enumerate(other)]
-  assert study_results.format_difference(results[3:], results[:3]) == '-0.7500 ± 0.2500'
-  assert study_results.format_difference(results[3:], results[2:3]) == ''
+  assert report.format_difference(results[3:], results[:3]) == '-0.7500 ± 3.1766'  # t is 12.706
+  assert report.format_difference(results[3:], results[2:3]) == ''
   *_, row = report.model_table(results, ['plain', 'wide', 'engram'], 'plain').splitlines()
   assert row == (
-    '| `engram` | 10 | 4.0 | 2.00 | 0.004 | 2 | 1.7500 ± 0.2500 | 1.7500 ± 0.2500 '
-    '| -0.7500 ± 0.2500 |'
+    '| `engram` | 10 | 4.0 | 2.00 | 0.004 | 2 | 1.7500 ± 3.1766 | 1.7500 ± 3.1766 '
+    '| -0.7500 ± 3.1766 |'
   )
 
 
@@ -317,7 +317,7 @@ def test_a_segment_memory_is_compared_with_none_by_seed():
     '| as trained | minus none | memory of 0 | memory of 1 | memory of 2 | '
     'memory of 4 | memory of 8 |'
   )
-  assert rows[0].endswith('| 2 | 2.5000 ± 0.5000 |  |  |  |  |  |  |')
+  assert rows[0].endswith('| 2 | 2.5000 ± 6.3531 |  |  |  |  |  |  |')
   assert rows[1].endswith('| 1 | 1.5000 | -0.5000 |  |  |  |  | 1.2500 |')
 
 
@@ -403,13 +403,13 @@ def test_noise_is_pooled_over_models():
 def test_two_runs_of_a_seed_are_not_joined():
   runs = [result('main', 'plain', 0, 2.0, rate) for rate in (0.008, 0.016)]
   with pytest.raises(ValueError, match='plain has another run of seed 0'):
-    study_results.format_difference([result('main', 'engram', 0, 2.0)], runs)
+    report.format_difference([result('main', 'engram', 0, 2.0)], runs)
 
 
 def test_the_page_has_the_tables_of_the_results():
   page = report.PAGE.read_text(encoding='utf-8')
   files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
-  files += study_results.PRETRAINED, study_results.LONGER
+  files += study_results.PRETRAINED, study_results.LONGER, study_results.PROGRAM
   lines = [study_results.read(file) for file in files]
   assert report.replace_tables(page, report.format_tables(*lines)) == page
   readme = report.README.read_text(encoding='utf-8')
