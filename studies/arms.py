@@ -26,9 +26,20 @@ With 3.75M parameters, room for two tables:
   engram_twice                   Engram with twice the rows
 
 `backbone` has neither a table nor an output layer of its own: 1.65M parameters.
+
+Stages S and M have the larger backbones of SIZES and room for three tables of a row of each token,
+13.1M and 33.9M parameters within 0.1 %. Arms are named `s_ARM` and `m_ARM`:
+
+  untied             an output layer of its own, and a wider feed-forward: more FLOPs
+  value_embeddings   three blocks have a table of their own
+  engram             bigrams and trigrams in the second and the middle block, a table for each
+  engram_123         unigrams, bigrams and trigrams there
+  value_embeddings_engram  three blocks with the rows of one table, and Engram
+  bigram_hash        a row of each bigram, added to the input of every block
 """
 
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 from configs import ngram_memories as base
 from ngrammer_jax import config
@@ -97,12 +108,73 @@ TWO_TABLES = (
   'engram_twice',
 )
 BACKBONE = 'backbone'
-VARIANTS = (BACKBONE, *ONE_TABLE, *TWO_TABLES)
+
+
+class Size(NamedTuple):
+  """A backbone of stage S or M, and the numbers that give its arms equal parameters.
+
+  Attributes:
+    layers: blocks.
+    width: width of the model.
+    heads: attention heads.
+    feed_forward: width of the gated feed-forward.
+    value_stride: value embeddings are in every N-th block, counted from the last one.
+    row_width: width of the rows of Engram: an eighth of the width of the model.
+    untied_feed_forward: width of the feed-forward of `untied`.
+    engram_rows: base rows of a head of each arm with Engram.
+  """
+
+  layers: int
+  width: int
+  heads: int
+  feed_forward: int
+  value_stride: int
+  row_width: int
+  untied_feed_forward: int
+  engram_rows: dict[str, int]
+
+
+SIZES = {
+  's': Size(
+    layers=6,
+    width=256,
+    heads=4,
+    feed_forward=688,
+    value_stride=2,
+    row_width=32,
+    untied_feed_forward=1598,
+    engram_rows={'engram': 24_010, 'engram_123': 15_799, 'value_embeddings_engram': 15_812},
+  ),
+  'm': Size(
+    layers=8,
+    width=448,
+    heads=7,
+    feed_forward=1192,
+    value_stride=3,
+    row_width=56,
+    untied_feed_forward=1875,
+    engram_rows={'engram': 23_625, 'engram_123': 15_415, 'value_embeddings_engram': 15_428},
+  ),
+}
+BIGRAM_ROWS = 3 * TABLE_ROWS  # of stages S and M
+LARGER_ARMS = (
+  'untied',
+  'value_embeddings',
+  'engram',
+  'value_embeddings_engram',
+  'engram_123',
+  'bigram_hash',
+)
+LARGER = tuple(f'{stage}_{arm}' for stage, arm in itertools.product(SIZES, LARGER_ARMS))
+VARIANTS = (BACKBONE, *ONE_TABLE, *TWO_TABLES, *LARGER)
 
 
 def get_config(variant: str = 'value_embeddings'):
   """Returns the config of one of VARIANTS."""
   config.check_variant(variant, VARIANTS)
+  if variant in LARGER:
+    stage, _, arm = variant.partition('_')
+    return _larger_config(SIZES[stage], arm)
   arm = variant.removesuffix(COPIES).removesuffix('_adam')
   c = base.get_config('quickstart_plain')
   c.data.corpus = 'enwik8'
@@ -152,7 +224,42 @@ def get_config(variant: str = 'value_embeddings'):
 
 def has_table(variant: str) -> bool:
   """Returns whether a variant has a table of rows or values."""
-  return variant.removesuffix(COPIES) not in (BACKBONE, 'untied', 'deeper')
+  arm = variant.removesuffix(COPIES)
+  if variant in LARGER:
+    _, _, arm = variant.partition('_')
+  return arm not in (BACKBONE, 'untied', 'deeper')
+
+
+def _larger_config(size: Size, arm: str):
+  """Returns the config of an arm of stage S or M."""
+  c = get_config(BACKBONE)
+  m = c.model
+  m.layers = size.layers
+  m.width = size.width
+  m.heads = size.heads
+  m.feed_forward_width = size.feed_forward
+  if arm == 'untied':
+    m.tie_embeddings = False
+    m.feed_forward_width = size.untied_feed_forward
+  memories = []
+  if arm == 'value_embeddings':
+    memories.append(_VALUES | dict(table=None, block_stride=size.value_stride))
+  if arm == 'value_embeddings_engram':
+    memories.append(_VALUES | dict(block_stride=size.value_stride))
+  if arm == 'bigram_hash':
+    rows = (BIGRAM_ROWS,)
+    memories.append(dict(preset=arm, width=size.width, rows=rows, boundary='starts'))
+  if arm in size.engram_rows:
+    engram = _ENGRAM | dict(layers=(1, size.layers // 2), width=size.row_width)
+    engram['rows'] = (size.engram_rows[arm],)
+    if arm == 'engram_123':
+      engram['orders'] = (1, 2, 3)
+    memories.append(engram)
+  adagrad = dict(optimizer='adagrad', learning_rate_factor=None)
+  m.ngram_memories = tuple(
+    config.block('model.ngram_memories', **(values | adagrad)) for values in memories
+  )
+  return c
 
 
 def _memory(arm: str, values: dict[str, Any]):

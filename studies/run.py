@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -42,12 +43,27 @@ class Cell(Protocol):
     """Yields modules with their arguments."""
 
 
+class PlannedCell(Protocol):
+  """One run, whose learning rates may have to be selected before."""
+
+  name: str
+  tokens: int  # of the training
+
+
 class Study(NamedTuple):
-  """Runs that become lines of one file."""
+  """Runs that become lines of one file.
+
+  Attributes:
+    path: the file.
+    missing_cells: returns the cells without a line that can be trained now, the first ones first.
+    describe: returns the line of a cell and its workdir.
+    planned_cells: returns all cells without a line, for forecasts and --list; None: no forecasts.
+  """
 
   path: pathlib.Path
   missing_cells: Callable[[list[results.Result]], Iterable[Cell]]
-  describe: Callable[[Any, pathlib.Path], dict]  # a cell and its workdir
+  describe: Callable[[Any, pathlib.Path], dict]
+  planned_cells: Callable[[list[results.Result]], Iterable[PlannedCell]] | None = None
 
 
 class Runner:
@@ -59,6 +75,7 @@ class Runner:
     folder: folder of the workdirs.
     cores: cores of each run that is trained at the same time.
     keep: keep the workdir of a finished run.
+    deadline: when all runs will be stopped, on the clock `time.monotonic`; None: never.
   """
 
   def __init__(
@@ -68,14 +85,19 @@ class Runner:
     folder: pathlib.Path,
     cores: Iterable[Sequence[int]],
     keep: bool = True,
+    deadline: float | None = None,
   ):
     self._study = study
     self._data = data
     self._folder = folder
     self._keep = keep
+    self._deadline = deadline
+    self._has_forecast = False
     self._cores: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
+    self._num_jobs = 0
     for own in cores:
       self._cores.put(own)
+      self._num_jobs += 1
     self._processes: set[subprocess.Popen] = set()
     self._lock = threading.Lock()
     self.status: int | None = None  # exit status, once the processes have been stopped
@@ -89,6 +111,7 @@ class Runner:
   def run(self, cell: Cell) -> None:
     """Trains and evaluates a cell, and writes its result. Raises CalledProcessError."""
     cores = self._cores.get()
+    start = time.monotonic()
     workdir = self._folder / cell.name
     commit = _commit()
     try:
@@ -102,6 +125,9 @@ class Runner:
     if not self._keep:
       shutil.rmtree(workdir)
     logging.info('finished %s', cell.name)
+    # A resumed run took longer than this process knows.
+    seconds = max(time.monotonic() - start, line.get('training_seconds', 0))
+    self._forecast(cell, seconds)
 
   def run_missing(self, jobs: int) -> int:
     """Trains the missing cells, the first ones first. Returns the exit status."""
@@ -121,6 +147,20 @@ class Runner:
             logging.error('%s failed, see its log: %s', name, future.exception())
             self.stop(1)
 
+  def _forecast(self, cell: PlannedCell, seconds: float) -> None:
+    """Logs, after the first run, which of the other ones the time is enough for."""
+    with self._lock:
+      if self._has_forecast or self._study.planned_cells is None:
+        return
+      self._has_forecast = True
+    planned = list(self._study.planned_cells(results.read(self._study.path)))
+    rate = seconds / cell.tokens / self._num_jobs
+    seconds_left = None
+    if self._deadline is not None:
+      seconds_left = self._deadline - time.monotonic()
+    logging.info('a run of %s tokens took %.0f s', f'{cell.tokens:,}', seconds)
+    logging.info('%s', format_forecast(planned, rate, seconds_left))
+
   def _call(self, cores: Sequence[int], cell: Cell, arguments: list[str]) -> None:
     command = [sys.executable, '-m', *arguments]
     with (self._folder / f'{cell.name}.log').open('a') as log:
@@ -134,6 +174,33 @@ class Runner:
       self._processes.discard(process)
     if status:
       raise subprocess.CalledProcessError(status, command)
+
+
+def format_forecast(
+  planned: Sequence[PlannedCell], seconds_per_token: float, seconds_left: float | None
+) -> str:
+  """Formats how many runs can be trained in a time, and the last one of them.
+
+  Args:
+    planned: the runs, the first ones first.
+    seconds_per_token: seconds a token of all runs at the same time together.
+    seconds_left: the time; None: any time.
+  """
+  hours = sum(cell.tokens for cell in planned) * seconds_per_token / 3600
+  text = f'the {len(planned)} planned runs need about {hours:.1f} hours'
+  if seconds_left is None:
+    return text
+  seconds = 0.0
+  fitting = []
+  for cell in planned:
+    seconds += cell.tokens * seconds_per_token
+    if seconds > seconds_left:
+      break
+    fitting.append(cell.name)
+  text += f'; {len(fitting)} fit in the {seconds_left / 60:.0f} minutes that are left'
+  if fitting:
+    text += f', up to {fitting[-1]}'
+  return text
 
 
 def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
@@ -205,12 +272,17 @@ STUDY = Study(results.RUNS, cells.missing_cells, describe)
 
 
 def main(study: Study, doc: str) -> None:
-  """Trains until no run is missing, one fails, or the time is over.
+  """Trains a study with the flags of the command line; see `train`.
 
   Args:
     study: the study.
     doc: help text of the command.
   """
+  train(study, make_parser(doc).parse_args())
+
+
+def make_parser(doc: str) -> argparse.ArgumentParser:
+  """Returns the parser of the flags of all studies. `doc` is the help text of the command."""
   parser = argparse.ArgumentParser(
     description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -221,18 +293,34 @@ def main(study: Study, doc: str) -> None:
   parser.add_argument('--minutes', type=float, help='time after which all runs are stopped')
   parser.add_argument('--delete', action='store_true', help='delete the workdirs of finished runs')
   parser.add_argument('--list', action='store_true', help='print the missing runs, and exit')
-  options = parser.parse_args()
+  return parser
+
+
+def train(study: Study, options: argparse.Namespace) -> None:
+  """Trains until no run is missing, one fails, or the time is over.
+
+  Args:
+    study: the study.
+    options: values of the flags of `make_parser`.
+  """
   logging.basicConfig(level=logging.INFO, format='%(asctime)s %(message)s', datefmt='%H:%M')
   logging.getLogger('jax').setLevel(logging.WARNING)
   if options.list:
-    for cell in study.missing_cells(results.read(study.path)):
+    list_cells = study.planned_cells or study.missing_cells
+    for cell in list_cells(results.read(study.path)):
       print(cell.name)
     return
+  # Runs that share a GPU: none may take most of its memory at its start.
+  os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   options.folder.mkdir(parents=True, exist_ok=True)
   cores = sorted(os.sched_getaffinity(0))
   starts = range(0, len(cores), options.cores)[: options.jobs]
   jobs = [cores[start : start + options.cores] for start in starts]
-  runner = Runner(study, options.data, options.folder, jobs, keep=not options.delete)
+  deadline = None
+  if options.minutes is not None:
+    deadline = time.monotonic() + 60 * options.minutes
+  keep = not options.delete
+  runner = Runner(study, options.data, options.folder, jobs, keep, deadline)
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda received, _: runner.stop(128 + received))
   if options.minutes is not None:

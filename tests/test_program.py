@@ -4,7 +4,9 @@ import pathlib
 
 import pytest
 
-from ngrammer_jax import command_line
+from ngrammer_jax import command_line, config, errors, sharding
+from ngrammer_jax.models import model_variables
+from ngrammer_jax.training import programs
 from studies import arms, program, program_tables
 from studies.program import Tried
 from tests import test_configs
@@ -42,6 +44,32 @@ def test_arms_have_equal_parameters(arm):
   assert count == pytest.approx(SIZES[arm], rel=5e-3)
 
 
+@each('size, arm', [('s', 'engram'), ('m', 'value_embeddings')])
+def test_larger_arms_have_equal_parameters(size, arm):
+  untied, _ = test_configs.counts(STUDIES / f'arms.py:{size}_untied')
+  count, _ = test_configs.counts(STUDIES / f'arms.py:{size}_{arm}')
+  assert untied == pytest.approx({'s': 13.15e6, 'm': 33.94e6}[size], rel=1e-3)
+  assert count == pytest.approx(untied, rel=1e-3)
+
+
+@pytest.mark.full
+@each('variant', arms.LARGER)
+def test_all_larger_arms_have_equal_parameters_and_flops(variant):
+  size, _, arm = variant.partition('_')
+  sizes = []
+  for name in (variant, f'{size}_value_embeddings'):
+    resolved = config.resolve(arms.get_config(name))
+    model = programs.Programs(resolved, arms.TABLE_ROWS, sharding.make_mesh())
+    count = model_variables.count_elements(model.abstract.params)
+    sizes.append((count, model.flops.forward()))
+  (count, flops), (expected_count, expected_flops) = sizes
+  assert count == pytest.approx(expected_count, rel=1e-3)
+  if arm == 'untied':
+    assert 1.25 * expected_flops < flops < 1.65 * expected_flops
+  else:
+    assert flops == pytest.approx(expected_flops, rel=0.03)
+
+
 def test_all_seeds_of_a_part_of_the_claim_come_before_the_next_part():
   lines = finish(program.missing_cells, 11 * len(program.CLAIM) + 9)
   runs = [(entry['model'], entry['seed']) for entry in lines if entry['table'] == 'runs']
@@ -67,7 +95,7 @@ def test_the_try_with_the_lowest_loss_selects_the_rates():
   assert (run.arm, run.seed, run.rates, run.steps) == ('engram', 1, (0.02, 0.3), 2000)
 
 
-@each('arm', program.ARMS)
+@each('arm', (*program.ARMS, *arms.LARGER))
 def test_every_cell_has_a_config(arm):
   *_, cell = program.tries(arm)
   (_, spec, *flags), *_ = cell.commands(STUDIES, STUDIES / 'workdir')
@@ -75,6 +103,64 @@ def test_every_cell_has_a_config(arm):
   config = command_line.resolve(spec.removeprefix('--config='), overrides)
   assert config.optimizer.muon.learning_rate == 0.02
   assert config.optimizer.decay_steps == config.training.steps // 5 == 50
+
+
+def test_a_larger_stage_begins_with_one_seed_of_the_claim():
+  stage = program.STAGES['S', program.C_SOURCE]
+  planned = list(stage.planned_cells([]))
+  assert len(planned) == 6 * 8 + 6 * 3
+  assert [cell.table for cell in planned[:27]] == ['tries'] * 24 + ['runs'] * 3
+  assert len({cell.name for cell in planned}) == len(planned)
+  lines = finish(stage.missing_cells, 27)
+  runs = [(entry['model'], entry['seed']) for entry in lines[24:]]
+  assert runs == [('s_untied', 1), ('s_value_embeddings', 1), ('s_engram', 1)]
+  assert {entry['seed'] for entry in lines[:24]} == {program.TRY_SEED}
+  # Tries on another text, or of another length, select nothing here.
+  others = finish(program.STAGES['S', program.ENWIK8].missing_cells, 24)
+  others += finish(program.STAGES['short', program.C_SOURCE].missing_cells, 24)
+  assert next(stage.missing_cells(others)).table == 'tries'
+
+
+def test_tries_of_a_larger_stage_have_an_eighth_of_the_steps():
+  stage = program.STAGES['S', program.ENWIK8]
+  (first_try, *_), (*_, last) = stage.tries('untied'), stage.planned_cells([])
+  assert (first_try.steps, last.steps) == (854, 6835)
+  assert last.rates is None and last.tokens == 6835 * 4096
+  short = program.STAGES['short', program.C_SOURCE]
+  assert [cell.steps for cell in short.planned_cells([])] == [244] * 24 + [1953] * 3
+
+
+def test_the_largest_stage_has_the_rates_of_the_tries_on_its_text():
+  tuned = finish(program.STAGES['S', program.C_SOURCE].missing_cells, 24)
+  tuned[23] |= {'validation': {'nll_nats_per_token': 1.0}}  # the last one of Engram
+  with pytest.raises(errors.BadInput, match='tries on c_source are missing for untied, engram: '):
+    program.select_study('M', None, tuned[8:16])
+  study = program.select_study('M', None, tuned)
+  cells = list(study.missing_cells(tuned))
+  assert [(cell.arm, cell.seed) for cell in cells] == [
+    (f'm_{arm}', seed) for seed in (1, 2) for arm in program.LARGER_CLAIM
+  ]
+  assert cells[2].rates == Tried(0.02, 1.0) and cells[2].steps == 14_648
+  overrides, _ = command_line.split(cells[2].flags[1:])
+  resolved = command_line.resolve(cells[2].flags[0].removeprefix('--config='), overrides)
+  assert resolved.data.corpus == 'text' and resolved.model.layers == 8
+  (_, *flags), *_ = cells[2].commands(STUDIES, STUDIES / 'workdir')
+  assert f'--config.data.path={STUDIES / "c_source"}' in flags
+
+
+@each('stage, text', [('0', 'c_source'), ('M', 'enwik8'), ('short', 'enwik8')])
+def test_texts_without_runs_are_refused(stage, text):
+  with pytest.raises(errors.BadInput, match=f'--stage={stage} has no runs on this text; use '):
+    program.select_study(stage, text, [])
+
+
+def test_the_command_lists_the_runs_of_a_stage(capsys, monkeypatch, tmp_path):
+  monkeypatch.setattr(program.results, 'PROGRAM', tmp_path / 'program.jsonl')
+  program.main(['--data=texts', '--list', '--stage=S', '--text=c_source'])
+  names = capsys.readouterr().out.splitlines()
+  assert names[0] == 'tries.s_untied.c_source.muon0.01.own0.002.steps854.seed100'
+  assert names[24] == 'runs.s_untied.c_source.rates_of_the_best_try.steps6835.seed1'
+  assert len(names) == 66
 
 
 def run(arm, seed, bits, steps=program.STEPS):

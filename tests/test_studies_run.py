@@ -5,6 +5,7 @@ import json
 import queue
 import subprocess
 import threading
+import types
 
 import pytest
 
@@ -98,6 +99,44 @@ def test_the_status_says_why_the_runs_stopped(runner, monkeypatch):
   thread.start()
   assert runner.run_missing(1) == 143
   thread.join()
+
+
+def planned(*sizes):
+  """Returns cells with numbers of tokens."""
+  return [types.SimpleNamespace(name=f'run{i}', tokens=tokens) for i, tokens in enumerate(sizes)]
+
+
+def test_a_forecast_says_which_runs_fit():
+  cells_of_hours = planned(3600, 3600, 7200, 3600)
+  text = run.format_forecast(cells_of_hours, 1.0, 2.5 * 3600)
+  assert text == (
+    'the 4 planned runs need about 5.0 hours; 2 fit in the 150 minutes that are left, up to run1'
+  )
+  assert run.format_forecast(cells_of_hours, 0.5, None).endswith('runs need about 2.5 hours')
+  assert run.format_forecast(cells_of_hours, 1.0, 60).endswith(
+    '; 0 fit in the 1 minutes that are left'
+  )
+
+
+def test_the_first_finished_run_of_a_process_gives_a_forecast(runner, monkeypatch, caplog):
+  caplog.set_level('INFO')
+  names = iter(['first', 'second'])
+  times = iter([0.0, 100.0, 1000.0, 1005.0])  # starts and ends
+  monkeypatch.setattr(run.time, 'monotonic', lambda: next(times))
+  study = runner._study._replace(planned_cells=lambda lines: planned(1000, 2000))
+  monkeypatch.setattr(runner, '_study', study)
+  for name in names:
+    cell = types.SimpleNamespace(
+      name=name, tokens=500, commands=lambda *_: [], evaluations={}, table='main'
+    )
+    runner.run(cell)
+  messages = [record.message for record in caplog.records]
+  assert messages == [
+    'finished first',
+    'a run of 500 tokens took 100 s',
+    'the 2 planned runs need about 0.2 hours',
+    'finished second',
+  ]
 
 
 @pytest.mark.full
