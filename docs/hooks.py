@@ -40,6 +40,21 @@ def on_page_markdown(markdown, page, config, files):
   return re.sub(r'\[([^]]+)\]\(\.\./[^)]+\)', r'\1', markdown)
 
 
+def on_page_content(html, page, config, files):
+  """Keeps a standard error on one line, and lets long names in tables break after _, . and =."""
+  html = html.replace('± ', '±&nbsp;')
+  return re.sub(r'<td[^>]*>.*?</td>', with_breaks, html, flags=re.DOTALL)
+
+
+def with_breaks(cell: re.Match) -> str:
+  """Returns a cell of a table with places for line breaks in its code; the style allows them."""
+
+  def add_places(code: re.Match) -> str:
+    return re.sub(r'(?<=[_.=])(?=\w)', '<wbr>', code[0])
+
+  return re.sub(r'(?<=<code>)[^<]+', add_places, cell[0])
+
+
 def table_of_memories() -> str:
   """Returns the table of memories of the README, with links from this folder."""
   text = README.read_text(encoding='utf-8')

@@ -43,6 +43,15 @@ def test_reading_lists_have_their_lengths(site):
     assert re.search(rf'>{name}<.*\n<p>{files} files, {code:,} lines of code', page), name
 
 
+def test_cells_of_tables_can_be_narrow(site):
+  """Long names break, numbers and their errors do not."""
+  memories = (site / 'ngram_memories.html').read_text(encoding='utf-8')
+  assert '<code>before_<wbr>attention</code>' in memories
+  assert '<wbr>' not in re.sub(r'<td.*?</td>', '', memories, flags=re.DOTALL)
+  results = (site / 'results.html').read_text(encoding='utf-8')
+  assert '±&nbsp;0.00' in results and '± 0.00' not in results
+
+
 def test_a_page_on_the_disk_can_be_searched(site, tmp_path):
   page = f'{(site / "index.html").as_uri()}?q=accumulator'
   shown = browser.dump_dom(page, tmp_path, 1300)
