@@ -23,7 +23,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.documents import duplicates, shards, split_reader
 from ngrammer_jax.data.documents.corpus import Corpus, Shards, counts_of
-from ngrammer_jax.data.files import file_formats, file_log
+from ngrammer_jax.data.files import compression, file_formats, file_log
 from ngrammer_jax.data.formats import DEFAULT_OPTIONS, ReadOptions
 from ngrammer_jax.data.tokens import cache_folders, document_encoder, token_split, token_writer
 from ngrammer_jax.system import files, json_files, progress
@@ -112,7 +112,7 @@ def _write(
   digest = hashlib.sha256()
   metas = {}
   with (
-    progress.Progress(f'tokenising {corpus.name}', None, 'bytes') as bar,
+    progress.Progress(f'tokenising {corpus.name}', _text_size(corpus), 'bytes') as bar,
     tempfile.TemporaryDirectory(dir=folder) as scratch,
   ):
     if corpus.train_shards is not None:
@@ -154,6 +154,17 @@ def _write(
   digest.update(vocabulary.digest.encode())
   meta = {'corpus': corpus.name, 'content_hash': digest.hexdigest(), 'splits': metas}
   (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
+
+
+def _text_size(corpus: Corpus) -> int | None:
+  """Returns the bytes of a corpus of plain text files, by their names; None for other corpora."""
+  if corpus.train_shards is not None:
+    return None
+  for path in corpus.files:
+    is_compressed = path.suffix.lower() in compression.SUFFIXES
+    if is_compressed or file_formats.format_of_suffix(path) != file_formats.TEXT:
+      return None
+  return sum(map(files.size, corpus.files))
 
 
 @contextlib.contextmanager
