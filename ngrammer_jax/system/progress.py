@@ -99,6 +99,8 @@ class Progress:
     if note:
       self._bar.set_postfix_str(note, refresh=False)
     now = time.monotonic()
+    # A first number of units alone, often after a compilation, says nothing without a total.
+    can_log = self._log_lines and (self._total is not None or self._measured_from is not None)
     if self._measured_from is None:
       self._measured_from = now, self._done
       self._bar.reset()  # restarts its clock
@@ -106,7 +108,7 @@ class Progress:
       self._bar.refresh()
     else:
       self._bar.update(units)
-    if self._log_lines and now >= self._next_log_time:
+    if can_log and now >= self._next_log_time:
       self._next_log_time = now + LOG_INTERVAL
       logging.info('%s: %s', self._description, self.format_status())
 

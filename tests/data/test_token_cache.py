@@ -77,6 +77,7 @@ def test_learning_a_vocabulary_shows_its_progress(kind, size, messages, text, mo
   monkeypatch.setattr(progress, 'FIRST_LOG', 0)
   monkeypatch.setattr(progress, 'LOG_INTERVAL', 0)
   monkeypatch.setattr(progress, 'format_duration', lambda seconds: '0s')
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', 10_000)
   train = text().splits['train'].text_bytes
   caplog.clear()
   text(vocabulary=kind, vocabulary_size=size)

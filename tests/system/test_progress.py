@@ -110,6 +110,16 @@ def test_chunks_of_a_text_are_counted_as_they_are_read(clock, log):
   assert list(chunks) == [b'de'] and log() == ['reading: 5 bytes, 0 bytes/s']
 
 
+def test_first_units_without_a_total_have_no_line(clock, log):
+  with progress.Progress('validating', None, 'tokens') as bar:
+    clock.now += 100  # of a compilation
+    bar.advance(1000)
+    assert log() == []
+    clock.now += 1
+    bar.advance(1000)
+  assert log() == ['validating: 2,000 tokens, 1,000 tokens/s']
+
+
 def test_log_can_be_left_to_others(clock, log):
   with progress.Progress('reading', 100, 'bytes', log_lines=False) as bar:
     clock.now += 100
