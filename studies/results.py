@@ -11,6 +11,7 @@ FREQUENCY = pathlib.Path(__file__).with_name('frequency.jsonl')
 ZERO_SHOT = pathlib.Path(__file__).with_name('zero_shot.jsonl')
 LONGER = pathlib.Path(__file__).with_name('longer.jsonl')
 PROGRAM = pathlib.Path(__file__).with_name('program.jsonl')
+LONG_DOCUMENTS = pathlib.Path(__file__).with_name('long_documents.jsonl')
 PRETRAINED = pathlib.Path(__file__).with_name('pretrained.jsonl')
 
 Result = Mapping[str, Any]  # a line
