@@ -44,7 +44,10 @@ def measure_step(name: str, options: argparse.Namespace) -> dict[str, Any]:
     segment = token_batch.Batch(
       tokens, tokens, np.zeros(tokens.shape, bool), np.ones(tokens.shape, np.float32)
     )
-    load = lambda own: token_batch.map_batches(lambda array: array[:, own], segment)
+
+    def load(own: slice) -> token_batch.Batch:
+      return token_batch.map_batches(lambda array: array[:, own], segment)
+
     return sharding.global_rows(mesh, rows, load, axis=1)
 
   state = run.pack(run.create())

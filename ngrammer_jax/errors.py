@@ -60,6 +60,8 @@ class Interrupted(Exception):
   is_shared = True
 
   def __init__(self, received: signal.Signals | None):
-    cause = 'SIGTERM, or a signal to another process' if received is None else received.name
+    cause = 'SIGTERM, or a signal to another process'
+    if received is not None:
+      cause = received.name
     super().__init__(f'stopped by {cause}; rerun the same command to resume')
     self.signal = received

@@ -213,7 +213,10 @@ def noise(
 
 def memory_table(results: Sequence[Result]) -> str:
   """Formats test bits per character: as trained, minus `none`, and by segments of memory."""
-  bits = lambda r, name='test': r[name]['bits_per_character']
+
+  def bits(result: Result, split: str = 'test') -> float:
+    return result[split]['bits_per_character']
+
   lengths = {f'memory of {s}': f'test, memory {s}' for s in cells.MEMORY_SEGMENTS}
   columns = 'model', 'parameters', 'MFLOPs a token', 'learning rate', 'seeds', 'as trained'
   rows = [(*columns, 'minus none', *lengths)]
@@ -270,8 +273,14 @@ def frequency_table(results: Sequence[Result]) -> str:
   models = [model for model in (*ngram_memories.METHODS, *controls) if model in by_model]
   rows = [('bigram in training', 'share', f'`{BASELINE}`', *(f'`{model}`' for model in models))]
   names = ['never', *(f'{a:,} to {b - 1:,}' for a, b in itertools.pairwise(frequency.BOUNDS))]
-  for i, name in enumerate([*names, f'{frequency.BOUNDS[-1]:,} or more'] if baseline else []):
-    nats = lambda r, i=i: r['nats'][i]
+  names.append(f'{frequency.BOUNDS[-1]:,} or more')
+  if not baseline:
+    return markdown(rows)
+  for i, name in enumerate(names):
+
+    def nats(result: Result, i: int = i) -> float:
+      return result['nats'][i]
+
     share = baseline[0]['targets'][i] / sum(baseline[0]['targets'])
     differences = (format_difference(by_model[model], baseline, nats) for model in models)
     rows.append((name, f'{share:.1%}', format_mean([nats(r) for r in baseline]), *differences))
@@ -332,7 +341,10 @@ def replace_tables(page: str, tables: Mapping[str, str]) -> str:
   """Returns a page with new tables. Raises ValueError if there is no place for one."""
   for name, table in tables.items():
     pattern = rf'(<!-- {name} -->\n).*?(<!-- end -->)'
-    replace = lambda match, table=table: f'{match[1]}{table}\n{match[2]}'
+
+    def replace(match: re.Match[str], table: str = table) -> str:
+      return f'{match[1]}{table}\n{match[2]}'
+
     page, count = re.subn(pattern, replace, page, flags=re.DOTALL)
     if count != 1:
       raise ValueError(f'the page has {count} places for {name}, expected one')
@@ -380,7 +392,10 @@ def finetuning_table(results: Sequence[Result], zero_shot: Sequence[Result]) -> 
 
 def continued_table(results: Sequence[Result]) -> str:
   """Formats losses of continued training, and paired differences from `bare`."""
-  nats = lambda r: r['nll_nats_per_token']
+
+  def nats(result: Result) -> float:
+    return result['nll_nats_per_token']
+
   rows = [('model', 'seeds', 'nats per token', 'minus bare', 'bits per byte', 'seconds')]
   by_model = {m: [r for r in results if r['model'] == m] for m in pretrained.MODELS}
   for model, own in by_model.items():
@@ -397,7 +412,10 @@ def continued_table(results: Sequence[Result]) -> str:
 def longer_table(results: Sequence[Result]) -> str:
   """Formats bits per byte by the length of the memory in segments."""
   rows = [('text', 'documents', 'sinks', *map(str, longer.SEGMENTS))]
-  group = lambda r: (r['text'], r['documents'], r['sinks'])
+
+  def group(result: Result) -> tuple[str, bool, int]:
+    return result['text'], result['documents'], result['sinks']
+
   for text, documents, sinks in dict.fromkeys(map(group, results)):
     own = {r['segments']: r for r in results if group(r) == (text, documents, sinks)}
     bits = (f'{own[s]["bits_per_byte"]:.4f}' if s in own else '' for s in longer.SEGMENTS)
@@ -414,7 +432,10 @@ def format_tables(
   of_program: Sequence[Result] = (),
 ) -> dict[str, str]:
   """Returns the tables of the page by name."""
-  select = lambda table: [r for r in results if r['table'] == table]
+
+  def select(table: str) -> list[Result]:
+    return [r for r in results if r['table'] == table]
+
   main = select('main')
   controls = select('controls')
   dense = [method for tuning in cells.TUNING.values() for method in tuning.methods]

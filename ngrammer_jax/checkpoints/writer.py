@@ -255,8 +255,11 @@ class CheckpointWriter:
   def __exit__(self, kind, *exception) -> None:
     """Waits until everything is on disk; in all processes, unless one of them failed."""
     is_regular = kind in (None, errors.Interrupted)  # in both cases everything has to be saved
+    sharing = contextlib.nullcontext()
+    if is_regular:
+      sharing = hosts.collective_errors()
     try:
-      with hosts.collective_errors() if is_regular else contextlib.nullcontext():
+      with sharing:
         self._wait()
     except Exception as error:
       if is_regular:

@@ -232,7 +232,9 @@ def check_variant(variant: str, variants: Iterable[str]) -> None:
     return
   longer = [name for name in names if name.endswith(f'_{variant}')]  # quickstart_engram
   near = longer or difflib.get_close_matches(variant, names, n=1)
-  hint = f': did you mean {near[0]!r}? Available' if near else '; available'
+  hint = '; available'
+  if near:
+    hint = f': did you mean {near[0]!r}? Available'
   raise errors.BadInput(f'no variant {variant!r}{hint}: {", ".join(names)}')
 
 

@@ -51,8 +51,10 @@ def token_classes(texts: Sequence[str], raw_tokens: Sequence[str]) -> np.ndarray
   """
   classes: dict[str, int] = {}
   normalize = normalizer().normalize_str
-  keys = (
-    raw if REPLACEMENT in text else normalize(text) or text
-    for text, raw in zip(texts, raw_tokens, strict=True)
-  )
-  return np.array([classes.setdefault(key, len(classes)) for key in keys], np.int32)
+  numbers = []
+  for text, raw_token in zip(texts, raw_tokens, strict=True):
+    key = raw_token
+    if REPLACEMENT not in text:
+      key = normalize(text) or text
+    numbers.append(classes.setdefault(key, len(classes)))
+  return np.array(numbers, np.int32)

@@ -83,7 +83,9 @@ def check_counted(split: token_split.TokenSplit, max_tokens: int) -> None:
   """Raises BadInput if the loss excludes all of the first tokens of a split (0: all tokens)."""
   if split.num_counted(max_tokens):
     return
-  first = f' of the first {max_tokens:,}, which is evaluation.max_tokens,' if max_tokens else ''
+  first = ''
+  if max_tokens:
+    first = f' of the first {max_tokens:,}, which is evaluation.max_tokens,'
   raise errors.BadInput(
     f'no token{first} of the split to evaluate counts in the loss: with data.loss_on=assistant it '
     f'needs messages of the assistant'

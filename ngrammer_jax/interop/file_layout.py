@@ -217,9 +217,13 @@ def _check_arrays(arrays: Mapping[str, row_files.StoredArray], layout: FileLayou
   """Raises BadInput for arrays of the wrong name, shape or dtype."""
   expected = layout.shapes()
   for name, array in arrays.items():  # before the names: scales of 8 bits are extra arrays
-    choices = ('I32', 'I64') if name in layout.hash_numbers else row_files.FLOATS
+    choices = row_files.FLOATS
+    if name in layout.hash_numbers:
+      choices = ('I32', 'I64')
     if name in expected and array.code not in choices:
-      product = 'its product with its scales' if array.code.startswith('F8') else 'it'
+      product = 'it'
+      if array.code.startswith('F8'):
+        product = 'its product with its scales'
       raise errors.BadInput(
         f'{name} of {layout.origin} has the dtype {array.code}, not {" or ".join(choices)}: '
         f'convert {product} to {choices[-1]}'

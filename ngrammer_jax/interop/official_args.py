@@ -30,7 +30,9 @@ def with_defaults(
       values[name] = value
     elif name not in ignored:
       matches = difflib.get_close_matches(name, [*defaults, *ignored], n=1)
-      remedy = f'did you mean {matches[0]}?' if matches else f'it has {", ".join(defaults)}'
+      remedy = f'it has {", ".join(defaults)}'
+      if matches:
+        remedy = f'did you mean {matches[0]}?'
       raise errors.BadInput(f'{origin} has no setting {name} (its value is {value!r}): {remedy}')
   return values
 

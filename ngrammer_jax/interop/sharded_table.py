@@ -39,7 +39,9 @@ def fill(
     width = len(range(*columns.indices(shape[1])))
     ranges = row_files.blocks(start, stop, shape[1] * dtype.itemsize)
     blocks = ((low - start, read(low, high)[:, columns]) for low, high in ranges)
-    fill_shard = _fill_on_device if _is_device_memory(sharding, device) else _fill_on_host
+    fill_shard = _fill_on_host
+    if _is_device_memory(sharding, device):
+      fill_shard = _fill_on_device
     device_sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
     shards.append(fill_shard(blocks, (stop - start, width), dtype, device_sharding))
   return jax.make_array_from_single_device_arrays(shape, sharding, shards)

@@ -215,7 +215,9 @@ def _adaptive_softmax_config(
   if values['adaptive'] and values['cutoffs'] is None:
     cutoffs = CUTOFFS[values['dataset']]
   if values['div_val'] == 1 and embedding_width == D:  # there are no projections
-    return model_config.AdaptiveSoftmaxConfig(tuple(cutoffs)) if cutoffs else None
+    if not cutoffs:
+      return None
+    return model_config.AdaptiveSoftmaxConfig(tuple(cutoffs))
   tied = values['tie_projs']
   if tied is None:  # as in train.py
     tied = (False, *[values['dataset'] == 'wt103' for _ in cutoffs])

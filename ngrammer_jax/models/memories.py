@@ -252,7 +252,9 @@ def _copy_sum(
   """Makes a place of `model.copy_memory`."""
   del vocabulary_size
   options = config.copy_memory
-  initial = options.head_gate if place.point == 'before_head' else options.input_gate
+  initial = options.input_gate
+  if place.point == 'before_head':
+    initial = options.head_gate
   return PlacedMemory(
     name=f'{copy_memory.NAME}_{place.point}',
     place=place,

@@ -261,7 +261,9 @@ def _size_ngrammer(
     ngram = dataclasses.replace(ngram, initial=ngram.initial or 'hidden')
   heads = ngram.heads or base.heads
   H = D // heads
-  dim = H if ngram.combine == 'add' else min(ngram.dim, max(MIN_FEATURES, H // FEATURES))
+  dim = min(ngram.dim, max(MIN_FEATURES, H // FEATURES))
+  if ngram.combine == 'add':
+    dim = H
   ngram = keys.replace(ngram, dim=dim)
   row_size = len(ngram.orders) * heads * ngram.dim  # of all tables
   norms_and_mix = 3 * D + 2 * row_size

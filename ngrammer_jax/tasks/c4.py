@@ -118,7 +118,10 @@ def _open_source(name: str, data_dir: str | None) -> Any:
   import tensorflow_datasets as tfds
 
   root = data_dir or tfds.core.constants.DATA_DIR
-  root = storage.path(root) if storage.is_remote(root) else storage.user_path('data.path', root)
+  if storage.is_remote(root):
+    root = storage.path(root)
+  else:
+    root = storage.user_path('data.path', root)
   folders = [path.parent for path in (root / name).glob('*/dataset_info.json')]
   prepared = sorted(folders, key=_version)
   if not prepared:

@@ -179,6 +179,7 @@ def _validation_arrays(config: experiment.Config, mesh: jax.sharding.Mesh) -> di
   memory = {}
   # Learned spans shorten the cache: its size is not known yet.
   if model.memory is not None and model.span is None and model.memory.length > 0:
-    memory = jax.eval_shape(lambda: language_model.empty_memory(model, rows, model.memory.length))
+    slots = model.memory.length
+    memory = jax.eval_shape(lambda: language_model.empty_memory(model, rows, slots))
   arrays = checksums.named_leaves({'evaluation': sharding.abstract(memory, by_row)})
   return arrays | checksums.named_leaves({'evaluation': segment})

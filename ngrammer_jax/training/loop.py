@@ -80,7 +80,9 @@ def train(
     record = recorder.Recorder(config, programs, workdir, first_step, start_time, writer.last_saved)
     look_up = programs.lookup_reader(trainer.state)
     calls = call_data.read_calls(task, config, programs.mesh, first_step, look_up)
-    closing = contextlib.nullcontext() if look_up is None else contextlib.closing(look_up)
+    closing = contextlib.nullcontext()
+    if look_up is not None:
+      closing = contextlib.closing(look_up)
     with (
       record,
       sharding.use(programs.mesh),

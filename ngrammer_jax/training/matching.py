@@ -119,7 +119,9 @@ def _solve(count: Callable[[int], int], start: int, target: int) -> int:
       low, low_count = guess, guess_count
     else:
       high, high_count = guess, guess_count
-  return low if target - low_count <= high_count - target else high
+  if target - low_count <= high_count - target:
+    return low
+  return high
 
 
 def _bracket(count: Callable[[int], int], start: int, target: int) -> tuple[int, int]:

@@ -51,7 +51,9 @@ class SplitReader:
   def _read_source(self, split: str) -> Iterator[tuple[str, Document]]:
     """Yields documents with their splits, from the unread files of a split."""
     documents = self._splits[split]
-    source = documents.source if isinstance(documents, InterleavedSplit) else documents
+    source = documents
+    if isinstance(documents, InterleavedSplit):
+      source = documents.source
     if any(source is other for other in self._sources_read):
       return
     self._sources_read.append(source)

@@ -62,7 +62,9 @@ class MixtureSchedule:
       return [blocks_B]
     middle = len(weights) // 2
     total = sum(weights)
-    share = int(sum(weights[:middle]) / total * (1 << BITS)) if total else 0
+    share = 0
+    if total:
+      share = int(sum(weights[:middle]) / total * (1 << BITS))
     rows = np.arange(self.batch_size)
     if level:
       offset_B = rows * int(math.sqrt(PRIMES[level % len(PRIMES)]) * (1 << BITS)) % (1 << BITS)

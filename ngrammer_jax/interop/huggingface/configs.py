@@ -343,7 +343,9 @@ def _write(
   if model.position == 'absolute':
     values['max_position_embeddings'] = positional.max_length
   if family.model_type == 'phi3':
-    original_length = positional.scaling.original_length if positional.scaling else positions
+    original_length = positions
+    if positional.scaling:
+      original_length = positional.scaling.original_length
     values[rotary_fields.ORIGINAL_LENGTH] = original_length
   config = {'architectures': [family.architecture], 'model_type': family.model_type}
   for name in family.fields:

@@ -71,8 +71,10 @@ def open(path: pathlib.Path, adapter: pathlib.Path | None = None) -> PublishedMo
     BadInput: a damaged model, another family, an unknown field or value, tensors that do not match
       the config, or an adapter of another model.
   """
-  open_checkpoint = gguf.open_file if gguf_header.is_gguf(path) else checkpoints.open_folder
-  checkpoint = open_checkpoint(path)
+  if gguf_header.is_gguf(path):
+    checkpoint = gguf.open_file(path)
+  else:
+    checkpoint = checkpoints.open_folder(path)
   name = checkpoint.config_path
   with file_errors.translate_damage(name), errors.named(name):
     description = configs.read(checkpoint.config)

@@ -142,7 +142,9 @@ class Attention(nn.Module):
   @property
   def context_heads(self) -> int:
     """Number of heads that attend to the context."""
-    return self.heads // 2 if self._has_persistent('head_split') else self.heads
+    if self._has_persistent('head_split'):
+      return self.heads // 2
+    return self.heads
 
   @property
   def context_key_heads(self) -> int:

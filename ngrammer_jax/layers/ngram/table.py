@@ -281,7 +281,9 @@ def _backward(
     gradient_VxE, _ = jax.lax.scan(add_chunk, zeros_VxE, (rows_PxC, gradient_PxCxE))
     if not summed:
       return gradient_VxE
-    dtype = jnp.bfloat16 if sharding.exchange == 'table_bfloat16' else gradient_VxE.dtype
+    dtype = gradient_VxE.dtype
+    if sharding.exchange == 'table_bfloat16':
+      dtype = jnp.bfloat16
     return jax.lax.psum(gradient_VxE.astype(dtype), summed).astype(gradient_VxE.dtype)
 
   add = sharding.shard_map(add_shard, ('batch', 'batch'), 'table')

@@ -136,7 +136,9 @@ class AttentionReadout(nn.Module):
     for key_BxTxJ in keys:
       activation_BxTxJ = jnp.tanh(key_BxTxJ + query_BxTxJ)
       scores.append(jnp.einsum('btj,j->bt', activation_BxTxJ, score_J, preferred_element_type=wide))
-    mask_BxTxL = jnp.concatenate(visible, axis=-1) if self.empty == 'mask' else None
+    mask_BxTxL = None
+    if self.empty == 'mask':
+      mask_BxTxL = jnp.concatenate(visible, axis=-1)
     read_BxTxJ, weights_BxTxL = attend(jnp.stack(scores, axis=-1), values, mask_BxTxL)
     self.sow('intermediates', 'weights', weights_BxTxL)
 
