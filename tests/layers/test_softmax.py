@@ -152,6 +152,17 @@ def test_logits_may_be_stored_in_bfloat16(chunk):
   assert_close(nll, expected, 1e-5)
 
 
+def test_all_logits_may_be_stored_in_bfloat16():
+  (hidden, weight, bias), *_ = random_case()
+  narrow = [array.astype(jnp.bfloat16) for array in (hidden, weight)]
+  product = narrow[0].astype('float32') @ narrow[1].astype('float32').T
+  for stored, rounded in ((None, product), ('bfloat16', product.astype(jnp.bfloat16))):
+    logits = softmax.full_logits(*narrow, bias.astype('float32'), stored=stored)
+    assert logits.dtype == jnp.float32
+    assert_close(logits, rounded.astype('float64') + bias, 1e-5)
+  assert not np.array_equal(product, product.astype(jnp.bfloat16))
+
+
 def test_gradients_in_bfloat16_are_exact_to_the_rounding_of_their_operands():
   """Hidden states, weights, and the gradient of the logits: at most three times 2^-9 of each."""
   arrays, targets, cotangent = random_case()
