@@ -7,7 +7,7 @@ import pytest
 from ngrammer_jax import command_line, config, errors, sharding
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.training import programs
-from studies import arms, program, program_tables
+from studies import arms, program, program_tables, step_seconds
 from studies.program import Tried
 from tests import test_configs
 from tests.loops import each
@@ -190,3 +190,13 @@ def test_every_arm_is_in_one_table():
   tables = program_tables.format_tables([run(arm, 1, 2.0) for arm in program.ARMS])
   named = [row[0].strip('`') for rows in tables.values() for row in rows[1:]]
   assert sorted(named) == sorted(program.ARMS)
+
+
+def test_the_seconds_of_a_step_are_those_of_the_dry_run():
+  printed = """compilation       7s
+step              0.722 s, 5,673 tokens/s
+steps             2,000 of 2,000 left, 4,096 tokens each
+"""
+  assert step_seconds.read_seconds(printed, 'engram') == 0.722
+  with pytest.raises(errors.BadInput, match='dry run of engram printed no seconds'):
+    step_seconds.read_seconds('error: no such arm', 'engram')
