@@ -25,7 +25,7 @@ def load(source: str | pathlib.Path) -> Config:
     file_errors.DAMAGE_ERRORS: a `config.json` is not JSON, or lacks a section.
   """
   path = storage.user_path('config.load', source)
-  if path.is_dir():
+  if path.is_dir() and ((path / 'config.json').exists() or str(source) not in catalog.files()):
     path /= 'config.json'
   if path.suffix == '.json':
     if not path.exists():

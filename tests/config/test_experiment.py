@@ -78,6 +78,17 @@ def test_a_config_is_loaded_by_its_name_as_on_the_command_line(tmp_path):
     config.load('transformer:llama_quick')
 
 
+def test_a_folder_with_the_name_of_a_packaged_config_is_not_loaded_unless_it_is_a_run(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  packaged = config.load('quickstart')
+  (tmp_path / 'quickstart').mkdir()
+  assert config.load('quickstart') == command_line.resolve('quickstart', []) == packaged
+  config.save(config.Config(), tmp_path / 'quickstart' / 'config.json')
+  assert config.load('quickstart') == config.Config()
+
+
 def test_saved_config_of_an_older_version_says_what_is_unknown(tmp_path):
   path = tmp_path / 'config.json'
   fields = dataclasses.asdict(config.Config())
