@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import token_losses
 from ngrammer_jax.system import text_tables
@@ -54,7 +55,7 @@ def analyze(
     split: split of the corpus.
     max_tokens: number of tokens to score, from the beginning of the split.
     labels: labels of the runs, then of the baselines. None: their names without the number of a
-      seed at the end.
+      seed at the end, if the configs of such runs are equal but for the seed.
 
   Raises:
     BadInput: not one baseline for each run, a run in two pairs of a label, different texts or
@@ -65,9 +66,9 @@ def analyze(
       f'--workdir is given {len(all_runs)} times, but --baseline {len(baselines)} times: set one '
       f'baseline for each run, in the same order, such as that with the same seed'
     )
-  if labels is None:
-    labels = [_without_seed(name) for name in names]
   everything = [*all_runs, *baselines]
+  if labels is None:
+    labels = _default_labels(everything, names)
   _check_pairs(all_runs, baselines, labels)
   if max_tokens < 1:
     raise errors.BadInput(f'--max_tokens={max_tokens} must be at least 1')
@@ -105,6 +106,22 @@ def analyze(
     statistics = by_label[labels[0]]
     result |= {name: statistics[name] for name in ('mean', 'seed_error', 'interval')}
   return result
+
+
+def _default_labels(all_runs: Sequence[runs.Run], names: Sequence[str]) -> list[str]:
+  """Returns the names without seeds; whole names for runs that differ in more than the seed."""
+  labels = [_without_seed(name) for name in names]
+  first_run = {}
+  differing = set()
+  for label, run in zip(labels, all_runs, strict=True):
+    first = first_run.setdefault(label, run)
+    keys = {key.path for key, *_ in experiment.differences(first.config, run.config)}
+    if keys - {'seed', 'init_from'}:
+      differing.add(label)
+  for number, name in enumerate(names):
+    if labels[number] in differing:
+      labels[number] = name
+  return labels
 
 
 def _without_seed(name: str) -> str:

@@ -17,6 +17,7 @@ def applied_by_constructor(
 
   Like a config file, the constructor then starts from the values of the preset, and other arguments
   replace them. It also converts values to the types of their fields, such as a number to a tuple.
+  `dataclasses.replace` passes all values, so it keeps the other ones, also with another preset.
 
   Args:
     presets: values by name.

@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from ngrammer_jax import analyze, errors, runs
+from ngrammer_jax import analyze, config, errors, runs
 from ngrammer_jax.analysis import compare, token_losses
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.models import model_variables
@@ -28,6 +28,7 @@ def fake_runs(count, tokens=TOKENS):
       split=lambda name: text,
       restored=types.SimpleNamespace(step=i, params={'w': np.zeros(1000 + i)}),
       vocabulary=types.SimpleNamespace(size=256),
+      config=config.Config(seed=i),
     )
     for i in range(count)
   ]
@@ -45,6 +46,19 @@ def score_with(monkeypatch, losses):
   size = lambda run: (model_size.ModelSize(1000 + run.restored.step, run.restored.step), 2e6)
   monkeypatch.setattr(compare, '_size', size)
   return scored
+
+
+def test_runs_that_differ_in_more_than_the_seed_have_labels_of_their_own(monkeypatch):
+  """A number at the end of a name may be a size."""
+  score_with(monkeypatch, np.random.default_rng(0).random((4, TOKENS)))
+  all_runs = fake_runs(4)
+  names = ['wide64', 'wide128', 'plain0', 'plain1']
+  result = compare.analyze(all_runs[:2], all_runs[2:], names)
+  assert list(result['labels']) == ['wide', 'plain']
+  for run, width in zip(all_runs, (64, 128), strict=False):
+    run.config = dataclasses.replace(run.config, model=config.ModelConfig(width=width))
+  result = compare.analyze(all_runs[:2], all_runs[2:], names)
+  assert list(result['labels']) == ['wide64', 'wide128', 'plain'] and 'mean' not in result
 
 
 def test_labels_have_means_and_errors(monkeypatch):
