@@ -19,6 +19,7 @@ from studies import (
   context,
   frequency,
   intervals,
+  long_documents,
   longer,
   ngram_memories,
   plots,
@@ -430,6 +431,7 @@ def format_tables(
   of_pretrained: Sequence[Result] = (),
   of_longer: Sequence[Result] = (),
   of_program: Sequence[Result] = (),
+  of_long_documents: Sequence[Result] = (),
 ) -> dict[str, str]:
   """Returns the tables of the page by name."""
 
@@ -471,6 +473,7 @@ def format_tables(
     'fine-tuning': finetuning_table(of_pretrained, zero_shot),
     'continued': continued_table([r for r in of_pretrained if r['table'] == pretrained.CONTINUED]),
     'longer': longer_table(of_longer),
+    'long documents': markdown(long_documents.table(of_long_documents)),
     'combined': short_table(
       baselines + select('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
     ),
@@ -501,15 +504,15 @@ def main() -> None:
   """Writes the page and its figures."""
   files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
   files += study_results.PRETRAINED, study_results.LONGER, study_results.PROGRAM
+  files += (study_results.LONG_DOCUMENTS,)
   results, *others = map(study_results.read, files)
-  *_, of_longer, _ = others
   tables = format_tables(results, *others)
   page = replace_tables(PAGE.read_text(encoding='utf-8'), tables)
   PAGE.write_text(page, encoding='utf-8')
   main_runs = [r for r in results if r['table'] == 'main']
   readme = replace_tables(README.read_text(encoding='utf-8'), {'results': readme_table(main_runs)})
   README.write_text(readme, encoding='utf-8')
-  plots.save_all(results, of_longer, PAGE.parent)
+  plots.save_all(results, study_results.read(study_results.LONGER), PAGE.parent)
 
 
 if __name__ == '__main__':
