@@ -18,7 +18,7 @@ import pathlib
 from typing import NamedTuple
 
 from studies import context, ngram_memories, recurrent, state_of_the_union
-from studies.results import Rates, Result, bits_per_byte, validation_nats
+from studies.results import Rates, Result, bits_per_byte, validation_nats, without_line
 
 SEEDS = (0, 1, 2)
 CONTROLLED = ('engram', 'ngrammer')  # with all controls
@@ -160,8 +160,7 @@ def best_method(results: Iterable[Result]) -> str | None:
 def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
   """Yields the cells that have no result and whose learning rate is known, the first ones first."""
   results = list(results)
-  finished = {result['cell'] for result in results}
-  yield from (cell for cell in _all_cells(results) if cell.name not in finished)
+  return without_line(_all_cells(results), results)
 
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:

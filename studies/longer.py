@@ -10,7 +10,6 @@ its pages or articles. Writes longer.jsonl, and skips cases with a line in it.
 import argparse
 from collections.abc import Iterator
 import dataclasses
-import gzip
 import itertools
 import logging
 import os
@@ -18,15 +17,12 @@ import pathlib
 import re
 import time
 
-import numpy as np
-
 from ngrammer_jax import config as experiment
 from ngrammer_jax import flags, runs
 from ngrammer_jax.config.evaluation import EvaluationMemory
-from ngrammer_jax.data import vocabularies
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import language_modeling
-from studies import results
+from studies import first_tokens, results
 from studies import run as study_run
 
 MODEL = 'smollm2_135m_instruct'
@@ -49,27 +45,13 @@ def cases() -> Iterator[dict[str, str | int | bool]]:
     yield {'text': name, 'documents': True, 'segments': segments, 'sinks': sinks}
 
 
-def encode(
-  content: bytes, begins: bytes | None, vocabulary: vocabularies.Vocabulary, count: int
-) -> token_split.TokenSplit:
-  """Returns the first tokens of a text; `begins` matches the beginning of its documents."""
-  starts = {0, *(match.start() for match in re.finditer(begins, content))} if begins else {0}
-  parts = []
-  first = []
-  length = 0
+def split_documents(content: bytes, begins: bytes | None) -> Iterator[bytes]:
+  """Yields the documents of a text; `begins` matches the beginning of each; None: one document."""
+  starts = {0}
+  if begins is not None:
+    starts |= {match.start() for match in re.finditer(begins, content)}
   for start, end in itertools.pairwise([*sorted(starts), len(content)]):
-    first.append(length)
-    separator = [vocabulary.document_start] if start else []
-    parts.append(np.append(np.array(separator, np.int32), vocabulary.encode(content[start:end])))
-    length += len(parts[-1])
-    if length >= count:
-      break
-  tokens = np.concatenate(parts)[:count].astype(np.int32)
-  is_text = np.ones(len(tokens), bool)
-  is_text[[place for place in first if 0 < place < count]] = False
-  text_bytes = len(vocabulary.decode(tokens[is_text]))
-  starts = np.array([place for place in first if place < count], np.int64)
-  return token_split.TokenSplit(tokens, starts, text_bytes, vocabulary.document_start)
+    yield content[start:end]
 
 
 def measure(run: runs.Run, split: token_split.TokenSplit, segments: int, sinks: int) -> dict:
@@ -104,10 +86,9 @@ def main(argv: list[str]) -> int:
     if case in done or case['text'] not in options.texts:
       continue
     name, first, begins = TEXTS[case['text']]
-    with gzip.open(options.data / name) as file:
-      file.seek(first)
-      content = file.read(8 * options.tokens)
-    split = encode(content, begins if case['documents'] else None, run.vocabulary, options.tokens)
+    content = first_tokens.read(options.data / name, first, options.tokens)
+    documents = split_documents(content, begins if case['documents'] else None)
+    split = first_tokens.encode(documents, run.vocabulary, options.tokens)
     result = measure(run, split, case['segments'], case['sinks'])
     line = case | {'documents_read': len(split.starts)} | result
     results.append(results.LONGER, line | {'hardware': study_run.hardware(os.cpu_count())})

@@ -50,7 +50,9 @@ ROW_LENGTHS = {'cb': 384, 'copa': 256, 'rte': 384, LONG: 384}  # those of config
 TASK_SEEDS = (0, 1, 2)
 CONTINUED = 'continued'
 TEXT_RATE = 3e-5
-TEXT_STEPS = 49  # of 4 rows of 512 tokens
+TEXT_LENGTH = 512  # of a row
+TEXT_ROWS = 4
+TEXT_STEPS = 49
 TEXT_SEEDS = (0, 1)
 FIRST_MODELS = ('bare', 'engram', 'frozen_table', 'memory_alone')
 FACTOR = 10.0  # of the learning rate of a memory
@@ -101,20 +103,17 @@ class Cell:
       changes |= {'finetune.format': 'question', 'training.steps': tokens // (rows * length)}
       changes |= {'evaluation.max_examples': 8}  # during training; all of them afterwards
     else:
-      length, rows = 512, 4
+      length = TEXT_LENGTH
+      rows = TEXT_ROWS
       changes |= {'data.corpus': 'wikitext', 'training.steps': TEXT_STEPS}
     changes |= MODELS[self.model]
     return changes | {
       'training.segment_length': length,
       'training.batch_size': rows,
-      'training.evaluate_every': 0,
-      'training.checkpoint_every': changes['training.steps'],
-      'training.keep_checkpoints': 1,
-      'training.log_every': 10,
-      'training.segments_per_call': 1,
       'optimizer.learning_rate': self.learning_rate,
       'optimizer.warmup_steps': 5,
       'seed': self.seed,
+      **of_short_training(changes['training.steps']),
     }
 
   def commands(self, data: pathlib.Path, workdir: pathlib.Path) -> Iterator[list[str]]:
@@ -134,6 +133,17 @@ class Cell:
       config = f'configs/superglue.py:{TASK_OF[self.table]}'
     flags = (f'--config.{key}={value}' for key, value in self.changes.items())
     return [f'ngrammer_jax.{verb}', f'--config={config}', *flags]
+
+
+def of_short_training(steps: int) -> dict[str, Any]:
+  """Returns the keys of a training with one evaluation and one checkpoint, at its end."""
+  return {
+    'training.evaluate_every': 0,
+    'training.checkpoint_every': steps,
+    'training.keep_checkpoints': 1,
+    'training.log_every': 10,
+    'training.segments_per_call': 1,
+  }
 
 
 def describe(cell: Cell, workdir: pathlib.Path) -> dict[str, Any]:
@@ -170,8 +180,7 @@ def best_rate(lines: Iterable[results.Result], model: str, task: str = TUNING_TA
 def missing_cells(lines: Iterable[results.Result]) -> Iterator[Cell]:
   """Yields the cells that have no line and whose learning rates are known, the first ones first."""
   lines = list(lines)
-  finished = {line['cell'] for line in lines}
-  yield from (cell for cell in _all_cells(lines) if cell.name not in finished)
+  return results.without_line(_all_cells(lines), lines)
 
 
 def _all_cells(lines: list[results.Result]) -> Iterator[Cell]:

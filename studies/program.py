@@ -93,8 +93,8 @@ class Cell:
     return f'{self.table}.{arm}.{rates}.steps{self.steps}.seed{self.seed}'
 
   @property
-  def tokens(self) -> int:
-    """Tokens of the training."""
+  def cost(self) -> float:
+    """Cost for forecasts, without the evaluation; see `run.PlannedCell`."""
     return self.steps * TOKENS_PER_STEP
 
   @property
@@ -181,14 +181,7 @@ def missing_cells(lines: Iterable[results.Result]) -> Iterator[Cell]:
 def planned_cells(lines: Iterable[results.Result]) -> Iterator[Cell]:
   """Yields all cells that have no line, the first ones first."""
   lines = list(lines)
-  return _without_line(_all_cells(lines), lines)
-
-
-def _without_line(cells: Iterable[Cell], lines: Iterable[results.Result]) -> Iterator[Cell]:
-  finished = {line['cell'] for line in lines}
-  for cell in cells:
-    if cell.name not in finished:
-      yield cell
+  return results.without_line(_all_cells(lines), lines)
 
 
 def _with_rates(cells: Iterable[Cell]) -> Iterator[Cell]:
@@ -267,7 +260,7 @@ class Stage:
   def planned_cells(self, lines: Iterable[results.Result]) -> Iterator[Cell]:
     """Yields all cells that have no line: one seed of the claim, of the others, other seeds."""
     lines = list(lines)
-    return _without_line(self._all_cells(lines), lines)
+    return results.without_line(self._all_cells(lines), lines)
 
   def _all_cells(self, lines: list[results.Result]) -> Iterator[Cell]:
     first, *other_seeds = self.seeds
@@ -297,45 +290,52 @@ STAGES = {
 STUDY = run.Study(results.PROGRAM, missing_cells, describe, planned_cells)
 
 
-def select_study(stage: str, text: str | None, lines: Iterable[results.Result]) -> run.Study:
-  """Returns the study of a stage.
+def find_stage(name: str, text: str | None) -> Stage | None:
+  """Returns a larger stage; None for stage 0.
 
   Args:
-    stage: 0, S, short or M.
-    text: one of PATHS; None: the text of the stage, or enwik8.
-    lines: lines of program.jsonl.
+    name: 0, S, short or M.
+    text: one of PATHS; None: the first text of the stage.
 
   Raises:
-    BadInput: the stage has no runs on this text, or needs tries of another stage.
+    BadInput: the stage has no runs on this text.
   """
   texts = [ENWIK8]
-  if stage != '0':
-    texts = [of_stage for name, of_stage in STAGES if name == stage]
+  if name != '0':
+    texts = [of_stage for stage, of_stage in STAGES if stage == name]
   text = text or texts[0]
   if text not in texts:
     raise errors.BadInput(
-      f'--text={text}: --stage={stage} has no runs on this text; use {" or ".join(texts)}'
+      f'--text={text}: --stage={name} has no runs on this text; use {" or ".join(texts)}'
     )
-  if stage == '0':
-    return STUDY
-  larger = STAGES[stage, text]
-  untuned = [arm for arm in larger.arms if larger.best_rates(lines, arm) is None]
-  if larger.tuned_by is not None and untuned:
+  return STAGES.get((name, text))
+
+
+def check_tuned(stage: Stage, lines: list[results.Result]) -> None:
+  """Raises BadInput if a stage needs tries of another one that have no line."""
+  if stage.tuned_by is None:
+    return
+  untuned = [arm for arm in stage.arms if stage.best_rates(lines, arm) is None]
+  if untuned:
     raise errors.BadInput(
-      f'--stage={stage} has the learning rates of stage S, whose tries on {text} are missing for '
-      f'{", ".join(untuned)}: first run `python -m studies.program --stage=S --text={text}`'
+      f'--stage=M has the learning rates of stage S, whose tries on {stage.text} are missing for '
+      f'{", ".join(untuned)}: first run `python -m studies.program --stage=S --text={stage.text}`'
     )
-  return run.Study(results.PROGRAM, larger.missing_cells, describe, larger.planned_cells)
 
 
 def main(argv: list[str]) -> None:
   """Trains the missing runs of a stage."""
   parser = run.make_parser(__doc__)
-  stages = ['0', *dict.fromkeys(stage for stage, _ in STAGES)]
-  parser.add_argument('--stage', choices=stages, default='0', help='size of the models')
+  names = ['0', *dict.fromkeys(name for name, _ in STAGES)]
+  parser.add_argument('--stage', choices=names, default='0', help='size of the models')
   parser.add_argument('--text', choices=PATHS, help='text of stage S; default: enwik8')
   options = parser.parse_args(argv)
-  study = select_study(options.stage, options.text, results.read(results.PROGRAM))
+  study = STUDY
+  stage = find_stage(options.stage, options.text)
+  if stage is not None:
+    if not options.list:
+      check_tuned(stage, results.read(results.PROGRAM))
+    study = run.Study(results.PROGRAM, stage.missing_cells, describe, stage.planned_cells)
   run.train(study, options)
 
 

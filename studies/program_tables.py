@@ -98,7 +98,7 @@ def _format_equivalent(loss: float, tokens: int, curve: Mapping[int, Sequence[fl
 
 def format_progress(lines: Sequence[Result]) -> str:
   """Returns a sentence with the number of finished and of planned runs."""
-  finished = collections.Counter(line['table'] for line in lines)
+  finished = collections.Counter(line['table'] for line in lines if line['model'] in program.ARMS)
   seeds = len(program.SEEDS)
   planned = {
     'tries': sum(len(list(program.tries(arm))) for arm in program.ARMS),
@@ -113,6 +113,21 @@ def format_progress(lines: Sequence[Result]) -> str:
   )
 
 
+def larger_table(lines: Sequence[Result]) -> list[Sequence[str]]:
+  """Returns the header and the rows of stages S and M, of each text and number of tokens."""
+  rows: list[Sequence[str]] = [('text', 'tokens', *HEADER)]
+  for stage in program.STAGES.values():
+    own = []
+    for line in lines:
+      if (line.get('text'), line.get('steps')) == (stage.text, stage.steps):
+        own.append(line)
+    arms = [f'{stage.size}_{arm}' for arm in stage.arms]
+    _, *of_stage = arm_table(own, arms, f'{stage.size}_value_embeddings')
+    for row in of_stage:
+      rows.append((stage.text, f'{stage.steps * program.TOKENS_PER_STEP:,}', *row))
+  return rows
+
+
 def format_tables(lines: Sequence[Result]) -> dict[str, list[Sequence[str]]]:
   """Returns the rows of each table by its name."""
   one = [arm for arm in program.ARMS if program.BASELINES[arm] == program.CLAIM[0]]
@@ -120,4 +135,5 @@ def format_tables(lines: Sequence[Result]) -> dict[str, list[Sequence[str]]]:
   return {
     'program, one table': arm_table(lines, [*one, kneser_ney.MIXTURE], 'value_embeddings'),
     'program, two tables': arm_table(lines, two, 'two_value_embeddings'),
+    'program, larger models': larger_table(lines),
   }

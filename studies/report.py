@@ -17,6 +17,7 @@ from studies import (
   answers,
   cells,
   context,
+  domain_tables,
   frequency,
   intervals,
   long_documents,
@@ -432,6 +433,7 @@ def format_tables(
   of_longer: Sequence[Result] = (),
   of_program: Sequence[Result] = (),
   of_long_documents: Sequence[Result] = (),
+  of_domain: Sequence[Result] = (),
 ) -> dict[str, str]:
   """Returns the tables of the page by name."""
 
@@ -488,6 +490,11 @@ def format_tables(
       select('state_of_the_union'), state_of_the_union.METHODS, 'wide'
     ),
   }
+  if of_domain:
+    tables['domain'] = markdown(domain_tables.domain_table(of_domain))
+  else:
+    tables['domain'] = f'Not run: `{domain_tables.DOMAIN_COMMAND}`'
+  tables['not run'] = markdown(domain_tables.missing_table(of_program, of_domain))
   for name, rows in program_tables.format_tables(of_program).items():
     tables[name] = markdown(rows)
   for method in cells.CONTROLLED:
@@ -504,7 +511,7 @@ def main() -> None:
   """Writes the page and its figures."""
   files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
   files += study_results.PRETRAINED, study_results.LONGER, study_results.PROGRAM
-  files += (study_results.LONG_DOCUMENTS,)
+  files += study_results.LONG_DOCUMENTS, study_results.DOMAIN
   results, *others = map(study_results.read, files)
   tables = format_tables(results, *others)
   page = replace_tables(PAGE.read_text(encoding='utf-8'), tables)

@@ -1,6 +1,6 @@
 """Results of the runs: JSON lines, their learning rates and losses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import pathlib
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ LONGER = pathlib.Path(__file__).with_name('longer.jsonl')
 PROGRAM = pathlib.Path(__file__).with_name('program.jsonl')
 LONG_DOCUMENTS = pathlib.Path(__file__).with_name('long_documents.jsonl')
 PRETRAINED = pathlib.Path(__file__).with_name('pretrained.jsonl')
+DOMAIN = pathlib.Path(__file__).with_name('domain.jsonl')
 
 Result = Mapping[str, Any]  # a line
 Loss = Callable[[Result], float]
@@ -41,6 +42,14 @@ def read(path: pathlib.Path) -> list[Result]:
 def append(path: pathlib.Path, result: Result) -> None:
   """Appends a line to a file."""
   json_files.append_line(path, dict(result))
+
+
+def without_line(cells: Iterable[Any], lines: Iterable[Result]) -> Iterator[Any]:
+  """Yields the cells of a study whose name is in no line."""
+  finished = {line['cell'] for line in lines}
+  for cell in cells:
+    if cell.name not in finished:
+      yield cell
 
 
 def bits_per_byte(run: Result, split: str = 'test') -> float:

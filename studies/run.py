@@ -47,7 +47,7 @@ class PlannedCell(Protocol):
   """One run, whose learning rates may have to be selected before."""
 
   name: str
-  tokens: int  # of the training
+  cost: float  # tokens of the training, and a third of the tokens that are scored
 
 
 class Study(NamedTuple):
@@ -154,12 +154,12 @@ class Runner:
         return
       self._has_forecast = True
     planned = list(self._study.planned_cells(results.read(self._study.path)))
-    rate = seconds / cell.tokens / self._num_jobs
+    seconds_per_token = seconds / cell.cost / self._num_jobs
     seconds_left = None
     if self._deadline is not None:
       seconds_left = self._deadline - time.monotonic()
-    logging.info('a run of %s tokens took %.0f s', f'{cell.tokens:,}', seconds)
-    logging.info('%s', format_forecast(planned, rate, seconds_left))
+    logging.info('%.0f seconds for %s', seconds, cell.name)
+    logging.info('%s', format_forecast(planned, seconds_per_token, seconds_left))
 
   def _call(self, cores: Sequence[int], cell: Cell, arguments: list[str]) -> None:
     command = [sys.executable, '-m', *arguments]
@@ -186,14 +186,14 @@ def format_forecast(
     seconds_per_token: seconds a token of all runs at the same time together.
     seconds_left: the time; None: any time.
   """
-  hours = sum(cell.tokens for cell in planned) * seconds_per_token / 3600
+  hours = sum(cell.cost for cell in planned) * seconds_per_token / 3600
   text = f'the {len(planned)} planned runs need about {hours:.1f} hours'
   if seconds_left is None:
     return text
   seconds = 0.0
   fitting = []
   for cell in planned:
-    seconds += cell.tokens * seconds_per_token
+    seconds += cell.cost * seconds_per_token
     if seconds > seconds_left:
       break
     fitting.append(cell.name)

@@ -125,7 +125,7 @@ def test_tries_of_a_larger_stage_have_an_eighth_of_the_steps():
   stage = program.STAGES['S', program.ENWIK8]
   (first_try, *_), (*_, last) = stage.tries('untied'), stage.planned_cells([])
   assert (first_try.steps, last.steps) == (854, 6835)
-  assert last.rates is None and last.tokens == 6835 * 4096
+  assert last.rates is None and last.cost == 6835 * 4096
   short = program.STAGES['short', program.C_SOURCE]
   assert [cell.steps for cell in short.planned_cells([])] == [244] * 24 + [1953] * 3
 
@@ -134,9 +134,10 @@ def test_the_largest_stage_has_the_rates_of_the_tries_on_its_text():
   tuned = finish(program.STAGES['S', program.C_SOURCE].missing_cells, 24)
   tuned[23] |= {'validation': {'nll_nats_per_token': 1.0}}  # the last one of Engram
   with pytest.raises(errors.BadInput, match='tries on c_source are missing for untied, engram: '):
-    program.select_study('M', None, tuned[8:16])
-  study = program.select_study('M', None, tuned)
-  cells = list(study.missing_cells(tuned))
+    program.check_tuned(program.find_stage('M', None), tuned[8:16])
+  stage = program.find_stage('M', None)
+  program.check_tuned(stage, tuned)
+  cells = list(stage.missing_cells(tuned))
   assert [(cell.arm, cell.seed) for cell in cells] == [
     (f'm_{arm}', seed) for seed in (1, 2) for arm in program.LARGER_CLAIM
   ]
@@ -151,7 +152,7 @@ def test_the_largest_stage_has_the_rates_of_the_tries_on_its_text():
 @each('stage, text', [('0', 'c_source'), ('M', 'enwik8'), ('short', 'enwik8')])
 def test_texts_without_runs_are_refused(stage, text):
   with pytest.raises(errors.BadInput, match=f'--stage={stage} has no runs on this text; use '):
-    program.select_study(stage, text, [])
+    program.find_stage(stage, text)
 
 
 def test_the_command_lists_the_runs_of_a_stage(capsys, monkeypatch, tmp_path):
@@ -161,6 +162,10 @@ def test_the_command_lists_the_runs_of_a_stage(capsys, monkeypatch, tmp_path):
   assert names[0] == 'tries.s_untied.c_source.muon0.01.own0.002.steps854.seed100'
   assert names[24] == 'runs.s_untied.c_source.rates_of_the_best_try.steps6835.seed1'
   assert len(names) == 66
+  program.main(['--data=texts', '--list', '--stage=M'])
+  assert len(capsys.readouterr().out.splitlines()) == 6
+  with pytest.raises(errors.BadInput, match='--stage=M has the learning rates of stage S'):
+    program.main(['--data=texts', '--stage=M'])
 
 
 def run(arm, seed, bits, steps=program.STEPS):
@@ -184,6 +189,30 @@ def test_a_table_has_intervals_of_paired_differences_and_data_equivalents():
   # 4.303 * 0.1 / sqrt(3) = 0.2484; the baseline has 2.05 after twice the tokens.
   assert engram[6:] == ('2.0500 ± 0.2484', '-0.0500 ± 0.0000', '2.00')
   assert engram[4] == '0.02, 1*'
+
+
+def larger_run(arm, seed, bits, text=program.C_SOURCE):
+  """Returns the line of a run of stage S."""
+  steps = program.STAGES['S', text].steps
+  cell = program.Cell('runs', f's_{arm}', seed, Tried(0.02, 0.008), steps, text)
+  return run('engram', seed, bits) | line(cell) | {'text': text, 'steps': steps}
+
+
+def test_larger_models_are_compared_on_each_text():
+  lines = [run('engram', 1, 1.5), larger_run('engram', 1, 1.7, program.ENWIK8)]
+  for seed in (1, 2):
+    lines += [larger_run('value_embeddings', seed, 1.0), larger_run('untied', seed, 1.25)]
+  header, *rows = program_tables.larger_table(lines)
+  assert [row[:3] for row in rows] == [
+    ('enwik8', '27,996,160', '`s_engram`'),
+    ('c_source', '27,996,160', '`s_untied`'),
+    ('c_source', '27,996,160', '`s_value_embeddings`'),
+  ]
+  assert {len(row) for row in rows} == {len(header)}
+  assert [row[header.index('minus baseline')] for row in rows] == ['', '0.2500 ± 0.0000', '']
+  # Their runs are no runs of stage 0.
+  text = program_tables.format_progress(lines)
+  assert text.startswith('Finished: 0 of 144 tries, 1 of 54 runs, and 0 of 12 longer runs')
 
 
 def test_every_arm_is_in_one_table():

@@ -410,7 +410,7 @@ def test_the_page_has_the_tables_of_the_results():
   page = report.PAGE.read_text(encoding='utf-8')
   files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
   files += study_results.PRETRAINED, study_results.LONGER, study_results.PROGRAM
-  files += (study_results.LONG_DOCUMENTS,)
+  files += study_results.LONG_DOCUMENTS, study_results.DOMAIN
   lines = [study_results.read(file) for file in files]
   assert report.replace_tables(page, report.format_tables(*lines)) == page
   readme = report.README.read_text(encoding='utf-8')

@@ -102,8 +102,8 @@ def test_the_status_says_why_the_runs_stopped(runner, monkeypatch):
 
 
 def planned(*sizes):
-  """Returns cells with numbers of tokens."""
-  return [types.SimpleNamespace(name=f'run{i}', tokens=tokens) for i, tokens in enumerate(sizes)]
+  """Returns cells with costs."""
+  return [types.SimpleNamespace(name=f'run{i}', cost=cost) for i, cost in enumerate(sizes)]
 
 
 def test_a_forecast_says_which_runs_fit():
@@ -127,13 +127,13 @@ def test_the_first_finished_run_of_a_process_gives_a_forecast(runner, monkeypatc
   monkeypatch.setattr(runner, '_study', study)
   for name in names:
     cell = types.SimpleNamespace(
-      name=name, tokens=500, commands=lambda *_: [], evaluations={}, table='main'
+      name=name, cost=500, commands=lambda *_: [], evaluations={}, table='main'
     )
     runner.run(cell)
   messages = [record.message for record in caplog.records]
   assert messages == [
     'finished first',
-    'a run of 500 tokens took 100 s',
+    '100 seconds for first',
     'the 2 planned runs need about 0.2 hours',
     'finished second',
   ]

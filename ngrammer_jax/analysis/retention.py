@@ -158,12 +158,12 @@ def _changes(
 
 def _removal(run: runs.Run, memory: str, order: int) -> Iterator[Change]:
   """Yields the removal of a memory, if possible; for `order` see `Change`."""
-  without = _remove(run, memory)
+  without = remove(run, memory)
   if without is not None:
     yield Change(memory, 'removed', order, *without)
 
 
-def _remove(run: runs.Run, memory: str) -> tuple[runs.Run, inference.Variables] | None:
+def remove(run: runs.Run, memory: str) -> tuple[runs.Run, inference.Variables] | None:
   """Returns a run without a memory, and its variables; None if the model needs the memory.
 
   The model needs a memory in place of one of its parts, such as the feed-forward. A shared table is

@@ -348,7 +348,7 @@ def test_a_memory_is_removed_and_the_others_stay(tiny, untrained):
   others = dataclasses.replace(GATED, layers=(1,)), dataclasses.replace(GATED, heads=1)
   memories = others[0], GATED, others[1]
   run = runs.load_run(untrained(tiny({'ngram_memories': memories})))
-  without, variables = retention._remove(run, 'ngram_memory_1')
+  without, variables = retention.remove(run, 'ngram_memory_1')
   assert without.config.model.ngram_memories == others
   before, after = run.restored.params, variables['params']
   first, second = before['layer_1']['ngram_memory_0'], before['layer_0']['ngram_memory_2']
@@ -356,7 +356,7 @@ def test_a_memory_is_removed_and_the_others_stay(tiny, untrained):
   assert after['layer_0']['ngram_memory_1']['table'] is second['table']
   assert 'ngram_memory_2' not in after['layer_0'] and after['ngrammer'] == before['ngrammer']
   assert after['embedding'] is before['embedding']
-  without, variables = retention._remove(run, 'ngrammer')
+  without, variables = retention.remove(run, 'ngrammer')
   assert without.config.model.ngram is None and without.config.model.ngram_memories == memories
   assert variables['params'].keys() == before.keys() - {'ngrammer'} and not variables['codebook']
 
@@ -401,7 +401,7 @@ def test_every_memory_is_removed(one_device, tiny, untrained, texts, capsys):
     assert losses[name] == pytest.approx(result['loss'], rel=1e-6), name
   assert losses['memory'] != pytest.approx(result['loss'], rel=1e-4)
   run = runs.load_run(workdir)
-  without, _ = retention._remove(run, 'memory')
+  without, _ = retention.remove(run, 'memory')
   assert without.config.model.memory is None and without.config.model.span is None
   in_place = dataclasses.replace(keys, point='in_place_of_feed_forward')
   changed = dataclasses.replace(run.config.model, product_memory=in_place)
@@ -409,7 +409,7 @@ def test_every_memory_is_removed(one_device, tiny, untrained, texts, capsys):
   params = copy.copy(run.restored.params)
   params['layer_1'] = {k: v for k, v in params['layer_1'].items() if k != 'feed_forward'}
   vars(needs_it)['restored'] = run.restored._replace(params=params)
-  assert retention._remove(needs_it, 'product_memory') is None
+  assert retention.remove(needs_it, 'product_memory') is None
 
 
 @pytest.mark.full
@@ -438,7 +438,7 @@ def test_a_shared_table_is_analysed_once_and_its_gates_in_each_layer(
   changed = {change['memory'] for change in results['retention']['changes']}
   assert changed == {'ngram_table_grams', 'ngram_memory_1'}
   run = runs.load_run(workdir)
-  without, variables = retention._remove(run, 'ngram_table_grams')
+  without, variables = retention.remove(run, 'ngram_table_grams')
   assert without.config.model.ngram_memories == (memories[1],)
   before, after = run.restored.params, variables['params']
   assert after.keys() == before.keys() - {'ngram_table_grams'}
