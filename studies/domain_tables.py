@@ -1,12 +1,13 @@
-"""The table of studies/domain.md, and the list of studies with missing runs."""
+"""The table of studies/domain.md."""
 
 from collections.abc import Iterable, Sequence
 import statistics
 
-from studies import domain, domain_scores, intervals, program
+from studies import domain, domain_scores, intervals
+from studies.markdown import markdown
 from studies.results import Result
 
-DOMAIN_COMMAND = 'python -m studies.domain --data=DIR'
+COMMAND = 'python -m studies.domain --data=DIR'
 HEADER = (
   'arm',
   'tokens',
@@ -42,6 +43,13 @@ def domain_table(lines: Iterable[Result]) -> list[Sequence[str]]:
       of_all = [line for line in same_tokens if line['model'] == ALL]
       rows.append(_row(model, own, untrained, of_all))
   return rows
+
+
+def format_table(lines: Sequence[Result]) -> str:
+  """Formats the table of studies/domain.md; its command before the first run."""
+  if not lines:
+    return f'Not run: `{COMMAND}`'
+  return markdown(domain_table(lines))
 
 
 def _row(
@@ -82,22 +90,3 @@ def _format_restored(restored: Sequence[bool | None]) -> str:
 
 def _losses(runs: Iterable[Result], text: str) -> dict[int, float]:
   return intervals.losses_by_seed(runs, lambda line: line[text]['bits_per_byte'])
-
-
-def missing_table(of_program: Sequence[Result], of_domain: Sequence[Result]) -> list[Sequence[str]]:
-  """Returns the header and a row for each larger study that has runs to do, with its command."""
-  rows: list[Sequence[str]] = [('runs', 'finished', 'planned', 'command')]
-  for (name, text), stage in program.STAGES.items():
-    planned = len(list(stage.planned_cells([])))
-    missing = len(list(stage.planned_cells(of_program)))
-    if missing:
-      command = f'`python -m studies.program --stage={name} --text={text} --data=DIR`'
-      counts = str(planned - missing), str(planned)
-      rows.append((f'stage {name} on {text}', *counts, command))
-  steps = domain.TOKENS // domain.TOKENS_PER_STEP
-  planned = len(list(domain.planned_cells(steps, [])))
-  missing = len(list(domain.planned_cells(steps, of_domain)))
-  if missing:
-    counts = str(planned - missing), str(planned)
-    rows.append(('SmolLM2 learns C source', *counts, f'`{DOMAIN_COMMAND}`'))
-  return rows

@@ -1,6 +1,6 @@
 """SmolLM2 on long documents: a segment memory beside windows that slide.
 
-  python -m studies.long_documents --data=/path/to/corpora --documents=20
+  python -m studies.long_documents --data=/path/to/corpora
 
 scores tokens 2,048 to 8,191 of pages of enwik8 (test split, pages with at least 8,192 tokens, in
 their order) and appends a line for each page and variant to long_documents.jsonl. Finished lines
@@ -14,7 +14,7 @@ by page at any time. SmolLM2 was trained with 2,048 tokens of context. Variants:
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import gzip
 import itertools
@@ -22,7 +22,6 @@ import logging
 import math
 import os
 import pathlib
-import re
 import statistics
 import time
 
@@ -39,6 +38,8 @@ from studies import intervals, longer, results
 from studies import run as study_run
 
 TEXT = 'enwik8'
+COMMAND = 'python -m studies.long_documents --data=DIR'
+DOCUMENTS = 20
 WINDOW = 2048
 FIRST, LENGTH = WINDOW, 8192  # first scored token, and length of a document
 BASELINE = f'window_{WINDOW}'
@@ -47,21 +48,13 @@ VARIANTS = (BASELINE, *MEMORIES)
 
 
 def long_documents(
-  content: bytes, begins: bytes, vocabulary: vocabularies.Vocabulary, length: int = LENGTH
+  documents: Iterable[bytes], vocabulary: vocabularies.Vocabulary, length: int = LENGTH
 ) -> Iterator[token_split.TokenSplit]:
-  """Yields the first tokens of each document that has enough of them.
-
-  Args:
-    content: the text.
-    begins: a pattern that matches the beginning of a document.
-    vocabulary: vocabulary of the model.
-    length: number of tokens.
-  """
-  starts = [match.start() for match in re.finditer(begins, content)]
-  for start, end in itertools.pairwise([*starts, len(content)]):
-    if end - start < length:  # a token has at least one byte
+  """Yields the first tokens of each document that has enough of them."""
+  for document in documents:
+    if len(document) < length:  # a token has at least one byte
       continue
-    tokens = np.array(vocabulary.encode(content[start:end]), np.int32)
+    tokens = np.array(vocabulary.encode(document), np.int32)
     if len(tokens) >= length:
       beginning = np.zeros(1, np.int64)
       yield token_split.TokenSplit(tokens[:length], beginning, None, vocabulary.document_start)
@@ -136,7 +129,7 @@ def main(argv: list[str]) -> int:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument('--data', type=pathlib.Path, required=True, help='folder of the corpora')
-  parser.add_argument('--documents', type=int, default=20, help='number of documents')
+  parser.add_argument('--documents', type=int, default=DOCUMENTS, help='number of documents')
   options = parser.parse_args(argv)
   finished = {line['cell'] for line in results.read(results.LONG_DOCUMENTS)}
   run = runs.load_pretrained(longer.MODEL)
@@ -146,7 +139,9 @@ def main(argv: list[str]) -> int:
   with gzip.open(options.data / name) as file:
     file.seek(first_byte)
     content = file.read()
-  documents = long_documents(content, begins, run.vocabulary)
+  # The first page began before the split.
+  pages = itertools.islice(longer.split_documents(content, begins), 1, None)
+  documents = long_documents(pages, run.vocabulary)
   for number, document in enumerate(itertools.islice(documents, options.documents)):
     num_bytes = len(run.vocabulary.decode(document.tokens[FIRST:]))
     for variant in VARIANTS:

@@ -3,523 +3,55 @@
 A table stands between two comments, `<!-- main -->` and `<!-- end -->`; all other text is kept.
 """
 
-import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-import functools
-import itertools
-import math
 import pathlib
-import re
-import statistics
 
-from ngrammer_jax.tasks.superglue import metrics
 from studies import (
   answers,
-  cells,
-  context,
   domain_tables,
-  frequency,
-  intervals,
   long_documents,
-  longer,
-  ngram_memories,
+  missing_runs,
   plots,
-  pretrained,
+  pretrained_tables,
   program_tables,
-  recurrent,
-  state_of_the_union,
+  results,
+  study_tables,
 )
-from studies import results as study_results
-from studies.results import (
-  Loss,
-  Rates,
-  Result,
-  bits_per_byte,
-  validation_nats,
-)
+from studies.markdown import markdown, replace_tables
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / 'docs' / 'results.md'
 README = ROOT / 'README.md'
-README_MODELS = {  # rows of the table of the README
-  'plain': 'a smaller Transformer',
-  'wide': 'a Transformer with a wider feed-forward',
-  'untied': 'a Transformer with an untied output embedding',
-  'ngrammer': 'N-Grammer',
-  'over_encoding': 'Over-Encoding',
-  'engram': 'Engram',
-}
-BYTES_PER_VALUE = 4  # of a table, in float32
-ACCUMULATOR_TABLE_RATE = 0.01  # that of all runs with an accumulator of 0.1
-BASELINE = 'wide'  # the Transformer with as many parameters as the memories
-# Columns of losses: of whole splits in bits per byte, of short runs in nats per token.
-WHOLE_SPLITS = {
-  'validation': functools.partial(bits_per_byte, split='validation'),
-  'test': bits_per_byte,
-}
-FIRST_TOKENS = {'validation, nats': validation_nats}
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-  """Formats a table of Markdown, the header first; a sentence if it has no other row."""
-  if len(rows) == 1:
-    return 'No run has finished yet.'
-  header, *others = (f'| {" | ".join(row)} |' for row in rows)
-  return '\n'.join([header, '|---' * len(rows[0]) + '|', *others])
-
-
-def format_mean(values: Sequence[float]) -> str:
-  """Formats the mean of values over seeds, with half of its interval of 95 %."""
-  return str(intervals.mean_interval(values))
-
-
-def format_difference(
-  runs: Iterable[Result], baseline: Iterable[Result], loss: Loss = bits_per_byte
-) -> str:
-  """Formats the difference of runs from a baseline, paired by seed; '' without a common seed."""
-  difference = intervals.difference_of_runs(runs, baseline, loss)
-  if difference is None:
-    return ''
-  return str(difference)
-
-
-def progress_table(results: Sequence[Result]) -> str:
-  """Formats the finished and the missing runs of each table, and the time of their training."""
-  missing = collections.Counter(cell.table for cell in cells.missing_cells(results))
-  finished = collections.Counter(r['table'] for r in results)
-  hours = collections.Counter()
-  for r in results:
-    hours[r['table']] += r['training_seconds'] / 3600
-  rows = [('runs', 'finished', 'planned', 'core hours of training')]
-  for table in dict.fromkeys([*finished, *missing]):
-    counts = finished[table], finished[table] + missing[table]
-    rows.append((table.replace('_', ' '), *map(str, counts), f'{hours[table]:.1f}'))
-  counts = finished.total(), finished.total() + missing.total()
-  return markdown([*rows, ('all', *map(str, counts), f'{hours.total():.1f}')])
-
-
-def model_table(
-  results: Sequence[Result],
-  models: Iterable[str],
-  *baselines: str,
-  losses: Mapping[str, Loss] = WHOLE_SPLITS,
-) -> str:
-  """Formats one row for each model and learning rate that has a result.
-
-  Args:
-    results: runs.
-    models: models of the rows.
-    *baselines: models from which the differences of the last loss are shown.
-    losses: what is shown of a run, by name of the column.
-  """
-  columns = 'model', 'parameters', 'tables, MB', 'MFLOPs a token', 'learning rate', 'seeds'
-  rows = [(*columns, *losses, *(f'minus {b}' for b in baselines))]
-  by_model = {b: [r for r in results if r['model'] == b] for b in baselines}
-  *_, last = losses.values()
-  for model, own in _group_by_rates(results, models):
-    first = own[0]
-    rows.append(
-      (
-        f'`{model}`',
-        f'{first["parameters"]:,}',
-        f'{first["table_bytes"] / 1e6:.1f}',
-        f'{first["flops_per_token"] / 1e6:.2f}',
-        str(Rates.of(first)),
-        str(len(own)),
-        *(format_mean([loss(r) for r in own]) for loss in losses.values()),
-        *('' if b == model else format_difference(own, by_model[b], last) for b in baselines),
-      )
-    )
-  return markdown(rows)
-
-
-def readme_table(results: Sequence[Result], baseline: str = 'untied') -> str:
-  """Formats the table of the README, with intervals of 95 %.
-
-  Args:
-    results: runs of the main table.
-    baseline: model from which the differences are shown.
-  """
-  rows = [
-    (
-      'variant',
-      'model',
-      'parameters (in tables)',
-      'MFLOPs a token',
-      'test, bits per byte',
-      f'minus `{baseline}`',
-    )
-  ]
-  losses = {}
-  for model in README_MODELS:
-    losses[model] = {r['seed']: bits_per_byte(r) for r in results if r['model'] == model}
-  for model, text in README_MODELS.items():
-    first = next(r for r in results if r['model'] == model)
-    parameters = first['parameters'] / 1e6
-    in_tables = first['table_bytes'] / BYTES_PER_VALUE / 1e6
-    difference = ''
-    if model != baseline:
-      difference = str(intervals.paired_difference(losses[model], losses[baseline]))
-    rows.append(
-      (
-        f'`{model}`',
-        text,
-        f'{parameters:.2f}M ({in_tables:.2f}M)',
-        f'{first["flops_per_token"] / 1e6:.2f}',
-        str(intervals.mean_interval(list(losses[model].values()))),
-        difference,
-      )
-    )
-  return markdown(rows)
-
-
-def _group_by_rates(
-  results: Sequence[Result], models: Iterable[str]
-) -> Iterator[tuple[str, list[Result]]]:
-  """Yields each model with its runs of equal learning rates."""
-  for model in models:
-    groups = collections.defaultdict(list)
-    for r in results:
-      if r['model'] == model:
-        groups[Rates.of(r)].append(r)
-    yield from ((model, runs) for runs in groups.values())
-
-
-def noise(
-  *tables: Iterable[Result], loss: Loss = bits_per_byte, unit: str = 'bits per byte of test'
-) -> str:
-  """Formats the standard deviation between seeds, pooled over all runs that differ only in them.
-
-  Args:
-    *tables: runs that differ in their model, learning rates or seed. Runs of two tables may also
-      differ in other things.
-    loss: loss of a run.
-    unit: unit of the loss.
-  """
-  groups = collections.defaultdict(list)
-  for number, results in enumerate(tables):
-    for r in results:
-      groups[number, r['model'], Rates.of(r)].append(loss(r))
-  repeated = [losses for losses in groups.values() if len(losses) > 1]
-  freedom = sum(len(losses) - 1 for losses in repeated)
-  if not freedom:
-    return 'No run has been repeated yet.'
-  squares = sum((len(losses) - 1) * statistics.variance(losses) for losses in repeated)
-  deviation = math.sqrt(squares / freedom)
-  return (
-    f'Runs that differ only in the seed differ by {deviation:.4f} {unit} (standard deviation, '
-    f'pooled over {len(repeated)} groups of runs, {freedom} degrees of freedom), so a difference '
-    f'of two single runs has noise of {math.sqrt(2) * deviation:.4f}.'
-  )
-
-
-def memory_table(results: Sequence[Result]) -> str:
-  """Formats test bits per character: as trained, minus `none`, and by segments of memory."""
-
-  def bits(result: Result, split: str = 'test') -> float:
-    return result[split]['bits_per_character']
-
-  lengths = {f'memory of {s}': f'test, memory {s}' for s in cells.MEMORY_SEGMENTS}
-  columns = 'model', 'parameters', 'MFLOPs a token', 'learning rate', 'seeds', 'as trained'
-  rows = [(*columns, 'minus none', *lengths)]
-  without = [r for r in results if r['model'] == 'none']
-  for model, own in _group_by_rates(results, ('none', *context.MEMORIES)):
-    first = own[0]
-    by_length = ([bits(r, name) for r in own if name in r] for name in lengths.values())
-    rows.append(
-      (
-        f'`{model}`',
-        f'{first["parameters"]:,}',
-        f'{first["flops_per_token"] / 1e6:.2f}',
-        str(Rates.of(first)),
-        str(len(own)),
-        format_mean([bits(r) for r in own]),
-        '' if model == 'none' else format_difference(own, without, bits),
-        *(format_mean(values) if values else '' for values in by_length),
-      )
-    )
-  return markdown(rows)
-
-
-def span_table(results: Sequence[Result]) -> str:
-  """Formats validation bits per character, FLOPs and time of a step by span."""
-  rows = [
-    ('model', 'parameters', 'MFLOPs a token', 'learning rate', 'seconds a step', 'validation')
-  ]
-  for r in sorted(results, key=lambda r: (context.VARIANTS.index(r['model']), Rates.of(r))):
-    step = f'{r["training_seconds"] / r["steps"]:.2f}'
-    flops = f'{r["flops_per_token"] / 1e6:.2f}'
-    bits = f'{validation_nats(r) / math.log(2):.4f}'  # a character is a token
-    parameters = f'{r["parameters"]:,}'
-    rate = str(Rates.of(r))
-    rows.append((f'`{r["model"]}`', parameters, flops, rate, step, bits))
-  return markdown(rows)
-
-
-def recurrent_table(results: Sequence[Result]) -> str:
-  """Formats the perplexity of the attention LSTMs."""
-  rows = [('model', 'parameters', 'steps', 'validation', 'test')]
-  for r in sorted(results, key=lambda r: list(recurrent.VARIANTS).index(r['model'])):
-    perplexities = (f'{r[split]["perplexity"]:.1f}' for split in cells.WHOLE_SPLITS)
-    rows.append((f'`{r["model"]}`', f'{r["parameters"]:,}', f'{r["steps"]:,}', *perplexities))
-  return markdown(rows)
-
-
-def frequency_table(results: Sequence[Result]) -> str:
-  """Formats the losses of the baseline by the count of the bigram, and differences from them."""
-  by_model = collections.defaultdict(list)
-  for r in results:
-    by_model[r['model']].append(r)
-  baseline = by_model.pop(BASELINE, [])
-  controls = 'engram_unigrams', 'engram_with_unigrams'
-  models = [model for model in (*ngram_memories.METHODS, *controls) if model in by_model]
-  rows = [('bigram in training', 'share', f'`{BASELINE}`', *(f'`{model}`' for model in models))]
-  names = ['never', *(f'{a:,} to {b - 1:,}' for a, b in itertools.pairwise(frequency.BOUNDS))]
-  names.append(f'{frequency.BOUNDS[-1]:,} or more')
-  if not baseline:
-    return markdown(rows)
-  for i, name in enumerate(names):
-
-    def nats(result: Result, i: int = i) -> float:
-      return result['nats'][i]
-
-    share = baseline[0]['targets'][i] / sum(baseline[0]['targets'])
-    differences = (format_difference(by_model[model], baseline, nats) for model in models)
-    rows.append((name, f'{share:.1%}', format_mean([nats(r) for r in baseline]), *differences))
-  return markdown(rows)
-
-
-def tuning_table(results: Sequence[Result], models: Iterable[str], key: str) -> str:
-  """Formats the validation loss in nats a token of every learning rate that was tried."""
-  nats = {(r['model'], r[key]): validation_nats(r) for r in results}
-  if len(nats) < len(results):
-    raise ValueError(f'a model was tuned twice with the same {key}')
-  rates = sorted({rate for _, rate in nats})
-  rows = [('model', *(f'{rate:g}' for rate in rates))]
-  for model in models:
-    tried = [nats.get((model, rate)) for rate in rates]
-    rows.append((f'`{model}`', *('' if n is None else f'{n:.4f}' for n in tried)))
-  return markdown(rows)
-
-
-def rate_table(results: Sequence[Result]) -> str:
-  """Formats test bits per byte of runs of all steps by learning rate, the tuned rates first."""
-  rows = [('model', 'learning rate', 'seeds', 'test')]
-  other_rates = cells.OTHER_RATES | cells.OTHER_TABLE_RATES
-  models = [model for model in ngram_memories.METHODS if model in other_rates]
-  for model, own in _group_by_rates(results, models):
-    bits = format_mean([bits_per_byte(r) for r in own])
-    rows.append((f'`{model}`', str(Rates.of(own[0])), str(len(own)), bits))
-  return markdown(rows)
-
-
-def accumulator_table(results: Sequence[Result], others: Sequence[Result]) -> str:
-  """Formats test bits per byte of the memories by the first accumulator of their Adagrad."""
-  rows = [('model', 'accumulator 0.1', '0, tuned learning rate', 'difference')]
-  for model in ngram_memories.ROWS:
-    after = [r for r in results if r['model'] == model]
-    dense_rates = {r['learning_rate'] for r in after}
-    own = [r for r in others if r['model'] == model and r['learning_rate'] in dense_rates]
-    if own:
-      scores = (format_mean([bits_per_byte(r) for r in part]) for part in (own, after))
-      rows.append((f'`{model}`', *scores, format_difference(after, own)))
-  return markdown(rows)
-
-
-def accumulator_alone_table(tuning: Sequence[Result], others: Sequence[Result]) -> str:
-  """Formats validation nats after the tuning by the first accumulator, with equal rates."""
-  rates = Rates(ngram_memories.LEARNING_RATE, ACCUMULATOR_TABLE_RATE)
-  rows = [('model', 'accumulator 0.1', '0', 'difference')]
-  for model in ngram_memories.ROWS:
-    after = [r for r in tuning if r['model'] == model and Rates.of(r) == rates]
-    before = [r for r in others if r['model'] == model and r['learning_rate'] == rates.dense]
-    if after and before:
-      scores = (format_mean([validation_nats(r) for r in part]) for part in (before, after))
-      rows.append((f'`{model}`', *scores, format_difference(after, before, validation_nats)))
-  return markdown(rows)
-
-
-def replace_tables(page: str, tables: Mapping[str, str]) -> str:
-  """Returns a page with new tables. Raises ValueError if there is no place for one."""
-  for name, table in tables.items():
-    pattern = rf'(<!-- {name} -->\n).*?(<!-- end -->)'
-
-    def replace(match: re.Match[str], table: str = table) -> str:
-      return f'{match[1]}{table}\n{match[2]}'
-
-    page, count = re.subn(pattern, replace, page, flags=re.DOTALL)
-    if count != 1:
-      raise ValueError(f'the page has {count} places for {name}, expected one')
-  return page
-
-
-def zero_shot_table(results: Sequence[Result]) -> str:
-  """Formats the accuracy of each task with its standard error, beside the majority class."""
-  rows = [('task', 'examples', 'accuracy', 'majority class', 'F1', 'seconds', 'hardware')]
-  for r in results:
-    f1 = f'{r["f1"]:.1f}' if 'f1' in r else ''
-    majority = f'{r["majority_percent"]:.1f}'
-    accuracy = f'{r["accuracy"]:.1f} ± {metrics.standard_error(r["accuracy"], r["n"]):.1f}'
-    rows.append(
-      (r['task'], f'{r["n"]:,}', accuracy, majority, f1, str(r['seconds']), r['hardware'])
-    )
-  return markdown(rows)
-
-
-def finetuning_table(results: Sequence[Result], zero_shot: Sequence[Result]) -> str:
-  """Formats the accuracies of fine-tuned models.
-
-  Accuracies are means over seeds, with two standard errors: over seeds and over examples.
-  """
-  columns = 'task', 'model', 'learning rate', 'seeds', 'accuracy', 'error: seeds', 'error: examples'
-  rows = [(*columns, 'untrained', 'majority class', 'seconds')]
-  untrained = {r['task']: f'{r["accuracy"]:.1f}' for r in zero_shot}
-  for task, model in itertools.product(pretrained.TASK_TOKENS, pretrained.MODELS):
-    own = [r for r in results if (r['table'], r['model']) == (task, model)]
-    for rate in sorted({r['learning_rate'] for r in own}):
-      runs = [r for r in own if r['learning_rate'] == rate]
-      accuracies = [r['accuracy'] for r in runs]
-      mean = statistics.fmean(accuracies)
-      over_seeds = ''
-      if len(accuracies) > 1:
-        over_seeds = f'{statistics.stdev(accuracies) / math.sqrt(len(accuracies)):.1f}'
-      seconds = statistics.fmean(r['training_seconds'] for r in runs)
-      values = f'{rate:g}', str(len(runs)), f'{mean:.1f}', over_seeds
-      before = untrained.get(pretrained.TASK_OF[task], '')
-      errors = f'{metrics.standard_error(mean, runs[0]["n"]):.1f}', before
-      majority = f'{runs[0]["majority_percent"]:.1f}'
-      rows.append((task, f'`{model}`', *values, *errors, majority, f'{seconds:.0f}'))
-  return markdown(rows)
-
-
-def continued_table(results: Sequence[Result]) -> str:
-  """Formats losses of continued training, and paired differences from `bare`."""
-
-  def nats(result: Result) -> float:
-    return result['nll_nats_per_token']
-
-  rows = [('model', 'seeds', 'nats per token', 'minus bare', 'bits per byte', 'seconds')]
-  by_model = {m: [r for r in results if r['model'] == m] for m in pretrained.MODELS}
-  for model, own in by_model.items():
-    if own:
-      seconds = statistics.fmean(r['training_seconds'] for r in own)
-      is_other = model not in ('bare', 'untrained') and by_model['bare']
-      difference = format_difference(own, by_model['bare'], nats) if is_other else ''
-      bits = format_mean([r['bits_per_byte'] for r in own])
-      row = str(len(own)), format_mean(list(map(nats, own))), difference, bits, f'{seconds:.0f}'
-      rows.append((f'`{model}`', *row))
-  return markdown(rows)
-
-
-def longer_table(results: Sequence[Result]) -> str:
-  """Formats bits per byte by the length of the memory in segments."""
-  rows = [('text', 'documents', 'sinks', *map(str, longer.SEGMENTS))]
-
-  def group(result: Result) -> tuple[str, bool, int]:
-    return result['text'], result['documents'], result['sinks']
-
-  for text, documents, sinks in dict.fromkeys(map(group, results)):
-    own = {r['segments']: r for r in results if group(r) == (text, documents, sinks)}
-    bits = (f'{own[s]["bits_per_byte"]:.4f}' if s in own else '' for s in longer.SEGMENTS)
-    rows.append((text, 'each on its own' if documents else 'one', str(sinks), *bits))
-  return markdown(rows)
-
-
-def format_tables(
-  results: Sequence[Result],
-  frequencies: Sequence[Result],
-  zero_shot: Sequence[Result] = (),
-  of_pretrained: Sequence[Result] = (),
-  of_longer: Sequence[Result] = (),
-  of_program: Sequence[Result] = (),
-  of_long_documents: Sequence[Result] = (),
-  of_domain: Sequence[Result] = (),
-) -> dict[str, str]:
-  """Returns the tables of the page by name."""
-
-  def select(table: str) -> list[Result]:
-    return [r for r in results if r['table'] == table]
-
-  main = select('main')
-  controls = select('controls')
-  dense = [method for tuning in cells.TUNING.values() for method in tuning.methods]
-  of_dense = [r for r in select('tuning') if r['model'] in dense]
-  of_tables = [r for r in select('tuning') if r['model'] not in dense]
-  long_controls = dict.fromkeys(r['model'] for r in select('long_controls'))
-  sizes = [f'{method}_{scale}' for method in cells.SCALED for scale in ngram_memories.SCALES]
-  best = cells.best_method(results)
-  baselines = cells.baselines(results)
-  combined = dict.fromkeys(r['model'] for r in select('combined'))
-  short_table = functools.partial(model_table, losses=FIRST_TOKENS)
-  answered = answers.runs_by_name(results, of_program, of_pretrained)
+def format_tables(lines: results.Lines) -> dict[str, str]:
+  """Returns the tables of docs/results.md by name."""
+  compared = answers.runs_by_name(lines.runs, lines.program, lines.pretrained)
   tables = {
-    'answers': markdown(answers.table(answered)),
-    'program, progress': program_tables.format_progress(of_program),
-    'progress': progress_table(results),
-    'tuning': tuning_table(of_dense, dense, 'learning_rate'),
-    'tuning of tables': tuning_table(of_tables, ngram_memories.ROWS, 'table_learning_rate'),
-    'rates': rate_table(main + select('rates')),
-    'accumulator': accumulator_table(main, select('accumulator')),
-    'accumulator alone': accumulator_alone_table(select('tuning'), select('accumulator_tuning')),
-    'noise': noise(main + select('rates'), select('accumulator')),
-    'noise of short runs': noise(baselines + controls, loss=validation_nats, unit='nats per token'),
-    'main': model_table(main, ngram_memories.METHODS, *ngram_memories.TRANSFORMERS),
-    'present day': model_table(
-      select('present_day'),
-      ('untied', 'engram', *ngram_memories.PRESENT_DAY),
-      'untied',
-      ngram_memories.LLAMA,
-    ),
-    'frequency': frequency_table(frequencies),
-    'zero shot': zero_shot_table(zero_shot),
-    'fine-tuning': finetuning_table(of_pretrained, zero_shot),
-    'continued': continued_table([r for r in of_pretrained if r['table'] == pretrained.CONTINUED]),
-    'longer': longer_table(of_longer),
-    'long documents': markdown(long_documents.table(of_long_documents)),
-    'combined': short_table(
-      baselines + select('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
-    ),
-    'sizes': short_table(baselines + select('sizes'), ['plain', *cells.SCALED, *sizes], 'plain'),
-    'long controls': model_table(
-      main + select('long_controls'), ['engram', *long_controls], 'engram'
-    ),
-    'memory': memory_table(select('memory')),
-    'spans': span_table([r for r in baselines if r['model'] == 'memory'] + select('spans')),
-    'recurrent': recurrent_table(select('recurrent')),
-    'state of the union': model_table(
-      select('state_of_the_union'), state_of_the_union.METHODS, 'wide'
-    ),
+    'answers': markdown(answers.table(compared)),
+    'program, progress': program_tables.format_progress(lines.program),
+    'frequency': study_tables.frequency_table(lines.frequency),
+    'long documents': markdown(long_documents.table(lines.long_documents)),
+    'domain': domain_tables.format_table(lines.domain),
+    'not run': markdown(missing_runs.table(lines)),
   }
-  if of_domain:
-    tables['domain'] = markdown(domain_tables.domain_table(of_domain))
-  else:
-    tables['domain'] = f'Not run: `{domain_tables.DOMAIN_COMMAND}`'
-  tables['not run'] = markdown(domain_tables.missing_table(of_program, of_domain))
-  for name, rows in program_tables.format_tables(of_program).items():
+  for name, rows in program_tables.format_tables(lines.program).items():
     tables[name] = markdown(rows)
-  for method in cells.CONTROLLED:
-    own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(f'{method}_'))
-    models = [method, *own, 'plain']
-    tables[f'controls of {method}'] = short_table(baselines + controls, models, method)
-  methods = ((cells.method_of(model), model) for model in cells.OTHER_CONTROLS)
-  models = ['plain', *itertools.chain(*methods)]
-  tables['other controls'] = short_table(baselines + controls, models, 'plain')
-  return tables
+  return tables | study_tables.format_tables(lines.runs) | pretrained_tables.format_tables(lines)
+
+
+def format_readme_tables(lines: results.Lines) -> dict[str, str]:
+  """Returns the tables of README.md by name."""
+  main_runs = [line for line in lines.runs if line['table'] == 'main']
+  return {'results': study_tables.readme_table(main_runs)}
 
 
 def main() -> None:
-  """Writes the page and its figures."""
-  files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
-  files += study_results.PRETRAINED, study_results.LONGER, study_results.PROGRAM
-  files += study_results.LONG_DOCUMENTS, study_results.DOMAIN
-  results, *others = map(study_results.read, files)
-  tables = format_tables(results, *others)
-  page = replace_tables(PAGE.read_text(encoding='utf-8'), tables)
-  PAGE.write_text(page, encoding='utf-8')
-  main_runs = [r for r in results if r['table'] == 'main']
-  readme = replace_tables(README.read_text(encoding='utf-8'), {'results': readme_table(main_runs)})
-  README.write_text(readme, encoding='utf-8')
-  plots.save_all(results, study_results.read(study_results.LONGER), PAGE.parent)
+  """Writes the pages and the figures."""
+  lines = results.read_all()
+  for page, tables in ((PAGE, format_tables(lines)), (README, format_readme_tables(lines))):
+    text = replace_tables(page.read_text(encoding='utf-8'), tables)
+    page.write_text(text, encoding='utf-8')
+  plots.save_all(lines.runs, lines.longer, PAGE.parent)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """Results of the runs: JSON lines, their learning rates and losses."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import pathlib
 from typing import Any, NamedTuple
 
@@ -37,6 +37,33 @@ class Rates(NamedTuple):
 def read(path: pathlib.Path) -> list[Result]:
   """Returns the lines of a file; none before the first result."""
   return list(json_files.read_lines(path)) if path.exists() else []
+
+
+class Lines(NamedTuple):
+  """The lines of all files."""
+
+  runs: Sequence[Result] = ()
+  frequency: Sequence[Result] = ()
+  zero_shot: Sequence[Result] = ()
+  longer: Sequence[Result] = ()
+  program: Sequence[Result] = ()
+  long_documents: Sequence[Result] = ()
+  pretrained: Sequence[Result] = ()
+  domain: Sequence[Result] = ()
+
+
+def read_all() -> Lines:
+  """Returns the lines of all files."""
+  return Lines(
+    runs=read(RUNS),
+    frequency=read(FREQUENCY),
+    zero_shot=read(ZERO_SHOT),
+    longer=read(LONGER),
+    program=read(PROGRAM),
+    long_documents=read(LONG_DOCUMENTS),
+    pretrained=read(PRETRAINED),
+    domain=read(DOMAIN),
+  )
 
 
 def append(path: pathlib.Path, result: Result) -> None:

@@ -13,7 +13,8 @@ import pytest
 from ngrammer_jax import command_line, runs
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.training import init_from, loop, train_task
-from studies import domain, domain_scores, domain_tables, first_tokens, longer
+from studies import domain, domain_scores, domain_tables, first_tokens, longer, missing_runs
+from studies.results import Lines
 from tests import tiny_run
 from tests.loops import each
 
@@ -161,13 +162,14 @@ def test_the_table_has_paired_differences():
 
 
 def test_studies_with_missing_runs_are_listed():
-  _, *rows = domain_tables.missing_table([], finish_all()[:3])
+  _, *rows = missing_runs.table(Lines(domain=finish_all()[:3]))
   assert [row[0] for row in rows] == [
     'stage S on enwik8',
     'stage S on c_source',
     'stage short on c_source',
     'stage M on c_source',
     'SmolLM2 learns C source',
+    'SmolLM2 on long documents',
   ]
-  assert rows[0][1:3] == ('0', '66') and rows[-1][1:3] == ('3', '20')
-  assert len(domain_tables.missing_table([], finish_all())) == 5
+  assert rows[0][1:3] == ('0', '66') and rows[-2][1:3] == ('3', '20')
+  assert len(missing_runs.table(Lines(domain=finish_all()))) == 6

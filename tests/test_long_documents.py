@@ -13,9 +13,9 @@ from studies import long_documents, longer
 
 def test_documents_that_are_too_short_are_skipped(trained):
   vocabulary = runs.load_run(trained).vocabulary
-  content = b'<page> a b\n<page> ' + b'a b c ' * 40 + b'\n<page> c'
-  (document,) = long_documents.long_documents(content, b'<page>', vocabulary, length=20)
-  expected = vocabulary.encode(b'<page> ' + b'a b c ' * 40 + b'\n')[:20]
+  long = b'<page> ' + b'a b c ' * 40
+  (document,) = long_documents.long_documents([b'<page> a b', long, b'c'], vocabulary, length=20)
+  expected = vocabulary.encode(long)[:20]
   np.testing.assert_array_equal(document.tokens, expected)
 
 

@@ -13,11 +13,14 @@ from studies import (
   cells,
   context,
   frequency,
+  markdown,
   ngram_memories,
   plots,
   pretrained,
+  pretrained_tables,
   report,
   state_of_the_union,
+  study_tables,
 )
 from studies import results as study_results
 from tests import test_configs
@@ -201,13 +204,15 @@ def test_tables_are_tuned_with_the_present_rate_of_the_transformer():
   assert cells.tuned_rates(results, 'engram') is None  # its tables were tuned with 0.016
   assert cells.tuned_rates(dense, 'engram') == (0.004, 0.03)
   with pytest.raises(ValueError, match='tuned twice with the same table_learning_rate'):
-    report.tuning_table([*tables, *tuned_results(0.004)[-20:]], ['engram'], 'table_learning_rate')
+    study_tables.tuning_table(
+      [*tables, *tuned_results(0.004)[-20:]], ['engram'], 'table_learning_rate'
+    )
 
 
 def test_runs_with_other_learning_rates_are_shown():
   results = [*tuned_results(), result('main', 'engram', 0, 2.0, 0.008, 0.03)]
   results += [result('rates', 'engram', seed, 1.5 + seed, 0.016, 0.03) for seed in range(2)]
-  rows = report.format_tables(results, [])['rates'].splitlines()
+  rows = study_tables.format_tables(results)['rates'].splitlines()
   assert rows[2:] == [
     '| `engram` | 0.008, tables 0.03 | 1 | 2.0000 |',
     '| `engram` | 0.016, tables 0.03 | 2 | 2.0000 ± 6.3531 |',  # 12.706 x 0.5
@@ -217,7 +222,7 @@ def test_runs_with_other_learning_rates_are_shown():
 def test_runs_with_other_learning_rates_are_not_joined():
   results = [result('main', 'engram', 0, 2.0 + rate, 0.008, rate) for rate in (0.03, 0.1)]
   results.append(result('main', 'plain', 0, 2.0, 0.008))
-  rows = report.model_table(results, ['plain', 'engram'], 'plain').splitlines()
+  rows = study_tables.model_table(results, ['plain', 'engram'], 'plain').splitlines()
   assert rows[3:] == [
     '| `engram` | 10 | 4.0 | 2.00 | 0.008, tables 0.03 | 1 | 2.0300 | 2.0300 | 0.0300 |',
     '| `engram` | 10 | 4.0 | 2.00 | 0.008, tables 0.1 | 1 | 2.1000 | 2.1000 | 0.1000 |',
@@ -227,7 +232,7 @@ def test_runs_with_other_learning_rates_are_not_joined():
 def test_accumulators_are_compared_at_equal_learning_rates():
   results = [result('main', 'engram', seed, 1.8 + seed, 0.008, 0.03) for seed in range(2)]
   results += [result('accumulator', 'engram', 0, 1.9, rate) for rate in (0.008, 0.016)]
-  row = report.format_tables(results, [])['accumulator'].splitlines()[-1]
+  row = study_tables.format_tables(results)['accumulator'].splitlines()[-1]
   assert row == '| `engram` | 1.9000 | 2.3000 ± 6.3531 | -0.1000 |'  # 12.706 x 0.5
 
 
@@ -253,7 +258,7 @@ def test_baselines_of_short_runs_have_the_tuned_rates():
   assert {r['model'] for r in baselines} >= {'plain', 'wide', 'engram', 'memory'}
   assert len(baselines) == len({r['model'] for r in baselines})
   assert {r['table_learning_rate'] for r in baselines if r['model'] == 'engram'} == {0.1}
-  *_, control, plain = report.format_tables(runs, [])['controls of engram'].splitlines()
+  *_, control, plain = study_tables.format_tables(runs)['controls of engram'].splitlines()
   assert control.startswith('| `engram_frozen` |') and control.endswith('| 2.5000 | 0.5000 |')
   assert plain.startswith('| `plain` |') and plain.endswith('| 2.0000 | 0.0000 |')
 
@@ -262,9 +267,9 @@ def test_differences_are_paired_by_seed():
   plain, other = (2.0, 3.0, 7.0), (1.5, 2.0)
   results = [result('main', 'plain', seed, bits) for seed, bits in enumerate(plain)]
   results += [result('main', 'engram', seed, bits) for seed, bits in enumerate(other)]
-  assert report.format_difference(results[3:], results[:3]) == '-0.7500 ± 3.1766'  # t is 12.706
-  assert report.format_difference(results[3:], results[2:3]) == ''
-  *_, row = report.model_table(results, ['plain', 'wide', 'engram'], 'plain').splitlines()
+  assert markdown.format_difference(results[3:], results[:3]) == '-0.7500 ± 3.1766'  # t is 12.706
+  assert markdown.format_difference(results[3:], results[2:3]) == ''
+  *_, row = study_tables.model_table(results, ['plain', 'wide', 'engram'], 'plain').splitlines()
   assert row == (
     '| `engram` | 10 | 4.0 | 2.00 | 0.004 | 2 | 1.7500 ± 3.1766 | 1.7500 ± 3.1766 '
     '| -0.7500 ± 3.1766 |'
@@ -303,7 +308,7 @@ def test_losses_by_frequency_are_compared_by_seed():
     line('engram', 0, 0, 3, 3, 3),
     line('engram', 1, 0, 9, 9, 9),
   ]
-  rows = report.frequency_table(losses).splitlines()
+  rows = study_tables.frequency_table(losses).splitlines()
   assert rows[0] == '| bigram in training | share | `wide` | `engram` |'
   assert rows[3] == '| 1 to 9 | 10.0% | 4.0000 | -1.0000 |'
 
@@ -312,7 +317,7 @@ def test_a_segment_memory_is_compared_with_none_by_seed():
   bits = lambda value: {'bits_per_character': value}
   none = [result('memory', 'none', seed, 2.0) | {'test': bits(3 - seed)} for seed in range(2)]
   memory = result('memory', 'memory', 1, 2.0) | {'test': bits(1.5), 'test, memory 8': bits(1.25)}
-  header, _, *rows = report.memory_table([*none, memory]).splitlines()
+  header, _, *rows = study_tables.memory_table([*none, memory]).splitlines()
   assert header.endswith(
     '| as trained | minus none | memory of 0 | memory of 1 | memory of 2 | '
     'memory of 4 | memory of 8 |'
@@ -366,7 +371,7 @@ def test_figures_show_the_means_of_the_results(tmp_path):
 
 def test_progress_counts_finished_and_missing_runs():
   results = [*tuned_results(), *(result('main', 'plain', seed, 2.0) for seed in range(2))]
-  rows = report.progress_table(results).splitlines()
+  rows = study_tables.progress_table(results).splitlines()
   assert rows[2] == '| tuning | 44 | 44 | 22.0 |' and '| main | 2 | 21 | 1.0 |' in rows
   assert '| spans | 0 | 9 | 0.0 |' in rows and rows[-1].startswith('| all | 46 |')
 
@@ -392,36 +397,32 @@ def test_noise_is_pooled_over_models():
   runs.append(result('main', 'plain', 0, 9.0, 0.1))
   others = [result('accumulator', 'plain', 0, 9.0)]
   pooled = ((0.1**2 * 2) + (0.1**2 * 2 + 0.2**2)) / 3  # squares of 1 + 2 degrees of freedom
-  assert report.noise(runs, others) == (
+  assert study_tables.noise(runs, others) == (
     f'Runs that differ only in the seed differ by {pooled**0.5:.4f} bits per byte of test '
     f'(standard deviation, pooled over 2 groups of runs, 3 degrees of freedom), so a difference '
     f'of two single runs has noise of {(2 * pooled) ** 0.5:.4f}.'
   )
-  assert report.noise(runs[-1:], others) == 'No run has been repeated yet.'
+  assert study_tables.noise(runs[-1:], others) == 'No run has been repeated yet.'
 
 
 def test_two_runs_of_a_seed_are_not_joined():
   runs = [result('main', 'plain', 0, 2.0, rate) for rate in (0.008, 0.016)]
   with pytest.raises(ValueError, match='plain has another run of seed 0'):
-    report.format_difference([result('main', 'engram', 0, 2.0)], runs)
+    markdown.format_difference([result('main', 'engram', 0, 2.0)], runs)
 
 
 def test_the_page_has_the_tables_of_the_results():
   page = report.PAGE.read_text(encoding='utf-8')
-  files = study_results.RUNS, study_results.FREQUENCY, study_results.ZERO_SHOT
-  files += study_results.PRETRAINED, study_results.LONGER, study_results.PROGRAM
-  files += study_results.LONG_DOCUMENTS, study_results.DOMAIN
-  lines = [study_results.read(file) for file in files]
-  assert report.replace_tables(page, report.format_tables(*lines)) == page
+  lines = study_results.read_all()
+  assert markdown.replace_tables(page, report.format_tables(lines)) == page
   readme = report.README.read_text(encoding='utf-8')
-  table = report.readme_table([r for r in lines[0] if r['table'] == 'main'])
-  assert report.replace_tables(readme, {'results': table}) == readme
+  assert markdown.replace_tables(readme, report.format_readme_tables(lines)) == readme
 
 
 def test_accuracies_without_fine_tuning_have_errors():
   line = {'task': 'cb', 'n': 100, 'accuracy': 50.0, 'majority_percent': 40.0, 'seconds': 9}
   line['hardware'] = 'a GPU'
-  *_, first, second = report.zero_shot_table([line | {'f1': 30.0}, line]).splitlines()
+  *_, first, second = pretrained_tables.zero_shot_table([line | {'f1': 30.0}, line]).splitlines()
   assert first == '| cb | 100 | 50.0 ± 5.0 | 40.0 | 30.0 | 9 | a GPU |'
   assert second == '| cb | 100 | 50.0 ± 5.0 | 40.0 |  | 9 | a GPU |'
 
@@ -454,29 +455,33 @@ def test_tables_of_a_pretrained_model():
   run = {'table': 'cb', 'model': 'bare', 'learning_rate': 2e-5, 'n': 100}
   run |= {'majority_percent': 40.0, 'training_seconds': 9.0}
   runs = [run | {'seed': seed, 'accuracy': 60.0 + 20 * seed} for seed in range(2)]
-  row = report.finetuning_table(runs, [{'task': 'cb', 'accuracy': 50.0}]).splitlines()[-1]
+  row = pretrained_tables.finetuning_table(runs, [{'task': 'cb', 'accuracy': 50.0}]).splitlines()[
+    -1
+  ]
   assert row == '| cb | `bare` | 2e-05 | 2 | 70.0 | 10.0 | 4.6 | 50.0 | 40.0 | 9 |'
   long = [r | {'table': 'rte_long'} for r in runs[:1]]
-  row = report.finetuning_table(long, [{'task': 'rte', 'accuracy': 47.0}]).splitlines()[-1]
+  row = pretrained_tables.finetuning_table(long, [{'task': 'rte', 'accuracy': 47.0}]).splitlines()[
+    -1
+  ]
   assert row == '| rte_long | `bare` | 2e-05 | 1 | 60.0 |  | 4.9 | 47.0 | 40.0 | 9 |'
 
   run |= {'table': 'continued', 'bits_per_byte': 1.5}
   runs = [run | {'seed': seed, 'nll_nats_per_token': 3.0 + seed} for seed in range(2)]
   other = {'model': 'engram', 'nll_nats_per_token': 2.5}
-  row = report.continued_table([*runs, runs[0] | other]).splitlines()[-1]
+  row = pretrained_tables.continued_table([*runs, runs[0] | other]).splitlines()[-1]
   assert row == '| `engram` | 1 | 2.5000 | -0.5000 | 1.5000 | 9 |'
 
   line = {'text': 'enwik8', 'documents': False}
   lines = [line | {'segments': n, 'sinks': 0, 'bits_per_byte': 1 + n / 8} for n in (0, 8)]
-  row = report.longer_table(lines).splitlines()[-1]
+  row = pretrained_tables.longer_table(lines).splitlines()[-1]
   assert row == '| enwik8 | one | 0 | 1.0000 |  |  |  | 2.0000 |'
 
 
 def test_a_table_without_a_place_is_refused():
-  filled = report.replace_tables('a\n<!-- main -->\nold\n<!-- end -->\nb', {'main': 'new'})
+  filled = markdown.replace_tables('a\n<!-- main -->\nold\n<!-- end -->\nb', {'main': 'new'})
   assert filled == 'a\n<!-- main -->\nnew\n<!-- end -->\nb'
   with pytest.raises(ValueError, match='0 places for sizes, expected one'):
-    report.replace_tables(filled, {'sizes': ''})
+    markdown.replace_tables(filled, {'sizes': ''})
 
 
 def test_a_line_that_a_killed_process_left_is_skipped(tmp_path):

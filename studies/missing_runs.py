@@ -1,0 +1,29 @@
+"""The list of studies with missing runs, each with the command that trains them."""
+
+from collections.abc import Sequence
+
+from studies import domain, domain_tables, long_documents, program
+from studies.results import Lines
+
+
+def table(lines: Lines) -> list[Sequence[str]]:
+  """Returns the header and a row for each study that has runs to do."""
+  rows: list[Sequence[str]] = [('runs', 'finished', 'planned', 'command')]
+
+  def add(name: str, missing: int, planned: int, command: str) -> None:
+    if missing:
+      rows.append((name, str(planned - missing), str(planned), f'`{command}`'))
+
+  for (name, text), stage in program.STAGES.items():
+    missing = len(list(stage.planned_cells(lines.program)))
+    planned = len(list(stage.planned_cells([])))
+    command = f'python -m studies.program --stage={name} --text={text} --data=DIR'
+    add(f'stage {name} on {text}', missing, planned, command)
+  steps = domain.TOKENS // domain.TOKENS_PER_STEP
+  missing = len(list(domain.planned_cells(steps, lines.domain)))
+  planned = len(list(domain.planned_cells(steps, [])))
+  add('SmolLM2 learns C source', missing, planned, domain_tables.COMMAND)
+  planned = long_documents.DOCUMENTS * len(long_documents.VARIANTS)
+  missing = planned - len(lines.long_documents)
+  add('SmolLM2 on long documents', missing, planned, long_documents.COMMAND)
+  return rows
