@@ -335,11 +335,11 @@ class Start:
   def log_text(self) -> None:
     """Logs where the text starts."""
     if self._config.data.continue_text:
-      logging.info('the text goes on after the %s steps read before', f'{self._text_step:,}')
+      logging.info('the text continues after the %s steps read before', f'{self._text_step:,}')
     else:
       logging.info(
-        'the text starts at its first token; data.continue_text=True goes on after the text that '
-        'another run has read'
+        'the text starts at its first token; with data.continue_text=True, it continues after the '
+        'text of the other run'
       )
 
   def source_dtypes(self) -> Mapping[str, np.dtype]:

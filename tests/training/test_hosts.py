@@ -90,7 +90,7 @@ flags.run(train.main)
 
 @pytest.mark.full
 def test_two_processes_agree_and_train_as_one(tiny, tmp_path, monkeypatch):
-  """Both notice that the newest checkpoint of one process is damaged; one goes on after them."""
+  """Both notice that the newest checkpoint of one process is damaged; one resumes after them."""
   toy.install(monkeypatch.setattr)
   config = tiny(optimizer={'schedule': 'constant'})
   reference, run = tmp_path / 'reference', tmp_path / 'run'

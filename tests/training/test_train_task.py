@@ -109,7 +109,7 @@ def test_the_text_goes_on_after_that_of_the_other_run(
     )
     workdir = tmp_path / f'run{number}'
     assert loop.train(next_config, workdir, functools.partial(make_task, workdir=workdir))
-    assert f'the text goes on after the {12 * number} steps read before' in caplog.text
+    assert f'the text continues after the {12 * number} steps read before' in caplog.text
     assert json_files.read(workdir / 'begun_with.json')['text_step'] == 12 * number
     resumed = read(workdir, next_config, restored=4)
     for step in range(4, 12):

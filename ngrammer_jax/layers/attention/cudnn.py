@@ -54,7 +54,7 @@ class Sequences(NamedTuple):
   Attributes:
     starts_BxT: true at the first token of each.
     lengths_BxR, offsets_BxR: length and first token of each; -1 for none.
-    can_pack: whether each row has at most R, and no document goes on after another.
+    can_pack: whether each row has at most R, and no document continues after another.
     is_one: whether each row is one document.
   """
 
