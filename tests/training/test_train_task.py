@@ -160,7 +160,7 @@ def test_a_text_that_cannot_go_on_is_refused(config, tiny, tmp_path, caplog, toy
   start = functools.partial(init_from.Start, workdir=tmp_path / 'plain')
   make_task = lambda config: train_task.CorpusTask(config, tmp_path / 'plain', start=start(config))
   assert loop.train(plain, tmp_path / 'plain', make_task)
-  assert 'the text starts at its first token; data.continue_text=True goes on' in caplog.text
+  assert 'the text starts at its first token; with data.continue_text=True, it' in caplog.text
 
 
 def remove_rows(checkpoint):
