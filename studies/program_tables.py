@@ -1,10 +1,13 @@
-"""The tables of studies/program.md: losses of the arms beside the baseline of their size."""
+"""The tables of studies/program.md: losses of the arms beside the baseline of their size.
+
+Runs of one table need equal texts. Their hardware is named below the tables.
+"""
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import math
 
-from studies import intervals, kneser_ney, program, results
+from studies import intervals, kneser_ney, program, results, step_seconds
 from studies.results import Result
 
 HEADER = (
@@ -17,7 +20,18 @@ HEADER = (
   'test',
   'minus baseline',
   'data equivalent',
+  'time of a step',
 )
+TOKENS_HEADER = (
+  'tokens',
+  'seeds',
+  '`value_embeddings`',
+  '`engram`',
+  'difference',
+  'data equivalent',
+  'change of the data equivalent',
+)
+LARGER_COLUMNS = len(HEADER) - 2  # stages S and M have neither data equivalents nor times of steps
 
 
 def arm_table(lines: Sequence[Result], arms: Iterable[str], baseline: str) -> list[Sequence[str]]:
@@ -27,17 +41,37 @@ def arm_table(lines: Sequence[Result], arms: Iterable[str], baseline: str) -> li
     lines: lines of program.jsonl.
     arms: the arms of one size.
     baseline: the arm whose loss is subtracted, and whose curve gives the data equivalent.
+
+  Raises:
+    ValueError: test splits differ in their tokens, or an arm has two runs of a seed.
   """
+  arms = list(arms)
   runs = collections.defaultdict(list)
   for line in lines:
     if line['table'] in ('runs', 'counts'):
       runs[line['model']].append(line)
+  _check_texts([line for arm in (*arms, baseline) for line in runs[arm]])
   curve = token_curve(lines, baseline)
   rows: list[Sequence[str]] = [HEADER]
   for arm in arms:
-    if arm in runs:
-      rows.append(_row(arm, runs[arm], runs[baseline], curve))
+    if runs[arm]:
+      time = _format_time(lines, arm, baseline)
+      rows.append((*_row(arm, runs[arm], runs[baseline], curve), time))
   return rows
+
+
+def _check_texts(runs: Iterable[Result]) -> None:
+  """Raises ValueError if runs have test splits of different numbers of tokens."""
+  cells = {}
+  for run in runs:
+    if 'tokens' in run['test']:
+      cells[run['test']['tokens']] = run['cell']
+  if len(cells) > 1:
+    counts = ', '.join(f'{count:,} in {cell}' for count, cell in sorted(cells.items()))
+    raise ValueError(
+      f'the runs of a table have different tokens of test: {counts}; expected one vocabulary. '
+      'Train the missing runs with the vocabulary of the first ones'
+    )
 
 
 def token_curve(lines: Iterable[Result], arm: str) -> Mapping[int, list[float]]:
@@ -56,12 +90,11 @@ def _row(
   curve: Mapping[int, Sequence[float]],
 ) -> Sequence[str]:
   first = own[0]
-  losses = {line['seed']: results.bits_per_byte(line) for line in own}
+  losses = intervals.losses_by_seed(own, results.bits_per_byte)
   interval = intervals.mean_interval(list(losses.values()))
   difference = None
   if own is not of_baseline:
-    baseline_losses = {line['seed']: results.bits_per_byte(line) for line in of_baseline}
-    difference = intervals.paired_difference(losses, baseline_losses)
+    difference = intervals.difference_of_runs(own, of_baseline)
   rates = ''
   if 'own_learning_rate' in first:
     rates = f'{first["matrix_learning_rate"]:g}, {_own_rate(arm, first["own_learning_rate"])}'
@@ -96,8 +129,83 @@ def _format_equivalent(loss: float, tokens: int, curve: Mapping[int, Sequence[fl
   return f'{equivalent:.2f}'
 
 
+def _format_time(lines: Iterable[Result], arm: str, baseline: str) -> str:
+  """Formats the time of a step over the time of the baseline in the same round."""
+  seconds: dict[str, dict[int, float]] = {arm: {}, baseline: {}}
+  for line in lines:
+    if line['table'] == step_seconds.TABLE and line['model'] in seconds:
+      seconds[line['model']][line['seed']] = line['step_seconds']
+  rounds = sorted(seconds[arm].keys() & seconds[baseline].keys())
+  if arm == baseline or not rounds:
+    return ''
+  ratio = intervals.mean_interval([seconds[arm][n] / seconds[baseline][n] for n in rounds])
+  if ratio.half_width is None:
+    return f'{ratio.mean:.2f}'
+  return f'{ratio.mean:.2f} ± {ratio.half_width:.2f}'
+
+
+def tokens_table(lines: Iterable[Result]) -> list[Sequence[str]]:
+  """Returns the header and a row for each number of tokens of part A: part C of the claim.
+
+  Each seed has a data equivalent of its own, from the losses of the baseline with this seed at all
+  numbers of tokens. Its change is paired by seed, from the lowest number of tokens.
+  """
+  losses: dict[str, dict[int, dict[int, float]]] = {}
+  for arm in program.PART_A:
+    of_arm = collections.defaultdict(list)
+    for line in lines:
+      if line['table'] in ('runs', 'longer') and line['model'] == arm:
+        of_arm[line['tokens']].append(line)
+    by_tokens = {}
+    for tokens, runs in of_arm.items():
+      by_tokens[tokens] = intervals.losses_by_seed(runs, results.bits_per_byte)
+    losses[arm] = by_tokens
+  baseline, own = (losses[arm] for arm in program.PART_A)
+  rows: list[Sequence[str]] = [TOKENS_HEADER]
+  first: dict[int, float] | None = None
+  for tokens in sorted(baseline.keys() & own.keys()):
+    difference = intervals.paired_difference(own[tokens], baseline[tokens])
+    if difference is None:
+      continue
+    equivalents = _equivalents_by_seed(tokens, own[tokens], baseline)
+    change = None
+    if first is None:
+      first = equivalents
+    else:
+      change = intervals.paired_difference(equivalents, first)
+    # Without the seeds beyond the curve, the mean would be too low or too high.
+    is_known = equivalents.keys() == own[tokens].keys()
+    rows.append(
+      (
+        f'{tokens:,}',
+        str(len(own[tokens].keys() & baseline[tokens].keys())),
+        str(intervals.mean_interval(list(baseline[tokens].values()))),
+        str(intervals.mean_interval(list(own[tokens].values()))),
+        str(difference),
+        str(intervals.mean_interval(list(equivalents.values()))) if is_known else '',
+        '' if change is None else str(change),
+      )
+    )
+  return rows
+
+
+def _equivalents_by_seed(
+  tokens: int, losses: Mapping[int, float], baseline: Mapping[int, Mapping[int, float]]
+) -> dict[int, float]:
+  """Returns the data equivalent of each seed whose loss is between losses of the baseline."""
+  equivalents = {}
+  for seed, loss in losses.items():
+    curve = {n: [of_seed[seed]] for n, of_seed in baseline.items() if seed in of_seed}
+    if len(curve) < 2:
+      continue
+    equivalent = intervals.data_equivalent(loss, tokens, curve)
+    if 0 < equivalent < math.inf:
+      equivalents[seed] = equivalent
+  return equivalents
+
+
 def format_progress(lines: Sequence[Result]) -> str:
-  """Returns a sentence with the number of finished and of planned runs."""
+  """Returns the number of finished and of planned runs, and the hardware of the finished ones."""
   finished = collections.Counter(line['table'] for line in lines if line['model'] in program.ARMS)
   seeds = len(program.SEEDS)
   planned = {
@@ -107,15 +215,20 @@ def format_progress(lines: Sequence[Result]) -> str:
   }
   counts = [f'{finished[table]} of {count} {table}' for table, count in planned.items()]
   tries, runs, longer = counts
-  return (
+  text = (
     f'Finished: {tries}, {runs}, and {longer} runs of two and four times the tokens. Arms without '
     f'a row have not run.'
   )
+  hardware = collections.Counter(line['hardware'] for line in lines if 'hardware' in line)
+  if hardware:
+    names = ', '.join(f'{name} ({count} lines)' for name, count in hardware.most_common())
+    text += f' Hardware: {names}.'
+  return text
 
 
 def larger_table(lines: Sequence[Result]) -> list[Sequence[str]]:
   """Returns the header and the rows of stages S and M, of each text and number of tokens."""
-  rows: list[Sequence[str]] = [('text', 'tokens', *HEADER)]
+  rows: list[Sequence[str]] = [('text', 'tokens', *HEADER[:LARGER_COLUMNS])]
   for stage in program.STAGES.values():
     own = []
     for line in lines:
@@ -124,7 +237,8 @@ def larger_table(lines: Sequence[Result]) -> list[Sequence[str]]:
     arms = [f'{stage.size}_{arm}' for arm in stage.arms]
     _, *of_stage = arm_table(own, arms, f'{stage.size}_value_embeddings')
     for row in of_stage:
-      rows.append((stage.text, f'{stage.steps * program.TOKENS_PER_STEP:,}', *row))
+      tokens = f'{stage.steps * program.TOKENS_PER_STEP:,}'
+      rows.append((stage.text, tokens, *row[:LARGER_COLUMNS]))
   return rows
 
 
@@ -135,5 +249,6 @@ def format_tables(lines: Sequence[Result]) -> dict[str, list[Sequence[str]]]:
   return {
     'program, one table': arm_table(lines, [*one, kneser_ney.MIXTURE], 'value_embeddings'),
     'program, two tables': arm_table(lines, two, 'two_value_embeddings'),
+    'program, more tokens': tokens_table(lines),
     'program, larger models': larger_table(lines),
   }

@@ -185,10 +185,64 @@ def test_a_table_has_intervals_of_paired_differences_and_data_equivalents():
     lines, ('value_embeddings', 'untied', 'engram'), 'value_embeddings'
   )
   assert len(header) == len(baseline) == len(engram)
-  assert baseline[6:] == ('2.1000 ± 0.2484', '', '1.00')
+  assert baseline[6:] == ('2.1000 ± 0.2484', '', '1.00', '')
   # 4.303 * 0.1 / sqrt(3) = 0.2484; the baseline has 2.05 after twice the tokens.
-  assert engram[6:] == ('2.0500 ± 0.2484', '-0.0500 ± 0.0000', '2.00')
+  assert engram[6:] == ('2.0500 ± 0.2484', '-0.0500 ± 0.0000', '2.00', '')
   assert engram[4] == '0.02, 1*'
+
+
+def test_two_runs_of_a_seed_are_refused():
+  lines = [run('value_embeddings', 1, 1.9), run('engram', 1, 1.8), run('engram', 1, 1.7)]
+  with pytest.raises(ValueError, match='engram has another run of seed 1'):
+    program_tables.arm_table(lines, ('engram',), 'value_embeddings')
+  with pytest.raises(ValueError, match='engram has another run of seed 1'):
+    program_tables.arm_table(lines[1:], ('engram',), 'engram')
+
+
+def test_runs_of_other_vocabularies_are_refused():
+  lines = [run('value_embeddings', 1, 1.9), run('engram', 1, 1.8)]
+  for entry, tokens in zip(lines, (1_609_276, 1_609_124), strict=True):
+    entry['test']['tokens'] = tokens
+  with pytest.raises(ValueError, match='1,609,124 in runs.engram.* 1,609,276 in runs.value_'):
+    program_tables.arm_table(lines, ('engram',), 'value_embeddings')
+  lines[1]['test']['tokens'] = 1_609_276
+  assert len(program_tables.arm_table(lines, ('engram',), 'value_embeddings')) == 2
+
+
+def test_times_of_a_step_are_paired_by_round():
+  lines = [run('value_embeddings', 1, 1.9), run('engram', 1, 1.8)]
+  for number, seconds in enumerate((1.0, 2.0)):  # the machine is slower in the second round
+    for arm, factor in (('value_embeddings', 1.0), ('engram', 1.1)):
+      names = {'table': step_seconds.TABLE, 'model': arm, 'seed': number}
+      lines.append(names | {'step_seconds': factor * seconds, 'hardware': 'a core'})
+  arms_of_table = 'value_embeddings', 'engram'
+  header, baseline, engram = program_tables.arm_table(lines, arms_of_table, 'value_embeddings')
+  assert header[-1] == 'time of a step'
+  assert (baseline[-1], engram[-1]) == ('', '1.10 ± 0.00')
+  assert program_tables.format_progress(lines).endswith('Hardware: a core (4 lines).')
+
+
+def test_data_equivalents_of_more_tokens_are_paired_by_seed():
+  lines = []
+  for seed in (1, 2):
+    # The baseline gains 0.1 with each doubling; the seeds differ by 0.05.
+    base = 2.0 + 0.05 * seed
+    for doublings in range(3):
+      steps = program.STEPS * 2**doublings
+      lines.append(run('value_embeddings', seed, base - 0.1 * doublings, steps))
+    lines.append(run('engram', seed, base - 0.1))
+    lines.append(run('engram', seed, base - 0.15, 2 * program.STEPS))
+  header, once, twice = program_tables.tokens_table(lines)
+  assert len(header) == len(once) == len(twice)
+  assert once[:2] == ('8,192,000', '2') and twice[0] == '16,384,000'
+  assert once[4:] == ('-0.1000 ± 0.0000', '2.0000 ± 0.0000', '')
+  equivalent = 2**0.5
+  assert twice[4:6] == ('-0.0500 ± 0.0000', f'{equivalent:.4f} ± 0.0000')
+  assert twice[6] == f'{equivalent - 2:.4f} ± 0.0000'
+  # A loss beyond the curve has no data equivalent, and no mean is shown without it.
+  lines[3] = run('engram', 1, 1.0)
+  _, once, twice = program_tables.tokens_table(lines)
+  assert once[5] == '' and twice[6] == f'{equivalent - 2:.4f}'
 
 
 def larger_run(arm, seed, bits, text=program.C_SOURCE):
@@ -217,6 +271,8 @@ def test_larger_models_are_compared_on_each_text():
 
 def test_every_arm_is_in_one_table():
   tables = program_tables.format_tables([run(arm, 1, 2.0) for arm in program.ARMS])
+  of_tokens = tables.pop('program, more tokens')
+  assert [row[0] for row in of_tokens[1:]] == ['8,192,000']
   named = [row[0].strip('`') for rows in tables.values() for row in rows[1:]]
   assert sorted(named) == sorted(program.ARMS)
 
