@@ -13,6 +13,7 @@ Models:
   value_embeddings  a row of each token in the values of every second block, trained alone
   unigrams          Engram with n-grams of one token, with as many rows as `engram`, trained alone
   head              embedding and output layer, which are one array, are trained alone, and the norm
+  frozen_table      `engram` with random rows without training: a control
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,7 @@ MODELS = {
   'value_embeddings': {f'{pretrained.MEMORY}.preset': 'value_embeddings'} | NEW,
   'unigrams': pretrained.MODELS['unigrams'] | NEW,
   'head': {'optimizer.train': "('embedding','head')"},
+  'frozen_table': pretrained.MODELS['frozen_table'] | NEW,
 }
 # New weights start at zero or at random, and have higher rates than trained ones.
 RATES = {
@@ -42,6 +44,7 @@ RATES = {
   'value_embeddings': (1e-3, 4e-3),
   'unigrams': (1e-3, 4e-3),
   'head': (1e-4, 1e-3),
+  'frozen_table': (1e-3, 4e-3),
 }
 SEEDS = {'all': (1, 2, 3), 'engram': (1, 2, 3)}
 FIRST_SEED = 1

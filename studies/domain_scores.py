@@ -22,6 +22,7 @@ from ngrammer_jax.checkpoints import frozen
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.data.tokens import token_split
 from ngrammer_jax.inference import language_modeling
+from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import compilation_cache, files
 from studies import first_tokens, longer, pretrained
 
@@ -88,9 +89,12 @@ def is_base_restored(run: runs.Run, base: runs.Run, text: token_split.TokenSplit
 
 
 def count_trained(run: runs.Run) -> int:
-  """Returns the number of parameters that are not frozen."""
-  frozen_names = frozen.dtypes(run.workdir)
+  """Returns the number of parameters that are not frozen, as the base or as a table."""
+  frozen_names = set(frozen.dtypes(run.workdir))
   params = flax.traverse_util.flatten_dict(run.restored.params, sep='/')
+  optimizers = {memory.optimizer for memory in run.config.model.ngram_memories}
+  if partition.FROZEN in optimizers:
+    frozen_names |= {name for name in params if name.endswith('/table')}
   return sum(leaf.size for name, leaf in params.items() if name not in frozen_names)
 
 

@@ -1,5 +1,6 @@
 """SmolLM2 learns C source: the order of runs, their scores and their table."""
 
+import dataclasses
 import gzip
 import importlib.util
 import json
@@ -42,9 +43,9 @@ def finish_all():
 def test_learning_rates_are_tried_before_the_runs():
   lines = finish_all()
   names = [entry['cell'] for entry in lines]
-  assert len(set(names)) == len(names) == 1 + 2 * 5 + 5 + 4
+  assert len(set(names)) == len(names) == 1 + 2 * 6 + 6 + 4
   assert names[:2] == ['runs.untrained.lr1e-12.steps1.seed1', 'tries.all.lr3e-05.steps9.seed100']
-  assert [entry['table'] for entry in lines] == ['runs'] + 10 * ['tries'] + 9 * ['runs']
+  assert [entry['table'] for entry in lines] == ['runs'] + 12 * ['tries'] + 10 * ['runs']
   by_model = {entry['model']: entry['learning_rate'] for entry in lines if entry['table'] == 'runs'}
   assert by_model['engram'] == 4e-3 and by_model['head'] == 1e-4 and by_model['all'] == 3e-5
   assert [(entry['model'], entry['seed']) for entry in lines[-4:]] == [
@@ -57,7 +58,7 @@ def test_learning_rates_are_tried_before_the_runs():
 
 def test_all_runs_are_planned_before_their_rates_are_known():
   planned = list(domain.planned_cells(STEPS, []))
-  assert len(planned) == 20 and planned[-1].learning_rate is None
+  assert len(planned) == 23 and planned[-1].learning_rate is None
   assert planned[-1].name == 'runs.engram.rate_of_the_best_try.steps73.seed3'
   assert planned[-1].tokens == 149_504
   assert planned[-1].cost == 149_504 + 2 * 262_144 / 3
@@ -125,6 +126,12 @@ def test_a_run_without_its_memory_has_the_losses_of_its_base(trained, tmp_path, 
   total, of_base = counts
   assert domain_scores.count_trained(run) == total - of_base > 4 * (31 + 37)  # rows, primes
   assert domain_scores.count_trained(base) == of_base
+  # A frozen table is not trained; its projections are.
+  frozen = dataclasses.replace(memory, optimizer='frozen')
+  model = dataclasses.replace(run.config.model, ngram_memories=(frozen,))
+  control = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
+  rows = domain_scores.count_trained(run) - domain_scores.count_trained(control)
+  assert 4 * (31 + 37) <= rows < total - of_base
 
 
 def test_the_first_tokens_of_each_text_are_read(tmp_path, trained):
@@ -171,5 +178,9 @@ def test_studies_with_missing_runs_are_listed():
     'SmolLM2 learns C source',
     'SmolLM2 on long documents',
   ]
-  assert rows[0][1:3] == ('0', '66') and rows[-2][1:3] == ('3', '20')
+  assert rows[0][1:3] == ('0', '66') and rows[-2][1:3] == ('3', '23')
   assert len(missing_runs.table(Lines(domain=finish_all()))) == 6
+  # More documents than planned are no missing runs.
+  scored = [{'cell': f'segments.{number}'} for number in range(101)]
+  *_, last = missing_runs.table(Lines(long_documents=scored))
+  assert last[0] == 'SmolLM2 learns C source'
