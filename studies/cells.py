@@ -105,8 +105,17 @@ class Cell:
     path = DATA_PATHS.get(self.config, '')
     of_data = [] if path is None else [f'--config.data.path={data / path}']
     yield ['ngrammer_jax.train', *self.flags, *of_data, f'--workdir={workdir}']
-    for flags in self.evaluations.values():
-      yield ['ngrammer_jax.evaluate', f'--workdir={workdir}', *flags]
+    for name, flags in self.evaluations.items():
+      output = f'--output={evaluation_folder(workdir, name)}'
+      yield ['ngrammer_jax.evaluate', f'--workdir={workdir}', output, *flags]
+
+
+def evaluation_folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  """Returns the folder of the scores of an evaluation.
+
+  Each evaluation has a folder of its own, since a later one of the same split would overwrite it.
+  """
+  return workdir / 'evaluation' / name.replace(', ', '_').replace(' ', '_')
 
 
 def baselines(results: Iterable[Result]) -> list[Result]:

@@ -139,6 +139,9 @@ def own_key(arm: str) -> str:
 
 def describe(cell: Cell, workdir: pathlib.Path) -> dict[str, Any]:
   """Returns the line of a finished run."""
+  scores = {}
+  for name, of_split in cell.evaluations.items():
+    scores[name] = run.read_evaluation(workdir / 'evaluation', of_split)
   return {
     'cell': cell.name,
     'table': cell.table,
@@ -149,7 +152,7 @@ def describe(cell: Cell, workdir: pathlib.Path) -> dict[str, Any]:
     'own_learning_rate': cell.rates.own,
     'command': f'python -m ngrammer_jax.train {" ".join(cell.flags)}',
     **run.describe_model(workdir),
-    **{name: run.read_evaluation(workdir, flags) for name, flags in cell.evaluations.items()},
+    **scores,
   }
 
 

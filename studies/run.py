@@ -205,6 +205,9 @@ def format_forecast(
 
 def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
   """Returns the line of results.jsonl of a finished run."""
+  scores = {}
+  for name, flags in cell.evaluations.items():
+    scores[name] = read_evaluation(cells.evaluation_folder(workdir, name), flags)
   return {
     'cell': cell.name,
     'table': cell.table,
@@ -214,7 +217,7 @@ def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
     'table_learning_rate': cell.rates.tables,
     'command': f'python -m ngrammer_jax.train {" ".join(cell.flags)}',
     **describe_model(workdir),
-    **{name: read_evaluation(workdir, flags) for name, flags in cell.evaluations.items()},
+    **scores,
   }
 
 
@@ -235,10 +238,10 @@ def describe_model(workdir: pathlib.Path) -> dict[str, int]:
   }
 
 
-def read_evaluation(workdir: pathlib.Path, flags: Sequence[str]) -> dict[str, float]:
-  """Returns the scores that an evaluation with these flags wrote last."""
+def read_evaluation(folder: pathlib.Path, flags: Sequence[str]) -> dict[str, float]:
+  """Returns the scores in a folder, of the split in the flags of an evaluation."""
   (split,) = (flag.removeprefix('--split=') for flag in flags if flag.startswith('--split='))
-  result = json.loads((workdir / 'evaluation' / f'{split}.json').read_text(encoding='utf-8'))
+  result = json.loads((folder / f'{split}.json').read_text(encoding='utf-8'))
   names = 'bits_per_byte', 'bits_per_character', 'perplexity', 'nll_nats_per_token', 'tokens'
   return {name: result[name] for name in names if result.get(name) is not None}
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import queue
 import subprocess
 import threading
@@ -17,7 +18,9 @@ CELL = cells.Cell('main', 'engram', 0, results.Rates(0.008, 1.0))
 
 def describe(cell, workdir):
   """Returns a line with the scores alone."""
-  scores = {name: run.read_evaluation(workdir, f) for name, f in cell.evaluations.items()}
+  scores = {}
+  for name, flags in cell.evaluations.items():
+    scores[name] = run.read_evaluation(cells.evaluation_folder(workdir, name), flags)
   return {'cell': cell.name} | scores
 
 
@@ -34,9 +37,12 @@ def runner(tmp_path, monkeypatch):
     runner.modules.append(arguments[0])
     if arguments[0] == 'ngrammer_jax.evaluate':
       (split,) = (a.removeprefix('--split=') for a in arguments if a.startswith('--split='))
-      folder = tmp_path / cell.name / 'evaluation'
+      (output,) = (a.removeprefix('--output=') for a in arguments if a.startswith('--output='))
+      folder = pathlib.Path(output)
+      assert folder.parent == tmp_path / cell.name / 'evaluation'
       folder.mkdir(parents=True, exist_ok=True)
-      (folder / f'{split}.json').write_text(json.dumps({'bits_per_byte': len(split), 'step': 3}))
+      result = {'bits_per_byte': len(split), 'tokens': len(runner.modules), 'step': 3}
+      (folder / f'{split}.json').write_text(json.dumps(result))
 
   runner.modules = []
   monkeypatch.setattr(runner, '_call', call)
@@ -45,11 +51,22 @@ def runner(tmp_path, monkeypatch):
 
 def test_a_finished_run_becomes_a_line(runner):
   runner.run(CELL)
-  scores = {'validation': {'bits_per_byte': 10}, 'test': {'bits_per_byte': 4}}
+  scores = {
+    'validation': {'bits_per_byte': 10, 'tokens': 2},
+    'test': {'bits_per_byte': 4, 'tokens': 3},
+  }
   (line,) = results.read(runner._study.path)
   assert line.pop('hardware').startswith('1 core of ') and line.pop('jax')
   assert line == {'cell': CELL.name, 'commit': 'abc'} | scores
   assert runner.modules == ['ngrammer_jax.train', *['ngrammer_jax.evaluate'] * 2]
+
+
+def test_evaluations_of_one_split_do_not_overwrite_each_other(runner):
+  evaluations = cells._memory_evaluations('memory')
+  cell = dataclasses.replace(CELL, model='memory', config='context', evaluations=evaluations)
+  runner.run(cell)
+  (line,) = results.read(runner._study.path)
+  assert [line[name]['tokens'] for name in evaluations] == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_failed_run_has_no_line_and_returns_its_core(runner, monkeypatch):
