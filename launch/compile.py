@@ -48,7 +48,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.system import progress, result_files, text_tables
-from ngrammer_jax.training import capacity, flops, programs
+from ngrammer_jax.training import capacity, flops, model_size, programs
 
 REMEDIES = (
   'larger: mesh.fsdp, mesh.model; smaller: training.batch_size, evaluation.streams and '
@@ -119,7 +119,7 @@ def slice_devices(topology: str, slices: int) -> list[jax.Device]:
       raise errors.BadInput('libtpu is not installed: pip install libtpu') from error
     raise errors.BadInput(
       f'--topology={topology}: {str(error).splitlines()[0]}; expected for example v3:4x4, '
-      f'v4:2x2x4, v5e:4x8, v5p:4x4x8 or v6e:8x8'
+      f'v4:2x2x4, v5e:4x4 (16 chips, v5litepod-16), v5p:4x4x8 or v6e:8x8'
     ) from error
   kind = topology_devices[0].device_kind
   if kind not in CHIPS:
@@ -265,9 +265,19 @@ def format_numbers(result: dict, sign: str = '') -> list[str]:
   return text_tables.align_columns(totals, '<><') + text_tables.align_columns(rows, '<>')
 
 
+def format_model(config: experiment.Config, size: int, run_programs: programs.Programs) -> str:
+  """Formats the parameters and the FLOPs of a token."""
+  parameters = model_size.count(config.model, size).format()
+  token_flops = model_size.format_flops(run_programs.flops, config.model)
+  return f'parameters: {parameters}; FLOPs of a token: {token_flops}'
+
+
 def format_report(name: str, result: dict) -> str:
   """Formats the statistics of a program."""
-  status = 'fits' if result['fits'] else f'DOES NOT FIT; {REMEDIES}'
+  limit = f'{result["memory_limit"] / 2**30:,.0f} GiB'
+  status = f'DOES NOT FIT in {limit}; {REMEDIES}'
+  if result['fits']:
+    status = f'fits in {limit}'
   title = f'{name}, {result["tokens"]:,} tokens: {status}'
   if 'remat' in result:
     title += f'; model.remat={result["remat"]}'
@@ -342,6 +352,7 @@ def main(argv: list[str]) -> int:
     kind = mesh.devices.flat[0].device_kind
     print(f'{args.slices} x {topology}: {mesh.size} devices ({kind}), mesh {axes}', flush=True)
     run_programs = programs.Programs(config, V, mesh)
+    print(format_model(config, V, run_programs), flush=True)
     results = {}
     for name in args.programs:
       if name == 'train':
@@ -363,7 +374,6 @@ def main(argv: list[str]) -> int:
     if args.json is not None:
       result_files.write_output(args.json, json.dumps(reports, indent=2) + '\n')
   results = [result for report in reports for result in report['programs'].values()]
-  print(f'{results[0]["parameters"]:,} parameters')
   if all(result['fits'] for result in results):
     return 0
   return 1

@@ -86,7 +86,7 @@ def test_the_best_n_grammer_of_the_paper_on_a_v3_slice(tmp_path):
   assert result['mesh'] == {'data': 4, 'fsdp': 1, 'model': 2}
   train = result['programs']['train']
   assert train['parameters'] == 334_876_416 and train['tokens'] == 32 * 1024
-  assert 'train, 32,768 tokens: fits; compiled in' in output and 'MFU at best' in output
+  assert 'train, 32,768 tokens: fits in 16 GiB; compiled in' in output and 'MFU at best' in output
   # The v3 has no published rate of the network.
   assert 0 < train['bound'] < train['cycles'] and train['exposed'] == 0
   assert train['not_counted'] == [
@@ -161,7 +161,9 @@ def test_evaluation_and_decoding_are_compiled_too(tmp_path):
     programs=('evaluate', 'decode'),
   )  # fmt: skip
   assert all(result['programs'][name]['fits'] for name in ('evaluate', 'decode'))
-  assert output.count('tokens: fits') == 2
+  assert output.count('tokens: fits in 16 GiB') == 2
+  size = 'parameters: 2,907,232, 786,432 of them in tables; FLOPs of a token: 4.42 MFLOPs'
+  assert output.splitlines()[1] == f'{size} in the forward pass'
 
 
 # Prints the bytes that isolated programs move on a v5e, and the FLOPs of attention on 4 of them.
@@ -308,7 +310,7 @@ def test_a_program_that_does_not_fit_names_remedies(tmp_path):
     '--config.evaluation.segment_length=400000', '--config.training.batch_size=16',
   )  # fmt: skip
   assert process.returncode == 1, process.stdout + process.stderr
-  assert 'decode, 4 tokens: DOES NOT FIT; larger: mesh.fsdp' in process.stdout
+  assert 'decode, 4 tokens: DOES NOT FIT in 16 GiB; larger: mesh.fsdp' in process.stdout
 
 
 INVALID = [

@@ -263,6 +263,13 @@ def test_the_container_and_the_task_of_skypilot_have_the_documented_options_of_l
   of_container = shlex.split(environment['LIBTPU_INIT_ARGS'])[0].split()
   of_task = load_task()['envs']['LIBTPU_INIT_ARGS'].split()
   assert of_container == of_task
+  exports = documentation.all_commands(RUNBOOK, 'export')
+  (by_hand,) = [argv for argv in exports if argv[1].startswith('LIBTPU_INIT_ARGS=')]
+  _, _, substitution = by_hand[1].partition('=')
+  process = subprocess.run(
+    ['bash', '-c', f'echo "{substitution}"'], cwd=ROOT, capture_output=True, text=True
+  )
+  assert process.stdout.split() == of_task
   page = (ROOT / 'docs' / 'tpu_predictions.md').read_text()
   documented = re.findall(
     r'compiler_options=\"\((.*)\)\"', page.partition('### Options for collectives')[2]

@@ -34,6 +34,8 @@ EXPORTED = 'model.safetensors'  # the variables of an exported run, see `runs.ex
 # A killed start may leave these.
 OWN_FILES = 'config', 'corpus', 'vocabulary', 'lock', frozen.FOLDER
 SHARED_SECONDS = 60  # after which all processes see a file of the primary
+# Sections whose keys may all have other values in a run that starts from the parameters of a run.
+INDEPENDENT_SECTIONS = 'optimizer', 'training', 'seed'
 REMEDY = 'restore it from a backup, or use another workdir'
 
 
@@ -71,6 +73,22 @@ def with_kept_values(workdir: pathlib.Path, config: experiment.Config) -> experi
       message += f'; to change it, set another value than {key.default}'
     logging.info('%s', message)
   return resumed
+
+
+def _log_changes(workdir: pathlib.Path, config: experiment.Config) -> None:
+  """Logs the keys with other values than the stored ones that may change on resume."""
+  stored = load_config(workdir)
+  already_logged = {key.path for key, _, _ in experiment.differences(stored, config)}
+  for key, old, new in experiment.differences(stored, config, may_differ=lambda key: False):
+    if key.path not in already_logged:
+      _log_change(key, old, new)
+
+
+def _log_change(key: fields.Key, old: Any, new: Any) -> None:
+  """Logs another value of a key that may change on resume."""
+  logging.info(
+    '%s was %s, now it is %s', key.path, fields.format_value(old), fields.format_value(new)
+  )
 
 
 def is_exported(workdir: pathlib.Path) -> bool:
@@ -206,7 +224,9 @@ def _initialize(
       _lock(workdir, stack.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
     check_workdir(workdir, config)  # again: another run may have started meanwhile
     check_text(workdir, config, content_hash)
-    if not reader.steps(workdir):
+    if reader.steps(workdir):
+      _log_changes(workdir, config)
+    else:
       (workdir / ORIGIN).unlink(missing_ok=True)  # of an earlier start
     write(workdir, config, vocabulary, content_hash)
   except OSError as error:
@@ -251,13 +271,10 @@ def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: ex
   """Raises BadInput for a difference that is not allowed on resume."""
   for key, old, new in experiment.differences(old_config, config):
     reason = ''
-    remedy = 'use the old value, or another workdir'
     is_wsd = old_config.optimizer.schedule == config.optimizer.schedule == 'wsd'
     if is_wsd and key.path in optimizer.DECAY_KEYS:
       _check_decay(workdir, old_config, config)
-      logging.info(
-        '%s was %s, now it is %s', key.path, fields.format_value(old), fields.format_value(new)
-      )
+      _log_change(key, old, new)
       continue
     if key.path == 'training.steps' and new > old:
       o = config.optimizer
@@ -266,7 +283,9 @@ def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: ex
         continue
       cause = 'optimizer.drop' if o.drop else f'schedule {o.schedule!r}'
       reason = f' ({cause} depends on the number of steps)'
-      remedy = f'{remedy} with --config.init_from={workdir}'
+    remedy = 'use the old value, or another workdir'
+    if config.finetune is None and key.path.split('.')[0] in INDEPENDENT_SECTIONS:
+      remedy += f', with --config.init_from={workdir} to start from the parameters of this run'
     raise errors.BadInput(
       f'--workdir={workdir} was started with {key.path}={fields.format_value(old)}, now it is '
       f'{fields.format_value(new)}{reason}: {remedy}'

@@ -53,9 +53,11 @@ def count_flops(
 
 
 def format_flops(flops_of_model: flops.ModelFlops, model: model_config.ModelConfig) -> str:
-  """Formats the FLOPs of the forward pass of a token, such as '5.58 MFLOPs'."""
+  """Formats the FLOPs of a token, such as '5.58 MFLOPs in the forward pass'."""
   number = float(flops_of_model.forward())
-  note = ', with the whole span' if model.span is not None else ''
+  note = ' in the forward pass'
+  if model.span is not None:
+    note += ', with the whole span'
   for unit, size in (('T', 1e12), ('G', 1e9), ('M', 1e6)):
     if number >= size:
       return f'{number / size:.3g} {unit}FLOPs{note}'

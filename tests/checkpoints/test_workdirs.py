@@ -182,8 +182,8 @@ NGRAM_TEXT = '(clusters=8, vocabulary_size=64, dim=4)'  # without its defaults
 def test_what_changes_a_run_is_refused_and_named(tiny, tmp_path, before, now, message):
   with_checkpoint(tmp_path, tiny(**before))
   remedy = 'use the old value, or another workdir'
-  if 'number of steps' in message:
-    remedy += f' with --config.init_from={tmp_path}'
+  if message.startswith(('optimizer.', 'training.', 'seed')):
+    remedy += f', with --config.init_from={tmp_path} to start from the parameters of this run'
   with bad_input(f'--workdir={tmp_path} was started with {message}: {remedy}'):
     workdirs.check_workdir(tmp_path, tiny(**now))
 
@@ -246,6 +246,32 @@ def test_what_changes_no_number_may_differ(tiny, tmp_path):
   workdirs.check_workdir(tmp_path, config)
   with pytest.raises(errors.BadInput, match='was started with seed=0, now it is 1'):
     workdirs.check_workdir(tmp_path, dataclasses.replace(config, seed=1))
+
+
+def test_a_changed_key_is_logged_on_resume(tiny, tmp_path, caplog, given):
+  caplog.set_level(logging.INFO)
+  run = tmp_path / 'run'
+  started = tiny(optimizer={'schedule': 'constant'})
+  occupy(run, started, given)
+  changed = tiny(
+    optimizer={'schedule': 'constant'},
+    training={'log_every': 4},
+    mesh=mesh_config.MeshConfig(model=2),
+  )
+  occupy(run, changed, given)  # without a checkpoint, the run starts anew
+  assert caplog.messages == []
+  (run / 'checkpoints' / '4').mkdir(parents=True)
+  occupy(run, started, given)
+  log_every = started.training.log_every
+  assert caplog.messages == [
+    f'training.log_every was 4, now it is {log_every}',
+    'mesh.model was 2, now it is 1',
+  ]
+  caplog.clear()
+  occupy(run, started, given)
+  assert caplog.messages == []
+  occupy(run, tiny(optimizer={'schedule': 'constant'}, training={'steps': 16}), given)
+  assert set(caplog.messages) == {'raising training.steps from 12 to 16'}
 
 
 @pytest.mark.parametrize(

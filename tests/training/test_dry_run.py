@@ -41,7 +41,9 @@ def test_a_dry_run_of_a_new_run_and_of_one_that_is_resumed(tiny, tmp_path, monke
   text = '1.0 MiB in a step on a device, 8.0 MiB on all 8 simulated devices, this machine has '
   assert rows['peak memory'].startswith(text)
   assert rows['train state'].startswith('0.0 MiB on a device (')
-  assert re.fullmatch(r'\d+(\.\d+)? [kM]?FLOPs|[\d,]+ FLOPs', rows['FLOPs of a token'])
+  assert re.fullmatch(
+    r'(\d+(\.\d+)? [kM]?|[\d,]+ )FLOPs in the forward pass', rows['FLOPs of a token']
+  )
   assert rows['step'] == '0.75 s, 171 tokens/s'  # 3 seconds for two calls of 2 steps
   assert rows['steps'] == '16 of 16 left, 128 tokens each'
   assert rows['expected time'] == '12s, without validation and saving'
@@ -51,7 +53,8 @@ def test_a_dry_run_of_a_new_run_and_of_one_that_is_resumed(tiny, tmp_path, monke
   write_config(tmp_path / 'config.py', tiny(training={'steps': 16}))
   with bad_input(
     f"--workdir={tmp_path}/run was started with optimizer.schedule='constant', now it is 'cosine': "
-    f'use the old value, or another workdir'
+    f'use the old value, or another workdir, with --config.init_from={tmp_path}/run to start from '
+    f'the parameters of this run'
   ):
     run_subcommand(tmp_path, capsys, f'--workdir={tmp_path}/run')
 
