@@ -16,6 +16,7 @@ After its first run, the command logs seconds a run, and the runs that the --min
 from collections.abc import Iterable, Iterator
 import dataclasses
 import itertools
+import math
 import pathlib
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ BASELINES |= dict.fromkeys(arms.TWO_TABLES, 'two_value_embeddings')
 LARGER_CLAIM = ('untied', 'value_embeddings', 'engram')  # the first arms of stages S and M
 SEEDS = (1, 2, 3)
 TRY_SEED = 100  # no seed of the table
+DIVERGED = 'diverged'  # table of the lines of runs whose loss was not finite
 STEPS = 2000
 TRY_STEPS = 250
 DECAY = 5  # the last fifth of the steps
@@ -156,6 +158,18 @@ def describe(cell: Cell, workdir: pathlib.Path) -> dict[str, Any]:
   }
 
 
+def describe_diverged(cell: Cell) -> dict[str, Any]:
+  """Returns the line of a run whose loss was not finite. It is in no table of losses."""
+  return {
+    'cell': cell.name,
+    'table': DIVERGED,
+    'model': cell.arm,
+    'seed': cell.seed,
+    'text': cell.text,
+    'command': f'python -m ngrammer_jax.train {" ".join(cell.flags)}',
+  }
+
+
 def tries(arm: str, steps: int = TRY_STEPS, text: str = ENWIK8) -> Iterator[Cell]:
   """Yields the tries of an arm: two rates of the matrices by four of its own."""
   for matrices, own in itertools.product(MATRIX_RATES, OWN_RATES[own_key(arm)]):
@@ -165,11 +179,16 @@ def tries(arm: str, steps: int = TRY_STEPS, text: str = ENWIK8) -> Iterator[Cell
 def best_rates(
   lines: Iterable[results.Result], arm: str, steps: int = TRY_STEPS, text: str = ENWIK8
 ) -> Tried | None:
-  """Returns the rates of the try with the lowest loss; None before all have finished."""
+  """Returns the rates of the try with the lowest loss; None before all have finished.
+
+  Tries that diverged have an infinite loss.
+  """
   losses = {}
   for line in lines:
     if line['table'] == 'tries':
       losses[line['cell']] = results.validation_nats(line)
+    elif line['table'] == DIVERGED:
+      losses[line['cell']] = math.inf
   tried = list(tries(arm, steps, text))
   if any(cell.name not in losses for cell in tried):
     return None
@@ -290,7 +309,7 @@ STAGES = {
   ('short', C_SOURCE): Stage('s', C_SOURCE, 8_000_000, LARGER_CLAIM, (1,)),
   ('M', C_SOURCE): Stage('m', C_SOURCE, 60_000_000, LARGER_CLAIM, (1, 2), tuned_by=_S_OF_C),
 }
-STUDY = run.Study(results.PROGRAM, missing_cells, describe, planned_cells)
+STUDY = run.Study(results.PROGRAM, missing_cells, describe, planned_cells, describe_diverged)
 
 
 def find_stage(name: str, text: str | None) -> Stage | None:
@@ -338,7 +357,7 @@ def main(argv: list[str]) -> None:
   if stage is not None:
     if not options.list:
       check_tuned(stage, results.read(results.PROGRAM))
-    study = run.Study(results.PROGRAM, stage.missing_cells, describe, stage.planned_cells)
+    study = STUDY._replace(missing_cells=stage.missing_cells, planned_cells=stage.planned_cells)
   run.train(study, options)
 
 

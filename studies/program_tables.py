@@ -219,6 +219,9 @@ def format_progress(lines: Sequence[Result]) -> str:
     f'Finished: {tries}, {runs}, and {longer} runs of two and four times the tokens. Arms without '
     f'a row have not run.'
   )
+  diverged = [line['cell'] for line in lines if line['table'] == program.DIVERGED]
+  if diverged:
+    text += f' Not finite: {", ".join(f"`{cell}`" for cell in diverged)}.'
   hardware = collections.Counter(line['hardware'] for line in lines if 'hardware' in line)
   if hardware:
     names = ', '.join(f'{name} ({count} lines)' for name, count in hardware.most_common())

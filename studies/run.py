@@ -32,6 +32,9 @@ from studies import cells, results
 
 PRIORITY = 10  # nice value
 TIME_IS_OVER = 124  # exit status, as of the command `timeout`
+BAD_INPUT = 2  # exit status of a training that diverged, too
+DIVERGED = 'training diverged at step'  # in the log of such a training
+LOG_END = 4096  # bytes of a log that are searched for it
 
 
 class Cell(Protocol):
@@ -58,12 +61,15 @@ class Study(NamedTuple):
     missing_cells: returns the cells without a line that can be trained now, the first ones first.
     describe: returns the line of a cell and its workdir.
     planned_cells: returns all cells without a line, for forecasts and --list; None: no forecasts.
+    describe_diverged: returns the line of a cell whose loss was not finite; None: such a run ends
+      the study.
   """
 
   path: pathlib.Path
   missing_cells: Callable[[list[results.Result]], Iterable[Cell]]
   describe: Callable[[Any, pathlib.Path], dict]
   planned_cells: Callable[[list[results.Result]], Iterable[PlannedCell]] | None = None
+  describe_diverged: Callable[[Any], dict] | None = None
 
 
 class Runner:
@@ -109,21 +115,37 @@ class Runner:
       process.send_signal(signal.SIGTERM)
 
   def run(self, cell: Cell) -> None:
-    """Trains and evaluates a cell, and writes its result. Raises CalledProcessError."""
+    """Trains and evaluates a cell, and writes its result.
+
+    Raises:
+      CalledProcessError: a command failed, and not because of a loss that was not finite.
+    """
     cores = self._cores.get()
     start = time.monotonic()
     workdir = self._folder / cell.name
     commit = _commit()
+    has_diverged = False
     try:
       for command in cell.commands(self._data, workdir):
         self._call(cores, cell, command)
+    except subprocess.CalledProcessError as error:
+      has_diverged = self._has_diverged(cell, error.returncode)
+      if not has_diverged:
+        raise
     finally:
       self._cores.put(cores)
     with self._lock:
-      line = self._study.describe(cell, workdir) | {'hardware': hardware(len(cores))}
+      if has_diverged:
+        line = self._study.describe_diverged(cell)
+      else:
+        line = self._study.describe(cell, workdir)
+      line |= {'hardware': hardware(len(cores))}
       results.append(self._study.path, line | {'jax': jax.__version__, 'commit': commit})
     if not self._keep:
       shutil.rmtree(workdir)
+    if has_diverged:
+      logging.warning('%s diverged, see its log', cell.name)
+      return
     logging.info('finished %s', cell.name)
     # A resumed run took longer than this process knows.
     seconds = max(time.monotonic() - start, line.get('training_seconds', 0))
@@ -160,6 +182,13 @@ class Runner:
       seconds_left = self._deadline - time.monotonic()
     logging.info('%.0f seconds for %s', seconds, cell.name)
     logging.info('%s', format_forecast(planned, seconds_per_token, seconds_left))
+
+  def _has_diverged(self, cell: Cell, status: int) -> bool:
+    """Returns whether a command ended because of a loss that was not finite."""
+    if status != BAD_INPUT or self._study.describe_diverged is None:
+      return False
+    log = (self._folder / f'{cell.name}.log').read_bytes()
+    return DIVERGED.encode() in log[-LOG_END:]
 
   def _call(self, cores: Sequence[int], cell: Cell, arguments: list[str]) -> None:
     command = [sys.executable, '-m', *arguments]

@@ -95,6 +95,19 @@ def test_the_try_with_the_lowest_loss_selects_the_rates():
   assert (run.arm, run.seed, run.rates, run.steps) == ('engram', 1, (0.02, 0.3), 2000)
 
 
+def test_a_try_that_diverged_selects_nothing():
+  tries = list(program.tries('engram'))
+  lines = [line(cell, 3.0) for cell in tries]
+  lines[0] = program.describe_diverged(tries[0])
+  assert program.best_rates(lines, 'engram') == tries[1].rates
+  assert program_tables.format_progress(lines).startswith('Finished: 7 of 144 tries')
+  assert program_tables.format_progress(lines).endswith(f' Not finite: `{tries[0].name}`.')
+  missing = {cell.name: cell for cell in program.missing_cells(lines)}
+  assert tries[0].name not in missing
+  runs = [cell for cell in missing.values() if cell.table == 'runs']
+  assert {(cell.arm, cell.rates) for cell in runs} == {('engram', tries[1].rates)}
+
+
 @each('arm', (*program.ARMS, *arms.LARGER))
 def test_every_cell_has_a_config(arm):
   *_, cell = program.tries(arm)

@@ -11,6 +11,7 @@ import types
 import pytest
 
 from ngrammer_jax import runs
+from ngrammer_jax.training import recorder
 from studies import cells, results, run
 
 CELL = cells.Cell('main', 'engram', 0, results.Rates(0.008, 1.0))
@@ -80,6 +81,35 @@ def test_a_failed_run_has_no_line_and_returns_its_core(runner, monkeypatch):
   with pytest.raises(queue.Empty):
     assert runner._cores.get_nowait() == (0,)
     runner._cores.get_nowait()
+
+
+def test_a_loss_that_is_not_finite_is_a_result(runner, monkeypatch, tmp_path):
+  log = tmp_path / f'{CELL.name}.log'
+  status = run.BAD_INPUT
+
+  def fail(*_):
+    raise subprocess.CalledProcessError(status, ['train'])
+
+  monkeypatch.setattr(runner, '_call', fail)
+  study = runner._study._replace(describe_diverged=lambda cell: {'cell': cell.name, 'table': 'x'})
+  monkeypatch.setattr(runner, '_study', study)
+  log.write_text('error: training diverged at step 7' + 5000 * ' ' + 'error: no such file')
+  with pytest.raises(subprocess.CalledProcessError):
+    runner.run(CELL)  # the log is of an earlier start
+  log.write_text('error: training diverged at step 7, between steps 0 and 10: loss is nan')
+  status = 1
+  with pytest.raises(subprocess.CalledProcessError):
+    runner.run(CELL)
+  assert results.read(study.path) == []
+  status = run.BAD_INPUT
+  runner.run(CELL)
+  (line,) = results.read(study.path)
+  assert line['cell'] == CELL.name and line['table'] == 'x' and line['commit'] == 'abc'
+
+
+def test_the_error_of_a_training_that_diverged_has_the_words_of_the_study():
+  source = pathlib.Path(recorder.__file__).read_text(encoding='utf-8')
+  assert run.DIVERGED in source
 
 
 def test_every_missing_run_is_trained_once(runner, monkeypatch):
