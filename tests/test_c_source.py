@@ -10,6 +10,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data.documents import shards
 from studies import c_source
 from tests.data import document_files
 
@@ -93,6 +94,10 @@ def test_every_file_is_a_document(archive, tmp_path, cache):
   assert validation.text_bytes == sum(len(HELD_OUT[name]) for name in list(HELD_OUT)[:2])
   assert len(validation.starts) == 2
   assert len(corpus.splits['train'].starts) == len(TRAINING)
+  # No held-out file is in the training text of a streamed corpus.
+  by_split, others = shards.find(folder)
+  names = {split: [file.name for file in found.files] for split, found in by_split.items()}
+  assert names == {split: [f'{split}.jsonl.xz'] for split in c_source.SPLITS} and not others
 
 
 def test_bad_archives_are_refused(tmp_path):
