@@ -16,6 +16,12 @@ def main(argv: list[str]) -> int:
   parser = flags.make_parser('train', __doc__)
   flags.add_training(parser)
   _add_matching(parser)
+  names = {argument.partition('=')[0] for argument in argv}
+  if {'--print_config', '--match_parameters'} <= names:
+    raise errors.BadInput(
+      '--print_config prints the config before --match_parameters changes it: use --dry_run, which '
+      'logs the value of --match_key, or leave out one of them'
+    )
   options, config = command_line.parse(parser, argv, flags.start_training)
 
   # After parsing: errors in flags do not wait for the import of Orbax.

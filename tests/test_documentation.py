@@ -85,6 +85,13 @@ RUNS = {
   'books': ('quickstart', '--config.data.corpus=cbt', '--config.data.path=/path/to/CBTest'),
 }
 RUNS['others'] = RUNS['books']
+OWN_TEXT = ('--config.data.corpus=text', '--config.data.path=/path/to/file_or_folder')
+RUNS['values'] = ('ngram_memories:quickstart_value_embeddings', *OWN_TEXT)
+RUNS['values_engram'] = (
+  'ngram_memories:quickstart_engram',
+  '--config.model.ngram_memories.1.preset=value_embeddings',
+  *OWN_TEXT,
+)
 PYTHON_MODULES = ('venv', 'build')  # of others
 
 

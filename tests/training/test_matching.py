@@ -131,3 +131,8 @@ def test_the_flags_of_a_training(tiny, tmp_path, monkeypatch, capsys, caplog):
   ):
     train.main([*arguments[:2], '--match_parameters=nothing'])
   assert command_line.resolve(str(file), []).model.feed_forward_width == 32
+  with bad_input(
+    '--print_config prints the config before --match_parameters changes it: use --dry_run, which '
+    'logs the value of --match_key, or leave out one of them'
+  ):
+    train.main([*arguments, '--print_config'])
