@@ -309,9 +309,14 @@ def check_values(config: Any, path: str = '') -> None:
     config: the config, or a block.
     path: its dotted path, with a dot at the end.
   """
+  check_each_value(config, path)
+  _check_with_others(config, path, ())
+
+
+def check_each_value(config: Any, path: str = '') -> None:
+  """Raises BadInput if a value breaks the rules for it alone; see `check_values`."""
   for key, value in walk_values(config, path):
     key.check_value(value)
-  _check_with_others(config, path, ())
 
 
 def _check_with_others(config: Any, path: str, enclosing: Blocks) -> None:

@@ -22,8 +22,10 @@ def with_adagrad_tables(
   Args:
     dense: the optimizer of all other parameters.
     params: parameters with their logical axis names, as returned by `init` of a Linen module, or
-      `nnx.state(model, nnx.Param)`. The optimizer itself takes them with or without names.
-    learning_rate: learning rate of the tables.
+      `nnx.state(model, nnx.Param)`. The optimizer itself takes them with or without names. With
+      names, its state has them too, so `nn.get_partition_spec` gives its sharding.
+    learning_rate: learning rate of the tables. The default is low: on small texts, 0.03 to 1 were
+      best.
 
   Raises:
     ValueError: no parameter is an n-gram table.
@@ -45,7 +47,7 @@ def with_adagrad_tables(
     return 'dense'
 
   def label_all(params):
-    return jax.tree_util.tree_map_with_path(label, params)
+    return jax.tree_util.tree_map_with_path(label, params, is_leaf=axis_names.has_names)
 
   adagrad = optax.adagrad(learning_rate, initial_accumulator_value=0.0, eps=1e-20)
   return optax.partition({'dense': dense, 'table': adagrad}, label_all)

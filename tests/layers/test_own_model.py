@@ -28,6 +28,9 @@ def test_a_mesh_decoding_and_checkpoints_of_an_own_model(tmp_path):
   assert dict(names['mesh'].shape) == {'data': 2, 'model': 4}
   assert table.sharding.spec[0] == 'model'
   assert table.addressable_shards[0].data.shape == (len(table) // 4, 16)
+  (accumulator,) = jax.tree.leaves(names['train_state']['optimizer'].inner_states['table'])
+  assert accumulator.sharding == table.sharding and accumulator.shape == table.shape
+  assert names['restored']['variables']['params']['engram']['table'].sharding == table.sharding
   np.testing.assert_allclose(names['decoded_logits'], names['logits'], rtol=1e-4, atol=1e-4)
   jax.tree.map(np.testing.assert_array_equal, names['restored'], names['saved'])
 

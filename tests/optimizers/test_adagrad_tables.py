@@ -74,6 +74,21 @@ def test_equals_the_optimizer_spelled_out(memory):
   jax.tree.map(np.testing.assert_array_equal, without_names, expected)
 
 
+def test_the_state_has_the_axis_names_of_the_parameters():
+  """So it is sharded like them: the specs have the structure of the unboxed state."""
+  shapes = jax.eval_shape(Model('ngrammer').init, jax.random.key(0), TOKENS)['params']
+  optimizer = with_adagrad_tables(optax.adamw(1e-2), shapes)
+  state = jax.eval_shape(optimizer.init, shapes)
+  specs = nn.get_partition_spec(state)
+  without_names = jax.eval_shape(lambda: optimizer.init(nn.unbox(random_like(shapes, 9))))
+  assert jax.tree.structure(specs) == jax.tree.structure(without_names)
+  table_specs = []
+  for path, spec in jax.tree_util.tree_leaves_with_path(specs):
+    if "['table']" in jax.tree_util.keystr(path[-1:]):
+      table_specs.append(spec)
+  assert table_specs == [jax.P('ngram_vocab', 'ngram_embed')]
+
+
 def test_parameters_without_names_are_refused():
   model = Model('ngrammer')
   params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), TOKENS))['params']

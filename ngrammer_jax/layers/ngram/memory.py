@@ -50,6 +50,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import fields
 from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
@@ -91,11 +92,12 @@ class NGramMemory(nn.Module):
   Random signs are in `codebook` too, `signs` int8 [R, E].
 
   Attributes:
-    options: the config of the memory.
-    vocabulary_size: V.
-    width: D, features of the input.
-    block: number of its block, 0 at the input.
-    branches: G.
+    options: the config of the memory, maybe from a preset.
+    vocabulary_size: V, number of token ids.
+    width: D, number of features of the input.
+    block: number of the block with the memory, one of `options.layers`; 0 at the input. The hash
+      depends on it.
+    branches: G, number of branches of the residual stream.
     dtype: dtype of the output.
     id_columns: K if the state stores the ids of earlier tokens for each head, 1 if all heads share
       the same (token) ids. None: K with clusters, else 1. The N-Grammer layer always stores K.
@@ -158,14 +160,15 @@ class NGramMemory(nn.Module):
         `inputs_BxPxD` in the values of attention; documents and padding are optional.
       state: returned by the previous segment. None: the start of a stream.
 
-    Ids must be below `vocabulary_size`. Outside of `jit` others are refused; in `jit`, where their
-    values are not known, they look up some row without an error (check them before).
+    Ids must be below `vocabulary_size`. Outside of `jit`, other ids are an error. In `jit`, their
+    values are not known, and other ids look up some row: check them before.
 
     Raises:
-      ValueError: x does not have D features or G branches, there are no tokens, or the state has
-        another number of rows.
-      TypeError: the context is an array of tokens.
-      BadInput: the mesh has explicit axes, or ids are known to be beyond the vocabulary.
+      ValueError: x does not have D features or G branches, there are no tokens or another number of
+        them, or the state belongs to another number of rows or to other options.
+      TypeError: the context is an array of tokens, or the options are not an `NGramMemoryConfig`.
+      BadInput: an option has an invalid value, the mesh has explicit axes, or ids are known to be
+        beyond the vocabulary.
     """
     y, next_state, _ = self.join_with_ids(x, context, state)
     return y, next_state
@@ -225,6 +228,12 @@ class NGramMemory(nn.Module):
 
   def _check_inputs(self, x: jax.Array, context: Context) -> None:
     """Raises the errors of `__call__`."""
+    if not isinstance(self.options, NGramMemoryConfig):
+      raise TypeError(
+        f'the options of an n-gram memory are of type {type(self.options).__name__}: pass '
+        f"NGramMemoryConfig(preset='engram', ...), from ngrammer_jax.config"
+      )
+    fields.check_each_value(self.options)
     if not isinstance(context, Context):
       raise TypeError(
         f'the context of an n-gram memory is of type {type(context).__name__}: pass '
@@ -243,9 +252,10 @@ class NGramMemory(nn.Module):
     if self.options.join == 'gate':
       shapes.append((self.branches, self.width))
     if x.shape[2:] not in shapes:
+      features = ', '.join(map(str, shapes[0]))
       raise ValueError(
-        f'the input [B, T, ...] has features {list(x.shape[2:])}, but the memory has '
-        f'branches={self.branches} of width={self.width}'
+        f'the input of an n-gram memory has the shape {list(x.shape)}: expected hidden states '
+        f'[B, T, {features}] for branches={self.branches} and width={self.width}'
       )
     needs_tokens = not self.has_clusters or self.options.boundary == 'eos_id'
     needs_tokens &= self.has_table
@@ -253,15 +263,35 @@ class NGramMemory(nn.Module):
       raise ValueError('an n-gram memory needs the tokens: set context.tokens_BxT')
     if needs_tokens:
       token_ids.check_range('context.tokens_BxT', context.tokens_BxT, self.vocabulary_size)
+      shape = jnp.shape(context.tokens_BxT)
+      # The values of attention may include earlier tokens.
+      if shape[:2] != x.shape[:2] and not self._is_in_values:
+        raise ValueError(
+          f'context.tokens_BxT has the shape {list(shape)}, but the input has the shape '
+          f'{list(x.shape)}: pass the token ids {list(x.shape[:2])} of the same segment'
+        )
 
   def _check_state(self, state: State | None, batch: int) -> None:
-    """Raises ValueError for a state of another number of rows."""
+    """Raises ValueError for a state of another number of rows, or of other options."""
+    if state is None:
+      return
+    remedy = (
+      f'pass the state that the previous segment of the same rows returned, or empty_state({batch})'
+    )
     for leaf in jax.tree.leaves(state):
       if jnp.shape(leaf)[:1] != (batch,):
         raise ValueError(
           f'the state of an n-gram memory has arrays of the shape {list(jnp.shape(leaf))}, but the '
-          f'input has {batch} rows: pass the state that the previous segment of the same rows '
-          f'returned, or empty_state({batch})'
+          f'input has {batch} rows: {remedy}'
+        )
+    expected = jax.eval_shape(lambda: self.empty_state(batch)) or {}
+    for name in ('window', 'rows', 'position'):
+      shapes = jax.tree.map(jnp.shape, state.get(name))
+      expected_shapes = jax.tree.map(jnp.shape, expected.get(name))
+      if shapes != expected_shapes:
+        raise ValueError(
+          f'the state of an n-gram memory has {name!r} of the shape {shapes}, but its options '
+          f'need {expected_shapes}: {remedy}'
         )
 
   def _window_ngrams(

@@ -28,10 +28,11 @@ class NGrammer(nn.Module):
   parameter [G N V, E] with logical axes `ngram_vocab`, `ngram_embed`, looked up by gather.
 
   Attributes:
-    heads: N. D must be a multiple; features are head-major.
-    clusters: K of the codebook. None uses n-grams of the raw `ids` without a quantiser.
-    vocabulary_size: V, rows of the table of each head and order.
-    dim: E. 'concat' replaces the last G E features of each head; 'add' needs E = H.
+    heads: N, number of heads, a divisor of D. Features are head-major.
+    clusters: K, number of clusters of each head. None: n-grams of the raw `ids`, without clusters.
+    vocabulary_size: V, rows of the table of each head and order, not the vocabulary of tokens.
+    dim: E, width of an n-gram vector. 'concat' replaces the last G E features of each head; 'add'
+      needs E = H.
     combine: 'concat' or 'add'.
     orders: lengths of the n-grams; (2,) is the paper, (2, 3) adds tri-grams.
     distinct_start: whether positions before a document have their own id instead of id 0.
@@ -44,8 +45,8 @@ class NGrammer(nn.Module):
     return_memory: whether to return the memory too, or the embeddings alone.
 
   Raises:
-    ValueError: an empty input, a shape other than [B, T, D], incompatible sizes, or too few primes
-      between V and 2 V for N heads.
+    ValueError: an empty input, a shape other than [B, T, D], incompatible sizes, a memory of
+      another number of rows, or too few primes between V and 2 V for N heads.
   """
 
   heads: int
@@ -96,7 +97,8 @@ class NGrammer(nn.Module):
         takes no memory, and returns the `ids` [B, T, N] of the segment.
       earlier_ids: ids [B, M, N] of tokens before the segment; pair_ids count from the first one.
       vocabulary: the embedding lookup of x, see `ProductQuantizer`.
-      memory: the memory returned by the previous segment; None at the start of a stream.
+      memory: the memory returned by the previous segment; None at the start of a stream, or
+        `empty_memory`.
     """
     if x_BxTxD.ndim != 3 or not x_BxTxD.size:
       raise ValueError(
@@ -106,6 +108,7 @@ class NGrammer(nn.Module):
     width = x_BxTxD.shape[-1]
     self.check_width(width)
     self._check_ids(ids, pair_ids, memory)
+    self._check_memory(memory, len(x_BxTxD))
     pairing = 'previous'
     if pair_ids is not None:
       pairing = 'attended'
@@ -166,6 +169,16 @@ class NGrammer(nn.Module):
       raise ValueError('pair_ids cannot be combined with a memory: pass earlier_ids')
     if pair_ids is not None and self.orders != (2,):
       raise ValueError(f'pair_ids need orders=(2,), not {self.orders}')
+
+  def _check_memory(self, memory: dict[str, jax.Array] | None, batch: int) -> None:
+    """Raises ValueError for a memory of another number of rows."""
+    for name, array in (memory or {}).items():
+      if jnp.shape(array)[:1] != (batch,):
+        raise ValueError(
+          f'the memory of an NGrammer has {name} of the shape {list(jnp.shape(array))}, but the '
+          f'input has {batch} rows: pass the memory that the previous segment of the same rows '
+          f'returned, or empty_memory({batch})'
+        )
 
   def _options(self, pairing: str) -> NGramMemoryConfig:
     return memory_options(self, layers=(0,), point='after_attention', pairing=pairing)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.interop import ngram_memories
 from ngrammer_jax.layers.context import Context, EmbeddingLookup
@@ -256,8 +257,47 @@ def test_what_a_memory_cannot_read_is_named():
   for fields, x_input, context, error in (
     ({'block': 0}, x, tokens, r'block 0 is not among the layers \(1,\) of the memory'),
     ({'block': 1}, x, Context(), 'an n-gram memory needs the tokens: set context.tokens_BxT'),
-    ({'block': 1}, x[..., :4], tokens, r'has features \[4\], but .* branches=1 of width=8'),
-    ({'block': 1}, x.reshape(1, 2, 2, 4), tokens, r'has features \[2, 4\], but .* branches=1'),
+    ({'block': 1}, x[..., :4], tokens, r'shape \[1, 2, 4\]: expected hidden states \[B, T, 8\]'),
+    ({'block': 1}, x.reshape(1, 2, 2, 4), tokens, r'expected hidden states \[B, T, 8\]'),
+    ({'block': 1, 'branches': 2}, x, tokens, r'\[B, T, 2, 8\] for branches=2 and width=8'),
+    ({'block': 1}, x[:, :1], tokens, r'tokens_BxT has the shape \[1, 2\], but .* \[1, 1\] of the'),
+    ({'block': 1}, x, Context(jnp.zeros(2, jnp.int32)), r'pass the token ids \[1, 2\] of the same'),
   ):
     with pytest.raises(ValueError, match=error):
       NGramMemory(options, 5, 8, **fields).init(jax.random.key(0), x_input, context)
+
+
+@pytest.mark.parametrize(
+  ('options', 'error'),
+  [
+    ({'key': 'token'}, "key='token' is not one of: tokens, compressed"),
+    ({'join': 'gates'}, "join='gates' is not one of: gate, product"),
+    ({'rows': 0}, r'rows=\(0,\): 0 must be at least 1'),
+  ],
+)
+def test_invalid_options_are_refused_as_in_a_config(options, error):
+  memory = NGramMemory(NGramMemoryConfig(layers=1, **options), 5, 8, block=1)
+  context = Context(jnp.zeros((1, 2), jnp.int32))
+  with pytest.raises(errors.BadInput, match=error):
+    memory.init(jax.random.key(0), np.zeros((1, 2, 8), 'float32'), context)
+
+
+@pytest.mark.parametrize('options', ['engram', {'preset': 'engram'}])
+def test_options_of_another_type_are_refused(options):
+  memory = NGramMemory(options, 5, 8, block=1)
+  context = Context(jnp.zeros((1, 2), jnp.int32))
+  with pytest.raises(TypeError, match="pass NGramMemoryConfig\\(preset='engram'"):
+    memory.init(jax.random.key(0), np.zeros((1, 2, 8), 'float32'), context)
+
+
+@pytest.mark.parametrize(
+  ('other', 'name'),
+  [({'orders': (2, 3, 4)}, 'window'), ({'convolution': 3}, 'rows'), ({'convolution': 0}, 'rows')],
+)
+def test_a_state_of_other_options_is_refused(other, name):
+  values = {'layers': 1, 'heads': 1, 'rows': 11, 'width': 2, 'convolution': 2}
+  state = NGramMemory(NGramMemoryConfig(**(values | other)), 5, 8, block=1).empty_state(1)
+  memory = NGramMemory(NGramMemoryConfig(**values), 5, 8, block=1)
+  context = Context(jnp.zeros((1, 2), jnp.int32))
+  with pytest.raises(ValueError, match=rf"has '{name}' of the shape .* but its options need"):
+    memory.init(jax.random.key(0), np.zeros((1, 2, 8), 'float32'), context, state)

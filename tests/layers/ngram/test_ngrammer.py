@@ -380,6 +380,12 @@ def test_impossible_layer_says_what_to_change(options, message):
   assert str(caught.value) == message
 
 
+def test_a_memory_of_another_number_of_rows_is_refused():
+  layer = latent()
+  with pytest.raises(ValueError, match=r'but the input has 1 rows: .* or empty_memory\(1\)'):
+    layer.init(jax.random.key(0), random_inputs(1, 2), memory=layer.empty_memory(2))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize('documents', [DOCUMENTS.astype(bool), DOCUMENTS * 1.0, DOCUMENTS[:, 1:]])
 def test_documents_that_are_no_numbers_are_refused(documents):
