@@ -65,7 +65,6 @@ def restore(
 def _refuse_corrupt(workdir: pathlib.Path) -> contextlib.AbstractContextManager[None]:
   """Raises BadInput for a damaged base: without it, no checkpoint can be used."""
   return manifest.refuse_corrupt(
-    f'{workdir / FOLDER} holds the parameters that are not trained, but it is not the one that was '
-    f'written',
+    f'{workdir / FOLDER}, with the frozen parameters, is damaged or belongs to another run',
     'copy it from a backup, or start again with another --workdir',
   )

@@ -212,5 +212,6 @@ def _check_group(path: str, name: str, choices: tuple[str, ...]) -> None:
   if name not in choices:
     near = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)[0]
     raise errors.BadInput(
-      f'{path}={name!r} is no part of this model: use {near!r}? It has {", ".join(choices)}'
+      f'{path}={name!r} is not a part of this model: did you mean {near!r}? Its parts are '
+      f'{", ".join(choices)}'
     )

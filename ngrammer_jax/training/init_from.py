@@ -241,7 +241,7 @@ def _log_added(added: Collection[str], initial_run: runs.Run, config: experiment
   model = language_model.build(config.model, initial_run.vocabulary_size)
   before = model_variables.count_elements(initial_run.abstract_parameters)
   after = model_variables.count_elements(model_variables.abstract(model)['params'])
-  message = 'new: %s, with %s parameters; %.1f %% of the %s that were there'
+  message = 'new: %s, with %s parameters, %.1f %% of the %s of the trained model'
   share = 100 * (after - before) / before
   logging.info(message, ', '.join(added), f'{after - before:,}', share, f'{before:,}')
 

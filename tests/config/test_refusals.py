@@ -1272,13 +1272,13 @@ TRAINING_OPTIMIZER = [
   ),
   (
     'optimizer.train=ngrm model.ngram.layer=input',
-    "optimizer.train='ngrm' is no part of this model: use 'ngram'? It has all, new, embedding, "
-    'blocks, head, ngram',
+    "optimizer.train='ngrm' is not a part of this model: did you mean 'ngram'? Its parts are all, "
+    'new, embedding, blocks, head, ngram',
   ),
   (
     'optimizer.rates.0.part=new',
-    "optimizer.rates.0.part='new' is no part of this model: use 'head'? It has embedding, "
-    'blocks, head',
+    "optimizer.rates.0.part='new' is not a part of this model: did you mean 'head'? Its parts are "
+    'embedding, blocks, head',
   ),
   (
     "optimizer.train=('all','head')",

@@ -187,7 +187,7 @@ def test_a_published_model_gets_memories(tmp_path, one_device, caplog, monkeypat
   share = 100 * (count(new) - total) / total
   assert (
     f'new: model.ngram, model.ngram_memories.0, model.persistent, with {count(new) - total:,} '
-    f'parameters; {share:.1f} % of the {total:,} that were there'
+    f'parameters, {share:.1f} % of the {total:,} of the trained model'
   ) in caplog.messages
   centroids_NxKxH = np.asarray(started.codebook['ngrammer']['quantizer']['centroids'])
   rows_KxD = centroids_NxKxH.swapaxes(0, 1).reshape(6, -1)

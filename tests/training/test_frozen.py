@@ -58,12 +58,12 @@ def test_only_the_named_parts_change_and_the_rest_is_stored_once(trained, tmp_pa
   assert {parameter_groups.group_of(name) for name in stored} == set(TRAINED)
 
   base = run / 'base'
-  message = f'{base} holds the parameters that are not trained, but it is not the one that was '
+  message = f'{base}, with the frozen parameters, is damaged or belongs to another run: '
 
   def refused(reason):
     with pytest.raises(errors.BadInput) as caught:
       _ = runs.load_run(run).state
-    assert str(caught.value).startswith(f'{message}written: {reason}')
+    assert str(caught.value).startswith(f'{message}{reason}')
 
   reader.verify(run, 12)
   largest = max(base.rglob('*'), key=lambda path: path.stat().st_size)
