@@ -58,4 +58,4 @@ def test_steps_that_are_none(text, capsys):
   flags.add_training(parser)
   with pytest.raises(SystemExit):
     parser.parse_args(['--workdir=x', f'--trace={text}'])
-  assert 'is not FIRST:LAST, as in 100:110' in capsys.readouterr().err
+  assert 'is not FIRST:LAST, such as 100:110' in capsys.readouterr().err
