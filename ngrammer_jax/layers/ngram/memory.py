@@ -97,7 +97,7 @@ class NGramMemory(nn.Module):
     width: D, number of features of the input.
     block: number of the block with the memory, one of `options.layers`; 0 at the input. The hash
       depends on it.
-    branches: G, number of branches of the residual stream.
+    branches: G, number of branches of the residual stream; 1 unless the memory has a gate.
     dtype: dtype of the output.
     id_columns: K if the state stores the ids of earlier tokens for each head, 1 if all heads share
       the same (token) ids. None: K with clusters, else 1. The N-Grammer layer always stores K.
@@ -245,6 +245,11 @@ class NGramMemory(nn.Module):
         f'an n-gram memory does not support the explicit mesh axes {", ".join(axes)}, since XLA '
         f'shards the look-ups: make the mesh with axis_types=(AxisType.Auto,), '
         f'or call the layer in jax.sharding.auto_axes'
+      )
+    if self.branches != 1 and self.options.join != 'gate':
+      raise ValueError(
+        f'an n-gram memory with branches={self.branches} needs join="gate", not '
+        f'join={self.options.join!r}: use branches=1, or a gate'
       )
     shapes = []
     if self.branches == 1:
@@ -555,9 +560,9 @@ class NGramMemory(nn.Module):
     return document_masks.positions(starts_BxT, state['position'])
 
   def _table_rows(self, rows_BxTxI: jax.Array) -> jax.Array:
-    """Returns rows of the table [B, T, I, E], which is in host memory if `host_rows` has them.
+    """Returns rows of the table, [B, T, I, E]; of a table in host memory, from `host_rows`.
 
-    If the collection `host_rows.ROWS` is mutable, only records the row numbers there.
+    If the collection `host_rows.ROWS` is mutable, records the row numbers there and returns zeros.
     """
     E = self.table_shape()[1]
     exchange = self.options.exchange

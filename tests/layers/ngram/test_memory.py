@@ -267,6 +267,14 @@ def test_what_a_memory_cannot_read_is_named():
       NGramMemory(options, 5, 8, **fields).init(jax.random.key(0), x_input, context)
 
 
+def test_branches_of_a_residual_stream_need_a_gate():
+  options = NGramMemoryConfig(layers=1, join='sum', heads=1, rows=11, width=8)
+  memory = NGramMemory(options, 5, 8, block=1, branches=2)
+  context = Context(jnp.zeros((1, 2), jnp.int32))
+  with pytest.raises(ValueError, match='branches=2 needs join="gate", not join=\'sum\''):
+    memory.init(jax.random.key(0), np.zeros((1, 2, 2, 8), 'float32'), context)
+
+
 @pytest.mark.parametrize(
   ('options', 'error'),
   [
