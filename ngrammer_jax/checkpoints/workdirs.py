@@ -34,7 +34,7 @@ EXPORTED = 'model.safetensors'  # the variables of an exported run, see `runs.ex
 # A killed start may leave these.
 OWN_FILES = 'config', 'corpus', 'vocabulary', 'lock', frozen.FOLDER
 SHARED_SECONDS = 60  # after which all processes see a file of the primary
-# Sections whose keys may all have other values in a run that starts from the parameters of a run.
+# With `init_from` of this run, another run may change all keys in these sections.
 INDEPENDENT_SECTIONS = 'optimizer', 'training', 'seed'
 REMEDY = 'restore it from a backup, or use another workdir'
 
@@ -76,19 +76,14 @@ def with_kept_values(workdir: pathlib.Path, config: experiment.Config) -> experi
 
 
 def _log_changes(workdir: pathlib.Path, config: experiment.Config) -> None:
-  """Logs the keys with other values than the stored ones that may change on resume."""
+  """Logs the changed keys of a resumed run; `check_workdir` has accepted the changes."""
   stored = load_config(workdir)
-  already_logged = {key.path for key, _, _ in experiment.differences(stored, config)}
   for key, old, new in experiment.differences(stored, config, may_differ=lambda key: False):
-    if key.path not in already_logged:
-      _log_change(key, old, new)
-
-
-def _log_change(key: fields.Key, old: Any, new: Any) -> None:
-  """Logs another value of a key that may change on resume."""
-  logging.info(
-    '%s was %s, now it is %s', key.path, fields.format_value(old), fields.format_value(new)
-  )
+    if key.path == 'training.loss':  # the same loss: earlier versions stored no name
+      continue
+    logging.info(
+      '%s was %s, now it is %s', key.path, fields.format_value(old), fields.format_value(new)
+    )
 
 
 def is_exported(workdir: pathlib.Path) -> bool:
@@ -274,12 +269,10 @@ def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: ex
     is_wsd = old_config.optimizer.schedule == config.optimizer.schedule == 'wsd'
     if is_wsd and key.path in optimizer.DECAY_KEYS:
       _check_decay(workdir, old_config, config)
-      _log_change(key, old, new)
       continue
     if key.path == 'training.steps' and new > old:
       o = config.optimizer
       if o.schedule in ('constant', 'rsqrt') and o.drop is None:
-        logging.info('raising training.steps from %s to %s', f'{old:,}', f'{new:,}')
         continue
       cause = 'optimizer.drop' if o.drop else f'schedule {o.schedule!r}'
       reason = f' ({cause} depends on the number of steps)'

@@ -270,8 +270,15 @@ def test_a_changed_key_is_logged_on_resume(tiny, tmp_path, caplog, given):
   caplog.clear()
   occupy(run, started, given)
   assert caplog.messages == []
-  occupy(run, tiny(optimizer={'schedule': 'constant'}, training={'steps': 16}), given)
-  assert set(caplog.messages) == {'raising training.steps from 12 to 16'}
+  longer = {'steps': 16}
+  resumed = tiny(optimizer={'schedule': 'constant'}, training=longer)
+  workdirs.check_workdir(run, resumed)  # before the text is prepared
+  occupy(run, resumed, given)
+  assert caplog.messages == ['training.steps was 12, now it is 16']
+  caplog.clear()
+  named_loss = longer | {'loss': 'next_token'}  # earlier versions stored no name
+  occupy(run, tiny(optimizer={'schedule': 'constant'}, training=named_loss), given)
+  assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
