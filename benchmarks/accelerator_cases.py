@@ -29,10 +29,10 @@ class Case:
   """One measurement.
 
   Attributes:
-    config: of the model.
-    changes: values of its keys.
-    rows: of a device.
-    kind: `attention`, `step`, `torch` or `run`, see above.
+    config: file and variant of the config.
+    changes: values of config keys.
+    rows: batch rows of each device.
+    kind: `attention`, `step`, `torch` or `run`, see `benchmarks.accelerator`.
   """
 
   config: str = TRANSFORMER

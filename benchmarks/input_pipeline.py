@@ -17,9 +17,9 @@ and with the SentencePiece vocabulary alone
   seqio           a seqio task, trimmed and packed by its converter for language models
 
 All compared pipelines start together, on the same core, each in its own process: a slow machine is
-as slow for all of them. Each makes about the batches of whole passes over the files, from opening
-the first file on; otherwise a pipeline with a long read-ahead would do part of its work outside of
-the measurement. The results are medians over rounds: of the tokens per CPU second, and of their
+as slow for all of them. Each reads the files a whole number of times (about), from opening the
+first file on; otherwise a pipeline with a long read-ahead would do part of its work outside of the
+measurement. The results are medians over rounds: of the tokens per CPU second, and of their
 ratio to this library. `floor` is only the tokenizer, on texts in memory. A training step of S
 seconds needs batch * length / S / rate cores.
 """

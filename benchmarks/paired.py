@@ -1,9 +1,9 @@
 """Measures programs of several libraries in turn, each library in a process of its own.
 
 One process runs at a time, so threads do not compete, and the sides change their order from round
-to round. A ratio is the time of another library over the time of ngrammer_jax. There are three: of
-the best measurements, the median over consecutive measurements, and of the median CPU seconds;
-other programs on the machine change the last one least.
+to round. A ratio is the time of another library over the time of ngrammer_jax. Three ratios are
+reported: the ratio of the best measurements, the median of the ratios of consecutive measurements,
+and the ratio of the median CPU seconds. Other programs on the machine change the last one least.
 """
 
 from collections.abc import Callable, Iterator, Mapping

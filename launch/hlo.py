@@ -1,8 +1,8 @@
 """FLOPs, bytes and collectives of one device in a compiled program.
 
 `hlo_text` reads the instructions, `hlo_traffic` has their bytes. Everything is per device, times
-the trip counts of the loops. A conditional counts as its longest branch. A loop with a trip count
-of the run time counts once, and is named.
+the trip counts of the loops. A conditional counts as its longest branch. A loop with an unknown
+trip count (decided at run time) counts once, and is named.
 
 Bytes count arrays in main memory with the padding of their tiles; arrays on the chip do not count.
 An instruction reads an operand once; Pallas kernels may read theirs several times.

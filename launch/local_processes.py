@@ -5,7 +5,7 @@
 
 Each process has its own CPU devices; they connect through a free port. If one fails, the others are
 killed after a grace period. SIGTERM, SIGUSR1, SIGUSR2, SIGHUP and Ctrl-C are forwarded as SIGTERM,
-once; a third signal kills all processes. The first failed process decides on the exit status.
+once; a third signal kills all processes. The exit status is the status of the first failed process.
 """
 
 import argparse

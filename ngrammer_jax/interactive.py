@@ -21,7 +21,7 @@ CHAT_HELP = """\
 /reset        removes all messages but the system message
 /help         prints this
 /exit         ends the chat
-Put a space before a message with a slash at its beginning."""
+Put a space before a message that begins with a slash."""
 
 
 def answer_lines(answer: Callable[[int, str], bool], hint: str) -> None:

@@ -163,8 +163,8 @@ class CheckpointWriter:
     Args:
       step, validation, rows: see `save`.
       scratch: the folder being written by Orbax.
-      leaves: dtype, shape and checksum of each array. None: those of the state.
-      state: the state, if there are no leaves.
+      leaves: dtype, shape and checksum of each array. None: computed here, from the state.
+      state: the state; None with leaves.
     """
     if leaves is None:
       leaves = _describe_leaves(state)

@@ -68,7 +68,10 @@ def rank_shapes(
 def pad(
   sequences: Sequence[Sequence[int]], rows: int, length: int, vocabulary_size: int
 ) -> np.ndarray:
-  """Pads token ids to [rows, length]; returns the ids, and 1 where they are not padding."""
+  """Returns padded token ids and their mask, int32 [2, rows, length]; the mask is 0 at padding.
+
+  Raises BadInput for an id outside the vocabulary.
+  """
   padded = np.zeros((2, rows, length), np.int32)
   for row, ids in enumerate(sequences):
     token_ids.check_range('token ids', ids, vocabulary_size)
@@ -85,7 +88,15 @@ def pad_prompts(
   bidirectional: bool,
   is_start: bool = True,
 ) -> token_batch.Batch:
-  """Returns the inputs of a batch of prompts, padded to a length."""
+  """Returns the inputs of prompts, [B, P], without targets.
+
+  Args:
+    prompts: token ids of at most B prompts.
+    rows, length: B and P.
+    vocabulary_size: V.
+    bidirectional: whether the tokens of a prompt attend to the whole prompt.
+    is_start: whether prompts start documents; otherwise they continue a text.
+  """
   tokens_BxP, valid_BxP = pad(prompts, rows, length, vocabulary_size)
   starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0) & is_start
   prefix_BxP = valid_BxP > 0 if bidirectional else None

@@ -85,8 +85,10 @@ def _first_problem(by_process: Sequence[str]) -> str:
 
 
 def _complete(calls: tuple[str, ...]) -> tuple[str, ...]:
-  """Returns calls of which one always applies; none if they lack one for that."""
-  return calls if {'causal', 'masked'} <= {*calls} else ()
+  """Returns the calls; none of them if some documents would have no call."""
+  if {'causal', 'masked'} <= {*calls}:
+    return calls
+  return ()
 
 
 def _problem(call: str, window: int | None, heads: tuple[int, int, int], dtype: str) -> str:

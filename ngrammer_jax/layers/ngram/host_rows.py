@@ -1,9 +1,9 @@
-"""Rows of a table in host memory, as a module gets them: in collections, not by a lookup.
+"""Rows of a table in host memory. A module reads them from collections, not by a lookup.
 
   VALUES  the rows of all n-grams of a segment, [B, T, I, E]
   ROWS    their places in a smaller table, with only the rows of the segment
-  TERMS   one array [L, E] for each device; the smaller table is their sum. Without them it is the
-          parameter
+  TERMS   one array [L, E] for each device; their sum is the smaller table. Without TERMS, the
+          parameter is the smaller table
 
 If ROWS is mutable, a module records there which rows it would look up. In KEYS, `init` records the
 key of the initial values, from which `models.table_drawing` draws the same table in host memory.
