@@ -208,6 +208,7 @@ MODEL = [
   ('model.layers=0', 'model.layers=0 must be from 1 to 1000'),
   ('model.width=0', 'model.width=0 must be at least 1'),
   ('model.heads=-2', 'model.heads=-2 must be at least 1'),
+  ('model.ngram.heads=1025', 'model.ngram.heads=1025 must be from 1 to 1024, or None'),
   ('model.feed_forward_width=-1', 'model.feed_forward_width=-1 must be at least 1, or 0'),
   (
     'model.heads=7',

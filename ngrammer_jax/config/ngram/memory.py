@@ -173,7 +173,7 @@ class NGramMemoryConfig:
     8,
     'hash heads of each order',
     at_least=1,
-    at_most=1024,
+    at_most=ngram_sizes.MAX_HEADS,
     relations=(equals('model.heads', where={'pairing': ('attended',)}),),
   )
   rows: tuple[int, ...] = field(

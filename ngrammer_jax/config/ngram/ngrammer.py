@@ -48,6 +48,7 @@ class NGramConfig:
     None,
     'heads of the layer; None: model.heads',
     at_least=1,
+    at_most=sizes.MAX_HEADS,
     relations=(equals('model.heads', where={'pairing': ('attended',)}),),
   )
   combine: str = field(

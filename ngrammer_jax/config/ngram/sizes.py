@@ -10,6 +10,7 @@ import itertools
 
 MAX_ROWS = 2**29  # of a head, so that primes p < 2 V fit in 30 bits
 MAX_ORDER = 32  # each order hashes as many ids, and the state keeps the ids of the longest one
+MAX_HEADS = 1024  # of each order
 ROW_RULES = (
   'prime',
   'longcat',
