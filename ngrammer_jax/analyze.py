@@ -127,7 +127,7 @@ def _make_parser() -> argparse.ArgumentParser:
     help='run or model to compare with; may be repeated',
   )
   text = 'label of each --workdir, then of each --baseline; equal labels: mean over seeds; '
-  add('compare', '--label', f'{text}default: names without a last number', action='append')
+  add('compare', '--label', f'{text}default: names without the seed', action='append')
   add('compare', '--max_tokens', 'number of tokens to score', type=int, default=2**16)
   add('compare', '--output', 'JSON file for the result', type=storage.path)
   add('gates', '--text', 'text for the gates; default: the first tokens of the split')

@@ -24,6 +24,7 @@ from ngrammer_jax.training import model_size
 BLOCKS = 64  # consecutive parts of the text; neighboring tokens are not independent
 MIN_BLOCK = 256  # tokens; the differences of shorter blocks are not independent either
 CONFIDENCE = 0.95
+SEEDS = 'seed', 'data.shuffle'  # keys
 
 
 def analyze(
@@ -55,7 +56,7 @@ def analyze(
     split: split of the corpus.
     max_tokens: number of tokens to score, from the beginning of the split.
     labels: labels of the runs, then of the baselines. None: their names without the number of a
-      seed at the end, if the configs of such runs are equal but for the seed.
+      seed at the end, if the configs of such runs are equal but for SEEDS.
 
   Raises:
     BadInput: not one baseline for each run, a run in two pairs of a label, different texts or
@@ -109,15 +110,16 @@ def analyze(
 
 
 def _default_labels(all_runs: Sequence[runs.Run], names: Sequence[str]) -> list[str]:
-  """Returns the names without seeds; whole names for runs that differ in more than the seed."""
+  """Returns the names without seeds; whole names for runs that differ in more than SEEDS."""
   labels = [_without_seed(name) for name in names]
   first_run = {}
   differing = set()
   for label, run in zip(labels, all_runs, strict=True):
     first = first_run.setdefault(label, run)
-    keys = {key.path for key, *_ in experiment.differences(first.config, run.config)}
-    if keys - {'seed', 'init_from'}:
-      differing.add(label)
+    for key, *values in experiment.differences(first.config, run.config):
+      are_seeds = key.path in SEEDS and None not in values  # None: the stored order
+      if not are_seeds and key.path != 'init_from':
+        differing.add(label)
   for number, name in enumerate(names):
     if labels[number] in differing:
       labels[number] = name

@@ -61,6 +61,20 @@ def test_runs_that_differ_in_more_than_the_seed_have_labels_of_their_own(monkeyp
   assert list(result['labels']) == ['wide64', 'wide128', 'plain'] and 'mean' not in result
 
 
+@pytest.mark.parametrize(
+  'shuffles, labels',
+  [((0, 1), ['streamed', 'plain']), ((None, 1), ['streamed0', 'streamed1', 'plain'])],
+)
+def test_shuffle_seeds_are_seeds_of_one_label(monkeypatch, shuffles, labels):
+  """Text in its stored order is no seed."""
+  score_with(monkeypatch, np.random.default_rng(0).random((4, TOKENS)))
+  all_runs = fake_runs(4)
+  for run, shuffle in zip(all_runs, shuffles, strict=False):
+    run.config = dataclasses.replace(run.config, data=config.DataConfig(shuffle=shuffle))
+  names = ['streamed0', 'streamed1', 'plain0', 'plain1']
+  assert list(compare.analyze(all_runs[:2], all_runs[2:], names)['labels']) == labels
+
+
 def test_labels_have_means_and_errors(monkeypatch):
   """Two labels of three seeds with the same three baselines, compared with loops."""
   losses = np.random.default_rng(0).random((9, TOKENS))
