@@ -78,7 +78,7 @@ TRAIN = {
   ),
   'workdir in another object store': (
     '--workdir=s3://bucket/run',
-    's3:/bucket/run is neither a local path nor gs://BUCKET/FOLDER: '
+    's3://bucket/run is neither a local path nor gs://BUCKET/FOLDER: '
     'mount the bucket and pass the folder',
   ),
   'workdir below a file': (
