@@ -6,7 +6,7 @@ from typing import Any
 
 from ngrammer_jax.analysis import figures
 from ngrammer_jax.system import result_files
-from studies import cells, context, ngram_memories
+from studies import cells, context, ngram_memories, program_plots
 from studies.intervals import mean_interval
 from studies.results import Result, bits_per_byte, validation_nats
 
@@ -22,8 +22,20 @@ NAMES = {
 SIZES_MB = (1, 4, 16)  # of the smallest, the normal and the largest tables
 
 
-def save_all(results: Sequence[Result], longer: Sequence[Result], folder: pathlib.Path) -> None:
-  """Draws the figures; those whose results are missing are left as they are."""
+def save_all(
+  results: Sequence[Result],
+  longer: Sequence[Result],
+  program: Sequence[Result],
+  folder: pathlib.Path,
+) -> None:
+  """Draws the figures. A figure without results is left as it is.
+
+  Args:
+    results: lines of results.jsonl.
+    longer: lines of longer.jsonl.
+    program: lines of program.jsonl.
+    folder: folder of the images.
+  """
   by_table = {name: [r for r in results if r['table'] == name] for name in ('main', 'memory')}
   contents = {}
   if all(by_table.values()):
@@ -37,6 +49,10 @@ def save_all(results: Sequence[Result], longer: Sequence[Result], folder: pathli
   if longer:
     with figures.drawn_figure(contents, folder / 'results_longer.png') as axis:
       draw_longer(longer, axis)
+  if program_plots.has_data(program):
+    path = folder / 'results_program.png'
+    with figures.drawn_figure(contents, path, panels=3, width=12) as axes:
+      program_plots.draw(program, axes)
   for path, image in contents.items():
     result_files.write_output(path, image)
 

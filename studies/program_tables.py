@@ -76,11 +76,24 @@ def _check_texts(runs: Iterable[Result]) -> None:
 
 def token_curve(lines: Iterable[Result], arm: str) -> Mapping[int, list[float]]:
   """Returns the losses of an arm by the number of tokens that it was trained on."""
-  curve = collections.defaultdict(list)
+  losses = losses_by_tokens(lines, arm)
+  return {tokens: list(of_seed.values()) for tokens, of_seed in losses.items()}
+
+
+def losses_by_tokens(lines: Iterable[Result], arm: str) -> dict[int, dict[int, float]]:
+  """Returns the losses of an arm: by the tokens that it was trained on, then by seed.
+
+  Raises:
+    ValueError: two runs have the same tokens and the same seed.
+  """
+  runs = collections.defaultdict(list)
   for line in lines:
     if line['table'] in ('runs', 'longer') and line['model'] == arm:
-      curve[line['tokens']].append(results.bits_per_byte(line))
-  return curve
+      runs[line['tokens']].append(line)
+  losses = {}
+  for tokens, of_tokens in runs.items():
+    losses[tokens] = intervals.losses_by_seed(of_tokens, results.bits_per_byte)
+  return losses
 
 
 def _row(
@@ -150,17 +163,8 @@ def tokens_table(lines: Iterable[Result]) -> list[Sequence[str]]:
   Each seed has a data equivalent of its own, from the losses of the baseline with this seed at all
   numbers of tokens. Its change is paired by seed, from the lowest number of tokens.
   """
-  losses: dict[str, dict[int, dict[int, float]]] = {}
-  for arm in program.PART_A:
-    of_arm = collections.defaultdict(list)
-    for line in lines:
-      if line['table'] in ('runs', 'longer') and line['model'] == arm:
-        of_arm[line['tokens']].append(line)
-    by_tokens = {}
-    for tokens, runs in of_arm.items():
-      by_tokens[tokens] = intervals.losses_by_seed(runs, results.bits_per_byte)
-    losses[arm] = by_tokens
-  baseline, own = (losses[arm] for arm in program.PART_A)
+  lines = list(lines)
+  baseline, own = (losses_by_tokens(lines, arm) for arm in program.PART_A)
   rows: list[Sequence[str]] = [TOKENS_HEADER]
   first: dict[int, float] | None = None
   for tokens in sorted(baseline.keys() & own.keys()):

@@ -51,7 +51,7 @@ def main() -> None:
   for page, tables in ((PAGE, format_tables(lines)), (README, format_readme_tables(lines))):
     text = replace_tables(page.read_text(encoding='utf-8'), tables)
     page.write_text(text, encoding='utf-8')
-  plots.save_all(lines.runs, lines.longer, PAGE.parent)
+  plots.save_all(lines.runs, lines.longer, lines.program, PAGE.parent)
 
 
 if __name__ == '__main__':

@@ -2,12 +2,13 @@
 
 import pathlib
 
+from matplotlib import figure
 import pytest
 
 from ngrammer_jax import command_line, config, errors, sharding
 from ngrammer_jax.models import model_variables
 from ngrammer_jax.training import programs
-from studies import arms, program, program_tables, step_seconds
+from studies import arms, program, program_plots, program_tables, step_seconds
 from studies.program import Tried
 from tests import test_configs
 from tests.loops import each
@@ -280,6 +281,24 @@ def test_larger_models_are_compared_on_each_text():
   # Their runs are no runs of stage 0.
   text = program_tables.format_progress(lines)
   assert text.startswith('Finished: 0 of 144 tries, 1 of 54 runs, and 0 of 12 longer runs')
+
+
+def test_the_figure_has_differences_by_tokens_and_by_size_and_losses_by_minutes():
+  lines = []
+  for seed in (1, 2):
+    lines += [run('value_embeddings', seed, 2.0), run('engram', seed, 1.75)]
+    lines += [run('value_embeddings', seed, 1.5, 4000), run('engram', seed, 1.375, 4000)]
+  assert not program_plots.has_data(lines[:2])
+  for arm, bits in (('value_embeddings', 1.0), ('engram', 1.125)):
+    lines.append(larger_run(arm, 1, bits, program.ENWIK8) | {'parameters': 13_000_000})
+    lines.append({'table': step_seconds.TABLE, 'model': arm, 'seed': 0, 'step_seconds': 0.75})
+  assert program_plots.has_data(lines)
+  panels = figure.Figure().subplots(1, 3)
+  program_plots.draw(lines, panels)
+  by_tokens, by_size, by_minutes = (panel.get_lines()[0].get_xydata() for panel in panels)
+  assert by_tokens.tolist() == [[8.192, -0.25], [16.384, -0.125]]
+  assert by_size.tolist() == [[run('engram', 1, 1.0)['parameters'] / 1e6, -0.25], [13.0, 0.125]]
+  assert by_minutes.tolist() == [[25.0, 2.0], [50.0, 1.5]]  # 2,000 steps of 0.75 s
 
 
 def test_every_arm_is_in_one_table():

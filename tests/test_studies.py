@@ -347,7 +347,7 @@ def test_figures_show_the_means_of_the_results(tmp_path):
     for text, n, sinks in itertools.product(('enwik8', 'wikitext2'), (0, 1, 8), (0, 4))
     if n or not sinks
   ]
-  plots.save_all(results, longer, tmp_path)
+  plots.save_all(results, longer, [], tmp_path)
   names = {'results_main.png', 'results_sizes.png', 'results_longer.png'}
   assert {path.name for path in tmp_path.iterdir()} == names
   from matplotlib import pyplot
