@@ -142,6 +142,9 @@ def summary(
     hidden_BxtxD, targets_Bxt = block
     return _chunked_summary(hidden_BxtxD, weight_VxD, bias_V, targets_Bxt, C, cap, stored)
 
+  # The backward pass computes the logits of a block again. That takes less time than writing and
+  # reading those of all blocks.
+  summarize = jax.checkpoint(summarize, prevent_cse=False)
   summary_FxBxt = jax.lax.map(summarize, (split(hidden_BxTxD), split(targets_BxT)))
   return jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1).reshape(B, T), summary_FxBxt)
 
@@ -214,6 +217,17 @@ class Logits(NamedTuple):
     is_tpu = mesh_axes.device()[0] == 'tpu'
     return is_tpu and self.has_bias and mesh_axes.shards('embed') == 1
 
+  @property
+  def keeps_exponentials(self) -> bool:
+    """Whether the gradient reads exp(logit - highest logit) instead of the products.
+
+    A CPU reads an exponential in less time than it computes one. Other devices compute it again in
+    the pass of the gradient, and store one array of the size of the logits less. A cap needs the
+    products.
+    """
+    is_stored_in_full = self.stored is None or jnp.dtype(self.stored).itemsize >= 4
+    return mesh_axes.device()[0] == 'cpu' and self.cap is None and is_stored_in_full
+
   def products(self, hidden_BxTxD: jax.Array, weight_RxD: jax.Array) -> jax.Array:
     """Returns the products of hidden states and weights, [B, T, R]."""
     dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
@@ -235,8 +249,8 @@ def _lowest(dtype: jnp.dtype) -> jax.Array:
   return jnp.finfo(dtype).min / 4
 
 
-# The gradient is written out: it needs no other array of the size of the logits than the products,
-# reads them once, and is rounded to the dtype of the hidden states before both of its products.
+# The gradient is written out: it needs one array of the size of the logits, reads it once, and is
+# rounded to the dtype of the hidden states before both of its products.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _summarize(
   logits: Logits, hidden_BxTxD: jax.Array, chunks: Chunk, targets_BxT: jax.Array
@@ -251,8 +265,8 @@ def _forward(
 ) -> tuple[Summary, tuple]:
   """Returns the result of `_summarize`, and the residuals of its gradient.
 
-  The residuals are the inputs, the log-sum, and the products of a single chunk; the products of
-  several chunks are recomputed.
+  The residuals are the inputs, the summary, and the products or exponentials of a single chunk (see
+  `Logits.keeps_exponentials`). The products of several chunks are recomputed.
   """
   C = len(chunks.index)
   dtype = chunks.bias_R.dtype
@@ -260,7 +274,7 @@ def _forward(
   def add_chunk(running: Summary, chunk: Chunk) -> tuple[Summary, jax.Array]:
     products_BxTxR = logits.products(hidden_BxTxD, chunk.weight_RxD)
     logits_BxTxR = logits.of(products_BxTxR.astype(dtype), chunk, C)
-    part = _summarize_chunk(logits_BxTxR, targets_BxT // C)
+    part, exponentials_BxTxR = _summarize_chunk(logits_BxTxR, targets_BxT // C)
     top_id_BxT = part.best_BxT * C + chunk.index
     is_higher_BxT = part.best_logit_BxT > running.best_logit_BxT
     is_equal_BxT = part.best_logit_BxT == running.best_logit_BxT
@@ -272,37 +286,49 @@ def _forward(
       best_logit_BxT=jnp.maximum(running.best_logit_BxT, part.best_logit_BxT),
       best_BxT=jnp.where(is_better_BxT, top_id_BxT, running.best_BxT),
     )
+    if logits.keeps_exponentials:
+      return running, exponentials_BxTxR
     return running, products_BxTxR
 
   lowest_BxT = jnp.full(targets_BxT.shape, _lowest(dtype), dtype)
   no_id_BxT = jnp.full(targets_BxT.shape, logits.V, jnp.int32)
   running = Summary(lowest_BxT, jnp.zeros_like(lowest_BxT), lowest_BxT, no_id_BxT)
   if C == 1:
-    total, products_BxTxR = add_chunk(running, _only(chunks))
+    total, kept_BxTxR = add_chunk(running, _only(chunks))
   else:
     total, _ = jax.lax.scan(lambda *carry: (add_chunk(*carry)[0], None), running, chunks)
-    products_BxTxR = None
-  return total, (hidden_BxTxD, chunks, targets_BxT, total.log_sum_BxT, products_BxTxR)
+    kept_BxTxR = None
+  return total, (hidden_BxTxD, chunks, targets_BxT, total, kept_BxTxR)
 
 
 def _backward(logits: Logits, residuals: tuple, gradient: Summary) -> tuple:
   """Returns the gradients of hidden states and chunks."""
-  hidden_BxTxD, chunks, targets_BxT, log_sum_BxT, products_BxTxR = residuals
+  hidden_BxTxD, chunks, targets_BxT, total, kept_BxTxR = residuals
   C = len(chunks.index)
   dtype = chunks.bias_R.dtype
 
-  def differentiate_chunk(
-    chunk: Chunk, products_BxTxR: jax.Array
-  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  def differentiate_products(chunk: Chunk, products_BxTxR: jax.Array) -> jax.Array:
     logits_BxTxR, pull_back = jax.vjp(
       lambda products_BxTxR: logits.of(products_BxTxR, chunk, C), products_BxTxR.astype(dtype)
     )
+    probabilities_BxTxR = jnp.exp(logits_BxTxR - total.log_sum_BxT[..., None])
+    d_logits_BxTxR = probabilities_BxTxR * gradient.log_sum_BxT[..., None]
+    (d_products_BxTxR,) = pull_back(add_target(chunk, d_logits_BxTxR))
+    return d_products_BxTxR
+
+  def differentiate_exponentials(chunk: Chunk, exponentials_BxTxR: jax.Array) -> jax.Array:
+    inverse_sum_BxT = jnp.exp(total.best_logit_BxT - total.log_sum_BxT)
+    factor_BxT = inverse_sum_BxT * gradient.log_sum_BxT
+    return add_target(chunk, exponentials_BxTxR * factor_BxT[..., None])
+
+  def add_target(chunk: Chunk, d_logits_BxTxR: jax.Array) -> jax.Array:
     row_BxT = jnp.where(targets_BxT % C == chunk.index, targets_BxT // C, -1)
-    d_logits_BxTxR = jnp.exp(logits_BxTxR - log_sum_BxT[..., None])
-    d_logits_BxTxR *= gradient.log_sum_BxT[..., None]
     d_target_BxTx1 = gradient.target_BxT[..., None]
-    d_logits_BxTxR += jnp.where(_is_row(row_BxT, logits_BxTxR), d_target_BxTx1, 0)
-    (d_products_BxTxR,) = pull_back(d_logits_BxTxR)
+    return d_logits_BxTxR + jnp.where(_is_row(row_BxT, d_logits_BxTxR), d_target_BxTx1, 0)
+
+  def differentiate_chunk(
+    chunk: Chunk, d_products_BxTxR: jax.Array
+  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     d_products_BxTxR = d_products_BxTxR.astype(hidden_BxTxD.dtype)
     d_hidden_BxTxD, d_weight_RxD = dense.gradients(
       hidden_BxTxD, chunk.weight_RxD, OUTPUT_AXES, d_products_BxTxR
@@ -313,18 +339,24 @@ def _backward(logits: Logits, residuals: tuple, gradient: Summary) -> tuple:
       d_bias_R = _sum_over_tokens(d_products_BxTxR, dtype)
     return d_hidden_BxTxD, (d_weight_RxD, d_bias_R.astype(dtype))
 
-  def add_chunk(total_BxTxD: jax.Array, chunk: Chunk) -> tuple[jax.Array, Any]:
+  def add_chunk(sum_BxTxD: jax.Array, chunk: Chunk) -> tuple[jax.Array, Any]:
     products_BxTxR = logits.products(hidden_BxTxD, chunk.weight_RxD)
-    d_hidden_BxTxD, d_output = differentiate_chunk(chunk, products_BxTxR)
-    return total_BxTxD + d_hidden_BxTxD, d_output
+    d_products_BxTxR = differentiate_products(chunk, products_BxTxR)
+    d_hidden_BxTxD, d_output = differentiate_chunk(chunk, d_products_BxTxR)
+    return sum_BxTxD + d_hidden_BxTxD, d_output
 
   if C == 1:
-    d_hidden_BxTxD, d_output = differentiate_chunk(_only(chunks), products_BxTxR)
+    chunk = _only(chunks)
+    if logits.keeps_exponentials:
+      d_products_BxTxR = differentiate_exponentials(chunk, kept_BxTxR)
+    else:
+      d_products_BxTxR = differentiate_products(chunk, kept_BxTxR)
+    d_hidden_BxTxD, d_output = differentiate_chunk(chunk, d_products_BxTxR)
     d_output = jax.tree.map(lambda array: array[None], d_output)
   else:
-    total_BxTxD = jnp.zeros(hidden_BxTxD.shape, dtype)
-    total_BxTxD, d_output = jax.lax.scan(add_chunk, total_BxTxD, chunks)
-    d_hidden_BxTxD = total_BxTxD.astype(hidden_BxTxD.dtype)
+    sum_BxTxD = jnp.zeros(hidden_BxTxD.shape, dtype)
+    sum_BxTxD, d_output = jax.lax.scan(add_chunk, sum_BxTxD, chunks)
+    d_hidden_BxTxD = sum_BxTxD.astype(hidden_BxTxD.dtype)
   return d_hidden_BxTxD, Chunk(*d_output, None), None
 
 
@@ -347,14 +379,15 @@ def _only(chunks: Chunk) -> Chunk:
   return jax.tree.map(lambda array: array[0], chunks)
 
 
-def _summarize_chunk(logits_BxTxR: jax.Array, row_BxT: jax.Array) -> Summary:
-  """Returns the softmax over the rows of one chunk; the first row with the highest logit is best.
+def _summarize_chunk(logits_BxTxR: jax.Array, row_BxT: jax.Array) -> tuple[Summary, jax.Array]:
+  """Returns the softmax over the rows of one chunk, and exp(logit - highest logit) [B, T, R].
 
-  `row_BxT` are the rows of the targets.
+  The first row with the highest logit is best. `row_BxT` are the rows of the targets.
   """
   R = logits_BxTxR.shape[-1]
   max_BxTx1 = logits_BxTxR.max(axis=-1, keepdims=True)
-  sum_BxT = jnp.exp(logits_BxTxR - max_BxTx1).sum(axis=-1)
+  exponentials_BxTxR = jnp.exp(logits_BxTxR - max_BxTx1)
+  sum_BxT = exponentials_BxTxR.sum(axis=-1)
   if mesh_axes.device()[0] == 'cpu':
     row_BxTx1 = row_BxT[..., None]
     target_BxTx1 = jnp.take_along_axis(logits_BxTxR, row_BxTx1, axis=-1, mode='clip')
@@ -363,7 +396,8 @@ def _summarize_chunk(logits_BxTxR: jax.Array, row_BxT: jax.Array) -> Summary:
     target_BxT = jnp.where(_is_row(row_BxT, logits_BxTxR), logits_BxTxR, 0).sum(axis=-1)
   max_BxT = max_BxTx1[..., 0]
   best_BxT = jnp.where(logits_BxTxR == max_BxTx1, jnp.arange(R, dtype=jnp.int32), R).min(axis=-1)
-  return Summary(max_BxT + jnp.log(sum_BxT), target_BxT, max_BxT, best_BxT)
+  part = Summary(max_BxT + jnp.log(sum_BxT), target_BxT, max_BxT, best_BxT)
+  return part, exponentials_BxTxR
 
 
 def _split_vocabulary(weight_VxD: jax.Array, bias_V: jax.Array, C: int) -> Chunk:
