@@ -142,9 +142,6 @@ def summary(
     hidden_BxtxD, targets_Bxt = block
     return _chunked_summary(hidden_BxtxD, weight_VxD, bias_V, targets_Bxt, C, cap, stored)
 
-  # The backward pass computes the logits of a block again. That takes less time than writing and
-  # reading those of all blocks.
-  summarize = jax.checkpoint(summarize, prevent_cse=False)
   summary_FxBxt = jax.lax.map(summarize, (split(hidden_BxTxD), split(targets_BxT)))
   return jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1).reshape(B, T), summary_FxBxt)
 
