@@ -76,14 +76,14 @@ def analyze(
   texts = [run.split(split) for run in everything]
   token_losses.check_same_text(everything, texts, 'compare')
   tokens = min(len(texts[0].tokens), max_tokens)
-  losses: dict[str, np.ndarray] = {}  # a baseline of several labels is scored once
+  losses: dict[tuple[str, int], np.ndarray] = {}  # a baseline of several labels is scored once
   for run in everything:
-    workdir = _absolute_workdir(run)
-    if workdir not in losses:
-      losses[workdir] = token_losses.token_losses(run, texts[0], tokens)
+    checkpoint = _checkpoint(run)
+    if checkpoint not in losses:
+      losses[checkpoint] = token_losses.token_losses(run, texts[0], tokens)
   pairs = []
   for i, both in enumerate(zip(all_runs, baselines, strict=True)):
-    loss_T, baseline_T = (losses[_absolute_workdir(run)] for run in both)
+    loss_T, baseline_T = (losses[_checkpoint(run)] for run in both)
     sizes = [_size(run) for run in both]
     pairs.append(
       {
@@ -162,6 +162,11 @@ def _size(run: runs.Run) -> tuple[model_size.ModelSize, float]:
 
 def _absolute_workdir(run: runs.Run) -> str:
   return os.path.normpath(os.path.abspath(run.workdir))
+
+
+def _checkpoint(run: runs.Run) -> tuple[str, int]:
+  """Returns the workdir and the step of the parameters of a run."""
+  return _absolute_workdir(run), run.restored.step
 
 
 def _text_error(difference_T: np.ndarray) -> float | None:
