@@ -63,8 +63,10 @@ def check_reachable(path: pathlib.Path) -> None:
   if is_remote(path):
     _check_bucket(path)
     return
-  if re.match(r'\w+:/', str(path)):
-    address = str(path).replace(':/', '://', 1)  # pathlib makes s3:/bucket of s3://bucket
+  address = str(path)
+  if re.match(r'\w+:/', address):
+    if not address.startswith('gs:'):  # of gs://, only a `pathlib.Path` gets here
+      address = address.replace(':/', '://', 1)  # pathlib makes s3:/bucket of s3://bucket
     raise errors.BadInput(
       f'{address} is neither a local path nor {REMOTE}BUCKET/FOLDER: mount the bucket and pass the '
       f'folder'

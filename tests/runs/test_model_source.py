@@ -86,7 +86,7 @@ def test_messages_name_the_key(tiny, run, tmp_path):
   ):
     model_source.resolve(too_long, 'init_from')
   with bad_input(
-    'init_from=s3://b/run: s3:/b/run is neither a local path nor gs://BUCKET/FOLDER: mount the '
+    'init_from=s3://b/run: s3://b/run is neither a local path nor gs://BUCKET/FOLDER: mount the '
     'bucket and pass the folder'
   ):
     model_source.resolve('s3://b/run', 'init_from')

@@ -125,12 +125,12 @@ NOT_A_PATH = 'is neither a local path nor gs://BUCKET/FOLDER: mount the bucket a
   ],
 )
 def test_another_store_is_refused(subcommand, arguments):
-  with bad_input(f's3:/bucket/run {NOT_A_PATH}'):
+  with bad_input(f's3://bucket/run {NOT_A_PATH}'):
     subcommand.main(arguments)
 
 
 def test_a_compilation_cache_in_another_store_is_refused():
-  with bad_input(f's3:/bucket/cache {NOT_A_PATH}'):
+  with bad_input(f's3://bucket/cache {NOT_A_PATH}'):
     evaluate.main(['--workdir=run', '--compilation_cache=s3://bucket/cache'])
 
 
