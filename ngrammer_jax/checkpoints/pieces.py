@@ -90,9 +90,11 @@ async def _write(
   store = await tensorstore.open(
     tensorstore.Spec(spec), create=True, open=True, context=info.ts_context
   )
-  whole = store[first : first + len(array)].translate_to[0] if array.ndim else store
+  own_rows = store
+  if array.ndim:
+    own_rows = store[first : first + len(array)].translate_to[0]
   for piece in _pieces(array.shape, array.dtype, host_arrays.CHUNK_ROWS):
-    await whole[piece].write(array[piece], can_reference_source_data_indefinitely=True)
+    await own_rows[piece].write(array[piece], can_reference_source_data_indefinitely=True)
 
 
 async def _read(

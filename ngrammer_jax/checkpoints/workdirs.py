@@ -67,8 +67,8 @@ def with_kept_values(workdir: pathlib.Path, config: experiment.Config) -> experi
   if not (workdir / CONFIG).exists() or not reader.steps(workdir):
     return config
   resumed = experiment.with_kept_values(load_config(workdir), config)
-  for key, kept, _ in experiment.differences(resumed, config, may_differ=lambda key: False):
-    message = f'{key.path}={kept}, as the run was started'
+  for key, stored_value, _ in experiment.differences(resumed, config, may_differ=lambda key: False):
+    message = f'{key.path}={stored_value}, as the run was started'
     if key.free_on_resume:
       message += f'; to change it, set another value than {key.default}'
     logging.info('%s', message)
