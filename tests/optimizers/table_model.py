@@ -42,6 +42,7 @@ class Model(nn.Module):
   V: int = 64
   exchange: str = 'rows'
   config: ClassVar = model_config.ModelConfig(ngram=None)
+  vocabulary_size: ClassVar = 13
 
   @nn.compact
   def __call__(self, tokens_BxT, memory, *, valid_BxT=None, **kwargs):
