@@ -11,7 +11,7 @@ if typing.TYPE_CHECKING:
   from ngrammer_jax.runs import load_pretrained, load_run
   from ngrammer_jax.runs.pretrained import pretrained
 
-__version__ = '0.3.0'
+__version__ = '0.4.0'
 __all__ = ['load_pretrained', 'load_run', 'pretrained']
 
 
