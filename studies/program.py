@@ -2,7 +2,7 @@
 
 The folder has enwik8.gz, and c_source as written by studies.c_source. A finished run becomes a line
 of program.jsonl. For options and exit statuses, see studies.run. The finished runs make a readable
-table at any time: all seeds of part A of the claim come first, then the seeds of part B, then the
+table at any time: all seeds of part A of the claim come first, then all seeds of part B, then the
 other arms. The larger stages begin with one seed of three arms.
 
   --stage=S --text=enwik8    13M parameters, 28M tokens, 6 arms, 3 seeds
@@ -23,10 +23,12 @@ from typing import Any, NamedTuple
 from ngrammer_jax import errors, flags
 from studies import arms, results, run
 
-# Arms of the parts of the claim. All seeds of a part are trained before the next part.
+# The two arms whose difference decides a part of the claim, and the arms that are read beside them.
+# All seeds of a group are trained before the next group.
 PART_A = ('value_embeddings', 'engram')
-PART_B = ('untied', 'two_value_embeddings', 'value_embeddings_engram', 'engram_twice')
-CLAIM = PART_A + PART_B
+PART_B = ('two_value_embeddings', 'value_embeddings_engram')
+BESIDE = ('untied', 'engram_twice')
+CLAIM = PART_A + PART_B + BESIDE
 ARMS = (*CLAIM, *(arm for arm in (*arms.ONE_TABLE, *arms.TWO_TABLES) if arm not in CLAIM))
 BASELINES = {**dict.fromkeys(arms.ONE_TABLE, 'value_embeddings')}
 BASELINES |= dict.fromkeys(arms.TWO_TABLES, 'two_value_embeddings')
@@ -215,10 +217,10 @@ def _with_rates(cells: Iterable[Cell]) -> Iterator[Cell]:
 def _all_cells(lines: list[results.Result]) -> Iterator[Cell]:
   first, *other_seeds = SEEDS
   rates = {arm: best_rates(lines, arm) for arm in ARMS}
-  for part in (PART_A, PART_B):
-    for arm in part:
+  for group in (PART_A, PART_B, BESIDE):
+    for arm in group:
       yield from tries(arm)
-    for seed, arm in itertools.product(SEEDS, part):
+    for seed, arm in itertools.product(SEEDS, group):
       yield _run(arm, seed, rates)
   others = [arm for arm in ARMS if arm not in CLAIM]
   for arm in others:

@@ -74,9 +74,10 @@ def test_all_larger_arms_have_equal_parameters_and_flops(variant):
 def test_all_seeds_of_a_part_of_the_claim_come_before_the_next_part():
   lines = finish(program.missing_cells, 11 * len(program.CLAIM) + 9)
   runs = [(entry['model'], entry['seed']) for entry in lines if entry['table'] == 'runs']
-  part_a = [(arm, seed) for seed in (1, 2, 3) for arm in program.PART_A]
-  part_b = [(arm, seed) for seed in (1, 2, 3) for arm in program.PART_B]
-  assert runs[:-1] == part_a + part_b
+  expected = []
+  for group in (program.PART_A, program.PART_B, program.BESIDE):
+    expected += [(arm, seed) for seed in (1, 2, 3) for arm in group]
+  assert runs[:-1] == expected
   assert runs[-1] == (program.ARMS[len(program.CLAIM)], 1)
 
 
