@@ -96,7 +96,7 @@ QUESTIONS = (
     'engram_llama',
     'llama',
     BITS_PER_BYTE,
-    'a-present-day-baseline',
+    'a-llama-style-baseline',
   ),
   Question(
     "with trained tables in place of Engram's random ones?",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from studies import domain, domain_tables, long_documents, program
+from studies import cells, domain, domain_tables, long_documents, program, step_seconds
 from studies.results import Lines
 
 
@@ -14,6 +14,14 @@ def table(lines: Lines) -> list[Sequence[str]]:
     if missing:
       rows.append((name, str(planned - missing), str(planned), f'`{command}`'))
 
+  missing = len(list(cells.missing_cells(lines.runs)))
+  add('the older study', missing, len(lines.runs) + missing, 'python -m studies.run --data=DIR')
+  missing = len(list(program.planned_cells(lines.program)))
+  planned = len(list(program.planned_cells([])))
+  add('stage 0 on enwik8', missing, planned, 'python -m studies.program --data=DIR')
+  timed = {line['model'] for line in lines.program if line['table'] == step_seconds.TABLE}
+  planned = len(program.ARMS)
+  add('times of a step', planned - len(timed), planned, 'python -m studies.step_seconds')
   for (name, text), stage in program.STAGES.items():
     missing = len(list(stage.planned_cells(lines.program)))
     planned = len(list(stage.planned_cells([])))

@@ -226,12 +226,9 @@ def _all_cells(lines: list[results.Result]) -> Iterator[Cell]:
   for arm in others:
     yield from tries(arm)
     yield _run(arm, first, rates)
-  for arm, factors in LONGER.items():
-    for factor in factors:
-      yield _run(arm, first, rates, factor)
   for seed, arm in itertools.product(other_seeds, others):
     yield _run(arm, seed, rates)
-  for seed, (arm, factors) in itertools.product(other_seeds, LONGER.items()):
+  for seed, (arm, factors) in itertools.product(SEEDS, LONGER.items()):
     for factor in factors:
       yield _run(arm, seed, rates, factor)
 

@@ -31,6 +31,15 @@ TOKENS_HEADER = (
   'data equivalent',
   'change of the data equivalent',
 )
+TRIES_HEADER = (
+  'arm',
+  'rates of its own',
+  'rate of the matrices',
+  'first rate',
+  'second',
+  'third',
+  'fourth',
+)
 LARGER_COLUMNS = len(HEADER) - 2  # stages S and M have neither data equivalents nor times of steps
 
 
@@ -157,6 +166,26 @@ def _format_time(lines: Iterable[Result], arm: str, baseline: str) -> str:
   return f'{ratio.mean:.2f} ± {ratio.half_width:.2f}'
 
 
+def tries_table(lines: Iterable[Result]) -> list[Sequence[str]]:
+  """Returns the header and two rows for each arm with tries: losses by rate of the matrices."""
+  losses = {}
+  for line in lines:
+    if line['table'] == 'tries':
+      losses[line['cell']] = results.validation_nats(line)
+  rows: list[Sequence[str]] = [TRIES_HEADER]
+  for arm in program.ARMS:
+    grid = program.OWN_RATES[program.own_key(arm)]
+    own_rates = ', '.join(f'{rate:g}' for rate in grid)
+    cells = {cell.rates: losses.get(cell.name) for cell in program.tries(arm)}
+    if not any(cells.values()):
+      continue
+    for matrices in program.MATRIX_RATES:
+      of_matrices = [cells[program.Tried(matrices, rate)] for rate in grid]
+      formatted = ['' if loss is None else f'{loss:.4f}' for loss in of_matrices]
+      rows.append((f'`{arm}`', own_rates, f'{matrices:g}', *formatted))
+  return rows
+
+
 def tokens_table(lines: Iterable[Result]) -> list[Sequence[str]]:
   """Returns the header and a row for each number of tokens of part A: part C of the claim.
 
@@ -172,13 +201,13 @@ def tokens_table(lines: Iterable[Result]) -> list[Sequence[str]]:
     if difference is None:
       continue
     equivalents = _equivalents_by_seed(tokens, own[tokens], baseline)
+    # Without the seeds beyond the curve, a mean would be too low or too high.
+    is_known = equivalents.keys() == own[tokens].keys()
     change = None
     if first is None:
-      first = equivalents
-    else:
+      first = equivalents if is_known else {}
+    elif is_known:
       change = intervals.paired_difference(equivalents, first)
-    # Without the seeds beyond the curve, the mean would be too low or too high.
-    is_known = equivalents.keys() == own[tokens].keys()
     rows.append(
       (
         f'{tokens:,}',
@@ -256,6 +285,7 @@ def format_tables(lines: Sequence[Result]) -> dict[str, list[Sequence[str]]]:
   return {
     'program, one table': arm_table(lines, [*one, kneser_ney.MIXTURE], 'value_embeddings'),
     'program, two tables': arm_table(lines, two, 'two_value_embeddings'),
+    'program, tries': tries_table(lines),
     'program, more tokens': tokens_table(lines),
     'program, larger models': larger_table(lines),
   }

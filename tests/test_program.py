@@ -81,6 +81,12 @@ def test_all_seeds_of_a_part_of_the_claim_come_before_the_next_part():
   assert runs[-1] == (program.ARMS[len(program.CLAIM)], 1)
 
 
+def test_longer_runs_come_last():
+  planned = [cell.table for cell in program.planned_cells([])]
+  assert planned.index('longer') == len(planned) - 12
+  assert set(planned[-12:]) == {'longer'}
+
+
 def test_every_arm_has_eight_tries_with_a_seed_of_their_own():
   for arm in program.ARMS:
     tries = list(program.tries(arm))
@@ -257,7 +263,17 @@ def test_data_equivalents_of_more_tokens_are_paired_by_seed():
   # A loss beyond the curve has no data equivalent, and no mean is shown without it.
   lines[3] = run('engram', 1, 1.0)
   _, once, twice = program_tables.tokens_table(lines)
-  assert once[5] == '' and twice[6] == f'{equivalent - 2:.4f}'
+  assert (once[5], twice[6]) == ('', '')
+
+
+def test_tries_are_listed_by_arm_and_rates():
+  tries = list(program.tries('engram'))
+  lines = [line(cell, 3.0 + number) for number, cell in enumerate(tries[:6])]
+  header, low, high = program_tables.tries_table(lines)
+  assert len(header) == len(low) == len(high)
+  assert low[:3] == ('`engram`', '0.03, 0.1, 0.3, 1', '0.01') and high[2] == '0.02'
+  assert low[3:] == ('3.0000', '4.0000', '5.0000', '6.0000')
+  assert high[3:] == ('7.0000', '8.0000', '', '')  # two have not finished
 
 
 def larger_run(arm, seed, bits, text=program.C_SOURCE):

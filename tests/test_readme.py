@@ -25,11 +25,21 @@ def test_every_page_of_the_docs_is_in_the_navigation():
   assert sorted(listed) == sorted(pages | {'configuration.md'})  # generated
 
 
+def find_anchors(page):
+  """Returns the anchors of the headings of a page."""
+  headings = re.findall(r'(?m)^#+ (.+)$', page.read_text(encoding='utf-8'))
+  plain = [re.sub(r'[^\w\- ]', '', heading.lower()) for heading in headings]
+  return {heading.strip().replace(' ', '-') for heading in plain}
+
+
 def test_links_between_pages_lead_somewhere():
   for path in [ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')]:
-    for link in re.findall(r'\]\(([^)#:]+)(?:#[^)]*)?\)', path.read_text(encoding='utf-8')):
+    links = re.findall(r'\]\(([^)#:]+)(?:#([^)]*))?\)', path.read_text(encoding='utf-8'))
+    for link, anchor in links:
       target = path.parent / link
       assert target.exists() or target.name == 'configuration.md', (path.name, link)
+      if anchor and target.suffix == '.md' and target.exists():
+        assert anchor in find_anchors(target), (path.name, link, anchor)
 
 
 def test_the_version_to_cite_is_that_of_the_package():
