@@ -240,13 +240,14 @@ def test_a_kernel_that_cannot_do_the_segments_is_refused(tiny, tmp_path):
 
 
 def test_an_option_that_the_compiler_does_not_have_is_refused(tiny, tmp_path):
-  """Before the model is made; the message names the option of several."""
+  """Before anything is written; the message names the option of several."""
   options = 'xla_cpu_enable_fast_math=false', 'xla_none_such=1'
   with bad_input(
     "training.compiler_options='xla_none_such=1' is refused by the compiler for cpu "
     "(INVALID_ARGUMENT: No such compile option: 'xla_none_such'): correct it, or leave it out"
   ):
     loop.train(tiny(training={'compiler_options': options}), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
 
 
 def test_a_run_with_options_of_another_compiler_can_be_described(tiny):

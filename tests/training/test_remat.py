@@ -91,6 +91,13 @@ def test_recurrent_configs_of_earlier_versions_are_read():
     experiment.resolve({'model': lstm | {'remat': 'minimal'}, 'data': DATA})
 
 
+def test_the_choice_is_stored_with_the_run(tiny, one_device, tmp_path, monkeypatch):
+  set_memory(monkeypatch, 10**9)
+  monkeypatch.setattr(capacity, 'fits', lambda compiled, memory: False)
+  loop.train(tiny({'ngram': None}, training={'steps': 4}), tmp_path / 'run')
+  assert workdirs.load_config(tmp_path / 'run').model.remat == 'full'
+
+
 @pytest.mark.full
 def test_a_resumed_run_keeps_what_was_chosen(tiny, one_device, tmp_path, monkeypatch, caplog):
   """Its bits are those of a run that was given this value, also where there is more memory."""
@@ -100,7 +107,6 @@ def test_a_resumed_run_keeps_what_was_chosen(tiny, one_device, tmp_path, monkeyp
   monkeypatch.setattr(capacity, 'fits', lambda compiled, memory: False)
   loop.train(config, tmp_path / 'run')
   assert 'model.remat=minimal would need' in caplog.text
-  assert workdirs.load_config(tmp_path / 'run').model.remat == 'full'
   monkeypatch.undo()
   caplog.clear()
   shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8')
